@@ -1,0 +1,494 @@
+"""Configuration: frozen dataclasses, checked when made; defaults <- preset <- YAML file <- command line.
+
+Every field name is unique over all groups, so a flag (`--kl_coef 0.1`) and a YAML key (`kl_coef: 0.1`) are the same flat
+name, in TRL's spelling where TRL has the field.
+"""
+
+import contextlib
+import dataclasses
+import io
+import re
+import sys
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tyro
+import yaml
+
+from jaxppo.errors import ConfigError
+
+Config = TypeVar("Config")
+
+
+def require(condition: bool, name: str, expected: str, value: object) -> None:
+    """Raise a `ConfigError` that names the field unless `condition` holds."""
+    if not condition:
+        raise ConfigError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _require_positive(config: object, *names: str) -> None:
+    for name in names:
+        require(getattr(config, name) > 0, name, "a number above 0", getattr(config, name))
+
+
+def _require_fraction(config: object, *names: str) -> None:
+    for name in names:
+        require(0.0 <= getattr(config, name) <= 1.0, name, "a number in [0, 1]", getattr(config, name))
+
+
+def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:
+    """Read `"5:100,6:200"` as {objects: rows}.
+
+    Raises:
+        ConfigError: the text is not a comma-separated list of `objects:rows` with positive integers.
+    """
+    pairs = re.findall(r"(\d+):(\d+)", text)
+    well_formed = re.fullmatch(r"\s*\d+:\d+(\s*,\s*\d+:\d+)*\s*", text) is not None
+    require(well_formed, name, "a list such as '5:100,6:200' (objects:rows)", text)
+    sizes = {int(objects): int(rows) for objects, rows in pairs}
+    require(all(n > 0 for pair in sizes.items() for n in pair), name, "positive numbers of objects and rows", text)
+    require(len(sizes) == len(pairs), name, "each number of objects once", text)
+    return sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Where a run writes, and how it is carried out."""
+
+    output_dir: str | None = None
+    """Run folder. Must not hold another run, unless --resume. Default: a new folder under outputs/."""
+    preset: str | None = None
+    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
+    config: str | None = None
+    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
+    seed: int = 42
+    """Decides everything random: data order, sampling, mini-batches, fresh weights."""
+    resume: bool = False
+    """Continue the run in --output_dir from its last checkpoint; a finished run is left as it is."""
+    dry_run: bool = False
+    """Print the plan of the run and stop before any training."""
+    parallel: Literal["shard_map", "pmap"] = "shard_map"
+    """How the per-device program is mapped over all local devices (data parallel; same numbers either way)."""
+    save_steps: int = 10
+    """Updates between checkpoints."""
+    save_total_limit: int = 2
+    """Checkpoints kept."""
+    quiet: bool = False
+    """Print results and warnings only."""
+
+    def __post_init__(self) -> None:
+        require(self.seed >= 0, "seed", "an integer of at least 0", self.seed)
+        _require_positive(self, "save_steps", "save_total_limit")
+        if self.resume:
+            require(self.output_dir is not None, "resume", "--output_dir with the run to continue", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Which problems, in which splits and prompts."""
+
+    dataset: str = "blocksworld"
+    """`blocksworld` (built on first use and cached), or a folder that holds one <split>.jsonl per split."""
+    train_split: str = "train"
+    """Split to train on."""
+    eval_splits: tuple[str, ...] = ("test", "test_longer")
+    """Splits to evaluate on; the first is the one called in-distribution."""
+    prompt_style: Literal["atoms"] = "atoms"
+    """How a problem is written as a prompt, for built-in domains."""
+    data_seed: int = 0
+    """Seed of the built-in problem generators (apart from --seed, so that runs share their problems)."""
+    train_sizes: str = "3:2000,4:6000,5:24000"
+    """Built-in domains: blocks:problems of split `train` (supervised warm start)."""
+    rl_sizes: str = "5:1024,6:2048"
+    """Built-in domains: blocks:problems of split `rl`."""
+    test_sizes: str = "4:40,5:400"
+    """Built-in domains: blocks:problems of split `test` (same sizes as `train`, no shared problem)."""
+    test_longer_sizes: str = "6:1024"
+    """Built-in domains: blocks:problems of split `test_longer` (more blocks than `train`)."""
+    max_prompt_length: int = 512
+    """Rows whose prompt has more tokens are an error, not a silent cut."""
+
+    def __post_init__(self) -> None:
+        for name in ("train_sizes", "rl_sizes", "test_sizes", "test_longer_sizes"):
+            parse_sizes(getattr(self, name), name)
+        _require_positive(self, "max_prompt_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """How completions are sampled."""
+
+    response_length: int = 53
+    """Most tokens a completion may have, end of sequence included."""
+    temperature: float = 0.7
+    """Logits are divided by it, in sampling and in every log-probability; 0 (evaluate only) is greedy."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "response_length")
+        require(self.temperature >= 0.0, "temperature", "a number of at least 0", self.temperature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and its schedule."""
+
+    learning_rate: float = 3e-6
+    """Peak learning rate."""
+    value_learning_rate: float | None = None
+    """Peak learning rate of the value model; default: learning_rate."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
+    """Decay to 0 over the run, after the warm-up."""
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises from 0."""
+    adam_beta1: float = 0.9
+    """Decay of Adam's first moment."""
+    adam_beta2: float = 0.999
+    """Decay of Adam's second moment."""
+    adam_epsilon: float = 1e-5
+    """Added to Adam's denominator. 1e-5 as in OpenAI's PPO: 1e-8 turns rounding noise of zero gradients into steps."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: float | None = 1.0
+    """Clip the global gradient norm to this; `None` for no clipping."""
+
+    def __post_init__(self) -> None:
+        require(self.learning_rate >= 0.0, "learning_rate", "a number of at least 0", self.learning_rate)
+        require(self.warmup_steps >= 0, "warmup_steps", "an integer of at least 0", self.warmup_steps)
+        _require_positive(self, "adam_epsilon")
+        _require_fraction(self, "adam_beta1", "adam_beta2", "weight_decay")
+        if self.value_learning_rate is not None:
+            require(self.value_learning_rate >= 0.0, "value_learning_rate", "at least 0", self.value_learning_rate)
+        if self.max_grad_norm is not None:
+            _require_positive(self, "max_grad_norm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOConfig:
+    """Proximal policy optimisation; names and defaults as in TRL."""
+
+    num_ppo_epochs: int = 4
+    """Passes over each rollout batch."""
+    num_mini_batches: int = 1
+    """Optimizer steps per pass."""
+    kl_coef: float = 0.05
+    """Weight of the per-token KL penalty to the reference policy in the reward."""
+    kl_estimator: Literal["k1", "k3"] = "k1"
+    """Estimator of that KL: k1 = logp - ref, k3 = exp(ref - logp) - 1 - (ref - logp) (Schulman 2020)."""
+    cliprange: float = 0.2
+    """Policy ratio is clipped to 1 +- this."""
+    cliprange_value: float = 0.2
+    """New values are clipped to the old ones +- this."""
+    vf_coef: float = 0.1
+    """Weight of the value loss."""
+    gamma: float = 1.0
+    """Discount per token."""
+    lam: float = 0.95
+    """GAE's lambda."""
+    whiten_rewards: bool = False
+    """Divide token rewards by their standard deviation over the whole batch (mean kept)."""
+    missing_eos_penalty: float | None = None
+    """Taken off the score of a completion that never ends."""
+    logprobs: Literal["sampler", "recompute"] = "sampler"
+    """Old log-probabilities: those kept by the sampler, or recomputed by the scoring program."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "num_ppo_epochs", "num_mini_batches", "cliprange", "cliprange_value")
+        _require_fraction(self, "gamma", "lam")
+        for name in ("kl_coef", "vf_coef"):
+            require(getattr(self, name) >= 0.0, name, "a number of at least 0", getattr(self, name))
+        if self.missing_eos_penalty is not None:
+            require(self.missing_eos_penalty >= 0.0, "missing_eos_penalty", "at least 0", self.missing_eos_penalty)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """The reward of a completion: 1 if its plan is valid, else LCCS with the reference plan."""
+
+    validator: Literal["builtin", "val", "auto"] = "builtin"
+    """Who judges plans in training: the in-process validator, the VAL binary, or builtin where it covers the domain."""
+    normalise_by: Literal["max", "reference", "prediction"] = "max"
+    """LCCS is divided by the length of the longer plan, of the reference, or of the predicted plan."""
+    val_timeout_s: float = 30.0
+    """A VAL process that runs longer is killed, and the plan counts as not valid."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "val_timeout_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """How plans are evaluated."""
+
+    eval_validator: Literal["builtin", "val"] | None = None
+    """Who judges plans in evaluation; default: VAL where it is installed, else the in-process validator."""
+    eval_temperature: float = 0.0
+    """0 is greedy decoding."""
+    eval_batch_size: int = 256
+    """Completions decoded at once."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "eval_batch_size")
+        require(self.eval_temperature >= 0.0, "eval_temperature", "a number of at least 0", self.eval_temperature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """PPO on planning problems, rewarded by a plan validator."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    sft_model_path: str = "blocksworld-sft"
+    """Policy to start from, also the reference: a Hugging Face folder, or the shipped model `blocksworld-sft`."""
+    value_model: Literal["separate", "shared"] = "separate"
+    """Value function: a model of its own (TRL's PolicyAndValueWrapper), or a head on the policy's trunk."""
+    value_model_path: str | None = None
+    """Folder to start a separate value model from; default: the policy's trunk and a fresh head."""
+    total_episodes: int = 6400
+    """Completions to sample over the whole run, rounded up to whole updates."""
+    batch_size: int = 64
+    """Completions per update, over all devices."""
+    headline_split: str = "test_longer"
+    """The evaluation split that the run is about."""
+    eval_steps: int | None = None
+    """Updates between evaluations during training; default: only before and after."""
+    num_sample_generations: int = 10
+    """How many times in the run sample completions are shown."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "total_episodes", "batch_size")
+        require(self.num_sample_generations >= 0, "num_sample_generations", "at least 0", self.num_sample_generations)
+        if self.eval_steps is not None:
+            _require_positive(self, "eval_steps")
+        _require_positive(self.sampling, "temperature")
+        _require_divisible("batch_size", self.batch_size, "num_mini_batches", self.ppo.num_mini_batches)
+        splits = self.data.eval_splits
+        require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
+        if self.value_model == "shared":
+            require(
+                self.value_model_path is None, "value_model_path", "None with value_model shared", self.value_model_path
+            )
+
+    @property
+    def num_updates(self) -> int:
+        """Rollout batches in the whole run."""
+        return -(-self.total_episodes // self.batch_size)
+
+    @property
+    def mini_batch_size(self) -> int:
+        """Completions per optimizer step, over all devices."""
+        return self.batch_size // self.ppo.num_mini_batches
+
+    @property
+    def sample_steps(self) -> int:
+        """Updates between two shows of sample completions."""
+        return max(1, self.num_updates // max(1, self.num_sample_generations))
+
+    def check_devices(self, num_devices: int) -> None:
+        """Raise a `ConfigError` unless every mini-batch divides over the devices."""
+        _require_divisible("mini-batch size", self.mini_batch_size, "number of devices", num_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFTConfig:
+    """Supervised fine-tuning on reference plans, from scratch or from a model."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=50)
+    )
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    model_path: str | None = None
+    """Hugging Face folder to go on from (or `blocksworld-sft`); default: a fresh GPT-NeoX of the sizes below."""
+    hidden_size: int = 128
+    """Fresh model: width."""
+    num_hidden_layers: int = 4
+    """Fresh model: layers."""
+    num_attention_heads: int = 4
+    """Fresh model: attention heads."""
+    rotary_pct: float = 1.0
+    """Fresh model: fraction of each head that rotates with the position."""
+    max_steps: int = 1200
+    """Optimizer steps."""
+    batch_size: int = 64
+    """Rows per step, over all devices."""
+    response_length: int = 64
+    """Most tokens of a completion in the evaluation at the end."""
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_steps",
+            "batch_size",
+            "response_length",
+        )
+        _require_positive(self, *sizes)
+        _require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps in the whole run."""
+        return self.max_steps
+
+    def check_devices(self, num_devices: int) -> None:
+        """Raise a `ConfigError` unless every batch divides over the devices."""
+        _require_divisible("batch_size", self.batch_size, "number of devices", num_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateConfig:
+    """Validity, executability and reward of a model's plans on held-out problems."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    model: str = "blocksworld-sft"
+    """Hugging Face folder, or the shipped model `blocksworld-sft`."""
+    response_length: int = 64
+    """Most tokens of a completion."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "response_length")
+
+
+def _require_divisible(name: str, value: int, by_name: str, by: int) -> None:
+    if value % by:
+        raise ConfigError(f"{name}: expected a multiple of {by_name} ({by}), got {value}")
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """Every field of a configuration and its groups as one flat {name: value}, in declaration order."""
+    flat: dict[str, Any] = {}
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        flat.update(flatten(value) if dataclasses.is_dataclass(value) else {spec.name: value})
+    return flat
+
+
+def replace(config: Config, **changes: Any) -> Config:
+    """A copy of `config` with flat-named fields changed, in whichever group they live.
+
+    Raises:
+        ConfigError: a name that no group has, or a value that a group rejects.
+    """
+    unknown = sorted(set(changes) - set(flatten(config)))
+    if unknown:
+        raise ConfigError(f"unknown configuration key {unknown[0]!r}")
+    return _replace_known(config, changes)
+
+
+def _replace_known(config: Any, changes: dict[str, Any]) -> Any:
+    kwargs = {}
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        if dataclasses.is_dataclass(value):
+            kwargs[spec.name] = _replace_known(value, changes)
+        elif spec.name in changes:
+            kwargs[spec.name] = _typed(spec.name, changes[spec.name], spec.type)
+        else:
+            kwargs[spec.name] = value
+    return type(config)(**kwargs)
+
+
+def _typed(name: str, value: Any, annotation: Any) -> Any:
+    """Check a YAML value against a field's annotation, through the same parser as the command line."""
+    words = [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return tyro.cli(tyro.conf.Positional[annotation], args=words, prog=name)
+    except SystemExit:
+        expected = str(getattr(annotation, "__name__", annotation)).replace("typing.", "")
+        raise ConfigError(f"{name}: expected {expected}, got {value!r}") from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a flat YAML mapping; an unreadable or nested file is a `ConfigError` that names it."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config: expected a readable YAML file, got {path} ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config: {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"config: expected `flag: value` lines in {path}, got {type(content).__name__}")
+    return content
+
+
+def write_yaml(config: Any, path: Path) -> None:
+    """Write the resolved configuration as flat YAML that `--config` reads back."""
+    flat = {name: value for name, value in flatten(config).items() if name not in ("preset", "config", "resume")}
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
+    path.write_text(yaml.safe_dump(lists, sort_keys=False), encoding="utf-8")
+
+
+def preset_values(command: str, name: str) -> dict[str, Any]:
+    """The flat values of a shipped preset.
+
+    Raises:
+        ConfigError: no such preset; the message lists those there are.
+    """
+    folder = resources.files("jaxppo") / "presets" / command
+    names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    if name not in names:
+        raise ConfigError(f"preset: expected one of {', '.join(names)} for {command}, got {name!r}")
+    return read_yaml(str(folder / f"{name}.yaml"))
+
+
+def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
+    """The configuration of a command from its arguments; `--help` prints and exits.
+
+    Raises:
+        ConfigError: unknown flag or key, or a bad value, named in one line.
+    """
+    args = sys.argv[1:] if argv is None else argv
+    base = _base_config(config_class, command, _flag_value(args, "preset"), _flag_value(args, "config"))
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            return tyro.cli(
+                tyro.conf.OmitArgPrefixes[config_class],  # type: ignore[valid-type]
+                args=args,
+                default=base,
+                prog=f"python -m jaxppo.{command}",
+                use_underscores=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ConfigError(_one_line(messages.getvalue())) from None
+
+
+def _base_config(config_class: type[Config], command: str, preset: str | None, config_file: str | None) -> Config:
+    values: dict[str, Any] = {}
+    if preset is not None or config_file is None:
+        values |= preset_values(command, "default" if preset is None else preset)
+    if config_file is not None:
+        values |= read_yaml(config_file)
+    return replace(config_class(), **values)
+
+
+def _flag_value(args: list[str], name: str) -> str | None:
+    value = None
+    for i, arg in enumerate(args):
+        if arg == f"--{name}" and i + 1 < len(args):
+            value = args[i + 1]
+        elif arg.startswith(f"--{name}="):
+            value = arg.partition("=")[2]
+    return value
+
+
+def _one_line(panel: str) -> str:
+    """The first paragraph of tyro's boxed error message, as one line."""
+    lines = [line.strip("│╭╮╰╯─ \t") for line in panel.splitlines()[1:]]
+    body = lines[: lines.index("")] if "" in lines else lines
+    return " ".join(" ".join(body).split())

@@ -1,0 +1,35 @@
+"""The exceptions a user can meet: each message names the field or file, what was expected and what came."""
+
+
+class JaxppoError(Exception):
+    """Bad input or a broken tool; the commands print it as one line and exit with status 2."""
+
+
+class ConfigError(JaxppoError):
+    """A flag, a configuration key or a combination of them is wrong."""
+
+
+class DataError(JaxppoError):
+    """A data file, a row or a run folder is missing or malformed."""
+
+
+class ModelError(JaxppoError):
+    """A model folder is missing, unsupported or does not fit."""
+
+
+class PddlError(JaxppoError):
+    """PDDL text that cannot be read.
+
+    Args:
+        source: file name, or a label such as `<problem>` for text without a file.
+        line: 1-based line where reading stopped.
+        message: what was expected and what came.
+    """
+
+    def __init__(self, source: str, line: int, message: str):
+        super().__init__(f"{source}:{line}: {message}")
+        self.source, self.line, self.message = source, line, message
+
+
+class ValidatorError(JaxppoError):
+    """The plan validator itself is missing or broken (never: the plan is bad)."""

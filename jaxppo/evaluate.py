@@ -1,0 +1,173 @@
+"""Evaluate a model's plans: validity, executability and reward on held-out problems, with intervals.
+
+`python -m jaxppo.evaluate --model DIR` prints a table and writes `eval.json`.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxppo import cli, data, hf, ops, rewards, rollout, run_folder
+from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, parse_cli
+from jaxppo.metrics import Console
+from jaxppo.models import ModelConfig
+from jaxppo.parallel import DataParallel
+from jaxppo.types import Params
+
+
+class Completion(NamedTuple):
+    """One decoded completion."""
+
+    text: str
+    ended: bool
+
+
+def wilson(successes: int, n: int, z: float = 1.959964) -> dict[str, float]:
+    """A rate with its Wilson score interval (95 % by default).
+
+    (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), p = successes / n.
+
+    Returns:
+        {"rate", "low", "high", "n"}; the interval of n = 0 is [0, 1].
+
+    Source: Wilson 1927; Brown, Cai and DasGupta 2001.
+    """
+    if n == 0:
+        return {"rate": 0.0, "low": 0.0, "high": 1.0, "n": 0}
+    p = successes / n
+    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return {"rate": p, "low": max(0.0, (centre - spread) / scale), "high": min(1.0, (centre + spread) / scale), "n": n}
+
+
+class Evaluator:
+    """Decodes and judges the plans of the evaluation splits; call it with the parameters of a language model.
+
+    Args:
+        model: configuration of the model.
+        tokenizer: its tokenizer.
+        parallel: devices.
+        data_config: which splits.
+        evaluation: batch size, temperature, validator.
+        response_length: most tokens of a completion.
+        seed: of the sampling, where the temperature is above 0.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        tokenizer: Any,
+        parallel: DataParallel,
+        data_config: DataConfig,
+        evaluation: EvalConfig,
+        response_length: int,
+        seed: int,
+    ):
+        self._tokenizer, self._parallel, self._config = tokenizer, parallel, evaluation
+        self._length, self._seed = response_length, seed
+        self.validator = evaluation.eval_validator or rewards.default_validator()
+        self.rows = {split: data.load_split(data_config, split) for split in data_config.eval_splits}
+        self._encoded = {
+            split: data.encode_prompts(tokenizer, rows, data_config.max_prompt_length)
+            for split, rows in self.rows.items()
+        }
+        self._prompt_length = data.bucket(max(len(ids) for encoded in self._encoded.values() for ids in encoded))
+        program = partial(
+            rollout.generate,
+            model=model,
+            eos_id=tokenizer.eos_token_id,
+            pad_id=tokenizer.pad_token_id,
+            temperature=evaluation.eval_temperature,
+        )
+        self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
+
+    def __call__(self, params: Params) -> dict[str, dict[str, Any]]:
+        """{split: {"validity", "executability", "ended": rate with interval, "mean_reward", "lccs", "validator"}}."""
+        return {split: self._evaluate(params, split) for split in self.rows}
+
+    def _evaluate(self, params: Params, split: str) -> dict[str, Any]:
+        completions = self.complete(params, split)
+        columns = data.columns_of(self.rows[split])
+        outcomes = rewards.judge_plans(
+            [completion.text for completion in completions],
+            **{name: columns[name] for name in ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")},
+            validator=self.validator,
+        )
+        count, metrics = len(outcomes), rewards.plan_metrics(outcomes)
+        return {
+            "validity": wilson(sum(o.verdict.valid for o in outcomes), count),
+            "executability": wilson(sum(o.verdict.executable for o in outcomes), count),
+            "ended": wilson(sum(completion.ended for completion in completions), count),
+            "mean_reward": metrics["mean"],
+            "lccs": metrics["lccs"],
+            "validator": self.validator,
+        }
+
+    def complete(self, params: Params, split: str) -> list[Completion]:
+        """One completion per row of a split, in its order; longest prompts are decoded together."""
+        encoded = self._encoded[split]
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+        completions: dict[int, Completion] = {}
+        for part, rows in enumerate(data.chunks(order, self._batch_size)):
+            completions |= zip(rows, self._complete_batch(params, [encoded[i] for i in rows], part), strict=True)
+        return [completions[i] for i in range(len(encoded))]
+
+    @property
+    def _batch_size(self) -> int:
+        return data.bucket(self._config.eval_batch_size, self._parallel.num_devices)
+
+    def _complete_batch(self, params: Params, encoded: Sequence[list[int]], part: int) -> list[Completion]:
+        """Decode up to a batch of prompts; a short last batch is filled up with copies of its first row."""
+        filled = [*encoded, *[encoded[0]] * (self._batch_size - len(encoded))]
+        prompts = data.pad_left(filled, self._prompt_length, self._tokenizer.pad_token_id)
+        key = ops.purpose_key(self._seed, ops.Purpose.EVALUATION, part)
+        uniforms = ops.row_uniforms(key, self._batch_size, self._length)
+        done = self._generate(params, self._parallel.put(prompts, 0), self._parallel.put(jnp.asarray(uniforms), 0))
+        texts = data.decode(self._tokenizer, np.asarray(done.completion_ids), np.asarray(done.completion_mask))
+        return [Completion(t, bool(e)) for t, e in zip(texts, np.asarray(done.ended), strict=True)][: len(encoded)]
+
+
+def summary_line(split: str, result: dict[str, Any]) -> str:
+    """One line about a split for the terminal."""
+    v, e = result["validity"], result["executability"]
+    return (
+        f"{split}: valid {v['rate']:.1%} [{v['low']:.1%}, {v['high']:.1%}] of {v['n']} ({result['validator']}), "
+        f"executable {e['rate']:.1%}, reward {result['mean_reward']:.3f}"
+    )
+
+
+def evaluate(config: EvaluateConfig) -> Path:
+    """Evaluate a model folder and write `eval.json`; returns the run folder."""
+    console = Console(config.run.quiet)
+    parallel = DataParallel(config.run.parallel)
+    folder_in = data.model_folder(config.model)
+    model, params = hf.load_pretrained(folder_in)
+    evaluator = Evaluator(
+        model,
+        hf.load_tokenizer(folder_in),
+        parallel,
+        config.data,
+        config.evaluation,
+        config.response_length,
+        config.run.seed,
+    )
+    folder = run_folder.default_folder("evaluate", config.run)
+    if config.run.dry_run:
+        console.print(f"would evaluate {config.model} on {', '.join(evaluator.rows)} into {folder}")
+        return folder
+    run_folder.claim(folder, config, config.run)
+    results = evaluator(parallel.put(params))
+    run_folder.write_json(folder / "eval.json", results)
+    for split, result in results.items():
+        console.print(summary_line(split, result))
+    console.print(f"written to {folder / 'eval.json'}")
+    return folder
+
+
+if __name__ == "__main__":
+    cli.main(lambda: evaluate(parse_cli(EvaluateConfig, "evaluate")))

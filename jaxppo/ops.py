@@ -1,0 +1,168 @@
+"""Masked statistics that are global over devices, and log-probabilities without a [B, T, V] array.
+
+`axis_name` is the mapped device axis inside a per-device program, or None outside of one.
+"""
+
+from enum import IntEnum
+
+import jax
+import jax.numpy as jnp
+
+from jaxppo.types import Array
+
+LOGITS_PER_CHUNK = 2**20
+"""Logits held at once by `token_logprobs`: 4 MiB in fp32, about the size of a last-level cache slice."""
+
+
+def global_sum(x: Array, axis_name: str | None = None) -> Array:
+    """Sum of all elements over all devices."""
+    total = jnp.sum(x)
+    return total if axis_name is None else jax.lax.psum(total, axis_name)
+
+
+def masked_mean(x: Array, mask: Array, axis_name: str | None = None) -> Array:
+    """Mean of x over the True positions of mask on all devices; 0 where there are none.
+
+    It is sum / count with both taken over all devices: a mean of per-device means weighs rows wrongly.
+
+    Args:
+        x: [...] float.
+        mask: [...] bool.
+        axis_name: mapped device axis.
+    """
+    count = global_sum(mask.astype(x.dtype), axis_name)
+    return global_sum(jnp.where(mask, x, 0), axis_name) / jnp.maximum(count, 1)
+
+
+def masked_var(x: Array, mask: Array, axis_name: str | None = None) -> Array:
+    """Unbiased (n - 1) variance over the True positions of mask on all devices; 0 for fewer than two."""
+    count = global_sum(mask.astype(x.dtype), axis_name)
+    centred = x - masked_mean(x, mask, axis_name)
+    return global_sum(jnp.where(mask, centred**2, 0), axis_name) / jnp.maximum(count - 1, 1)
+
+
+def masked_whiten(
+    x: Array, mask: Array, *, shift_mean: bool = True, axis_name: str | None = None, eps: float = 1e-8
+) -> Array:
+    """Scale x to unit variance, and zero mean if `shift_mean`, over the mask on all devices; 0 outside of it.
+
+    y = (x - mean) / sqrt(var + eps), plus mean if not shift_mean, with the unbiased variance.
+
+    Source: TRL `masked_whiten`, with global instead of per-process statistics.
+    """
+    mean = masked_mean(x, mask, axis_name)
+    whitened = (x - mean) * jax.lax.rsqrt(masked_var(x, mask, axis_name) + eps)
+    return jnp.where(mask, whitened if shift_mean else whitened + mean, 0)
+
+
+def prompt_lengths(prompt_mask: Array) -> Array:
+    """Number of real tokens of each prompt: [B, P] bool -> [B] int32."""
+    return jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
+
+
+def pack(prompt_ids: Array, prompt_mask: Array, completion_ids: Array, length: int) -> Array:
+    """Move left-padded prompts and their completions together and pad on the right.
+
+    Args:
+        prompt_ids: [B, P] int32, left-padded.
+        prompt_mask: [B, P] bool.
+        completion_ids: [B, C] int32.
+        length: T, at least the longest prompt plus its completion.
+
+    Returns:
+        [B, T] int32; what lies past a completion's end is its own padding, or 0.
+    """
+    both = jnp.concatenate([prompt_ids, completion_ids], axis=1)
+    shift = prompt_ids.shape[1] - prompt_lengths(prompt_mask)
+    columns = jnp.arange(length)[None, :] + shift[:, None]
+    packed = jnp.take_along_axis(both, jnp.minimum(columns, both.shape[1] - 1), axis=1)
+    return jnp.where(columns < both.shape[1], packed, 0)
+
+
+def completion_hidden(hidden: Array, prompt_lengths: Array, completion_length: int) -> Array:
+    """Hidden states that predict each completion token.
+
+    Token t of a completion is predicted at position prompt_length - 1 + t of the packed sequence.
+
+    Args:
+        hidden: [B, T, D] of right-padded packed sequences.
+        prompt_lengths: [B] int32.
+        completion_length: C.
+
+    Returns:
+        [B, C, D]; positions past the end repeat the last one.
+    """
+    positions = prompt_lengths[:, None] - 1 + jnp.arange(completion_length)[None, :]
+    positions = jnp.clip(positions, 0, hidden.shape[1] - 1)
+    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+
+
+def token_logprobs(
+    hidden: Array, kernel: Array, ids: Array, *, temperature: float = 1.0, chunk: int | None = None
+) -> tuple[Array, Array]:
+    """Log-probability of each id and entropy of its distribution, from hidden states, in chunks of rows.
+
+    logp = z[id] - logsumexp(z) and H = logsumexp(z) - sum_v softmax(z)[v] z[v], with z = hidden @ kernel / temperature
+    in fp32. A chunk's logits are recomputed in the backward pass, so no [N, V] array outlives a chunk.
+
+    Args:
+        hidden: [..., D].
+        kernel: [D, V].
+        ids: [...] int32.
+        temperature: divides the logits.
+        chunk: rows per chunk; default: as many as make `LOGITS_PER_CHUNK` logits.
+
+    Returns:
+        Log-probabilities and entropies in nats, both [...] fp32.
+    """
+    rows = ids.size
+    chunk = min(rows, max(1, LOGITS_PER_CHUNK // kernel.shape[1]) if chunk is None else chunk)
+    flat_hidden, flat_ids = hidden.reshape(rows, -1), ids.reshape(rows)
+
+    @jax.checkpoint
+    def of_chunk(h: Array, i: Array) -> tuple[Array, Array]:
+        return _logprobs_and_entropy(jnp.dot(h, kernel, preferred_element_type=jnp.float32) / temperature, i)
+
+    if chunk == rows:
+        logprobs, entropy = of_chunk(flat_hidden, flat_ids)
+    else:
+        padding = -rows % chunk
+        chunks = (
+            jnp.pad(flat_hidden, ((0, padding), (0, 0))).reshape(-1, chunk, flat_hidden.shape[1]),
+            jnp.pad(flat_ids, (0, padding)).reshape(-1, chunk),
+        )
+        logprobs, entropy = jax.lax.map(lambda c: of_chunk(*c), chunks)
+    return logprobs.reshape(-1)[:rows].reshape(ids.shape), entropy.reshape(-1)[:rows].reshape(ids.shape)
+
+
+def _logprobs_and_entropy(logits: Array, ids: Array) -> tuple[Array, Array]:
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
+    mean_logit = jnp.sum(jnp.exp(logits - log_z[:, None]) * logits, axis=-1)
+    return chosen - log_z, log_z - mean_logit
+
+
+class Purpose(IntEnum):
+    """What a random key is for; part of every key, so that no two uses share one."""
+
+    INIT = 0
+    ROLLOUT = 1
+    MINI_BATCHES = 2
+    EVALUATION = 3
+
+
+def purpose_key(seed: int, purpose: Purpose, step: int = 0) -> Array:
+    """The random key of (seed, purpose, step): a pure function, so a resumed run needs no key state."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), int(purpose)), step)
+
+
+def row_uniforms(key: Array, num_rows: int, length: int) -> Array:
+    """One uniform in [0, 1) per row and step, from a key folded with the global row number.
+
+    Row i gets the same numbers whatever the batch size and the number of devices.
+
+    Returns:
+        [num_rows, length] fp32.
+    """
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(num_rows))
+    return jax.vmap(lambda row_key: jax.random.uniform(row_key, (length,)))(keys)

@@ -1,0 +1,193 @@
+"""Rows of problems with prompts and reference plans; splits that cannot share a problem.
+
+Which split a problem may enter is a pure function of its canonical form (init and goal up to renaming), so splits
+that were built apart, with any seeds and sizes, are disjoint.
+"""
+
+import hashlib
+import json
+import os
+import random
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning.canonical import canonical_form
+from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.pddl import Problem, parse_domain, parse_problem
+from jaxppo.planning.plans import format_action
+from jaxppo.planning.prompts import render_completion, render_prompt
+
+Row = dict[str, Any]
+
+DOMAINS = {"blocksworld": blocksworld}
+COLUMNS: Mapping[str, type] = {
+    "id": str,
+    "domain": str,
+    "split": str,
+    "prompt": str,
+    "completion": str,
+    "reference_plan": list,
+    "domain_pddl": str,
+    "problem_pddl": str,
+    "plan_length": int,
+    "n_objects": int,
+    "prompt_style": str,
+    "planner": str,
+}
+"""The columns that every row has, and their types."""
+
+SPLIT_PARTITIONS = {"train": "train", "rl": "rl", "test": "test", "test_longer": "test"}
+"""Split to the partition that it draws from: `test` and `test_longer` are disjoint where their sizes are."""
+
+# Of every ten problems six may enter `train`, two `rl` and two `test`.
+_TENTHS = ("train",) * 6 + ("rl",) * 2 + ("test",) * 2
+# A draw that finds a new problem with probability p is missed this often in a row with (1 - p)^n: a partition is called
+# exhausted only where what is left has less than about 1/1000 of the probability.
+_MAX_DRAWS_WITHOUT_NEW = 10_000
+
+
+def build_split(
+    split: str,
+    *,
+    sizes: Mapping[int, int],
+    seed: int,
+    prompt_style: str = "atoms",
+    domain: str = "blocksworld",
+    unique: bool,
+) -> list[Row]:
+    """Draw the rows of a split; the same arguments give the same rows, byte for byte.
+
+    Args:
+        split: one of `SPLIT_PARTITIONS`.
+        sizes: number of objects to number of rows; the draws of one size do not depend on the others.
+        seed: decides the draws.
+        prompt_style: one of `prompts.PROMPT_STYLES`.
+        domain: one of `DOMAINS`.
+        unique: no two rows are the same problem up to renaming; otherwise only no two prompts are equal.
+
+    Raises:
+        ConfigError: an unknown split, style or domain, or a size that the generator does not offer.
+        DataError: the partition holds fewer problems than asked for.
+    """
+    _expect_one_of("split", split, SPLIT_PARTITIONS)
+    _expect_one_of("domain", domain, DOMAINS)
+    rows = []
+    for size, n_rows in sizes.items():
+        draw = _Draw(split, domain, size, prompt_style, unique, random.Random(f"{domain}/{split}/{size}/{seed}"))
+        rows.extend(_row(f"{domain}-{split}-{size}-{index:05d}", draw, n_rows) for index in range(n_rows))
+    return rows
+
+
+def partition(problem: Problem) -> str:
+    """Name the only partition (`train` 60 %, `rl` 20 %, `test` 20 %) that a problem may enter."""
+    return _partition_of(canonical_form(problem))
+
+
+def write_jsonl(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
+    """Write rows, one JSON object a line; the file appears whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_jsonl(path: Path | str) -> list[Row]:
+    """Read rows and check that each has every column of `COLUMNS` in the right type; other columns are kept.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not such a row.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
+    return [_checked_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """A stream of problems of one size for one split, no two alike."""
+
+    split: str
+    domain: str
+    size: int
+    prompt_style: str
+    unique: bool
+    rng: random.Random
+    seen: set[str] = field(default_factory=set)
+
+    def next_problem(self, name: str, n_wanted: int) -> tuple[str, Problem]:
+        """Draw until a problem is of this split and new; returns its text and itself."""
+        domain = DOMAINS[self.domain]
+        for _ in range(_MAX_DRAWS_WITHOUT_NEW):
+            text = domain.generate_problem(self.size, self.rng, name)
+            problem = parse_problem(text, parse_domain(domain.DOMAIN_PDDL))
+            if self._accept(problem):
+                return text, problem
+        raise DataError(
+            f"split '{self.split}', {self.size} objects: expected {n_wanted} different problems, "
+            f"found only {len(self.seen)}; ask for fewer or for another size"
+        )
+
+    def _accept(self, problem: Problem) -> bool:
+        form = canonical_form(problem)
+        key = form if self.unique else render_prompt(problem, self.prompt_style)
+        if _partition_of(form) != SPLIT_PARTITIONS[self.split] or key in self.seen:
+            return False
+        self.seen.add(key)
+        return True
+
+
+def _partition_of(form: str) -> str:
+    digest = hashlib.sha256(form.encode()).digest()
+    return _TENTHS[int.from_bytes(digest[:8], "big") % len(_TENTHS)]
+
+
+def _row(name: str, draw: _Draw, n_wanted: int) -> Row:
+    text, problem = draw.next_problem(name, n_wanted)
+    plan = DOMAINS[draw.domain].solve(problem)
+    return {
+        "id": name,
+        "domain": draw.domain,
+        "split": draw.split,
+        "prompt": render_prompt(problem, draw.prompt_style),
+        "completion": render_completion(plan, draw.prompt_style),
+        "reference_plan": [format_action(action) for action in plan],
+        "domain_pddl": DOMAINS[draw.domain].DOMAIN_PDDL,
+        "problem_pddl": text,
+        "plan_length": len(plan),
+        "n_objects": len(problem.objects),
+        "prompt_style": draw.prompt_style,
+        "planner": DOMAINS[draw.domain].PLANNER,
+    }
+
+
+def _checked_row(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: expected a JSON object, got broken JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    for column, kind in COLUMNS.items():
+        if column not in row:
+            raise DataError(f"{where}: field '{column}': expected {kind.__name__}, got nothing")
+        if not isinstance(row[column], kind) or isinstance(row[column], bool):
+            raise DataError(f"{where}: field '{column}': expected {kind.__name__}, got {row[column]!r:.60}")
+    return row
+
+
+def _expect_one_of(field: str, value: str, known: Mapping[str, Any]) -> None:
+    if value not in known:
+        raise ConfigError(f"{field}: expected one of {', '.join(known)}, got '{value}'")

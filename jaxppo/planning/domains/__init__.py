@@ -1,0 +1,1 @@
+"""One folder per planning domain: its `domain.pddl` and its problem generator."""

@@ -1,0 +1,12 @@
+"""Blocksworld: rebuild towers of blocks with one hand; problems and optimal plans."""
+
+from importlib.resources import files
+
+from jaxppo.planning.domains.blocksworld.generator import NAMES, generate_problem
+from jaxppo.planning.domains.blocksworld.solver import solve
+
+__all__ = ["DOMAIN_PDDL", "NAMES", "PLANNER", "generate_problem", "solve"]
+
+DOMAIN_PDDL = files(__name__).joinpath("domain.pddl").read_text(encoding="utf-8")
+PLANNER = "astar-optimal"
+"""What the rows say about where `solve`'s plans come from."""

@@ -1,0 +1,119 @@
+"""Plan text to actions and back, and the overlap of two plans."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxppo.planning.verdicts import PlanError
+
+__all__ = [
+    "Action",
+    "ParsedPlan",
+    "PlanError",
+    "format_action",
+    "lccs_length",
+    "lcs_length",
+    "parse_action",
+    "parse_plan_text",
+]
+
+Action = tuple[str, ...]
+"""The operator's name followed by its arguments, all lower case."""
+
+# ASCII only and possessive (`*+`): look-alike letters are refused, and hostile text costs linear time.
+NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*+"
+_SPACE = r"[ \t\r\n]"
+_COMMENT = re.compile(r";[^\n]*+\n")
+_STEP = re.compile(rf"{_SPACE}*+\({_SPACE}*+({NAME_PATTERN}(?:{_SPACE}++{NAME_PATTERN})*+){_SPACE}*+\)")
+_BLANK = re.compile(rf"{_SPACE}*+")
+# The last line of a text, where no newline ends the comment: see `parse_plan_text`.
+_LAST_COMMENT = re.compile(r";+[ \t\r]*+(?:[A-Za-z_][^\n]*+)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPlan:
+    """The steps read from a plan text.
+
+    Attributes:
+        actions: the steps in front of the first error (all steps where there is none).
+        error: the kind of the first error, or None.
+        error_step: 1-based index of the step where reading stopped, or None.
+    """
+
+    actions: tuple[Action, ...]
+    error: PlanError | None = None
+    error_step: int | None = None
+
+
+def format_action(action: Action) -> str:
+    """Write an action as PDDL: `("pick-up", "a")` becomes `(pick-up a)`."""
+    return f"({' '.join(action)})"
+
+
+def parse_action(text: str) -> Action:
+    """Read one action written as PDDL.
+
+    Raises:
+        ValueError: the text is not exactly one action.
+    """
+    plan = parse_plan_text(text)
+    if plan.error is not None or len(plan.actions) != 1:
+        raise ValueError(f"expected one action such as '(pick-up a)', got {text!r}")
+    return plan.actions[0]
+
+
+def parse_plan_text(text: str) -> ParsedPlan:
+    """Read a PDDL plan strictly: `(action args)` one after another, and nothing else.
+
+    Any case, tabs, CRLF, `;` comments, several steps on a line and a step over several lines are read; everything
+    else (prose, time stamps, missing or empty parentheses, characters that no PDDL name has) is an error.
+
+    VAL takes a `;` with no newline after it for a stray character and reads on, so such a last comment can add steps or
+    break the plan there. It is read here as a comment only where both readings agree: blank, or starting with a word.
+
+    Args:
+        text: the plan; it is never interpreted beyond this.
+
+    Returns:
+        The steps before the first error, and the error.
+    """
+    text = _COMMENT.sub("\n", text)
+    if ";" in text:
+        text = _LAST_COMMENT.sub("", text)
+    actions, position = [], 0
+    while step := _STEP.match(text, position):
+        actions.append(tuple(step[1].lower().split()))
+        position = step.end()
+    if _BLANK.fullmatch(text, position):
+        return ParsedPlan(tuple(actions))
+    return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
+
+
+def lcs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
+    """Length of the longest common subsequence (gaps allowed) of two plans.
+
+    `L[i, j] = L[i-1, j-1] + 1` where `a[i] == b[j]`, else `max(L[i-1, j], L[i, j-1])`.
+
+    Source: Cormen et al., Introduction to Algorithms, section 14.4 (4th edition).
+    """
+    above = [0] * (len(b) + 1)
+    for step in a:
+        row = [0]
+        for j, other in enumerate(b):
+            row.append(above[j] + 1 if step == other else max(above[j + 1], row[j]))
+        above = row
+    return above[-1]
+
+
+def lccs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
+    """Length of the longest common contiguous run (no gaps) of two plans.
+
+    `R[i, j] = R[i-1, j-1] + 1` where `a[i] == b[j]`, else 0; the result is the largest `R`.
+
+    Source: the longest common substring recursion, Gusfield, Algorithms on Strings, Trees and Sequences, section 7.4.
+    """
+    longest, above = 0, [0] * (len(b) + 1)
+    for step in a:
+        row = [0] + [above[j] + 1 if step == other else 0 for j, other in enumerate(b)]
+        longest, above = max(longest, max(row)), row
+    return longest

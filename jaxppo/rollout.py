@@ -1,0 +1,169 @@
+"""The sampling and scoring programs, for the rows of one device."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxppo import models, ops
+from jaxppo.models import ModelConfig
+from jaxppo.types import Array, Params, PromptBatch, Rollout, Sequences
+
+
+class Sampled(NamedTuple):
+    """One sampled token per row and its log-probability."""
+
+    ids: Array  # [B] int32
+    logprobs: Array  # [B] fp32
+
+
+def sample_tokens(logits: Array, uniforms: Array, temperature: float) -> Sampled:
+    """Draw from softmax(logits / temperature) by inverting its cumulative sum; temperature 0 takes the largest logit.
+
+    Args:
+        logits: [B, V] fp32.
+        uniforms: [B] fp32 in [0, 1), one draw per row instead of one Gumbel per vocabulary entry.
+        temperature: at least 0; at 0 the log-probabilities are those of temperature 1.
+    """
+    log_p = jax.nn.log_softmax(logits / (temperature if temperature > 0 else 1.0), axis=-1)
+    if temperature > 0:
+        cumulative = jnp.cumsum(jnp.exp(log_p), axis=-1)
+        below = cumulative <= uniforms[:, None] * cumulative[:, -1:]
+        ids = jnp.minimum(jnp.sum(below, axis=-1, dtype=jnp.int32), logits.shape[-1] - 1)
+    else:
+        ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return Sampled(ids, jnp.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0])
+
+
+def generate(
+    params: Params,
+    prompts: PromptBatch,
+    uniforms: Array,
+    *,
+    model: ModelConfig,
+    eos_id: int,
+    pad_id: int,
+    temperature: float,
+) -> Rollout:
+    """Sample a completion per prompt with a KV cache, until every row has ended or C tokens are drawn.
+
+    Args:
+        params: language model.
+        prompts: B left-padded prompts.
+        uniforms: [B, C] fp32 in [0, 1); its width is the most tokens a completion may have.
+        model: configuration of the model.
+        eos_id: a row ends with this token.
+        pad_id: fills completion_ids after the end.
+        temperature: see `sample_tokens`.
+    """
+    num_rows, prompt_length = prompts.prompt_ids.shape
+    length = uniforms.shape[1]
+    cache = models.init_cache(model, num_rows, prompt_length + length)
+    real_slots = jnp.pad(prompts.prompt_mask, ((0, 0), (0, length)), constant_values=True)
+    first_position = ops.prompt_lengths(prompts.prompt_mask)
+
+    def next_logits(ids: Array, t: Array, cache: models.Cache) -> tuple[Array, models.Cache | None]:
+        """Write completion token t to the cache; the logits of token t + 1."""
+        out = models.apply(
+            model,
+            params,
+            ids[:, None],
+            positions=(first_position + t)[:, None],
+            attention_mask=real_slots,
+            cache=cache,
+            cache_index=prompt_length + t,
+        )
+        return out.logits[:, -1], out.cache
+
+    class Carry(NamedTuple):
+        t: Array
+        ids: Array
+        logprobs: Array
+        mask: Array
+        ended: Array
+        cache: models.Cache
+
+    def write(carry: Carry, sampled: Sampled, t: Array) -> Carry:
+        """Append token t to the rows that have not ended."""
+        live = ~carry.ended
+        ids = jnp.where(live, sampled.ids, pad_id)
+        put = lambda buffer, column: jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))  # noqa: E731
+        return carry._replace(
+            t=t + 1,
+            ids=put(carry.ids, ids),
+            logprobs=put(carry.logprobs, jnp.where(live, sampled.logprobs, 0.0)),
+            mask=put(carry.mask, live),
+            ended=carry.ended | (ids == eos_id) & live,
+        )
+
+    def body(carry: Carry) -> Carry:
+        last = jax.lax.dynamic_slice_in_dim(carry.ids, carry.t - 1, 1, axis=1)[:, 0]
+        logits, cache = next_logits(last, carry.t - 1, carry.cache)
+        u = jax.lax.dynamic_slice_in_dim(uniforms, carry.t, 1, axis=1)[:, 0]
+        return write(carry._replace(cache=cache), sample_tokens(logits, u, temperature), carry.t)
+
+    prefill = models.apply(model, params, prompts.prompt_ids, attention_mask=real_slots, cache=cache, logits=False)
+    first_logits = models.lm_logits(model, params, prefill.hidden[:, -1])
+    start = Carry(
+        t=jnp.int32(0),
+        ids=jnp.full((num_rows, length), pad_id, jnp.int32),
+        logprobs=jnp.zeros((num_rows, length), jnp.float32),
+        mask=jnp.zeros((num_rows, length), bool),
+        ended=jnp.zeros((num_rows,), bool),
+        cache=prefill.cache,
+    )
+    start = write(start, sample_tokens(first_logits, uniforms[:, 0], temperature), jnp.int32(0))
+    final = jax.lax.while_loop(lambda carry: (carry.t < length) & ~jnp.all(carry.ended), body, start)
+    return Rollout(final.ids, final.mask, final.logprobs, final.ended)
+
+
+def to_sequences(prompts: PromptBatch, rollout: Rollout, *, length: int) -> Sequences:
+    """Pack prompts and completions into right-padded sequences of `length` tokens."""
+    return Sequences(
+        input_ids=ops.pack(prompts.prompt_ids, prompts.prompt_mask, rollout.completion_ids, length),
+        prompt_lengths=ops.prompt_lengths(prompts.prompt_mask),
+        completion_ids=rollout.completion_ids,
+        completion_mask=rollout.completion_mask,
+    )
+
+
+def completion_hidden(params: Params, sequences: Sequences, model: ModelConfig) -> Array:
+    """Final hidden states that predict each completion token: [B, C, D]."""
+    hidden = models.apply(model, params, sequences.input_ids, logits=False).hidden
+    return ops.completion_hidden(hidden, sequences.prompt_lengths, sequences.completion_ids.shape[1])
+
+
+def completion_logprobs(
+    params: Params, sequences: Sequences, *, model: ModelConfig, temperature: float
+) -> tuple[Array, Array]:
+    """Log-probabilities and entropies of completion tokens, both [B, C] fp32 and 0 outside the mask.
+
+    Policy and reference go through this one program, so that equal parameters give equal bits.
+    """
+    hidden = completion_hidden(params, sequences, model)
+    return logprobs_of_hidden(params, hidden, sequences, model=model, temperature=temperature)
+
+
+def logprobs_of_hidden(
+    params: Params, hidden: Array, sequences: Sequences, *, model: ModelConfig, temperature: float
+) -> tuple[Array, Array]:
+    """The head's part of `completion_logprobs`, for hidden states already at hand."""
+    kernel = models.lm_head_kernel(model, params)
+    logprobs, entropy = ops.token_logprobs(hidden, kernel, sequences.completion_ids, temperature=temperature)
+    mask = sequences.completion_mask
+    return jnp.where(mask, logprobs, 0.0), jnp.where(mask, entropy, 0.0)
+
+
+def completion_values(params: Params, sequences: Sequences, *, model: ModelConfig) -> Array:
+    """Value of the state before each completion token: [B, C] fp32, 0 outside the mask.
+
+    `params` is {"policy", "value"}: the value model has a trunk of its own, or only a head for the policy's trunk.
+    """
+    separate = "trunk" in params["value"]
+    hidden = completion_hidden(params["value"] if separate else params["policy"], sequences, model)
+    return values_of_hidden(params, hidden, sequences)
+
+
+def values_of_hidden(params: Params, hidden: Array, sequences: Sequences) -> Array:
+    """The head's part of `completion_values`."""
+    return jnp.where(sequences.completion_mask, models.scores(params["value"], hidden), 0.0)

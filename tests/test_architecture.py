@@ -1,0 +1,171 @@
+"""Holds the layering: who may import whom, and where the names that shape a program may appear.
+
+A new module fails here until it has a level, which is the moment to decide where it belongs.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jaxppo
+
+PACKAGE = Path(jaxppo.__file__).parent
+
+# A room is a module of the package or the folder planning/; it imports rooms of lower levels. "jaxppo" is __init__.py.
+LEVELS = [
+    {"jaxppo", "config", "errors", "types"},
+    {"advantages", "losses", "ops", "planning"},
+    {"data", "models", "parallel", "rewards"},
+    {"checkpoint", "hf", "lora", "metrics", "reward_model", "reward_server", "rollout", "update"},
+    {"__main__", "doctor", "evaluate", "export", "report", "sft", "train"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+
+# Same-level imports, one decision a line; among the commands they mean functions of the other command.
+SAME_LEVEL = {
+    ("config", "errors"),
+    ("advantages", "ops"),
+    ("losses", "ops"),
+    ("update", "rollout"),
+    ("train", "evaluate"),
+    ("train", "sft"),
+}
+
+# Packages and names with one home.
+ONLY_IN = {
+    "flax": {"lora.py", "models.py"},
+    "orbax": {"checkpoint.py"},
+    "subprocess": {"planning/val.py"},
+}
+PARALLEL_NAMES = {"Mesh", "NamedSharding", "shard_map", "pmap"}
+
+# What a room never imports.
+NEVER = {
+    "planning": {"flax", "jax", "transformers"},
+    "rewards": {"flax", "jax"},
+    "advantages": {"jaxppo.config"},
+    "losses": {"jaxppo.config"},
+    "ops": {"jaxppo.config"},
+}
+
+
+def module_files() -> list[str]:
+    return sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def room_of(file: str) -> str:
+    name = file.split("/")[0].removesuffix(".py")
+    return "jaxppo" if name == "__init__" else name
+
+
+def imported_modules(file: str, tree: ast.Module) -> Iterator[str]:
+    """Full names of everything a file imports, also inside functions; `from a import b` gives `a` and `a.b`."""
+    folder = ["jaxppo", *file.split("/")[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = folder[: len(folder) + 1 - node.level] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            yield source
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def used_names(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.alias):
+            names.update(node.name.split("."))
+    return names
+
+
+def violations(file: str, source: str) -> list[str]:
+    """The rules that one file of the package breaks."""
+    room, tree = room_of(file), ast.parse(source)
+    if room not in LEVEL:
+        return [f"{room} has no level"]
+    modules = set(imported_modules(file, tree))
+    rooms = {module.split(".")[1] for module in modules if module.startswith("jaxppo.")} & LEVEL.keys()
+    found = [
+        f"{room} (level {LEVEL[room]}) imports {other} (level {LEVEL[other]})"
+        for other in rooms - {room}
+        if LEVEL[other] >= LEVEL[room] and (room, other) not in SAME_LEVEL
+    ]
+    for package, homes in ONLY_IN.items():
+        if file not in homes and package in {module.split(".")[0] for module in modules}:
+            found.append(f"{package} is imported outside {sorted(homes)}")
+    for banned in NEVER.get(room, ()):
+        if any(module == banned or module.startswith(f"{banned}.") for module in modules):
+            found.append(f"{room} imports {banned}")
+    if file != "parallel.py":
+        found += [f"{name} is used outside parallel.py" for name in PARALLEL_NAMES & used_names(tree)]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("file", module_files())
+def test_module_keeps_the_layering(file):
+    assert violations(file, (PACKAGE / file).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "expected"),
+    [
+        ("brand_new.py", "", ["brand_new has no level"]),
+        ("ops.py", "from jaxppo.models import apply", ["ops (level 1) imports models (level 2)"]),
+        ("ops.py", "from jaxppo import losses", ["ops (level 1) imports losses (level 1)"]),
+        ("ops.py", "def f():\n    import jaxppo.losses", ["ops (level 1) imports losses (level 1)"]),
+        ("ops.py", "from . import losses", ["ops (level 1) imports losses (level 1)"]),
+        ("ops.py", "from .losses import f", ["ops (level 1) imports losses (level 1)"]),
+        ("ops.py", "from jaxppo.config import PPOConfig", ["ops imports jaxppo.config"]),
+        ("planning/domains/logistics.py", "from ...ops import f", ["planning (level 1) imports ops (level 1)"]),
+        ("planning/plans.py", "from .ops import f", []),  # planning/ops.py, not jaxppo/ops.py
+        ("metrics.py", "from jaxppo.train import main", ["metrics (level 3) imports train (level 4)"]),
+        ("sft.py", "from jaxppo import train", ["sft (level 4) imports train (level 4)"]),
+        ("train.py", "from jaxppo import __version__, evaluate, sft\nfrom jaxppo.update import update", []),
+        ("hf.py", "from flax import nnx", ["flax is imported outside ['lora.py', 'models.py']"]),
+        ("models.py", "from flax import nnx", []),
+        ("train.py", "import orbax.checkpoint as ocp", ["orbax is imported outside ['checkpoint.py']"]),
+        ("planning/val.py", "import subprocess", []),
+        ("rewards.py", "import subprocess", ["subprocess is imported outside ['planning/val.py']"]),
+        ("rewards.py", "import jax.numpy as jnp", ["rewards imports jax"]),
+        ("planning/plans.py", "import jax", ["planning imports jax"]),
+        ("planning/plans.py", "from transformers import AutoTokenizer", ["planning imports transformers"]),
+        ("update.py", "import jax\nstep = jax.pmap(f)", ["pmap is used outside parallel.py"]),
+        ("update.py", "from jax.sharding import Mesh as M", ["Mesh is used outside parallel.py"]),
+        ("update.py", "from jax.experimental.shard_map import shard_map", ["shard_map is used outside parallel.py"]),
+        ("update.py", "mode = 'pmap'", []),
+        ("parallel.py", "from jax.sharding import Mesh, NamedSharding", []),
+    ],
+)
+def test_violations_finds_each_kind(file, source, expected):
+    assert violations(file, source) == expected
+
+
+def loaded_after_importing(files: list[str]) -> set[str]:
+    """Top-level packages that a fresh interpreter has loaded after importing these files of the package."""
+    names = [".".join(["jaxppo", *file.removesuffix(".py").split("/")]).removesuffix(".__init__") for file in files]
+    code = "\n".join(f"import {name}" for name in names) + "\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
+
+
+def test_importing_the_package_does_not_import_torch():
+    loaded = loaded_after_importing([file for file in module_files() if not file.endswith("__main__.py")])
+    assert "jax" in loaded
+    assert "torch" not in loaded
+
+
+def test_importing_planning_and_rewards_does_not_import_jax():
+    host = [file for file in module_files() if room_of(file) in ("planning", "rewards")]
+    loaded = loaded_after_importing([file for file in host if not file.endswith("__main__.py")])
+    assert "jaxppo" in loaded
+    assert not loaded & {"flax", "jax", "torch", "transformers"}
