@@ -1,10 +1,13 @@
-"""What every command shares: one line for bad input, exit status 2."""
+"""What every command shares: one line for bad input, exit status 2, and compiled programs kept between runs."""
 
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
+from jaxppo.data import cache_dir
 from jaxppo.errors import JaxppoError
 from jaxppo.metrics import sanitize
 
@@ -12,6 +15,7 @@ from jaxppo.metrics import sanitize
 def main(command: Callable[[], Any]) -> None:
     """Run a command; a `JaxppoError` becomes one line on standard error and exit status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _keep_compiled_programs()
     try:
         command()
     except JaxppoError as error:
@@ -20,3 +24,11 @@ def main(command: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         print("interrupted; --resume with the same --output_dir goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
+
+
+def _keep_compiled_programs() -> None:
+    """Turn on JAX's persistent compilation cache, in a folder that only this user can write: it holds code."""
+    folder = cache_dir() / "xla"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

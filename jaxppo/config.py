@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 import yaml
@@ -20,6 +20,9 @@ import yaml
 from jaxppo.errors import ConfigError
 
 Config = TypeVar("Config")
+
+CONFIG_FILE = "config.yaml"
+"""Name of the resolved configuration in a run folder."""
 
 
 def require(condition: bool, name: str, expected: str, value: object) -> None:
@@ -375,7 +378,7 @@ def flatten(config: Any) -> dict[str, Any]:
     return flat
 
 
-def replace(config: Config, **changes: Any) -> Config:
+def replace(config: Config, /, **changes: Any) -> Config:
     """A copy of `config` with flat-named fields changed, in whichever group they live.
 
     Raises:
@@ -404,11 +407,23 @@ def _typed(name: str, value: Any, annotation: Any) -> Any:
     """Check a YAML value against a field's annotation, through the same parser as the command line."""
     words = [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
     try:
+        _check_kind(value, annotation)
         with contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(tyro.conf.Positional[annotation], args=words, prog=name)
-    except SystemExit:
-        expected = str(getattr(annotation, "__name__", annotation)).replace("typing.", "")
+    except (SystemExit, TypeError):
+        choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+        kind = str(getattr(annotation, "__name__", annotation)).replace("typing.", "")
+        expected = f"one of {', '.join(choices)}" if choices else kind
         raise ConfigError(f"{name}: expected {expected}, got {value!r}") from None
+
+
+def _check_kind(value: Any, annotation: Any) -> None:
+    """Refuse what would look like text to the command line's parser: an empty value, a mapping, a list."""
+    is_list = isinstance(value, list | tuple)
+    if value is None and type(None) not in get_args(annotation):
+        raise TypeError("no value")
+    if isinstance(value, dict) or (is_list and get_origin(annotation) is not tuple):
+        raise TypeError("a collection")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -417,10 +432,16 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config: expected a readable YAML file, got {path} ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config: expected UTF-8 text in {path}, got {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"config: {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"config: expected `flag: value` lines in {path}, got {type(content).__name__}")
+    for name in content:
+        # Those two are read before any file: in a file they would be ignored.
+        if not isinstance(name, str) or name in ("preset", "config"):
+            raise ConfigError(f"config: expected names of fields, without preset and config, in {path}, got {name!r}")
     return content
 
 
@@ -451,7 +472,7 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
         ConfigError: unknown flag or key, or a bad value, named in one line.
     """
     args = sys.argv[1:] if argv is None else argv
-    base = _base_config(config_class, command, _flag_value(args, "preset"), _flag_value(args, "config"))
+    base = _base_config(config_class, command, args)
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
@@ -468,7 +489,12 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
         raise ConfigError(_one_line(messages.getvalue())) from None
 
 
-def _base_config(config_class: type[Config], command: str, preset: str | None, config_file: str | None) -> Config:
+def _base_config(config_class: type[Config], command: str, args: list[str]) -> Config:
+    """What the flags go over: preset and YAML file, or with --resume alone the configuration of that run."""
+    preset, config_file, output_dir = (_flag_value(args, name) for name in ("preset", "config", "output_dir"))
+    if preset is None and config_file is None and output_dir is not None and "--resume" in args:
+        saved = Path(output_dir) / CONFIG_FILE
+        config_file = str(saved) if saved.exists() else None
     values: dict[str, Any] = {}
     if preset is not None or config_file is None:
         values |= preset_values(command, "default" if preset is None else preset)

@@ -1,11 +1,12 @@
 """Rows in, batches of left-padded prompts out; the order of rows is a pure function of (seed, epoch)."""
 
+import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import platformdirs
@@ -14,10 +15,11 @@ from jaxppo.config import DataConfig, parse_sizes
 from jaxppo.errors import DataError
 from jaxppo.planning import datasets, prompts
 from jaxppo.planning.domains import blocksworld
-from jaxppo.planning.pddl import parse_domain
+from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.types import PromptBatch, Sequences
 
 Row = dict[str, Any]
+T = TypeVar("T")
 PROMPT_BUCKET = 8
 """Prompt and sequence lengths are rounded up to a multiple of this, so that few shapes are compiled."""
 
@@ -53,7 +55,25 @@ def load_split(config: DataConfig, split: str) -> list[Row]:
         if split not in SPLITS:
             raise DataError(f"split: expected one of {', '.join(SPLITS)} for blocksworld, got {split!r}")
         return _built_in_split(config, split)
-    return datasets.read_jsonl(Path(config.dataset) / f"{split}.jsonl")
+    path = Path(config.dataset) / f"{split}.jsonl"
+    rows = datasets.read_jsonl(path)
+    for row in rows:
+        check_pddl(row, path)
+    return rows
+
+
+def check_pddl(row: Row, path: Path) -> None:
+    """Parse a row's domain and problem, so that a syntax error stops a run before it starts.
+
+    PDDL beyond the in-process validator passes: it is for VAL to judge.
+
+    Raises:
+        PddlError: with the row and column of the data file, and the line within the PDDL text.
+    """
+    source = f"{path}: row {row['id']}: "
+    with contextlib.suppress(UnsupportedPddlError):
+        domain = parse_domain(row["domain_pddl"], source + "domain_pddl")
+        parse_problem(row["problem_pddl"], domain, source + "problem_pddl")
 
 
 def _built_in_split(config: DataConfig, split: str) -> list[Row]:
@@ -72,7 +92,9 @@ def _built_in_split(config: DataConfig, split: str) -> list[Row]:
 
 def _digest(request: dict[str, Any]) -> str:
     """Name of a cached split: changes with the request and with the code that builds it."""
-    code = b"".join(path.read_bytes() for path in sorted(Path(prompts.__file__).parent.rglob("*")) if path.is_file())
+    folder = Path(prompts.__file__).parent
+    sources = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    code = b"".join(path.read_bytes() for path in sources)
     text = json.dumps(request, sort_keys=True).encode()
     return hashlib.sha256(text + code).hexdigest()[:16]
 
@@ -100,12 +122,19 @@ def encode_prompts(tokenizer: Any, rows: Sequence[Row], max_length: int) -> list
     Raises:
         DataError: a prompt is empty or longer than `max_length` tokens; the message names the row.
     """
-    encoded = tokenizer([row["prompt"] for row in rows], add_special_tokens=False)["input_ids"]
+    encoded = _encode(tokenizer, rows, "prompt")
     for row, ids in zip(rows, encoded, strict=True):
         if not 0 < len(ids) <= max_length:
             expected = f"1 to max_prompt_length={max_length} tokens"
             raise DataError(f"prompt of row {row['id']}: expected {expected}, got {len(ids)}")
     return encoded
+
+
+def _encode(tokenizer: Any, rows: Sequence[Row], column: str) -> list[list[int]]:
+    try:
+        return tokenizer([row[column] for row in rows], add_special_tokens=False)["input_ids"]
+    except Exception as error:  # tokenizers raises plain Exception for a word that a word-level vocabulary lacks
+        raise DataError(f"{column}: expected text that the model's tokenizer can encode, got: {error}") from error
 
 
 def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> PromptBatch:
@@ -161,7 +190,7 @@ class PromptData:
 
 def encode_completions(tokenizer: Any, rows: Sequence[Row]) -> list[list[int]]:
     """Token ids of every row's completion, with the end of sequence."""
-    encoded = tokenizer([row["completion"] for row in rows], add_special_tokens=False)["input_ids"]
+    encoded = _encode(tokenizer, rows, "completion")
     return [[*ids, tokenizer.eos_token_id] for ids in encoded]
 
 
@@ -192,7 +221,7 @@ class SupervisedData:
         return Sequences(ids, prompt_lengths, completions, mask)  # type: ignore[arg-type]
 
 
-def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Consecutive parts of at most `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

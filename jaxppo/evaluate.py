@@ -71,6 +71,7 @@ class Evaluator:
         self._tokenizer, self._parallel, self._config = tokenizer, parallel, evaluation
         self._length, self._seed = response_length, seed
         self.validator = evaluation.eval_validator or rewards.default_validator()
+        rewards.check_validator(self.validator)
         self.rows = {split: data.load_split(data_config, split) for split in data_config.eval_splits}
         self._encoded = {
             split: data.encode_prompts(tokenizer, rows, data_config.max_prompt_length)

@@ -24,6 +24,28 @@ GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+
+# Keys of config.json that are fields of ModelConfig under the same name.
+_REQUIRED_KEYS = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+_OPTIONAL_KEYS = (
+    "max_position_embeddings",
+    "layer_norm_eps",
+    "hidden_act",
+    "use_parallel_residual",
+    "attention_bias",
+    "tie_word_embeddings",
+    "initializer_range",
+    "pad_token_id",
+)
+
 _MAX_PROBLEMS = 5  # tensors listed in one error message; the rest are counted
 
 
@@ -68,17 +90,17 @@ _GPT_NEOX = Family(
         "trunk/layers/{i}/post_attention_layernorm/scale": HfName("layers.{i}.post_attention_layernorm.weight"),
         "trunk/layers/{i}/post_attention_layernorm/bias": HfName("layers.{i}.post_attention_layernorm.bias"),
         "trunk/layers/{i}/attention/query_key_value/kernel": HfName(
-            "layers.{i}.attention.query_key_value.weight", True
+            "layers.{i}.attention.query_key_value.weight", transpose=True
         ),
         "trunk/layers/{i}/attention/query_key_value/bias": HfName("layers.{i}.attention.query_key_value.bias"),
-        "trunk/layers/{i}/attention/dense/kernel": HfName("layers.{i}.attention.dense.weight", True),
+        "trunk/layers/{i}/attention/dense/kernel": HfName("layers.{i}.attention.dense.weight", transpose=True),
         "trunk/layers/{i}/attention/dense/bias": HfName("layers.{i}.attention.dense.bias"),
-        "trunk/layers/{i}/mlp/dense_h_to_4h/kernel": HfName("layers.{i}.mlp.dense_h_to_4h.weight", True),
+        "trunk/layers/{i}/mlp/dense_h_to_4h/kernel": HfName("layers.{i}.mlp.dense_h_to_4h.weight", transpose=True),
         "trunk/layers/{i}/mlp/dense_h_to_4h/bias": HfName("layers.{i}.mlp.dense_h_to_4h.bias"),
-        "trunk/layers/{i}/mlp/dense_4h_to_h/kernel": HfName("layers.{i}.mlp.dense_4h_to_h.weight", True),
+        "trunk/layers/{i}/mlp/dense_4h_to_h/kernel": HfName("layers.{i}.mlp.dense_4h_to_h.weight", transpose=True),
         "trunk/layers/{i}/mlp/dense_4h_to_h/bias": HfName("layers.{i}.mlp.dense_4h_to_h.bias"),
-        "lm_head/kernel": HfName("embed_out.weight", True),
-        "score/kernel": HfName("score.weight", True),
+        "lm_head/kernel": HfName("embed_out.weight", transpose=True),
+        "score/kernel": HfName("score.weight", transpose=True),
     },
     ignored=re.compile(r"attention\.(bias|masked_bias)$|rotary_emb\.inv_freq$"),
 )
@@ -156,10 +178,12 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     from transformers import AutoTokenizer  # slow to import, and not needed to load a model
 
     folder = _existing_folder(folder)
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):  # transformers would make up an empty one
+        raise ModelError(f"{folder}: expected a tokenizer ({' or '.join(_TOKENIZER_FILES)}), got none of these files")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{folder}: expected a tokenizer (tokenizer.json), got: {_first_line(error)}") from error
+        raise ModelError(f"{folder}: expected a readable tokenizer, got: {_first_line(error)}") from error
 
 
 def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
@@ -173,15 +197,10 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
     """
     if raw.get("model_type") not in _FAMILIES:
         raise ModelError(f"model_type: expected one of {', '.join(_FAMILIES)}, got {raw.get('model_type')!r}")
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    for name in sizes:
-        if name not in raw:
-            raise ModelError(f"{name}: expected an integer, got nothing")
-    optional = (
-        "max_position_embeddings layer_norm_eps hidden_act use_parallel_residual attention_bias tie_word_embeddings "
-        "initializer_range pad_token_id"
-    ).split()
-    fields = {name: raw[name] for name in ("model_type", *sizes, *optional) if name in raw}
+    missing = [name for name in _REQUIRED_KEYS if name not in raw]
+    if missing:
+        raise ModelError(f"{missing[0]}: expected an integer, got no such key")
+    fields = {name: raw[name] for name in (*_REQUIRED_KEYS, *_OPTIONAL_KEYS) if name in raw}
     # Where a file does not name these two, GPTNeoXConfig means 0 and 2.
     fields |= {"bos_token_id": raw.get("bos_token_id", 0), "eos_token_id": raw.get("eos_token_id", 2)}
     return ModelConfig(**fields, **_rotary_fields(raw))
@@ -194,39 +213,28 @@ def config_to_hf(config: ModelConfig, architecture: str) -> dict[str, Any]:
         config: the model.
         architecture: name of the class in transformers, for instance "GPTNeoXForCausalLM".
     """
-    raw: dict[str, Any] = {
+    raw: dict[str, Any] = {name: getattr(config, name) for name in (*_REQUIRED_KEYS, *_OPTIONAL_KEYS)}
+    raw |= {
         "architectures": [architecture],
-        "model_type": config.model_type,
         "dtype": "float32",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": config.rope_theta,
             "partial_rotary_factor": config.rotary_pct,
         },
-        "layer_norm_eps": config.layer_norm_eps,
-        "hidden_act": config.hidden_act,
-        "use_parallel_residual": config.use_parallel_residual,
-        "attention_bias": config.attention_bias,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "initializer_range": config.initializer_range,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
-        "pad_token_id": config.pad_token_id,
     }
     if architecture == _FAMILIES[config.model_type].architectures["score"]:
         raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # transformers' way to say num_labels=1
     return raw
 
 
-def _rotary_fields(raw: dict[str, Any]) -> dict[str, float]:
+def _rotary_fields(raw: dict[str, Any]) -> dict[str, Any]:
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
+    if not isinstance(rope, dict):
+        raise ModelError(f"{key}: expected an object, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ModelError(f"{key}.rope_type: expected 'default' (no other scaling is supported), got {kind!r}")
@@ -393,8 +401,10 @@ def _check_replaceable(folder: Path) -> None:
 @contextmanager
 def _complete_folder(folder: Path) -> Iterator[Path]:
     """A sibling folder to write to, which takes the place of `folder` if all went well and vanishes otherwise."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    replaced = folder.with_name(f".{folder.name}.{os.getpid()}.replaced")
+    # Fixed names: what a killed process left behind is cleared by the next save.
+    partial, replaced = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "replaced"))
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
@@ -402,8 +412,10 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
             folder.rename(replaced)
         partial.rename(folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
+        if replaced.exists() and not folder.exists():
+            replaced.rename(folder)
+        for leftover in (partial, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager

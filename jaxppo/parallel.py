@@ -105,7 +105,7 @@ class DataParallel:
             rows = x.shape[axis] // self.num_devices
             return x.reshape(*x.shape[:axis], self.num_devices, rows, *x.shape[axis + 1 :])
 
-        return jax.tree.map(split, tree)
+        return self.put(jax.tree.map(split, tree), axis)
 
 
 def _join(tree: Any, axis: RowAxis) -> Any:

@@ -41,7 +41,6 @@ class PPO:
     """
 
     def __init__(self, config: TrainConfig, model: ModelConfig, eos_id: int, pad_id: int, parallel: DataParallel):
-        config.check_devices(parallel.num_devices)
         self.config, self.model, self.parallel = config, model, parallel
         self._optimizer = update.make_optimizer(config.optimizer)
         temperature = config.sampling.temperature

@@ -7,11 +7,22 @@ It may take `log_metric(name, value)` and `log_extra(column, values)` to report 
 
 import inspect
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning import PlanVerdict, find_val, parse_action, parse_completion, run_val_many, validate_actions
+from jaxppo.errors import ConfigError, DataError, ValidatorError
+from jaxppo.planning import (
+    PlanVerdict,
+    find_val,
+    parse_action,
+    parse_completion,
+    parse_domain,
+    parse_problem,
+    run_val_many,
+    validate_actions,
+)
+from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.plans import Action, ParsedPlan, PlanError, lccs_length, lcs_length
 
 BEST_INVALID = 0.999
@@ -87,6 +98,19 @@ class PlanOutcome(NamedTuple):
 def default_validator() -> Literal["val", "builtin"]:
     """VAL where its binary is installed, else the in-process validator."""
     return "builtin" if find_val() is None else "val"
+
+
+def check_validator(validator: str) -> None:
+    """Try a validator on a plan that is valid, before a run depends on it.
+
+    Raises:
+        ValidatorError: it is missing, does not start, or does not say "valid".
+    """
+    problem_pddl = blocksworld.generate_problem(2, random.Random(0), "self-test")
+    problem = parse_problem(problem_pddl, parse_domain(blocksworld.DOMAIN_PDDL))
+    verdict = validate_actions(blocksworld.DOMAIN_PDDL, problem_pddl, blocksworld.solve(problem), validator)
+    if not verdict.valid:
+        raise ValidatorError(f"validator {validator}: expected 'valid' for a valid plan, got '{describe(verdict)}'")
 
 
 def judge_plans(

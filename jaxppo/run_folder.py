@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxppo.config import RunConfig, flatten, read_yaml, write_yaml
+from jaxppo.config import CONFIG_FILE, RunConfig, flatten, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
 
-CONFIG_FILE = "config.yaml"
 _FREE_TO_CHANGE = {"output_dir", "preset", "config", "resume", "quiet", "dry_run"}
 
 

@@ -80,6 +80,9 @@ def sft(config: SFTConfig) -> Path:
     if config.run.dry_run:
         return folder
     run_folder.claim(folder, config, config.run)
+    if (folder / "eval.json").exists():
+        console.print(f"{folder} is finished: nothing to resume")
+        return folder
     checkpoints = Checkpoints(folder / "checkpoints", keep=config.run.save_total_limit)
     state = update.init_state({"policy": params}, update.make_optimizer(config.optimizer))
     state = parallel.put(checkpoints.restore(state) if checkpoints.latest is not None else state)

@@ -45,6 +45,8 @@ class Setup:
 def set_up(config: TrainConfig) -> Setup:
     """Load models and data, compile nothing yet; every bad input is met here, before anything is written."""
     parallel = DataParallel(config.run.parallel)
+    config.check_devices(parallel.num_devices)
+    rewards.check_validator(config.reward.validator)
     folder = data.model_folder(config.sft_model_path)
     model, policy = hf.load_pretrained(folder)
     tokenizer = hf.load_tokenizer(folder)

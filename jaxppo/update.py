@@ -113,7 +113,7 @@ def _rollout_stats(
 ) -> Stats:
     """Sums over tokens, averaged over completions; TRL's names."""
     everyone = jnp.ones(scores.shape, bool)
-    per_row = lambda x: ops.masked_mean(jnp.sum(x, axis=1), everyone, axis_name)  # noqa: E731
+    per_row = lambda x: ops.masked_mean(jnp.sum(jnp.where(mask, x, 0.0), axis=1), everyone, axis_name)  # noqa: E731
     mean_score = ops.masked_mean(scores, everyone, axis_name)
     mean_kl = per_row(kl)
     lengths = jnp.sum(mask, axis=1, dtype=jnp.float32)
@@ -191,7 +191,7 @@ def gradients(
     (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
     if axis_name is not None:
         grads = jax.lax.pmean(grads, axis_name)
-    return grads, stats | {"policy/grad_norm": optax.global_norm(grads)}
+    return grads, stats | {"policy/grad_norm": optax.tree.norm(grads)}
 
 
 def update(

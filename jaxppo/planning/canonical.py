@@ -2,7 +2,7 @@
 
 Colour refinement, then individualisation with backtracking where objects are still alike; a branch that ends in a text
 already seen is an image of an earlier branch under a symmetry of the problem and is not followed.
-Source: McKay and Piperno, Practical graph isomorphism, II, Journal of Symbolic Computation 60 (2014), section 2.
+Source: McKay and Piperno, Practical graph isomorphism, II, Journal of Symbolic Computation 60 (2014).
 """
 
 from collections.abc import Iterable

@@ -27,6 +27,9 @@ _RESERVED = frozenset(
     name number duration minimize maximize total-time is-violated""".split()  # noqa: SIM905
 )
 _BEYOND = _RESERVED - {"and", "not"} | {"<", ">", "<=", ">=", "at", "over"}
+_UPDATES = frozenset({"increase", "decrease", "assign", "scale-up", "scale-down"})
+_ARITHMETIC = frozenset({"+", "-", "*", "/"})
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?|total-time")
 
 
 class UnsupportedPddlError(PddlError):
@@ -88,41 +91,72 @@ def read_condition(node: Word | Form, scope: Scope) -> tuple[Literal, ...]:
 
 
 def read_effects(node: Word | Form, scope: Scope) -> tuple[Literal, ...]:
-    """Read a conjunction of literals; increases (of a cost) are left out."""
-    if node == []:
-        return ()
-    form, head = _headed(node, scope, "an effect '(predicate ...)'")
-    if head == "increase":
-        return ()
+    """Read the literals of an effect; for its numeric updates see `read_updates`."""
+    form, head = _headed(node, scope, "an effect '(predicate ...)' or '(and)'")
     if head == "and":
         return tuple(literal for part in form[1:] for literal in read_effects(part, scope))
+    if head in _UPDATES:
+        return ()
     literal = _literal(form, head, scope)
     if literal.atom[0] == "=":
         scope.fail(form, "an effect on a predicate")
     return (literal,)
 
 
-def read_facts(items: Sequence[Word | Form], scope: Scope) -> Iterator[Atom]:
-    """Read what holds at the start.
+def read_updates(node: Word | Form, scope: Scope) -> tuple[tuple[Atom, ...], tuple[Atom, ...]]:
+    """Read which functions (costs) an effect sets, and which it reads to do so."""
+    form, head = _headed(node, scope, "an effect '(predicate ...)' or '(and)'")
+    if head == "and":
+        parts = [read_updates(part, scope) for part in form[1:]]
+        return tuple(atom for sets, _ in parts for atom in sets), tuple(atom for _, reads in parts for atom in reads)
+    if head not in _UPDATES:
+        return (), ()
+    if len(form) != 3:
+        scope.fail(form, f"'({head} (function ...) expression)'")
+    return tuple(read_functions(form[1], scope)), tuple(read_functions(form[2], scope))
 
-    Start values of costs are left out; so are negated facts, even where they contradict a positive one (as in VAL).
+
+def read_functions(node: Word | Form, scope: Scope) -> Iterator[Atom]:
+    """Read which functions an expression names."""
+    if isinstance(node, Word):
+        if not _NUMBER.fullmatch(node):
+            yield (read_name(node, scope, "a number or a function"),)
+        return
+    form, head = _headed(node, scope, "a number or '(function ...)'")
+    if head in _ARITHMETIC:
+        for part in form[1:]:
+            yield from read_functions(part, scope)
+    elif head != "total-time":
+        yield (read_name(head, scope, "a function"), *_arguments(form, scope))
+
+
+def read_facts(items: Sequence[Word | Form], scope: Scope) -> tuple[tuple[Atom, ...], tuple[Atom, ...]]:
+    """Read which atoms hold at the start, and which functions have a value.
+
+    Negated facts are left out, even where they contradict a positive one (as in VAL).
     """
+    facts, functions = [], []
     for node in items:
         form, head = _headed(node, scope, "a fact '(predicate object ...)'")
-        if head == "=" and len(form) == 3 and isinstance(form[1], Form):
-            continue
-        literal = _literal(form, head, scope)
-        if literal.atom[0] == "=":
-            scope.fail(form, "a fact '(predicate object ...)'")
-        if literal.positive:
-            yield literal.atom
+        if head == "=":
+            functions.extend(_valued_functions(form, scope))
+        elif (literal := _literal(form, head, scope)).positive:
+            facts.append(literal.atom)
+    return tuple(dict.fromkeys(facts)), tuple(functions)
+
+
+def _valued_functions(form: Form, scope: Scope) -> Iterator[Atom]:
+    if len(form) != 3 or not isinstance(form[1], Form) or not isinstance(form[2], Word):
+        scope.fail(form, "'(= (function ...) number)'")
+    return read_functions(form[1], scope)
 
 
 def _headed(node: Word | Form, scope: Scope, expected: str) -> tuple[Form, Word]:
     """A form and the word that it starts with."""
-    if isinstance(node, Form) and node and isinstance(node[0], Word):
-        return node, node[0]
-    scope.fail(node, expected)
+    head = node[0] if isinstance(node, Form) and node else None
+    if isinstance(node, Word) or not isinstance(head, Word):
+        scope.fail(node, expected)
+    return node, head
 
 
 def _literal(form: Form, head: Word, scope: Scope) -> Literal:
@@ -140,27 +174,33 @@ def _atom(form: Form, head: Word, scope: Scope) -> Atom:
     """An atom whose predicate, number of arguments and argument types are as declared."""
     if head in _BEYOND and head not in scope.predicates:
         scope.refuse(form, head)
-    arguments = [item for item in form[1:] if isinstance(item, Word)]
-    if len(arguments) != len(form) - 1:
-        scope.refuse(form, f"numeric or nested {show(form)}")
+    arguments = _arguments(form, scope)
     wanted = ((ROOT_TYPE,),) * 2 if head == "=" else scope.predicates.get(head)
     if wanted is None:
         scope.fail(form, "a predicate declared under ':predicates'")
     if len(arguments) != len(wanted):
         scope.fail(form, f"{len(wanted)} argument(s) for '{head}'")
     for argument, types in zip(arguments, wanted, strict=True):
-        _check_term(argument, types, scope)
+        _check_type(argument, types, scope)
     return (str(head), *map(str, arguments))
 
 
-def _check_term(term: Word, wanted: Types, scope: Scope) -> None:
-    types = scope.terms.get(term)
-    if types is None:
-        if scope.late is None or term[0] == "?":
-            scope.fail(term, "a declared variable" if term[0] == "?" else "a declared object or constant")
-        scope.late.add(read_name(term, scope, "an object"))
-        return
+def _arguments(form: Form, scope: Scope) -> list[Word]:
+    """What stands behind a predicate or function: declared variables, constants and objects."""
+    arguments = [item for item in form[1:] if isinstance(item, Word)]
+    if len(arguments) != len(form) - 1:
+        scope.refuse(form, f"numeric or nested {show(form)}")
+    for term in arguments:
+        if term not in scope.terms:
+            if scope.late is None or term[0] == "?":
+                scope.fail(term, "a declared variable" if term[0] == "?" else "a declared object or constant")
+            scope.late.add(read_name(term, scope, "an object"))
+    return arguments
+
+
+def _check_type(term: Word, wanted: Types, scope: Scope) -> None:
     # A variable may turn out to be of any of its types; an object is of all of them.
     holds = all if term[0] == "?" else any
-    if not holds(not scope.ancestors[name].isdisjoint(wanted) for name in types):
+    types = scope.terms.get(term, (ROOT_TYPE,))
+    if types != wanted and not holds(not scope.ancestors[name].isdisjoint(wanted) for name in types):
         scope.fail(term, f"an argument of type '{' or '.join(wanted)}'")

@@ -1,19 +1,18 @@
 """PDDL text to a `Domain` and a `Problem`: STRIPS with typing, constants, equality, negative preconditions and costs.
 
-Costs and metrics are read and ignored: they never change whether a plan is valid. Everything that goes beyond
+Of costs and metrics only the names are kept: amounts never change whether a plan is valid. Everything that goes beyond
 (disjunctions, quantifiers, conditional effects, numeric conditions, derived predicates, time) is refused by name.
 
 Source: McDermott et al., PDDL - The Planning Domain Definition Language (1998); Fox and Long, PDDL2.1, JAIR 20 (2003).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from jaxppo.planning.conditions import (
-    ROOT_TYPE,
     Atom,
     Literal,
     Scope,
@@ -22,10 +21,13 @@ from jaxppo.planning.conditions import (
     read_condition,
     read_effects,
     read_facts,
+    read_functions,
     read_name,
+    read_updates,
 )
 from jaxppo.planning.plans import NAME_PATTERN
 from jaxppo.planning.sexpr import Form, Word, read_form
+from jaxppo.planning.typed_lists import ancestors_of, read_typed_list, read_types
 
 __all__ = [
     "ActionSchema",
@@ -57,13 +59,15 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ActionSchema:
-    """An operator: what must hold before it, and what it adds and deletes."""
+    """An operator: what must hold before it, what it adds and deletes, and the functions (costs) it reads and sets."""
 
     name: str
     parameters: tuple[Parameter, ...]
-    precondition: tuple[Literal, ...]
-    add: tuple[Atom, ...]
-    delete: tuple[Atom, ...]
+    precondition: tuple[Literal, ...] = ()
+    add: tuple[Atom, ...] = ()
+    delete: tuple[Atom, ...] = ()
+    reads: tuple[Atom, ...] = ()
+    sets: tuple[Atom, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +108,8 @@ class Problem:
         init: the atoms that hold at the start.
         init_order: the same atoms in source order.
         goal: the literals that must hold at the end, in source order.
+        functions: the functions that have a value at the start.
+        metric: the functions that the metric reads.
     """
 
     name: str
@@ -112,6 +118,8 @@ class Problem:
     init: frozenset[Atom]
     init_order: tuple[Atom, ...]
     goal: tuple[Literal, ...]
+    functions: frozenset[Atom] = frozenset()
+    metric: tuple[Atom, ...] = ()
 
 
 @lru_cache(maxsize=256)
@@ -165,8 +173,8 @@ def _read_domain(text: str, scope: Scope) -> Domain:
     form = read_form(text, scope.source)
     name, sections = _definition(form, "domain", _DOMAIN_SECTIONS, scope)
     is_typed = any(section[0] == ":types" for section in sections)
-    types = _types(_items(sections, ":types"), scope)
-    scope = replace(scope, ancestors=_ancestors(types), late=None if is_typed else set())
+    types = read_types(_items(sections, ":types"), scope)
+    scope = replace(scope, ancestors=ancestors_of(types), late=None if is_typed else set())
     constants = _declared_objects(_items(sections, ":constants"), {}, scope)
     predicates = _predicates(_items(sections, ":predicates"), scope)
     scope = replace(scope, predicates=predicates, terms=constants)
@@ -186,9 +194,10 @@ def _read_problem(text: str, domain: Domain, scope: Scope) -> Problem:
     if not any(section[0] == ":init" for section in sections):
         scope.fail(form, "a section '(:init ...)'")
     scope = replace(scope, terms=objects)
-    init = tuple(dict.fromkeys(read_facts(_items(sections, ":init"), scope)))
+    init, functions = read_facts(_items(sections, ":init"), scope)
     goal = tuple(literal for node in _items(sections, ":goal") for literal in read_condition(node, scope))
-    return Problem(name, domain, objects, frozenset(init), init, goal)
+    metric = tuple(atom for node in _items(sections, ":metric")[1:] for atom in read_functions(node, scope))
+    return Problem(name, domain, objects, frozenset(init), init, goal, frozenset(functions), metric)
 
 
 def _definition(form: Form, kind: str, known: frozenset[str], scope: Scope) -> tuple[str, list[Form]]:
@@ -214,67 +223,9 @@ def _items(sections: Iterable[Form], keyword: str) -> list[Word | Form]:
     return [item for section in sections if section[0] == keyword for item in section[1:]]
 
 
-def _typed_list(items: Sequence[Word | Form], scope: Scope) -> Iterator[tuple[Word, Types, Word | Form]]:
-    """The names of `a b - type c` with their types and the node that states the type."""
-    waiting: list[Word] = []
-    rest = iter(items)
-    for node in rest:
-        if node == "-":
-            stated = next(rest, None)
-            if stated is None or not waiting:
-                scope.fail(node, "names, '-' and a type")
-            types = _type_names(stated, scope)
-            yield from ((name, types, stated) for name in waiting)
-            waiting = []
-        elif isinstance(node, Word):
-            waiting.append(node)
-        else:
-            scope.fail(node, "a name or '- type'")
-    yield from ((name, (ROOT_TYPE,), name) for name in waiting)
-
-
-def _type_names(node: Word | Form, scope: Scope) -> Types:
-    if isinstance(node, Word):
-        return (read_name(node, scope, "a type"),)
-    if len(node) < 2 or node[0] != "either":
-        scope.fail(node, "a type or '(either type ...)'")
-    return tuple(read_name(item, scope, "a type") for item in node[1:])
-
-
-def _types(items: Sequence[Word | Form], scope: Scope) -> dict[str, Types]:
-    types: dict[str, Types] = {}
-    for name, parents, _ in _typed_list(items, scope):
-        types[read_name(name, scope, "a type")] = types.get(name, ()) + parents
-    return types
-
-
-def _ancestors(types: Mapping[str, Types]) -> dict[str, frozenset[str]]:
-    """Every type that is declared or used as a parent, to itself and all types above it (cycles are harmless)."""
-    names = {ROOT_TYPE, *types, *(parent for parents in types.values() for parent in parents)}
-    return {name: frozenset(_upwards(name, types)) for name in names}
-
-
-def _upwards(name: str, types: Mapping[str, Types]) -> set[str]:
-    reached, waiting = {ROOT_TYPE}, [name]
-    while waiting:
-        current = waiting.pop()
-        if current not in reached:
-            reached.add(current)
-            waiting.extend(types.get(current, ()))
-    return reached
-
-
-def _declared(items: Sequence[Word | Form], scope: Scope) -> Iterator[tuple[Word, Types]]:
-    """A typed list whose types must be declared."""
-    for name, types, stated in _typed_list(items, scope):
-        if not all(entry in scope.ancestors for entry in types):
-            scope.fail(stated, "a type declared under ':types'")
-        yield name, types
-
-
 def _declared_objects(items: Sequence[Word | Form], constants: Mapping[str, Types], scope: Scope) -> dict[str, Types]:
     objects = dict(constants)
-    for name, types in _declared(items, scope):
+    for name, types in read_typed_list(items, scope):
         if objects.setdefault(read_name(name, scope, "an object"), types) != types:
             scope.fail(name, "an object to be declared with one type")
     return objects
@@ -282,7 +233,7 @@ def _declared_objects(items: Sequence[Word | Form], constants: Mapping[str, Type
 
 def _parameters(items: Sequence[Word | Form], scope: Scope) -> tuple[Parameter, ...]:
     parameters = []
-    for name, types in _declared(items, scope):
+    for name, types in read_typed_list(items, scope):
         if not _VARIABLE.fullmatch(name):
             scope.fail(name, "a variable such as '?x'")
         if any(name == parameter.name for parameter in parameters):
@@ -320,27 +271,28 @@ def _action(form: Form, scope: Scope) -> ActionSchema:
     parts = _action_parts(form, scope)
     parameters = _parameters(parts[":parameters"], scope)
     if scope.names_only:
-        return ActionSchema(name, parameters, (), (), ())
+        return ActionSchema(name, parameters)
     scope = replace(scope, terms={**scope.terms, **{entry.name: entry.types for entry in parameters}})
+    precondition = read_condition(parts[":precondition"], scope)
     effects = read_effects(parts[":effect"], scope)
+    sets, reads = read_updates(parts[":effect"], scope)
     return ActionSchema(
         name,
         parameters,
-        precondition=read_condition(parts[":precondition"], scope),
+        precondition,
         add=tuple(literal.atom for literal in effects if literal.positive),
         delete=tuple(literal.atom for literal in effects if not literal.positive),
+        reads=reads,
+        sets=sets,
     )
 
 
 def _action_parts(form: Form, scope: Scope) -> dict[str, Form]:
-    """The `:keyword (...)` pairs behind an action's name; missing ones are `()`."""
-    parts = {keyword: Form(form.line) for keyword in (":parameters", ":precondition", ":effect")}
-    rest = iter(form[2:])
-    for keyword in rest:
-        part = next(rest, keyword)
-        if isinstance(keyword, Form) or keyword not in parts or parts[keyword]:
-            scope.fail(keyword, f"one of {', '.join(parts)}, each once")
-        if isinstance(part, Word):
-            scope.fail(part, f"'(...)' behind '{keyword}'")
-        parts[keyword] = part
+    """The three parts behind an action's name, which VAL wants complete and in this order."""
+    keywords = (":parameters", ":precondition", ":effect")
+    parts = {
+        str(keyword): part for keyword, part in zip(form[2::2], form[3::2], strict=False) if isinstance(part, Form)
+    }
+    if tuple(parts) != keywords or len(form) != 2 + 2 * len(keywords):
+        scope.fail(form, f"'{' (...) '.join(keywords)} (...)', all three in this order ('()' for an empty one)")
     return parts

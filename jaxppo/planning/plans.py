@@ -24,10 +24,11 @@ Action = tuple[str, ...]
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*+"
 _SPACE = r"[ \t\r\n]"
 _COMMENT = re.compile(r";[^\n]*+\n")
+_LAST_COMMENT = re.compile(r";++[ \t\r]*+(?:[A-Za-z_][^\n]*+)?")
 _STEP = re.compile(rf"{_SPACE}*+\({_SPACE}*+({NAME_PATTERN}(?:{_SPACE}++{NAME_PATTERN})*+){_SPACE}*+\)")
 _BLANK = re.compile(rf"{_SPACE}*+")
-# The last line of a text, where no newline ends the comment: see `parse_plan_text`.
-_LAST_COMMENT = re.compile(r";+[ \t\r]*+(?:[A-Za-z_][^\n]*+)?\Z")
+# VAL's lexer takes this word at the very start of a line for a header (the planner's time).
+_TIME_WORD = re.compile(r"(?im)^time(?![\w-])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,13 @@ def parse_plan_text(text: str) -> ParsedPlan:
     Any case, tabs, CRLF, `;` comments, several steps on a line and a step over several lines are read; everything
     else (prose, time stamps, missing or empty parentheses, characters that no PDDL name has) is an error.
 
-    VAL takes a `;` with no newline after it for a stray character and reads on, so such a last comment can add steps or
-    break the plan there. It is read here as a comment only where both readings agree: blank, or starting with a word.
-
     Args:
         text: the plan; it is never interpreted beyond this.
 
     Returns:
         The steps before the first error, and the error.
     """
-    text = _COMMENT.sub("\n", text)
-    if ";" in text:
-        text = _LAST_COMMENT.sub("", text)
+    text = _without_comments(text)
     actions, position = [], 0
     while step := _STEP.match(text, position):
         actions.append(tuple(step[1].lower().split()))
@@ -89,12 +85,26 @@ def parse_plan_text(text: str) -> ParsedPlan:
     return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
 
 
+def _without_comments(text: str) -> str:
+    """Drop the comments, and mark what VAL would read in another way so that no step matches there.
+
+    VAL takes a `;` with no newline after it for a stray character and reads on, so a comment on a last line without
+    newline can add steps or break the plan there. Here it is a comment only where VAL would stop at it without harm:
+    blank, or starting with a word.
+    """
+    lines, newline, last = text.rpartition("\n")
+    before, semicolon, _ = last.partition(";")
+    if semicolon and _LAST_COMMENT.fullmatch(last, len(before)):
+        last = before
+    return _TIME_WORD.sub("!", _COMMENT.sub("\n", lines + newline) + last)
+
+
 def lcs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
     """Length of the longest common subsequence (gaps allowed) of two plans.
 
     `L[i, j] = L[i-1, j-1] + 1` where `a[i] == b[j]`, else `max(L[i-1, j], L[i, j-1])`.
 
-    Source: Cormen et al., Introduction to Algorithms, section 14.4 (4th edition).
+    Source: longest common subsequence; Cormen et al., Introduction to Algorithms (4th edition, 2022), section 14.4.
     """
     above = [0] * (len(b) + 1)
     for step in a:
@@ -110,7 +120,7 @@ def lccs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
 
     `R[i, j] = R[i-1, j-1] + 1` where `a[i] == b[j]`, else 0; the result is the largest `R`.
 
-    Source: the longest common substring recursion, Gusfield, Algorithms on Strings, Trees and Sequences, section 7.4.
+    Source: longest common substring; Gusfield, Algorithms on Strings, Trees and Sequences (1997).
     """
     longest, above = 0, [0] * (len(b) + 1)
     for step in a:

@@ -5,10 +5,9 @@ Agrees with VAL on every plan that is a list of known actions, except on purpose
 - a plan is refused where VAL guesses or crashes: too many arguments (ignored by VAL in untyped domains), too few
   (VAL crashes), an object that the problem does not declare (invented by VAL in untyped domains);
 - PDDL files are refused where VAL reads on: undeclared predicates, objects or types, a wrong number of arguments in
-  an atom, an action declared twice, text behind the problem's end;
-- an operator without `:precondition` is applicable everywhere, as in the PDDL definition; VAL drops such an operator.
+  an atom, an action declared twice, text behind the problem's end.
 
-Source: Howey, Long and Fox, VAL: automatic plan validation, ICTAI 2004; Fox and Long, PDDL2.1, JAIR 20 (2003), sec. 7.
+Source: Howey, Long and Fox, VAL: automatic plan validation, ICTAI 2004; Fox and Long, PDDL2.1, JAIR 20 (2003).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,8 +29,13 @@ class _Step(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """What is computed once per problem; `steps` grows with the legal actions that plans use."""
+    """What is computed once per problem; `steps` grows with the legal actions that plans use.
 
+    That a function (cost) has a value is an atom here as well, marked with `#`: VAL rejects a plan that reads a
+    function without a value, be it in an action's cost or in the metric.
+    """
+
+    init: frozenset[Atom]
     goal_true: frozenset[Atom]
     goal_false: frozenset[Atom]
     steps: dict[Action, _Step]
@@ -57,7 +61,7 @@ def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
                 return PlanVerdict.refused(error, number)
             step = task.steps[action] = _instantiate(problem, action)
         steps.append(step)
-    state = set(problem.init)
+    state = set(task.init)
     for number, (true, false, delete, add) in enumerate(steps, 1):
         if not (true <= state and false.isdisjoint(state)):
             return PlanVerdict.refused(PlanError.PRECONDITION, number)
@@ -83,14 +87,18 @@ def check_action(problem: Problem, action: Action) -> PlanError | None:
 
 @lru_cache(maxsize=4096)
 def _task(problem: Problem) -> _Task:
-    return _Task(*_split(problem.goal, {}), {})
+    goal_true, goal_false = _split(problem.goal, {})
+    init = problem.init | _has_value(problem.functions)
+    return _Task(init, goal_true | _has_value(problem.metric), goal_false, {})
 
 
 def _instantiate(problem: Problem, action: Action) -> _Step:
     schema = problem.domain.actions[action[0]]
     binding = {parameter.name: name for parameter, name in zip(schema.parameters, action[1:], strict=True)}
     true, false = _split(schema.precondition, binding)
-    return _Step(true, false, _bound(schema.delete, binding), _bound(schema.add, binding))
+    true |= _has_value(_bound(schema.reads, binding))
+    add = _bound(schema.add, binding) | _has_value(_bound(schema.sets, binding))
+    return _Step(true, false, _bound(schema.delete, binding), add)
 
 
 def _split(literals: Iterable[Literal], binding: Mapping[str, str]) -> tuple[frozenset[Atom], frozenset[Atom]]:
@@ -110,3 +118,7 @@ def _split(literals: Iterable[Literal], binding: Mapping[str, str]) -> tuple[fro
 
 def _bound(atoms: Iterable[Atom], binding: Mapping[str, str]) -> frozenset[Atom]:
     return frozenset((atom[0], *(binding.get(term, term) for term in atom[1:])) for atom in atoms)
+
+
+def _has_value(functions: Iterable[Atom]) -> frozenset[Atom]:
+    return frozenset((f"#{atom[0]}", *atom[1:]) for atom in functions)

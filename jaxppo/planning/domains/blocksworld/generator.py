@@ -1,7 +1,7 @@
 """Random Blocksworld problems: start and goal uniform over all states of n blocks.
 
 Placing block after block at random favours few tall towers; the counts below remove that bias.
-Source: Slaney and Thiebaux, Blocks World revisited, Artificial Intelligence 125 (2001), section 2.
+Source: Slaney and Thiebaux, Blocks World revisited, Artificial Intelligence 125 (2001).
 """
 
 import random
@@ -64,7 +64,7 @@ def count_states(n_loose: int, n_standing: int) -> int:
 
     `g(0, k) = 1` and `g(n + 1, k) = g(n, k + 1) + (n + k) g(n, k)`.
 
-    Source: Slaney and Thiebaux (2001), section 2.
+    Source: Slaney and Thiebaux (2001).
     """
     if n_loose == 0:
         return 1

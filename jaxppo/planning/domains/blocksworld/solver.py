@@ -3,7 +3,7 @@
 Every plan between states with an empty hand is a sequence of moves of two actions each, so fewest moves is fewest
 actions. Two prunings keep an optimal plan in reach: a block that can go straight to its final place goes there, and
 any other block worth moving goes to the table.
-Source: Gupta and Nau, On the complexity of blocks-world planning, Artificial Intelligence 56 (1992), section 4.
+Source: Gupta and Nau, On the complexity of blocks-world planning, Artificial Intelligence 56 (1992).
 """
 
 import heapq

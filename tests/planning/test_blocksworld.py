@@ -1,0 +1,98 @@
+"""Blocksworld: uniform states, well-formed problems, optimal plans."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning import execute, parse_domain, parse_problem
+from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem, solve
+from jaxppo.planning.domains.blocksworld.generator import count_states, random_towers
+
+from .towers import all_states, place_atoms, shortest_lengths, towers_problem
+
+
+def test_count_states_matches_enumeration():
+    assert [count_states(n, 0) for n in range(1, 6)] == [1, 3, 13, 73, 501]
+    assert [len(list(all_states("abcde"[:n]))) for n in range(1, 6)] == [1, 3, 13, 73, 501]
+    # Two loose blocks and one standing tower: table or tower for the first, then 3 or 2 places for the second.
+    assert count_states(2, 1) == 7
+
+
+def test_random_towers_are_uniform():
+    rng = random.Random(3)
+    drawn = Counter(frozenset(map(tuple, random_towers("abc", rng))) for _ in range(13_000))
+    assert drawn.keys() == set(map(frozenset, all_states("abc")))
+    # Each of the 13 states is binomial with mean 1000 and standard deviation 30.4; five of them is 1 in 10^5.
+    assert all(abs(count - 1000) < 5 * 30.4 for count in drawn.values())
+
+
+@pytest.mark.parametrize("n_blocks", [2, 3, 6, 16])
+def test_generate_problem_is_complete_and_solvable(n_blocks):
+    rng = random.Random(n_blocks)
+    for _ in range(20):
+        problem = parse_problem(generate_problem(n_blocks, rng, "p"), parse_domain(DOMAIN_PDDL))
+        assert len(problem.objects) == n_blocks and set(problem.objects) <= set(NAMES)
+        goal = {literal.atom for literal in problem.goal}
+        assert sorted(atom[1] for atom in goal) == sorted(problem.objects)
+        assert not goal <= problem.init
+        assert ("handempty",) in problem.init
+        assert execute(problem, solve(problem)).valid
+
+
+def test_generate_problem_depends_on_the_seed_alone():
+    texts = [generate_problem(5, random.Random(seed), "p") for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("n_blocks", [-1, 0, 1, 17])
+def test_generate_problem_refuses_sizes_out_of_range(n_blocks):
+    with pytest.raises(ConfigError, match=f"n_blocks: expected 2 to 16, got {n_blocks}"):
+        generate_problem(n_blocks, random.Random(0), "p")
+
+
+@pytest.mark.parametrize("blocks", ["ab", "abc", "abcd"])
+def test_solve_is_optimal(blocks):
+    for start in all_states(blocks):
+        distances = shortest_lengths(start)
+        for goal in all_states(blocks):
+            problem = towers_problem(start, goal)
+            plan = solve(problem)
+            assert execute(problem, plan).valid
+            assert len(plan) == distances[frozenset(goal)]
+
+
+@pytest.mark.slow
+def test_solve_is_optimal_for_random_problems_of_six_blocks():
+    rng = random.Random(8)
+    for _ in range(5):
+        start = tuple(map(tuple, random_towers("abcdef", rng)))
+        distances = shortest_lengths(start)
+        for _ in range(200):
+            goal = tuple(map(tuple, random_towers("abcdef", rng)))
+            assert len(solve(towers_problem(start, goal))) == distances[frozenset(goal)]
+
+
+def test_solve_moves_a_block_out_of_the_way():
+    # a on b, to be b on a: a must go to the table, for its final place is there.
+    plan = solve(towers_problem((("b", "a"),), (("a", "b"),)))
+    assert plan == (("unstack", "a", "b"), ("put-down", "a"), ("pick-up", "b"), ("stack", "b", "a"))
+
+
+@pytest.mark.parametrize(
+    ("init", "goal", "expected"),
+    [
+        ("(holding a) (ontable b)", "(ontable a) (ontable b)", r"init: expected '\(on a \.\.\.\)' or '\(ontable a\)'"),
+        ("(ontable a) (ontable b)", "(on a b)", r"goal: expected '\(on b \.\.\.\)' or '\(ontable b\)'"),
+        ("(ontable a) (ontable b)", "(on a b) (on b a)", "goal: expected towers of blocks, got a cycle"),
+    ],
+)
+def test_solve_refuses_incomplete_or_impossible_problems(init, goal, expected):
+    text = f"(define (problem p) (:domain b) (:objects a b) (:init {init} (clear b) (clear a)) (:goal (and {goal})))"
+    with pytest.raises(DataError, match=expected):
+        solve(parse_problem(text, parse_domain(DOMAIN_PDDL)))
+
+
+def test_place_atoms_of_the_oracle():
+    assert place_atoms((("a", "b"), ("c",))) == ["(ontable a)", "(ontable c)", "(on b a)"]

@@ -1,0 +1,93 @@
+"""Canonical forms: equal exactly where a renaming maps one problem to the other."""
+
+import random
+from itertools import permutations
+
+import pytest
+
+from jaxppo.planning import Problem, canonical_form, parse_domain, parse_problem
+from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem
+
+from .test_pddl import DELIVERY, ERRAND
+from .towers import all_states, towers_problem
+
+
+def brute_force_form(problem: Problem) -> tuple:
+    """The smallest relabelling over all permutations of the objects."""
+    names = sorted(problem.objects)
+    sides = [problem.init, [literal.atom for literal in problem.goal]]
+    return min(
+        tuple(tuple(sorted(tuple(renaming.get(word, word) for word in atom) for atom in side)) for side in sides)
+        for order in permutations(names)
+        for renaming in [dict(zip(names, order, strict=True))]
+    )
+
+
+@pytest.mark.parametrize(("blocks", "expected"), [("a", 1), ("ab", 5), ("abc", 29)])
+def test_canonical_form_separates_exactly_what_no_renaming_joins(blocks, expected):
+    problems = [towers_problem(start, goal) for start in all_states(blocks) for goal in all_states(blocks)]
+    pairs = {(canonical_form(problem), brute_force_form(problem)) for problem in problems}
+    assert len(pairs) == len({form for form, _ in pairs}) == len({brute for _, brute in pairs}) == expected
+
+
+@pytest.mark.parametrize(("blocks", "all_pairs", "start_is_goal"), [("abcd", 228, 5), ("abcde", 2111, 7)])
+def test_canonical_form_counts(blocks, all_pairs, start_is_goal):
+    """Starts are taken once per shape (the tower heights): other starts are renamings of these."""
+    shapes = {tuple(sorted(map(len, start))): start for start in all_states(blocks)}
+    forms = {canonical_form(towers_problem(start, goal)) for start in shapes.values() for goal in all_states(blocks)}
+    assert len(forms) == all_pairs
+    assert len({canonical_form(towers_problem(start, start)) for start in shapes.values()}) == start_is_goal
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_canonical_form_ignores_names_and_order(seed):
+    rng = random.Random(seed)
+    text = generate_problem(rng.randint(2, 9), rng, "p")
+    problem = parse_problem(text, parse_domain(DOMAIN_PDDL))
+    renaming = dict(zip(problem.objects, rng.sample(NAMES, len(problem.objects)), strict=True))
+    init = _shuffled([_renamed(atom, renaming) for atom in problem.init], rng)
+    goal = _shuffled([_renamed(literal.atom, renaming) for literal in problem.goal], rng)
+    objects = _shuffled(list(renaming.values()), rng)
+    other = f"(define (problem q) (:domain b) (:objects {objects}) (:init {init}) (:goal (and {goal})))"
+    assert canonical_form(parse_problem(other, parse_domain(DOMAIN_PDDL))) == canonical_form(problem)
+
+
+def _renamed(atom: tuple[str, ...], renaming: dict[str, str]) -> str:
+    return f"({' '.join((atom[0], *(renaming[name] for name in atom[1:])))})"
+
+
+def _shuffled(items: list[str], rng: random.Random) -> str:
+    return " ".join(rng.sample(items, len(items)))
+
+
+@pytest.mark.parametrize("height", [1, 2])
+def test_canonical_form_copes_with_sixteen_blocks_that_look_alike(height):
+    towers = [tuple(NAMES[i : i + height]) for i in range(0, 16, height)]
+    forms = {canonical_form(towers_problem(tuple(start), tuple(start))) for start in (towers, towers[::-1])}
+    assert len(forms) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        ("v - van b1 b2 - box", "b2 - box v - van b1 - box", True),
+        ("v - van", "v - truck", False),
+        ("(not (at v hub))", "(at v hub)", False),
+        ("(at v home)", "(at v hub)", False),
+        ("(in b1 v)", "(in b2 v)", False),
+        ("(= (length home hub) 3)", "", True),
+        ("(:goal (and (in b1 v)", "(:goal (and (in b1 v) (in b1 v)", True),
+    ],
+)
+def test_canonical_form_keeps_types_constants_and_signs(old, new, is_same):
+    assert old in ERRAND
+    domain = parse_domain(DELIVERY)
+    forms = {canonical_form(parse_problem(text, domain)) for text in (ERRAND, ERRAND.replace(old, new))}
+    assert len(forms) == (1 if is_same else 2)
+
+
+def test_canonical_form_renames_objects_but_not_constants():
+    domain = parse_domain("(define (domain d) (:constants k) (:predicates (p ?x)))")
+    text = "(define (problem p) (:domain d) (:objects a b) (:init (p {})) (:goal ()))"
+    forms = [canonical_form(parse_problem(text.format(name), domain)) for name in ("a", "b", "k")]
+    assert forms[0] == forms[1] != forms[2]

@@ -1,0 +1,149 @@
+"""Splits without leaks, rows that hold what they say, files that are whole or absent."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning import (
+    canonical_form,
+    parse_completion,
+    parse_domain,
+    parse_plan_text,
+    parse_problem,
+    validate_plan,
+)
+from jaxppo.planning.datasets import COLUMNS, build_split, partition, read_jsonl, write_jsonl
+
+from .towers import all_states, towers_problem
+
+
+def problem_of(row):
+    return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
+
+
+@pytest.fixture(scope="module")
+def splits():
+    sizes = {"train": {3: 30, 5: 60}, "rl": {5: 60}, "test": {5: 60}, "test_longer": {6: 20}}
+    return {
+        name: build_split(name, sizes=size, seed=seed, unique=name != "train")
+        for seed, (name, size) in enumerate(sizes.items())
+    }
+
+
+def test_rows_hold_every_column_and_a_valid_plan(splits):
+    for name, rows in splits.items():
+        for row in rows:
+            assert row.keys() == COLUMNS.keys() and row["split"] == name
+            plan_text = "\n".join(row["reference_plan"])
+            assert validate_plan(row["domain_pddl"], row["problem_pddl"], plan_text).valid
+            assert parse_completion(row["completion"]) == parse_plan_text(plan_text)
+            assert row["plan_length"] == len(row["reference_plan"]) > 0
+            assert row["n_objects"] == len(problem_of(row).objects)
+            assert row["id"] == problem_of(row).name
+
+
+def test_sizes_and_ids(splits):
+    assert Counter(row["n_objects"] for row in splits["train"]) == {3: 30, 5: 60}
+    ids = [row["id"] for rows in splits.values() for row in rows]
+    assert len(set(ids)) == len(ids)
+
+
+def test_splits_share_no_problem_up_to_renaming(splits):
+    forms = {name: {canonical_form(problem_of(row)) for row in rows} for name, rows in splits.items()}
+    assert sum(map(len, forms.values())) == len(set().union(*forms.values()))
+
+
+def test_unique_splits_hold_no_problem_twice(splits):
+    assert len({canonical_form(problem_of(row)) for row in splits["test"]}) == 60
+    train = splits["train"]
+    assert len({canonical_form(problem_of(row)) for row in train}) < len({row["prompt"] for row in train}) == len(train)
+
+
+def test_the_same_arguments_give_the_same_rows(splits):
+    assert json.dumps(build_split("rl", sizes={5: 60}, seed=1, unique=True)) == json.dumps(splits["rl"])
+    assert build_split("rl", sizes={5: 60}, seed=9, unique=True) != splits["rl"]
+
+
+def test_rows_of_one_size_do_not_depend_on_the_others(splits):
+    assert build_split("train", sizes={5: 60}, seed=0, unique=False) == splits["train"][30:]
+
+
+def test_partition_shares_are_60_20_20():
+    shapes = {tuple(sorted(map(len, start))): start for start in all_states("abcde")}
+    problems = {
+        canonical_form(problem): problem
+        for start in shapes.values()
+        for problem in (towers_problem(start, goal) for goal in all_states("abcde"))
+    }
+    counts = Counter(map(partition, problems.values()))
+    # Binomial over 2,111 forms: standard deviations 22.5 and 18.4; four of them.
+    assert abs(counts["train"] - 0.6 * 2111) < 90
+    assert abs(counts["rl"] - 0.2 * 2111) < 74 and abs(counts["test"] - 0.2 * 2111) < 74
+
+
+def test_a_partition_that_holds_too_few_is_an_error():
+    with pytest.raises(DataError, match=r"^split 'test', 2 objects: expected 50 different problems, found only \d; "):
+        build_split("test", sizes={2: 50}, seed=0, unique=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split": "tset"}, "split: expected one of train, rl, test, test_longer, got 'tset'"),
+        ({"domain": "chess"}, "domain: expected one of blocksworld, got 'chess'"),
+        ({"prompt_style": "haiku"}, "prompt_style: expected one of atoms, got 'haiku'"),
+        ({"sizes": {1: 1}}, "n_blocks: expected 2 to 16, got 1"),
+    ],
+)
+def test_build_split_refuses_unknown_choices(changes, message):
+    arguments = {"split": "train", "sizes": {3: 1}, "seed": 0, "unique": True} | changes
+    with pytest.raises(ConfigError, match=message):
+        build_split(arguments.pop("split"), **arguments)
+
+
+def test_jsonl_round_trip(splits, tmp_path):
+    path = tmp_path / "new" / "rl.jsonl"
+    rows = [{**row, "note": "kept; \u2028 é"} for row in splits["rl"]]
+    write_jsonl(rows, path)
+    assert read_jsonl(path) == rows
+    assert [file.name for file in path.parent.iterdir()] == ["rl.jsonl"]
+
+
+def test_write_jsonl_leaves_the_old_file_where_it_fails(splits, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_jsonl(splits["rl"], path)
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        write_jsonl([*splits["test"], {"id": object()}], path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "expected a JSON object, got broken JSON"),
+        ("[1]", "expected a JSON object, got list"),
+        ('{"id": "x"}', "field 'domain': expected str, got nothing"),
+        ({"plan_length": "4"}, "field 'plan_length': expected int, got '4'"),
+        ({"plan_length": True}, "field 'plan_length': expected int, got True"),
+        ({"reference_plan": "(a)"}, "field 'reference_plan': expected list, got '(a)'"),
+    ],
+)
+def test_read_jsonl_names_file_line_and_field(splits, tmp_path, line, message):
+    path = tmp_path / "rows.jsonl"
+    good = splits["rl"][0]
+    bad = line if isinstance(line, str) else json.dumps(good | line)
+    path.write_text(f"{json.dumps(good)}\n\n{bad}\n")
+    with pytest.raises(DataError) as caught:
+        read_jsonl(path)
+    assert str(caught.value).startswith(f"{path}:3: {message}") and "\n" not in str(caught.value)
+
+
+def test_read_jsonl_names_a_missing_or_binary_file(tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name in ("missing", "binary"):
+        with pytest.raises(DataError, match=f"{name}: expected a UTF-8 text file"):
+            read_jsonl(tmp_path / name)

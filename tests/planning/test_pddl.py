@@ -1,0 +1,241 @@
+"""PDDL text to domains and problems, and one-line errors that name file and line."""
+
+import pytest
+
+from jaxppo.errors import PddlError
+from jaxppo.planning.pddl import (
+    Literal,
+    Parameter,
+    UnsupportedPddlError,
+    parse_domain,
+    parse_problem,
+    parse_problem_names,
+)
+
+DELIVERY = """
+(define (domain delivery) ; comments count as blank
+  (:requirements :strips :typing :equality :negative-preconditions :action-costs)
+  (:types place thing - object
+          truck box - thing
+          VAN - truck
+          raft - (either truck box))
+  (:constants hub - place)
+  (:predicates (at ?t - thing ?p - place) (in ?b - box ?t - truck) (shut ?p - place))
+  (:functions (total-cost) - number (length ?a ?b - place) - number)
+  (:action drive :parameters (?t - truck ?from ?to - place)
+    :precondition (and (at ?t ?from) (not (= ?from ?to)) (not (shut ?to)))
+    :effect (and (at ?t ?to) (not (at ?t ?from)) (increase (total-cost) (length ?from ?to))))
+  (:action open :parameters (?p - place) :precondition () :effect (not (shut ?p)))
+  (:action load :parameters (?b - (either box raft) ?t - truck)
+    :precondition (and (at ?t hub) (and (at ?b hub)))
+    :effect (and (in ?b ?t) (not (at ?b hub)))))
+"""
+ERRAND = """(define (problem errand)
+  (:domain delivery)
+  (:objects Home - place v - van b1 b2 - box)
+  (:init (at v home) (at b1 hub) (= (length home hub) 3) (= (total-cost) 0) (at v home) (not (shut hub)))
+  (:goal (and (in b1 v) (not (at v hub))))
+  (:metric minimize (total-cost)))
+"""
+
+
+def test_parse_domain_reads_every_part():
+    domain = parse_domain(DELIVERY)
+    assert domain.name == "delivery"
+    assert domain.types["van"] == ("truck",) and domain.types["raft"] == ("truck", "box")
+    assert domain.ancestors["van"] == {"van", "truck", "thing", "object"}
+    assert domain.constants == {"hub": ("place",)}
+    assert domain.predicates["at"] == (("thing",), ("place",))
+    drive = domain.actions["drive"]
+    assert drive.parameters == (
+        Parameter("?t", ("truck",)),
+        Parameter("?from", ("place",)),
+        Parameter("?to", ("place",)),
+    )
+    assert drive.precondition == (
+        Literal(("at", "?t", "?from"), True),
+        Literal(("=", "?from", "?to"), False),
+        Literal(("shut", "?to"), False),
+    )
+    assert (drive.add, drive.delete) == ((("at", "?t", "?to"),), (("at", "?t", "?from"),))
+    assert (drive.sets, drive.reads) == ((("total-cost",),), (("length", "?from", "?to"),))
+    assert domain.actions["open"].precondition == ()
+    assert domain.actions["load"].parameters[0].types == ("box", "raft")
+
+
+def test_is_of_type_follows_the_hierarchy():
+    domain = parse_domain(DELIVERY)
+    assert domain.is_of_type(("van",), ("truck",))
+    assert domain.is_of_type(("raft",), ("box",)) and domain.is_of_type(("raft",), ("truck",))
+    assert not domain.is_of_type(("truck",), ("van",))
+    assert domain.is_of_type(("box",), ("van", "thing"))
+
+
+def test_parse_problem_keeps_source_order():
+    problem = parse_problem(ERRAND, parse_domain(DELIVERY))
+    assert problem.name == "errand"
+    assert list(problem.objects) == ["hub", "home", "v", "b1", "b2"]
+    assert problem.init_order == (("at", "v", "home"), ("at", "b1", "hub"))
+    assert problem.init == frozenset(problem.init_order)
+    assert problem.goal == (Literal(("in", "b1", "v"), True), Literal(("at", "v", "hub"), False))
+    assert problem.functions == {("length", "home", "hub"), ("total-cost",)}
+    assert problem.metric == (("total-cost",),)
+
+
+def test_equal_texts_are_parsed_once():
+    assert parse_domain(DELIVERY) is parse_domain(str(DELIVERY))
+    domain = parse_domain(DELIVERY)
+    assert parse_problem(ERRAND, domain) is parse_problem(ERRAND, domain)
+
+
+def test_names_are_case_insensitive():
+    domain = parse_domain(DELIVERY.upper())
+    assert parse_problem(ERRAND.upper(), domain).init == parse_problem(ERRAND, parse_domain(DELIVERY)).init
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "expected"),
+    [
+        ("(:constants hub - place)", "(:constants hub - place", 18, "expected ')' for the '(' of line 2"),
+        ("(:constants hub - place)", "(:constants hub - place))", 17, "expected '(' or the end of the text, got ')'"),
+        ("(define (domain delivery)", "(define (problem delivery)", 2, "expected '(define (domain NAME) ...)'"),
+        ("(:constants hub - place)", "(:constants hub - spot)", 8, "a type declared under ':types', got 'spot'"),
+        ("(:constants hub - place)", "(:constants hub -)", 8, "expected names, '-' and a type"),
+        ("(:constants hub - place)", "(:constants 7up - place)", 8, "expected an object"),
+        ("(:constants hub - place)", "(:constants not - place)", 8, "not a word of the language"),
+        ("(at ?t hub)", "(at ?t depot)", 16, "expected a declared object or constant, got 'depot'"),
+        ("(at ?t hub)", "(at ?z hub)", 16, "expected a declared variable, got '?z'"),
+        ("(at ?t hub)", "(at ?t ?b)", 16, "expected an argument of type 'place', got '?b'"),
+        ("(at ?t hub)", "(at ?t)", 16, "expected 2 argument(s) for 'at', got '(at ?t)'"),
+        ("(at ?t hub)", "(near ?t hub)", 16, "expected a predicate declared under ':predicates', got '(near ?t hub)'"),
+        ("(at ?t hub)", "hub", 16, "expected a condition '(predicate ...)', got 'hub'"),
+        ("(in ?b ?t)", "(= ?b ?t)", 17, "expected an effect on a predicate"),
+        (":effect (not (shut ?p))", ":effect ()", 14, "expected an effect '(predicate ...)' or '(and)', got '()'"),
+        (":precondition () ", "", 14, "expected ':parameters (...) :precondition (...) :effect (...)'"),
+        ("(?b - (either box raft) ?t - truck)", "(?b - box ?b - truck)", 15, "every parameter to have its own name"),
+        (
+            "(?b - (either box raft) ?t - truck)",
+            "(b - box ?t - truck)",
+            15,
+            "expected a variable such as '?x', got 'b'",
+        ),
+        ("(:action open", "(:action drive", 14, "the action 'drive' to be declared once"),
+        ("(shut ?p - place)", "(at ?p - place)", 9, "expected a predicate to be declared once"),
+        ("(:constants hub - place)", "constants", 8, "expected a section '(:keyword ...)', got 'constants'"),
+    ],
+)
+def test_parse_domain_names_file_line_and_fault(old, new, line, expected):
+    assert old in DELIVERY
+    with pytest.raises(PddlError) as caught:
+        parse_domain(DELIVERY.replace(old, new), "delivery.pddl")
+    assert not isinstance(caught.value, UnsupportedPddlError)
+    assert str(caught.value).startswith(f"delivery.pddl:{line}: ")
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("condition", "feature"),
+    [
+        ("(or (shut ?p) (at ?p ?p))", "or"),
+        ("(forall (?x - place) (shut ?x))", "forall"),
+        ("(exists (?x - place) (shut ?x))", "exists"),
+        ("(imply (shut ?p) (shut ?p))", "imply"),
+        ("(not (and (shut ?p)))", "not and"),
+        ("(not (or (shut ?p)))", "or"),
+        ("(> (total-cost) 3)", ">"),
+        ("(= (total-cost) 3)", "numeric or nested"),
+        ("(preference p1 (shut ?p))", "preference"),
+    ],
+)
+def test_parse_domain_refuses_conditions_beyond_strips(condition, feature):
+    text = DELIVERY.replace(":precondition ()", f":precondition {condition}")
+    with pytest.raises(
+        UnsupportedPddlError, match=r"^<domain>:14: .*not supported by the built-in validator$"
+    ) as caught:
+        parse_domain(text)
+    assert f"got '{feature}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "feature"),
+    [
+        ("(:action x :parameters () :precondition () :effect (when (shut hub) (not (shut hub))))", "when"),
+        ("(:action x :parameters () :precondition () :effect (forall (?p - place) (shut ?p)))", "forall"),
+        ("(:durative-action x :parameters ())", ":durative-action"),
+        ("(:derived (shut ?p - place) (shut ?p))", ":derived"),
+    ],
+)
+def test_parse_domain_refuses_features_beyond_strips(section, feature):
+    with pytest.raises(UnsupportedPddlError, match=f"expected STRIPS, got '{feature}'"):
+        parse_domain(DELIVERY.replace("(:action open", f"{section}\n(:action open"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "expected"),
+    [
+        ("(at b1 hub)", "(at b9 hub)", 4, "expected a declared object or constant, got 'b9'"),
+        ("(at b1 hub)", "(at hub b1)", 4, "expected an argument of type 'thing', got 'hub'"),
+        ("(at b1 hub)", "(= b1 hub)", 4, "expected '(= (function ...) number)', got '(= b1 hub)'"),
+        ("(at b1 hub)", "(not (at b1 hub) hub)", 4, "expected '(not (predicate ...))'"),
+        ("(at b1 hub)", "b1", 4, "expected a fact '(predicate object ...)', got 'b1'"),
+        ("v - van", "v - bus", 3, "expected a type declared under ':types', got 'bus'"),
+        ("v - van", "v hub - van", 3, "expected an object to be declared with one type, got 'hub'"),
+        ("(in b1 v)", "(in b1)", 5, "expected 2 argument(s) for 'in'"),
+        ("(in b1 v)", "(in b1 ?v)", 5, "expected a declared variable, got '?v'"),
+        ("(define (problem errand)", "(define (problem)", 1, "expected '(define (problem NAME) ...)'"),
+    ],
+)
+def test_parse_problem_names_file_line_and_fault(old, new, line, expected):
+    assert old in ERRAND
+    with pytest.raises(PddlError) as caught:
+        parse_problem(ERRAND.replace(old, new), parse_domain(DELIVERY), "errand.pddl")
+    assert str(caught.value).startswith(f"errand.pddl:{line}: ")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "; only a comment", "(a)(b)", "word", "(define (problem p)) tail", "()"])
+def test_parse_problem_refuses_text_that_is_not_one_definition(text):
+    with pytest.raises(PddlError, match=r"^<problem>:1: expected "):
+        parse_problem(text, parse_domain(DELIVERY))
+
+
+def test_parse_problem_needs_an_init_section():
+    with pytest.raises(PddlError, match=r"a section '\(:init \.\.\.\)'"):
+        parse_problem("(define (problem p) (:goal ()))", parse_domain(DELIVERY))
+
+
+def test_parse_problem_refuses_facts_at_a_time():
+    text = ERRAND.replace("(at b1 hub)", "(at 5 (at b1 hub))")
+    with pytest.raises(UnsupportedPddlError, match="numeric or nested"):
+        parse_problem(text, parse_domain(DELIVERY))
+
+
+def test_an_untyped_domain_may_name_objects_of_its_problems():
+    domain = parse_domain(
+        "(define (domain d) (:predicates (q ?x)) (:action go :parameters () :precondition (q a) :effect (q b)))"
+    )
+    assert domain.late_constants == {"a", "b"}
+    problem = "(define (problem p) (:domain d) (:objects a {}) (:init (q a)) (:goal (q a)))"
+    assert parse_problem(problem.format("b"), domain).objects.keys() == {"a", "b"}
+    with pytest.raises(PddlError, match="expected the object 'b', which an action of the domain names"):
+        parse_problem(problem.format("c"), domain)
+
+
+def test_types_may_form_a_cycle():
+    domain = parse_domain("(define (domain d) (:types a - b b - a) (:predicates (p ?x - a)))")
+    assert domain.ancestors["a"] == {"a", "b", "object"}
+
+
+def test_deep_parentheses_are_an_error_and_not_a_crash():
+    with pytest.raises(PddlError, match="at most 100 open parentheses"):
+        parse_domain("(" * 100_000)
+
+
+def test_parse_problem_names_reads_files_beyond_strips():
+    domain = DELIVERY.replace(":precondition ()", ":precondition (forall (?x - place) (shut ?x))")
+    domain = domain.replace("(:action open", "(:derived (shut ?p - place) (shut ?p)) (:action open")
+    problem = parse_problem_names(domain, ERRAND.replace("(in b1 v)", "(or (in b1 v))"))
+    assert problem.domain.actions["open"].parameters == (Parameter("?p", ("place",)),)
+    assert (problem.goal, problem.init) == ((), frozenset())
+    with pytest.raises(UnsupportedPddlError, match=":durative-action"):
+        parse_problem_names(DELIVERY.replace("(:action open", "(:durative-action open"), ERRAND)

@@ -1,0 +1,141 @@
+"""Plan text to actions, and the overlap of plans."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxppo.planning.plans import (
+    ParsedPlan,
+    PlanError,
+    format_action,
+    lccs_length,
+    lcs_length,
+    parse_action,
+    parse_plan_text,
+)
+
+A, B = ("unstack", "a", "b"), ("put-down", "a")
+ACTIONS = st.tuples(st.sampled_from(["go", "pick-up", "x_1"]), st.sampled_from(["a", "b", "c-1"]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(unstack a b)\n(put-down a)\n",
+        "(unstack a b)\n(put-down a)",
+        "(UNSTACK A b)(Put-Down A)",
+        "\t( unstack  a\tb )\r\n\r\n(put-down a)\r\n",
+        "(unstack\n a\n b\n)\n(put-down a)",
+        "; plan\n(unstack a b) ; take (it)\n(put-down ; now\n a)\n; cost = 2 (unit cost)\n",
+        "(unstack a b)\n(put-down a)\n; cost = 2 (unit cost)",
+        "(unstack a b)\n(put-down a);",
+        "(unstack a b)\r(put-down a)",
+    ],
+)
+def test_parse_plan_text_reads_benign_layouts(text):
+    assert parse_plan_text(text) == ParsedPlan((A, B))
+
+
+@pytest.mark.parametrize("text", ["", " \r\n\t", "; nothing\n", "; nothing"])
+def test_parse_plan_text_reads_the_empty_plan(text):
+    assert parse_plan_text(text) == ParsedPlan(())
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "BAD",
+        "put-down a",
+        "(put-down a",
+        "put-down a)",
+        ")",
+        "()",
+        "((put-down a))",
+        "(put-down (a))",
+        "1: (put-down a)",
+        "(put-down a) [1]",
+        "(put-down, a)",
+        "(put-down 1)",
+        "(put-down ?a)",
+        "(put-down a) prose",
+        "[put-down a]",
+        "```",
+        "<eos>",
+        "(put-down a\x00)",
+        "(put-down\u00a0a)",
+        "(put-down \u0430)",  # Cyrillic a
+        "(pic\u212a-up a)",  # the Kelvin sign, which lower-cases to k
+        "(put-down\x0ca)",
+        "; 7 steps",
+        "; (put-down a)",
+        ";; [x",
+        "(put-down a ; no end)",
+        "(put-down\ntime)",
+    ],
+)
+def test_parse_plan_text_stops_at_anything_else(second):
+    plan = parse_plan_text(f"(unstack a b)\n{second}")
+    assert plan.actions[0] == A
+    assert plan.error is PlanError.SYNTAX
+    assert plan.error_step == len(plan.actions) + 1
+
+
+def test_parse_plan_text_keeps_what_precedes_the_error():
+    assert parse_plan_text("(unstack a b) junk (put-down a)") == ParsedPlan((A,), PlanError.SYNTAX, 2)
+
+
+@pytest.mark.parametrize("piece", [";", "(", ")", " ", "\n", "a", "(a ", ";\n", "\ntime", "; (", "-", "\u0130"])
+def test_parse_plan_text_reads_a_million_characters(piece):
+    plan = parse_plan_text("(unstack a b)" + piece * (1_000_000 // len(piece)))
+    assert plan.actions == (A,)
+
+
+@settings(deadline=None)
+@given(st.lists(ACTIONS), st.sampled_from(["\n", " ", "", "\r\n", " ; note\n"]))
+def test_parse_plan_text_inverts_format_action(actions, separator):
+    text = separator.join(map(format_action, actions))
+    assert parse_plan_text(text) == ParsedPlan(tuple(actions))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="();aA-_1 \n\r\t?.:[]\x00é"))
+def test_parse_plan_text_never_fails_and_reads_only_names(text):
+    plan = parse_plan_text(text)
+    assert parse_plan_text("\n".join(map(format_action, plan.actions))).actions == plan.actions
+    assert (plan.error is None) == (plan.error_step is None)
+
+
+def test_parse_action_refuses_anything_but_one_action():
+    assert parse_action("(Put-Down A)") == B
+    for text in ("", "put-down a", "(a) (b)"):
+        with pytest.raises(ValueError, match="expected one action"):
+            parse_action(text)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "lcs", "lccs"),
+    [
+        ("", "", 0, 0),
+        ("abc", "", 0, 0),
+        ("abc", "abc", 3, 3),
+        ("abcd", "axbcyd", 4, 2),
+        ("zzac", "ac", 2, 2),
+        ("abab", "baba", 3, 3),
+        ("abc", "cba", 1, 1),
+    ],
+)
+def test_overlap_of_hand_worked_plans(a, b, lcs, lccs):
+    first, second = [(letter,) for letter in a], [(letter,) for letter in b]
+    assert (lcs_length(first, second), lccs_length(first, second)) == (lcs, lccs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text("ab", max_size=7), st.text("abc", max_size=7))
+def test_overlap_agrees_with_enumeration(a, b):
+    subsequences = {"".join(part) for n in range(len(a) + 1) for part in combinations(a, n)}
+    runs = {a[i:j] for i in range(len(a) + 1) for j in range(i, len(a) + 1)}
+    others = {"".join(part) for n in range(len(b) + 1) for part in combinations(b, n)}
+    assert lcs_length([(x,) for x in a], [(x,) for x in b]) == max(map(len, subsequences & others))
+    assert lccs_length([(x,) for x in a], [(x,) for x in b]) == max(len(run) for run in runs if run in b)

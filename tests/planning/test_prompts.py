@@ -1,0 +1,108 @@
+"""Prompt styles: rendering, strict reading back, and the words of a tokenizer."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxppo.errors import ConfigError
+from jaxppo.planning import (
+    ParsedPlan,
+    PlanError,
+    parse_completion,
+    parse_domain,
+    parse_problem,
+    render_completion,
+    render_prompt,
+    vocabulary,
+)
+from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem, solve
+
+from .test_pddl import DELIVERY, ERRAND
+
+PLAN = (("unstack", "b", "a"), ("stack", "a", "b"))
+
+
+def test_render_prompt_keeps_the_order_of_atoms():
+    text = """(define (problem p) (:domain blocksworld) (:objects a b)
+        (:init (on b a) (ontable a) (clear b) (handempty)) (:goal (and (on a b) (not (holding b)))))"""
+    prompt = render_prompt(parse_problem(text, parse_domain(DOMAIN_PDDL)))
+    assert prompt == "<init> on b a ; ontable a ; clear b ; handempty <goal> on a b ; not holding b <plan>"
+
+
+def test_render_prompt_of_empty_sides():
+    problem = parse_problem("(define (problem p) (:init) (:goal ()))", parse_domain(DOMAIN_PDDL))
+    assert render_prompt(problem) == "<init> <goal> <plan>"
+
+
+def test_render_completion():
+    assert render_completion(PLAN) == "unstack b a ; stack a b"
+    assert render_completion(()) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["unstack b a ; stack a b", "UNSTACK  B a;stack\ta b", " unstack b a\n;\r\nstack a b "]
+)
+def test_parse_completion_reads_steps(text):
+    assert parse_completion(text) == ParsedPlan(PLAN)
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_parse_completion_reads_the_empty_plan(text):
+    assert parse_completion(text) == ParsedPlan(())
+
+
+@pytest.mark.parametrize(
+    ("text", "n_actions"),
+    [
+        ("unstack b a ;", 1),
+        ("unstack b a ; ; stack a b", 1),
+        ("; unstack b a", 0),
+        ("unstack b a ; <plan>", 1),
+        ("unstack b a ; stack a b <eos>", 1),
+        ("unstack b a ; (stack a b)", 1),
+        ("unstack b a . stack a b", 0),
+        ("unstack b 1", 0),
+        ("unstack b\u00a0a", 0),
+        ("unstack b \u0430", 0),
+        ("unstack b a\x00", 0),
+        (";" * 1_000_000, 0),
+        ("a " * 500_000 + "<", 0),
+    ],
+)
+def test_parse_completion_stops_at_anything_else(text, n_actions):
+    plan = parse_completion(text)
+    assert (len(plan.actions), plan.error, plan.error_step) == (n_actions, PlanError.SYNTAX, n_actions + 1)
+
+
+NAME = st.text("ab_-9", max_size=3).map("x".__add__)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(NAME, min_size=1, max_size=4).map(tuple)))
+def test_parse_completion_inverts_render_completion(actions):
+    assert parse_completion(render_completion(actions)) == ParsedPlan(tuple(actions))
+
+
+def test_vocabulary_holds_every_word_of_prompts_and_completions():
+    domain = parse_domain(DOMAIN_PDDL)
+    words = vocabulary([domain], NAMES)
+    assert words == sorted(set(words))
+    assert {"<pad>", "<eos>"} < set(words)
+    rng = random.Random(0)
+    for _ in range(20):
+        problem = parse_problem(generate_problem(6, rng, "p"), domain)
+        used = f"{render_prompt(problem)} {render_completion(solve(problem))}".split()
+        assert set(used) <= set(words)
+
+
+def test_vocabulary_holds_constants_and_negation():
+    domain = parse_domain(DELIVERY)
+    problem = parse_problem(ERRAND, domain)
+    assert set(render_prompt(problem).split()) <= set(vocabulary([domain], problem.objects))
+
+
+def test_unknown_style_is_an_error():
+    with pytest.raises(ConfigError, match=r"^prompt_style: expected one of atoms, got 'haiku'$"):
+        parse_completion("", style="haiku")

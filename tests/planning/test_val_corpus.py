@@ -1,0 +1,161 @@
+"""Agreement with recorded verdicts of VAL, case by case.
+
+The built-in validator may differ only by being stricter, and only for a listed reason; each reason is counted.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from jaxppo.errors import PddlError
+from jaxppo.planning import PlanError, PlanVerdict, UnsupportedPddlError, parse_domain, parse_problem, validate_plan
+
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[2] / ".." / "shared" / "val-corpus"))
+pytestmark = pytest.mark.skipif(
+    not (CORPUS / "cases.jsonl").is_file(), reason=f"no recorded VAL verdicts at {CORPUS} (set JAXPPO_VAL_CORPUS)"
+)
+
+
+def words(text: str) -> set[str]:
+    return set(text.split())
+
+
+FULLY_READ = words(
+    """blocksworld data-network-opt18 depots driverlog elevators-opt11-strips feat-edge feat-either feat-eqneg grippers
+    hiking-opt14-strips logistics parcprinter-opt11-strips pipesworld-notankage rovers satellite sokoban-opt08-strips
+    termes-opt18 tetris-opt14-strips tpp transport-opt11-strips visitall-opt11-strips zenotravel"""
+)
+BEYOND_STRIPS = {
+    "briefcaseworld": "forall",
+    "feat-adl": "or",
+    "miconic-fulladl": "imply",
+    "openstacks-opt08-adl": "forall",
+    "pathways": "or",
+    "psr-middle": ":derived",
+    "schedule": "when",
+}
+
+# Texts that only differ in layout: the verdict must be VAL's.
+BENIGN_TEXTS = words(
+    """action_over_lines blank_lines comment_hides_action comment_inside_action comment_lines comment_only
+    comment_only_no_nl comment_word_no_nl cost5_comment_nl cost_comment_nl cost_comment_no_nl cr_only crlf extra_spaces
+    mixed_case newline_only no_separators no_trailing_newline one_line tabs upper_case whitespace_only"""
+)
+
+# Why a plan that is valid for VAL is none here: reason to the kinds of text it explains.
+STRICT_TEXTS = {
+    "text behind, before or between the steps, which ends the plan for VAL": """close_tag_only cost_line extra_close_end
+        extra_close_mid hash_comment_after plan_tags prose_after prose_after_paren prose_before prose_between
+        trailing_dots""",
+    "characters that VAL drops": """at_sign_in_object bom commas commas_in_args double_quotes form_feed md_fence nbsp
+        non_ascii_between non_ascii_in_name non_ascii_in_object non_ascii_tail nul_byte smart_quotes""",
+    "time stamps, durations and headers": """duration_suffix duration_suffix_float time_header time_header_float
+        timestamps_dur timestamps_float timestamps_gap_ok timestamps_int timestamps_negative timestamps_nospace
+        timestamps_parallel_pair timestamps_permuted_lines timestamps_small_gap""",
+    "a last comment without newline, which VAL reads as steps": "comment_known_action_no_nl",
+}
+# Files that VAL reads on through, and that are refused here.
+STRICT_FILES = words(
+    """duplicate_action_first_wins garbage_after_problem goal_undeclared_object init_undeclared_object
+    no_objects_section predicate_arity t_unknown_object_type undeclared_predicate_effect"""
+)
+STRICT_STEPS = {
+    PlanError.WRONG_ARITY: "arguments beyond an operator's parameters, which VAL ignores in untyped domains",
+    PlanError.UNKNOWN_OBJECT: "objects that the problem does not declare, which VAL invents in untyped domains",
+}
+BAD_FILES = "domain or problem files that are not right PDDL"
+EXPECTED_STRICTNESS = {
+    "text behind, before or between the steps, which ends the plan for VAL": 111,
+    "characters that VAL drops": 218,
+    "time stamps, durations and headers": 216,
+    "a last comment without newline, which VAL reads as steps": 2,
+    STRICT_STEPS[PlanError.WRONG_ARITY]: 19,
+    STRICT_STEPS[PlanError.UNKNOWN_OBJECT]: 1,
+    BAD_FILES: 8,
+}
+
+
+@cache
+def read(name: str) -> str:
+    return (CORPUS / name).read_text(encoding="utf-8")
+
+
+@cache
+def recorded() -> list[tuple[dict, PlanVerdict | PddlError]]:
+    """Every case of the corpus with our verdict, or our reason for not reading its files."""
+    with (CORPUS / "cases.jsonl").open(encoding="utf-8") as file:
+        return [(case, judged(case)) for case in map(json.loads, file)]
+
+
+def judged(case: dict) -> PlanVerdict | PddlError:
+    try:
+        parse_problem(read(case["problem_file"]), parse_domain(read(case["domain_file"])))
+        return validate_plan(read(case["domain_file"]), read(case["problem_file"]), case["plan"])
+    except PddlError as error:
+        return error
+
+
+def covered() -> Iterator[tuple[dict, PlanVerdict | PddlError]]:
+    """The cases whose files stay within STRIPS."""
+    return ((case, ours) for case, ours in recorded() if not isinstance(ours, UnsupportedPddlError))
+
+
+def strictness(case: dict, ours: PlanVerdict | PddlError) -> str | None:
+    """The reason why a plan that VAL calls valid is refused here, if there is one."""
+    if isinstance(ours, PddlError):
+        return BAD_FILES if case["kind"].removeprefix("pddl:") in STRICT_FILES else None
+    if ours.error is PlanError.SYNTAX:
+        kind = case["kind"].removeprefix("text:")
+        return next((reason for reason, kinds in STRICT_TEXTS.items() if kind in words(kinds)), None)
+    is_typed = parse_domain(read(case["domain_file"])).types
+    return None if is_typed or ours.error is None else STRICT_STEPS.get(ours.error)
+
+
+def test_corpus_domains_are_read_or_refused_by_name():
+    refused = {case["domain"]: ours for case, ours in recorded() if isinstance(ours, PddlError)}
+    assert refused.pop("pddl-quirks")
+    for name, error in refused.items():
+        print(f"not covered: {name}: {error}")
+        assert isinstance(error, UnsupportedPddlError) and f"got '{BEYOND_STRIPS[name]}'" in str(error)
+    assert refused.keys() == BEYOND_STRIPS.keys()
+    assert {case["domain"] for case, _ in covered()} == FULLY_READ | {"pddl-quirks"}
+
+
+def test_corpus_valid_is_the_same_except_for_listed_strictness():
+    counts, kinds = Counter(), set()
+    for case, ours in covered():
+        valid = isinstance(ours, PlanVerdict) and ours.valid
+        if valid == case["valid"]:
+            continue
+        reason = strictness(case, ours)
+        assert case["valid"] and reason, f"{case['id']} ({case['kind']}): VAL {case['valid']}, ours {ours}"
+        counts[reason] += 1
+        kinds.add(case["kind"].partition(":")[2])
+    assert counts == EXPECTED_STRICTNESS
+    assert kinds - {"", "unknown_object_no_static_check"} == STRICT_FILES.union(*map(words, STRICT_TEXTS.values()))
+
+
+def test_corpus_plans_that_are_read_run_as_far_as_in_val():
+    compared = 0
+    for case, ours in covered():
+        if isinstance(ours, PddlError) or ours.error is PlanError.SYNTAX or strictness(case, ours):
+            continue
+        assert ours.executable == case["executable"], case["id"]
+        if ours.error is PlanError.PRECONDITION and case["failed_step"]:
+            assert ours.failed_step == case["failed_step"], case["id"]
+        compared += 1
+    assert compared == 3775
+
+
+def test_corpus_benign_texts_are_read():
+    kinds = {case["kind"].removeprefix("text:") for case, _ in covered()}
+    assert kinds >= BENIGN_TEXTS
+    for case, ours in covered():
+        if case["kind"].removeprefix("text:") in BENIGN_TEXTS:
+            assert isinstance(ours, PlanVerdict) and ours.valid == case["valid"], case["id"]
+            assert ours.error is not PlanError.SYNTAX or case["parse_error"], case["id"]

@@ -1,0 +1,210 @@
+"""Masked statistics, packing, log-probabilities in chunks, and random numbers."""
+
+from functools import partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxppo import ops
+from jaxppo.parallel import DATA, DataParallel
+
+masked_mean, masked_var = jax.jit(ops.masked_mean), jax.jit(ops.masked_var)
+masked_whiten = jax.jit(ops.masked_whiten, static_argnames="shift_mean")
+pack = jax.jit(ops.pack, static_argnames="length")
+token_logprobs = jax.jit(ops.token_logprobs, static_argnames=("temperature", "chunk"))
+row_uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
+
+LENGTHS = np.array([5, 1, 3, 0, 4, 2, 5, 1])
+RAGGED = np.arange(5)[None, :] < LENGTHS[:, None]
+# Every row has a level and a scale of its own, so that statistics of a few rows are far from those of all.
+X = (np.random.default_rng(0).normal(size=(8, 5)) * np.arange(1, 9)[:, None] + 3.0 * np.arange(8)[:, None]).astype(
+    np.float32
+)
+
+
+def numpy_whiten(x, mask, shift_mean=True):
+    """Loop over the real numbers only."""
+    real = [x[i, j] for i, j in product(*map(range, x.shape)) if mask[i, j]]
+    mean = sum(real) / len(real)
+    var = sum((value - mean) ** 2 for value in real) / (len(real) - 1)
+    out = np.zeros_like(x)
+    for i, j in product(*map(range, x.shape)):
+        if mask[i, j]:
+            out[i, j] = (x[i, j] - mean) / np.sqrt(var + 1e-8) + (0.0 if shift_mean else mean)
+    return out
+
+
+def test_masked_mean_and_var_on_hand_numbers():
+    x, mask = jnp.array([[1.0, 2.0, 99.0], [6.0, -99.0, 0.0]]), jnp.array([[True, True, False], [True, False, False]])
+    assert masked_mean(x, mask) == 3.0
+    assert masked_var(x, mask) == 7.0  # (4 + 1 + 9) / 2
+
+
+def test_masked_mean_and_var_equal_numpy_on_ragged_rows():
+    real = X[RAGGED].astype(np.float64)
+    np.testing.assert_allclose(masked_mean(X, RAGGED), real.mean(), rtol=1e-6)
+    np.testing.assert_allclose(masked_var(X, RAGGED), real.var(ddof=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [np.nan, np.inf, 1e30])
+def test_masked_statistics_ignore_whatever_lies_outside_the_mask(hidden):
+    dirty = np.where(RAGGED, X, np.float32(hidden))
+    for statistic in (masked_mean, masked_var, masked_whiten):
+        np.testing.assert_array_equal(statistic(dirty, RAGGED), statistic(np.where(RAGGED, X, 0), RAGGED))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_masked_statistics_of_no_or_one_element_are_finite(count):
+    mask = np.zeros((2, 3), bool)
+    mask[0, :count] = True
+    x = np.full((2, 3), 7.0, np.float32)
+    assert masked_mean(x, mask) == 7.0 * count
+    assert masked_var(x, mask) == 0.0
+    np.testing.assert_array_equal(masked_whiten(x, mask), np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("shift_mean", [True, False])
+def test_masked_whiten_equals_numpy_on_ragged_rows(shift_mean):
+    whitened = masked_whiten(jnp.asarray(X), jnp.asarray(RAGGED), shift_mean=shift_mean)
+    np.testing.assert_allclose(whitened, numpy_whiten(X, RAGGED, shift_mean), rtol=1e-5, atol=1e-6)
+    assert not np.any(whitened[~RAGGED])
+
+
+@pytest.mark.parametrize("mode", ["shard_map", "pmap"])
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_masked_whiten_is_global_over_devices(mode, num_devices):
+    parallel = DataParallel(mode, jax.local_devices()[:num_devices])
+    whiten = parallel.map(partial(ops.masked_whiten, axis_name=DATA), row_axes=(0, 0), out_axes=0)
+    whitened = whiten(*parallel.put((jnp.asarray(X), jnp.asarray(RAGGED)), 0))
+    expected = numpy_whiten(X, RAGGED)
+    np.testing.assert_allclose(whitened, expected, atol=1e-6)
+    halves = np.concatenate([numpy_whiten(X[:4], RAGGED[:4]), numpy_whiten(X[4:], RAGGED[4:])])
+    assert np.abs(halves - expected).max() > 0.5  # the data would show statistics per device
+
+
+def test_masked_mean_weighs_tokens_and_not_devices():
+    parallel = DataParallel(devices=jax.local_devices()[:2])
+    mean = parallel.map(partial(ops.masked_mean, axis_name=DATA), row_axes=(0, 0), out_axes=None)
+    x = jnp.array([[8.0, 0.0, 0.0], [1.0, 2.0, 1.0]])
+    mask = jnp.array([[True, False, False], [True, True, True]])
+    assert mean(*parallel.put((x, mask), 0)) == 3.0  # 12 / 4; the mean of the devices' means is 4.67
+
+
+def random_prompts(num_rows=6, prompt_length=7, completion_length=5):
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, prompt_length + 1, num_rows)
+    mask = np.arange(prompt_length)[None, :] >= prompt_length - lengths[:, None]
+    ids = rng.integers(1, 30, (num_rows, prompt_length))
+    return ids.astype(np.int32), mask, rng.integers(1, 30, (num_rows, completion_length)).astype(np.int32)
+
+
+@pytest.mark.parametrize("length", [12, 20])
+def test_pack_equals_a_loop(length):
+    prompt_ids, mask, completion_ids = random_prompts()
+    expected = np.zeros((6, length), np.int32)
+    for row in range(6):
+        both = [*prompt_ids[row][mask[row]], *completion_ids[row]]
+        expected[row, : len(both)] = both
+    np.testing.assert_array_equal(pack(prompt_ids, mask, completion_ids, length), expected)
+
+
+def test_pack_may_cut_what_lies_past_the_completions():
+    prompt_ids, mask, completion_ids = random_prompts()
+    whole = pack(prompt_ids, mask, completion_ids, 12)
+    np.testing.assert_array_equal(pack(prompt_ids, mask, completion_ids, 9), whole[:, :9])
+
+
+def test_completion_hidden_takes_the_state_before_each_token():
+    hidden = jnp.arange(12.0).reshape(2, 6, 1)
+    taken = ops.completion_hidden(hidden, jnp.array([3, 1]), 3)
+    np.testing.assert_array_equal(taken[..., 0], [[2, 3, 4], [6, 7, 8]])
+
+
+@partial(jax.jit, static_argnames="temperature")
+def naive_logprobs(hidden, kernel, ids, temperature=1.0):
+    """Log-softmax of the whole logits array."""
+    log_p = jax.nn.log_softmax(jnp.einsum("btd,dv->btv", hidden, kernel) / temperature, axis=-1)
+    entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+    return jnp.take_along_axis(log_p, ids[..., None], axis=-1)[..., 0], entropy
+
+
+def head_inputs(rows=3, length=7, width=4, vocabulary=11):
+    rng = np.random.default_rng(2)
+    hidden = rng.normal(size=(rows, length, width)).astype(np.float32)
+    kernel = (rng.normal(size=(width, vocabulary)) / width**0.5).astype(np.float32)
+    return jnp.asarray(hidden), jnp.asarray(kernel), jnp.asarray(rng.integers(0, vocabulary, (rows, length)))
+
+
+def test_token_logprobs_on_hand_numbers():
+    hidden, kernel = jnp.ones((1, 1)), jnp.log(jnp.array([[1.0, 2.0, 5.0]]))
+    logprobs, entropy = token_logprobs(hidden, kernel, jnp.array([2]))
+    np.testing.assert_allclose(logprobs, [np.log(5 / 8)], rtol=1e-6)
+    np.testing.assert_allclose(entropy, [-sum(p * np.log(p) for p in (1 / 8, 2 / 8, 5 / 8))], rtol=1e-6)
+    cold, _ = token_logprobs(hidden, kernel, jnp.array([2]), temperature=0.5)
+    np.testing.assert_allclose(cold, [np.log(25 / 30)], rtol=1e-6)
+
+
+# 21 rows: chunks of 4 leave a remainder, 7 divides, 21 and 100 are one chunk.
+@pytest.mark.parametrize("chunk", [None, 4, 7, 21, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_token_logprobs_equal_the_naive_form(chunk, temperature):
+    hidden, kernel, ids = head_inputs()
+    actual = token_logprobs(hidden, kernel, ids, temperature=temperature, chunk=chunk)
+    for ours, naive in zip(actual, naive_logprobs(hidden, kernel, ids, temperature), strict=True):
+        assert ours.shape == ids.shape
+        np.testing.assert_allclose(ours, naive, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [4, None])
+def test_token_logprobs_gradients_equal_the_naive_form(chunk):
+    hidden, kernel, ids = head_inputs()
+    weights = jnp.asarray(np.random.default_rng(3).normal(size=(2, *ids.shape)), jnp.float32)
+
+    def loss(function, hidden, kernel):
+        logprobs, entropy = function(hidden, kernel, ids, temperature=0.7)
+        return jnp.sum(weights[0] * logprobs + weights[1] * entropy)
+
+    ours = jax.jit(jax.grad(partial(loss, partial(ops.token_logprobs, chunk=chunk)), argnums=(0, 1)))(hidden, kernel)
+    naive = jax.jit(jax.grad(partial(loss, naive_logprobs), argnums=(0, 1)))(hidden, kernel)
+    for our, expected in zip(ours, naive, strict=True):
+        np.testing.assert_allclose(our, expected, rtol=1e-5, atol=1e-5)
+
+
+def array_sizes(jaxpr):
+    """Sizes of all intermediate results, those of loops and nested functions included."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.size for variable in equation.outvars)
+        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from array_sizes(inner)
+
+
+def test_token_logprobs_never_holds_the_logits_of_all_tokens():
+    hidden, kernel, ids = head_inputs(vocabulary=64)  # 21 tokens x 64 = 1344 logits
+
+    def largest(function):
+        gradient = jax.grad(lambda h, k: jnp.sum(function(h, k, ids)[0]), argnums=(0, 1))
+        return max(array_sizes(jax.make_jaxpr(gradient)(hidden, kernel).jaxpr))
+
+    assert largest(naive_logprobs) >= 1344
+    assert largest(partial(ops.token_logprobs, chunk=5)) == 5 * 64  # the logits of a chunk; the kernel has 256 numbers
+
+
+def test_row_uniforms_of_a_row_do_not_depend_on_the_number_of_rows():
+    key = ops.purpose_key(0, ops.Purpose.ROLLOUT, 3)
+    many = row_uniforms(key, 8, 5)
+    for num_rows in (1, 3):
+        np.testing.assert_array_equal(row_uniforms(key, num_rows, 5), many[:num_rows])
+    assert len(np.unique(many)) == many.size
+    assert np.all((many >= 0) & (many < 1))
+
+
+def test_purpose_key_differs_for_every_seed_purpose_and_step():
+    cases = list(product((0, 1, 42), ops.Purpose, range(4)))
+    keys = [jax.random.key_data(ops.purpose_key(*case)).tobytes() for case in cases]
+    assert len(set(keys)) == len(cases) == 48
+    assert jax.random.key_data(ops.purpose_key(*cases[-1])).tobytes() == keys[-1]
