@@ -10,6 +10,10 @@ from jaxppo.models import ModelConfig
 from jaxppo.types import Array, Params, PromptBatch, Rollout, Sequences
 
 
+SAMPLING_BLOCK = 128
+"""Tokens per block of the sampler's cumulative sum; about the square root of a large vocabulary."""
+
+
 class Sampled(NamedTuple):
     """One sampled token per row and its log-probability."""
 
@@ -26,13 +30,28 @@ def sample_tokens(logits: Array, uniforms: Array, temperature: float) -> Sampled
         temperature: at least 0; at 0 the log-probabilities are those of temperature 1.
     """
     log_p = jax.nn.log_softmax(logits / (temperature if temperature > 0 else 1.0), axis=-1)
-    if temperature > 0:
-        cumulative = jnp.cumsum(jnp.exp(log_p), axis=-1)
-        below = cumulative <= uniforms[:, None] * cumulative[:, -1:]
-        ids = jnp.minimum(jnp.sum(below, axis=-1, dtype=jnp.int32), logits.shape[-1] - 1)
-    else:
-        ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    ids = _invert_cumulative(log_p, uniforms) if temperature > 0 else jnp.argmax(logits, axis=-1).astype(jnp.int32)
     return Sampled(ids, jnp.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0])
+
+
+def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
+    """The first token whose cumulative probability exceeds the uniform: [B, V], [B] -> [B] int32.
+
+    Probabilities are counted in whole units of 2^-30: parallel sums of floats do not grow steadily, so that a uniform
+    near 1 could fall behind the last possible token. The sum goes over blocks of tokens, then over the tokens of one
+    block: for 64 rows of 50304 tokens on the CPU this takes 5 ms, one cumulative sum 33 ms.
+    """
+    units = lambda log_p: jnp.round(jnp.exp(log_p) * 2.0**30).astype(jnp.int32)  # noqa: E731
+    num_rows, vocab_size = log_p.shape
+    width = min(SAMPLING_BLOCK, vocab_size)
+    padded = jnp.pad(log_p, ((0, 0), (0, -vocab_size % width)), constant_values=-jnp.inf)
+    blocks = padded.reshape(num_rows, -1, width)
+    ends = jnp.cumsum(jnp.sum(units(blocks), axis=-1), axis=-1)
+    target = jnp.minimum((uniforms * ends[:, -1]).astype(jnp.int32), ends[:, -1] - 1)[:, None]
+    block = jnp.sum(ends <= target, axis=-1, keepdims=True, dtype=jnp.int32)
+    inside = units(jnp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0])
+    begin = jnp.take_along_axis(ends, block, axis=1) - jnp.sum(inside, axis=-1, keepdims=True)
+    return block[:, 0] * width + jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
 
 
 def generate(
