@@ -93,7 +93,8 @@ class DataConfig:
     """Which problems, in which splits and prompts."""
 
     dataset: str = "blocksworld"
-    """`blocksworld` (built on first use and cached), or a folder that holds one <split>.jsonl per split."""
+    """`blocksworld` (built on first use and cached), a folder with one <split>.jsonl per split, or any source that the
+    `datasets` library loads by folder or hub id."""
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = ("test", "test_longer")

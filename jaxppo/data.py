@@ -46,23 +46,42 @@ def bucket(length: int, multiple: int = PROMPT_BUCKET) -> int:
 
 
 def load_split(config: DataConfig, split: str) -> list[Row]:
-    """The rows of one split: built and cached for a built-in domain, else read from `<dataset>/<split>.jsonl`.
+    """The rows of one split: built and cached for a built-in domain, else read from the data set.
 
     Raises:
-        DataError: the split or its file is missing, or a row is malformed.
+        DataError: the data set or the split is missing, or a row is malformed.
+        PddlError: the PDDL of a row has a syntax error.
     """
     if config.dataset == "blocksworld":
         if split not in SPLITS:
             raise DataError(f"split: expected one of {', '.join(SPLITS)} for blocksworld, got {split!r}")
         return _built_in_split(config, split)
     path = Path(config.dataset) / f"{split}.jsonl"
-    rows = datasets.read_jsonl(path)
+    rows = datasets.read_jsonl(path) if path.exists() else _hugging_face_rows(config.dataset, split)
     for row in rows:
-        check_pddl(row, path)
+        check_pddl(row, f"{config.dataset}, split {split}")
     return rows
 
 
-def check_pddl(row: Row, path: Path) -> None:
+def _hugging_face_rows(name: str, split: str) -> list[Row]:
+    """Rows of a split through the `datasets` library: a `save_to_disk` folder, a folder it can read, or a hub id."""
+    import datasets as hugging_face  # slow to import, and not needed for built-in domains
+
+    folder = Path(name)
+    if not folder.is_dir() and name.count("/") != 1:
+        raise DataError(f"dataset: expected blocksworld, a folder or a hub id such as 'user/name', got {name!r}")
+    try:
+        if (folder / "dataset_dict.json").exists():
+            table = hugging_face.load_from_disk(name)[split]
+        else:
+            table = hugging_face.load_dataset(name, split=split)
+    except Exception as error:  # whatever the many readers and the hub raise
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(f"dataset: expected a split {split!r} in {name}, got {type(error).__name__}: {reason}") from error
+    return [datasets.checked_row(row, f"{name}, split {split}, row {i}") for i, row in enumerate(table)]
+
+
+def check_pddl(row: Row, where: str) -> None:
     """Parse a row's domain and problem, so that a syntax error stops a run before it starts.
 
     PDDL beyond the in-process validator passes: it is for VAL to judge.
@@ -70,7 +89,7 @@ def check_pddl(row: Row, path: Path) -> None:
     Raises:
         PddlError: with the row and column of the data file, and the line within the PDDL text.
     """
-    source = f"{path}: row {row['id']}: "
+    source = f"{where}, row {row['id']}, "
     with contextlib.suppress(UnsupportedPddlError):
         domain = parse_domain(row["domain_pddl"], source + "domain_pddl")
         parse_problem(row["problem_pddl"], domain, source + "problem_pddl")

@@ -9,7 +9,6 @@ from jaxppo import models, ops
 from jaxppo.models import ModelConfig
 from jaxppo.types import Array, Params, PromptBatch, Rollout, Sequences
 
-
 SAMPLING_BLOCK = 128
 """Tokens per block of the sampler's cumulative sum; about the square root of a large vocabulary."""
 

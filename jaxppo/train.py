@@ -179,7 +179,7 @@ def _run_updates(setup: Setup, folder: Path, reference: Params) -> TrainState:
             if _due(step + 1, config.eval_steps, config.num_updates):
                 record |= _eval_metrics(setup.evaluator(state.params["policy"]))
             metrics.append(record)
-            if step % config.sample_steps == 0 or step + 1 == config.num_updates:
+            if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == config.num_updates):
                 _show_samples(setup, samples_log, samples)
             if _due(step + 1, config.run.save_steps, config.num_updates) or step + 1 == config.num_updates:
                 checkpoints.save(step + 1, state, flatten(config))
@@ -188,7 +188,7 @@ def _run_updates(setup: Setup, folder: Path, reference: Params) -> TrainState:
                 reward=record["objective/scores"],
                 valid=record["reward/plan_valid"],
                 kl=record["objective/kl"],
-                samples_per_s=record["throughput/samples_per_s"],
+                **{"samples/s": record["throughput/samples_per_s"]},
             )
     checkpoints.close()
     return state

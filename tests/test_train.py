@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxppo import hf, models
+from jaxppo import cli, hf, models, train
+from jaxppo.config import TrainConfig, parse_cli
 from jaxppo.metrics import read_metrics
 
 MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
@@ -176,12 +176,29 @@ BAD_INPUT = {
 }
 
 
+@pytest.fixture
+def run_here(capfd):
+    """Run a command in this process, which saves the imports: (status, standard output, standard error)."""
+
+    def run(*args):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main(lambda: train.train(parse_cli(TrainConfig, "train", list(map(str, args)))))
+        return stop.value.code, *capfd.readouterr()
+
+    return run
+
+
 @pytest.mark.parametrize("args, words", BAD_INPUT.values(), ids=BAD_INPUT)
-def test_bad_input_is_one_line_and_status_2(args, words, tmp_path):
+def test_bad_input_is_one_line_and_status_2(args, words, tmp_path, run_here):
     if "--resume" not in args:
         args = [*args, "--output_dir", tmp_path / "run"]
-    assert_refused(run_command("train", *args), words)
+    assert_refused(run_here(*args), words)
     assert not (tmp_path / "run").exists()
+
+
+def test_bad_input_from_the_shell(tmp_path):
+    assert_refused(run_command("train", "--kl_coeff", "0.1", "--output_dir", tmp_path / "run"), ["kl_coeff"])
 
 
 def assert_refused(result, words):
@@ -194,18 +211,16 @@ def assert_refused(result, words):
         assert str(word) in lines[0]
 
 
-def test_another_run_is_not_written_over(finished):
+def test_another_run_is_not_written_over(finished, run_here):
     before = snapshot(finished)
-    assert_refused(run_command("train", "--preset", "tiny", "--output_dir", finished), ["output_dir", finished])
-    assert_refused(
-        run_command("train", "--output_dir", finished, "--resume", "--kl_coef", "0.5"), ["kl_coef", "0.05", "0.5"]
-    )
+    assert_refused(run_here("--preset", "tiny", "--output_dir", finished), ["output_dir", finished])
+    assert_refused(run_here("--output_dir", finished, "--resume", "--kl_coef", "0.5"), ["kl_coef", "0.05", "0.5"])
     assert snapshot(finished) == before
 
 
-def test_unknown_config_key_is_refused(tmp_path):
+def test_unknown_config_key_is_refused(tmp_path, run_here):
     (tmp_path / "c.yaml").write_text("kl_coef: 0.1\nkl_ceof: 0.2\n")
-    assert_refused(run_command("train", "--config", tmp_path / "c.yaml"), ["kl_ceof"])
+    assert_refused(run_here("--config", tmp_path / "c.yaml"), ["kl_ceof"])
 
 
 @pytest.mark.parametrize(
@@ -213,28 +228,27 @@ def test_unknown_config_key_is_refused(tmp_path):
     [
         ({"prompt": None}, ["rl.jsonl", "2", "prompt"]),
         ({"prompt": "<init> on zebra a <plan>"}, ["prompt"]),
-        ({"problem_pddl": "(define (problem p)\n (:domain blocksworld)\n (:objects a b\n"}, ["rl.jsonl", "problem_pddl"]),
+        ({"problem_pddl": "(define (problem p)\n (:domain blocksworld)\n (:objects a b\n"}, ["split rl", "problem_pddl", ":"]),
     ],
     ids=["missing column", "unknown word", "PDDL syntax"],
 )
-def test_malformed_rows_are_refused(changes, words, tmp_path):
+def test_malformed_rows_are_refused(changes, words, tmp_path, run_here):
     dataset = a_data_folder(tmp_path / "data", **changes)
-    args = ["--dataset", dataset, "--output_dir", tmp_path / "run"]
-    assert_refused(run_command("train", *args), words)
+    assert_refused(run_here("--dataset", dataset, "--output_dir", tmp_path / "run"), words)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("flag", ["--validator", "--eval_validator"])
-def test_missing_or_broken_val_is_refused(flag, tmp_path, monkeypatch):
+def test_missing_or_broken_val_is_refused(flag, tmp_path, monkeypatch, run_here):
     monkeypatch.setenv("JAXPPO_VAL", str(tmp_path / "nowhere"))
-    assert_refused(run_command("train", "--preset", "tiny", flag, "val", "--output_dir", tmp_path / "run"), ["VAL"])
+    args = ["--preset", "tiny", flag, "val", "--output_dir", tmp_path / "run"]
+    assert_refused(run_here(*args), ["VAL"])
     crashing = tmp_path / "Validate"
     crashing.write_text("#!/bin/sh\nkill -SEGV $$\n")
     crashing.chmod(0o755)
     monkeypatch.setenv("JAXPPO_VAL", str(crashing))
-    result = run_command("train", "--preset", "tiny", flag, "val", "--output_dir", tmp_path / "run")
-    assert_refused(result, ["val", "crash"])
-    assert not Path(tmp_path / "run").exists()
+    assert_refused(run_here(*args), ["val", "crash"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):

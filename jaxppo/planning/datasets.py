@@ -112,7 +112,7 @@ def read_jsonl(path: Path | str) -> list[Row]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
-    return [_checked_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    return [_parsed_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +173,22 @@ def _row(name: str, draw: _Draw, n_wanted: int) -> Row:
     }
 
 
-def _checked_row(line: str, where: str) -> Row:
+def _parsed_row(line: str, where: str) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: expected a JSON object, got broken JSON ({error})") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    return checked_row(row, where)
+
+
+def checked_row(row: Row, where: str) -> Row:
+    """Return the row if it has every column of `COLUMNS` in the right type; other columns are its own affair.
+
+    Raises:
+        DataError: a column is missing or of another type; the message starts with `where`.
+    """
     for column, kind in COLUMNS.items():
         if column not in row:
             raise DataError(f"{where}: field '{column}': expected {kind.__name__}, got nothing")
