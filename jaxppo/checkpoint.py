@@ -25,14 +25,15 @@ class Checkpoints:
     @property
     def latest(self) -> int | None:
         """Updates done at the latest complete checkpoint, or None."""
-        return self._manager.latest_step()
+        steps = (step for step in self._manager.all_steps() if (self._manager.directory / str(step) / "state").is_dir())
+        return max(steps, default=None)
 
     def save(self, step: int, state: Any, config: dict[str, Any]) -> None:
         """Write a checkpoint; a process killed half-way leaves the earlier ones untouched."""
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(json.loads(json.dumps(config)))
         )
-        self._manager.save(step, args=items)
+        self._manager.save(step, args=items, force=True)  # else it would skip a step before the newest, without a word
 
     def restore(self, like: Any) -> Any:
         """The latest state, placed as the arrays of `like`.

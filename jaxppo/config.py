@@ -105,7 +105,7 @@ class DataConfig:
     """Seed of the built-in problem generators (apart from --seed, so that runs share their problems)."""
     train_sizes: str = "3:2000,4:6000,5:24000"
     """Built-in domains: blocks:problems of split `train` (supervised warm start)."""
-    rl_sizes: str = "5:1024,6:2048"
+    rl_sizes: str = "5:400,6:2600"
     """Built-in domains: blocks:problems of split `rl`."""
     test_sizes: str = "4:40,5:400"
     """Built-in domains: blocks:problems of split `test` (same sizes as `train`, no shared problem)."""

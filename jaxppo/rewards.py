@@ -1,14 +1,16 @@
 """Rewards computed on the host, with TRL's calling convention.
 
-A reward function is called as `fn(prompts, completions, completion_ids, **columns)`, where every argument is a list with
-one entry per completion and `columns` holds every column of the data set, and returns one number per completion.
-It may take `log_metric(name, value)` and `log_extra(column, values)` to report its parts.
+A reward function is called as `fn(prompts=..., completions=..., completion_ids=..., **columns)`, where every
+argument is a list with one entry per completion and `columns` holds every column of the data set, and returns one
+number per completion. It may take `log_metric(name, value)` and `log_extra(column, values)` to report
+its parts.
 """
 
 import inspect
 import math
 import random
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, Literal, NamedTuple, Protocol
 
 from jaxppo.errors import ConfigError, DataError, ValidatorError
@@ -241,24 +243,26 @@ def score(
     metrics: dict[str, float] = {}
     extras: dict[str, list[Any]] = {}
     name = getattr(reward, "__name__", type(reward).__name__)
-    arguments: dict[str, Any] = dict(columns)
+    batch = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+    arguments: dict[str, Any] = columns | batch
     parameters = inspect.signature(reward).parameters
     if "log_metric" in parameters:
         arguments["log_metric"] = metrics.__setitem__
     if "log_extra" in parameters:
         arguments["log_extra"] = extras.__setitem__
     for needed, parameter in parameters.items():
-        keyword_only = parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty
-        if keyword_only and needed not in arguments:
+        named = parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if named and parameter.default is inspect.Parameter.empty and needed not in arguments:
             raise DataError(f"reward {name}: expected a data column {needed!r}, got {', '.join(sorted(columns))}")
-    values = reward(prompts, completions, completion_ids, **arguments)
+    values = reward(**arguments)
     return Scores(_checked(name, values, len(completions)), metrics), extras
 
 
 def _checked(name: str, values: Sequence[float], expected: int) -> list[float]:
-    if len(values) != expected:
-        raise DataError(f"reward {name}: expected {expected} values, got {len(values)}")
+    count = len(values) if hasattr(values, "__len__") else type(values).__name__
+    if count != expected:
+        raise DataError(f"reward {name}: expected {expected} values, got {count}")
     for row, value in enumerate(values):
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, Real) or not math.isfinite(value):
             raise DataError(f"reward {name}: expected a finite number for row {row}, got {value!r}")
     return [float(value) for value in values]

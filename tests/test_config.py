@@ -188,10 +188,10 @@ def test_train_config_derives_its_sizes():
 
 
 CHANGES = {
-    "train": "--preset tiny --learning_rate 1e-5 --value_model_path some:folder --whiten_rewards --eval_steps 3"
-    " --eval_splits test_longer dev --max_grad_norm None --lam 0.1",
-    "sft": "--learning_rate 0.30000000000000004 --data_seed 3 --model_path 7 --adam_epsilon 1e-9",
-    "evaluate": "--model null --eval_validator builtin --train_sizes 3:1",
+    "train": "--preset tiny --seed 7 --learning_rate 1e-5 --value_model_path some:folder --whiten_rewards"
+    " --eval_steps 3 --eval_splits test_longer dev --max_grad_norm None --lam 0.1",
+    "sft": "--seed 7 --learning_rate 0.30000000000000004 --data_seed 3 --model_path 7 --adam_epsilon 1e-9",
+    "evaluate": "--seed 7 --model null --eval_validator builtin --train_sizes 3:1",
 }
 
 

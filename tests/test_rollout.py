@@ -15,7 +15,7 @@ from jaxppo.types import PromptBatch, Rollout
 MODEL = ModelConfig(
     vocab_size=32,
     hidden_size=16,
-    num_hidden_layers=2,
+    num_hidden_layers=1,
     num_attention_heads=2,
     intermediate_size=32,
     rotary_pct=1.0,
@@ -27,6 +27,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6], [5, 3, 5, 8, 9, 7, 9], [3, 2, 3, 8]]
 
 sample_tokens = jax.jit(rollout.sample_tokens, static_argnames="temperature")
 generate = jax.jit(partial(rollout.generate, model=MODEL), static_argnames="temperature")
+hidden_of = jax.jit(lambda params, ids: models.apply(MODEL, params, ids, logits=False).hidden)
 logits_of = jax.jit(lambda params, ids: models.apply(MODEL, params, ids).logits)
 
 
@@ -89,9 +90,9 @@ def test_sample_tokens_at_temperature_0_takes_the_largest_logit():
 
 
 @pytest.mark.parametrize("vocab_size", [3, 32, 1000, 50304])
-@pytest.mark.parametrize("u", [0.0, 1 - 2**-24])
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-24, 1.0])
 def test_sample_tokens_never_draws_a_token_without_probability(u, vocab_size):
-    """The ends of [0, 1): impossible tokens lie at both ends of the vocabulary, where rounding could reach them."""
+    """The ends of [0, 1), and 1 by rounding: impossible tokens lie at both ends of the vocabulary."""
     rng = np.random.default_rng(6)
     logits = 2 * rng.normal(size=(16, vocab_size)).astype(np.float32)
     impossible = np.zeros((16, vocab_size), bool)
@@ -194,18 +195,16 @@ def test_generate_of_a_row_does_not_depend_on_the_other_rows(params, free_run):
     assert_is(generated, [free_run[i] for i in order], NO_TOKEN, PAD)
 
 
-def test_generate_gives_the_same_completions_on_four_devices_as_on_one(params):
-    prompts, uniforms = left_padded(PROMPTS[:4]), uniforms_for(4)
-    eos = int(generate(params, prompts, uniforms, eos_id=NO_TOKEN, pad_id=PAD, temperature=1.0).completion_ids[0, 1])
+def test_generate_gives_the_same_completions_on_four_devices_as_on_one(params, free_run):
+    prompts, uniforms, eos = left_padded(PROMPTS[1:]), uniforms_for(5)[1:], free_run[1][0][1]
     # One device ends early: its loop must not wait for the others.
-    program = partial(rollout.generate, model=MODEL, eos_id=eos, pad_id=PAD, temperature=1.0)
+    program = partial(rollout.generate, model=MODEL, eos_id=eos, pad_id=PAD, temperature=TEMPERATURE)
     parallel = DataParallel(devices=jax.local_devices()[:4])
     mapped = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
     several = mapped(parallel.put(params), *parallel.put((prompts, uniforms), 0))
-    one = generate(params, prompts, uniforms, eos_id=eos, pad_id=PAD, temperature=1.0)
-    np.testing.assert_array_equal(several.completion_ids, one.completion_ids)
-    np.testing.assert_array_equal(several.completion_mask, one.completion_mask)
-    np.testing.assert_allclose(several.logprobs, one.logprobs, atol=1e-5)
+    expected = cut_at(free_run, eos)[1:]
+    assert_is(several, expected, eos, PAD)
+    assert len({len(ids) for ids, _ in expected}) > 1
 
 
 def test_generate_with_other_keys_gives_other_completions(params):
@@ -246,46 +245,48 @@ def test_to_sequences_packs_every_row_as_a_loop_does(recorded):
     np.testing.assert_array_equal(sequences.completion_ids, generated.completion_ids)
 
 
-completion_logprobs = jax.jit(partial(rollout.completion_logprobs, model=MODEL, temperature=TEMPERATURE))
-completion_values = jax.jit(partial(rollout.completion_values, model=MODEL))
+@jax.jit
+def score(params, sequences):
+    """Log-probabilities and entropies of the policy, and values, of {"policy", "value"}."""
+    both = rollout.completion_logprobs(params["policy"], sequences, model=MODEL, temperature=TEMPERATURE)
+    return *both, rollout.completion_values(params, sequences, model=MODEL)
 
 
-def test_completion_logprobs_are_those_of_the_sampler(params, recorded):
+@pytest.fixture(scope="module")
+def both(params):
+    """A policy with a separate value model."""
+    return {"policy": params, "value": models.init_params(MODEL, jax.random.key(2), head="score")}
+
+
+def test_completion_logprobs_are_those_of_the_sampler(both, recorded):
     prompts, generated = recorded
-    logprobs, entropy = completion_logprobs(params, rollout.to_sequences(prompts, generated, length=13))
+    logprobs, entropy, _ = score(both, rollout.to_sequences(prompts, generated, length=13))
     mask = np.asarray(generated.completion_mask)
     np.testing.assert_allclose(logprobs, generated.logprobs, atol=1e-5)
     assert not np.any(logprobs[~mask]) and not np.any(entropy[~mask]) and np.all(entropy[mask] > 0)
 
 
-def test_completion_logprobs_and_values_of_a_cut_batch_are_those_of_the_whole_one(params, recorded):
-    """Columns that no completion reaches, and sequences cut to the longest one, change nothing."""
+def test_completion_logprobs_and_values_do_not_change_with_right_padding(both, recorded):
     prompts, generated = recorded
-    wide = Rollout(
-        *(jnp.pad(x, ((0, 0), (0, 3)), constant_values=fill) for x, fill in zip(generated[:3], (7, 0, 0), strict=True)),
-        generated.ended,
-    )
-    both = {"policy": params, "value": models.init_params(MODEL, jax.random.key(2), head="score")}
-    narrow_sequences = rollout.to_sequences(prompts, generated, length=13)
-    wide_sequences = rollout.to_sequences(prompts, wide, length=17)
-    for narrow, wider in (
-        (completion_logprobs(params, narrow_sequences)[0], completion_logprobs(params, wide_sequences)[0]),
-        (completion_values(both, narrow_sequences), completion_values(both, wide_sequences)),
-    ):
-        np.testing.assert_allclose(wider[:, :LENGTH], narrow, atol=1e-5)
-        assert not np.any(wider[:, LENGTH:])
+    fills = zip(generated[:3], (7, False, 0.0), strict=True)
+    wide = Rollout(*(jnp.pad(x, ((0, 0), (0, 3)), constant_values=fill) for x, fill in fills), generated.ended)
+    narrow = score(both, rollout.to_sequences(prompts, generated, length=13))
+    wider = score(both, rollout.to_sequences(prompts, wide, length=17))
+    for short, long in zip(narrow, wider, strict=True):
+        np.testing.assert_allclose(long[:, :LENGTH], short, atol=1e-5)
+        assert not np.any(long[:, LENGTH:])
 
 
 @pytest.mark.parametrize("separate", [True, False])
-def test_completion_values_belong_to_the_state_before_each_token(params, recorded, separate):
+def test_completion_values_belong_to_the_state_before_each_token(both, recorded, separate):
     prompts, generated = recorded
     sequences = rollout.to_sequences(prompts, generated, length=13)
-    value = models.init_params(MODEL, jax.random.key(2), head="score")
-    trunk = value if separate else params
-    values = completion_values({"policy": params, "value": value if separate else {"score": value["score"]}}, sequences)
-    hidden = np.asarray(models.apply(MODEL, trunk, sequences.input_ids, logits=False).hidden)
+    head = both["value"]["score"]
+    values = score(both if separate else both | {"value": {"score": head}}, sequences)[2]
+    trunk = both["value" if separate else "policy"]
+    hidden = np.asarray(hidden_of(trunk, sequences.input_ids))
     for row, prompt in enumerate(PROMPTS):
         n = int(np.sum(generated.completion_mask[row]))
         states = hidden[row, len(prompt) - 1 : len(prompt) - 1 + n]
-        np.testing.assert_allclose(values[row, :n], states @ np.asarray(value["score"]["kernel"])[:, 0], atol=1e-5)
+        np.testing.assert_allclose(values[row, :n], states @ np.asarray(head["kernel"])[:, 0], atol=1e-5)
         assert not np.any(values[row, n:])

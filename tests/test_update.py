@@ -169,7 +169,7 @@ def loop_update(batches):
     return w, losses, norms
 
 
-@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 1), ("shard_map", 2), ("shard_map", 4), ("pmap", 4)])
+@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 1), ("shard_map", 4), ("pmap", 2)])
 def test_update_equals_a_loop_on_any_number_of_devices(mode, num_devices):
     batches = regression_batches()
     state, stats = run_update(mode, num_devices, batches)
@@ -258,7 +258,7 @@ def test_make_trajectories_equals_a_loop(changes):
         np.testing.assert_allclose(stats[name], value, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 2), ("shard_map", 4), ("pmap", 2)])
+@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 4), ("pmap", 2)])
 def test_make_trajectories_is_the_same_on_several_devices(mode, num_devices):
     for one, several in zip(
         jax.tree.leaves(mapped_trajectories()), jax.tree.leaves(mapped_trajectories(num_devices, mode)), strict=True

@@ -1,0 +1,125 @@
+"""Who may write into a run folder."""
+
+import json
+
+import pytest
+
+from jaxppo import run_folder
+from jaxppo.config import RunConfig, SFTConfig, TrainConfig, read_yaml, replace
+from jaxppo.errors import ConfigError, DataError
+
+
+def claim(folder, **changes):
+    config = replace(TrainConfig(), output_dir=str(folder), **changes)
+    run_folder.claim(folder, config, config.run)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_claim_makes_a_new_folder_with_its_configuration(tmp_path):
+    claim(tmp_path / "deep" / "run", kl_coef=0.125)
+    assert read_yaml(tmp_path / "deep" / "run" / "config.yaml")["kl_coef"] == 0.125
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_claim_takes_an_empty_or_missing_folder_with_and_without_resume(tmp_path, resume):
+    for name in ("missing", "empty"):
+        folder = tmp_path / name
+        if name == "empty":
+            folder.mkdir()
+        claim(folder, resume=resume)
+        assert (folder / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_claim_refuses_a_folder_with_other_files_and_leaves_it_as_it_is(tmp_path, resume):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"output_dir: expected a new or empty folder, got .* that holds other files"):
+        claim(tmp_path, resume=resume)
+    assert contents(tmp_path) == {"thesis.tex": b"years of work"}
+
+
+def test_claim_refuses_a_file_and_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="output_dir"):
+        claim(tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"output_dir: expected a folder that can be made, got .*Not a directory"):
+        claim(tmp_path / "file" / "run")
+
+
+def test_claim_refuses_a_folder_that_holds_a_run_without_resume(tmp_path):
+    claim(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=r"output_dir: expected a new folder, or --resume, got .* that holds a run"):
+        claim(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_claim_resumes_a_run_of_the_same_configuration(tmp_path):
+    changes = {"learning_rate": 1e-5, "max_grad_norm": None, "eval_splits": ("test_longer", "dev"), "preset": "tiny"}
+    claim(tmp_path, **changes)
+    before = contents(tmp_path)
+    claim(tmp_path, **changes, resume=True)
+    # How a run is started and shown may change.
+    claim(tmp_path, **(changes | {"resume": True, "quiet": True, "preset": "default", "config": "other.yaml"}))
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kl_coef": 0.5}, r"kl_coef: expected 0\.05 as in the run to resume in .*, got 0\.5"),
+        ({"seed": 43}, r"seed: expected 42 .* got 43"),
+        ({"batch_size": 32}, r"batch_size: expected 64 .* got 32"),
+        ({"missing_eos_penalty": 0.1}, r"missing_eos_penalty: expected None .* got 0\.1"),
+        (
+            {"eval_splits": ("test_longer",)},
+            r"eval_splits: expected \['test', 'test_longer'\] .* got \['test_longer'\]",
+        ),
+    ],
+)
+def test_claim_names_the_field_in_which_a_resumed_run_differs(tmp_path, change, message):
+    claim(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        claim(tmp_path, **change, resume=True)
+    assert contents(tmp_path) == before
+
+
+def test_claim_refuses_to_resume_the_run_of_another_command(tmp_path):
+    claim(tmp_path)
+    config = replace(SFTConfig(), output_dir=str(tmp_path), resume=True)
+    with pytest.raises(ConfigError, match="as in the run to resume"):
+        run_folder.claim(tmp_path, config, config.run)
+
+
+def test_default_folder_is_the_given_one_or_a_new_name():
+    assert str(run_folder.default_folder("train", RunConfig(output_dir="my/run"))) == "my/run"
+    made = run_folder.default_folder("train", RunConfig(preset="tiny"))
+    assert made.parent.name == "outputs" and made.name.startswith("train-tiny-")
+
+
+def test_write_json_is_read_back_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "eval.json"
+    assert run_folder.read_json(path) == {}
+    for content in ({"before": {"rate": 0.37}}, {"before": {"rate": 0.37}, "after": None}):
+        run_folder.write_json(path, content)
+        assert run_folder.read_json(path) == content
+    assert [entry.name for entry in tmp_path.iterdir()] == ["eval.json"]
+
+
+def test_write_json_keeps_the_old_file_where_the_new_content_fails(tmp_path):
+    path = tmp_path / "eval.json"
+    run_folder.write_json(path, {"old": 1})
+    with pytest.raises(TypeError):
+        run_folder.write_json(path, {"new": object()})
+    assert run_folder.read_json(path) == {"old": 1}
+
+
+@pytest.mark.parametrize("text", ["", "{", json.dumps([1])])
+def test_read_json_names_a_broken_file(tmp_path, text):
+    (tmp_path / "eval.json").write_text(text)
+    with pytest.raises(DataError, match=r"eval\.json: expected "):
+        run_folder.read_json(tmp_path / "eval.json")
