@@ -1,12 +1,15 @@
 """Configuration: frozen dataclasses, checked when made; defaults <- preset <- YAML file <- command line.
 
-Every field name is unique over all groups, so a flag (`--kl_coef 0.1`) and a YAML key (`kl_coef: 0.1`) are the same flat
-name, in TRL's spelling where TRL has the field.
+Every field name is unique over all groups, so a flag (`--kl_coef 0.1`) and a YAML key (`kl_coef: 0.1`) are the same
+flat name, in TRL's spelling where TRL has the field.
 """
 
 import contextlib
 import dataclasses
+import difflib
 import io
+import math
+import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -158,7 +161,8 @@ class OptimizerConfig:
     """Clip the global gradient norm to this; `None` for no clipping."""
 
     def __post_init__(self) -> None:
-        require(self.learning_rate >= 0.0, "learning_rate", "a number of at least 0", self.learning_rate)
+        rate = self.learning_rate
+        require(0.0 <= rate < math.inf, "learning_rate", "a finite number of at least 0", rate)
         require(self.warmup_steps >= 0, "warmup_steps", "an integer of at least 0", self.warmup_steps)
         _require_positive(self, "adam_epsilon")
         _require_fraction(self, "adam_beta1", "adam_beta2", "weight_decay")
@@ -387,7 +391,9 @@ def replace(config: Config, /, **changes: Any) -> Config:
     """
     unknown = sorted(set(changes) - set(flatten(config)))
     if unknown:
-        raise ConfigError(f"unknown configuration key {unknown[0]!r}")
+        near = difflib.get_close_matches(unknown[0], flatten(config), n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{unknown[0]}: expected the name of a setting, got {unknown[0]!r}{hint}")
     return _replace_known(config, changes)
 
 
@@ -450,7 +456,9 @@ def write_yaml(config: Any, path: Path) -> None:
     """Write the resolved configuration as flat YAML that `--config` reads back."""
     flat = {name: value for name, value in flatten(config).items() if name not in ("preset", "config", "resume")}
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
-    path.write_text(yaml.safe_dump(lists, sort_keys=False), encoding="utf-8")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(yaml.safe_dump(lists, sort_keys=False), encoding="utf-8")
+    os.replace(partial, path)
 
 
 def preset_values(command: str, name: str) -> dict[str, Any]:
@@ -505,12 +513,12 @@ def _base_config(config_class: type[Config], command: str, args: list[str]) -> C
 
 
 def _flag_value(args: list[str], name: str) -> str | None:
+    """The last value given for a flag, spelled with underscores or hyphens, after a space or `=`."""
     value = None
     for i, arg in enumerate(args):
-        if arg == f"--{name}" and i + 1 < len(args):
-            value = args[i + 1]
-        elif arg.startswith(f"--{name}="):
-            value = arg.partition("=")[2]
+        flag, equals, rest = arg.partition("=")
+        if flag.replace("-", "_") == f"__{name}":
+            value = rest if equals else next(iter(args[i + 1 : i + 2]), None)
     return value
 
 

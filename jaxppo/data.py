@@ -77,7 +77,9 @@ def _hugging_face_rows(name: str, split: str) -> list[Row]:
             table = hugging_face.load_dataset(name, split=split)
     except Exception as error:  # whatever the many readers and the hub raise
         reason = str(error).strip().split("\n")[0]
-        raise DataError(f"dataset: expected a split {split!r} in {name}, got {type(error).__name__}: {reason}") from error
+        raise DataError(
+            f"dataset: expected a split {split!r} in {name}, got {type(error).__name__}: {reason}"
+        ) from error
     return [datasets.checked_row(row, f"{name}, split {split}, row {i}") for i, row in enumerate(table)]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxppo import cli, data, hf, ops, rewards, rollout, run_folder
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, parse_cli
+from jaxppo.errors import DataError
 from jaxppo.metrics import Console
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
@@ -73,6 +74,9 @@ class Evaluator:
         self.validator = evaluation.eval_validator or rewards.default_validator()
         rewards.check_validator(self.validator)
         self.rows = {split: data.load_split(data_config, split) for split in data_config.eval_splits}
+        for split, rows in self.rows.items():
+            if not rows:
+                raise DataError(f"eval_splits: expected at least one row in {split}, got none")
         self._encoded = {
             split: data.encode_prompts(tokenizer, rows, data_config.max_prompt_length)
             for split, rows in self.rows.items()
@@ -96,7 +100,10 @@ class Evaluator:
         columns = data.columns_of(self.rows[split])
         outcomes = rewards.judge_plans(
             [completion.text for completion in completions],
-            **{name: columns[name] for name in ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")},
+            domain_pddl=columns["domain_pddl"],
+            problem_pddl=columns["problem_pddl"],
+            reference_plan=columns["reference_plan"],
+            prompt_style=columns["prompt_style"],
             validator=self.validator,
         )
         count, metrics = len(outcomes), rewards.plan_metrics(outcomes)

@@ -5,7 +5,7 @@ runs it on all local devices, through `shard_map` or literally through `pmap`. O
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 DATA = "data"
 """Name of the mapped device axis."""
 
-RowAxis = int | None
+RowAxis: TypeAlias = int | None
 """Which axis of every array in an argument or result counts rows; None: the same on all devices."""
 
 
@@ -30,7 +30,7 @@ class DataParallel:
         devices: default: all local devices.
     """
 
-    def __init__(self, mode: str = "shard_map", devices: Sequence[jax.Device] | None = None):
+    def __init__(self, mode: str = "shard_map", devices: Sequence[Any] | None = None):
         self.mode = mode
         self.devices = list(jax.local_devices() if devices is None else devices)
         self.mesh = Mesh(np.asarray(self.devices), (DATA,), axis_types=(AxisType.Auto,))
@@ -55,9 +55,9 @@ class DataParallel:
 
         Args:
             program: function of per-device arrays; it may use collectives over `DATA`.
-            row_axes: per positional argument, the axis that counts rows, or None for an argument every device has whole.
-            out_axes: the same for the result, or for each element of a tuple of results; whatever is None must have come
-                out equal on all devices.
+            row_axes: per positional argument, the axis that counts rows, or None for one that every device has whole.
+            out_axes: the same for the result, or for each element of a tuple of results; whatever is None must have
+                come out equal on all devices.
             donate: positions of arguments whose memory the result may take over.
 
         Returns:

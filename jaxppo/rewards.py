@@ -38,7 +38,9 @@ class RewardFunction(Protocol):
 
     def __call__(
         self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any
-    ) -> Sequence[float]: ...
+    ) -> Sequence[float]:
+        """Score every completion."""
+        ...
 
 
 class Scores(NamedTuple):
@@ -254,6 +256,8 @@ def score(
         named = parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if named and parameter.default is inspect.Parameter.empty and needed not in arguments:
             raise DataError(f"reward {name}: expected a data column {needed!r}, got {', '.join(sorted(columns))}")
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        arguments = {needed: arguments[needed] for needed in parameters if needed in arguments}
     values = reward(**arguments)
     return Scores(_checked(name, values, len(completions)), metrics), extras
 

@@ -53,6 +53,14 @@ def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
     return block[:, 0] * width + jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
 
 
+class _Decoding(NamedTuple):
+    """Where the decoding loop stands."""
+
+    t: Array  # [] int32, tokens drawn for each row
+    rollout: Rollout
+    cache: models.Cache | None
+
+
 def generate(
     params: Params,
     prompts: PromptBatch,
@@ -76,63 +84,59 @@ def generate(
     """
     num_rows, prompt_length = prompts.prompt_ids.shape
     length = uniforms.shape[1]
-    cache = models.init_cache(model, num_rows, prompt_length + length)
+    # Slots past a query are hidden from it by causality, so one mask serves every step.
     real_slots = jnp.pad(prompts.prompt_mask, ((0, 0), (0, length)), constant_values=True)
-    first_position = ops.prompt_lengths(prompts.prompt_mask)
+    lengths = ops.prompt_lengths(prompts.prompt_mask)
 
-    def next_logits(ids: Array, t: Array, cache: models.Cache) -> tuple[Array, models.Cache | None]:
-        """Write completion token t to the cache; the logits of token t + 1."""
+    def append(rollout: Rollout, logits: Array, t: Array) -> Rollout:
+        u = jax.lax.dynamic_slice_in_dim(uniforms, t, 1, axis=1)[:, 0]
+        return _append(rollout, sample_tokens(logits, u, temperature), t, eos_id, pad_id)
+
+    def step(state: _Decoding) -> _Decoding:
+        """Feed the last token drawn, draw the next."""
+        last = state.t - 1
+        ids = jax.lax.dynamic_slice_in_dim(state.rollout.completion_ids, last, 1, axis=1)
         out = models.apply(
             model,
             params,
-            ids[:, None],
-            positions=(first_position + t)[:, None],
+            ids,
+            positions=(lengths + last)[:, None],
             attention_mask=real_slots,
-            cache=cache,
-            cache_index=prompt_length + t,
+            cache=state.cache,
+            cache_index=prompt_length + last,
+            logits=False,
         )
-        return out.logits[:, -1], out.cache
+        logits = models.lm_logits(model, params, out.hidden[:, 0])
+        return _Decoding(state.t + 1, append(state.rollout, logits, state.t), out.cache)
 
-    class Carry(NamedTuple):
-        t: Array
-        ids: Array
-        logprobs: Array
-        mask: Array
-        ended: Array
-        cache: models.Cache
-
-    def write(carry: Carry, sampled: Sampled, t: Array) -> Carry:
-        """Append token t to the rows that have not ended."""
-        live = ~carry.ended
-        ids = jnp.where(live, sampled.ids, pad_id)
-        put = lambda buffer, column: jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))  # noqa: E731
-        return carry._replace(
-            t=t + 1,
-            ids=put(carry.ids, ids),
-            logprobs=put(carry.logprobs, jnp.where(live, sampled.logprobs, 0.0)),
-            mask=put(carry.mask, live),
-            ended=carry.ended | (ids == eos_id) & live,
-        )
-
-    def body(carry: Carry) -> Carry:
-        last = jax.lax.dynamic_slice_in_dim(carry.ids, carry.t - 1, 1, axis=1)[:, 0]
-        logits, cache = next_logits(last, carry.t - 1, carry.cache)
-        u = jax.lax.dynamic_slice_in_dim(uniforms, carry.t, 1, axis=1)[:, 0]
-        return write(carry._replace(cache=cache), sample_tokens(logits, u, temperature), carry.t)
-
+    cache = models.init_cache(model, num_rows, prompt_length + length)
     prefill = models.apply(model, params, prompts.prompt_ids, attention_mask=real_slots, cache=cache, logits=False)
-    first_logits = models.lm_logits(model, params, prefill.hidden[:, -1])
-    start = Carry(
-        t=jnp.int32(0),
-        ids=jnp.full((num_rows, length), pad_id, jnp.int32),
+    logits = models.lm_logits(model, params, prefill.hidden[:, -1])
+    first = append(_empty_rollout(num_rows, length, pad_id), logits, jnp.int32(0))
+    unfinished = lambda state: (state.t < length) & ~jnp.all(state.rollout.ended)  # noqa: E731
+    return jax.lax.while_loop(unfinished, step, _Decoding(jnp.int32(1), first, prefill.cache)).rollout
+
+
+def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:
+    return Rollout(
+        completion_ids=jnp.full((num_rows, length), pad_id, jnp.int32),
+        completion_mask=jnp.zeros((num_rows, length), bool),
         logprobs=jnp.zeros((num_rows, length), jnp.float32),
-        mask=jnp.zeros((num_rows, length), bool),
         ended=jnp.zeros((num_rows,), bool),
-        cache=prefill.cache,
     )
-    start = write(start, sample_tokens(first_logits, uniforms[:, 0], temperature), jnp.int32(0))
-    final = jax.lax.while_loop(lambda carry: (carry.t < length) & ~jnp.all(carry.ended), body, start)
-    return Rollout(final.ids, final.mask, final.logprobs, final.ended)
+
+
+def _append(rollout: Rollout, sampled: Sampled, t: Array, eos_id: int, pad_id: int) -> Rollout:
+    """Write token t of the rows that have not ended."""
+    live = ~rollout.ended
+    ids = jnp.where(live, sampled.ids, pad_id)
+    put = lambda buffer, column: jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))  # noqa: E731
+    return Rollout(
+        completion_ids=put(rollout.completion_ids, ids),
+        completion_mask=put(rollout.completion_mask, live),
+        logprobs=put(rollout.logprobs, jnp.where(live, sampled.logprobs, 0.0)),
+        ended=rollout.ended | (live & (ids == eos_id)),
+    )
 
 
 def to_sequences(prompts: PromptBatch, rollout: Rollout, *, length: int) -> Sequences:

@@ -69,9 +69,7 @@ def sft(config: SFTConfig) -> Path:
     config.check_devices(parallel.num_devices)
     model, params, tokenizer = start_model(config)
     rows = data.load_split(config.data, config.data.train_split)
-    supervised = data.SupervisedData(
-        rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length
-    )
+    supervised = data.SupervisedData(rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length)
     folder = run_folder.default_folder("sft", config.run)
     console.print(
         f"SFT: {config.max_steps} steps of {config.batch_size} rows out of {len(rows)}, "
@@ -86,7 +84,9 @@ def sft(config: SFTConfig) -> Path:
     checkpoints = Checkpoints(folder / "checkpoints", keep=config.run.save_total_limit)
     state = update.init_state({"policy": params}, update.make_optimizer(config.optimizer))
     state = parallel.put(checkpoints.restore(state) if checkpoints.latest is not None else state)
-    state = _run_steps(config, folder, state, supervised, make_step(config, model, parallel), parallel, checkpoints, console)
+    state = _run_steps(
+        config, folder, state, supervised, make_step(config, model, parallel), parallel, checkpoints, console
+    )
     hf.save_pretrained(folder / "policy", model, jax.device_get(state.params["policy"]), tokenizer)
     evaluator = Evaluator(
         model, tokenizer, parallel, config.data, config.evaluation, config.response_length, config.run.seed

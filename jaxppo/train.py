@@ -1,7 +1,7 @@
 """PPO on planning problems: `python -m jaxppo.train`.
 
-Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `checkpoints/`, `policy/` and `value/` (Hugging
-Face folders), `eval.json` (before and after) and `curves.png`.
+Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `checkpoints/`, `policy/` and `value/`
+(Hugging Face folders), `eval.json` (before and after) and `curves.png`.
 """
 
 import time
@@ -58,9 +58,7 @@ def set_up(config: TrainConfig) -> Setup:
         tokenizer=tokenizer,
         policy=policy,
         value=_value_model(config, model),
-        prompts=data.PromptData(
-            rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length
-        ),
+        prompts=data.PromptData(rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length),
         reward=rewards.make_plan_reward(
             config.reward.validator, config.reward.normalise_by, config.reward.val_timeout_s
         ),
@@ -87,7 +85,9 @@ def _value_model(config: TrainConfig, model: ModelConfig) -> Params | None:
     return value
 
 
-def train_step(setup: Setup, state: TrainState, reference: Params, step: int) -> tuple[TrainState, dict[str, Any], list]:
+def train_step(
+    setup: Setup, state: TrainState, reference: Params, step: int
+) -> tuple[TrainState, dict[str, Any], list]:
     """One update: sample, score while the host computes rewards, estimate advantages, learn.
 
     Returns:
@@ -207,7 +207,9 @@ def _show_samples(setup: Setup, log: JsonlLog, samples: list[dict[str, Any]], sh
     for sample in samples:
         log.append(sample)
     rows = [sample | {"score": f"{sample['score']:.2f}"} for sample in samples[:shown]]
-    setup.console.sample_table(f"Samples of update {samples[0]['step']}", rows, ["prompt", "completion", "verdict", "score"])
+    setup.console.sample_table(
+        f"Samples of update {samples[0]['step']}", rows, ["prompt", "completion", "verdict", "score"]
+    )
 
 
 def _evaluate(setup: Setup, folder: Path, moment: str, policy: Params, evals: dict[str, Any]) -> dict[str, Any]:

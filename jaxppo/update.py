@@ -1,7 +1,7 @@
 """The update program: every PPO epoch and mini-batch of one rollout, for the rows of one device."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxppo.models import ModelConfig
 from jaxppo.types import Array, Params, Rollout, Scored, Sequences, TrainState, Trajectories
 
 Stats = dict[str, Array]
-Schedule = Callable[[Array], Array]
+Schedule = Callable[[Any], Any]
 
 
 class LearningRates(NamedTuple):
@@ -62,6 +62,7 @@ def apply_gradients(
     state: TrainState, grads: Params, optimizer: optax.GradientTransformation, rates: LearningRates
 ) -> TrainState:
     """One optimizer step at the learning rates of `state.step`, which stays as it is."""
+    directions: Any
     directions, opt_state = optimizer.update(grads, state.opt_state, state.params)
     rate_of = {"policy": rates.policy(state.step), "value": rates.value(state.step)}
     params = {

@@ -51,7 +51,10 @@ def make_prompts(pad_id=PAD):
 
 def start(ppo):
     copies = jax.tree.map(np.array, POLICY)
-    value = {"trunk": jax.tree.map(np.array, REFERENCE["trunk"]), "score": {"kernel": np.full((16, 1), 0.1, np.float32)}}
+    value = {
+        "trunk": jax.tree.map(np.array, REFERENCE["trunk"]),
+        "score": {"kernel": np.full((16, 1), 0.1, np.float32)},
+    }
     return ppo.init_state(copies, value if ppo.config.value_model == "separate" else None)
 
 

@@ -228,7 +228,10 @@ def test_unknown_config_key_is_refused(tmp_path, run_here):
     [
         ({"prompt": None}, ["rl.jsonl", "2", "prompt"]),
         ({"prompt": "<init> on zebra a <plan>"}, ["prompt"]),
-        ({"problem_pddl": "(define (problem p)\n (:domain blocksworld)\n (:objects a b\n"}, ["split rl", "problem_pddl", ":"]),
+        (
+            {"problem_pddl": "(define (problem p)\n (:domain blocksworld)\n (:objects a b\n"},
+            ["split rl", "problem_pddl", ":"],
+        ),
     ],
     ids=["missing column", "unknown word", "PDDL syntax"],
 )

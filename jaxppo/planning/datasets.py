@@ -183,7 +183,7 @@ def _parsed_row(line: str, where: str) -> Row:
     return checked_row(row, where)
 
 
-def checked_row(row: Row, where: str) -> Row:
+def checked_row(row: Any, where: str) -> Row:
     """Return the row if it has every column of `COLUMNS` in the right type; other columns are its own affair.
 
     Raises:
