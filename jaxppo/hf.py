@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
 from jaxppo.errors import ModelError
 from jaxppo.models import ModelConfig, Params, init_params
@@ -164,8 +164,8 @@ def save_pretrained(
         if head == "lm" and generation_config is not False:
             extra = {} if generation_config is True else generation_config
             _write_json(partial / GENERATION_FILE, _special_tokens(config) | extra)
-        # Not `save_file`, which makes the file readable for its owner alone.
-        (partial / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))
+        save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
+        (partial / WEIGHTS_FILE).chmod(0o644)  # safetensors makes it readable for its owner alone
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
 

@@ -264,7 +264,18 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
 def test_sft_then_evaluate(tmp_path):
     sizes = ["--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
     folder = tmp_path / "sft"
-    args = ["--train_sizes", "3:50", "--hidden_size", "16", "--num_hidden_layers", "1", "--max_steps", "30"]
+    args = [
+        "--train_sizes",
+        "3:50",
+        "--hidden_size",
+        "16",
+        "--num_hidden_layers",
+        "1",
+        "--max_steps",
+        "30",
+        "--warmup_steps",
+        "3",
+    ]
     code, _, err = run_command("sft", *args, *sizes, "--batch_size", "16", "--output_dir", folder)
     assert code == 0, err
     losses = [record["loss"] for record in read_metrics(folder / "metrics.jsonl")]
