@@ -1,0 +1,34 @@
+"""Print the table of docs/results.md from the run folders that runs/default.sh made: `python runs/table.py FOLDER`."""
+
+import json
+import sys
+from pathlib import Path
+
+
+def cell(result: dict) -> str:
+    """Validity of one split with its Wilson 95 % interval."""
+    validity = result["validity"]
+    return f"{validity['rate']:.1%} [{validity['low']:.1%}, {validity['high']:.1%}]"
+
+
+def row(name: str, seed: str, splits: dict) -> str:
+    """One line of the table."""
+    return (
+        f"| {name} | {seed} | {cell(splits['test'])} | {cell(splits['test_longer'])} | {splits['test']['validator']} |"
+    )
+
+
+def main(folder: Path) -> None:
+    """Print the rows of PPO and of both controls, seed by seed."""
+    print("| model | seed | `test` (4-5 blocks, n = 440) | `test_longer` (6 blocks, n = 1024) | verdicts |")
+    print("|---|---|---|---|---|")
+    runs = sorted(folder.glob("ppo-*"))
+    print(row("start: `blocksworld-sft`", "-", json.loads((runs[0] / "eval.json").read_text())["before"]))
+    for kind, name in (("ppo", "PPO"), ("sft-train", "SFT on `train`"), ("sft-rl", "SFT on `rl`")):
+        for run in sorted(folder.glob(f"{kind}-*")):
+            results = json.loads((run / "eval.json").read_text())
+            print(row(name, run.name.rpartition("-")[2], results.get("after", results)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
