@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -15,15 +15,23 @@ from jaxppo.metrics import sanitize
 def main(command: Callable[[], Any]) -> None:
     """Run a command; a `JaxppoError` becomes one line on standard error and exit status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    _keep_compiled_programs()
     try:
+        _keep_compiled_programs()
         command()
     except JaxppoError as error:
-        print(f"error: {sanitize(str(error))}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:  # a path that cannot be read or written, a full disk
+        _refuse(
+            f"{error.filename or 'input/output'}: expected to be readable and writable, got: {error.strerror or error}"
+        )
     except KeyboardInterrupt:
         print("interrupted; --resume with the same --output_dir goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"error: {sanitize(message)}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _keep_compiled_programs() -> None:

@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import io
 import math
-import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -24,6 +23,12 @@ from jaxppo.errors import ConfigError
 
 Config = TypeVar("Config")
 
+CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet")
+"""Settings of one call, which are not saved with a run and may change on resume."""
+
+OBJECTS = range(2, 17)
+"""How many objects a built-in problem may have: the vocabulary holds 16 names."""
+
 CONFIG_FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
 
@@ -37,6 +42,12 @@ def require(condition: bool, name: str, expected: str, value: object) -> None:
 def _require_positive(config: object, *names: str) -> None:
     for name in names:
         require(getattr(config, name) > 0, name, "a number above 0", getattr(config, name))
+
+
+def _require_finite(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(0.0 <= value < math.inf, name, "a finite number of at least 0", value)
 
 
 def _require_fraction(config: object, *names: str) -> None:
@@ -56,6 +67,7 @@ def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:
     sizes = {int(objects): int(rows) for objects, rows in pairs}
     require(all(n > 0 for pair in sizes.items() for n in pair), name, "positive numbers of objects and rows", text)
     require(len(sizes) == len(pairs), name, "each number of objects once", text)
+    require(all(objects in OBJECTS for objects in sizes), name, "2 to 16 objects", text)
     return sizes
 
 
@@ -77,18 +89,34 @@ class RunConfig:
     """Print the plan of the run and stop before any training."""
     parallel: Literal["shard_map", "pmap"] = "shard_map"
     """How the per-device program is mapped over all local devices (data parallel; same numbers either way)."""
-    save_steps: int = 10
-    """Updates between checkpoints."""
-    save_total_limit: int = 2
-    """Checkpoints kept."""
     quiet: bool = False
     """Print results and warnings only."""
 
     def __post_init__(self) -> None:
-        require(self.seed >= 0, "seed", "an integer of at least 0", self.seed)
-        _require_positive(self, "save_steps", "save_total_limit")
+        require(0 <= self.seed < 2**32, "seed", "an integer in [0, 2^32)", self.seed)
         if self.resume:
             require(self.output_dir is not None, "resume", "--output_dir with the run to continue", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """What happens between updates."""
+
+    save_steps: int = 10
+    """Updates between checkpoints."""
+    save_total_limit: int = 2
+    """Checkpoints kept."""
+    eval_steps: int | None = None
+    """Updates between evaluations during training; default: none during training."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "save_steps", "save_total_limit")
+        if self.eval_steps is not None:
+            _require_positive(self, "eval_steps")
+
+    def is_due(self, step: int, every: int | None, last: int) -> bool:
+        """Whether something done every `every` updates is due after update `step`, the last one excepted."""
+        return every is not None and step % every == 0 and step != last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +162,7 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "response_length")
-        require(self.temperature >= 0.0, "temperature", "a number of at least 0", self.temperature)
+        _require_finite(self, "temperature")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +189,14 @@ class OptimizerConfig:
     """Clip the global gradient norm to this; `None` for no clipping."""
 
     def __post_init__(self) -> None:
-        rate = self.learning_rate
-        require(0.0 <= rate < math.inf, "learning_rate", "a finite number of at least 0", rate)
+        _require_finite(self, "learning_rate")
         require(self.warmup_steps >= 0, "warmup_steps", "an integer of at least 0", self.warmup_steps)
         _require_positive(self, "adam_epsilon")
-        _require_fraction(self, "adam_beta1", "adam_beta2", "weight_decay")
+        _require_fraction(self, "weight_decay")
+        for name in ("adam_beta1", "adam_beta2"):
+            require(0.0 <= getattr(self, name) < 1.0, name, "a number in [0, 1)", getattr(self, name))
         if self.value_learning_rate is not None:
-            require(self.value_learning_rate >= 0.0, "value_learning_rate", "at least 0", self.value_learning_rate)
+            _require_finite(self, "value_learning_rate")
         if self.max_grad_norm is not None:
             _require_positive(self, "max_grad_norm")
 
@@ -204,18 +233,15 @@ class PPOConfig:
     def __post_init__(self) -> None:
         _require_positive(self, "num_ppo_epochs", "num_mini_batches", "cliprange", "cliprange_value")
         _require_fraction(self, "gamma", "lam")
-        for name in ("kl_coef", "vf_coef"):
-            require(getattr(self, name) >= 0.0, name, "a number of at least 0", getattr(self, name))
+        _require_finite(self, "kl_coef", "vf_coef")
         if self.missing_eos_penalty is not None:
-            require(self.missing_eos_penalty >= 0.0, "missing_eos_penalty", "at least 0", self.missing_eos_penalty)
+            _require_finite(self, "missing_eos_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
     """The reward of a completion: 1 if its plan is valid, else LCCS with the reference plan."""
 
-    validator: Literal["builtin", "val", "auto"] = "builtin"
-    """Who judges plans in training: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     normalise_by: Literal["max", "reference", "prediction"] = "max"
     """LCCS is divided by the length of the longer plan, of the reference, or of the predicted plan."""
     val_timeout_s: float = 30.0
@@ -238,7 +264,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "eval_batch_size")
-        require(self.eval_temperature >= 0.0, "eval_temperature", "a number of at least 0", self.eval_temperature)
+        _require_finite(self, "eval_temperature")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +272,7 @@ class TrainConfig:
     """PPO on planning problems, rewarded by a plan validator."""
 
     run: RunConfig = field(default_factory=RunConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
@@ -254,6 +281,8 @@ class TrainConfig:
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     sft_model_path: str = "blocksworld-sft"
     """Policy to start from, also the reference: a Hugging Face folder, or the shipped model `blocksworld-sft`."""
+    validator: Literal["builtin", "val", "auto"] = "builtin"
+    """Who judges plans in training: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     value_model: Literal["separate", "shared"] = "separate"
     """Value function: a model of its own (TRL's PolicyAndValueWrapper), or a head on the policy's trunk."""
     value_model_path: str | None = None
@@ -264,16 +293,12 @@ class TrainConfig:
     """Completions per update, over all devices."""
     headline_split: str = "test_longer"
     """The evaluation split that the run is about."""
-    eval_steps: int | None = None
-    """Updates between evaluations during training; default: only before and after."""
     num_sample_generations: int = 10
     """How many times in the run sample completions are shown."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "total_episodes", "batch_size")
         require(self.num_sample_generations >= 0, "num_sample_generations", "at least 0", self.num_sample_generations)
-        if self.eval_steps is not None:
-            _require_positive(self, "eval_steps")
         _require_positive(self.sampling, "temperature")
         _require_divisible("batch_size", self.batch_size, "num_mini_batches", self.ppo.num_mini_batches)
         splits = self.data.eval_splits
@@ -300,7 +325,7 @@ class TrainConfig:
 
     def check_devices(self, num_devices: int) -> None:
         """Raise a `ConfigError` unless every mini-batch divides over the devices."""
-        _require_divisible("mini-batch size", self.mini_batch_size, "number of devices", num_devices)
+        _require_divisible("batch_size / num_mini_batches", self.mini_batch_size, "number of devices", num_devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,10 +333,12 @@ class SFTConfig:
     """Supervised fine-tuning on reference plans, from scratch or from a model."""
 
     run: RunConfig = field(default_factory=RunConfig)
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=200))
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=50)
     )
+    reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     model_path: str | None = None
     """Hugging Face folder to go on from (or `blocksworld-sft`); default: a fresh GPT-NeoX of the sizes below."""
@@ -323,10 +350,10 @@ class SFTConfig:
     """Fresh model: attention heads."""
     rotary_pct: float = 1.0
     """Fresh model: fraction of each head that rotates with the position."""
-    max_steps: int = 1200
-    """Optimizer steps."""
+    total_episodes: int = 76800
+    """Rows to learn from over the whole run, rounded up to whole steps; a row seen twice counts twice."""
     batch_size: int = 64
-    """Rows per step, over all devices."""
+    """Rows per optimizer step, over all devices."""
     response_length: int = 64
     """Most tokens of a completion in the evaluation at the end."""
 
@@ -335,7 +362,7 @@ class SFTConfig:
             "hidden_size",
             "num_hidden_layers",
             "num_attention_heads",
-            "max_steps",
+            "total_episodes",
             "batch_size",
             "response_length",
         )
@@ -345,7 +372,7 @@ class SFTConfig:
     @property
     def num_updates(self) -> int:
         """Optimizer steps in the whole run."""
-        return self.max_steps
+        return -(-self.total_episodes // self.batch_size)
 
     def check_devices(self, num_devices: int) -> None:
         """Raise a `ConfigError` unless every batch divides over the devices."""
@@ -453,12 +480,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def write_yaml(config: Any, path: Path) -> None:
-    """Write the resolved configuration as flat YAML that `--config` reads back."""
-    flat = {name: value for name, value in flatten(config).items() if name not in ("preset", "config", "resume")}
+    """Write the resolved configuration as flat YAML: all that decides the result, so that `--config` repeats it."""
+    flat = {name: value for name, value in flatten(config).items() if name not in CALL_ONLY}
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(yaml.safe_dump(lists, sort_keys=False), encoding="utf-8")
-    os.replace(partial, path)
+    path.write_text(yaml.safe_dump(lists, sort_keys=False), encoding="utf-8")
 
 
 def preset_values(command: str, name: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Rows in, batches of left-padded prompts out; the order of rows is a pure function of (seed, epoch)."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -13,7 +12,7 @@ import platformdirs
 
 from jaxppo.config import DataConfig, parse_sizes
 from jaxppo.errors import DataError
-from jaxppo.planning import datasets, prompts
+from jaxppo.planning import datasets, find_val, parse_action, prompts
 from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.types import PromptBatch, Sequences
@@ -45,26 +44,36 @@ def bucket(length: int, multiple: int = PROMPT_BUCKET) -> int:
     return -(-length // multiple) * multiple
 
 
-def load_split(config: DataConfig, split: str) -> list[Row]:
+def load_split(config: DataConfig, split: str, validator: str = "builtin") -> list[Row]:
     """The rows of one split: built and cached for a built-in domain, else read from the data set.
+
+    Args:
+        config: which data set.
+        split: name of the split.
+        validator: who will judge plans for these rows; `builtin` covers less of PDDL than VAL.
 
     Raises:
         DataError: the data set or the split is missing, or a row is malformed.
-        PddlError: the PDDL of a row has a syntax error.
+        PddlError: the PDDL of a row has a syntax error, or is beyond the validator.
     """
     if config.dataset == "blocksworld":
         if split not in SPLITS:
             raise DataError(f"split: expected one of {', '.join(SPLITS)} for blocksworld, got {split!r}")
         return _built_in_split(config, split)
-    path = Path(config.dataset) / f"{split}.jsonl"
-    rows = datasets.read_jsonl(path) if path.exists() else _hugging_face_rows(config.dataset, split)
+    folder = Path(config.dataset)
+    if folder.is_dir() and not (folder / "dataset_dict.json").exists():
+        rows = datasets.read_jsonl(folder / f"{split}.jsonl")
+    else:
+        rows = _hugging_face_rows(config.dataset, split)
+    if not rows:
+        raise DataError(f"{config.dataset}, split {split}: expected at least one row, got none")
     for row in rows:
-        check_pddl(row, f"{config.dataset}, split {split}")
+        check_row(row, f"{config.dataset}, split {split}, row {row['id']}", validator)
     return rows
 
 
 def _hugging_face_rows(name: str, split: str) -> list[Row]:
-    """Rows of a split through the `datasets` library: a `save_to_disk` folder, a folder it can read, or a hub id."""
+    """Rows of a split through the `datasets` library: a `save_to_disk` folder or a hub id."""
     import datasets as hugging_face  # slow to import, and not needed for built-in domains
 
     folder = Path(name)
@@ -83,18 +92,28 @@ def _hugging_face_rows(name: str, split: str) -> list[Row]:
     return [datasets.checked_row(row, f"{name}, split {split}, row {i}") for i, row in enumerate(table)]
 
 
-def check_pddl(row: Row, where: str) -> None:
-    """Parse a row's domain and problem, so that a syntax error stops a run before it starts.
-
-    PDDL beyond the in-process validator passes: it is for VAL to judge.
+def check_row(row: Row, where: str, validator: str) -> None:
+    """Read everything that the reward will read in a row, so that bad data stops a run before it starts.
 
     Raises:
-        PddlError: with the row and column of the data file, and the line within the PDDL text.
+        DataError: the prompt style or an action of the reference plan.
+        PddlError: with the row, the column and the line within its text; also for PDDL that the built-in validator
+            does not cover, unless VAL judges and is installed.
     """
-    source = f"{where}, row {row['id']}, "
-    with contextlib.suppress(UnsupportedPddlError):
-        domain = parse_domain(row["domain_pddl"], source + "domain_pddl")
-        parse_problem(row["problem_pddl"], domain, source + "problem_pddl")
+    if row["prompt_style"] not in prompts.PROMPT_STYLES:
+        expected = f"one of {', '.join(prompts.PROMPT_STYLES)}"
+        raise DataError(f"{where}, prompt_style: expected {expected}, got {row['prompt_style']!r}")
+    for action in row["reference_plan"]:
+        try:
+            parse_action(action)
+        except (TypeError, ValueError):
+            raise DataError(f"{where}, reference_plan: expected '(action args)', got {action!r}") from None
+    try:
+        domain = parse_domain(row["domain_pddl"], f"{where}, domain_pddl")
+        parse_problem(row["problem_pddl"], domain, f"{where}, problem_pddl")
+    except UnsupportedPddlError:
+        if validator == "builtin" or find_val() is None:
+            raise
 
 
 def _built_in_split(config: DataConfig, split: str) -> list[Row]:
@@ -249,11 +268,22 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray) -> list[str]:
-    """Text of each completion, special tokens left out: [B, C] ids and mask -> B strings."""
-    return tokenizer.batch_decode([row[real] for row, real in zip(ids, mask, strict=True)], skip_special_tokens=True)
+    """Text of each completion without the end of sequence that closes it: [B, C] ids and mask -> B strings.
+
+    Any other special token stays in the text: left out, it would be junk that a plan may hold for nothing.
+    """
+    rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+    bodies = [row[:-1] if row and row[-1] == tokenizer.eos_token_id else row for row in rows]
+    words = [[_visible(tokenizer, i) for i in row] for row in bodies]
+    return [tokenizer.convert_tokens_to_string(row) if row else "" for row in words]
+
+
+def _visible(tokenizer: Any, token_id: int) -> str:
+    """The token, or `<id>` for one of a padded vocabulary that the tokenizer does not know."""
+    return tokenizer.convert_ids_to_tokens(token_id) if token_id < len(tokenizer) else f"<{token_id}>"
 
 
 def model_folder(name: str) -> Path:
     """A folder by path, or a model shipped with jaxppo by name."""
-    shipped = Path(__file__).parent / "assets" / name
-    return shipped if "/" not in name and shipped.is_dir() else Path(name)
+    shipped = {folder.name: folder for folder in (Path(__file__).parent / "assets").iterdir()}
+    return shipped.get(name, Path(name))

@@ -9,16 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jaxppo import cli, data, hf, ops, rewards, rollout, run_folder
-from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, parse_cli
-from jaxppo.errors import DataError
+from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, parse_cli
 from jaxppo.metrics import Console
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.types import Params
+
+EVAL_FILE = "eval.json"
 
 
 class Completion(NamedTuple):
@@ -55,6 +56,7 @@ class Evaluator:
         parallel: devices.
         data_config: which splits.
         evaluation: batch size, temperature, validator.
+        reward: how plans are scored.
         response_length: most tokens of a completion.
         seed: of the sampling, where the temperature is above 0.
     """
@@ -66,17 +68,15 @@ class Evaluator:
         parallel: DataParallel,
         data_config: DataConfig,
         evaluation: EvalConfig,
+        reward: RewardConfig,
         response_length: int,
         seed: int,
     ):
-        self._tokenizer, self._parallel, self._config = tokenizer, parallel, evaluation
+        self._tokenizer, self.parallel, self._config, self._reward = tokenizer, parallel, evaluation, reward
         self._length, self._seed = response_length, seed
         self.validator = evaluation.eval_validator or rewards.default_validator()
         rewards.check_validator(self.validator)
-        self.rows = {split: data.load_split(data_config, split) for split in data_config.eval_splits}
-        for split, rows in self.rows.items():
-            if not rows:
-                raise DataError(f"eval_splits: expected at least one row in {split}, got none")
+        self.rows = {split: data.load_split(data_config, split, self.validator) for split in data_config.eval_splits}
         self._encoded = {
             split: data.encode_prompts(tokenizer, rows, data_config.max_prompt_length)
             for split, rows in self.rows.items()
@@ -92,7 +92,7 @@ class Evaluator:
         self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
 
     def __call__(self, params: Params) -> dict[str, dict[str, Any]]:
-        """{split: {"validity", "executability", "ended": rate with interval, "mean_reward", "lccs", "validator"}}."""
+        """{split: {"validity", "executability", "ended": rate with interval, "mean_reward", "lccs", ...}}."""
         return {split: self._evaluate(params, split) for split in self.rows}
 
     def _evaluate(self, params: Params, split: str) -> dict[str, Any]:
@@ -105,6 +105,8 @@ class Evaluator:
             reference_plan=columns["reference_plan"],
             prompt_style=columns["prompt_style"],
             validator=self.validator,
+            normalise_by=self._reward.normalise_by,
+            val_timeout_s=self._reward.val_timeout_s,
         )
         count, metrics = len(outcomes), rewards.plan_metrics(outcomes)
         return {
@@ -113,6 +115,7 @@ class Evaluator:
             "ended": wilson(sum(completion.ended for completion in completions), count),
             "mean_reward": metrics["mean"],
             "lccs": metrics["lccs"],
+            "validator_failed": metrics["validator_failed"],
             "validator": self.validator,
         }
 
@@ -120,22 +123,25 @@ class Evaluator:
         """One completion per row of a split, in its order; longest prompts are decoded together."""
         encoded = self._encoded[split]
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+        key = jax.random.fold_in(ops.purpose_key(self._seed, ops.Purpose.EVALUATION), list(self.rows).index(split))
+        uniforms = np.asarray(ops.row_uniforms(key, len(encoded), self._length))
         completions: dict[int, Completion] = {}
-        for part, rows in enumerate(data.chunks(order, self._batch_size)):
-            completions |= zip(rows, self._complete_batch(params, [encoded[i] for i in rows], part), strict=True)
+        for rows in data.chunks(order, self._batch_size):
+            done = self._complete_batch(params, [encoded[i] for i in rows], uniforms[rows])
+            completions |= zip(rows, done, strict=True)
         return [completions[i] for i in range(len(encoded))]
 
     @property
     def _batch_size(self) -> int:
-        return data.bucket(self._config.eval_batch_size, self._parallel.num_devices)
+        return data.bucket(self._config.eval_batch_size, self.parallel.num_devices)
 
-    def _complete_batch(self, params: Params, encoded: Sequence[list[int]], part: int) -> list[Completion]:
+    def _complete_batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray) -> list[Completion]:
         """Decode up to a batch of prompts; a short last batch is filled up with copies of its first row."""
-        filled = [*encoded, *[encoded[0]] * (self._batch_size - len(encoded))]
+        missing = self._batch_size - len(encoded)
+        filled = [*encoded, *[encoded[0]] * missing]
         prompts = data.pad_left(filled, self._prompt_length, self._tokenizer.pad_token_id)
-        key = ops.purpose_key(self._seed, ops.Purpose.EVALUATION, part)
-        uniforms = ops.row_uniforms(key, self._batch_size, self._length)
-        done = self._generate(params, self._parallel.put(prompts, 0), self._parallel.put(jnp.asarray(uniforms), 0))
+        draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
+        done = self._generate(params, *self.parallel.put((prompts, draws), 0))
         texts = data.decode(self._tokenizer, np.asarray(done.completion_ids), np.asarray(done.completion_mask))
         return [Completion(t, bool(e)) for t, e in zip(texts, np.asarray(done.ended), strict=True)][: len(encoded)]
 
@@ -149,31 +155,48 @@ def summary_line(split: str, result: dict[str, Any]) -> str:
     )
 
 
+def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """What an evaluation during training adds to the record of its update."""
+    return {f"eval/{split}/validity": result["validity"]["rate"] for split, result in results.items()}
+
+
+def print_results(console: Console, results: dict[str, dict[str, Any]]) -> None:
+    """One line per split, and a warning where the validator failed."""
+    for split, result in results.items():
+        console.print(summary_line(split, result))
+        if result["validator_failed"]:
+            console.warn(
+                f"{split}: {result['validator_failed']:.1%} of the plans got no verdict and count as not valid"
+            )
+
+
 def evaluate(config: EvaluateConfig) -> Path:
     """Evaluate a model folder and write `eval.json`; returns the run folder."""
     console = Console(config.run.quiet)
+    folder = run_folder.default_folder("evaluate", config.run)
+    if run_folder.check(folder, config, config.run) and (folder / EVAL_FILE).exists():
+        console.print(f"{folder} is finished: nothing to resume")
+        return folder
     parallel = DataParallel(config.run.parallel)
-    folder_in = data.model_folder(config.model)
-    model, params = hf.load_pretrained(folder_in)
+    model, params, tokenizer = hf.load_policy(data.model_folder(config.model))
     evaluator = Evaluator(
         model,
-        hf.load_tokenizer(folder_in),
+        tokenizer,
         parallel,
         config.data,
         config.evaluation,
+        config.reward,
         config.response_length,
         config.run.seed,
     )
-    folder = run_folder.default_folder("evaluate", config.run)
     if config.run.dry_run:
         console.print(f"would evaluate {config.model} on {', '.join(evaluator.rows)} into {folder}")
         return folder
     run_folder.claim(folder, config, config.run)
     results = evaluator(parallel.put(params))
-    run_folder.write_json(folder / "eval.json", results)
-    for split, result in results.items():
-        console.print(summary_line(split, result))
-    console.print(f"written to {folder / 'eval.json'}")
+    print_results(console, results)
+    run_folder.write_json(folder / EVAL_FILE, results)
+    console.print(f"written to {folder / EVAL_FILE}")
     return folder
 
 

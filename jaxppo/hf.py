@@ -170,6 +170,28 @@ def save_pretrained(
             tokenizer.save_pretrained(partial)
 
 
+def load_policy(folder: str | os.PathLike[str]) -> tuple[ModelConfig, Params, Any]:
+    """Read a language model with its tokenizer, ready to sample from.
+
+    A tokenizer without a pad token pads with its end of sequence; nothing ever reads a mask from ids.
+
+    Raises:
+        ModelError: as for `load_pretrained` and `load_tokenizer`, or the folder holds no language model, the tokenizer
+            has no end of sequence, or more tokens than the model.
+    """
+    config, params = load_pretrained(folder)
+    if "lm_head" not in params and not config.tie_word_embeddings:
+        raise ModelError(f"{folder}: expected a language model (GPTNeoXForCausalLM), got one without lm_head")
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"{folder}: expected a tokenizer with an eos_token, got none")
+    if len(tokenizer) > config.vocab_size:
+        raise ModelError(f"{folder}: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return config, params, tokenizer
+
+
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     """Read the tokenizer of a local model folder; code in the folder is never run.
 
@@ -183,7 +205,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
         raise ModelError(f"{folder}: expected a tokenizer ({' or '.join(_TOKENIZER_FILES)}), got none of these files")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # tokenizers raises plain ones, and a damaged file leads anywhere
         raise ModelError(f"{folder}: expected a readable tokenizer, got: {_first_line(error)}") from error
 
 
@@ -196,7 +218,7 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
     Raises:
         ModelError: a key is missing, or has a value that is not supported; the message names it.
     """
-    if raw.get("model_type") not in _FAMILIES:
+    if str(raw.get("model_type")) not in _FAMILIES:
         raise ModelError(f"model_type: expected one of {', '.join(_FAMILIES)}, got {raw.get('model_type')!r}")
     missing = [name for name in _REQUIRED_KEYS if name not in raw]
     if missing:
@@ -253,6 +275,8 @@ def _special_tokens(config: ModelConfig) -> dict[str, Any]:
 def _head_of(config: ModelConfig, raw: dict[str, Any]) -> str | None:
     architectures = _FAMILIES[config.model_type].architectures
     names = raw.get("architectures") or [None]
+    if not isinstance(names, list):
+        raise ModelError(f"architectures: expected a list of names, got {names!r}")
     for head, architecture in architectures.items():
         if names[0] == architecture:
             return head
@@ -307,7 +331,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     weight_map = _read_json(folder / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ModelError(f"{INDEX_FILE}: expected an object 'weight_map', got {type(weight_map).__name__}")
-    return {name: folder / Path(file).name for name, file in weight_map.items()}
+    return {name: folder / Path(str(file)).name for name, file in weight_map.items()}
 
 
 @contextmanager
@@ -404,6 +428,8 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
     """A sibling folder to write to, which takes the place of `folder` if all went well and vanishes otherwise."""
     # Fixed names: what a killed process left behind is cleared by the next save.
     partial, replaced = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "replaced"))
+    if replaced.exists() and not folder.exists():  # killed between two renames: the earlier model is only there
+        replaced.rename(folder)
     for leftover in (partial, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -30,6 +30,9 @@ from jaxppo.planning.plans import Action, ParsedPlan, PlanError, lccs_length, lc
 BEST_INVALID = 0.999
 """Cap of the partial reward: no invalid plan ties with a valid one, in float32 and bfloat16 logs too."""
 
+VALIDATOR_FAILURES = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
+"""Verdicts that say nothing about the plan: it counts as not valid, and the failure is counted too."""
+
 NormaliseBy = Literal["max", "reference", "prediction"]
 
 
@@ -208,11 +211,12 @@ def make_plan_reward(
 
 
 def plan_metrics(outcomes: Sequence[PlanOutcome]) -> dict[str, float]:
-    """Means over a batch: valid, executable and readable fractions, LCCS, reward."""
+    """Means over a batch: fractions valid, executable and left without a verdict by the validator; LCCS, reward."""
     count = max(1, len(outcomes))
     return {
         "plan_valid": sum(o.verdict.valid for o in outcomes) / count,
         "plan_executable": sum(o.verdict.executable for o in outcomes) / count,
+        "validator_failed": sum(o.verdict.error in VALIDATOR_FAILURES for o in outcomes) / count,
         "lccs": sum(o.lccs for o in outcomes) / count,
         "mean": sum(o.reward for o in outcomes) / count,
     }
@@ -248,10 +252,7 @@ def score(
     batch = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
     arguments: dict[str, Any] = columns | batch
     parameters = inspect.signature(reward).parameters
-    if "log_metric" in parameters:
-        arguments["log_metric"] = metrics.__setitem__
-    if "log_extra" in parameters:
-        arguments["log_extra"] = extras.__setitem__
+    arguments |= {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__}
     for needed, parameter in parameters.items():
         named = parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if named and parameter.default is inspect.Parameter.empty and needed not in arguments:

@@ -6,47 +6,71 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxppo.config import CONFIG_FILE, RunConfig, flatten, read_yaml, write_yaml
+from jaxppo.config import CALL_ONLY, CONFIG_FILE, RunConfig, flatten, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
-
-_FREE_TO_CHANGE = {"output_dir", "preset", "config", "resume", "quiet", "dry_run"}
 
 
 def default_folder(command: str, run: RunConfig) -> Path:
     """`--output_dir`, or a new folder named by command, preset and time."""
     if run.output_dir is not None:
         return Path(run.output_dir)
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
     return Path("outputs") / f"{command}-{run.preset or 'default'}-{now}"
 
 
-def claim(folder: Path, config: Any, run: RunConfig) -> None:
-    """Make the run folder and write its configuration, or check that it is the run to resume.
+def check(folder: Path, config: Any, run: RunConfig) -> bool:
+    """Whether the folder holds the run to resume (True) or is free for a new one (False); nothing is written.
 
     Raises:
-        ConfigError: the folder holds something else, or another configuration than the run being resumed.
+        ConfigError: it holds another run, or something else, or the run to resume has another configuration.
     """
     if (folder / CONFIG_FILE).exists():
         if not run.resume:
             raise ConfigError(f"output_dir: expected a new folder, or --resume, got {folder} that holds a run")
         _check_same(folder, config)
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        return True
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"output_dir: expected a folder, got the file {folder}")
+    # A process killed while it claimed the folder may have left the configuration half-written.
+    if folder.exists() and any(not _is_partial_config(entry) for entry in folder.iterdir()):
         raise ConfigError(f"output_dir: expected a new or empty folder, got {folder} that holds other files")
+    return False
+
+
+def _is_partial_config(path: Path) -> bool:
+    return path.name.startswith(f".{CONFIG_FILE}.")
+
+
+def claim(folder: Path, config: Any, run: RunConfig) -> None:
+    """Make the run folder with its configuration, unless it is the run to resume; of two claims at once, one wins.
+
+    Raises:
+        ConfigError: as for `check`, or the folder cannot be made.
+    """
+    if check(folder, config, run):
+        return
+    partial = folder / f".{CONFIG_FILE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        write_yaml(config, partial)
+        try:
+            os.link(partial, folder / CONFIG_FILE)  # unlike a rename, it fails where the name is taken
+        finally:
+            partial.unlink()
+    except FileExistsError:
+        raise ConfigError(
+            f"output_dir: expected a new folder, got {folder} that another run has just claimed"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"output_dir: expected a folder that can be made, got {folder} ({error.strerror})") from None
-    write_yaml(config, folder / CONFIG_FILE)
+        raise ConfigError(f"output_dir: expected a folder to write to, got {folder} ({error.strerror})") from None
 
 
 def _check_same(folder: Path, config: Any) -> None:
     before = read_yaml(folder / CONFIG_FILE)
     for name, value in flatten(config).items():
         now = list(value) if isinstance(value, tuple) else value
-        if name not in _FREE_TO_CHANGE and before.get(name) != now:
-            was = before.get(name)
-            raise ConfigError(f"{name}: expected {was!r} as in the run to resume in {folder}, got {now!r}")
+        if name not in CALL_ONLY and name in before and before[name] != now:
+            raise ConfigError(f"{name}: expected {before[name]!r} as in the run to resume in {folder}, got {now!r}")
 
 
 def write_json(path: Path, content: Any) -> None:

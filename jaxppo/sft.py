@@ -13,7 +13,7 @@ import jax
 from jaxppo import cli, data, hf, models, ops, rollout, run_folder, update
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import SFTConfig, flatten, parse_cli
-from jaxppo.evaluate import Evaluator, summary_line
+from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, print_results
 from jaxppo.metrics import Console, JsonlLog
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DATA, DataParallel
@@ -33,8 +33,7 @@ def sft_loss(
 def start_model(config: SFTConfig) -> tuple[ModelConfig, Params, Any]:
     """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones for the built-in domain."""
     if config.model_path is not None:
-        folder = data.model_folder(config.model_path)
-        return *hf.load_pretrained(folder), hf.load_tokenizer(folder)
+        return hf.load_policy(data.model_folder(config.model_path))
     tokenizer = data.word_tokenizer()
     model = ModelConfig(
         vocab_size=data.bucket(len(tokenizer)),
@@ -65,36 +64,38 @@ def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> 
 def sft(config: SFTConfig) -> Path:
     """Train a model on reference plans; returns the run folder."""
     console = Console(config.run.quiet)
+    folder = run_folder.default_folder("sft", config.run)
+    if run_folder.check(folder, config, config.run) and (folder / EVAL_FILE).exists():
+        console.print(f"{folder} is finished: nothing to resume")
+        return folder
     parallel = DataParallel(config.run.parallel)
     config.check_devices(parallel.num_devices)
     model, params, tokenizer = start_model(config)
     rows = data.load_split(config.data, config.data.train_split)
     supervised = data.SupervisedData(rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length)
-    folder = run_folder.default_folder("sft", config.run)
+    evaluator = Evaluator(
+        model,
+        tokenizer,
+        parallel,
+        config.data,
+        config.evaluation,
+        config.reward,
+        config.response_length,
+        config.run.seed,
+    )
     console.print(
-        f"SFT: {config.max_steps} steps of {config.batch_size} rows out of {len(rows)}, "
+        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {len(rows)}, "
         f"{sum(p.size for p in jax.tree.leaves(params)):,} parameters, into {folder}"
     )
     if config.run.dry_run:
         return folder
     run_folder.claim(folder, config, config.run)
-    if (folder / "eval.json").exists():
-        console.print(f"{folder} is finished: nothing to resume")
-        return folder
-    checkpoints = Checkpoints(folder / "checkpoints", keep=config.run.save_total_limit)
     state = update.init_state({"policy": params}, update.make_optimizer(config.optimizer))
-    state = parallel.put(checkpoints.restore(state) if checkpoints.latest is not None else state)
-    state = _run_steps(
-        config, folder, state, supervised, make_step(config, model, parallel), parallel, checkpoints, console
-    )
+    state = _run_steps(config, folder, state, supervised, make_step(config, model, parallel), evaluator, console)
     hf.save_pretrained(folder / "policy", model, jax.device_get(state.params["policy"]), tokenizer)
-    evaluator = Evaluator(
-        model, tokenizer, parallel, config.data, config.evaluation, config.response_length, config.run.seed
-    )
     results = evaluator(state.params["policy"])
-    run_folder.write_json(folder / "eval.json", results)
-    for split, result in results.items():
-        console.print(summary_line(split, result))
+    print_results(console, results)
+    run_folder.write_json(folder / EVAL_FILE, results)
     console.print(f"model in {folder / 'policy'}")
     return folder
 
@@ -105,22 +106,28 @@ def _run_steps(
     state: TrainState,
     supervised: data.SupervisedData,
     step_program: Any,
-    parallel: DataParallel,
-    checkpoints: Checkpoints,
+    evaluator: Evaluator,
     console: Console,
 ) -> TrainState:
+    """All steps from the last checkpoint on."""
+    loop, last, parallel = config.loop, config.num_updates, evaluator.parallel
+    checkpoints = Checkpoints(folder / "checkpoints", keep=loop.save_total_limit)
+    state = parallel.put(state if checkpoints.latest is None else checkpoints.restore(state))
     start = int(state.step)
-    log = JsonlLog(folder / "metrics.jsonl")
-    log.truncate_after(start)
-    with log, console.progress(config.max_steps, "SFT", start) as progress:
-        for step in range(start, config.max_steps):
+    with JsonlLog(folder / "metrics.jsonl") as log, console.progress(last, "SFT", start) as progress:
+        log.truncate_after(start)
+        for step in range(start, last):
             began = time.monotonic()
             batch = jax.tree.map(lambda x: x[None], supervised.batch(step))
             state, stats = step_program(state, parallel.put(batch, 1))
-            log.append({"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began})
-            progress.update(step + 1, loss=float(stats["loss"]), lr=float(stats["lr"]))
-            if (step + 1) % config.run.save_steps == 0 or step + 1 == config.max_steps:
+            record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
+            if loop.is_due(step + 1, loop.eval_steps, last):
+                record |= eval_metrics(evaluator(state.params["policy"]))
+            log.append(record)
+            progress.update(step + 1, loss=record["loss"], lr=record["lr"])
+            if loop.is_due(step + 1, loop.save_steps, last) or step + 1 == last:
                 checkpoints.save(step + 1, state, flatten(config))
+    checkpoints.close()
     return state
 
 

@@ -16,14 +16,12 @@ from jaxppo import cli, data, hf, rewards, run_folder
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import TrainConfig, flatten, parse_cli
 from jaxppo.errors import ModelError
-from jaxppo.evaluate import Evaluator, summary_line
+from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, print_results
 from jaxppo.metrics import Console, JsonlLog, plot_curves, read_metrics
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.types import Params, TrainState
-
-EVAL_FILE = "eval.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +44,9 @@ def set_up(config: TrainConfig) -> Setup:
     """Load models and data, compile nothing yet; every bad input is met here, before anything is written."""
     parallel = DataParallel(config.run.parallel)
     config.check_devices(parallel.num_devices)
-    rewards.check_validator(config.reward.validator)
-    folder = data.model_folder(config.sft_model_path)
-    model, policy = hf.load_pretrained(folder)
-    tokenizer = hf.load_tokenizer(folder)
-    rows = data.load_split(config.data, config.data.train_split)
+    rewards.check_validator(config.validator)
+    model, policy, tokenizer = hf.load_policy(data.model_folder(config.sft_model_path))
+    rows = data.load_split(config.data, config.data.train_split, config.validator)
     return Setup(
         config=config,
         console=Console(config.run.quiet),
@@ -59,15 +55,14 @@ def set_up(config: TrainConfig) -> Setup:
         policy=policy,
         value=_value_model(config, model),
         prompts=data.PromptData(rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length),
-        reward=rewards.make_plan_reward(
-            config.reward.validator, config.reward.normalise_by, config.reward.val_timeout_s
-        ),
+        reward=rewards.make_plan_reward(config.validator, config.reward.normalise_by, config.reward.val_timeout_s),
         evaluator=Evaluator(
             model,
             tokenizer,
             parallel,
             config.data,
             config.evaluation,
+            config.reward,
             config.sampling.response_length,
             config.run.seed,
         ),
@@ -133,35 +128,38 @@ def train_step(
 def train(config: TrainConfig) -> Path:
     """Carry out a run, or what is left of it; returns the run folder."""
     folder = run_folder.default_folder("train", config.run)
+    resumed = run_folder.check(folder, config, config.run)
+    evals = run_folder.read_json(folder / EVAL_FILE) if resumed else {}
+    if "after" in evals:
+        Console(config.run.quiet).print(f"{folder} is finished: nothing to resume")
+        return folder
     setup = set_up(config)
     _print_plan(setup, folder)
     if config.run.dry_run:
         return folder
     run_folder.claim(folder, config, config.run)
-    evals = run_folder.read_json(folder / EVAL_FILE)
-    if "after" in evals:
-        setup.console.print(f"{folder} is finished: nothing to resume")
-        return folder
     reference = setup.ppo.parallel.put(setup.policy)
     if "before" not in evals:
-        evals = _evaluate(setup, folder, "before", reference, {"headline_split": config.headline_split})
+        evals = {"headline_split": config.headline_split, "before": _evaluate(setup, "before", reference)}
+        run_folder.write_json(folder / EVAL_FILE, evals)
     state = _run_updates(setup, folder, reference)
     policy, value = state.params["policy"], state.params["value"]
     setup.console.stage("Saving")
     hf.save_pretrained(folder / "policy", setup.model, jax.device_get(policy), setup.tokenizer)
     if "trunk" in value:
         hf.save_pretrained(folder / "value", setup.model, jax.device_get(value), setup.tokenizer)
-    evals = _evaluate(setup, folder, "after", policy, evals)
+    evals["after"] = _evaluate(setup, "after", policy)
     plot_curves(read_metrics(folder / "metrics.jsonl"), evals, folder / "curves.png")
+    run_folder.write_json(folder / EVAL_FILE, evals)  # last: "after" marks a run as finished
     _print_result(setup, folder, evals)
     return folder
 
 
 def _run_updates(setup: Setup, folder: Path, reference: Params) -> TrainState:
     """All updates from the last checkpoint on."""
-    config, console = setup.config, setup.console
+    config, loop, last, console = setup.config, setup.config.loop, setup.config.num_updates, setup.console
     console.stage("PPO")
-    checkpoints = Checkpoints(folder / "checkpoints", keep=config.run.save_total_limit)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=loop.save_total_limit)
     # The reference stays in use, so the policy that is updated in place starts as a copy.
     state = setup.ppo.init_state(jax.tree.map(np.asarray, setup.policy), setup.value)
     if checkpoints.latest is not None:
@@ -170,18 +168,18 @@ def _run_updates(setup: Setup, folder: Path, reference: Params) -> TrainState:
     with (
         JsonlLog(folder / "metrics.jsonl") as metrics,
         JsonlLog(folder / "samples.jsonl") as samples_log,
-        console.progress(config.num_updates, "PPO", start) as progress,
+        console.progress(last, "PPO", start) as progress,
     ):
         metrics.truncate_after(start)
         samples_log.truncate_after(start)
-        for step in range(start, config.num_updates):
+        for step in range(start, last):
             state, record, samples = train_step(setup, state, reference, step)
-            if _due(step + 1, config.eval_steps, config.num_updates):
-                record |= _eval_metrics(setup.evaluator(state.params["policy"]))
+            if loop.is_due(step + 1, loop.eval_steps, last):
+                record |= eval_metrics(setup.evaluator(state.params["policy"]))
             metrics.append(record)
-            if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == config.num_updates):
+            if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == last):
                 _show_samples(setup, samples_log, samples)
-            if _due(step + 1, config.run.save_steps, config.num_updates) or step + 1 == config.num_updates:
+            if loop.is_due(step + 1, loop.save_steps, last) or step + 1 == last:
                 checkpoints.save(step + 1, state, flatten(config))
             progress.update(
                 step + 1,
@@ -194,15 +192,6 @@ def _run_updates(setup: Setup, folder: Path, reference: Params) -> TrainState:
     return state
 
 
-def _due(step: int, every: int | None, last: int) -> bool:
-    """Whether something done every `every` updates is due after update `step`, the last one excepted."""
-    return every is not None and step % every == 0 and step != last
-
-
-def _eval_metrics(results: dict[str, Any]) -> dict[str, float]:
-    return {f"eval/{split}/validity": result["validity"]["rate"] for split, result in results.items()}
-
-
 def _show_samples(setup: Setup, log: JsonlLog, samples: list[dict[str, Any]], shown: int = 3) -> None:
     for sample in samples:
         log.append(sample)
@@ -212,14 +201,12 @@ def _show_samples(setup: Setup, log: JsonlLog, samples: list[dict[str, Any]], sh
     )
 
 
-def _evaluate(setup: Setup, folder: Path, moment: str, policy: Params, evals: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate, add the result to `eval.json` and print it."""
+def _evaluate(setup: Setup, moment: str, policy: Params) -> dict[str, Any]:
+    """Evaluate and print the result."""
     setup.console.stage(f"Evaluation {moment} PPO ({setup.evaluator.validator})")
-    evals = evals | {moment: setup.evaluator(policy)}
-    run_folder.write_json(folder / EVAL_FILE, evals)
-    for split, result in evals[moment].items():
-        setup.console.print(summary_line(split, result))
-    return evals
+    results = setup.evaluator(policy)
+    print_results(setup.console, results)
+    return results
 
 
 def _print_plan(setup: Setup, folder: Path) -> None:

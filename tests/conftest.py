@@ -1,5 +1,6 @@
 """Four forced host devices, and caches in a folder of the test run: set before jax is imported."""
 
+import getpass
 import os
 import tempfile
 
@@ -14,4 +15,4 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("JAXPPO_CACHE", os.path.join(tempfile.gettempdir(), "jaxppo-test-cache"))
+os.environ.setdefault("JAXPPO_CACHE", os.path.join(tempfile.gettempdir(), f"jaxppo-tests-{getpass.getuser()}"))

@@ -1,6 +1,7 @@
 """From rows to batches: order, padding, masks, the tokenizer, and bad rows."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,3 +271,22 @@ def test_cache_dir_is_the_environments_or_the_users(monkeypatch, environment, ex
 def test_chunks_cover_all_items_in_order():
     assert list(data.chunks([1, 2, 3, 4, 5], 2)) == [[1, 2], [3, 4], [5]]
     assert list(data.chunks([], 2)) == []
+
+
+def test_decode_keeps_special_tokens_inside_a_completion():
+    """A plan with padding tokens between its words is no plan: left out, they would be free junk."""
+    tokenizer = data.word_tokenizer()
+    ids = tokenizer.convert_tokens_to_ids(["pick-up", "<pad>", "a", "<eos>", "<pad>"])
+    mask = np.array([[True, True, True, True, False]])
+    assert data.decode(tokenizer, np.array([ids]), mask) == ["pick-up <pad> a"]
+
+
+def test_decode_shows_ids_that_the_tokenizer_lacks():
+    tokenizer = data.word_tokenizer()
+    ids = np.array([[*tokenizer.convert_tokens_to_ids(["pick-up"]), len(tokenizer)]])
+    assert data.decode(tokenizer, ids, np.ones((1, 2), bool)) == [f"pick-up <{len(tokenizer)}>"]
+
+
+@pytest.mark.parametrize("name", [".", "..", "", "no-such-model"])
+def test_model_folder_takes_paths_as_paths(name):
+    assert data.model_folder(name) == Path(name)

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats  # comes with jax
 
 from jaxppo import data, models, rewards
-from jaxppo.config import DataConfig, EvalConfig
+from jaxppo.config import DataConfig, EvalConfig, RewardConfig
 from jaxppo.evaluate import Evaluator, summary_line, wilson
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
@@ -73,6 +73,7 @@ def evaluator(folder, batch_size, num_devices=1, temperature=0.0, seed=0):
         DataParallel(devices=jax.local_devices()[:num_devices]),
         DataConfig(dataset=str(folder), eval_splits=("test",)),
         EvalConfig(eval_batch_size=batch_size, eval_validator="builtin", eval_temperature=temperature),
+        RewardConfig(),
         LENGTH,
         seed,
     )
@@ -92,7 +93,8 @@ def greedy(folder, params):
             ids.append(int(np.argmax(logits_of(padded)[0, len(ids) - 1])))
             if ids[-1] == TOKENIZER.eos_token_id:
                 break
-        texts.append(TOKENIZER.decode(ids[start:], skip_special_tokens=True))
+        body = ids[start:-1] if ids[-1] == TOKENIZER.eos_token_id else ids[start:]
+        texts.append(" ".join(TOKENIZER.convert_ids_to_tokens(body)))
     assert len(set(texts)) == NUM_ROWS  # else the order would not show
     return texts
 
@@ -142,3 +144,8 @@ def test_evaluator_counts_over_all_rows_of_a_split(folder, params, monkeypatch):
     np.testing.assert_allclose(result["mean_reward"], sum(o.reward for o in outcomes) / 7)
     assert result["validator"] == "builtin"
     assert "57.1% [25.0%, 84.2%] of 7 (builtin)" in summary_line("test", result)
+
+
+def test_complete_above_temperature_0_does_not_depend_on_the_batch_size(folder, params):
+    by_size = [evaluator(folder, size, temperature=1.0).complete(params, "test") for size in (2, 8)]
+    assert by_size[0] == by_size[1]

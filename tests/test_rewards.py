@@ -153,8 +153,24 @@ def test_no_invalid_plan_is_rewarded_as_a_valid_one(normalise_by):
 
 def test_plan_metrics_are_means_over_the_batch():
     metrics = rewards.plan_metrics(judge(SOLUTION, "unstack b a ; put-down b", "nonsense )", ""))
-    assert metrics == {"plan_valid": 0.25, "plan_executable": 0.75, "lccs": 1.5 / 4, "mean": 1.5 / 4}
+    assert metrics == {
+        "plan_valid": 0.25,
+        "plan_executable": 0.75,
+        "lccs": 1.5 / 4,
+        "mean": 1.5 / 4,
+        "validator_failed": 0.0,
+    }
     assert set(rewards.plan_metrics([]).values()) == {0.0}
+
+
+def test_plan_metrics_count_plans_that_the_validator_failed_on(tmp_path, monkeypatch):
+    crashing = tmp_path / "Validate"
+    crashing.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    crashing.chmod(0o755)
+    monkeypatch.setenv("JAXPPO_VAL", str(crashing))
+    outcomes = judge(SOLUTION, "nonsense )", validator="val")
+    assert [o.reward < 1.0 for o in outcomes] == [True, True]
+    assert rewards.plan_metrics(outcomes)["validator_failed"] == 0.5
 
 
 def test_describe_names_the_reason_and_the_step():
@@ -228,7 +244,15 @@ def test_score_gives_a_reward_function_every_column_by_name():
 
     scores, extras = run_score(by_name, {"answer": [1, 7, 3], "unused": ["u"] * 3})
     assert scores == ([1.0, 0.0, 1.0], {}) and extras == {}
+    assert callable(seen.pop("log_metric")) and callable(seen.pop("log_extra"))
     assert seen == {"prompts": ["p0", "p1", "p2"], "completion_ids": [[0], [1], [2]], "unused": ["u"] * 3}
+
+
+def test_score_leaves_out_columns_that_a_function_does_not_take():
+    def plain(completions, answer):
+        return [float(a) for a in answer]
+
+    assert run_score(plain, {"answer": [1, 7, 3], "unused": ["u"] * 3})[0].values == [1.0, 7.0, 3.0]
 
 
 def test_score_collects_what_a_reward_function_reports():
@@ -305,6 +329,7 @@ def test_plan_reward_reports_its_parts_and_ignores_other_columns():
         "reward/plan_executable": 2 / 3,
         "reward/lccs": 0.5,
         "reward/mean": 0.5,
+        "reward/validator_failed": 0.0,
     }
     assert extras == {"verdict": ["valid", "goal not reached", "syntax at step 1"]}
 

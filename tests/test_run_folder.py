@@ -45,7 +45,7 @@ def test_claim_refuses_a_file_and_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="output_dir"):
         claim(tmp_path / "file")
-    with pytest.raises(ConfigError, match=r"output_dir: expected a folder that can be made, got .*Not a directory"):
+    with pytest.raises(ConfigError, match=r"output_dir: expected a folder to write to, got .*Not a directory"):
         claim(tmp_path / "file" / "run")
 
 
@@ -123,3 +123,19 @@ def test_read_json_names_a_broken_file(tmp_path, text):
     (tmp_path / "eval.json").write_text(text)
     with pytest.raises(DataError, match=r"eval\.json: expected "):
         run_folder.read_json(tmp_path / "eval.json")
+
+
+def test_claim_takes_over_a_folder_whose_claim_was_killed(tmp_path):
+    (tmp_path / ".config.yaml.123").write_text("seed")
+    claim(tmp_path)
+    assert (tmp_path / "config.yaml").exists()
+
+
+def test_claim_lets_one_of_two_win(tmp_path, monkeypatch):
+    """Both see a free folder; the second finds the name taken when it writes."""
+    monkeypatch.setattr(run_folder, "check", lambda *_: False)
+    claim(tmp_path / "run")
+    first = contents(tmp_path / "run")
+    with pytest.raises(ConfigError, match="another run has just claimed"):
+        claim(tmp_path / "run")
+    assert contents(tmp_path / "run") == first

@@ -67,7 +67,7 @@ def test_train_writes_the_run_folder(finished):
     records = read_metrics(finished / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert all(np.isfinite(record["loss/policy_avg"]) for record in records)
-    assert abs(records[0]["objective/kl"]) < 1e-4
+    assert abs(records[0]["objective/kl"]) < 1e-5
     assert abs(records[0]["val/ratio_first"] - 1) < 1e-5
     evals = json.loads((finished / "eval.json").read_text())
     assert evals["headline_split"] == "test_longer"
@@ -254,6 +254,30 @@ def test_missing_or_broken_val_is_refused(flag, tmp_path, monkeypatch, run_here)
     assert not (tmp_path / "run").exists()
 
 
+def test_a_missing_split_is_refused(tmp_path, run_here):
+    dataset = a_data_folder(tmp_path / "data")
+    (dataset / "test.jsonl").unlink()
+    assert_refused(run_here("--dataset", dataset, "--output_dir", tmp_path / "run"), ["test.jsonl"])
+
+
+def test_a_model_that_cannot_be_sampled_from_is_refused(finished, tmp_path, run_here):
+    args = ["--preset", "tiny", "--output_dir", tmp_path / "run", "--sft_model_path"]
+    assert_refused(run_here(*args, finished / "value"), ["lm_head"])
+    no_eos = tmp_path / "no_eos"
+    shutil.copytree(finished / "policy", no_eos)
+    config = json.loads((no_eos / "tokenizer_config.json").read_text())
+    (no_eos / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": None}))
+    assert_refused(run_here(*args, no_eos), ["eos_token"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_sft_meets_bad_evaluation_input_before_training(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXPPO_VAL", str(tmp_path / "nowhere"))
+    sizes = ["--train_sizes", "3:20", "--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
+    assert_refused(run_command("sft", *sizes, "--eval_validator", "val", "--output_dir", tmp_path / "run"), ["VAL"])
+    assert not (tmp_path / "run").exists()
+
+
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     code, out, err = run_command("train", "--preset", "tiny", "--dry_run", "--output_dir", tmp_path / "run")
     assert code == 0, err
@@ -261,27 +285,26 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_sft_then_evaluate(tmp_path):
-    sizes = ["--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
+def test_sft_learns_and_exports(tmp_path):
     folder = tmp_path / "sft"
-    args = [
-        "--train_sizes",
-        "3:50",
-        "--hidden_size",
-        "16",
-        "--num_hidden_layers",
-        "1",
-        "--max_steps",
-        "30",
-        "--warmup_steps",
-        "3",
-    ]
-    code, _, err = run_command("sft", *args, *sizes, "--batch_size", "16", "--output_dir", folder)
+    args = ["--train_sizes", "3:50", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--output_dir", folder]
+    model = ["--hidden_size", "16", "--num_hidden_layers", "1", "--batch_size", "16", "--total_episodes", "480"]
+    code, _, err = run_command("sft", *args, *model, "--warmup_steps", "3", "--learning_rate", "1e-2")
     assert code == 0, err
     losses = [record["loss"] for record in read_metrics(folder / "metrics.jsonl")]
-    assert losses[-1] < 0.8 * losses[0]
-    again = tmp_path / "eval"
-    code, out, err = run_command("evaluate", "--model", folder / "policy", *sizes, "--output_dir", again)
+    assert len(losses) == 30 and losses[-1] < 0.8 * losses[0]
+    before = snapshot(folder)
+    code, out, err = run_command("sft", "--output_dir", folder, "--resume")
+    assert code == 0 and "nothing to resume" in out, err
+    assert snapshot(folder) == before
+
+
+def test_evaluate_of_the_exported_policy_repeats_the_runs_result(finished, tmp_path):
+    sizes = ["--test_sizes", "4:16", "--test_longer_sizes", "5:32", "--response_length", "48"]
+    folder = tmp_path / "eval"
+    code, out, err = run_command("evaluate", "--model", finished / "policy", *sizes, "--output_dir", folder)
     assert code == 0, err
     assert "test_longer: valid" in out
-    assert json.loads((again / "eval.json").read_text()) == json.loads((folder / "eval.json").read_text())
+    after = json.loads((finished / "eval.json").read_text())["after"]
+    assert after["test_longer"]["validity"]["rate"] > 0.2  # 0 would be equal for any broken model
+    assert json.loads((folder / "eval.json").read_text()) == after

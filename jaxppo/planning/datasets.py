@@ -176,7 +176,7 @@ def _row(name: str, draw: _Draw, n_wanted: int) -> Row:
 def _parsed_row(line: str, where: str) -> Row:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{where}: expected a JSON object, got broken JSON ({error})") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
