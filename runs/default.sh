@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The table "The default run" of docs/results.md: PPO over 3 seeds, and two controls of the same compute.
+# The table "The default run" of docs/results.md: PPO and its compute-matched control over 3 seeds, two more controls.
 set -euo pipefail
 out=${1:-outputs/results}
 for seed in 1 2 3; do
   python -m jaxppo.train --seed "$seed" --output_dir "$out/ppo-$seed"
-  # The same number of seconds of supervised training on the problems of the warm start (3 to 5 blocks) ...
+  # At least the same time of supervised training on the problems of the warm start (3 to 5 blocks) ...
   python -m jaxppo.sft --preset continue --seed "$seed" --output_dir "$out/sft-train-$seed"
-  # ... and on PPO's own problems (5 and 6 blocks), with their optimal reference plans as targets.
-  python -m jaxppo.sft --preset continue --train_split rl --learning_rate 5e-4 --seed "$seed" --output_dir "$out/sft-rl-$seed"
 done
+# ... the same with a tenth of the learning rate ...
+python -m jaxppo.sft --preset continue --learning_rate 1e-4 --seed 1 --output_dir "$out/sft-gentle-1"
+# ... and on PPO's own problems (5 and 6 blocks), with their optimal reference plans as targets.
+python -m jaxppo.sft --preset continue --train_split rl --learning_rate 5e-4 --seed 1 --output_dir "$out/sft-rl-1"

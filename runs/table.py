@@ -4,6 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+KINDS = (
+    ("ppo", "PPO"),
+    ("sft-train", "SFT on `train`"),
+    ("sft-gentle", "SFT on `train`, learning rate 1e-4"),
+    ("sft-rl", "SFT on `rl`"),
+)
+
 
 def cell(result: dict) -> str:
     """Validity of one split with its Wilson 95 % interval."""
@@ -20,11 +27,11 @@ def row(name: str, seed: str, splits: dict) -> str:
 
 def main(folder: Path) -> None:
     """Print the rows of PPO and of both controls, seed by seed."""
-    print("| model | seed | `test` (4-5 blocks, n = 440) | `test_longer` (6 blocks, n = 1024) | verdicts |")
-    print("|---|---|---|---|---|")
+    print("| model | seed | `test` (4-5 blocks, n = 440) | `test_longer` (6 blocks, n = 1024) |")
+    print("|---|---|---|---|")
     runs = sorted(folder.glob("ppo-*"))
     print(row("start: `blocksworld-sft`", "-", json.loads((runs[0] / "eval.json").read_text())["before"]))
-    for kind, name in (("ppo", "PPO"), ("sft-train", "SFT on `train`"), ("sft-rl", "SFT on `rl`")):
+    for kind, name in KINDS:
         for run in sorted(folder.glob(f"{kind}-*")):
             results = json.loads((run / "eval.json").read_text())
             print(row(name, run.name.rpartition("-")[2], results.get("after", results)))
