@@ -13,7 +13,16 @@ import jax
 import numpy as np
 
 from jaxppo import cli, data, hf, ops, rewards, rollout, run_folder
-from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, parse_cli
+from jaxppo.config import (
+    DataConfig,
+    EvalConfig,
+    EvaluateConfig,
+    RewardConfig,
+    SFTConfig,
+    TrainConfig,
+    flatten,
+    parse_cli,
+)
 from jaxppo.metrics import Console
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
@@ -146,6 +155,22 @@ class Evaluator:
         return [Completion(t, bool(e)) for t, e in zip(texts, np.asarray(done.ended), strict=True)][: len(encoded)]
 
 
+def make_evaluator(
+    config: TrainConfig | SFTConfig | EvaluateConfig, model: ModelConfig, tokenizer: Any, parallel: DataParallel
+) -> Evaluator:
+    """The evaluator that a command's configuration asks for."""
+    return Evaluator(
+        model,
+        tokenizer,
+        parallel,
+        config.data,
+        config.evaluation,
+        config.reward,
+        flatten(config)["response_length"],
+        config.run.seed,
+    )
+
+
 def summary_line(split: str, result: dict[str, Any]) -> str:
     """One line about a split for the terminal."""
     v, e = result["validity"], result["executability"]
@@ -163,7 +188,7 @@ def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 def print_results(console: Console, results: dict[str, dict[str, Any]]) -> None:
     """One line per split, and a warning where the validator failed."""
     for split, result in results.items():
-        console.print(summary_line(split, result))
+        console.result(summary_line(split, result))
         if result["validator_failed"]:
             console.warn(
                 f"{split}: {result['validator_failed']:.1%} of the plans got no verdict and count as not valid"
@@ -179,16 +204,7 @@ def evaluate(config: EvaluateConfig) -> Path:
         return folder
     parallel = DataParallel(config.run.parallel)
     model, params, tokenizer = hf.load_policy(data.model_folder(config.model))
-    evaluator = Evaluator(
-        model,
-        tokenizer,
-        parallel,
-        config.data,
-        config.evaluation,
-        config.reward,
-        config.response_length,
-        config.run.seed,
-    )
+    evaluator = make_evaluator(config, model, tokenizer, parallel)
     if config.run.dry_run:
         console.print(f"would evaluate {config.model} on {', '.join(evaluator.rows)} into {folder}")
         return folder

@@ -195,7 +195,7 @@ class Console:
     Text is taken literally: no rich markup, no control codes, and characters that the output cannot encode are escaped.
 
     Args:
-        quiet: show warnings only.
+        quiet: show results and warnings only.
         file: where to write; None is standard output.
     """
 
@@ -215,6 +215,10 @@ class Console:
     def print(self, text: str = "") -> None:
         """Prints text; its newlines are kept, everything else goes through `sanitize`."""
         self._show(self.text(text))
+
+    def result(self, text: str) -> None:
+        """Prints text also when quiet."""
+        self._rich.print(self.text(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Prints a warning, also when quiet."""

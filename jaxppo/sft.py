@@ -13,7 +13,7 @@ import jax
 from jaxppo import cli, data, hf, models, ops, rollout, run_folder, update
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import SFTConfig, flatten, parse_cli
-from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, print_results
+from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
 from jaxppo.metrics import Console, JsonlLog
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DATA, DataParallel
@@ -73,16 +73,7 @@ def sft(config: SFTConfig) -> Path:
     model, params, tokenizer = start_model(config)
     rows = data.load_split(config.data, config.data.train_split)
     supervised = data.SupervisedData(rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length)
-    evaluator = Evaluator(
-        model,
-        tokenizer,
-        parallel,
-        config.data,
-        config.evaluation,
-        config.reward,
-        config.response_length,
-        config.run.seed,
-    )
+    evaluator = make_evaluator(config, model, tokenizer, parallel)
     console.print(
         f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {len(rows)}, "
         f"{sum(p.size for p in jax.tree.leaves(params)):,} parameters, into {folder}"

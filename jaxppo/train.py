@@ -16,7 +16,7 @@ from jaxppo import cli, data, hf, rewards, run_folder
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import TrainConfig, flatten, parse_cli
 from jaxppo.errors import ModelError
-from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, print_results
+from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
 from jaxppo.metrics import Console, JsonlLog, plot_curves, read_metrics
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
@@ -56,16 +56,7 @@ def set_up(config: TrainConfig) -> Setup:
         value=_value_model(config, model),
         prompts=data.PromptData(rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length),
         reward=rewards.make_plan_reward(config.validator, config.reward.normalise_by, config.reward.val_timeout_s),
-        evaluator=Evaluator(
-            model,
-            tokenizer,
-            parallel,
-            config.data,
-            config.evaluation,
-            config.reward,
-            config.sampling.response_length,
-            config.run.seed,
-        ),
+        evaluator=make_evaluator(config, model, tokenizer, parallel),
         ppo=PPO(config, model, tokenizer.eos_token_id, tokenizer.pad_token_id, parallel),
     )
 
@@ -224,11 +215,11 @@ def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:
     split = setup.config.headline_split
     before, after = (evals[moment][split]["validity"] for moment in ("before", "after"))
     setup.console.stage("Result")
-    setup.console.print(
+    setup.console.result(
         f"valid plans on {split}: {before['rate']:.1%} [{before['low']:.1%}, {before['high']:.1%}] before, "
         f"{after['rate']:.1%} [{after['low']:.1%}, {after['high']:.1%}] after PPO (n = {after['n']}, 95 % intervals)"
     )
-    setup.console.print(f"policy in {folder / 'policy'}, curves in {folder / 'curves.png'}")
+    setup.console.result(f"policy in {folder / 'policy'}, curves in {folder / 'curves.png'}")
 
 
 if __name__ == "__main__":
