@@ -17,6 +17,8 @@ def main(command: Callable[[], Any]) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         _keep_compiled_programs()
+        # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would disagree.
+        jax.config.update("jax_default_matmul_precision", "highest")
         command()
     except JaxppoError as error:
         _refuse(str(error))
