@@ -271,6 +271,20 @@ def test_a_model_that_cannot_be_sampled_from_is_refused(finished, tmp_path, run_
     assert not (tmp_path / "run").exists()
 
 
+def test_a_tokenizer_without_pad_token_pads_with_its_end_of_sequence(finished, tmp_path):
+    """As GPT-NeoX's own tokenizer does; every mask comes from lengths, so the results stay the same."""
+    no_pad = tmp_path / "no_pad"
+    shutil.copytree(finished / "policy", no_pad)
+    config = json.loads((no_pad / "tokenizer_config.json").read_text())
+    (no_pad / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": None}))
+    assert hf.load_tokenizer(no_pad).pad_token_id is None
+    sizes = ["--test_sizes", "4:16", "--test_longer_sizes", "5:32", "--response_length", "48"]
+    code, _, err = run_command("evaluate", "--model", no_pad, *sizes, "--output_dir", tmp_path / "eval")
+    assert code == 0, err
+    after = json.loads((finished / "eval.json").read_text())["after"]
+    assert json.loads((tmp_path / "eval" / "eval.json").read_text()) == after
+
+
 def test_sft_meets_bad_evaluation_input_before_training(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXPPO_VAL", str(tmp_path / "nowhere"))
     sizes = ["--train_sizes", "3:20", "--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
