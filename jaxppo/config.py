@@ -114,9 +114,13 @@ class LoopConfig:
         if self.eval_steps is not None:
             _require_positive(self, "eval_steps")
 
-    def is_due(self, step: int, every: int | None, last: int) -> bool:
-        """Whether something done every `every` updates is due after update `step`, the last one excepted."""
-        return every is not None and step % every == 0 and step != last
+    def saves_at(self, step: int, last: int) -> bool:
+        """Whether a checkpoint is due after update `step`: every `save_steps`, and after the last one."""
+        return step % self.save_steps == 0 or step == last
+
+    def evaluates_at(self, step: int, last: int) -> bool:
+        """Whether an evaluation is due after update `step`; the last update is followed by one in any case."""
+        return self.eval_steps is not None and step % self.eval_steps == 0 and step != last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +128,8 @@ class DataConfig:
     """Which problems, in which splits and prompts."""
 
     dataset: str = "blocksworld"
-    """`blocksworld` (built on first use and cached), a folder with one <split>.jsonl per split, or any source that the
-    `datasets` library loads by folder or hub id."""
+    """`blocksworld` (built on first use and cached), a folder with one <split>.jsonl per split, or, through the
+    `datasets` library, a `save_to_disk` folder or a hub id."""
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = ("test", "test_longer")

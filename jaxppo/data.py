@@ -11,7 +11,7 @@ import numpy as np
 import platformdirs
 
 from jaxppo.config import DataConfig, parse_sizes
-from jaxppo.errors import DataError
+from jaxppo.errors import DataError, PddlError
 from jaxppo.planning import datasets, find_val, parse_action, prompts
 from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
@@ -108,12 +108,16 @@ def check_row(row: Row, where: str, validator: str) -> None:
             parse_action(action)
         except (TypeError, ValueError):
             raise DataError(f"{where}, reference_plan: expected '(action args)', got {action!r}") from None
+    column = "domain_pddl"
     try:
-        domain = parse_domain(row["domain_pddl"], f"{where}, domain_pddl")
-        parse_problem(row["problem_pddl"], domain, f"{where}, problem_pddl")
-    except UnsupportedPddlError:
-        if validator == "builtin" or find_val() is None:
-            raise
+        # Without a name of their own the parsed texts are shared between rows, and with the validator later.
+        domain = parse_domain(row["domain_pddl"])
+        column = "problem_pddl"
+        parse_problem(row["problem_pddl"], domain)
+    except PddlError as error:
+        val_can_judge = validator != "builtin" and find_val() is not None
+        if not (isinstance(error, UnsupportedPddlError) and val_can_judge):
+            raise PddlError(f"{where}, {column}", error.line, error.message) from None
 
 
 def _built_in_split(config: DataConfig, split: str) -> list[Row]:

@@ -210,8 +210,8 @@ def evaluate(config: EvaluateConfig) -> Path:
         return folder
     run_folder.claim(folder, config, config.run)
     results = evaluator(parallel.put(params))
-    print_results(console, results)
     run_folder.write_json(folder / EVAL_FILE, results)
+    print_results(console, results)
     console.print(f"written to {folder / EVAL_FILE}")
     return folder
 

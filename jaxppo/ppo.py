@@ -71,7 +71,7 @@ class PPO:
         self._mini_batches = jax.jit(self._cut_mini_batches)
 
     def init_state(self, policy: Params, value: Params | None = None) -> TrainState:
-        """The state before the first update, on all devices.
+        """The state before the first update, on all devices; copies, since updates take over the memory of a state.
 
         Args:
             policy: {"trunk", "lm_head"}.
@@ -83,9 +83,9 @@ class PPO:
             key = ops.purpose_key(self.config.run.seed, ops.Purpose.INIT)
             value = {"score": models.init_score_head(self.model, key, scale=0.0, use_bias=shared)}
             if not shared:
-                value["trunk"] = jax.tree.map(jnp.array, policy["trunk"])
-        state = update.init_state({"policy": policy, "value": value}, self._optimizer)
-        return self.parallel.put(state)
+                value["trunk"] = policy["trunk"]
+        params = jax.tree.map(lambda x: jnp.array(x, copy=True), {"policy": policy, "value": value})
+        return self.parallel.put(update.init_state(params, self._optimizer))
 
     def generate(self, state: TrainState, prompts: PromptBatch, step: int) -> Rollout:
         """Sample one completion per prompt; row i of update `step` sees the same random numbers on any device count."""

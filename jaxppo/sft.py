@@ -85,8 +85,8 @@ def sft(config: SFTConfig) -> Path:
     state = _run_steps(config, folder, state, supervised, make_step(config, model, parallel), evaluator, console)
     hf.save_pretrained(folder / "policy", model, jax.device_get(state.params["policy"]), tokenizer)
     results = evaluator(state.params["policy"])
-    print_results(console, results)
     run_folder.write_json(folder / EVAL_FILE, results)
+    print_results(console, results)
     console.print(f"model in {folder / 'policy'}")
     return folder
 
@@ -112,11 +112,11 @@ def _run_steps(
             batch = jax.tree.map(lambda x: x[None], supervised.batch(step))
             state, stats = step_program(state, parallel.put(batch, 1))
             record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
-            if loop.is_due(step + 1, loop.eval_steps, last):
+            if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(evaluator(state.params["policy"]))
             log.append(record)
             progress.update(step + 1, loss=record["loss"], lr=record["lr"])
-            if loop.is_due(step + 1, loop.save_steps, last) or step + 1 == last:
+            if loop.saves_at(step + 1, last):
                 checkpoints.save(step + 1, state, flatten(config))
     checkpoints.close()
     return state

@@ -151,8 +151,7 @@ def _run_updates(setup: Setup, folder: Path, reference: Params) -> TrainState:
     config, loop, last, console = setup.config, setup.config.loop, setup.config.num_updates, setup.console
     console.stage("PPO")
     checkpoints = Checkpoints(folder / "checkpoints", keep=loop.save_total_limit)
-    # The reference stays in use, so the policy that is updated in place starts as a copy.
-    state = setup.ppo.init_state(jax.tree.map(np.asarray, setup.policy), setup.value)
+    state = setup.ppo.init_state(setup.policy, setup.value)
     if checkpoints.latest is not None:
         state = setup.ppo.parallel.put(checkpoints.restore(state))
     start = int(state.step)
@@ -165,12 +164,12 @@ def _run_updates(setup: Setup, folder: Path, reference: Params) -> TrainState:
         samples_log.truncate_after(start)
         for step in range(start, last):
             state, record, samples = train_step(setup, state, reference, step)
-            if loop.is_due(step + 1, loop.eval_steps, last):
+            if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(setup.evaluator(state.params["policy"]))
             metrics.append(record)
             if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == last):
                 _show_samples(setup, samples_log, samples)
-            if loop.is_due(step + 1, loop.save_steps, last) or step + 1 == last:
+            if loop.saves_at(step + 1, last):
                 checkpoints.save(step + 1, state, flatten(config))
             progress.update(
                 step + 1,

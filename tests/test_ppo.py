@@ -50,12 +50,11 @@ def make_prompts(pad_id=PAD):
 
 
 def start(ppo):
-    copies = jax.tree.map(np.array, POLICY)
     value = {
         "trunk": jax.tree.map(np.array, REFERENCE["trunk"]),
         "score": {"kernel": np.full((16, 1), 0.1, np.float32)},
     }
-    return ppo.init_state(copies, value if ppo.config.value_model == "separate" else None)
+    return ppo.init_state(POLICY, value if ppo.config.value_model == "separate" else None)
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +166,18 @@ def test_pad_equal_to_eos_changes_nothing(config, recorded, baseline):
         np.where(recorded.completion_mask, recorded.completion_ids, 0),
     )
     assert_same(update_from(ppo, make_prompts(EOS), rollout), baseline)
+
+
+def test_an_update_leaves_the_arrays_it_started_from_alone(recorded):
+    """Its memory is donated: without copies, a reference that shares it would be gone."""
+    ppo = make_ppo()
+    policy = ppo.parallel.put(POLICY)
+    state = ppo.init_state(policy)
+    sequences = ppo.pack(make_prompts(), recorded)
+    scored = ppo.score(state, policy, sequences, recorded)
+    trajectories, _ = ppo.make_trajectories(scored, recorded, sequences, SCORES)
+    ppo.update(state, trajectories, 0)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(policy), POLICY)
 
 
 def test_each_update_samples_anew():
