@@ -1,19 +1,67 @@
-"""From scores to advantages: token rewards with the KL penalty, and generalised advantage estimation."""
+"""From scores to advantages: score scaling, token rewards with the KL penalty, GAE, and RLOO's leave-one-out baseline."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxppo.ops import masked_whiten
-from jaxppo.types import Array
+from jaxppo.ops import global_sum, masked_mean, masked_var, masked_whiten
+from jaxppo.types import Array, ScoreMoments
 
 
 class Advantages(NamedTuple):
-    """Advantages and value targets, 0 outside the mask."""
+    """Advantages, value targets, and the token rewards they come from; 0 outside their masks."""
 
     advantages: Array  # [B, C] fp32
     returns: Array  # [B, C] fp32
+    rewards: Array  # [B, C] fp32
+
+
+# -------------------------------------------------------------------------------------------------------------- scores
+
+
+def initial_moments() -> ScoreMoments:
+    """Nothing seen yet."""
+    return ScoreMoments(seen=jnp.float32(0), mean=jnp.float32(0), m2=jnp.float32(0))
+
+
+def add_scores(moments: ScoreMoments, scores: Array, axis_name: str | None = None) -> ScoreMoments:
+    """Running moments after a batch of scores of all devices.
+
+    With delta = mean_batch - mean: mean += delta n_batch / n;  m2 += m2_batch + delta^2 n_old n_batch / n. Not a finite
+    score among them: the moments stay as they are.
+
+    Args:
+        moments: of everything before.
+        scores: [B] fp32.
+        axis_name: mapped device axis.
+
+    Source: Chan et al. 1979; TRL 0.11 `RunningMoments`.
+    """
+    everyone = jnp.ones(scores.shape, bool)
+    batch_count = global_sum(everyone.astype(jnp.float32), axis_name)
+    batch_mean = masked_mean(scores, everyone, axis_name)
+    batch_m2 = global_sum((scores - batch_mean) ** 2, axis_name)
+    count, delta = moments.seen + batch_count, batch_mean - moments.mean
+    added = ScoreMoments(
+        seen=count,
+        mean=moments.mean + delta * batch_count / count,
+        m2=moments.m2 + batch_m2 + delta**2 * moments.seen * batch_count / count,
+    )
+    return jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(batch_mean), new, old), added, moments)
+
+
+def scale_scores(scores: Array, moments: ScoreMoments, *, subtract_mean: bool) -> Array:
+    """Scores divided by the running standard deviation, after subtracting the running mean if `subtract_mean`.
+
+    s / (std + eps) or (s - mean) / (std + eps), std = sqrt(m2 / (n - 1)), eps the fp32 machine epsilon. While every
+    score so far was the same there is no scale to divide by: the scores are only centred, if at all.
+
+    Source: TRL 0.11 `use_score_scaling`, `use_score_norm`.
+    """
+    std = jnp.sqrt(moments.m2 / jnp.maximum(moments.seen - 1, 1))
+    centred = scores - moments.mean if subtract_mean else scores
+    return jnp.where(std > 0, centred / (std + jnp.finfo(jnp.float32).eps), centred)
 
 
 def penalise_missing_eos(scores: Array, ended: Array, penalty: float | None) -> Array:
@@ -21,39 +69,69 @@ def penalise_missing_eos(scores: Array, ended: Array, penalty: float | None) -> 
     return scores if penalty is None else scores - penalty * ~ended
 
 
-def token_rewards(scores: Array, kl: Array, mask: Array, kl_coef: float) -> Array:
-    """Reward of each token: r[t] = -kl_coef kl[t], plus the score at the last real token.
+# ----------------------------------------------------------------------------------------------------------------- PPO
+
+
+def value_mask(mask: Array, score_position: str, response_length: int) -> Array:
+    """Where values count: at the real tokens, and with score position `after` at the state behind the last one too.
+
+    Args:
+        mask: [B, C] bool, real tokens, contiguous from column 0.
+        score_position: "last" or "after".
+        response_length: a completion of that many tokens has no room behind it (however wide the arrays are).
+
+    Source: `padding_mask_p1` of TRL's `PPOTrainer`.
+    """
+    if score_position == "last":
+        return mask
+    columns = jnp.arange(mask.shape[1])[None, :]
+    return (columns <= _lengths(mask)) & (columns < response_length) & (_lengths(mask) > 0)
+
+
+def _lengths(mask: Array) -> Array:
+    return jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.int32)
+
+
+def token_rewards(
+    scores: Array, kl: Array, mask: Array, kl_coef: Array | float, reward_mask: Array | None = None
+) -> Array:
+    """Reward of each token: r[t] = -kl_coef kl[t], plus the score at the last position of `reward_mask`.
 
     Args:
         scores: [B] fp32, one per completion.
         kl: [B, C] fp32, per-token KL estimate to the reference.
         mask: [B, C] bool, real tokens, contiguous from column 0.
         kl_coef: weight of the penalty.
+        reward_mask: [B, C] bool, `value_mask`; default: mask. The score goes to its last position: the last token, or
+            the place behind it.
 
     Returns:
-        [B, C] fp32, 0 outside the mask. The dtype is always fp32: an integer buffer would cut 0.37 to 0.
+        [B, C] fp32, 0 outside the masks. The dtype is always fp32: an integer buffer would cut 0.37 to 0.
 
-    Source: Ziegler et al. 2019, eq. 2; score on the last token as in TRL 0.11.
+    Source: Ziegler et al. 2019, eq. 2; score on the last token as in TRL 0.11, behind it as in TRL 1's `PPOTrainer`.
     """
-    last = jnp.sum(mask, axis=1) - 1
-    at_last = jnp.arange(mask.shape[1])[None, :] == last[:, None]
-    rewards = -kl_coef * kl + jnp.where(at_last, scores.astype(jnp.float32)[:, None], 0.0)
-    return jnp.where(mask, rewards, 0.0)
+    last = _lengths(mask if reward_mask is None else reward_mask) - 1
+    at_last = jnp.arange(mask.shape[1])[None, :] == last
+    penalty = jnp.where(mask, -kl_coef * kl, 0.0)
+    return penalty + jnp.where(at_last, scores.astype(jnp.float32)[:, None], 0.0)
 
 
-def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: float) -> Advantages:
+def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: float) -> tuple[Array, Array]:
     """Generalised advantage estimation over completion tokens.
 
-    For t = n - 1 .. 0 of a completion with n real tokens, with V[n] = A[n] = 0:
+    For t = n - 1 .. 0 of a completion with n states in the mask, with V[n] = A[n] = 0:
     delta[t] = r[t] + gamma V[t + 1] - V[t];  A[t] = delta[t] + gamma lam A[t + 1];  R[t] = A[t] + V[t].
     Padding has reward, value and advantage 0, so more of it on the right changes nothing.
 
     Args:
         rewards: [B, C] fp32.
         values: [B, C] fp32, value of the state before each token.
-        mask: [B, C] bool.
+        mask: [B, C] bool, contiguous from column 0.
         gamma: discount in [0, 1].
         lam: lambda in [0, 1].
+
+    Returns:
+        Advantages and returns, [B, C] fp32, 0 outside the mask.
 
     Source: Schulman et al. 2016, eq. 16.
     """
@@ -66,13 +144,14 @@ def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: float) ->
         return advantage, advantage
 
     _, advantages = jax.lax.scan(backwards, jnp.zeros_like(deltas[:, 0]), deltas.T, reverse=True)
-    return Advantages(advantages.T, jnp.where(mask, advantages.T + values, 0.0))
+    return advantages.T, jnp.where(mask, advantages.T + values, 0.0)
 
 
 def whitened_gae(
     rewards: Array,
     values: Array,
     mask: Array,
+    values_mask: Array,
     *,
     gamma: float,
     lam: float,
@@ -81,9 +160,48 @@ def whitened_gae(
 ) -> Advantages:
     """`gae` with advantages whitened over all real tokens of all devices, and optionally rewards scaled before.
 
+    Args:
+        rewards: [B, C] fp32.
+        values: [B, C] fp32.
+        mask: [B, C] bool, real tokens: where advantages are whitened and used.
+        values_mask: [B, C] bool, `value_mask`: where rewards and values count.
+        gamma: discount.
+        lam: lambda.
+        whiten_rewards: divide rewards by their standard deviation, keeping their mean.
+        axis_name: mapped device axis.
+
     Source: TRL `PPOTrainer` (whitening of advantages always on; rewards keep their mean).
     """
     if whiten_rewards:
-        rewards = masked_whiten(rewards, mask, shift_mean=False, axis_name=axis_name)
-    advantages, returns = gae(rewards, values, mask, gamma, lam)
-    return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns)
+        rewards = masked_whiten(rewards, values_mask, shift_mean=False, axis_name=axis_name)
+    advantages, returns = gae(rewards, values, values_mask, gamma, lam)
+    return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns, rewards)
+
+
+# ---------------------------------------------------------------------------------------------------------------- RLOO
+
+
+def leave_one_out(rewards: Array, num_generations: int) -> Array:
+    """Reward of each completion minus the mean reward of the other completions for the same prompt.
+
+    A[i] = R[i] - (sum_j R[j] - R[i]) / (k - 1), j over the k completions of i's prompt.
+
+    Args:
+        rewards: [B] fp32; the k completions of a prompt are adjacent.
+        num_generations: k, at least 2.
+
+    Source: Ahmadian et al. 2024, eq. 8.
+    """
+    groups = rewards.reshape(-1, num_generations)
+    others = (jnp.sum(groups, axis=1, keepdims=True) - groups) / (num_generations - 1)
+    return (groups - others).reshape(-1)
+
+
+def normalise(advantages: Array, axis_name: str | None = None, eps: float = 1e-4) -> Array:
+    """(A - mean) / (std + eps) over the batch of all devices, with the unbiased standard deviation.
+
+    Source: TRL `RLOOTrainer`, `normalize_advantages`.
+    """
+    everyone = jnp.ones(advantages.shape, bool)
+    std = jnp.sqrt(masked_var(advantages, everyone, axis_name))
+    return (advantages - masked_mean(advantages, everyone, axis_name)) / (std + eps)

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import jax
 
+from jaxppo.console import sanitize
 from jaxppo.data import cache_dir
 from jaxppo.errors import JaxppoError
-from jaxppo.metrics import sanitize
 
 
 def main(command: Callable[[], Any]) -> None:

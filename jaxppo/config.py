@@ -29,6 +29,9 @@ CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet")
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
 
+MIN_ROWS_TO_WHITEN = 8
+"""Fewest completions whose rewards may be whitened, as in TRL."""
+
 CONFIG_FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
 
@@ -102,25 +105,35 @@ class RunConfig:
 class LoopConfig:
     """What happens between updates."""
 
-    save_steps: int = 10
-    """Updates between checkpoints."""
+    save_steps: float = 10
+    """Updates between checkpoints; below 1: a fraction of the run."""
     save_total_limit: int = 2
     """Checkpoints kept."""
-    eval_steps: int | None = None
-    """Updates between evaluations during training; default: none during training."""
+    eval_steps: float | None = None
+    """Updates between evaluations during training; below 1: a fraction of the run; default: none during training."""
+    max_bad_updates: int = 3
+    """Stop after this many updates in a row with a loss or gradient that was not finite."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "save_steps", "save_total_limit")
-        if self.eval_steps is not None:
-            _require_positive(self, "eval_steps")
+        _require_positive(self, "save_total_limit", "max_bad_updates")
+        for name in ("save_steps", "eval_steps"):
+            value = getattr(self, name)
+            if value is not None:
+                expected = "a whole number of updates, or a fraction of the run between 0 and 1"
+                require(0 < value < 1 or (value >= 1 and value == int(value)), name, expected, value)
 
     def saves_at(self, step: int, last: int) -> bool:
         """Whether a checkpoint is due after update `step`: every `save_steps`, and after the last one."""
-        return step % self.save_steps == 0 or step == last
+        return step % _updates(self.save_steps, last) == 0 or step == last
 
     def evaluates_at(self, step: int, last: int) -> bool:
         """Whether an evaluation is due after update `step`; the last update is followed by one in any case."""
-        return self.eval_steps is not None and step % self.eval_steps == 0 and step != last
+        return self.eval_steps is not None and step % _updates(self.eval_steps, last) == 0 and step != last
+
+
+def _updates(steps: float, last: int) -> int:
+    """A number of updates, or a fraction of all of them, rounded up."""
+    return math.ceil(steps * last) if steps < 1 else int(steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +161,18 @@ class DataConfig:
     """Built-in domains: blocks:problems of split `test_longer` (more blocks than `train`)."""
     max_prompt_length: int = 512
     """Rows whose prompt has more tokens are an error, not a silent cut."""
+    input_min_text_length: int | None = None
+    """With input_max_text_length: cut each training prompt to a number of tokens drawn once from this range (both ends
+    may come out), as with TRL 0.11's LengthSampler; for text to be continued."""
+    input_max_text_length: int | None = None
+    """See input_min_text_length."""
 
     def __post_init__(self) -> None:
+        low, high = self.input_min_text_length, self.input_max_text_length
+        if low is not None or high is not None:
+            given = low is not None and high is not None and 1 <= low <= high
+            expected = "1 <= input_min_text_length <= input_max_text_length, or neither"
+            require(given, "input_min_text_length, input_max_text_length", expected, (low, high))
         for name in ("train_sizes", "rl_sizes", "test_sizes", "test_longer_sizes"):
             parse_sizes(getattr(self, name), name)
         _require_positive(self, "max_prompt_length")
@@ -160,13 +183,49 @@ class SamplingConfig:
     """How completions are sampled."""
 
     response_length: int = 53
-    """Most tokens a completion may have, end of sequence included."""
+    """Most tokens a completion may have, stop token included."""
+    output_min_length: int | None = None
+    """With it, the most tokens of each completion are drawn anew from output_min_length ... response_length (both may
+    come out), as with TRL 0.11's LengthSampler; default: response_length for all."""
+    stop_token: Literal["eos", "none"] | None = None
+    """A completion ends with the tokenizer's end of sequence (default, unless stop_token_id is given), or with nothing:
+    `none` samples response_length tokens."""
+    stop_token_id: int | None = None
+    """A completion ends with this token instead."""
     temperature: float = 0.7
     """Logits are divided by it, in sampling and in every log-probability; 0 (evaluate only) is greedy."""
+    top_k: int = 0
+    """Sample among the k most likely tokens; 0 for all."""
+    top_p: float = 1.0
+    """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
+    min_p: float | None = None
+    """Sample among tokens at least this times as likely as the most likely one."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "response_length")
         _require_finite(self, "temperature")
+        require(self.top_k >= 0, "top_k", "an integer of at least 0", self.top_k)
+        require(0.0 < self.top_p <= 1.0, "top_p", "a number in (0, 1]", self.top_p)
+        if self.min_p is not None:
+            _require_fraction(self, "min_p")
+        if self.output_min_length is not None:
+            expected = f"1 to response_length ({self.response_length})"
+            fits = 1 <= self.output_min_length <= self.response_length
+            require(fits, "output_min_length", expected, self.output_min_length)
+        if self.stop_token_id is not None:
+            require(self.stop_token is None, "stop_token", "None beside stop_token_id", self.stop_token)
+            require(self.stop_token_id >= 0, "stop_token_id", "a token id of at least 0", self.stop_token_id)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether completions come from a truncated distribution, which is not the one the loss is about."""
+        return self.top_k > 0 or self.top_p < 1.0 or bool(self.min_p)
+
+    def stop_id(self, eos_id: int) -> int | None:
+        """The token that ends a completion, or None."""
+        if self.stop_token == "none":
+            return None
+        return eos_id if self.stop_token_id is None else self.stop_token_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,47 +266,124 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
-    """Proximal policy optimisation; names and defaults as in TRL."""
+    """PPO and RLOO; names and defaults as in TRL."""
 
+    algorithm: Literal["ppo", "rloo"] = "ppo"
+    """ppo: value model, GAE, ratio per token. rloo: several completions per prompt, each against the mean of the
+    others, ratio per completion, no value model."""
+    num_generations: int | None = None
+    """Completions per prompt (RLOO's k). Default: 1 for ppo, 4 for rloo."""
     num_ppo_epochs: int = 4
     """Passes over each rollout batch."""
     num_mini_batches: int = 1
     """Optimizer steps per pass."""
-    kl_coef: float = 0.05
-    """Weight of the per-token KL penalty to the reference policy in the reward."""
-    kl_estimator: Literal["k1", "k3"] = "k1"
-    """Estimator of that KL: k1 = logp - ref, k3 = exp(ref - logp) - 1 - (ref - logp) (Schulman 2020)."""
+    gradient_accumulation_steps: int = 1
+    """Micro-batches that a mini-batch is cut into to save memory; the optimizer step is the same."""
+    local_rollout_forward_batch_size: int | None = None
+    """Completions per device scored at once, to save memory; default: all."""
     cliprange: float = 0.2
     """Policy ratio is clipped to 1 +- this."""
+    cliprange_high: float | None = None
+    """Upper clip range (1 + this), where it is not the lower one (TRL's epsilon_high)."""
     cliprange_value: float = 0.2
     """New values are clipped to the old ones +- this."""
     vf_coef: float = 0.1
     """Weight of the value loss."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus; 0 for none."""
     gamma: float = 1.0
     """Discount per token."""
     lam: float = 0.95
     """GAE's lambda."""
+    score_position: Literal["last", "after"] = "last"
+    """Where the score is added: to the last token (TRL 0.11), or to the state behind it where response_length leaves
+    room, which then has a value of its own (TRL's later PPOTrainer)."""
     whiten_rewards: bool = False
-    """Divide token rewards by their standard deviation over the whole batch (mean kept)."""
+    """ppo: divide token rewards by their standard deviation over the whole batch (mean kept)."""
+    normalize_advantages: bool = False
+    """rloo: advantages to zero mean and unit variance over the whole batch (ppo always does)."""
+    mask_truncated_completions: bool = False
+    """Learn nothing from completions that did not end."""
+    kl_coef: float = 0.05
+    """Weight of the KL penalty to the reference policy in the reward, at the start; 0 needs no reference."""
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "mse", "full"] = "k1"
+    """Per-token KL: k1 = logp - ref, k2 = mse = k1^2 / 2, k3 = exp(-k1) - 1 + k1 (Schulman 2020), abs = |k1|, or full:
+    exact over the vocabulary."""
+    adap_kl_ctrl: bool = False
+    """Adapt kl_coef so that the KL per completion approaches kl_target (Ziegler et al. 2019)."""
+    kl_target: float | None = None
+    """KL per completion to steer to, in nats (TRL 0.11: 6)."""
+    kl_horizon: int = 10000
+    """Completions over which kl_coef adapts."""
     missing_eos_penalty: float | None = None
-    """Taken off the score of a completion that never ends."""
+    """Taken off the score of a completion without the stop token in force."""
+    use_score_scaling: bool = False
+    """Divide scores by their running standard deviation."""
+    use_score_norm: bool = False
+    """With use_score_scaling: subtract their running mean before."""
+    reward_clip_range: tuple[float, float] | None = None
+    """Clip scores to this range, after scaling and before the missing-EOS penalty."""
+    ratio_threshold: float | None = 10.0
+    """Leave out an optimizer step whose mean ratio is above this; `None` for never."""
+    early_stopping: bool = False
+    """Leave out the rest of an update once the policy has moved by more than 1.5 target_kl."""
+    target_kl: float = 1.0
+    """Nats per token, for early_stopping."""
     logprobs: Literal["sampler", "recompute"] = "sampler"
     """Old log-probabilities: those kept by the sampler, or recomputed by the scoring program."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "num_ppo_epochs", "num_mini_batches", "cliprange", "cliprange_value")
+        _require_positive(self, "num_ppo_epochs", "num_mini_batches", "gradient_accumulation_steps", "target_kl")
+        _require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
         _require_fraction(self, "gamma", "lam")
-        _require_finite(self, "kl_coef", "vf_coef")
+        _require_finite(self, "kl_coef", "vf_coef", "entropy_coef")
+        for name in ("cliprange_high", "ratio_threshold", "kl_target", "local_rollout_forward_batch_size"):
+            if getattr(self, name) is not None:
+                _require_positive(self, name)
         if self.missing_eos_penalty is not None:
             _require_finite(self, "missing_eos_penalty")
+        self._check_scores()
+        self._check_kl()
+        self._check_algorithm()
+
+    def _check_scores(self) -> None:
+        if self.use_score_norm:
+            require(self.use_score_scaling, "use_score_norm", "use_score_scaling beside it", False)
+        if self.reward_clip_range is not None:
+            low, high = self.reward_clip_range
+            increasing = -math.inf < low < high < math.inf
+            require(increasing, "reward_clip_range", "two finite numbers, the lower one first", self.reward_clip_range)
+
+    def _check_kl(self) -> None:
+        if self.adap_kl_ctrl:
+            require(self.kl_target is not None, "kl_target", "a number above 0 with adap_kl_ctrl", self.kl_target)
+            require(self.kl_coef > 0, "kl_coef", "a number above 0 with adap_kl_ctrl", self.kl_coef)
+
+    def _check_algorithm(self) -> None:
+        if self.algorithm == "rloo":
+            require(self.group_size >= 2, "num_generations", "at least 2 with algorithm rloo", self.num_generations)
+            require(not self.whiten_rewards, "whiten_rewards", "False with algorithm rloo", self.whiten_rewards)
+        else:
+            require(self.group_size >= 1, "num_generations", "at least 1", self.num_generations)
+            expected = "False with algorithm ppo, which always whitens"
+            require(not self.normalize_advantages, "normalize_advantages", expected, self.normalize_advantages)
+
+    @property
+    def group_size(self) -> int:
+        """Completions per prompt."""
+        if self.num_generations is None:
+            return 4 if self.algorithm == "rloo" else 1
+        return self.num_generations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
-    """The reward of a completion: 1 if its plan is valid, else LCCS with the reference plan."""
+    """The reward of a completion: 1 if its plan is valid, else its overlap with the reference plan."""
 
+    partial: Literal["lccs", "lcs"] = "lccs"
+    """Longest common run of actions: contiguous (lccs), or with gaps (lcs)."""
     normalise_by: Literal["max", "reference", "prediction"] = "max"
-    """LCCS is divided by the length of the longer plan, of the reference, or of the predicted plan."""
+    """It is divided by the length of the longer plan, of the reference, or of the predicted plan."""
     val_timeout_s: float = 30.0
     """A VAL process that runs longer is killed, and the plan counts as not valid."""
 
@@ -263,12 +399,18 @@ class EvalConfig:
     """Who judges plans in evaluation; default: VAL where it is installed, else the in-process validator."""
     eval_temperature: float = 0.0
     """0 is greedy decoding."""
+    eval_top_k: int = 0
+    """Sample among the k most likely tokens; 0 for all."""
+    eval_top_p: float = 1.0
+    """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
     eval_batch_size: int = 256
     """Completions decoded at once."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "eval_batch_size")
         _require_finite(self, "eval_temperature")
+        require(self.eval_top_k >= 0, "eval_top_k", "an integer of at least 0", self.eval_top_k)
+        require(0.0 < self.eval_top_p <= 1.0, "eval_top_p", "a number in (0, 1]", self.eval_top_p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,8 +433,10 @@ class TrainConfig:
     """Value function: a model of its own (TRL's PolicyAndValueWrapper), or a head on the policy's trunk."""
     value_model_path: str | None = None
     """Folder to start a separate value model from; default: the policy's trunk and a fresh head."""
-    total_episodes: int = 6400
-    """Completions to sample over the whole run, rounded up to whole updates."""
+    num_train_epochs: float = 3.0
+    """Passes over the prompts of train_split, where total_episodes is not given."""
+    total_episodes: int | None = None
+    """Completions to sample over the whole run, rounded up to whole updates; default: num_train_epochs passes."""
     batch_size: int = 64
     """Completions per update, over all devices."""
     headline_split: str = "test_longer"
@@ -301,21 +445,51 @@ class TrainConfig:
     """How many times in the run sample completions are shown."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "total_episodes", "batch_size")
+        _require_positive(self, "batch_size", "num_train_epochs")
+        if self.total_episodes is not None:
+            _require_positive(self, "total_episodes")
         require(self.num_sample_generations >= 0, "num_sample_generations", "at least 0", self.num_sample_generations)
         _require_positive(self.sampling, "temperature")
-        _require_divisible("batch_size", self.batch_size, "num_mini_batches", self.ppo.num_mini_batches)
-        splits = self.data.eval_splits
+        ppo, splits = self.ppo, self.data.eval_splits
+        _require_divisible("batch_size", self.batch_size, "num_generations", ppo.group_size)
+        _require_divisible("batch_size", self.batch_size, "num_mini_batches", ppo.num_mini_batches)
+        mini, accumulated = self.mini_batch_size, ppo.gradient_accumulation_steps
+        _require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
         require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
-        if self.value_model == "shared":
-            require(
-                self.value_model_path is None, "value_model_path", "None with value_model shared", self.value_model_path
-            )
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        ppo = self.ppo
+        if self.value_model == "shared" or ppo.algorithm == "rloo":
+            why = "algorithm rloo" if ppo.algorithm == "rloo" else "value_model shared"
+            require(self.value_model_path is None, "value_model_path", f"None with {why}", self.value_model_path)
+        if ppo.whiten_rewards:
+            expected = f"at least {MIN_ROWS_TO_WHITEN} with whiten_rewards"
+            require(self.batch_size >= MIN_ROWS_TO_WHITEN, "batch_size", expected, self.batch_size)
+        if self.sampling.stop_token == "none":
+            for name, value in (
+                ("missing_eos_penalty", ppo.missing_eos_penalty),
+                ("mask_truncated_completions", ppo.mask_truncated_completions or None),
+            ):
+                require(value is None, name, "no such setting with stop_token none, where no completion ends", value)
 
     @property
     def num_updates(self) -> int:
         """Rollout batches in the whole run."""
+        assert self.total_episodes is not None, "with_episodes comes first"
         return -(-self.total_episodes // self.batch_size)
+
+    def with_episodes(self, num_prompts: int) -> "TrainConfig":
+        """This configuration with `total_episodes` known: as given, or num_train_epochs passes over the prompts."""
+        if self.total_episodes is not None:
+            return self
+        episodes = max(1, int(self.num_train_epochs * num_prompts * self.ppo.group_size))
+        return dataclasses.replace(self, total_episodes=episodes)
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts per update, over all devices."""
+        return self.batch_size // self.ppo.group_size
 
     @property
     def mini_batch_size(self) -> int:
@@ -323,13 +497,20 @@ class TrainConfig:
         return self.batch_size // self.ppo.num_mini_batches
 
     @property
+    def micro_batch_size(self) -> int:
+        """Completions per forward and backward pass, over all devices."""
+        return self.mini_batch_size // self.ppo.gradient_accumulation_steps
+
+    @property
     def sample_steps(self) -> int:
         """Updates between two shows of sample completions."""
         return max(1, self.num_updates // max(1, self.num_sample_generations))
 
     def check_devices(self, num_devices: int) -> None:
-        """Raise a `ConfigError` unless every mini-batch divides over the devices."""
-        _require_divisible("batch_size / num_mini_batches", self.mini_batch_size, "number of devices", num_devices)
+        """Raise a `ConfigError` unless prompts and every micro-batch divide over the devices."""
+        _require_divisible("batch_size / num_generations", self.num_prompts, "number of devices", num_devices)
+        name = "batch_size / num_mini_batches / gradient_accumulation_steps"
+        _require_divisible(name, self.micro_batch_size, "number of devices", num_devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,7 +641,8 @@ def _check_kind(value: Any, annotation: Any) -> None:
     is_list = isinstance(value, list | tuple)
     if value is None and type(None) not in get_args(annotation):
         raise TypeError("no value")
-    if isinstance(value, dict) or (is_list and get_origin(annotation) is not tuple):
+    kinds = [annotation, *get_args(annotation)]
+    if isinstance(value, dict) or (is_list and not any(get_origin(kind) is tuple for kind in kinds)):
         raise TypeError("a collection")
 
 

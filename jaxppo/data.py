@@ -33,6 +33,11 @@ class Batch(NamedTuple):
     texts: list[str]
     columns: dict[str, list[Any]]
 
+    def per_completion(self, copies: int) -> tuple[list[str], dict[str, list[Any]]]:
+        """Texts and columns with every row `copies` times, next to each other: one for each of its completions."""
+        repeat = lambda values: [value for value in values for _ in range(copies)]  # noqa: E731
+        return repeat(self.texts), {name: repeat(values) for name, values in self.columns.items()}
+
 
 def cache_dir() -> Path:
     """The private folder of all caches: $JAXPPO_CACHE, or the user's cache folder."""
@@ -211,16 +216,31 @@ class PromptData:
     Args:
         rows: data set rows with `prompt` and whatever the reward needs.
         tokenizer: fast tokenizer.
-        batch_size: B.
-        seed: of the order.
+        batch_size: G, prompts per batch.
+        seed: of the order, and of the lengths that prompts are cut to.
         max_prompt_length: longest prompt allowed.
+        text_lengths: cut every prompt to a number of tokens drawn from this range (both ends may come out).
     """
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Any, batch_size: int, seed: int, max_prompt_length: int):
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Any,
+        batch_size: int,
+        seed: int,
+        max_prompt_length: int,
+        text_lengths: tuple[int, int] | None = None,
+    ):
         if not rows:
             raise DataError("train_split: expected at least one row, got none")
         self.rows, self.seed, self.batch_size = rows, seed, batch_size
         self._encoded = encode_prompts(tokenizer, rows, max_prompt_length)
+        if text_lengths is not None:
+            low, high = text_lengths
+            lengths = np.random.default_rng((seed, len(rows))).integers(low, high, len(rows), endpoint=True)
+            self._encoded = [ids[:length] for ids, length in zip(self._encoded, lengths, strict=True)]
+            texts = [tokenizer.decode(ids) for ids in self._encoded]
+            self.rows = [row | {"prompt": text} for row, text in zip(rows, texts, strict=True)]
         self._pad_id = tokenizer.pad_token_id
         self.prompt_length = bucket(max(map(len, self._encoded)))
 

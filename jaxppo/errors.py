@@ -17,6 +17,10 @@ class ModelError(JaxppoError):
     """A model folder is missing, unsupported or does not fit."""
 
 
+class TrainingError(JaxppoError):
+    """A run cannot go on: its losses or gradients are not finite."""
+
+
 class PddlError(JaxppoError):
     """PDDL text that cannot be read.
 

@@ -18,12 +18,12 @@ from jaxppo.config import (
     EvalConfig,
     EvaluateConfig,
     RewardConfig,
+    SamplingConfig,
     SFTConfig,
     TrainConfig,
-    flatten,
     parse_cli,
 )
-from jaxppo.metrics import Console
+from jaxppo.console import Console
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.types import Params
@@ -66,7 +66,7 @@ class Evaluator:
         data_config: which splits.
         evaluation: batch size, temperature, validator.
         reward: how plans are scored.
-        response_length: most tokens of a completion.
+        sampling: stop token and most tokens of a completion; the rest comes from `evaluation`.
         seed: of the sampling, where the temperature is above 0.
     """
 
@@ -78,11 +78,11 @@ class Evaluator:
         data_config: DataConfig,
         evaluation: EvalConfig,
         reward: RewardConfig,
-        response_length: int,
+        sampling: SamplingConfig,
         seed: int,
     ):
         self._tokenizer, self.parallel, self._config, self._reward = tokenizer, parallel, evaluation, reward
-        self._length, self._seed = response_length, seed
+        self._length, self._seed = sampling.response_length, seed
         self.validator = evaluation.eval_validator or rewards.default_validator()
         rewards.check_validator(self.validator)
         self.rows = {split: data.load_split(data_config, split, self.validator) for split in data_config.eval_splits}
@@ -94,9 +94,11 @@ class Evaluator:
         program = partial(
             rollout.generate,
             model=model,
-            eos_id=tokenizer.eos_token_id,
+            stop_id=sampling.stop_id(tokenizer.eos_token_id),
             pad_id=tokenizer.pad_token_id,
             temperature=evaluation.eval_temperature,
+            top_k=evaluation.eval_top_k,
+            top_p=evaluation.eval_top_p,
         )
         self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
 
@@ -114,6 +116,7 @@ class Evaluator:
             reference_plan=columns["reference_plan"],
             prompt_style=columns["prompt_style"],
             validator=self.validator,
+            partial=self._reward.partial,
             normalise_by=self._reward.normalise_by,
             val_timeout_s=self._reward.val_timeout_s,
         )
@@ -159,6 +162,10 @@ def make_evaluator(
     config: TrainConfig | SFTConfig | EvaluateConfig, model: ModelConfig, tokenizer: Any, parallel: DataParallel
 ) -> Evaluator:
     """The evaluator that a command's configuration asks for."""
+    if isinstance(config, TrainConfig):
+        sampling = config.sampling
+    else:
+        sampling = SamplingConfig(response_length=config.response_length)
     return Evaluator(
         model,
         tokenizer,
@@ -166,7 +173,7 @@ def make_evaluator(
         config.data,
         config.evaluation,
         config.reward,
-        flatten(config)["response_length"],
+        sampling,
         config.run.seed,
     )
 

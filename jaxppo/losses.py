@@ -1,96 +1,122 @@
-"""PPO's clipped losses and the KL estimators: one function per equation, arrays and plain scalars in."""
+"""Clipped losses, KL estimators and the KL controller: one function per equation, arrays and plain scalars in.
+
+Means are written as weighted sums (`ops.mean_weights`), so that micro-batches and devices may add up their shares.
+"""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxppo.ops import masked_mean
+from jaxppo.ops import weighted_sum
 from jaxppo.types import Array
+
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "mse", "full")
+"""Estimators of the per-token KL; `mse` is TRL 0.11's name for k2, and `full` sums over the vocabulary instead."""
 
 
 class PolicyLoss(NamedTuple):
     """Clipped policy loss and its diagnostics, all [] fp32."""
 
     loss: Array
-    clipfrac: Array  # fraction of tokens whose clipped term is the larger
-    approxkl: Array  # 0.5 mean (new - old)^2 of log-probabilities
+    clipfrac: Array  # weight of the entries whose clipped term is the larger
     ratio: Array  # mean of new / old probabilities
 
 
 class ValueLoss(NamedTuple):
-    """Clipped value loss and the fraction of tokens where the clipped term is the larger, both [] fp32."""
+    """Clipped value loss and its diagnostics, all [] fp32."""
 
     loss: Array
-    clipfrac: Array
+    clipfrac: Array  # weight of the tokens whose clipped term is the larger
+    error: Array  # mean (v - R)^2, unclipped
+    prediction: Array  # mean v
 
 
 def kl_estimate(logprobs: Array, ref_logprobs: Array, estimator: str) -> Array:
     """Per-token estimate of KL(policy || reference) from samples of the policy, in nats.
 
-    With r = ref_logprobs - logprobs: k1 = -r (unbiased, signed), k3 = exp(r) - 1 - r (unbiased, never negative).
+    With r = ref_logprobs - logprobs: k1 = -r (unbiased, signed), k2 = mse = r^2 / 2 (biased, never negative),
+    k3 = exp(r) - 1 - r (unbiased, never negative), abs = |r| (not an estimate of the KL; TRL 0.11 offers it).
 
     Args:
         logprobs: [...] fp32.
         ref_logprobs: [...] fp32.
-        estimator: "k1" or "k3".
+        estimator: "k1", "k2", "k3", "abs" or "mse"; the exact KL needs distributions, see `ops.token_kl`.
 
     Raises:
         ValueError: another estimator.
-    Source: Schulman 2020, "Approximating KL divergence".
+    Source: Schulman 2020, "Approximating KL divergence"; TRL 0.11 `_kl_penalty`.
     """
     log_ratio = ref_logprobs - logprobs
     if estimator == "k1":
         return -log_ratio
+    if estimator in ("k2", "mse"):
+        return 0.5 * log_ratio**2
     if estimator == "k3":
         return jnp.expm1(log_ratio) - log_ratio
-    raise ValueError(f"estimator: expected k1 or k3, got {estimator!r}")
+    if estimator == "abs":
+        return jnp.abs(log_ratio)
+    raise ValueError(f"estimator: expected k1, k2, k3, abs or mse, got {estimator!r}")
+
+
+def adapted_kl_coef(kl_coef: Array, kl: Array, target: float, horizon: float, num_rows: int) -> Array:
+    """The next KL coefficient: kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_rows / horizon).
+
+    Args:
+        kl_coef: [] fp32, the coefficient in force.
+        kl: [] fp32, mean KL per completion under it, in nats; where it is not finite the coefficient stays.
+        target: KL to steer to, in nats per completion.
+        horizon: completions over which a full correction takes place.
+        num_rows: completions of this update.
+
+    Source: Ziegler et al. 2019, section 2.2.
+    """
+    error = jnp.clip(kl / target - 1.0, -0.2, 0.2)
+    return jnp.where(jnp.isfinite(kl), kl_coef * (1.0 + error * num_rows / horizon), kl_coef)
 
 
 def policy_loss(
-    logprobs: Array, old_logprobs: Array, advantages: Array, mask: Array, cliprange: float, axis_name: str | None = None
+    log_ratio: Array, advantages: Array, weights: Array, cliprange: float, cliprange_high: float | None = None
 ) -> PolicyLoss:
-    """Clipped surrogate: mean over real tokens of max(-A rho, -A clip(rho, 1 - c, 1 + c)), rho = exp(new - old).
+    """Clipped surrogate: weighted sum of max(-A rho, -A clip(rho, 1 - c, 1 + c')), rho = exp(log_ratio).
 
     Args:
-        logprobs: [B, C] fp32, of the policy being trained.
-        old_logprobs: [B, C] fp32, of the policy that sampled.
-        advantages: [B, C] fp32.
-        mask: [B, C] bool.
+        log_ratio: log-probability under the policy being trained, minus that under the policy that sampled: [B, C] per
+            token (PPO), or [B] summed over each completion (RLOO).
+        advantages: A, of the same shape.
+        weights: of the same shape; 0 where an entry does not count, else its share in the mean.
         cliprange: c.
-        axis_name: mapped device axis; the mean is over all devices.
+        cliprange_high: c'; default: c.
 
-    Source: Schulman et al. 2017, eq. 7.
+    Source: Schulman et al. 2017, eq. 7; for whole completions Ahmadian et al. 2024 and TRL `RLOOTrainer`.
     """
-    log_ratio = jnp.where(mask, logprobs - old_logprobs, 0.0)
-    ratio = jnp.exp(log_ratio)
+    ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
+    high = cliprange if cliprange_high is None else cliprange_high
     plain = -advantages * ratio
-    clipped = -advantages * jnp.clip(ratio, 1.0 - cliprange, 1.0 + cliprange)
+    clipped = -advantages * jnp.clip(ratio, 1.0 - cliprange, 1.0 + high)
     return PolicyLoss(
-        loss=masked_mean(jnp.maximum(plain, clipped), mask, axis_name),
-        clipfrac=masked_mean((clipped > plain).astype(jnp.float32), mask, axis_name),
-        approxkl=0.5 * masked_mean(log_ratio**2, mask, axis_name),
-        ratio=masked_mean(ratio, mask, axis_name),
+        loss=weighted_sum(jnp.maximum(plain, clipped), weights),
+        clipfrac=weighted_sum((clipped > plain).astype(jnp.float32), weights),
+        ratio=weighted_sum(ratio, weights),
     )
 
 
-def value_loss(
-    values: Array, old_values: Array, returns: Array, mask: Array, cliprange_value: float, axis_name: str | None = None
-) -> ValueLoss:
-    """0.5 mean max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2) over real tokens of all devices.
+def value_loss(values: Array, old_values: Array, returns: Array, weights: Array, cliprange_value: float) -> ValueLoss:
+    """0.5 times the weighted sum of max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2).
 
     Args:
         values: [B, C] fp32, new.
         old_values: [B, C] fp32.
         returns: [B, C] fp32.
-        mask: [B, C] bool.
+        weights: [B, C] fp32, 0 where a token does not count, else its share in the mean.
         cliprange_value: c.
-        axis_name: mapped device axis.
 
     Source: OpenAI baselines `ppo2`; TRL `PPOTrainer`.
     """
     clipped_values = jnp.clip(values, old_values - cliprange_value, old_values + cliprange_value)
     plain, clipped = (values - returns) ** 2, (clipped_values - returns) ** 2
     return ValueLoss(
-        loss=0.5 * masked_mean(jnp.maximum(plain, clipped), mask, axis_name),
-        clipfrac=masked_mean((clipped > plain).astype(jnp.float32), mask, axis_name),
+        loss=0.5 * weighted_sum(jnp.maximum(plain, clipped), weights),
+        clipfrac=weighted_sum((clipped > plain).astype(jnp.float32), weights),
+        error=weighted_sum(plain, weights),
+        prediction=weighted_sum(values, weights),
     )

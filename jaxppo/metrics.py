@@ -1,470 +1,614 @@
-"""What a run leaves behind and shows: JSON-lines logs, the terminal view and the picture of the curves.
+"""Every metric of a training record, defined once: its unit, what it means, and how it looks in a healthy run.
 
-Model text is hostile to viewers: it passes through `sanitize` before a terminal sees it, and is never read as markup.
+`python -m jaxppo.metrics` prints the documentation page `docs/metrics.md`.
 """
 
-import json
-import math
-import os
-import sys
-import time
-import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TextIO
-
-import numpy as np
-import rich.console
-from rich.console import Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
-
-from jaxppo.errors import DataError
-
-PLAIN_WIDTH = 120  # columns of a table when the output is a file or a pipe
-PLAIN_LINES_PER_BAR = 20  # a progress bar that is not on a terminal prints about this many lines
-
-# ---------------------------------------------------------------------------------------------------------------- logs
+from typing import Any
 
 
-class JsonlLog:
-    """Appends JSON objects, one per line, to a file that others may read while it grows.
-
-    A record has left the process when `append` returns, so a kill loses at most the line being written; opening the log
-    again drops such a half-written line. NaN and infinities are written as `null` (JSON has no word for them), and
-    all text as ASCII escapes, so that showing the file sends no control codes to a terminal.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric of `metrics.jsonl`.
 
     Args:
-        path: the file; its folder is made, existing records are kept.
+        name: as logged, in TRL 1.x's spelling where TRL has it; `<...>` stands for one path segment.
+        unit: what the number counts.
+        meaning: one or two sentences, with the formula where it is short, and over what the mean is taken.
+        healthy: the range of a healthy run, or what to look for.
+        old_name: TRL 0.11's name where it differs.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            os.truncate(self.path, len(_complete_part(self.path.read_bytes())))
-        self._file = self._open()
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Writes one record; values may be scalars and arrays of numpy or jax, lists, mappings and strings."""
-        self._file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
-
-    def truncate_after(self, step: int) -> None:
-        """Cuts the log back to the records with `record["step"] <= step`, as a resumed run needs.
-
-        The new file replaces the old one in one move: a kill leaves either of them whole.
-
-        Raises:
-            DataError: a line is not a JSON object with a `step`.
-        """
-        self._file.close()
-        try:
-            kept = [line for line, record in _read(self.path) if _step(record, self.path) <= step]
-            shorter = self.path.with_name(self.path.name + ".tmp")
-            shorter.write_text("".join(kept), encoding="utf-8", newline="\n")
-            os.replace(shorter, self.path)
-        finally:
-            self._file = self._open()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-    def __enter__(self) -> "JsonlLog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _open(self) -> TextIO:
-        return self.path.open("a", encoding="utf-8", buffering=1, newline="\n")
-
-
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the records of a `metrics.jsonl` or `samples.jsonl`; a half-written last line is left out.
-
-    Raises:
-        DataError: the file is missing, or a line is not a JSON object.
-    """
-    return [record for _, record in _read(Path(path))]
-
-
-def _complete_part(content: bytes) -> bytes:
-    return content[: content.rfind(b"\n") + 1]
-
-
-def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (line with its newline, record) of every complete line."""
-    try:
-        text = _complete_part(path.read_bytes()).decode("utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: expected a file of JSON lines, found nothing; check the run folder") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: expected a JSON object, got a syntax error: {error.msg}") from None
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{number}: expected a JSON object, got {type(record).__name__}")
-        yield line + "\n", record
-
-
-def _step(record: dict[str, Any], path: Path) -> int:
-    step = record.get("step")
-    if not isinstance(step, int):
-        raise DataError(f"{path}: expected an integer `step` in every record, got {step!r}")
-    return step
-
-
-def _plain(value: Any) -> Any:
-    """Turns a value into what `json.dumps` writes: arrays into numbers and lists, NaN and infinities into None."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # scalars and arrays of numpy and jax
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-# ---------------------------------------------------------------------------------------------------------------- text
-
-# Control, format (bidi overrides and isolates, zero-width characters), surrogate, private and unassigned characters,
-# and the two line separators.
-_HOSTILE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-
-
-def sanitize(text: str, limit: int | None = 2000) -> str:
-    r"""Makes text safe to show on one line: whatever could steer or deceive a viewer becomes a visible escape.
-
-    Control characters (ANSI escapes, newlines and tabs among them), bidi and zero-width characters, lone surrogates,
-    private and unassigned code points are shown as `\n`, `\x1b`, `\u202e`, `\U000e0041`. For display only: a
-    backslash stays as it is, so the result cannot be turned back.
-
-    Args:
-        text: any string, for instance what a model wrote.
-        limit: most characters to show; what is cut is counted at the end (`… [+12 characters]`). None shows all.
-
-    Returns:
-        Printable text without a newline.
-    """
-    shown, length = [], 0
-    for index, char in enumerate(text):
-        visible = char
-        if unicodedata.category(char) in _HOSTILE_CATEGORIES:
-            visible = char.encode("unicode_escape", "surrogatepass").decode("ascii")
-        length += len(visible)
-        if limit is not None and length > limit:
-            shown.append(f"… [+{len(text) - index} characters]")
-            break
-        shown.append(visible)
-    return "".join(shown)
-
-
-def _format(value: Any) -> str:
-    """Shows a field: floats with three digits, None as nothing, everything else as its text."""
-    if value is None:
-        return ""
-    if hasattr(value, "item"):
-        value = value.item()
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-# ------------------------------------------------------------------------------------------------------------ terminal
-
-
-class ProgressView(Protocol):
-    """What `Console.progress` hands to the loop."""
-
-    def update(self, step: int, **fields: Any) -> None:
-        """Says that `step` updates are done; `fields` are shown as `name value`."""
-        ...
-
-
-class Console:
-    """The view of a run: live on a terminal, plain lines without control codes anywhere else.
-
-    Text is taken literally: no rich markup, no control codes, and characters that the output cannot encode are escaped.
-
-    Args:
-        quiet: show results and warnings only.
-        file: where to write; None is standard output.
-    """
-
-    def __init__(self, quiet: bool = False, file: TextIO | None = None):
-        self.quiet = quiet
-        stream = sys.stdout if file is None else file
-        self._encoding = getattr(stream, "encoding", None) or "utf-8"
-        terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._rich = rich.console.Console(
-            file=stream, force_terminal=terminal, width=None if terminal else PLAIN_WIDTH, highlight=False, markup=False
-        )
-
-    def stage(self, title: str) -> None:
-        """Announces a stage of the run."""
-        self._show(self.text(f"== {sanitize(title)} ==", style="bold cyan"))
-
-    def print(self, text: str = "") -> None:
-        """Prints text; its newlines are kept, everything else goes through `sanitize`."""
-        self._show(self.text(text))
-
-    def result(self, text: str) -> None:
-        """Prints text also when quiet."""
-        self._rich.print(self.text(text), soft_wrap=True)
-
-    def warn(self, text: str) -> None:
-        """Prints a warning, also when quiet."""
-        self._rich.print(self.text(f"warning: {text}", style="yellow"), soft_wrap=True)
-
-    def text(self, text: str, style: str = "") -> Text:
-        """Makes a rich text that shows these very characters, line by line, within the output's encoding."""
-        lines = "\n".join(sanitize(line, limit=None) for line in text.split("\n"))
-        return Text(lines.encode(self._encoding, "backslashreplace").decode(self._encoding), style=style)
-
-    def sample_table(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-        """Prints a table of samples, for instance plans with their verdicts.
-
-        Args:
-            title: heading of the table.
-            rows: one mapping per sample; a column that a row lacks stays empty.
-            columns: the keys to show, also used as the header.
-        """
-        table = Table(title=self.text(title), title_justify="left", show_lines=True)
-        for column in columns:
-            table.add_column(self.text(column), overflow="fold")
-        for row in rows:
-            table.add_row(*(self.text(sanitize(_format(row.get(column)), limit=400)) for column in columns))
-        if not self.quiet:
-            self._rich.print(table)
-
-    @contextmanager
-    def progress(self, total: int, description: str, start: int = 0) -> Iterator[ProgressView]:
-        """Shows "update k of n" with fields and the time left while the block runs.
-
-        Args:
-            total: number of updates of the whole loop.
-            description: what is being done, such as "PPO".
-            start: updates already done by an earlier run.
-
-        Yields:
-            an object whose `update(step, **fields)` is called after every update.
-        """
-        if self.quiet or not self._rich.is_terminal:
-            yield _PlainProgress(self, total, description, start)
-            return
-        view = _LiveProgress(self, total, description, start)
-        with Live(view.renderable, console=self._rich, refresh_per_second=2):
-            yield view
-
-    def _show(self, text: Text) -> None:
-        if not self.quiet:
-            self._rich.print(text, soft_wrap=True)
-
-
-def _fields_line(fields: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name} {sanitize(_format(value), limit=80)}" for name, value in fields.items())
-
-
-class _PlainProgress:
-    """Prints a line for the first update, the last one and about `PLAIN_LINES_PER_BAR` between them."""
-
-    def __init__(self, console: Console, total: int, description: str, start: int):
-        self._console, self._total, self._description, self._start = console, total, description, start
-        self._began = time.monotonic()
-        self._printed: int | None = None
-
-    def update(self, step: int, **fields: Any) -> None:
-        slot = step * PLAIN_LINES_PER_BAR // max(self._total, 1)
-        if slot == self._printed and step < self._total:
-            return
-        self._printed = slot
-        elapsed_s = time.monotonic() - self._began
-        left_s = elapsed_s / max(step - self._start, 1) * (self._total - step)
-        left = f"{int(left_s) // 60}:{int(left_s) % 60:02d} left"
-        line = f"{self._description}  update {step} of {self._total}  {_fields_line(fields)}  {left}"
-        self._console.print(line)
-
-
-class _StepColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"update {int(task.completed)} of {int(task.total or 0)}")
-
-
-class _LiveProgress:
-    """A bar with the step and the time left, and the latest fields on the line below."""
-
-    def __init__(self, console: Console, total: int, description: str, start: int):
-        self._console = console
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
-            _StepColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console._rich,
-        )
-        self._task = self._bar.add_task(console.text(description).plain, total=total, completed=start)
-        self._fields = Text(style="dim")
-        self.renderable = Group(self._bar, self._fields)
-
-    def update(self, step: int, **fields: Any) -> None:
-        self._bar.update(self._task, completed=step)
-        self._fields.plain = self._console.text(_fields_line(fields)).plain
-
-
-# ------------------------------------------------------------------------------------------------------------- picture
-
-# Okabe and Ito's palette, told apart under every common form of colour blindness.
-_BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#8A8F98"
-_STYLE: dict[Any, Any] = {
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 13,
-    "axes.titleweight": "bold",
-    "axes.titlepad": 12,
-    "axes.edgecolor": _GREY,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "figure.constrained_layout.h_pad": 0.15,
-    "figure.constrained_layout.w_pad": 0.15,
-    "grid.color": "#E4E6EA",
-    "legend.frameon": False,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    """One panel of curves: `curves` maps a metric's key to its label and colour."""
-
-    title: str
+    name: str
     unit: str
-    curves: Mapping[str, tuple[str, str]]
-    bounds: tuple[float, float] | None = None  # limits of the axis where the unit has them
+    meaning: str
+    healthy: str
+    old_name: str | None = None
 
 
-_REWARD = _Panel(
-    "Reward and plan validity in training",
-    "mean over the batch",
-    {"objective/scores": ("reward", _BLUE), "reward/plan_valid": ("fraction of valid plans", _ORANGE)},
+_PROGRESS = (
+    Metric(
+        name="step",
+        unit="updates",
+        meaning="Updates done, this one included; an update is one rollout batch and all its optimizer steps.",
+        healthy="Rises by 1 from record to record, also across a resume.",
+    ),
+    Metric(
+        name="episode",
+        unit="completions",
+        meaning="Completions sampled so far, all rows of all devices and several completions of one prompt included.",
+        healthy="Rises by the batch size from record to record.",
+    ),
+    Metric(
+        name="epoch",
+        unit="passes over the training split",
+        meaning="`episode / (rows of the training split * completions per prompt)`.",
+        healthy="Up to 1 no prompt was seen twice. Beyond a few passes, see that `eval/<split>/validity` still rises "
+        "with `objective/scores`: otherwise prompts are being learned by heart.",
+    ),
+    Metric(
+        name="lr",
+        unit="1",
+        meaning="Learning rate of the policy in this update; constant within an update.",
+        healthy="Follows the schedule. To be lowered where `policy/approxkl_avg` or `policy/clipfrac_avg` are too "
+        "large.",
+        old_name="ppo/learning_rate",
+    ),
+    Metric(
+        name="lr_value",
+        unit="1",
+        meaning="Learning rate of the value model in this update; constant within an update.",
+        healthy="Follows the schedule. A few times `lr` is usual, since values start from nothing; to be lowered "
+        "where `loss/value_avg` rises.",
+    ),
+    Metric(
+        name="grad_norm",
+        unit="gradient norm",
+        meaning="Global norm of the gradient of all trained parameters before clipping, mean over optimizer steps.",
+        healthy="Steady within a factor of about 3. Spikes of 10 times, or steady growth, precede divergence; always "
+        "far above `max_grad_norm`, every step is clipped.",
+    ),
 )
-_KL = _Panel("Distance from the reference policy", "KL (nats per completion)", {"objective/kl": ("KL", _GREEN)})
-_HEALTH = _Panel(
-    "Health of the updates",
-    "fraction",
-    {
-        "value/explained_variance": ("explained variance of the values", _PURPLE),
-        "policy/clipfrac_avg": ("clipped policy ratios", _BLUE),
-    },
-    bounds=(-1.0, 1.0),  # early values can explain far less than nothing and would flatten the rest
+
+_OBJECTIVE = (
+    Metric(
+        name="objective/kl",
+        unit="nats per completion",
+        meaning="KL divergence of the sampling policy from the reference as the penalty takes it (`kl_estimator`), "
+        "summed over the tokens of a completion, mean over completions.",
+        healthy="0 (in fp32 below 0.001 either way) in the first update of a policy that starts as the reference, "
+        "then a slow rise that levels off, for short completions between 1 and 30; TRL 0.11's adaptive controller "
+        "aims at 6. A steep rise while `eval/<split>/validity` stands still or falls is reward hacking: raise "
+        "`kl_coef` or lower the learning rate.",
+    ),
+    Metric(
+        name="objective/kl_k1",
+        unit="nats per completion",
+        meaning="KL divergence from the reference by the estimator k1, `logp - ref_logp`, summed over tokens, mean "
+        "over completions; unbiased and signed. Logged whichever estimator is in force.",
+        healthy="Agrees with `objective/kl_k3` up to sampling noise. May fall a little below 0 by chance while the "
+        "divergence is small; below -1, or negative in many updates, the sampler's log-probabilities are not those of "
+        "the scored policy.",
+    ),
+    Metric(
+        name="objective/kl_k3",
+        unit="nats per completion",
+        meaning="KL divergence from the reference by the estimator k3, `exp(r) - 1 - r` with `r = ref_logp - logp`, "
+        "summed over tokens, mean over completions; unbiased and never negative. Logged whichever estimator is in "
+        "force.",
+        healthy="Close to `objective/kl_k1`. Many times larger: single tokens that the reference finds far more "
+        "likely than the policy dominate the mean, and neither estimate is reliable in this batch.",
+    ),
+    Metric(
+        name="objective/kl_coef",
+        unit="score per nat",
+        meaning="Coefficient of the KL penalty in force in this update.",
+        healthy="Constant, unless it is adapted to a target: then it should settle with `objective/kl` near the "
+        "target, and neither run towards 0 nor grow without end.",
+    ),
+    Metric(
+        name="objective/entropy",
+        unit="nats per completion",
+        meaning="Sum over tokens of `-logp` of the sampled tokens under the sampling policy, mean over completions.",
+        healthy="Falls slowly as the policy grows sure. A drop towards 0 within a few updates ends exploration (mode "
+        "collapse): lower the learning rate or raise `kl_coef`. A rise far above the start means that the policy "
+        "falls apart, or that completions grow: compare `completions/mean_length`.",
+    ),
+    Metric(
+        name="objective/non_score_reward",
+        unit="score per completion",
+        meaning="`-kl_coef * kl`: what the KL penalty takes off the score, mean over completions.",
+        healthy="0 in the first update, then negative and small beside what `objective/scores` has gained. As large "
+        "as the gain, the penalty decides what is learned: lower `kl_coef`.",
+        old_name="ppo/mean_non_score_reward",
+    ),
+    Metric(
+        name="objective/rlhf_reward",
+        unit="score per completion",
+        meaning="`objective/scores + objective/non_score_reward`: what the update maximises, mean over completions.",
+        healthy="Rises over tens of updates, with noise of about `objective/scores_std / sqrt(completions)`. Falling "
+        "while `objective/scores` rises: the policy buys score with divergence.",
+    ),
+    Metric(
+        name="objective/scores",
+        unit="score per completion",
+        meaning="Mean over completions of the score that is learned from: the reward after scaling, clipping and "
+        "missing-EOS penalty, as far as they are on.",
+        healthy="Rises, and `eval/<split>/validity` with it. A rise in training alone is overfitting to the prompts "
+        "or to a weakness of the reward.",
+        old_name="ppo/mean_scores",
+    ),
+    Metric(
+        name="objective/scores_std",
+        unit="score per completion",
+        meaning="Standard deviation of the same scores over the completions of the batch.",
+        healthy="Clearly above 0. Near 0 all completions earn alike, and whitening blows noise up into advantages: "
+        "prompts too easy or too hard, or a collapsed policy.",
+        old_name="ppo/std_scores",
+    ),
 )
-_LENGTH = _Panel("Length of the completions", "tokens", {"completions/mean_length": ("mean length", _PURPLE)})
+
+_POLICY = (
+    Metric(
+        name="policy/approxkl_avg",
+        unit="nats per token",
+        meaning="`0.5 * (logp_new - logp_old)^2`, mean over tokens, then over optimizer steps: how far the update "
+        "moves the policy from the one that sampled.",
+        healthy="0.0001 to 0.02. Above 0.05 the updates are too large: lower the learning rate, `num_ppo_epochs` or "
+        "`num_mini_batches`. Far below 0.0001 hardly anything is learned.",
+        old_name="ppo/policy/approxkl",
+    ),
+    Metric(
+        name="policy/approxkl_avg_first",
+        unit="nats per token",
+        meaning="The same in the first mini-batch of the first epoch, where the policy is still the one that sampled.",
+        healthy="0 up to rounding: below 1e-6 in fp32, below 1e-3 in bf16. Anything else is an error: sampler and "
+        "learner disagree about the log-probabilities.",
+    ),
+    Metric(
+        name="policy/policykl_avg",
+        unit="nats per token",
+        meaning="`logp_old - logp_new`, mean over tokens, then over optimizer steps: the signed estimate of the same "
+        "distance.",
+        healthy="As `policy/approxkl_avg`, 0 to 0.02; slightly negative by chance.",
+        old_name="ppo/policy/policykl",
+    ),
+    Metric(
+        name="policy/clipfrac_avg",
+        unit="fraction",
+        meaning="Fraction of tokens (RLOO: of completions) whose clipped loss term is the larger, so that they no "
+        "longer move the policy; mean over optimizer steps.",
+        healthy="0.01 to 0.2; 0 with a single optimizer step per update. Above 0.3 much of the batch is wasted on "
+        "steps that are too large: lower the learning rate or `num_ppo_epochs`.",
+        old_name="ppo/policy/clipfrac",
+    ),
+    Metric(
+        name="policy/entropy_avg",
+        unit="nats per token",
+        meaning="Entropy of the policy's distribution over the vocabulary at the sampling temperature, mean over "
+        "tokens, then over optimizer steps.",
+        healthy="Between 0 and `ln(vocabulary size)`; falls slowly. Down to a tenth of its first value within a few "
+        "updates, exploration has ended; a steady rise means that the policy falls apart.",
+        old_name="ppo/policy/entropy",
+    ),
+    Metric(
+        name="policy/advantages_mean",
+        unit="score",
+        meaning="Mean over tokens (RLOO: over completions) of the advantages before whitening; TRL 0.11 took it after "
+        "whitening, where it is 0.",
+        healthy="0 in RLOO, by construction. In PPO small beside `objective/scores_std`. Far from 0 in many updates, "
+        "the values lag behind the returns: normal at the start, later a sign that the value model learns too slowly.",
+        old_name="ppo/policy/advantages_mean",
+    ),
+    Metric(
+        name="policy/grad_norm",
+        unit="gradient norm",
+        meaning="Norm of the gradient of the policy's parameters before clipping, mean over optimizer steps. With a "
+        "shared trunk it contains what the value loss sends there.",
+        healthy="Steady within a factor of about 3. Spikes of 10 times precede divergence; 0 means that nothing can "
+        "be learned from the batch.",
+    ),
+    Metric(
+        name="policy/skipped_steps",
+        unit="optimizer steps",
+        meaning="Optimizer steps of this update that were left out, by the guard on the ratio or by early stopping on "
+        "the KL divergence.",
+        healthy="0 in most updates. If most updates lose steps, the steps are too large: lower the learning rate or "
+        "`num_ppo_epochs`.",
+    ),
+    Metric(
+        name="policy/nonfinite_steps",
+        unit="optimizer steps",
+        meaning="Optimizer steps of this update that were left out because the loss or the gradient was NaN or "
+        "infinite.",
+        healthy="Must be 0. Otherwise look for infinite log-probabilities, overflow in low precision or a learning "
+        "rate that is far too large.",
+    ),
+)
+
+_LOSS = (
+    Metric(
+        name="loss/policy_avg",
+        unit="1",
+        meaning="Clipped policy loss, mean over tokens (RLOO: over completions), then over optimizer steps.",
+        healthy="Near 0 with either sign, within 0.1 where advantages are whitened. No measure of progress: it is "
+        "taken against a policy that moves along.",
+        old_name="ppo/loss/policy",
+    ),
+    Metric(
+        name="loss/value_avg",
+        unit="score squared",
+        meaning="Clipped value loss, half the larger of the squared errors with and without clipping, mean over "
+        "tokens, then over optimizer steps.",
+        healthy="Falls in the first tens of updates to clearly below half of `value/returns_var`. Rising later: the "
+        "value model cannot follow, or its learning rate is too large.",
+        old_name="ppo/loss/value",
+    ),
+    Metric(
+        name="loss/total_avg",
+        unit="1",
+        meaning="What the optimizer minimises, `loss/policy_avg + vf_coef * loss/value_avg - entropy_coef * "
+        "policy/entropy_avg`; mean over optimizer steps.",
+        healthy="Finite, and not dominated by the value loss where policy and value model share a trunk: lower "
+        "`vf_coef` then.",
+        old_name="ppo/loss/total",
+    ),
+)
+
+_VAL = (
+    Metric(
+        name="val/ratio",
+        unit="1",
+        meaning="Ratio of new to old probability of the sampled tokens, mean over tokens, then over optimizer steps. "
+        "RLOO: of whole completions, the product over their tokens, mean over completions.",
+        healthy="0.98 to 1.02 (RLOO: 0.9 to 1.1): its expectation is 1 whatever the policy. Further away, the steps "
+        "are too large or the log-probabilities disagree; see `val/ratio_first`.",
+        old_name="ppo/policy/ratio",
+    ),
+    Metric(
+        name="val/ratio_first",
+        unit="1",
+        meaning="The same in the first mini-batch of the first epoch, where the policy is still the one that sampled.",
+        healthy="Must be 1 up to rounding: within 1e-4 in fp32, within 0.02 in bf16, for whole completions ten times "
+        "that. Anything else is an error: sampler and learner disagree.",
+    ),
+    Metric(
+        name="val/ratio_var",
+        unit="1",
+        meaning="Variance over the optimizer steps of the mean ratio of each step.",
+        healthy="Below 0.001. Growth means that single steps throw the policy far away.",
+    ),
+    Metric(
+        name="val/clipfrac_avg",
+        unit="fraction of tokens",
+        meaning="Fraction of tokens where the clipped squared error of the value is the larger; mean over optimizer "
+        "steps.",
+        healthy="0 to 0.2. Above 0.5 `cliprange_value` is too small for the scale of the returns and holds the value "
+        "model back.",
+        old_name="ppo/val/clipfrac",
+    ),
+    Metric(
+        name="val/num_eos_tokens",
+        unit="completions",
+        meaning="Completions of the batch that ended with the end-of-sequence token.",
+        healthy="Close to the batch size. Falling: completions run into `response_length`; see "
+        "`completions/clipped_ratio`.",
+    ),
+)
+
+_VALUE = (
+    Metric(
+        name="value/mean",
+        unit="score",
+        meaning="Mean over tokens of the values before the update. Here and below, the state behind the last token "
+        "counts as a token where the score is paid there (`score_position`).",
+        healthy="Follows `value/returns_mean` at a distance of a few updates.",
+        old_name="ppo/val/mean",
+    ),
+    Metric(
+        name="value/var",
+        unit="score squared",
+        meaning="Variance over tokens of the values before the update.",
+        healthy="Below `value/returns_var` and growing towards it. Near 0 the value model says the same everywhere; "
+        "above it, it is wild.",
+        old_name="ppo/val/var",
+    ),
+    Metric(
+        name="value/prediction",
+        unit="score",
+        meaning="Mean over tokens of the new values during the update, then over optimizer steps.",
+        healthy="Between `value/mean` and `value/returns_mean`: the update moves the values towards the returns.",
+        old_name="ppo/val/vpred",
+    ),
+    Metric(
+        name="value/error",
+        unit="score squared",
+        meaning="`(new value - return)^2` without clipping, mean over tokens, then over optimizer steps.",
+        healthy="Below `value/returns_var` after the first updates; above it, a constant would predict better.",
+        old_name="ppo/val/error",
+    ),
+    Metric(
+        name="value/explained_variance",
+        unit="fraction",
+        meaning="`1 - var(R - V) / var(R)` over tokens, with the values V before the update and the returns R (TRL "
+        "0.11 took `1 - error / var(R)` with the new values).",
+        healthy="At most 1. Starts near or below 0, passes 0.3 within tens of updates and stays between 0.5 and 0.95. "
+        "Below 0 for long, values only add noise to the advantages: raise `value_learning_rate` or give the value "
+        "model a trunk of its own.",
+        old_name="ppo/val/var_explained",
+    ),
+    Metric(
+        name="value/returns_mean",
+        unit="score",
+        meaning="Mean over tokens of the returns, the targets of the values.",
+        healthy="Moves with `objective/rlhf_reward`.",
+        old_name="ppo/returns/mean",
+    ),
+    Metric(
+        name="value/returns_var",
+        unit="score squared",
+        meaning="Variance over tokens of the returns.",
+        healthy="Above 0 and of the order of `objective/scores_std` squared. Sudden growth: single completions have "
+        "extreme scores or an extreme KL penalty.",
+        old_name="ppo/returns/var",
+    ),
+    Metric(
+        name="value/grad_norm",
+        unit="gradient norm",
+        meaning="Norm of the gradient of the value model's parameters before clipping, mean over optimizer steps; "
+        "with a shared trunk, of the value head alone.",
+        healthy="Large at first, falling as the values fit, then steady. Many times `policy/grad_norm` for long: "
+        "clipping by the global norm then shrinks the policy's share.",
+    ),
+)
+
+_RLOO = (
+    Metric(
+        name="rloo/reward_zero_std",
+        unit="fraction of groups",
+        meaning="Fraction of groups (the completions of one prompt) whose scores are all equal: apart from the KL "
+        "penalty they teach nothing. TRL's `frac_reward_zero_std`.",
+        healthy="Below 0.5. Towards 1 the prompts are all solved or all hopeless: choose others, sample more "
+        "completions per prompt or raise `temperature`.",
+    ),
+    Metric(
+        name="rloo/advantages_std",
+        unit="score",
+        meaning="Standard deviation over the completions of the leave-one-out advantages, KL penalty included, before "
+        "any normalisation.",
+        healthy="Of the order of `objective/scores_std`, smaller where prompts differ in difficulty more than "
+        "completions do. Near 0 there is nothing to learn from.",
+    ),
+)
+
+_TEXT = (
+    Metric(
+        name="completions/mean_length",
+        unit="tokens",
+        meaning="Real tokens of a completion, end of sequence included, mean over completions.",
+        healthy="Steady, or moving towards what the task needs. Steady growth up to `response_length`, or a collapse "
+        "to a few tokens, without better plans: the policy exploits the reward.",
+        old_name="tokens/responses_len_mean",
+    ),
+    Metric(
+        name="completions/length_std",
+        unit="tokens",
+        meaning="Standard deviation of that length over the completions of the batch.",
+        healthy="Above 0. At 0 all completions are equally long: mostly a policy that never ends, or that collapsed.",
+        old_name="tokens/responses_len_std",
+    ),
+    Metric(
+        name="completions/min_length",
+        unit="tokens",
+        meaning="Length of the shortest completion of the batch.",
+        healthy="At least the shortest sensible answer. At 1 there are empty completions.",
+    ),
+    Metric(
+        name="completions/max_length",
+        unit="tokens",
+        meaning="Length of the longest completion of the batch.",
+        healthy="At most `response_length`; below it, no completion was cut.",
+    ),
+    Metric(
+        name="completions/clipped_ratio",
+        unit="fraction of completions",
+        meaning="Fraction of completions that were cut at `response_length` because they did not end.",
+        healthy="Below 0.05. Above 0.2 raise `response_length`, or set `missing_eos_penalty`.",
+    ),
+    Metric(
+        name="tokens/queries_len_mean",
+        unit="tokens",
+        meaning="Real tokens of a prompt, mean over the rows of the batch.",
+        healthy="Constant up to sampling of the prompts: it describes the data, not the policy.",
+    ),
+    Metric(
+        name="tokens/queries_len_std",
+        unit="tokens",
+        meaning="Standard deviation of that length over the rows of the batch.",
+        healthy="Constant up to sampling of the prompts. Large beside the mean, much of each batch is padding.",
+    ),
+)
+
+_REWARD = (
+    Metric(
+        name="reward/mean",
+        unit="score per completion",
+        meaning="Mean over completions of the plan reward before penalty, scaling and clipping: 1 for a valid plan, "
+        "else the overlap with the reference plan.",
+        healthy="0 to 1, rising; equal to `objective/scores` where nothing is added to the reward.",
+    ),
+    Metric(
+        name="reward/plan_valid",
+        unit="fraction of completions",
+        meaning="Fraction of completions that the validator accepts as plans.",
+        healthy="Rises. If `reward/mean` rises without it, only the partial reward is being collected.",
+    ),
+    Metric(
+        name="reward/plan_executable",
+        unit="fraction of completions",
+        meaning="Fraction of completions whose actions can all be carried out, goal reached or not.",
+        healthy="At least `reward/plan_valid`. A growing gap between them: harmless actions that lead nowhere.",
+    ),
+    Metric(
+        name="reward/lccs",
+        unit="fraction",
+        meaning="Longest contiguous run of actions shared with the reference plan, divided by a plan length "
+        "(`normalise_by`), mean over completions.",
+        healthy="Rises at first. May stand still while `reward/plan_valid` rises: valid plans need not look like the "
+        "reference.",
+    ),
+    Metric(
+        name="reward/validator_failed",
+        unit="fraction of completions",
+        meaning="Fraction of completions on which the validator crashed or ran out of time; they count as not valid.",
+        healthy="0. Above 0.01 look at the verdicts in `samples.jsonl`, and raise `val_timeout_s` if they are "
+        "timeouts.",
+    ),
+    Metric(
+        name="reward/<part>",
+        unit="as reported",
+        meaning="A part that a reward function reports by `log_metric`, taken over as it is.",
+        healthy="Parts should rise together. One that rises while the others fall is what the policy exploits.",
+    ),
+)
+
+_EVAL = (
+    Metric(
+        name="eval/<split>/validity",
+        unit="fraction of problems",
+        meaning="Fraction of the held-out problems of a split that the policy after this update solves with a valid "
+        "plan; only in records of updates with an evaluation.",
+        healthy="Rises; differences below `1 / sqrt(problems)` may be noise. Falling while `objective/scores` rises: "
+        "stop, and take an earlier checkpoint.",
+    ),
+)
+
+_TIME = (
+    Metric(
+        name="time/rollout_s",
+        unit="seconds",
+        meaning="Wall time of sampling the completions, from the choice of prompts to packed sequences.",
+        healthy="Steady after the first update, which compiles. Grows with `completions/max_length`.",
+    ),
+    Metric(
+        name="time/reward_s",
+        unit="seconds",
+        meaning="Wall time of the reward on the host, decoding included; the device scores meanwhile.",
+        healthy="Below the time of a rollout. Otherwise the validator holds the run up.",
+    ),
+    Metric(
+        name="time/update_s",
+        unit="seconds",
+        meaning="Wall time from the rewards to the end of the last optimizer step: the rest of scoring, advantages, "
+        "and all epochs and mini-batches.",
+        healthy="Steady, up to the updates that compile for a new sequence length; usually the largest of the three.",
+        old_name="time/ppo/optimize_step",
+    ),
+    Metric(
+        name="throughput/samples_per_s",
+        unit="completions per second",
+        meaning="Completions of this update divided by its wall time (TRL's `eps` is the average since the start).",
+        healthy="Steady to about 20 % after the first update.",
+    ),
+)
+
+METRICS: tuple[Metric, ...] = (
+    *_PROGRESS,
+    *_OBJECTIVE,
+    *_POLICY,
+    *_LOSS,
+    *_VAL,
+    *_VALUE,
+    *_RLOO,
+    *_TEXT,
+    *_REWARD,
+    *_EVAL,
+    *_TIME,
+)
+
+GROUPS = {
+    "": "Progress, learning rates, gradient",
+    "objective": "What is maximised",
+    "policy": "The policy in the update",
+    "loss": "Losses",
+    "val": "Ratio and clipping",
+    "value": "Values and returns; PPO only",
+    "rloo": "Groups of completions; RLOO only",
+    "completions": "Completions",
+    "tokens": "Prompts",
+    "reward": "What the reward function reports",
+    "eval": "Evaluation during training",
+    "time": "Time",
+    "throughput": "Throughput",
+}
+"""Title of each prefix of the names, in the order of the documentation."""
+
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+_INTRODUCTION = """\
+# Metrics
+
+Every update of `python -m jaxppo.train` appends one line to `metrics.jsonl`: a JSON object with the metrics below.
+Names are those of TRL 1.x where TRL has the metric; the last column gives TRL 0.11's name where it differs. All means
+are over the real tokens or rows of the whole batch, over all devices; padding never counts, and under
+`mask_truncated_completions` the tokens of a completion that was cut are padding to everything but scores, lengths and
+`objective/entropy`. Means over optimizer steps leave out the steps that were not finite and those after an early stop.
+A metric that does not apply to a run is absent; NaN and infinities are written as `null`.
+
+This page is printed by `python -m jaxppo.metrics`.
+
+"""
 
 
-def plot_curves(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Draws the curves of a run and its validity before and after as one picture of 1280 x 840 pixels.
-
-    Args:
-        metrics: records of `metrics.jsonl`; keys a record lacks, and nulls, leave gaps.
-        evals: content of `eval.json`: `{"before": {SPLIT: {"validity": {"rate", "low", "high", "n"}}}, "after": ...}`,
-            with `headline_split` where there is one; either side may be missing.
-        path: the PNG to write.
-    """
-    import matplotlib
-
-    # The object interface instead of pyplot: always the Agg backend, no window, no global state.
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(12.8, 8.4), dpi=100, layout="constrained")
-        (reward, kl), (health, validity) = figure.subplots(2, 2)
-        _draw_curves(reward, _REWARD, metrics)
-        _draw_curves(kl, _KL, metrics)
-        has_health = any(record.get(key) is not None for record in metrics for key in _HEALTH.curves)
-        _draw_curves(health, _HEALTH if has_health else _LENGTH, metrics)
-        _draw_validity(validity, evals)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
+def find(name: str) -> Metric | None:
+    """The definition of a logged name: the metric of that very name, else the family that covers it."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    return next((metric for metric in METRICS if _covers(metric.name, name)), None)
 
 
-def _draw_curves(axes: Any, panel: _Panel, metrics: Sequence[Mapping[str, Any]]) -> None:
-    """Draws each curve twice: the raw points lightly, their moving mean strongly."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set(title=panel.title, xlabel="update", ylabel=panel.unit)
-    drawn = 0
-    for key, (label, colour) in panel.curves.items():
-        points = [(record["step"], record[key]) for record in metrics if record.get(key) is not None]
-        if not points:
-            continue
-        steps, values = np.asarray(points, float).T
-        marker = "o" if len(points) == 1 else None
-        axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
-        axes.plot(steps, _smooth(values), color=colour, linewidth=2.2, label=label, marker=marker)
-        drawn += 1
-    if not drawn:
-        _say_empty(axes)
-        return
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    if panel.bounds is not None:
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, panel.bounds[0]), min(high, panel.bounds[1]))
-    if drawn > 1:
-        axes.legend()
+def with_old_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record, plus every metric of it again under TRL 0.11's name where that differs."""
+    renamed = [metric for metric in METRICS if metric.old_name and metric.name in record]
+    return {**record, **{str(metric.old_name): record[metric.name] for metric in renamed}}
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Centred moving mean over about a tenth of the curve; at the ends over the points that exist."""
-    half = len(values) // 20
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    index = np.arange(len(values))
-    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
-    return (sums[last] - sums[first]) / (last - first)
+def markdown_table() -> str:
+    """All metrics as Markdown: one titled table per prefix."""
+    return "\n".join(_group_table(prefix, title) for prefix, title in GROUPS.items())
 
 
-def _draw_validity(axes: Any, evals: Mapping[str, Any]) -> None:
-    """Draws validity per split before and after as bars with their 95 % intervals."""
-    sides = [(side, evals[side], colour) for side, colour in (("before", _GREY), ("after", _BLUE)) if evals.get(side)]
-    splits = list(dict.fromkeys(split for _, scores, _ in sides for split in scores))
-    axes.set(title="Valid plans on held-out problems, 95 % intervals", ylabel="valid plans (%)", ylim=(0, 122))
-    axes.set_yticks(range(0, 101, 20))
-    if not splits:
-        _say_empty(axes)
-        return
-    width = 0.76 / len(sides)
-    for number, (side, scores, colour) in enumerate(sides):
-        offset = (number - (len(sides) - 1) / 2) * width
-        for place, split in enumerate(splits):
-            if split in scores:
-                _draw_bar(axes, place + offset, width * 0.92, scores[split]["validity"], colour)
-        axes.bar(0, 0, color=colour, label=side)  # for the legend
-    axes.set_xticks(range(len(splits)), [_split_label(split, sides, evals) for split in splits])
-    axes.set_xlim(-0.6, len(splits) - 0.4)
-    axes.grid(axis="x", visible=False)
-    axes.legend(loc="upper right", ncols=len(sides), borderaxespad=0)
+def markdown_page() -> str:
+    """The documentation page: an introduction and the tables."""
+    return _INTRODUCTION + markdown_table()
 
 
-def _draw_bar(axes: Any, place: float, width: float, score: Mapping[str, float], colour: str) -> None:
-    rate, low, high = (100 * score[name] for name in ("rate", "low", "high"))
-    axes.bar(place, rate, width, color=colour)
-    axes.errorbar(place, rate, [[max(rate - low, 0)], [max(high - rate, 0)]], color="#30343B", capsize=4, linewidth=1.3)
-    axes.annotate(f"{rate:.1f}", (place, max(high, rate)), (0, 4), textcoords="offset points", ha="center", fontsize=10)
+def prefix_of(name: str) -> str:
+    """What stands before the first slash; nothing where there is none."""
+    return name.partition("/")[0] if "/" in name else ""
 
 
-def _split_label(split: str, sides: Sequence[tuple[str, Mapping[str, Any], str]], evals: Mapping[str, Any]) -> str:
-    count = next(scores[split]["validity"]["n"] for _, scores, _ in sides if split in scores)
-    headline = " (headline)" if split == evals.get("headline_split") else ""
-    return f"{split}{headline}\nn = {count}"
+def _covers(family: str, name: str) -> bool:
+    """Whether a name with `<...>` segments stands for this name."""
+    segments, given = family.split("/"), name.split("/")
+    return len(segments) == len(given) and all(
+        actual == segment or (segment.startswith("<") and actual != "")
+        for segment, actual in zip(segments, given, strict=True)
+    )
 
 
-def _say_empty(axes: Any) -> None:
-    axes.set(xticks=[], yticks=[])
-    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=_GREY)
+def _group_table(prefix: str, title: str) -> str:
+    heading = f"## {title}: `{prefix}/`" if prefix else f"## {title}"
+    rows = [_row(metric) for metric in METRICS if prefix_of(metric.name) == prefix]
+    head = "| metric | unit | meaning | healthy | TRL 0.11 |\n|---|---|---|---|---|\n"
+    return f"{heading}\n\n{head}" + "".join(f"{row}\n" for row in rows)
+
+
+def _row(metric: Metric) -> str:
+    old_name = f"`{metric.old_name}`" if metric.old_name else ""
+    return f"| `{metric.name}` | {metric.unit} | {metric.meaning} | {metric.healthy} | {old_name} |"
+
+
+if __name__ == "__main__":
+    print(markdown_page(), end="")

@@ -3,7 +3,9 @@
 `axis_name` is the mapped device axis inside a per-device program, or None outside of one.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +34,21 @@ def masked_mean(x: Array, mask: Array, axis_name: str | None = None) -> Array:
     """
     count = global_sum(mask.astype(x.dtype), axis_name)
     return global_sum(jnp.where(mask, x, 0), axis_name) / jnp.maximum(count, 1)
+
+
+def mean_weights(mask: Array, axis: int | tuple[int, ...]) -> Array:
+    """Weights that turn a sum into the mean over the True positions along `axis`: mask / count, 0 where there are none.
+
+    A mean written as a weighted sum may be added up over micro-batches and devices in any partition of the rows; a mean
+    of means may not, as parts with fewer real tokens would count too much.
+    """
+    count = jnp.sum(mask, axis=axis, keepdims=True, dtype=jnp.float32)
+    return mask / jnp.maximum(count, 1.0)
+
+
+def weighted_sum(x: Array, weights: Array) -> Array:
+    """Sum of x times weights; positions of weight 0 do not count whatever they hold, NaN included."""
+    return jnp.sum(jnp.where(weights > 0, x, 0.0) * weights)
 
 
 def masked_var(x: Array, mask: Array, axis_name: str | None = None) -> Array:
@@ -115,24 +132,30 @@ def token_logprobs(
     Returns:
         Log-probabilities and entropies in nats, both [...] fp32.
     """
-    rows = ids.size
-    chunk = min(rows, max(1, LOGITS_PER_CHUNK // kernel.shape[1]) if chunk is None else chunk)
-    flat_hidden, flat_ids = hidden.reshape(rows, -1), ids.reshape(rows)
 
     @jax.checkpoint
-    def of_chunk(h: Array, i: Array) -> tuple[Array, Array]:
+    def of_chunk(rows: tuple[Array, Array]) -> tuple[Array, Array]:
+        h, i = rows
         return _logprobs_and_entropy(jnp.dot(h, kernel, preferred_element_type=jnp.float32) / temperature, i)
 
-    if chunk == rows:
-        logprobs, entropy = of_chunk(flat_hidden, flat_ids)
-    else:
-        padding = -rows % chunk
-        chunks = (
-            jnp.pad(flat_hidden, ((0, padding), (0, 0))).reshape(-1, chunk, flat_hidden.shape[1]),
-            jnp.pad(flat_ids, (0, padding)).reshape(-1, chunk),
-        )
-        logprobs, entropy = jax.lax.map(lambda c: of_chunk(*c), chunks)
-    return logprobs.reshape(-1)[:rows].reshape(ids.shape), entropy.reshape(-1)[:rows].reshape(ids.shape)
+    rows = (hidden.reshape(ids.size, -1), ids.reshape(ids.size))
+    logprobs, entropy = _by_chunks(of_chunk, rows, _rows_per_chunk(kernel) if chunk is None else chunk)
+    return logprobs.reshape(ids.shape), entropy.reshape(ids.shape)
+
+
+def _rows_per_chunk(kernel: Array) -> int:
+    return max(1, LOGITS_PER_CHUNK // kernel.shape[1])
+
+
+def _by_chunks(function: Callable[[Any], Any], rows: Any, chunk: int) -> Any:
+    """`function(rows)` with at most `chunk` rows of every array at once; the last chunk is filled up with zeros."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    if chunk >= count:
+        return function(rows)
+    fill = lambda x: jnp.pad(x, ((0, -count % chunk), *[(0, 0)] * (x.ndim - 1)))  # noqa: E731
+    chunks = jax.tree.map(lambda x: fill(x).reshape(-1, chunk, *x.shape[1:]), rows)
+    results = jax.lax.map(function, chunks)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], results)
 
 
 def _logprobs_and_entropy(logits: Array, ids: Array) -> tuple[Array, Array]:
@@ -142,6 +165,44 @@ def _logprobs_and_entropy(logits: Array, ids: Array) -> tuple[Array, Array]:
     return chosen - log_z, log_z - mean_logit
 
 
+def token_kl(
+    hidden: Array,
+    kernel: Array,
+    ref_hidden: Array,
+    ref_kernel: Array,
+    *,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+) -> Array:
+    """Exact KL(p || q) = sum_v p[v] (log p[v] - log q[v]) of two next-token distributions, in chunks of rows.
+
+    Args:
+        hidden: [..., D], of p.
+        kernel: [D, V], of p.
+        ref_hidden: [..., D'], of q.
+        ref_kernel: [D', V], of q.
+        temperature: divides both logits.
+        chunk: rows per chunk; default: as many as make `LOGITS_PER_CHUNK` logits.
+
+    Returns:
+        [...] fp32, nats.
+
+    Source: TRL 0.11 `PPOTrainer._kl_penalty`, `kl_penalty="full"`.
+    """
+    shape = hidden.shape[:-1]
+
+    def of_chunk(rows: tuple[Array, Array]) -> Array:
+        h, ref_h = rows
+        log_p = jax.nn.log_softmax(jnp.dot(h, kernel, preferred_element_type=jnp.float32) / temperature, axis=-1)
+        log_q = jax.nn.log_softmax(
+            jnp.dot(ref_h, ref_kernel, preferred_element_type=jnp.float32) / temperature, axis=-1
+        )
+        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+    rows = (hidden.reshape(-1, hidden.shape[-1]), ref_hidden.reshape(-1, ref_hidden.shape[-1]))
+    return _by_chunks(of_chunk, rows, _rows_per_chunk(kernel) if chunk is None else chunk).reshape(shape)
+
+
 class Purpose(IntEnum):
     """What a random key is for; part of every key, so that no two uses share one."""
 
@@ -149,6 +210,7 @@ class Purpose(IntEnum):
     ROLLOUT = 1
     MINI_BATCHES = 2
     EVALUATION = 3
+    LENGTHS = 4
 
 
 def purpose_key(seed: int, purpose: Purpose, step: int = 0) -> Array:

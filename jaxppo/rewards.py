@@ -34,6 +34,7 @@ VALIDATOR_FAILURES = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
 """Verdicts that say nothing about the plan: it counts as not valid, and the failure is counted too."""
 
 NormaliseBy = Literal["max", "reference", "prediction"]
+Partial = Literal["lccs", "lcs"]
 
 
 class RewardFunction(Protocol):
@@ -95,11 +96,12 @@ class PlanOutcome(NamedTuple):
     actions: tuple[Action, ...]
     verdict: PlanVerdict
     lccs: float
+    partial: float  # lccs or lcs, whichever the reward uses
 
     @property
     def reward(self) -> float:
-        """1.0 for a valid plan, else LCCS, at most `BEST_INVALID`."""
-        return 1.0 if self.verdict.valid else min(self.lccs, BEST_INVALID)
+        """1.0 for a valid plan, else the partial reward, at most `BEST_INVALID`."""
+        return 1.0 if self.verdict.valid else min(self.partial, BEST_INVALID)
 
 
 def default_validator() -> Literal["val", "builtin"]:
@@ -128,6 +130,7 @@ def judge_plans(
     reference_plan: Sequence[Sequence[str]],
     prompt_style: Sequence[str],
     validator: str = "builtin",
+    partial: Partial = "lccs",
     normalise_by: NormaliseBy = "max",
     val_timeout_s: float = 30.0,
 ) -> list[PlanOutcome]:
@@ -140,16 +143,19 @@ def judge_plans(
         reference_plan: "(action args)" strings of each row.
         prompt_style: style of each row.
         validator: "builtin", "val" or "auto".
+        partial: "lccs" or "lcs".
         normalise_by: see `lccs`.
         val_timeout_s: limit of one VAL process.
     """
     plans = [parse_completion(text, style) for text, style in zip(completions, prompt_style, strict=True)]
     verdicts = _verdicts(plans, domain_pddl, problem_pddl, validator, val_timeout_s)
-    overlaps = [
-        lccs(plan.actions, [parse_action(action) for action in reference], normalise_by)
-        for plan, reference in zip(plans, reference_plan, strict=True)
-    ]
-    return [PlanOutcome(p.actions, v, o) for p, v, o in zip(plans, verdicts, overlaps, strict=True)]
+    references = [[parse_action(action) for action in reference] for reference in reference_plan]
+    outcomes = []
+    for plan, verdict, reference in zip(plans, verdicts, references, strict=True):
+        contiguous = lccs(plan.actions, reference, normalise_by)
+        overlap = contiguous if partial == "lccs" else lcs(plan.actions, reference, normalise_by)
+        outcomes.append(PlanOutcome(plan.actions, verdict, contiguous, overlap))
+    return outcomes
 
 
 def _verdicts(
@@ -173,9 +179,12 @@ def _unreadable(plan: ParsedPlan) -> PlanVerdict:
 
 
 def make_plan_reward(
-    validator: str = "builtin", normalise_by: NormaliseBy = "max", val_timeout_s: float = 30.0
+    validator: str = "builtin",
+    partial: Partial = "lccs",
+    normalise_by: NormaliseBy = "max",
+    val_timeout_s: float = 30.0,
 ) -> RewardFunction:
-    """The plan reward: 1.0 where the plan is valid, else LCCS with the reference plan."""
+    """The plan reward: 1.0 where the plan is valid, else LCCS (or LCS) with the reference plan."""
 
     def plan(
         prompts: list[str],
@@ -197,6 +206,7 @@ def make_plan_reward(
             reference_plan=reference_plan,
             prompt_style=prompt_style,
             validator=validator,
+            partial=partial,
             normalise_by=normalise_by,
             val_timeout_s=val_timeout_s,
         )

@@ -1,6 +1,8 @@
 """The sampling and scoring programs, for the rows of one device."""
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +22,59 @@ class Sampled(NamedTuple):
     logprobs: Array  # [B] fp32
 
 
-def sample_tokens(logits: Array, uniforms: Array, temperature: float) -> Sampled:
+def sample_tokens(
+    logits: Array, uniforms: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None
+) -> Sampled:
     """Draw from softmax(logits / temperature) by inverting its cumulative sum; temperature 0 takes the largest logit.
 
     Args:
         logits: [B, V] fp32.
         uniforms: [B] fp32 in [0, 1), one draw per row instead of one Gumbel per vocabulary entry.
         temperature: at least 0; at 0 the log-probabilities are those of temperature 1.
+        top_k: see `truncate`.
+        top_p: see `truncate`.
+        min_p: see `truncate`.
+
+    Returns:
+        Token ids, and their log-probabilities under the very distribution they were drawn from.
     """
     log_p = jax.nn.log_softmax(logits / (temperature if temperature > 0 else 1.0), axis=-1)
-    ids = _invert_cumulative(log_p, uniforms) if temperature > 0 else jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if temperature > 0:
+        log_p = truncate(log_p, top_k, top_p, min_p)
+        ids = _invert_cumulative(log_p, uniforms)
+    else:
+        ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     return Sampled(ids, jnp.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0])
+
+
+def truncate(log_p: Array, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None) -> Array:
+    """Drop unlikely tokens and renormalise, one rule after the other; tokens as likely as the last one kept stay too.
+
+    Args:
+        log_p: [B, V] fp32, log-probabilities.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the fewest tokens, most likely first, whose probabilities add up to at least this; 1 keeps all.
+        min_p: keep tokens at least this times as likely as the most likely one.
+
+    Returns:
+        [B, V] fp32 log-probabilities, -inf for what was dropped.
+
+    Source: the logits warpers of transformers, in their order.
+    """
+    if 0 < top_k < log_p.shape[1]:
+        log_p = _keep_from(log_p, jax.lax.top_k(log_p, top_k)[0][:, -1:])
+    if top_p < 1.0:
+        falling = -jnp.sort(-log_p, axis=-1)
+        p = jnp.exp(falling)
+        kept = jnp.cumsum(p, axis=-1) - p < top_p
+        log_p = _keep_from(log_p, jnp.min(jnp.where(kept, falling, jnp.inf), axis=-1, keepdims=True))
+    if min_p is not None and min_p > 0.0:
+        log_p = _keep_from(log_p, jnp.max(log_p, axis=-1, keepdims=True) + math.log(min_p))
+    return log_p
+
+
+def _keep_from(log_p: Array, lowest: Array) -> Array:
+    return jax.nn.log_softmax(jnp.where(log_p >= lowest, log_p, -jnp.inf), axis=-1)
 
 
 def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
@@ -65,32 +109,46 @@ def generate(
     params: Params,
     prompts: PromptBatch,
     uniforms: Array,
+    lengths: Array | None = None,
     *,
     model: ModelConfig,
-    eos_id: int,
+    stop_id: int | None,
     pad_id: int,
     temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float | None = None,
 ) -> Rollout:
-    """Sample a completion per prompt with a KV cache, until every row has ended or C tokens are drawn.
+    """Sample B / G completions per prompt with a KV cache, until every row is done.
+
+    Prompts are read once each; their part of the cache is then copied for every completion.
 
     Args:
         params: language model.
-        prompts: B left-padded prompts.
-        uniforms: [B, C] fp32 in [0, 1); its width is the most tokens a completion may have.
+        prompts: G left-padded prompts.
+        uniforms: [B, C] fp32 in [0, 1), B a multiple of G; the completions of a prompt are adjacent rows.
+        lengths: [B] int32, most tokens of each completion, 1 to C; default: C.
         model: configuration of the model.
-        eos_id: a row ends with this token.
+        stop_id: a completion ends with this token; None: all run to their full length.
         pad_id: fills completion_ids after the end.
         temperature: see `sample_tokens`.
+        top_k: see `truncate`.
+        top_p: see `truncate`.
+        min_p: see `truncate`.
     """
-    num_rows, prompt_length = prompts.prompt_ids.shape
-    length = uniforms.shape[1]
+    num_prompts, prompt_length = prompts.prompt_ids.shape
+    num_rows, length = uniforms.shape
+    copies = num_rows // num_prompts
     # Slots past a query are hidden from it by causality, so one mask serves every step.
-    real_slots = jnp.pad(prompts.prompt_mask, ((0, 0), (0, length)), constant_values=True)
-    lengths = ops.prompt_lengths(prompts.prompt_mask)
+    slots = jnp.pad(prompts.prompt_mask, ((0, 0), (0, length)), constant_values=True)
+    row_slots = jnp.repeat(slots, copies, axis=0)
+    positions = jnp.repeat(ops.prompt_lengths(prompts.prompt_mask), copies)
+    limits = jnp.full((num_rows,), length, jnp.int32) if lengths is None else lengths
 
     def append(rollout: Rollout, logits: Array, t: Array) -> Rollout:
         u = jax.lax.dynamic_slice_in_dim(uniforms, t, 1, axis=1)[:, 0]
-        return _append(rollout, sample_tokens(logits, u, temperature), t, eos_id, pad_id)
+        sampled = sample_tokens(logits, u, temperature, top_k, top_p, min_p)
+        return _append(rollout, sampled, t, limits, stop_id, pad_id)
 
     def step(state: _Decoding) -> _Decoding:
         """Feed the last token drawn, draw the next."""
@@ -100,8 +158,8 @@ def generate(
             model,
             params,
             ids,
-            positions=(lengths + last)[:, None],
-            attention_mask=real_slots,
+            positions=(positions + last)[:, None],
+            attention_mask=row_slots,
             cache=state.cache,
             cache_index=prompt_length + last,
             logits=False,
@@ -109,12 +167,14 @@ def generate(
         logits = models.lm_logits(model, params, out.hidden[:, 0])
         return _Decoding(state.t + 1, append(state.rollout, logits, state.t), out.cache)
 
-    cache = models.init_cache(model, num_rows, prompt_length + length)
-    prefill = models.apply(model, params, prompts.prompt_ids, attention_mask=real_slots, cache=cache, logits=False)
+    cache = models.init_cache(model, num_prompts, prompt_length + length)
+    prefill = models.apply(model, params, prompts.prompt_ids, attention_mask=slots, cache=cache, logits=False)
     logits = models.lm_logits(model, params, prefill.hidden[:, -1])
-    first = append(_empty_rollout(num_rows, length, pad_id), logits, jnp.int32(0))
-    unfinished = lambda state: (state.t < length) & ~jnp.all(state.rollout.ended)  # noqa: E731
-    return jax.lax.while_loop(unfinished, step, _Decoding(jnp.int32(1), first, prefill.cache)).rollout
+    repeat = lambda x: jnp.repeat(x, copies, axis=0)  # noqa: E731
+    first = append(_empty_rollout(num_rows, length, pad_id), jnp.repeat(logits, copies, axis=0), jnp.int32(0))
+    start = _Decoding(jnp.int32(1), first, jax.tree.map(repeat, prefill.cache) if copies > 1 else prefill.cache)
+    unfinished = lambda state: jnp.any(~state.rollout.ended & (state.t < limits))  # noqa: E731
+    return jax.lax.while_loop(unfinished, step, start).rollout
 
 
 def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:
@@ -126,27 +186,42 @@ def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:
     )
 
 
-def _append(rollout: Rollout, sampled: Sampled, t: Array, eos_id: int, pad_id: int) -> Rollout:
-    """Write token t of the rows that have not ended."""
-    live = ~rollout.ended
+def _append(rollout: Rollout, sampled: Sampled, t: Array, limits: Array, stop_id: int | None, pad_id: int) -> Rollout:
+    """Write token t of the rows that are not done."""
+    live = ~rollout.ended & (t < limits)
     ids = jnp.where(live, sampled.ids, pad_id)
     put = lambda buffer, column: jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))  # noqa: E731
     return Rollout(
         completion_ids=put(rollout.completion_ids, ids),
         completion_mask=put(rollout.completion_mask, live),
         logprobs=put(rollout.logprobs, jnp.where(live, sampled.logprobs, 0.0)),
-        ended=rollout.ended | (live & (ids == eos_id)),
+        ended=rollout.ended if stop_id is None else rollout.ended | (live & (sampled.ids == stop_id)),
     )
 
 
 def to_sequences(prompts: PromptBatch, rollout: Rollout, *, length: int) -> Sequences:
-    """Pack prompts and completions into right-padded sequences of `length` tokens."""
+    """Pack prompts and completions into right-padded sequences of `length` tokens; each prompt once per completion."""
+    copies = rollout.completion_ids.shape[0] // prompts.prompt_ids.shape[0]
+    prompt_ids, prompt_mask = (jnp.repeat(x, copies, axis=0) for x in prompts)
     return Sequences(
-        input_ids=ops.pack(prompts.prompt_ids, prompts.prompt_mask, rollout.completion_ids, length),
-        prompt_lengths=ops.prompt_lengths(prompts.prompt_mask),
+        input_ids=ops.pack(prompt_ids, prompt_mask, rollout.completion_ids, length),
+        prompt_lengths=ops.prompt_lengths(prompt_mask),
         completion_ids=rollout.completion_ids,
         completion_mask=rollout.completion_mask,
     )
+
+
+def by_chunks(
+    program: Callable[[Params, Sequences], Any], params: Params, sequences: Sequences, chunk: int | None
+) -> Any:
+    """`program(params, sequences)` with at most `chunk` rows in memory at once (a divisor of the rows is taken)."""
+    rows = sequences.input_ids.shape[0]
+    if chunk is None or chunk >= rows:
+        return program(params, sequences)
+    chunk = next(size for size in range(chunk, 0, -1) if rows % size == 0)
+    chunks = jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), sequences)
+    results = jax.lax.map(lambda part: program(params, part), chunks)
+    return jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), results)
 
 
 def completion_hidden(params: Params, sequences: Sequences, model: ModelConfig) -> Array:
@@ -176,16 +251,26 @@ def logprobs_of_hidden(
     return jnp.where(mask, logprobs, 0.0), jnp.where(mask, entropy, 0.0)
 
 
+def values_of_hidden(params: Params, hidden: Array) -> Array:
+    """The head's part of `completion_values`, for hidden states already at hand."""
+    return models.scores(params["value"], hidden)
+
+
 def completion_values(params: Params, sequences: Sequences, *, model: ModelConfig) -> Array:
-    """Value of the state before each completion token: [B, C] fp32, 0 outside the mask.
+    """Value of the state before each completion token, and behind the last: [B, C] fp32, not masked.
 
     `params` is {"policy", "value"}: the value model has a trunk of its own, or only a head for the policy's trunk.
     """
     separate = "trunk" in params["value"]
     hidden = completion_hidden(params["value"] if separate else params["policy"], sequences, model)
-    return values_of_hidden(params, hidden, sequences)
+    return values_of_hidden(params, hidden)
 
 
-def values_of_hidden(params: Params, hidden: Array, sequences: Sequences) -> Array:
-    """The head's part of `completion_values`."""
-    return jnp.where(sequences.completion_mask, models.scores(params["value"], hidden), 0.0)
+def completion_kl(params: Params, sequences: Sequences, *, model: ModelConfig, temperature: float) -> Array:
+    """Exact KL of the policy's next-token distributions to the reference's: [B, C] fp32, 0 outside the mask.
+
+    `params` is {"policy", "reference"}.
+    """
+    of = lambda p: (completion_hidden(p, sequences, model), models.lm_head_kernel(model, p))  # noqa: E731
+    kl = ops.token_kl(*of(params["policy"]), *of(params["reference"]), temperature=temperature)
+    return jnp.where(sequences.completion_mask, kl, 0.0)

@@ -10,24 +10,22 @@ from typing import Any
 
 import jax
 
-from jaxppo import cli, data, hf, models, ops, rollout, run_folder, update
+from jaxppo import cli, data, hf, models, ops, optimizer, rollout, run_folder, update
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import SFTConfig, flatten, parse_cli
+from jaxppo.console import Console
 from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
-from jaxppo.metrics import Console, JsonlLog
+from jaxppo.logs import JsonlLog
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DATA, DataParallel
 from jaxppo.types import Array, Params, Sequences, TrainState
 
 
-def sft_loss(
-    params: Params, batch: Sequences, *, model: ModelConfig, axis_name: str | None = None
-) -> tuple[Array, update.Stats]:
-    """Mean negative log-likelihood of completion tokens, end of sequence included, over all devices; in nats."""
-    mask = batch.completion_mask
+def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelConfig) -> tuple[Array, update.Stats]:
+    """This device's share of the mean negative log-likelihood of completion tokens, stop token included; in nats."""
     logprobs, entropy = rollout.completion_logprobs(params["policy"], batch, model=model, temperature=1.0)
-    loss = -ops.masked_mean(logprobs, mask, axis_name)
-    return loss, {"loss": loss, "entropy": ops.masked_mean(entropy, mask, axis_name)}
+    loss = -ops.weighted_sum(logprobs, weights)
+    return loss, {"loss": loss, "entropy": ops.weighted_sum(entropy, weights)}
 
 
 def start_model(config: SFTConfig) -> tuple[ModelConfig, Params, Any]:
@@ -53,12 +51,12 @@ def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> 
     """The compiled optimizer step: (state, sequences) -> (state, stats)."""
     program = partial(
         update.update,
-        loss=partial(sft_loss, model=model, axis_name=DATA),
-        optimizer=update.make_optimizer(config.optimizer),
-        rates=update.make_learning_rates(config.optimizer, config.num_updates),
+        loss=partial(sft_loss, model=model),
+        optimizer=optimizer.make_optimizer(config.optimizer),
+        rates=optimizer.make_learning_rates(config.optimizer, config.num_updates),
         axis_name=DATA,
     )
-    return parallel.map(program, row_axes=(None, 1), out_axes=(None, None), donate=(0,))
+    return parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
 
 
 def sft(config: SFTConfig) -> Path:
@@ -81,7 +79,7 @@ def sft(config: SFTConfig) -> Path:
     if config.run.dry_run:
         return folder
     run_folder.claim(folder, config, config.run)
-    state = update.init_state({"policy": params}, update.make_optimizer(config.optimizer))
+    state = update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
     state = _run_steps(config, folder, state, supervised, make_step(config, model, parallel), evaluator, console)
     hf.save_pretrained(folder / "policy", model, jax.device_get(state.params["policy"]), tokenizer)
     results = evaluator(state.params["policy"])
@@ -109,8 +107,10 @@ def _run_steps(
         log.truncate_after(start)
         for step in range(start, last):
             began = time.monotonic()
-            batch = jax.tree.map(lambda x: x[None], supervised.batch(step))
-            state, stats = step_program(state, parallel.put(batch, 1))
+            batch = supervised.batch(step)
+            weighted = (batch, ops.mean_weights(batch.completion_mask, (0, 1)))
+            one_step = jax.tree.map(lambda x: x[None, None], weighted)
+            state, stats = step_program(state, parallel.put(one_step, 2))
             record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
             if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(evaluator(state.params["policy"]))

@@ -1,4 +1,4 @@
-"""PPO on planning problems: `python -m jaxppo.train`.
+"""PPO or RLOO on planning problems: `python -m jaxppo.train`.
 
 Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `checkpoints/`, `policy/` and `value/`
 (Hugging Face folders), `eval.json` (before and after) and `curves.png`.
@@ -7,7 +7,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `check
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,13 +15,16 @@ import numpy as np
 from jaxppo import cli, data, hf, rewards, run_folder
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import TrainConfig, flatten, parse_cli
-from jaxppo.errors import ModelError
+from jaxppo.console import Console
+from jaxppo.curves import plot_curves
+from jaxppo.errors import ConfigError, ModelError
 from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
-from jaxppo.metrics import Console, JsonlLog, plot_curves, read_metrics
+from jaxppo.health import Health
+from jaxppo.logs import JsonlLog, read_metrics
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
-from jaxppo.types import Params, TrainState
+from jaxppo.types import Params, TrainState, Trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class Setup:
     model: ModelConfig
     tokenizer: Any
     policy: Params  # to start from; also the reference
-    value: Params | None
+    value: Params | None  # None: a fresh head, or RLOO
     prompts: data.PromptData
     reward: rewards.RewardFunction
     evaluator: Evaluator
@@ -45,8 +48,10 @@ def set_up(config: TrainConfig) -> Setup:
     parallel = DataParallel(config.run.parallel)
     config.check_devices(parallel.num_devices)
     rewards.check_validator(config.validator)
-    model, policy, tokenizer = hf.load_policy(data.model_folder(config.sft_model_path))
     rows = data.load_split(config.data, config.data.train_split, config.validator)
+    config = config.with_episodes(len(rows))
+    model, policy, tokenizer = hf.load_policy(data.model_folder(config.sft_model_path))
+    _check_stop_id(config, model)
     return Setup(
         config=config,
         console=Console(config.run.quiet),
@@ -54,11 +59,19 @@ def set_up(config: TrainConfig) -> Setup:
         tokenizer=tokenizer,
         policy=policy,
         value=_value_model(config, model),
-        prompts=data.PromptData(rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length),
-        reward=rewards.make_plan_reward(config.validator, config.reward.normalise_by, config.reward.val_timeout_s),
+        prompts=_prompts(config, rows, tokenizer),
+        reward=rewards.make_plan_reward(
+            config.validator, config.reward.partial, config.reward.normalise_by, config.reward.val_timeout_s
+        ),
         evaluator=make_evaluator(config, model, tokenizer, parallel),
         ppo=PPO(config, model, tokenizer.eos_token_id, tokenizer.pad_token_id, parallel),
     )
+
+
+def _check_stop_id(config: TrainConfig, model: ModelConfig) -> None:
+    stop_id = config.sampling.stop_token_id
+    if stop_id is not None and stop_id >= model.vocab_size:
+        raise ConfigError(f"stop_token_id: expected less than the vocabulary's {model.vocab_size}, got {stop_id}")
 
 
 def _value_model(config: TrainConfig, model: ModelConfig) -> Params | None:
@@ -71,14 +84,23 @@ def _value_model(config: TrainConfig, model: ModelConfig) -> Params | None:
     return value
 
 
-def train_step(
-    setup: Setup, state: TrainState, reference: Params, step: int
-) -> tuple[TrainState, dict[str, Any], list]:
-    """One update: sample, score while the host computes rewards, estimate advantages, learn.
+def _prompts(config: TrainConfig, rows: list[data.Row], tokenizer: Any) -> data.PromptData:
+    shortest, longest = config.data.input_min_text_length, config.data.input_max_text_length
+    lengths = None if shortest is None or longest is None else (shortest, longest)
+    return data.PromptData(rows, tokenizer, config.num_prompts, config.run.seed, config.data.max_prompt_length, lengths)
 
-    Returns:
-        The new state, the record for `metrics.jsonl`, and the sampled completions as records for `samples.jsonl`.
-    """
+
+class Step(NamedTuple):
+    """One update: what it leaves behind."""
+
+    state: TrainState
+    record: dict[str, Any]  # for metrics.jsonl
+    samples: list[dict[str, Any]]  # for samples.jsonl
+    trajectories: Trajectories
+
+
+def train_step(setup: Setup, state: TrainState, reference: Params | None, step: int) -> Step:
+    """One update: sample, score while the host computes rewards, estimate advantages, learn."""
     ppo, began = setup.ppo, time.monotonic()
     batch = setup.prompts.batch(step)
     rollout = ppo.generate(state, batch.prompts, step)
@@ -88,16 +110,18 @@ def train_step(
     ids, mask = np.asarray(rollout.completion_ids), np.asarray(rollout.completion_mask)
     texts = data.decode(setup.tokenizer, ids, mask)
     id_lists = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
-    scores, extras = rewards.score(setup.reward, batch.texts, texts, id_lists, batch.columns)
+    prompts, columns = batch.per_completion(setup.config.ppo.group_size)
+    scores, extras = rewards.score(setup.reward, prompts, texts, id_lists, columns)
     rewarded = time.monotonic()
-    trajectories, stats = ppo.make_trajectories(scored, rollout, sequences, np.asarray(scores.values, np.float32))
+    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores.values)
     state, update_stats = ppo.update(state, trajectories, step)
+    episode = (step + 1) * setup.config.batch_size
     record = {
         "step": step + 1,
-        "episode": (step + 1) * setup.config.batch_size,
+        "episode": episode,
+        "epoch": episode / (len(setup.prompts.rows) * setup.config.ppo.group_size),
         **jax.device_get(stats | update_stats),
         **scores.metrics,
-        "val/num_eos_tokens": int(np.asarray(rollout.ended).sum()),
     }
     done = time.monotonic()
     record |= {
@@ -110,10 +134,10 @@ def train_step(
         {"step": step + 1, "id": name, "prompt": prompt, "completion": text, "score": value}
         | {column: values[row] for column, values in extras.items()}
         for row, (name, prompt, text, value) in enumerate(
-            zip(batch.columns["id"], batch.texts, texts, scores.values, strict=True)
+            zip(columns["id"], prompts, texts, scores.values, strict=True)
         )
     ]
-    return state, record, samples
+    return Step(state, record, samples, trajectories)
 
 
 def train(config: TrainConfig) -> Path:
@@ -129,12 +153,12 @@ def train(config: TrainConfig) -> Path:
     if config.run.dry_run:
         return folder
     run_folder.claim(folder, config, config.run)
-    reference = setup.ppo.parallel.put(setup.policy)
     if "before" not in evals:
-        evals = {"headline_split": config.headline_split, "before": _evaluate(setup, "before", reference)}
+        before = _evaluate(setup, "before", setup.ppo.parallel.put(setup.policy))
+        evals = {"headline_split": config.headline_split, "before": before}
         run_folder.write_json(folder / EVAL_FILE, evals)
-    state = _run_updates(setup, folder, reference)
-    policy, value = state.params["policy"], state.params["value"]
+    state = _run_updates(setup, folder)
+    policy, value = state.params["policy"], state.params.get("value", {})
     setup.console.stage("Saving")
     hf.save_pretrained(folder / "policy", setup.model, jax.device_get(policy), setup.tokenizer)
     if "trunk" in value:
@@ -146,40 +170,47 @@ def train(config: TrainConfig) -> Path:
     return folder
 
 
-def _run_updates(setup: Setup, folder: Path, reference: Params) -> TrainState:
+def _run_updates(setup: Setup, folder: Path) -> TrainState:
     """All updates from the last checkpoint on."""
     config, loop, last, console = setup.config, setup.config.loop, setup.config.num_updates, setup.console
-    console.stage("PPO")
+    console.stage(config.ppo.algorithm.upper())
     checkpoints = Checkpoints(folder / "checkpoints", keep=loop.save_total_limit)
     state = setup.ppo.init_state(setup.policy, setup.value)
     if checkpoints.latest is not None:
         state = setup.ppo.parallel.put(checkpoints.restore(state))
-    start = int(state.step)
+    reference = setup.ppo.parallel.put(setup.policy) if config.ppo.kl_coef > 0 else None
+    start, health = int(state.step), Health(console, folder, loop.max_bad_updates)
     with (
         JsonlLog(folder / "metrics.jsonl") as metrics,
         JsonlLog(folder / "samples.jsonl") as samples_log,
-        console.progress(last, "PPO", start) as progress,
+        console.progress(last, config.ppo.algorithm.upper(), start) as progress,
     ):
         metrics.truncate_after(start)
         samples_log.truncate_after(start)
         for step in range(start, last):
-            state, record, samples = train_step(setup, state, reference, step)
+            state, record, samples, trajectories = train_step(setup, state, reference, step)
             if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(setup.evaluator(state.params["policy"]))
             metrics.append(record)
             if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == last):
                 _show_samples(setup, samples_log, samples)
-            if loop.saves_at(step + 1, last):
+            if loop.saves_at(step + 1, last) or health.is_over(record):
                 checkpoints.save(step + 1, state, flatten(config))
-            progress.update(
-                step + 1,
-                reward=record["objective/scores"],
-                valid=record["reward/plan_valid"],
-                kl=record["objective/kl"],
-                **{"samples/s": record["throughput/samples_per_s"]},
-            )
+            health.check(record, trajectories, samples)
+            progress.update(step + 1, **_shown(record))
     checkpoints.close()
     return state
+
+
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
+    """The numbers beside the progress bar."""
+    names = {
+        "reward": "objective/scores",
+        "valid": "reward/plan_valid",
+        "kl": "objective/kl",
+        "samples/s": "throughput/samples_per_s",
+    }
+    return {label: record[name] for label, name in names.items() if name in record}
 
 
 def _show_samples(setup: Setup, log: JsonlLog, samples: list[dict[str, Any]], shown: int = 3) -> None:
@@ -193,30 +224,45 @@ def _show_samples(setup: Setup, log: JsonlLog, samples: list[dict[str, Any]], sh
 
 def _evaluate(setup: Setup, moment: str, policy: Params) -> dict[str, Any]:
     """Evaluate and print the result."""
-    setup.console.stage(f"Evaluation {moment} PPO ({setup.evaluator.validator})")
+    setup.console.stage(f"Evaluation {moment} {setup.config.ppo.algorithm.upper()} ({setup.evaluator.validator})")
     results = setup.evaluator(policy)
     print_results(setup.console, results)
     return results
 
 
 def _print_plan(setup: Setup, folder: Path) -> None:
-    config, parallel = setup.config, setup.ppo.parallel
+    """What the run will do, and warnings about settings that rarely do what was meant."""
+    config, ppo, parallel = setup.config, setup.config.ppo, setup.ppo.parallel
     parameters = sum(p.size for p in jax.tree.leaves(setup.policy))
-    steps = config.num_updates * config.ppo.num_ppo_epochs * config.ppo.num_mini_batches
+    steps = config.num_updates * ppo.num_ppo_epochs * ppo.num_mini_batches
+    generations = f" ({config.num_prompts} prompts x {ppo.group_size})" if ppo.group_size > 1 else ""
+    micro = f", {ppo.gradient_accumulation_steps} micro-batches each" if ppo.gradient_accumulation_steps > 1 else ""
     setup.console.print(
-        f"PPO on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} completions "
-        f"({steps} optimizer steps of {config.mini_batch_size}), {parameters:,} parameters, "
+        f"{ppo.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
+        f"completions{generations} = {config.num_updates * config.batch_size} episodes, "
+        f"{config.num_updates * config.num_prompts / len(setup.prompts.rows):.2f} passes over "
+        f"{len(setup.prompts.rows)} prompts\n"
+        f"{steps} optimizer steps ({ppo.num_ppo_epochs} epochs x {ppo.num_mini_batches} mini-batches of "
+        f"{config.mini_batch_size} completions per update{micro}), {parameters:,} parameters, "
         f"{parallel.num_devices} {parallel.devices[0].platform} device(s) by {parallel.mode}, into {folder}"
     )
+    if config.sampling.truncates:
+        setup.console.warn(
+            "top_k, top_p and min_p sample from a truncated distribution: its log-probabilities are kept, so the KL "
+            "estimates are biased upwards and the first ratio is below 1 (logprobs recompute keeps the ratio at 1)"
+        )
+    if ppo.adap_kl_ctrl is False and ppo.kl_coef == 0:
+        setup.console.print("kl_coef 0: no reference, and no KL is measured")
 
 
 def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:
-    split = setup.config.headline_split
+    split, algorithm = setup.config.headline_split, setup.config.ppo.algorithm.upper()
     before, after = (evals[moment][split]["validity"] for moment in ("before", "after"))
     setup.console.stage("Result")
     setup.console.result(
         f"valid plans on {split}: {before['rate']:.1%} [{before['low']:.1%}, {before['high']:.1%}] before, "
-        f"{after['rate']:.1%} [{after['low']:.1%}, {after['high']:.1%}] after PPO (n = {after['n']}, 95 % intervals)"
+        f"{after['rate']:.1%} [{after['low']:.1%}, {after['high']:.1%}] after {algorithm} "
+        f"(n = {after['n']}, 95 % intervals)"
     )
     setup.console.result(f"policy in {folder / 'policy'}, curves in {folder / 'curves.png'}")
 

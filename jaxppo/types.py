@@ -1,8 +1,9 @@
 """The pytrees that travel between the stages of an update, and the letters of their shapes.
 
-B rows (completions) of a batch, over all devices    P prompt tokens, left-padded    C completion tokens
-T prompt and completion together, right-padded       V vocabulary                    D hidden size
-H attention heads        K size of a head            L layers                        S optimizer steps of an update
+B rows (completions) of a batch, over all devices    G prompts of a batch (B, or B / num_generations)
+P prompt tokens, left-padded    C completion tokens    T prompt and completion together, right-padded
+V vocabulary    D hidden size    H attention heads    K size of a head    L layers
+S optimizer steps of an update    M micro-batches of an optimizer step
 
 Masks are True at real tokens and come from lengths, never from comparing ids with the pad id, so pad = eos is safe.
 """
@@ -18,17 +19,17 @@ Params = dict[str, Any]
 class PromptBatch(NamedTuple):
     """Prompts, left-padded: the last token of every prompt sits in the last column."""
 
-    prompt_ids: Array  # [B, P] int32
-    prompt_mask: Array  # [B, P] bool
+    prompt_ids: Array  # [G, P] int32
+    prompt_mask: Array  # [G, P] bool
 
 
 class Rollout(NamedTuple):
-    """Sampled completions. The mask covers every sampled token up to and including the end of sequence."""
+    """Sampled completions. The mask covers every sampled token up to and including the stop token."""
 
     completion_ids: Array  # [B, C] int32, pad id outside the mask
     completion_mask: Array  # [B, C] bool
-    logprobs: Array  # [B, C] fp32, of the distribution sampled from; 0 outside the mask
-    ended: Array  # [B] bool, True where the end of sequence was sampled
+    logprobs: Array | None  # [B, C] fp32, of the distribution sampled from; 0 outside the mask; None: not known
+    ended: Array  # [B] bool, True where the stop token was sampled
 
 
 class Sequences(NamedTuple):
@@ -41,26 +42,54 @@ class Sequences(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What the models say about a rollout; everything is 0 outside the completion mask."""
+    """What the models say about a rollout; log-probabilities and KL are 0 outside the completion mask."""
 
     logprobs: Array  # [B, C] fp32, of the policy that sampled
-    ref_logprobs: Array  # [B, C] fp32
-    values: Array  # [B, C] fp32, value of the state before each token
+    ref_logprobs: Array | None  # [B, C] fp32; None: no reference
+    values: Array | None  # [B, C] fp32, value of the state before each token; None: no value model
+    full_kl: Array | None = None  # [B, C] fp32, exact KL to the reference; None: estimate it from the log-probabilities
 
 
 class Trajectories(NamedTuple):
-    """All an update needs. Everything but the ids is 0 outside the completion mask."""
+    """All an update needs; 0 outside the masks. RLOO has one advantage per completion and no values."""
 
     sequences: Sequences
     logprobs: Array  # [B, C] fp32, old
-    values: Array  # [B, C] fp32, old
-    advantages: Array  # [B, C] fp32, whitened
-    returns: Array  # [B, C] fp32
+    rewards: Array  # [B, C] fp32, or [B] (RLOO)
+    advantages: Array  # [B, C] fp32, whitened, or [B] (RLOO)
+    values: Array | None = None  # [B, C] fp32, old
+    returns: Array | None = None  # [B, C] fp32
+    value_mask: Array | None = None  # [B, C] bool, where values are trained
+
+
+class Weights(NamedTuple):
+    """Shares of entries in the means over a mini-batch: 0 where an entry does not count, and 1 in sum."""
+
+    tokens: Array  # [B, C] fp32, real tokens
+    policy: Array  # as the advantages: [B, C] or [B]
+    values: Array | None = None  # [B, C] fp32
+
+
+class ScoreMoments(NamedTuple):
+    """Running moments of all scores so far, all [] fp32."""
+
+    seen: Array  # how many
+    mean: Array
+    m2: Array  # sum of squared distances from the mean
+
+
+class Controls(NamedTuple):
+    """What PPO carries from update to update beside the models."""
+
+    kl_coef: Array  # [] fp32, in force
+    moments: ScoreMoments
+    bad_updates: Array  # [] int32, updates in a row with a loss or gradient that was not finite
 
 
 class TrainState(NamedTuple):
     """Everything that an update changes."""
 
-    params: Params  # {"policy": ..., "value": ...}
+    params: Params  # {"policy": ...} and, unless there is no value model, {"value": ...}
     opt_state: Any
     step: Array  # [] int32, updates done
+    controls: Controls | None = None  # None: supervised

@@ -1,4 +1,4 @@
-"""The update program: every PPO epoch and mini-batch of one rollout, for the rows of one device."""
+"""The update program: every epoch, mini-batch and micro-batch of one rollout, for the rows of one device."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,134 +7,30 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxppo import advantages, losses, ops, rollout
-from jaxppo.config import OptimizerConfig, PPOConfig
+from jaxppo import losses, ops, rollout
+from jaxppo.config import PPOConfig
 from jaxppo.models import ModelConfig
-from jaxppo.types import Array, Params, Rollout, Scored, Sequences, TrainState, Trajectories
+from jaxppo.optimizer import LearningRates, apply_gradients
+from jaxppo.types import Array, Controls, Params, TrainState, Trajectories, Weights
 
 Stats = dict[str, Array]
-Schedule = Callable[[Any], Any]
+Loss = Callable[[Params, Any, Any], tuple[Array, Stats]]
+"""(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device."""
 
 
-class LearningRates(NamedTuple):
-    """Learning rates as functions of the number of updates done."""
+class Guards(NamedTuple):
+    """When an optimizer step is left out, apart from a loss or gradient that is not finite."""
 
-    policy: Schedule
-    value: Schedule
-
-
-def make_schedule(config: OptimizerConfig, num_updates: int, peak: float) -> Schedule:
-    """Linear warm-up to `peak`, then constant, linear or cosine decay to 0 at `num_updates`.
-
-    The rate is constant within an update, as in TRL, whose scheduler steps once per rollout batch.
-    """
-    decay_steps = max(1, num_updates - config.warmup_steps)
-    decays = {
-        "constant": optax.constant_schedule(peak),
-        "linear": optax.linear_schedule(peak, 0.0, decay_steps),
-        "cosine": optax.cosine_decay_schedule(peak, decay_steps),
-    }
-    warmup = lambda step: peak * (step + 1) / config.warmup_steps  # noqa: E731
-    decay = decays[config.lr_scheduler_type]
-    return decay if config.warmup_steps == 0 else optax.join_schedules([warmup, decay], [config.warmup_steps])
+    ratio_threshold: float | None = None  # mean ratio of a mini-batch above which it is left out
+    max_policykl: float | None = None  # mean(old - new) in nats per token that ends the update
 
 
-def make_learning_rates(config: OptimizerConfig, num_updates: int) -> LearningRates:
-    """The schedules of the policy and of the value model."""
-    peak = config.learning_rate
-    value_peak = peak if config.value_learning_rate is None else config.value_learning_rate
-    return LearningRates(make_schedule(config, num_updates, peak), make_schedule(config, num_updates, value_peak))
+NO_GUARDS = Guards()
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Global-norm clipping, then AdamW's direction; the learning rate is applied by `apply_gradients`."""
-    clip = optax.identity() if config.max_grad_norm is None else optax.clip_by_global_norm(config.max_grad_norm)
-    adam = optax.scale_by_adam(config.adam_beta1, config.adam_beta2, config.adam_epsilon)
-    return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay))
-
-
-def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+def init_state(params: Params, optimizer: optax.GradientTransformation, controls: Controls | None = None) -> TrainState:
     """The state before the first update."""
-    return TrainState(params, optimizer.init(params), jnp.int32(0))
-
-
-def apply_gradients(
-    state: TrainState, grads: Params, optimizer: optax.GradientTransformation, rates: LearningRates
-) -> TrainState:
-    """One optimizer step at the learning rates of `state.step`, which stays as it is."""
-    directions: Any
-    directions, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    rate_of = {"policy": rates.policy(state.step), "value": rates.value(state.step)}
-    params = {
-        model: jax.tree.map(lambda p, d, rate=rate_of[model]: p - rate * d, state.params[model], directions[model])
-        for model in state.params
-    }
-    return state._replace(params=params, opt_state=opt_state)
-
-
-def make_trajectories(
-    scored: Scored,
-    rollout: Rollout,
-    sequences: Sequences,
-    scores: Array,
-    *,
-    ppo: PPOConfig,
-    axis_name: str | None = None,
-) -> tuple[Trajectories, Stats]:
-    """Token rewards, advantages and returns of a scored rollout, and what they look like.
-
-    Args:
-        scored: what the models say.
-        rollout: the sampled completions.
-        sequences: the same, packed.
-        scores: [B] fp32, the host's rewards.
-        ppo: coefficients.
-        axis_name: mapped device axis.
-    """
-    mask = sequences.completion_mask
-    kl = losses.kl_estimate(scored.logprobs, scored.ref_logprobs, ppo.kl_estimator)
-    penalised = advantages.penalise_missing_eos(scores, rollout.ended, ppo.missing_eos_penalty)
-    rewards = advantages.token_rewards(penalised, kl, mask, ppo.kl_coef)
-    estimates = advantages.whitened_gae(
-        rewards,
-        scored.values,
-        mask,
-        gamma=ppo.gamma,
-        lam=ppo.lam,
-        whiten_rewards=ppo.whiten_rewards,
-        axis_name=axis_name,
-    )
-    stats = _rollout_stats(scored, penalised, kl, mask, ppo.kl_coef, axis_name)
-    stats |= _value_stats(scored.values, estimates.returns, mask, axis_name)
-    return Trajectories(sequences, scored.logprobs, scored.values, *estimates), stats
-
-
-def _rollout_stats(
-    scored: Scored, scores: Array, kl: Array, mask: Array, kl_coef: float, axis_name: str | None
-) -> Stats:
-    """Sums over tokens, averaged over completions; TRL's names."""
-    everyone = jnp.ones(scores.shape, bool)
-    per_row = lambda x: ops.masked_mean(jnp.sum(jnp.where(mask, x, 0.0), axis=1), everyone, axis_name)  # noqa: E731
-    mean_score = ops.masked_mean(scores, everyone, axis_name)
-    mean_kl = per_row(kl)
-    lengths = jnp.sum(mask, axis=1, dtype=jnp.float32)
-    return {
-        "objective/scores": mean_score,
-        "objective/kl": mean_kl,
-        "objective/non_score_reward": -kl_coef * mean_kl,
-        "objective/rlhf_reward": mean_score - kl_coef * mean_kl,
-        "objective/entropy": per_row(-scored.logprobs),
-        "completions/mean_length": ops.masked_mean(lengths, everyone, axis_name),
-    }
-
-
-def _value_stats(values: Array, returns: Array, mask: Array, axis_name: str | None) -> Stats:
-    """How much of the variance of the returns the old values explain: 1 - var(R - V) / var(R)."""
-    error_var = ops.masked_var(returns - values, mask, axis_name)
-    return {
-        "value/explained_variance": 1.0 - error_var / jnp.maximum(ops.masked_var(returns, mask, axis_name), 1e-8),
-        "value/mean": ops.masked_mean(values, mask, axis_name),
-    }
+    return TrainState(params, optimizer.init(params), jnp.int32(0), controls)
 
 
 def mini_batch_rows(key: Array, batch_size: int, num_epochs: int, num_mini_batches: int) -> Array:
@@ -148,83 +44,163 @@ def mini_batch_rows(key: Array, batch_size: int, num_epochs: int, num_mini_batch
     return rows.reshape(num_epochs * num_mini_batches, batch_size // num_mini_batches)
 
 
-def ppo_loss(
+def policy_gradient_loss(
     params: Params,
     batch: Trajectories,
+    weights: Weights,
     *,
     model: ModelConfig,
     ppo: PPOConfig,
     temperature: float,
-    axis_name: str | None = None,
 ) -> tuple[Array, Stats]:
-    """Clipped policy loss + vf_coef * clipped value loss on one mini-batch, means over the tokens of all devices."""
+    """This device's share of: clipped policy loss - entropy_coef * entropy + vf_coef * clipped value loss.
+
+    PPO takes the ratio per token, RLOO per completion: the product over its tokens.
+    """
     mask = batch.sequences.completion_mask
     hidden = rollout.completion_hidden(params["policy"], batch.sequences, model)
     logprobs, entropy = rollout.logprobs_of_hidden(
         params["policy"], hidden, batch.sequences, model=model, temperature=temperature
     )
+    log_ratio = jnp.where(mask, logprobs - batch.logprobs, 0.0)
+    policy = losses.policy_loss(
+        jnp.sum(log_ratio, axis=1) if ppo.algorithm == "rloo" else log_ratio,
+        batch.advantages,
+        weights.policy,
+        ppo.cliprange,
+        ppo.cliprange_high,
+    )
+    mean_entropy = ops.weighted_sum(entropy, weights.tokens)
+    loss = policy.loss - ppo.entropy_coef * mean_entropy
+    stats = {
+        "loss/policy_avg": policy.loss,
+        "policy/approxkl_avg": 0.5 * ops.weighted_sum(log_ratio**2, weights.tokens),
+        "policy/policykl_avg": -ops.weighted_sum(log_ratio, weights.tokens),
+        "policy/clipfrac_avg": policy.clipfrac,
+        "policy/entropy_avg": mean_entropy,
+        "val/ratio": policy.ratio,
+    }
+    if weights.values is not None:
+        value = _value_loss(params, batch, hidden, weights.values, model, ppo)
+        loss += ppo.vf_coef * value.loss
+        stats |= {
+            "loss/value_avg": value.loss,
+            "val/clipfrac_avg": value.clipfrac,
+            "value/error": value.error,
+            "value/prediction": value.prediction,
+        }
+    return loss, stats | {"loss/total_avg": loss}
+
+
+def _value_loss(
+    params: Params, batch: Trajectories, policy_hidden: Array, weights: Array, model: ModelConfig, ppo: PPOConfig
+) -> losses.ValueLoss:
     if "trunk" in params["value"]:
         values = rollout.completion_values(params, batch.sequences, model=model)
     else:
-        values = rollout.values_of_hidden(params, hidden, batch.sequences)
-    policy = losses.policy_loss(logprobs, batch.logprobs, batch.advantages, mask, ppo.cliprange, axis_name)
-    value = losses.value_loss(values, batch.values, batch.returns, mask, ppo.cliprange_value, axis_name)
-    stats = {
-        "loss/policy_avg": policy.loss,
-        "loss/value_avg": value.loss,
-        "policy/approxkl_avg": policy.approxkl,
-        "policy/clipfrac_avg": policy.clipfrac,
-        "policy/entropy_avg": ops.masked_mean(entropy, mask, axis_name),
-        "val/clipfrac_avg": value.clipfrac,
-        "val/ratio": policy.ratio,
-    }
-    return policy.loss + ppo.vf_coef * value.loss, stats
+        values = rollout.values_of_hidden(params, policy_hidden)
+    assert batch.values is not None and batch.returns is not None
+    return losses.value_loss(values, batch.values, batch.returns, weights, ppo.cliprange_value)
 
 
 def gradients(
-    loss: Callable[..., tuple[Array, Stats]], params: Params, batch: object, axis_name: str | None
+    loss: Loss, params: Params, micro_batches: tuple[Any, Any], axis_name: str | None
 ) -> tuple[Params, Stats]:
-    """Gradients of a loss that is already a mean over all devices.
+    """Gradients and statistics of a mini-batch: sums over its micro-batches [M, ...] and over all devices.
 
-    Such a loss has the same value on every device, so each device's gradient is the number of devices times its own
-    share of the sum, and the mean over devices is the gradient.
+    Every term is a weighted sum whose weights know the whole mini-batch, so any partition of the rows gives the same.
     """
-    (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
-    if axis_name is not None:
-        grads = jax.lax.pmean(grads, axis_name)
-    return grads, stats | {"policy/grad_norm": optax.tree.norm(grads)}
+
+    def of_one(micro_batch: tuple[Any, Any]) -> tuple[Params, Stats]:
+        (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *micro_batch)
+        return grads, stats
+
+    def add(total: Any, micro_batch: tuple[Any, Any]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, of_one(micro_batch)), None
+
+    first, rest = (jax.tree.map(lambda x, part=part: x[part], micro_batches) for part in (0, slice(1, None)))
+    total = of_one(first)
+    if jax.tree.leaves(rest)[0].shape[0]:
+        total, _ = jax.lax.scan(add, total, rest)
+    return total if axis_name is None else jax.lax.psum(total, axis_name)
+
+
+def norms(grads: Params) -> Stats:
+    """Global norm of the gradient before clipping, of everything and of each model."""
+    return {"grad_norm": optax.tree.norm(grads)} | {
+        f"{name}/grad_norm": optax.tree.norm(grad) for name, grad in grads.items()
+    }
 
 
 def update(
     state: TrainState,
-    mini_batches: Trajectories,
+    mini_batches: tuple[Any, Any],
     *,
-    loss: Callable[..., tuple[Array, Stats]],
+    loss: Loss,
     optimizer: optax.GradientTransformation,
     rates: LearningRates,
+    guards: Guards = NO_GUARDS,
     axis_name: str | None = None,
 ) -> tuple[TrainState, Stats]:
     """One optimizer step per mini-batch, in order.
 
+    A step is left out where the loss or the gradient is not finite, where the mean ratio is above the guard's
+    threshold, and from the first mini-batch on whose policykl is above the guard's (all later ones are left out too).
+
     Args:
         state: before the update.
-        mini_batches: arrays [S, rows of a mini-batch on this device, ...].
-        loss: (params, mini-batch) -> (loss, stats), means over the tokens of all devices.
+        mini_batches: (rows, weights): arrays [S, M, rows of a micro-batch on this device, ...].
+        loss: see `Loss`.
         optimizer: gradient transformation.
         rates: learning rates.
+        guards: when to leave out steps.
         axis_name: mapped device axis.
 
     Returns:
-        The state after the update, and each statistic averaged over the optimizer steps, plus those of the first step
-        under `<name>_first` where a first step has a known value (ratio 1, approximate KL 0).
+        The state after the update, and each statistic averaged over the optimizer steps that were finite and came
+        before an early stop, plus those of the first step under `<name>_first` where a first step has a known value
+        (ratio 1, approximate KL 0).
     """
 
-    def step(state: TrainState, batch: Trajectories) -> tuple[TrainState, Stats]:
+    def step(carry: tuple[TrainState, Array], batch: tuple[Any, Any]) -> tuple[tuple[TrainState, Array], Stats]:
+        state, stopped = carry
         grads, stats = gradients(loss, state.params, batch, axis_name)
-        return apply_gradients(state, grads, optimizer, rates), stats
+        stats |= norms(grads)
+        finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(stats.get("loss/total_avg", 0.0))
+        reached, allowed = _guarded(stats, stopped, guards)
+        learn = lambda s: apply_gradients(s, grads, optimizer, rates)  # noqa: E731
+        state = jax.lax.cond(finite & allowed, learn, lambda s: s, state)
+        flags = {"counts": finite & ~stopped, "finite": finite, "allowed": allowed}
+        return (state, reached), stats | flags
 
-    learning_rate = rates.policy(state.step)
-    state, stats = jax.lax.scan(step, state, mini_batches)
-    averages = {name: jnp.mean(values) for name, values in stats.items()}
+    (after, _), stats = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
+    counts, finite, allowed = (stats.pop(name) for name in ("counts", "finite", "allowed"))
+    averages = {name: ops.masked_mean(values, counts) for name, values in stats.items()}
     first = {f"{name}_first": stats[name][0] for name in ("val/ratio", "policy/approxkl_avg") if name in stats}
-    return state._replace(step=state.step + 1), averages | first | {"lr": learning_rate}
+    if "val/ratio" in stats:
+        averages["val/ratio_var"] = ops.masked_var(stats["val/ratio"], counts)
+    nonfinite = jnp.sum(~finite, dtype=jnp.int32)
+    left_out = {
+        "policy/nonfinite_steps": nonfinite,
+        "policy/skipped_steps": jnp.sum(finite & ~allowed, dtype=jnp.int32),
+    }
+    controls = after.controls
+    if controls is not None:
+        controls = controls._replace(bad_updates=jnp.where(nonfinite > 0, controls.bad_updates + 1, 0))
+        left_out["policy/bad_updates"] = controls.bad_updates
+    return after._replace(step=state.step + 1, controls=controls), averages | first | left_out | _lr(state, rates)
+
+
+def _guarded(stats: Stats, stopped: Array, guards: Guards) -> tuple[Array, Array]:
+    """Whether the update has ended early, and whether this step may be taken."""
+    if guards.max_policykl is not None:
+        stopped = stopped | (stats["policy/policykl_avg"] > guards.max_policykl)
+    allowed = ~stopped
+    if guards.ratio_threshold is not None:
+        allowed = allowed & ~(stats["val/ratio"] > guards.ratio_threshold)
+    return stopped, allowed
+
+
+def _lr(state: TrainState, rates: LearningRates) -> Stats:
+    lr = {"lr": rates.policy(state.step)}
+    return lr | {"lr_value": rates.value(state.step)} if "value" in state.params else lr

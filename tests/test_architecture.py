@@ -20,7 +20,7 @@ LEVELS = [
     {"jaxppo", "config", "errors", "types"},
     {"advantages", "losses", "ops", "planning"},
     {"data", "models", "parallel", "rewards"},
-    {"checkpoint", "cli", "hf", "metrics", "ppo", "rollout", "run_folder", "update"},
+    {"checkpoint", "cli", "console", "curves", "hf", "logs", "metrics", "ppo", "rollout", "run_folder", "update"},
     {"evaluate", "sft", "train"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -33,7 +33,7 @@ SAME_LEVEL = {
     ("update", "rollout"),
     ("ppo", "rollout"),
     ("ppo", "update"),
-    ("cli", "metrics"),
+    ("cli", "console"),
     ("train", "evaluate"),
     ("sft", "evaluate"),
 }

@@ -13,7 +13,7 @@ import pytest
 
 from jaxppo import cli, hf, models, train
 from jaxppo.config import TrainConfig, parse_cli
-from jaxppo.metrics import read_metrics
+from jaxppo.logs import read_metrics
 
 MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
 

@@ -1,0 +1,81 @@
+"""What a run watches for after every update: losses that are not finite, and KL estimates that cannot be right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxppo.console import Console
+from jaxppo.errors import TrainingError
+from jaxppo.types import Trajectories
+
+BAD_BATCHES = "bad_batches"
+"""Folder in a run folder for batches whose loss or gradient was not finite."""
+
+NEGATIVE_KL = -1.0
+"""Nats per completion below which a KL estimate is no sampling noise any more (TRL 0.11's threshold)."""
+
+
+class Health:
+    """Watches the records of a run.
+
+    Args:
+        console: for warnings.
+        folder: run folder.
+        max_bad_updates: bad updates in a row that end the run.
+    """
+
+    def __init__(self, console: Console, folder: Path, max_bad_updates: int):
+        self._console, self._folder, self._max_bad_updates = console, folder, max_bad_updates
+        self._warned_of_kl = False
+
+    def is_over(self, record: dict[str, Any]) -> bool:
+        """Whether too many updates in a row had a loss or gradient that was not finite."""
+        return record["policy/bad_updates"] >= self._max_bad_updates
+
+    def check(self, record: dict[str, Any], trajectories: Trajectories, samples: list[dict[str, Any]]) -> None:
+        """Look at one update.
+
+        Args:
+            record: its metrics.
+            trajectories: its batch, saved where the loss or the gradient was not finite.
+            samples: its completions and scores, saved beside.
+
+        Raises:
+            TrainingError: there were too many of them.
+        """
+        if record["policy/nonfinite_steps"]:
+            saved = save_batch(self._folder / BAD_BATCHES, record["step"], trajectories, samples)
+            self._console.warn(
+                f"update {record['step']}: {record['policy/nonfinite_steps']} optimizer step(s) left out, "
+                f"their loss or gradient was NaN or infinite; batch saved in {saved}"
+            )
+            if self.is_over(record):
+                raise TrainingError(
+                    f"max_bad_updates: stopped after {record['policy/bad_updates']} updates in a row with a NaN or "
+                    f"infinite loss or gradient; the last batch is in {saved}; a lower learning_rate or max_grad_norm "
+                    "may help"
+                )
+        kl = record.get("objective/kl_k1", 0.0)
+        if kl < NEGATIVE_KL and not self._warned_of_kl:
+            self._warned_of_kl = True
+            self._console.warn(
+                f"update {record['step']}: KL to the reference is {kl:.2f} nats per completion, below what chance "
+                "explains. Likely causes: completions were not sampled from the policy's own distribution (top_k, "
+                "top_p, min_p, another temperature), their log-probabilities were computed with other numbers (low "
+                "precision, another matmul precision), or the reference is not the model that the policy started from"
+            )
+
+
+def save_batch(folder: Path, step: int, trajectories: Trajectories, samples: list[dict[str, Any]]) -> Path:
+    """Write a batch as `update-<step>.npz` (arrays by name) and `.jsonl` (prompts, completions, scores)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"update-{step}.npz"
+    named = jax.tree_util.tree_flatten_with_path(trajectories)[0]
+    arrays = {".".join(key.name for key in keys): np.asarray(value) for keys, value in named}
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    lines = "".join(json.dumps(sample) + "\n" for sample in samples)
+    path.with_suffix(".jsonl").write_text(lines, encoding="utf-8")
+    return path

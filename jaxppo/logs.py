@@ -1,0 +1,114 @@
+"""The JSON-lines logs of a run: appended while it runs, cut back when it resumes, read by whoever likes."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from jaxppo.errors import DataError
+
+
+class JsonlLog:
+    """Appends JSON objects, one per line, to a file that others may read while it grows.
+
+    A record has left the process when `append` returns, so a kill loses at most the line being written; opening the log
+    again drops such a half-written line. NaN and infinities are written as `null` (JSON has no word for them), and
+    all text as ASCII escapes, so that showing the file sends no control codes to a terminal.
+
+    Args:
+        path: the file; its folder is made, existing records are kept.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            os.truncate(self.path, len(_complete_part(self.path.read_bytes())))
+        self._file = self._open()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Writes one record; values may be scalars and arrays of numpy or jax, lists, mappings and strings."""
+        self._file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+
+    def truncate_after(self, step: int) -> None:
+        """Cuts the log back to the records with `record["step"] <= step`, as a resumed run needs.
+
+        The new file replaces the old one in one move: a kill leaves either of them whole.
+
+        Raises:
+            DataError: a line is not a JSON object with a `step`.
+        """
+        self._file.close()
+        try:
+            kept = [line for line, record in _read(self.path) if _step(record, self.path) <= step]
+            shorter = self.path.with_name(self.path.name + ".tmp")
+            shorter.write_text("".join(kept), encoding="utf-8", newline="\n")
+            os.replace(shorter, self.path)
+        finally:
+            self._file = self._open()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def __enter__(self) -> "JsonlLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> TextIO:
+        return self.path.open("a", encoding="utf-8", buffering=1, newline="\n")
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads the records of a `metrics.jsonl` or `samples.jsonl`; a half-written last line is left out.
+
+    Raises:
+        DataError: the file is missing, or a line is not a JSON object.
+    """
+    return [record for _, record in _read(Path(path))]
+
+
+def _complete_part(content: bytes) -> bytes:
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (line with its newline, record) of every complete line."""
+    try:
+        text = _complete_part(path.read_bytes()).decode("utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path}: expected a file of JSON lines, found nothing; check the run folder") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{number}: expected a JSON object, got a syntax error: {error.msg}") from None
+        if not isinstance(record, dict):
+            raise DataError(f"{path}:{number}: expected a JSON object, got {type(record).__name__}")
+        yield line + "\n", record
+
+
+def _step(record: dict[str, Any], path: Path) -> int:
+    step = record.get("step")
+    if not isinstance(step, int):
+        raise DataError(f"{path}: expected an integer `step` in every record, got {step!r}")
+    return step
+
+
+def _plain(value: Any) -> Any:
+    """Turns a value into what `json.dumps` writes: arrays into numbers and lists, NaN and infinities into None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # scalars and arrays of numpy and jax
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,63 @@
+"""Optimizer and learning-rate schedules: AdamW with one rate for the policy and one for the value model."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from jaxppo.config import OptimizerConfig
+from jaxppo.types import Params, TrainState
+
+Schedule = Callable[[Any], Any]
+
+
+class LearningRates(NamedTuple):
+    """Learning rates as functions of the number of updates done."""
+
+    policy: Schedule
+    value: Schedule
+
+
+def make_schedule(config: OptimizerConfig, num_updates: int, peak: float) -> Schedule:
+    """Linear warm-up to `peak`, then constant, linear or cosine decay to 0 at `num_updates`.
+
+    The rate is constant within an update, as in TRL, whose scheduler steps once per rollout batch.
+    """
+    decay_steps = max(1, num_updates - config.warmup_steps)
+    decays = {
+        "constant": optax.constant_schedule(peak),
+        "linear": optax.linear_schedule(peak, 0.0, decay_steps),
+        "cosine": optax.cosine_decay_schedule(peak, decay_steps),
+    }
+    warmup = lambda step: peak * (step + 1) / config.warmup_steps  # noqa: E731
+    decay = decays[config.lr_scheduler_type]
+    return decay if config.warmup_steps == 0 else optax.join_schedules([warmup, decay], [config.warmup_steps])
+
+
+def make_learning_rates(config: OptimizerConfig, num_updates: int) -> LearningRates:
+    """The schedules of the policy and of the value model."""
+    peak = config.learning_rate
+    value_peak = peak if config.value_learning_rate is None else config.value_learning_rate
+    return LearningRates(make_schedule(config, num_updates, peak), make_schedule(config, num_updates, value_peak))
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Global-norm clipping, then AdamW's direction; the learning rate is applied by `apply_gradients`."""
+    clip = optax.identity() if config.max_grad_norm is None else optax.clip_by_global_norm(config.max_grad_norm)
+    adam = optax.scale_by_adam(config.adam_beta1, config.adam_beta2, config.adam_epsilon)
+    return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay))
+
+
+def apply_gradients(
+    state: TrainState, grads: Params, optimizer: optax.GradientTransformation, rates: LearningRates
+) -> TrainState:
+    """One optimizer step at the learning rates of `state.step`, which stays as it is."""
+    directions: Any
+    directions, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    rate_of = {"policy": rates.policy(state.step), "value": rates.value(state.step)}
+    params = {
+        model: jax.tree.map(lambda p, d, rate=rate_of[model]: p - rate * d, state.params[model], directions[model])
+        for model in state.params
+    }
+    return state._replace(params=params, opt_state=opt_state)

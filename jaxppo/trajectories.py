@@ -1,0 +1,230 @@
+"""From a scored rollout and the host's scores to what the update learns from; the only part where PPO and RLOO differ.
+
+PPO: token rewards, GAE with the value model, whitened advantages per token. RLOO: one reward per completion with the KL
+in it, the mean of its siblings as baseline, one advantage per completion.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxppo import advantages, losses, ops
+from jaxppo.config import PPOConfig, TrainConfig
+from jaxppo.types import Array, Controls, Rollout, Scored, Sequences, Trajectories, Weights
+
+Stats = dict[str, Array]
+
+
+def initial_controls(ppo: PPOConfig) -> Controls:
+    """The controls before the first update."""
+    return Controls(kl_coef=jnp.float32(ppo.kl_coef), moments=advantages.initial_moments(), bad_updates=jnp.int32(0))
+
+
+def make_trajectories(
+    controls: Controls,
+    scored: Scored,
+    rollout: Rollout,
+    sequences: Sequences,
+    scores: Array,
+    *,
+    config: TrainConfig,
+    axis_name: str | None = None,
+) -> tuple[Controls, Trajectories, Stats]:
+    """Rewards, advantages and returns of a scored rollout, and what they look like.
+
+    Args:
+        controls: KL coefficient in force and moments of earlier scores.
+        scored: what the models say.
+        rollout: the sampled completions.
+        sequences: the same, packed.
+        scores: [B] fp32, the host's rewards.
+        config: coefficients.
+        axis_name: mapped device axis.
+
+    Returns:
+        The controls for the next update, the trajectories, and statistics.
+    """
+    ppo, mask = config.ppo, sequences.completion_mask
+    moments = advantages.add_scores(controls.moments, scores, axis_name)
+    scores = _final_scores(scores, moments, rollout.ended, ppo)
+    stats = _score_stats(scores, axis_name) | _length_stats(rollout, sequences, axis_name)
+    stats |= {"objective/entropy": _mean_row_sum(-scored.logprobs, mask, axis_name)}
+    if ppo.mask_truncated_completions:
+        mask = mask & rollout.ended[:, None]
+        sequences = sequences._replace(completion_mask=mask)
+    kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
+    if ppo.algorithm == "rloo":
+        trajectories, estimate_stats = _rloo(scored, sequences, scores, kl, controls.kl_coef, ppo, axis_name)
+    else:
+        trajectories, estimate_stats = _ppo(scored, sequences, scores, kl, controls.kl_coef, config, axis_name)
+    stats |= kl_stats | estimate_stats
+    non_score_reward = stats.get("objective/non_score_reward", 0.0)
+    stats["objective/rlhf_reward"] = stats["objective/scores"] + non_score_reward
+    return controls._replace(kl_coef=next_kl_coef, moments=moments), trajectories, stats
+
+
+def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array, ppo: PPOConfig) -> Array:
+    """Scale, clip, then penalise, so that neither scale nor clip range changes the penalty."""
+    if ppo.use_score_scaling:
+        scores = advantages.scale_scores(scores, moments, subtract_mean=ppo.use_score_norm)
+    if ppo.reward_clip_range is not None:
+        scores = jnp.clip(scores, *ppo.reward_clip_range)
+    return advantages.penalise_missing_eos(scores, ended, ppo.missing_eos_penalty)
+
+
+def _kl(
+    controls: Controls, scored: Scored, mask: Array, config: TrainConfig, axis_name: str | None
+) -> tuple[Array, Stats, Array]:
+    """Per-token KL, its statistics, and the KL coefficient of the next update. No reference: no KL."""
+    ppo = config.ppo
+    if scored.ref_logprobs is None:
+        return jnp.zeros_like(scored.logprobs), {}, controls.kl_coef
+    of = {name: losses.kl_estimate(scored.logprobs, scored.ref_logprobs, name) for name in ("k1", "k3")}
+    if scored.full_kl is not None:
+        kl = scored.full_kl
+    else:
+        kl = losses.kl_estimate(scored.logprobs, scored.ref_logprobs, ppo.kl_estimator)
+    mean = lambda x: _mean_row_sum(x, mask, axis_name)  # noqa: E731
+    mean_kl, mean_k1 = mean(kl), mean(of["k1"])
+    stats = {
+        "objective/kl": mean_kl,
+        "objective/kl_k1": mean_k1,
+        "objective/kl_k3": mean(of["k3"]),
+        "objective/kl_coef": controls.kl_coef,
+        "objective/non_score_reward": -controls.kl_coef * mean_kl,
+    }
+    next_kl_coef = controls.kl_coef
+    if ppo.adap_kl_ctrl:
+        # Steered by the KL itself, whatever the reward uses: abs and k2 are no estimates of it.
+        unbiased = mean_k1 if scored.full_kl is None else mean_kl
+        next_kl_coef = losses.adapted_kl_coef(
+            controls.kl_coef, unbiased, ppo.kl_target or 0.0, ppo.kl_horizon, config.batch_size
+        )
+    return kl, stats, next_kl_coef
+
+
+def _ppo(
+    scored: Scored,
+    sequences: Sequences,
+    scores: Array,
+    kl: Array,
+    kl_coef: Array,
+    config: TrainConfig,
+    axis_name: str | None,
+) -> tuple[Trajectories, Stats]:
+    ppo, mask, values = config.ppo, sequences.completion_mask, scored.values
+    assert values is not None
+    values_mask = advantages.value_mask(mask, ppo.score_position, config.sampling.response_length)
+    values = jnp.where(values_mask, values, 0.0)
+    rewards = advantages.token_rewards(scores, kl, mask, kl_coef, values_mask)
+    estimates = advantages.whitened_gae(
+        rewards,
+        values,
+        mask,
+        values_mask,
+        gamma=ppo.gamma,
+        lam=ppo.lam,
+        whiten_rewards=ppo.whiten_rewards,
+        axis_name=axis_name,
+    )
+    stats = _value_stats(values, estimates.returns, values_mask, axis_name)
+    stats["policy/advantages_mean"] = ops.masked_mean(estimates.returns - values, mask, axis_name)
+    trajectories = Trajectories(
+        sequences=sequences,
+        logprobs=scored.logprobs,
+        rewards=estimates.rewards,
+        advantages=estimates.advantages,
+        values=values,
+        returns=estimates.returns,
+        value_mask=values_mask,
+    )
+    return trajectories, stats
+
+
+def _rloo(
+    scored: Scored,
+    sequences: Sequences,
+    scores: Array,
+    kl: Array,
+    kl_coef: Array,
+    ppo: PPOConfig,
+    axis_name: str | None,
+) -> tuple[Trajectories, Stats]:
+    """Source: Ahmadian et al. 2024; TRL `RLOOTrainer`, whose unbiased advantages are neither whitened nor clipped."""
+    rewards = scores - kl_coef * jnp.sum(jnp.where(sequences.completion_mask, kl, 0.0), axis=1)
+    estimates = advantages.leave_one_out(rewards, ppo.group_size)
+    everyone = jnp.ones(scores.shape, bool)
+    groups = scores.reshape(-1, ppo.group_size)
+    flat = jnp.max(groups, axis=1) - jnp.min(groups, axis=1) < 1e-6
+    stats = {
+        "rloo/reward_zero_std": ops.masked_mean(flat.astype(jnp.float32), jnp.ones(flat.shape, bool), axis_name),
+        "rloo/advantages_std": jnp.sqrt(ops.masked_var(estimates, everyone, axis_name)),
+        "policy/advantages_mean": ops.masked_mean(estimates, everyone, axis_name),
+    }
+    if ppo.normalize_advantages:
+        estimates = advantages.normalise(estimates, axis_name)
+    return Trajectories(sequences, scored.logprobs, rewards, estimates), stats
+
+
+def weigh(trajectories: Trajectories) -> Weights:
+    """Shares of the entries of [S, b, ...] mini-batches: those of one mini-batch add up to 1, over all its rows.
+
+    RLOO's mean is over all completions, also those that `mask_truncated_completions` leaves without a token.
+    """
+    tokens = ops.mean_weights(trajectories.sequences.completion_mask, (-2, -1))
+    if trajectories.value_mask is None:
+        policy = ops.mean_weights(jnp.ones(trajectories.advantages.shape, bool), -1)
+        return Weights(tokens, policy)
+    return Weights(tokens, tokens, ops.mean_weights(trajectories.value_mask, (-2, -1)))
+
+
+# ----------------------------------------------------------------------------------------------------------- statistics
+
+
+def _mean_row_sum(x: Array, mask: Array, axis_name: str | None) -> Array:
+    """Sum over the real tokens of each completion, mean over completions."""
+    rows = jnp.sum(jnp.where(mask, x, 0.0), axis=1)
+    return ops.masked_mean(rows, jnp.ones(rows.shape, bool), axis_name)
+
+
+def _score_stats(scores: Array, axis_name: str | None) -> Stats:
+    everyone = jnp.ones(scores.shape, bool)
+    return {
+        "objective/scores": ops.masked_mean(scores, everyone, axis_name),
+        "objective/scores_std": jnp.sqrt(ops.masked_var(scores, everyone, axis_name)),
+    }
+
+
+def _length_stats(rollout: Rollout, sequences: Sequences, axis_name: str | None) -> Stats:
+    """Lengths in tokens of completions and prompts, and the fraction of completions that did not end."""
+    lengths = jnp.sum(sequences.completion_mask, axis=1, dtype=jnp.float32)
+    prompts = sequences.prompt_lengths.astype(jnp.float32)
+    everyone = jnp.ones(lengths.shape, bool)
+    mean = lambda x: ops.masked_mean(x, everyone, axis_name)  # noqa: E731
+    std = lambda x: jnp.sqrt(ops.masked_var(x, everyone, axis_name))  # noqa: E731
+    return {
+        "completions/mean_length": mean(lengths),
+        "completions/length_std": std(lengths),
+        "completions/min_length": _extreme(lengths, jnp.min, jax.lax.pmin, axis_name),
+        "completions/max_length": _extreme(lengths, jnp.max, jax.lax.pmax, axis_name),
+        "completions/clipped_ratio": mean(1.0 - rollout.ended.astype(jnp.float32)),
+        "tokens/queries_len_mean": mean(prompts),
+        "tokens/queries_len_std": std(prompts),
+        "val/num_eos_tokens": ops.global_sum(rollout.ended.astype(jnp.int32), axis_name),
+    }
+
+
+def _extreme(x: Array, here: object, over_devices: object, axis_name: str | None) -> Array:
+    value = here(x)  # type: ignore[operator]
+    return value if axis_name is None else over_devices(value, axis_name)  # type: ignore[operator]
+
+
+def _value_stats(values: Array, returns: Array, mask: Array, axis_name: str | None) -> Stats:
+    """Old values and returns, and how much of the returns' variance the values explain: 1 - var(R - V) / var(R)."""
+    error_var, returns_var = (ops.masked_var(x, mask, axis_name) for x in (returns - values, returns))
+    return {
+        "value/explained_variance": 1.0 - error_var / jnp.maximum(returns_var, 1e-8),
+        "value/mean": ops.masked_mean(values, mask, axis_name),
+        "value/var": ops.masked_var(values, mask, axis_name),
+        "value/returns_mean": ops.masked_mean(returns, mask, axis_name),
+        "value/returns_var": returns_var,
+    }

@@ -1,0 +1,168 @@
+import io
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxppo.console import Console, sanitize
+
+# ------------------------------------------------------------------------------------------------------------- sanitize
+
+HOSTILE = [
+    ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
+    ("\x1b]8;;file:///x\x07link", r"\x1b]8;;file:///x\x07link"),
+    ("\x9b2J", r"\x9b2J"),
+    ("a\rb\nc\td\0", r"a\rb\nc\td\x00"),
+    ("\x7f\b", r"\x7f\x08"),
+    ("\u202a\u202b\u202c\u202d\u202e", r"\u202a\u202b\u202c\u202d\u202e"),
+    ("\u2066\u2067\u2068\u2069", r"\u2066\u2067\u2068\u2069"),
+    ("\u200b\u200c\u200d\u2060\ufeff\u00ad", r"\u200b\u200c\u200d\u2060\ufeff\xad"),
+    ("\u2028\u2029\x85", r"\u2028\u2029\x85"),
+    ("\ud800x\udfff", r"\ud800x\udfff"),
+    ("\U000e0041\U0010ffff\ue000", r"\U000e0041\U0010ffff\ue000"),
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), HOSTILE)
+def test_sanitize_shows_hostile_characters_escaped(text, shown):
+    assert sanitize(text) == shown
+
+
+@pytest.mark.parametrize("text", ["", "(stack a b)", "é 日本 ß 😀", r"C:\x1b", "[red]x[/red] :smile:"])
+def test_sanitize_leaves_readable_text_alone(text):
+    assert sanitize(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "shown"),
+    [
+        ("abcd", 4, "abcd"),
+        ("abcde", 4, "abcd… [+1 characters]"),
+        ("ab\x1bde", 4, "ab… [+3 characters]"),  # never half an escape
+        ("abc", 0, "… [+3 characters]"),
+        ("a" * 3000, None, "a" * 3000),
+    ],
+)
+def test_sanitize_counts_what_it_cuts(text, limit, shown):
+    assert sanitize(text, limit=limit) == shown
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_sanitize_of_any_text_is_printable_and_stable(text):
+    shown = sanitize(text)
+    assert "\n" not in shown and all(char.isprintable() or char.isspace() for char in shown)
+    assert sanitize(shown) == shown
+    shown.encode("utf-8")
+
+
+# -------------------------------------------------------------------------------------------------------------- Console
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+MARKUP = "[red]x[/red] [link=file:///x]y[/link] :smile: [/"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def drive(console, text):
+    """Calls everything that shows text, with `text` wherever a model's text could come."""
+    console.stage(text)
+    console.print(text)
+    console.warn(text)
+    with console.progress(2, "PPO") as progress:
+        progress.update(1, sample=text, reward=0.5)
+        progress.update(2, sample=text, reward=0.75)
+    console.sample_table("samples", [{"plan": text, "verdict": text}, {"plan": None}], ["plan", "verdict"])
+
+
+@pytest.mark.parametrize("text", [MARKUP, *(text for text, _ in HOSTILE)])
+def test_console_off_terminal_shows_text_literally_without_control_codes(text, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = io.StringIO()
+    drive(Console(file=out), text)
+    output = out.getvalue()
+    assert not CONTROL.search(output)
+    literal = "\n".join(map(sanitize, text.split("\n")))
+    assert output.startswith(f"== {sanitize(text)} ==\n{literal}\nwarning: {literal}\n")
+    assert output.count(f"sample {sanitize(text)}") == 2
+    assert sanitize(text) in output.split("samples", 1)[1]
+
+
+def test_console_on_terminal_interprets_neither_markup_nor_codes(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "200")
+    out = Terminal()
+    drive(Console(file=out), MARKUP + "\x1b[2J\x1b]0;title\x07")
+    output = out.getvalue()
+    assert "\x1b[2J" not in output and "\x1b]" not in output
+    for where in (f"== {MARKUP}", f"warning: {MARKUP}", f"sample {MARKUP}", f"│ {MARKUP}"):
+        assert where in output
+
+
+def test_console_takes_a_dumb_terminal_for_a_file(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    drive(Console(file=out), "x")
+    assert not CONTROL.search(out.getvalue())
+
+
+def test_console_quiet_shows_warnings_only():
+    out = io.StringIO()
+    drive(Console(quiet=True, file=out), "x")
+    assert out.getvalue() == "warning: x\n"
+
+
+def test_console_escapes_what_the_output_cannot_encode():
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    drive(Console(file=out), "é 日")
+    out.flush()
+    assert rb"\xe9 \u65e5" in raw.getvalue()
+
+
+def test_console_print_neither_wraps_nor_breaks_long_lines():
+    out = io.StringIO()
+    Console(file=out).print("word " * 100 + "\nend")
+    assert out.getvalue() == "word " * 100 + "\nend\n"
+
+
+def test_console_writes_to_standard_output_by_default():
+    code = "from jaxppo.console import Console; Console().stage('one')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "== one ==\n"
+
+
+def test_progress_off_terminal_prints_first_last_and_few_between():
+    out = io.StringIO()
+    with Console(file=out).progress(1000, "SFT") as progress:
+        for step in range(1, 1001):
+            progress.update(step, loss=1 / step, **{"samples/s": 12345.678})
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("SFT  update 1 of 1000  loss 1  samples/s 1.23e+04  ")
+    assert lines[-1].startswith("SFT  update 1000 of 1000  loss 0.001  ") and lines[-1].endswith("0:00 left")
+    assert 10 <= len(lines) <= 25
+
+
+def test_progress_time_left_counts_only_the_updates_of_this_process(monkeypatch):
+    now = iter([100.0, 110.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    out = io.StringIO()
+    with Console(file=out).progress(100, "PPO", start=90) as progress:
+        progress.update(91, reward=np.float32(0.5))
+    assert out.getvalue() == "PPO  update 91 of 100  reward 0.5  1:30 left\n"
+
+
+def test_progress_on_terminal_shows_step_and_fields(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = Terminal()
+    with Console(file=out).progress(40, "PPO", start=10) as progress:
+        progress.update(12, reward=0.5, validity="31 %")
+    assert "update 12 of 40" in out.getvalue()
+    assert "reward 0.5  validity 31 %" in out.getvalue()

@@ -1,0 +1,130 @@
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxppo.errors import DataError
+from jaxppo.logs import JsonlLog, read_metrics
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "metrics.jsonl"
+
+
+def write_steps(path, steps):
+    with JsonlLog(path) as log:
+        for step in steps:
+            log.append({"step": step, "loss": step / 2})
+
+
+def test_append_is_on_file_at_once_and_reads_back(path):
+    with JsonlLog(path) as log:
+        log.append({"step": 1, "loss": 0.5, "plan": "(a b)\n"})
+        assert read_metrics(path) == [{"step": 1, "loss": 0.5, "plan": "(a b)\n"}]
+        log.append({"step": 2})
+        assert [record["step"] for record in read_metrics(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (math.nan, None),
+        (math.inf, None),
+        (np.float32("-inf"), None),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (jnp.float32(0.25), 0.25),
+        (jnp.asarray([1.0, jnp.nan]), [1.0, None]),
+        ({"a": (1, math.nan)}, {"a": [1, None]}),
+        (None, None),
+        (0, 0),
+        (False, False),
+    ],
+)
+def test_append_writes_plain_json(path, value, written):
+    with JsonlLog(path) as log:
+        log.append({"value": value})
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"value": written}
+
+
+def test_append_refuses_what_json_has_no_form_for_and_writes_nothing(path):
+    with JsonlLog(path) as log, pytest.raises(TypeError):
+        log.append({"step": 1, "bad": object()})
+    assert path.read_text() == ""
+
+
+def test_append_keeps_hostile_text_as_ascii_escapes(path):
+    text = "\x1b[2J\u202e\ud800 é\n"
+    with JsonlLog(path) as log:
+        log.append({"step": 1, "completion": text})
+    content = path.read_bytes()
+    assert all(32 <= byte < 127 for byte in content[:-1])
+    assert content.endswith(b"}\n")
+    assert read_metrics(path)[0]["completion"] == text
+
+
+def test_open_keeps_records_and_drops_a_half_written_line(path):
+    write_steps(path, [1, 2])
+    with path.open("a") as file:
+        file.write('{"step": 3, "lo')
+    write_steps(path, [3])
+    assert [record["step"] for record in read_metrics(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("tail", ["", '{"step": 3, "lo', '{"step": 2, "loss": 1.0}'])
+def test_truncate_after_keeps_steps_up_to_the_checkpoint_and_goes_on_appending(path, tail):
+    write_steps(path, [1, 1, 2, 3, 4])
+    before = path.read_text().splitlines(keepends=True)
+    with path.open("a") as file:
+        file.write(tail)
+    with JsonlLog(path) as log:
+        log.truncate_after(2)
+        assert path.read_text() == "".join(before[:3])
+        log.append({"step": 3})
+    assert [record["step"] for record in read_metrics(path)] == [1, 1, 2, 3]
+    assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_truncate_after_an_empty_log_or_beyond_its_end_changes_nothing(path):
+    with JsonlLog(path) as log:
+        log.truncate_after(0)
+        assert read_metrics(path) == []
+        log.append({"step": 1})
+        log.truncate_after(5)
+    assert read_metrics(path) == [{"step": 1}]
+
+
+@pytest.mark.parametrize("record", ['{"loss": 1.0}', '{"step": null}', '{"step": "1"}'])
+def test_truncate_after_names_a_record_without_a_step_and_leaves_the_file(path, record):
+    path.parent.mkdir()
+    path.write_text(record + "\n")
+    with JsonlLog(path) as log, pytest.raises(DataError, match=r"metrics\.jsonl: expected an integer `step`"):
+        log.truncate_after(1)
+    assert path.read_text() == record + "\n"
+
+
+@pytest.mark.parametrize("content", ['{"step": 1}\n{"step": 2, \n', '{"step": 1}\n[1]\n', '{"step": 1}\n\n'])
+def test_read_metrics_names_a_malformed_line(path, content):
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2: expected a JSON object"):
+        read_metrics(path)
+
+
+def test_read_metrics_leaves_a_half_written_last_line_out(path):
+    path.parent.mkdir()
+    path.write_bytes(b'{"step": 1}\n{"text": "\xc3')  # killed within a character
+    assert read_metrics(path) == [{"step": 1}]
+
+
+def test_read_metrics_names_a_missing_file_and_bytes_that_are_no_text(path):
+    with pytest.raises(DataError, match="found nothing"):
+        read_metrics(path)
+    path.parent.mkdir()
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(DataError, match="expected UTF-8"):
+        read_metrics(path)
