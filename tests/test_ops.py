@@ -15,6 +15,7 @@ masked_mean, masked_var = jax.jit(ops.masked_mean), jax.jit(ops.masked_var)
 masked_whiten = jax.jit(ops.masked_whiten, static_argnames="shift_mean")
 pack = jax.jit(ops.pack, static_argnames="length")
 token_logprobs = jax.jit(ops.token_logprobs, static_argnames=("temperature", "chunk"))
+token_kl = jax.jit(ops.token_kl, static_argnames=("temperature", "chunk"))
 row_uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
 
 LENGTHS = np.array([5, 1, 3, 0, 4, 2, 5, 1])
@@ -93,6 +94,60 @@ def test_masked_mean_weighs_tokens_and_not_devices():
     assert mean(*parallel.put((x, mask), 0)) == 3.0  # 12 / 4; the mean of the devices' means is 4.67
 
 
+# --- means as weighted sums
+
+
+def test_mean_weights_on_hand_numbers():
+    mask = jnp.array([[True, True, False], [True, False, False]])
+    np.testing.assert_allclose(ops.mean_weights(mask, (0, 1)), np.array([[1, 1, 0], [1, 0, 0]]) / 3, rtol=1e-6)
+    np.testing.assert_array_equal(ops.mean_weights(mask, 1), [[0.5, 0.5, 0], [1, 0, 0]])
+    assert ops.mean_weights(mask, 1).dtype == jnp.float32
+
+
+def test_mean_weights_of_nothing_are_0():
+    np.testing.assert_array_equal(ops.mean_weights(np.zeros((2, 3), bool), (0, 1)), np.zeros((2, 3)))
+
+
+def test_mean_weights_belong_to_each_mini_batch_alone():
+    mask = np.stack([RAGGED, RAGGED[::-1] & (np.arange(5) < 2), np.zeros_like(RAGGED)])
+    both = ops.mean_weights(mask, (-2, -1))
+    for weights, alone in zip(both, mask, strict=True):
+        np.testing.assert_array_equal(weights, ops.mean_weights(alone, (0, 1)))
+    np.testing.assert_allclose(np.sum(both, axis=(1, 2)), [1, 1, 0], rtol=1e-6)
+
+
+def test_weighted_sum_with_mean_weights_is_the_mean_over_the_mask():
+    expected = X[RAGGED].astype(np.float64).mean()
+    np.testing.assert_allclose(ops.weighted_sum(X, ops.mean_weights(RAGGED, (0, 1))), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [[8], [4, 4], [1] * 8, [1, 2, 5], [3, 1, 4]])
+def test_weighted_sum_over_any_parts_of_the_rows_adds_up_to_the_same_mean(parts):
+    weights, ends = ops.mean_weights(RAGGED, (0, 1)), np.cumsum(parts)
+    rows = [slice(end - size, end) for end, size in zip(ends, parts, strict=True)]
+    total = sum(float(ops.weighted_sum(X[part], weights[part])) for part in rows)
+    expected = X[RAGGED].astype(np.float64).mean()
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    if len(parts) > 1:  # the data would show a mean of means
+        assert abs(np.mean([float(masked_mean(X[part], RAGGED[part])) for part in rows]) - expected) > 0.3
+
+
+@pytest.mark.parametrize("hidden", [np.nan, np.inf, -np.inf])
+def test_weighted_sum_and_its_gradient_ignore_what_has_no_weight(hidden):
+    weights = ops.mean_weights(RAGGED, (0, 1))
+    dirty = np.where(RAGGED, X, np.float32(hidden))
+    value, gradient = jax.value_and_grad(ops.weighted_sum)(dirty, weights)
+    assert value == ops.weighted_sum(np.where(RAGGED, X, 0), weights)
+    np.testing.assert_array_equal(gradient, weights)
+
+
+def test_weighted_sum_shows_what_is_not_finite_among_the_real():
+    assert np.isnan(ops.weighted_sum(jnp.array([1.0, jnp.nan]), jnp.array([0.5, 0.5])))
+
+
+# --- packing
+
+
 def random_prompts(num_rows=6, prompt_length=7, completion_length=5):
     rng = np.random.default_rng(1)
     lengths = rng.integers(1, prompt_length + 1, num_rows)
@@ -123,6 +178,9 @@ def test_completion_hidden_takes_the_state_before_each_token():
     np.testing.assert_array_equal(taken[..., 0], [[2, 3, 4], [6, 7, 8]])
 
 
+# --- log-probabilities and KL in chunks
+
+
 @partial(jax.jit, static_argnames="temperature")
 def naive_logprobs(hidden, kernel, ids, temperature=1.0):
     """Log-softmax of the whole logits array."""
@@ -147,8 +205,11 @@ def test_token_logprobs_on_hand_numbers():
     np.testing.assert_allclose(cold, [np.log(25 / 30)], rtol=1e-6)
 
 
-# 21 rows: chunks of 4 leave a remainder, 7 divides, 21 and 100 are one chunk.
-@pytest.mark.parametrize("chunk", [None, 4, 7, 21, 100])
+# 21 rows: chunks of 4 and 20 leave a remainder, 1 and 7 divide, 21 and 100 are one chunk.
+CHUNKS = [None, 1, 4, 7, 20, 21, 100]
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_token_logprobs_equal_the_naive_form(chunk, temperature):
     hidden, kernel, ids = head_inputs()
@@ -194,6 +255,52 @@ def test_token_logprobs_never_holds_the_logits_of_all_tokens():
     assert largest(partial(ops.token_logprobs, chunk=5)) == 5 * 64  # the logits of a chunk; the kernel has 256 numbers
 
 
+def test_token_kl_on_hand_numbers():
+    hidden = jnp.ones((1, 1))
+    p, q = (jnp.log(jnp.array([weights])) for weights in ([2.0, 1.0, 1.0], [1.0, 1.0, 2.0]))
+    # 1/2 ln(2) + 1/4 ln(1) - 1/4 ln(2)
+    np.testing.assert_allclose(token_kl(hidden, p, hidden, q), [0.25 * np.log(2)], rtol=1e-6)
+    one_sided = jnp.log(jnp.array([[1.0, 1.0, 1.0]]))
+    np.testing.assert_allclose(token_kl(hidden, p, hidden, one_sided), [np.log(3) - 1.5 * np.log(2)], rtol=1e-5)
+    np.testing.assert_allclose(token_kl(hidden, one_sided, hidden, p), [5 / 3 * np.log(2) - np.log(3)], rtol=1e-5)
+
+
+def kl_inputs():
+    """Hidden states and kernels of two models, the second one narrower."""
+    hidden, kernel, _ = head_inputs()
+    rng = np.random.default_rng(4)
+    return hidden, kernel, *(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 7, 3), (3, 11)))
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_token_kl_equals_numpy(chunk, temperature):
+    inputs = kl_inputs()
+
+    def softmax(hidden, kernel):
+        exponentials = np.exp(np.asarray(hidden, np.float64) @ np.asarray(kernel, np.float64) / temperature)
+        return exponentials / exponentials.sum(-1, keepdims=True)
+
+    p, q = softmax(*inputs[:2]), softmax(*inputs[2:])
+    kl = token_kl(*inputs, temperature=temperature, chunk=chunk)
+    assert (kl.shape, kl.dtype) == ((3, 7), jnp.float32)
+    np.testing.assert_allclose(kl, np.sum(p * np.log(p / q), axis=-1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_token_kl_of_a_distribution_to_itself_is_exactly_0(chunk):
+    hidden, kernel, _ = head_inputs()
+    np.testing.assert_array_equal(token_kl(hidden, kernel, hidden, kernel, chunk=chunk), np.zeros((3, 7)))
+
+
+def test_token_kl_never_holds_the_logits_of_all_tokens():
+    hidden, kernel, _ = head_inputs(vocabulary=64)
+    assert max(array_sizes(jax.make_jaxpr(partial(ops.token_kl, chunk=5))(hidden, kernel, hidden, kernel).jaxpr)) == 320
+
+
+# --- random numbers
+
+
 def test_row_uniforms_of_a_row_do_not_depend_on_the_number_of_rows():
     key = ops.purpose_key(0, ops.Purpose.ROLLOUT, 3)
     many = row_uniforms(key, 8, 5)
@@ -206,5 +313,5 @@ def test_row_uniforms_of_a_row_do_not_depend_on_the_number_of_rows():
 def test_purpose_key_differs_for_every_seed_purpose_and_step():
     cases = list(product((0, 1, 42), ops.Purpose, range(4)))
     keys = [jax.random.key_data(ops.purpose_key(*case)).tobytes() for case in cases]
-    assert len(set(keys)) == len(cases) == 48
+    assert len(set(keys)) == len(cases) == 60
     assert jax.random.key_data(ops.purpose_key(*cases[-1])).tobytes() == keys[-1]
