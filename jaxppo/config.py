@@ -113,6 +113,8 @@ class LoopConfig:
     """Updates between evaluations during training; below 1: a fraction of the run; default: none during training."""
     max_bad_updates: int = 3
     """Stop after this many updates in a row with a loss or gradient that was not finite."""
+    old_metric_names: bool = False
+    """Log metrics under their TRL 0.11 names too, where these differ."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "save_total_limit", "max_bad_updates")
@@ -120,7 +122,7 @@ class LoopConfig:
             value = getattr(self, name)
             if value is not None:
                 expected = "a whole number of updates, or a fraction of the run between 0 and 1"
-                require(0 < value < 1 or (value >= 1 and value == int(value)), name, expected, value)
+                require(0 < value < 1 or (value >= 1 and value % 1 == 0), name, expected, value)
 
     def saves_at(self, step: int, last: int) -> bool:
         """Whether a checkpoint is due after update `step`: every `save_steps`, and after the last one."""
@@ -445,7 +447,9 @@ class TrainConfig:
     """How many times in the run sample completions are shown."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "batch_size", "num_train_epochs")
+        _require_positive(self, "batch_size")
+        epochs = self.num_train_epochs
+        require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
         if self.total_episodes is not None:
             _require_positive(self, "total_episodes")
         require(self.num_sample_generations >= 0, "num_sample_generations", "at least 0", self.num_sample_generations)

@@ -229,6 +229,12 @@ _POLICY = (
 
 _LOSS = (
     Metric(
+        name="policy/bad_updates",
+        unit="updates",
+        meaning="Updates in a row, up to this one, with an optimizer step whose loss or gradient was not finite.",
+        healthy="0. At `max_bad_updates` the run stops.",
+    ),
+    Metric(
         name="loss/policy_avg",
         unit="1",
         meaning="Clipped policy loss, mean over tokens (RLOO: over completions), then over optimizer steps.",

@@ -21,6 +21,7 @@ from jaxppo.errors import ConfigError, ModelError
 from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
 from jaxppo.health import Health
 from jaxppo.logs import JsonlLog, read_metrics
+from jaxppo.metrics import with_old_names
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
@@ -191,7 +192,7 @@ def _run_updates(setup: Setup, folder: Path) -> TrainState:
             state, record, samples, trajectories = train_step(setup, state, reference, step)
             if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(setup.evaluator(state.params["policy"]))
-            metrics.append(record)
+            metrics.append(with_old_names(record) if loop.old_metric_names else record)
             if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == last):
                 _show_samples(setup, samples_log, samples)
             if loop.saves_at(step + 1, last) or health.is_over(record):

@@ -20,7 +20,8 @@ LEVELS = [
     {"jaxppo", "config", "errors", "types"},
     {"advantages", "losses", "ops", "planning"},
     {"data", "models", "parallel", "rewards"},
-    {"checkpoint", "cli", "console", "curves", "hf", "logs", "metrics", "ppo", "rollout", "run_folder", "update"},
+    {"checkpoint", "cli", "console", "curves", "health", "hf", "logs", "metrics", "optimizer", "ppo", "rollout"}
+    | {"run_folder", "trajectories", "update"},
     {"evaluate", "sft", "train"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -30,9 +31,13 @@ SAME_LEVEL = {
     ("config", "errors"),
     ("advantages", "ops"),
     ("losses", "ops"),
+    ("update", "optimizer"),
     ("update", "rollout"),
+    ("ppo", "optimizer"),
     ("ppo", "rollout"),
+    ("ppo", "trajectories"),
     ("ppo", "update"),
+    ("health", "console"),
     ("cli", "console"),
     ("train", "evaluate"),
     ("sft", "evaluate"),

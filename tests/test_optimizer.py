@@ -1,0 +1,105 @@
+"""Learning-rate schedules and AdamW's steps, on hand-worked numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxppo import optimizer
+from jaxppo.config import OptimizerConfig
+from jaxppo.types import TrainState
+
+# --- schedules
+
+
+def rates_of(config, num_updates=10, peak=1.0):
+    schedule = optimizer.make_schedule(config, num_updates, peak)
+    return [float(schedule(jnp.int32(step))) for step in range(num_updates + 1)]
+
+
+def test_make_schedule_decays_linearly_to_0_at_the_end():
+    linear = rates_of(OptimizerConfig(lr_scheduler_type="linear"), peak=2.0)
+    np.testing.assert_allclose(linear, [2 * (1 - step / 10) for step in range(11)], atol=1e-6)
+
+
+def test_make_schedule_decays_as_a_cosine_to_0_at_the_end():
+    cosine = rates_of(OptimizerConfig(lr_scheduler_type="cosine"))
+    np.testing.assert_allclose(cosine, [0.5 * (1 + np.cos(np.pi * step / 10)) for step in range(11)], atol=1e-6)
+
+
+def test_make_schedule_can_stay_constant():
+    assert rates_of(OptimizerConfig(lr_scheduler_type="constant"), peak=0.5) == [0.5] * 11
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "constant"])
+def test_make_schedule_warms_up_to_the_peak_and_then_decays_over_the_rest(decay):
+    values = rates_of(OptimizerConfig(lr_scheduler_type=decay, warmup_steps=4))
+    np.testing.assert_allclose(values[:5], [0.25, 0.5, 0.75, 1.0, 1.0], atol=1e-6)
+    np.testing.assert_allclose(values[4:], rates_of(OptimizerConfig(lr_scheduler_type=decay), num_updates=6), atol=1e-6)
+
+
+def test_make_learning_rates_gives_the_value_model_its_own_peak():
+    both = optimizer.make_learning_rates_of(OptimizerConfig(learning_rate=0.5), 4)
+    assert (both.policy(1), both.value(1)) == (0.375, 0.375)
+    both = optimizer.make_learning_rates_of(OptimizerConfig(learning_rate=0.5, value_learning_rate=2.0), 4)
+    assert (both.policy(1), both.value(1)) == (0.375, 1.5)
+    # 0 is a choice, not a missing value.
+    assert (
+        optimizer.make_learning_rates_of(OptimizerConfig(learning_rate=0.5, value_learning_rate=0.0), 4).value(1) == 0.0
+    )
+
+
+# --- optimizer steps
+
+
+def one_step(config, grads, params=None, step=0, num_updates=4):
+    """The change of parameters that start at 1 (unless given) by one step."""
+    params = jax.tree.map(jnp.ones_like, grads) if params is None else params
+    transformation = optimizer.make_optimizer(config)
+    state = TrainState(params, transformation.init(params), jnp.int32(step))
+    rates = optimizer.make_learning_rates(config, num_updates)
+    after = optimizer.apply_gradients(state, grads, transformation, rates)
+    assert after.step == step
+    return jax.tree.map(lambda new, old: np.asarray(new - old), after.params, params)
+
+
+def test_apply_gradients_takes_adams_first_step_at_the_rates_of_both_models():
+    # Adam's first direction is g / (|g| + epsilon).
+    config = OptimizerConfig(learning_rate=0.5, value_learning_rate=0.25, adam_epsilon=1.0, max_grad_norm=None)
+    grads = {"policy": {"w": jnp.array([3.0, -1.0])}, "value": {"w": jnp.array([1.0])}}
+    change = one_step(config, grads)
+    np.testing.assert_allclose(change["policy"]["w"], [-0.375, 0.25], rtol=1e-5)
+    np.testing.assert_allclose(change["value"]["w"], [-0.125], rtol=1e-5)
+    later = one_step(config, grads, step=2)  # half of the linear decay over 4 updates
+    np.testing.assert_allclose(later["policy"]["w"], [-0.1875, 0.125], rtol=1e-5)
+
+
+def test_apply_gradients_clips_the_norm_over_both_models():
+    config = OptimizerConfig(learning_rate=1.0, lr_scheduler_type="constant", adam_epsilon=1.0, max_grad_norm=1.0)
+    change = one_step(config, {"policy": jnp.array([3.0]), "value": jnp.array([4.0])})  # norm 5: 0.6 and 0.8
+    np.testing.assert_allclose([change["policy"][0], change["value"][0]], [-0.6 / 1.6, -0.8 / 1.8], rtol=1e-5)
+    small = one_step(config, {"policy": jnp.array([0.3]), "value": jnp.array([0.4])})
+    np.testing.assert_allclose([small["policy"][0], small["value"][0]], [-0.3 / 1.3, -0.4 / 1.4], rtol=1e-5)
+
+
+def test_apply_gradients_decays_weights_apart_from_adam():
+    config = OptimizerConfig(learning_rate=0.5, lr_scheduler_type="constant", weight_decay=0.1)
+    change = one_step(config, {"policy": jnp.array([0.0])}, {"policy": jnp.array([2.0])})
+    np.testing.assert_allclose(change["policy"], [-0.5 * 0.1 * 2.0], rtol=1e-6)
+
+
+def test_apply_gradients_at_rate_0_changes_nothing():
+    change = one_step(OptimizerConfig(learning_rate=0.0, weight_decay=0.1), {"policy": jnp.array([3.0])})
+    assert change["policy"] == 0.0
+
+
+def test_apply_gradients_carries_adams_moments_from_step_to_step():
+    config = OptimizerConfig(learning_rate=1.0, lr_scheduler_type="constant", adam_epsilon=1.0, max_grad_norm=None)
+    transformation, rates = optimizer.make_optimizer(config), optimizer.make_learning_rates(config, 10)
+    params = {"policy": jnp.zeros(1)}
+    state = TrainState(params, transformation.init(params), jnp.int32(0))
+    for gradient in (2.0, -1.0):
+        state = optimizer.apply_gradients(state, {"policy": jnp.array([gradient])}, transformation, rates)
+    first = 2 / 3  # m = 0.2, v = 0.004, corrected to 2 and 4
+    m, v = (0.9 * 0.2 - 0.1) / (1 - 0.9**2), (0.999 * 0.004 + 0.001) / (1 - 0.999**2)
+    np.testing.assert_allclose(state.params["policy"], [-first - m / (np.sqrt(v) + 1)], rtol=1e-4)
