@@ -111,13 +111,9 @@ class LoopConfig:
     """Checkpoints kept."""
     eval_steps: float | None = None
     """Updates between evaluations during training; below 1: a fraction of the run; default: none during training."""
-    max_bad_updates: int = 3
-    """Stop after this many updates in a row with a loss or gradient that was not finite."""
-    old_metric_names: bool = False
-    """Log metrics under their TRL 0.11 names too, where these differ."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "save_total_limit", "max_bad_updates")
+        _require_positive(self, "save_total_limit")
         for name in ("save_steps", "eval_steps"):
             value = getattr(self, name)
             if value is not None:
@@ -135,7 +131,7 @@ class LoopConfig:
 
 def _updates(steps: float, last: int) -> int:
     """A number of updates, or a fraction of all of them, rounded up."""
-    return math.ceil(steps * last) if steps < 1 else int(steps)
+    return math.ceil(round(steps * last, 6)) if steps < 1 else int(steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +189,7 @@ class SamplingConfig:
     """A completion ends with the tokenizer's end of sequence (default, unless stop_token_id is given), or with nothing:
     `none` samples response_length tokens."""
     stop_token_id: int | None = None
-    """A completion ends with this token instead."""
+    """A completion ends with this token instead, which stays in the text that rewards see."""
     temperature: float = 0.7
     """Logits are divided by it, in sampling and in every log-probability; 0 (evaluate only) is greedy."""
     top_k: int = 0
@@ -445,9 +441,13 @@ class TrainConfig:
     """The evaluation split that the run is about."""
     num_sample_generations: int = 10
     """How many times in the run sample completions are shown."""
+    max_bad_updates: int = 3
+    """Stop after this many updates in a row with a loss or gradient that was not finite."""
+    old_metric_names: bool = False
+    """Log metrics under their TRL 0.11 names too, where these differ."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "batch_size")
+        _require_positive(self, "batch_size", "max_bad_updates")
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
         if self.total_episodes is not None:
@@ -480,7 +480,8 @@ class TrainConfig:
     @property
     def num_updates(self) -> int:
         """Rollout batches in the whole run."""
-        assert self.total_episodes is not None, "with_episodes comes first"
+        if self.total_episodes is None:
+            raise ConfigError("total_episodes: expected a number, or `with_episodes(number of prompts)`, got None")
         return -(-self.total_episodes // self.batch_size)
 
     def with_episodes(self, num_prompts: int) -> "TrainConfig":

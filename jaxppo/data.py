@@ -165,13 +165,17 @@ def word_tokenizer() -> Any:
     )
 
 
-def encode_prompts(tokenizer: Any, rows: Sequence[Row], max_length: int) -> list[list[int]]:
-    """Token ids of every row's prompt.
+def encode_prompts(
+    tokenizer: Any, rows: Sequence[Row], max_length: int, cut_to: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Token ids of every row's prompt, of its first `cut_to` tokens where that is given.
 
     Raises:
         DataError: a prompt is empty or longer than `max_length` tokens; the message names the row.
     """
     encoded = _encode(tokenizer, rows, "prompt")
+    if cut_to is not None:
+        encoded = [ids[:length] for ids, length in zip(encoded, cut_to, strict=True)]
     for row, ids in zip(rows, encoded, strict=True):
         if not 0 < len(ids) <= max_length:
             expected = f"1 to max_prompt_length={max_length} tokens"
@@ -234,13 +238,12 @@ class PromptData:
         if not rows:
             raise DataError("train_split: expected at least one row, got none")
         self.rows, self.seed, self.batch_size = rows, seed, batch_size
-        self._encoded = encode_prompts(tokenizer, rows, max_prompt_length)
-        if text_lengths is not None:
-            low, high = text_lengths
-            lengths = np.random.default_rng((seed, len(rows))).integers(low, high, len(rows), endpoint=True)
-            self._encoded = [ids[:length] for ids, length in zip(self._encoded, lengths, strict=True)]
-            texts = [tokenizer.decode(ids) for ids in self._encoded]
-            self.rows = [row | {"prompt": text} for row, text in zip(rows, texts, strict=True)]
+        if text_lengths is None:
+            self._encoded = encode_prompts(tokenizer, rows, max_prompt_length)
+        else:
+            lengths = np.random.default_rng((seed, len(rows))).integers(*text_lengths, len(rows), endpoint=True)
+            self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, lengths.tolist())
+            self.rows = [row | {"prompt": tokenizer.decode(ids)} for row, ids in zip(rows, self._encoded, strict=True)]
         self._pad_id = tokenizer.pad_token_id
         self.prompt_length = bucket(max(map(len, self._encoded)))
 

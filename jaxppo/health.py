@@ -1,6 +1,5 @@
 """What a run watches for after every update: losses that are not finite, and KL estimates that cannot be right."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from jaxppo.console import Console
 from jaxppo.errors import TrainingError
+from jaxppo.logs import JsonlLog
 from jaxppo.types import Trajectories
 
 BAD_BATCHES = "bad_batches"
@@ -55,8 +55,8 @@ class Health:
             if self.is_over(record):
                 raise TrainingError(
                     f"max_bad_updates: stopped after {record['policy/bad_updates']} updates in a row with a NaN or "
-                    f"infinite loss or gradient; the last batch is in {saved}; a lower learning_rate or max_grad_norm "
-                    "may help"
+                    f"infinite loss or gradient; the last batch is in {saved}; a new run with a lower "
+                    "learning_rate or max_grad_norm may help"
                 )
         kl = record.get("objective/kl_k1", 0.0)
         if kl < NEGATIVE_KL and not self._warned_of_kl:
@@ -76,6 +76,7 @@ def save_batch(folder: Path, step: int, trajectories: Trajectories, samples: lis
     named = jax.tree_util.tree_flatten_with_path(trajectories)[0]
     arrays = {".".join(key.name for key in keys): np.asarray(value) for keys, value in named}
     np.savez(path, **arrays)  # type: ignore[arg-type]
-    lines = "".join(json.dumps(sample) + "\n" for sample in samples)
-    path.with_suffix(".jsonl").write_text(lines, encoding="utf-8")
+    with JsonlLog(path.with_suffix(".jsonl")) as log:
+        for sample in samples:
+            log.append(sample)
     return path

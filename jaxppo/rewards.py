@@ -28,7 +28,7 @@ from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.plans import Action, ParsedPlan, PlanError, lccs_length, lcs_length
 
 BEST_INVALID = 0.999
-"""Cap of the partial reward: no invalid plan ties with a valid one, in float32 and bfloat16 logs too."""
+"""Cap of the partial reward: no invalid plan ties with a valid one, in float32 and float16 too."""
 
 VALIDATOR_FAILURES = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
 """Verdicts that say nothing about the plan: it counts as not valid, and the failure is counted too."""

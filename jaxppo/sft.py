@@ -14,6 +14,7 @@ from jaxppo import cli, data, hf, models, ops, optimizer, rollout, run_folder, u
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import SFTConfig, flatten, parse_cli
 from jaxppo.console import Console
+from jaxppo.errors import TrainingError
 from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
 from jaxppo.logs import JsonlLog
 from jaxppo.models import ModelConfig
@@ -115,6 +116,8 @@ def _run_steps(
             if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(evaluator(state.params["policy"]))
             log.append(record)
+            if record["policy/nonfinite_steps"]:
+                raise TrainingError(f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity")
             progress.update(step + 1, loss=record["loss"], lr=record["lr"])
             if loop.saves_at(step + 1, last):
                 checkpoints.save(step + 1, state, flatten(config))

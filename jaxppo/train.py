@@ -180,7 +180,7 @@ def _run_updates(setup: Setup, folder: Path) -> TrainState:
     if checkpoints.latest is not None:
         state = setup.ppo.parallel.put(checkpoints.restore(state))
     reference = setup.ppo.parallel.put(setup.policy) if config.ppo.kl_coef > 0 else None
-    start, health = int(state.step), Health(console, folder, loop.max_bad_updates)
+    start, health = int(state.step), Health(console, folder, config.max_bad_updates)
     with (
         JsonlLog(folder / "metrics.jsonl") as metrics,
         JsonlLog(folder / "samples.jsonl") as samples_log,
@@ -192,7 +192,7 @@ def _run_updates(setup: Setup, folder: Path) -> TrainState:
             state, record, samples, trajectories = train_step(setup, state, reference, step)
             if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(setup.evaluator(state.params["policy"]))
-            metrics.append(with_old_names(record) if loop.old_metric_names else record)
+            metrics.append(with_old_names(record) if config.old_metric_names else record)
             if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == last):
                 _show_samples(setup, samples_log, samples)
             if loop.saves_at(step + 1, last) or health.is_over(record):

@@ -13,6 +13,10 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 ).strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Many tests compile the same programs: a cache for this run of the tests.
+_compiled = tempfile.TemporaryDirectory(prefix="jaxppo-tests-compiled-")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("JAXPPO_CACHE", os.path.join(tempfile.gettempdir(), f"jaxppo-tests-{getpass.getuser()}"))

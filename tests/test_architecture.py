@@ -38,6 +38,7 @@ SAME_LEVEL = {
     ("ppo", "trajectories"),
     ("ppo", "update"),
     ("health", "console"),
+    ("health", "logs"),
     ("cli", "console"),
     ("train", "evaluate"),
     ("sft", "evaluate"),

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import update
+from jaxppo import optimizer, trajectories, update
 from jaxppo.checkpoint import Checkpoints
-from jaxppo.config import OptimizerConfig
+from jaxppo.config import OptimizerConfig, PPOConfig
 from jaxppo.errors import DataError
 from jaxppo.parallel import DataParallel
-from jaxppo.types import TrainState
+from jaxppo.types import ScoreMoments, TrainState
 
 
 def make_state(seed, step=0):
@@ -23,10 +23,15 @@ def make_state(seed, step=0):
         "value": {"score": {"bias": jnp.array([np.float32(1e-40), -0.0, np.inf])}},
     }
     config = OptimizerConfig(learning_rate=0.1)
-    optimizer = update.make_optimizer(config)
-    state = update.init_state(params, optimizer)._replace(step=jnp.int32(step))
+    adam = optimizer.make_optimizer(config)
+    controls = trajectories.initial_controls(PPOConfig())._replace(
+        kl_coef=jnp.float32(rng.normal()),
+        moments=ScoreMoments(*(jnp.float32(x) for x in rng.normal(size=3))),
+        bad_updates=jnp.int32(seed),
+    )
+    state = update.init_state(params, adam, controls)._replace(step=jnp.int32(step))
     grads = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), params)
-    return update.apply_gradients(state, grads, optimizer, update.make_learning_rates(config, 10))
+    return optimizer.apply_gradients(state, grads, adam, optimizer.make_learning_rates(config, 10))
 
 
 def assert_equal_bits(a, b):
@@ -50,6 +55,14 @@ def test_restore_gives_back_every_bit_in_another_process_like_object(tmp_path):
     restored = checkpoints.restore(make_state(99))
     assert isinstance(restored, TrainState) and int(restored.step) == 5
     assert_equal_bits(restored, make_state(5, 5))
+    assert int(restored.controls.bad_updates) == 5
+
+
+def test_restore_gives_back_a_state_without_controls(tmp_path):
+    """That of supervised training."""
+    plain = make_state(3)._replace(controls=None)
+    Checkpoints(tmp_path, 2).save(3, plain, {})
+    assert_equal_bits(Checkpoints(tmp_path, 2).restore(make_state(99)._replace(controls=None)), plain)
 
 
 def test_restore_places_arrays_as_those_of_the_template(tmp_path):

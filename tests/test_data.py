@@ -96,6 +96,58 @@ def test_prompt_data_batches_hold_text_ids_and_columns_of_the_same_rows(rows, to
     assert sorted(seen[:10]) == sorted(seen[10:]) == sorted(by_id)
 
 
+def test_per_completion_repeats_every_row_next_to_itself():
+    batch = data.Batch(prompts=None, texts=["p", "q"], columns={"id": [1, 2], "plan": [["a"], None]})
+    texts, columns = batch.per_completion(3)
+    assert texts == ["p", "p", "p", "q", "q", "q"]
+    assert columns == {"id": [1, 1, 1, 2, 2, 2], "plan": [["a"], ["a"], ["a"], None, None, None]}
+    assert batch.per_completion(1) == (batch.texts, batch.columns)
+
+
+def cut_lengths(rows, tokenizer, text_lengths, seed=0, steps=20):
+    """{row id: set of the lengths it was seen with}, checked: ids, text and row hold the same cut of the row."""
+    whole = {row["id"]: row["prompt"].split() for row in rows}
+    prompts = data.PromptData(rows, tokenizer, 4, seed, max_prompt_length=64, text_lengths=text_lengths)
+    assert prompts.prompt_length <= data.bucket(text_lengths[1])
+    cut, seen = {row["id"]: row["prompt"] for row in prompts.rows}, {}
+    for step in range(steps):
+        batch = prompts.batch(step)
+        for i, name in enumerate(batch.columns["id"]):
+            real = batch.prompts.prompt_ids[i][batch.prompts.prompt_mask[i]]
+            assert batch.texts[i] == cut[name] == tokenizer.decode(real) == " ".join(whole[name][: len(real)])
+            seen.setdefault(name, set()).add(len(real))
+    return seen
+
+
+@pytest.fixture
+def many_rows(rows):
+    """Forty rows, so that all of three lengths come out."""
+    return [row | {"id": f"{row['id']}-{copy}"} for copy in range(4) for row in rows]
+
+
+def test_prompt_data_cuts_every_prompt_once_to_a_length_of_the_range(many_rows, tokenizer):
+    before = [dict(row) for row in many_rows]
+    seen = cut_lengths(many_rows, tokenizer, (5, 7))
+    assert len(seen) == 40
+    assert {len(lengths) for lengths in seen.values()} == {1}  # drawn once, not in each of the two epochs
+    counts = [list(seen.values()).count({length}) for length in (5, 6, 7)]
+    assert sum(counts) == 40 and min(counts) >= 5  # both ends come out: 13 expected, 5 is 2.8 deviations below
+    assert many_rows == before  # the caller's rows stay whole
+
+
+def test_prompt_data_cuts_are_decided_by_the_seed(many_rows, tokenizer):
+    first, again, other = (cut_lengths(many_rows, tokenizer, (5, 7), seed, steps=10) for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_prompt_data_leaves_prompts_shorter_than_the_cut_whole(rows, tokenizer):
+    lengths = [len(row["prompt"].split()) for row in rows]
+    between = min(lengths) + 1
+    assert between < max(lengths)
+    expected = {row["id"]: {min(n, between)} for row, n in zip(rows, lengths, strict=True)}
+    assert cut_lengths(rows, tokenizer, (between, between), steps=5) == expected
+
+
 def test_columns_of_fills_up_with_none_and_leaves_the_prompt_out():
     columns = data.columns_of([{"prompt": "p", "id": 1}, {"prompt": "q", "id": 2, "extra": "x"}])
     assert columns == {"id": [1, 2], "extra": [None, "x"]}

@@ -8,8 +8,17 @@ import pytest
 from scipy import stats  # comes with jax
 
 from jaxppo import data, models, rewards
-from jaxppo.config import DataConfig, EvalConfig, RewardConfig
-from jaxppo.evaluate import Evaluator, summary_line, wilson
+from jaxppo.config import (
+    DataConfig,
+    EvalConfig,
+    EvaluateConfig,
+    RewardConfig,
+    SamplingConfig,
+    SFTConfig,
+    TrainConfig,
+    replace,
+)
+from jaxppo.evaluate import Evaluator, make_evaluator, summary_line, wilson
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.planning import datasets
@@ -65,16 +74,18 @@ def params():
 
 
 @cache
-def evaluator(folder, batch_size, num_devices=1, temperature=0.0, seed=0):
+def evaluator(folder, batch_size, num_devices=1, temperature=0.0, seed=0, top_k=0):
     """Compiled once per set of arguments."""
     return Evaluator(
         MODEL,
         TOKENIZER,
         DataParallel(devices=jax.local_devices()[:num_devices]),
         DataConfig(dataset=str(folder), eval_splits=("test",)),
-        EvalConfig(eval_batch_size=batch_size, eval_validator="builtin", eval_temperature=temperature),
+        EvalConfig(
+            eval_batch_size=batch_size, eval_validator="builtin", eval_temperature=temperature, eval_top_k=top_k
+        ),
         RewardConfig(),
-        LENGTH,
+        SamplingConfig(response_length=LENGTH),
         seed,
     )
 
@@ -109,13 +120,19 @@ def test_complete_gives_one_completion_per_row_in_the_order_of_the_split(
     assert [completion.text for completion in completions] == greedy
 
 
-def test_complete_says_which_completions_ended(folder, params):
-    trunk = params["trunk"] | {"final_layer_norm": {"scale": np.zeros(16, np.float32), "bias": np.ones(16, np.float32)}}
+def only_says(token):
+    """Parameters of a model that always says one token."""
+    params = jax.device_get(models.init_params(MODEL, jax.random.key(1)))
+    norm = {"scale": np.zeros(16, np.float32), "bias": np.ones(16, np.float32)}
+    kernel = np.zeros((16, 32), np.float32)
+    kernel[:, token] = 1.0
+    return {"trunk": params["trunk"] | {"final_layer_norm": norm}, "lm_head": {"kernel": kernel}}
+
+
+def test_complete_says_which_completions_ended(folder):
     made = evaluator(folder, 8)
     for token, expected in ((TOKENIZER.eos_token_id, ("", True)), (5, (TOKENIZER.decode([5] * LENGTH), False))):
-        kernel = np.zeros((16, 32), np.float32)
-        kernel[:, token] = 1.0  # the only token that this model says
-        completions = made.complete({"trunk": trunk, "lm_head": {"kernel": kernel}}, "test")
+        completions = made.complete(only_says(token), "test")
         assert [tuple(completion) for completion in completions] == [expected] * NUM_ROWS
 
 
@@ -123,6 +140,42 @@ def test_complete_above_temperature_0_is_decided_by_the_seed(folder, params):
     made, other = (evaluator(folder, 8, temperature=1.0, seed=seed) for seed in (0, 1))
     first = made.complete(params, "test")
     assert made.complete(params, "test") == first != other.complete(params, "test")
+
+
+def test_complete_with_top_k_1_equals_greedy_decoding_at_any_temperature(folder, params, greedy):
+    texts = [completion.text for completion in evaluator(folder, 8, temperature=2.0, top_k=1).complete(params, "test")]
+    assert texts == greedy
+    free = [completion.text for completion in evaluator(folder, 8, temperature=2.0).complete(params, "test")]
+    assert free != greedy  # at this temperature it is the truncation that decides
+
+
+# The token that a completion ends with, by training settings.
+@pytest.mark.parametrize(
+    ("settings", "stop"),
+    [
+        ({}, TOKENIZER.eos_token_id),
+        ({"stop_token_id": 5}, 5),
+        ({"stop_token_id": 0}, 0),
+        ({"stop_token": "none"}, None),
+    ],
+    ids=["eos", "5", "0", "none"],
+)
+def test_make_evaluator_ends_completions_as_training_does(folder, settings, stop):
+    given = {"dataset": str(folder), "eval_splits": ("test",), "headline_split": "test", "eval_validator": "builtin"}
+    config = replace(TrainConfig(), **given, **settings, eval_batch_size=8, response_length=LENGTH)
+    made = make_evaluator(config, MODEL, TOKENIZER, DataParallel(devices=jax.local_devices()[:1]))
+    for token in (TOKENIZER.eos_token_id, 5, 0):
+        ended = {completion.ended for completion in made.complete(only_says(token), "test")}
+        assert ended == {token == stop}
+
+
+@pytest.mark.parametrize("config_class", [EvaluateConfig, SFTConfig])
+def test_make_evaluator_of_other_commands_stops_at_the_end_of_sequence(folder, config_class):
+    given = {"dataset": str(folder), "eval_splits": ("test",), "eval_validator": "builtin", "response_length": 3}
+    config = replace(config_class(), **given, eval_batch_size=8)
+    made = make_evaluator(config, MODEL, TOKENIZER, DataParallel(devices=jax.local_devices()[:1]))
+    for token, expected in ((TOKENIZER.eos_token_id, ("", True)), (5, (TOKENIZER.decode([5] * 3), False))):
+        assert [tuple(c) for c in made.complete(only_says(token), "test")] == [expected] * NUM_ROWS
 
 
 def test_evaluator_counts_over_all_rows_of_a_split(folder, params, monkeypatch):

@@ -39,14 +39,13 @@ def test_make_schedule_warms_up_to_the_peak_and_then_decays_over_the_rest(decay)
 
 
 def test_make_learning_rates_gives_the_value_model_its_own_peak():
-    both = optimizer.make_learning_rates_of(OptimizerConfig(learning_rate=0.5), 4)
+    both = optimizer.make_learning_rates(OptimizerConfig(learning_rate=0.5), 4)
     assert (both.policy(1), both.value(1)) == (0.375, 0.375)
-    both = optimizer.make_learning_rates_of(OptimizerConfig(learning_rate=0.5, value_learning_rate=2.0), 4)
+    both = optimizer.make_learning_rates(OptimizerConfig(learning_rate=0.5, value_learning_rate=2.0), 4)
     assert (both.policy(1), both.value(1)) == (0.375, 1.5)
     # 0 is a choice, not a missing value.
-    assert (
-        optimizer.make_learning_rates_of(OptimizerConfig(learning_rate=0.5, value_learning_rate=0.0), 4).value(1) == 0.0
-    )
+    frozen = OptimizerConfig(learning_rate=0.5, value_learning_rate=0.0)
+    assert optimizer.make_learning_rates(frozen, 4).value(1) == 0.0
 
 
 # --- optimizer steps

@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxppo import data, models
 from jaxppo.config import TrainConfig, replace
+from jaxppo.errors import DataError
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.types import PromptBatch, Rollout, Sequences
@@ -33,7 +36,16 @@ CONFIG = replace(
     response_length=LENGTH,
     temperature=0.9,
     learning_rate=1e-3,
+    total_episodes=6400,
 )
+VARIANTS = {
+    "separate": replace(CONFIG, value_model="separate"),
+    "shared": replace(CONFIG, value_model="shared"),
+    "after": replace(CONFIG, score_position="after", whiten_rewards=True, kl_estimator="k3"),
+    "full-kl": replace(CONFIG, kl_estimator="full", entropy_coef=0.01, missing_eos_penalty=0.3),
+    "rloo": replace(CONFIG, algorithm="rloo", num_generations=2, normalize_advantages=True),
+    "rloo-masked": replace(CONFIG, algorithm="rloo", num_generations=2, mask_truncated_completions=True),
+}
 POLICY = jax.device_get(models.init_params(MODEL, jax.random.key(0)))
 REFERENCE = jax.device_get(models.init_params(MODEL, jax.random.key(1)))
 SCORES = np.linspace(-0.5, 1.0, ROWS, dtype=np.float32)
@@ -44,9 +56,11 @@ def make_ppo(config=CONFIG, mode="shard_map", num_devices=1, pad_id=PAD):
     return PPO(config, MODEL, EOS, pad_id, DataParallel(mode, jax.devices()[:num_devices]))
 
 
-def make_prompts(pad_id=PAD):
+def make_prompts(pad_id=PAD, copies=1, extra_padding=0):
+    """The prompts of a batch, each standing for `copies` completions."""
     rng = np.random.default_rng(0)
-    return data.pad_left([rng.integers(2, 24, rng.integers(3, 9)).tolist() for _ in range(ROWS)], 8, pad_id)
+    prompts = [rng.integers(2, 24, rng.integers(3, 9)).tolist() for _ in range(ROWS // copies)]
+    return data.pad_left(prompts, 8 + extra_padding, pad_id)
 
 
 def start(ppo):
@@ -54,16 +68,31 @@ def start(ppo):
         "trunk": jax.tree.map(np.array, REFERENCE["trunk"]),
         "score": {"kernel": np.full((16, 1), 0.1, np.float32)},
     }
-    return ppo.init_state(POLICY, value if ppo.config.value_model == "separate" else None)
+    separate = ppo.has_value_model and ppo.config.value_model == "separate"
+    return ppo.init_state(POLICY, value if separate else None)
+
+
+def some_end(rollout) -> bool:
+    """Whether some rows end and some are cut."""
+    return 0 < int(rollout.ended.sum()) < ROWS
+
+
+@functools.cache
+def sample(copies):
+    """One rollout, made on one device, and the number of its update."""
+    ppo = make_ppo(VARIANTS["separate"] if copies == 1 else replace(VARIANTS["rloo"], num_generations=copies))
+    prompts = make_prompts(copies=copies)
+    rollouts = ((ppo.generate(start(ppo), prompts, step), step) for step in range(20))
+    return jax.device_get(next(pair for pair in rollouts if some_end(pair[0])))
+
+
+def rollout_of(copies):
+    return sample(copies)[0]
 
 
 @pytest.fixture(scope="module")
 def recorded():
-    """One rollout, made on one device."""
-    ppo = make_ppo()
-    rollout = ppo.generate(start(ppo), make_prompts(), 0)
-    assert 0 < int(rollout.ended.sum()) < ROWS  # some rows end, some are cut
-    return jax.device_get(rollout)
+    return rollout_of(1)
 
 
 class Update(NamedTuple):
@@ -80,8 +109,9 @@ def update_from(ppo, prompts, rollout, scores=SCORES, reference=REFERENCE, extra
     if extra_padding:
         wider = np.pad(np.asarray(sequences.input_ids), ((0, 0), (0, extra_padding)), constant_values=7)
         sequences = Sequences(jnp.asarray(wider), *sequences[1:])
-    scored = ppo.score(state, ppo.parallel.put(reference), sequences, rollout)
-    trajectories, stats = ppo.make_trajectories(scored, rollout, sequences, scores)
+    reference = None if reference is None else ppo.parallel.put(reference)
+    scored = ppo.score(state, reference, sequences, rollout)
+    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores)
     state, update_stats = ppo.update(state, trajectories, 0)
     return Update(jax.device_get(stats | update_stats), jax.device_get(state.params))
 
@@ -93,17 +123,19 @@ def assert_same(a: Update, b: Update, tolerance=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=tolerance), a.params, b.params)
 
 
-@pytest.fixture(scope="module", params=["separate", "shared"])
-def config(request):
-    return replace(CONFIG, value_model=request.param)
-
-
-@pytest.fixture(scope="module")
-def baseline(config, recorded):
-    update = update_from(make_ppo(config), make_prompts(), recorded)
+@functools.cache
+def baseline_of(variant):
+    config = VARIANTS[variant]
+    copies = config.ppo.group_size
+    update = update_from(make_ppo(config), make_prompts(copies=copies), rollout_of(copies))
     moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), update.params["policy"], POLICY)
     assert max(jax.tree.leaves(moved)) > 1e-3  # an update that does nothing would pass every comparison below
     return update
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def variant(request):
+    return request.param
 
 
 @pytest.mark.parametrize("kl_estimator", ["k1", "k3"])
@@ -126,46 +158,113 @@ def test_first_mini_batch_has_ratio_one(recorded, logprobs):
     assert abs(stats["val/ratio"] - 1.0) > 1e-4  # the second epoch has moved
 
 
-def test_right_padding_changes_nothing(config, recorded, baseline):
-    wider = Rollout(
-        completion_ids=np.pad(recorded.completion_ids, ((0, 0), (0, 5)), constant_values=9),
-        completion_mask=np.pad(recorded.completion_mask, ((0, 0), (0, 5))),
-        logprobs=np.pad(recorded.logprobs, ((0, 0), (0, 5)), constant_values=-3.0),
-        ended=recorded.ended,
-    )
-    assert_same(update_from(make_ppo(config), make_prompts(), wider, extra_padding=6), baseline)
+def permuted(prompts, rollout, copies, order):
+    """Prompts in another order, each with its completions; and the order of the rows."""
+    rows = (np.asarray(order)[:, None] * copies + np.arange(copies)).reshape(-1)
+    return PromptBatch(*(x[np.asarray(order)] for x in prompts)), Rollout(*(x[rows] for x in rollout)), rows
 
 
-def test_row_order_changes_nothing(config, recorded, baseline):
-    order = np.random.default_rng(1).permutation(ROWS)
-    prompts = PromptBatch(*(x[order] for x in make_prompts()))
-    rollout = Rollout(*(x[order] for x in recorded))
-    assert_same(update_from(make_ppo(config), prompts, rollout, SCORES[order]), baseline)
+def padded(rollout, columns, junk):
+    """The same completions in wider arrays, with junk behind them."""
+    wider = lambda x, fill: np.pad(x, ((0, 0), (0, columns)), constant_values=fill)  # noqa: E731
+    mask = wider(rollout.completion_mask, False)
+    ids = np.where(mask, wider(rollout.completion_ids, junk), junk)
+    logprobs = np.where(mask, wider(rollout.logprobs, -3.0), -3.0)
+    return Rollout(ids, mask, logprobs, rollout.ended)
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
-@pytest.mark.parametrize("mode", ["shard_map", "pmap"])
-def test_devices_change_nothing(config, recorded, baseline, mode, num_devices):
-    ppo = make_ppo(config, mode, num_devices)
-    assert_same(update_from(ppo, make_prompts(), recorded), baseline)
-    np.testing.assert_array_equal(ppo.generate(start(ppo), make_prompts(), 0).completion_ids, recorded.completion_ids)
+@settings(deadline=None, max_examples=8, derandomize=True)
+@given(order_seed=st.integers(0, 1000), junk=st.integers(0, 23), score_seed=st.integers(0, 1000))
+def test_update_does_not_depend_on_what_should_not_matter(variant, order_seed, junk, score_seed):
+    """All at once, no change: padding left and right with junk in it, row order, micro-batches, devices, pad = eos."""
+    config, copies = VARIANTS[variant], VARIANTS[variant].ppo.group_size
+    scores = np.random.default_rng(score_seed).normal(size=ROWS).astype(np.float32)
+    plain = update_from(make_ppo(config), make_prompts(copies=copies), rollout_of(copies), scores)
+    order = np.random.default_rng(order_seed).permutation(ROWS // copies)
+    prompts = make_prompts(EOS, copies, extra_padding=4)
+    prompts, rollout, rows = permuted(prompts, rollout_of(copies), copies, order)
+    ppo = make_ppo(replace(config, gradient_accumulation_steps=2), num_devices=2, pad_id=EOS)
+    other = update_from(ppo, prompts, padded(rollout, 5, junk), scores[rows], extra_padding=5)
+    assert_same(other, plain, tolerance=3e-5)
+
+
+@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 4), ("pmap", 2)])
+def test_devices_change_nothing(variant, mode, num_devices):
+    config, copies = VARIANTS[variant], VARIANTS[variant].ppo.group_size
+    ppo, prompts = make_ppo(config, mode, num_devices), make_prompts(copies=copies)
+    rollout, step = sample(copies)
+    assert_same(update_from(ppo, prompts, rollout), baseline_of(variant))
+    completions = ppo.generate(start(ppo), prompts, step).completion_ids
+    np.testing.assert_array_equal(completions, rollout.completion_ids)
 
 
 def test_mini_batches_are_the_same_on_any_device_count(recorded):
-    config = replace(CONFIG, num_mini_batches=2)
-    updates = [update_from(make_ppo(config, "shard_map", n), make_prompts(), recorded) for n in (1, 4)]
-    assert_same(*updates)
+    config = replace(CONFIG, num_mini_batches=2, gradient_accumulation_steps=2)
+    updates = [
+        update_from(
+            make_ppo(replace(config, gradient_accumulation_steps=parts), "shard_map", n), make_prompts(), recorded
+        )
+        for n, parts in ((1, 1), (2, 2), (4, 1))
+    ]
+    assert_same(updates[0], updates[1])
+    assert_same(updates[0], updates[2])
 
 
-def test_pad_equal_to_eos_changes_nothing(config, recorded, baseline):
-    ppo = make_ppo(config, pad_id=EOS)
-    rollout = ppo.generate(start(ppo), make_prompts(EOS), 0)
+def test_scoring_in_chunks_changes_nothing(recorded):
+    chunked = make_ppo(replace(VARIANTS["full-kl"], local_rollout_forward_batch_size=3))
+    assert_same(update_from(chunked, make_prompts(), recorded), baseline_of("full-kl"))
+
+
+def test_pad_equal_to_eos_samples_the_same(recorded):
+    ppo = make_ppo(pad_id=EOS)
+    rollout = ppo.generate(start(ppo), make_prompts(EOS), sample(1)[1])
     np.testing.assert_array_equal(rollout.completion_mask, recorded.completion_mask)
     np.testing.assert_array_equal(
         np.where(recorded.completion_mask, rollout.completion_ids, 0),
         np.where(recorded.completion_mask, recorded.completion_ids, 0),
     )
-    assert_same(update_from(ppo, make_prompts(EOS), rollout), baseline)
+
+
+def test_completions_from_elsewhere_give_the_same_update(recorded):
+    ppo = make_ppo()
+    lists = [ids[mask].tolist() for ids, mask in zip(recorded.completion_ids, recorded.completion_mask, strict=True)]
+    update = update_from(ppo, make_prompts(), ppo.rollout_of(lists))
+    assert_same(update, baseline_of("separate"), tolerance=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("completion", "message"),
+    [([], "got 0"), ([5] * (LENGTH + 1), f"got {LENGTH + 1}"), ([5, EOS, 5], "stop token 0 last")],
+)
+def test_rollout_of_names_the_completion_that_does_not_fit(completion, message):
+    with pytest.raises(DataError, match=f"completion 1: .*{message}"):
+        make_ppo().rollout_of([[5, EOS], completion])
+
+
+def test_completions_of_a_prompt_are_adjacent_and_differ():
+    ppo = make_ppo(replace(VARIANTS["rloo"], num_generations=4))
+    prompts = make_prompts(copies=4)
+    rollout = ppo.generate(start(ppo), prompts, 0)
+    sequences = ppo.pack(prompts, rollout)
+    lengths = np.asarray(sequences.prompt_lengths)
+    np.testing.assert_array_equal(lengths, np.repeat(prompts.prompt_mask.sum(1), 4))
+    for row, ids in enumerate(np.asarray(sequences.input_ids)):
+        prompt = prompts.prompt_ids[row // 4][prompts.prompt_mask[row // 4]]
+        np.testing.assert_array_equal(ids[: lengths[row]], prompt)
+    assert len({tuple(row) for row in np.asarray(rollout.completion_ids)}) > 4
+
+
+def test_lengths_are_drawn_per_row_and_anew_for_each_update():
+    ppo = make_ppo(replace(CONFIG, output_min_length=2, stop_token="none"))
+    lengths = [np.asarray(ppo.generate(start(ppo), make_prompts(), step).completion_mask).sum(1) for step in range(6)]
+    assert np.min(lengths) == 2 and np.max(lengths) == LENGTH
+    assert len({tuple(row) for row in lengths}) == 6
+
+
+def test_without_reference_there_is_no_kl(recorded):
+    stats = update_from(make_ppo(), make_prompts(), recorded, reference=None).stats
+    assert not any(name.startswith("objective/kl") for name in stats)
+    assert stats["objective/rlhf_reward"] == stats["objective/scores"]
 
 
 def test_an_update_leaves_the_arrays_it_started_from_alone(recorded):
@@ -175,7 +274,7 @@ def test_an_update_leaves_the_arrays_it_started_from_alone(recorded):
     state = ppo.init_state(policy)
     sequences = ppo.pack(make_prompts(), recorded)
     scored = ppo.score(state, policy, sequences, recorded)
-    trajectories, _ = ppo.make_trajectories(scored, recorded, sequences, SCORES)
+    state, trajectories, _ = ppo.make_trajectories(state, scored, recorded, sequences, SCORES)
     ppo.update(state, trajectories, 0)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(policy), POLICY)
 
@@ -197,7 +296,7 @@ def test_learning_raises_a_simple_reward():
         scores = ((np.asarray(rollout.completion_ids) == 5) & mask).sum(1) / mask.sum(1)
         sequences = ppo.pack(prompts, rollout)
         scored = ppo.score(state, reference, sequences, rollout)
-        trajectories, _ = ppo.make_trajectories(scored, rollout, sequences, scores)
+        state, trajectories, _ = ppo.make_trajectories(state, scored, rollout, sequences, scores)
         state, _ = ppo.update(state, trajectories, step)
         means.append(scores.mean())
     assert np.mean(means[-5:]) > np.mean(means[:5]) + 0.3

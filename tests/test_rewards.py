@@ -141,6 +141,49 @@ def test_judge_plans_keeps_the_order_of_the_completions():
     assert together == [judge(text)[0] for text in texts]
 
 
+# completion, longest run and longest subsequence in common with the reference (4 actions), number of actions
+OVERLAPS = {
+    "one action too many in the middle": ("unstack b a ; put-down b ; pick-up b ; pick-up a ; stack a b", 2, 4, 5),
+    "the middle left out": ("unstack b a ; stack a b", 1, 2, 2),
+    "halves exchanged": ("pick-up a ; stack a b ; unstack b a ; put-down b", 2, 2, 4),
+    "backwards": ("stack a b ; pick-up a ; put-down b ; unstack b a", 1, 1, 4),
+    "nothing in common": ("unstack a b ; put-down a", 0, 0, 2),
+}
+
+
+@pytest.mark.parametrize("case", OVERLAPS)
+@pytest.mark.parametrize("normalise_by", ["max", "reference", "prediction"])
+def test_judge_plans_rewards_the_overlap_of_the_chosen_kind_and_keeps_the_contiguous_one(case, normalise_by):
+    text, run, subsequence, length = OVERLAPS[case]
+    divisor = {"max": max(length, 4), "reference": 4, "prediction": length}[normalise_by]
+    (contiguous,) = judge(text, partial="lccs", normalise_by=normalise_by)
+    (with_gaps,) = judge(text, partial="lcs", normalise_by=normalise_by)
+    assert not contiguous.verdict.valid
+    assert contiguous.lccs == with_gaps.lccs == contiguous.partial == run / divisor
+    assert with_gaps.partial == subsequence / divisor
+    assert contiguous.reward == min(run / divisor, rewards.BEST_INVALID)
+    assert with_gaps.reward == min(subsequence / divisor, rewards.BEST_INVALID)
+
+
+def test_plan_reward_with_lcs_by_reference_logs_both_the_reward_and_lccs():
+    """The setting of "Chasing Progress, Not Perfection"."""
+    texts = [SOLUTION, *(text for text, *_ in OVERLAPS.values())]
+    reward = rewards.make_plan_reward(partial="lcs", normalise_by="reference")
+    scores, _ = run_score(reward, columns_for(texts), texts)
+    # A whole reference with junk in it overlaps to 1, but is not valid.
+    assert scores.values == [1.0, rewards.BEST_INVALID, 0.5, 0.5, 0.25, 0.0]
+    assert scores.metrics["reward/mean"] == pytest.approx(sum(scores.values) / 6)
+    assert scores.metrics["reward/lccs"] == pytest.approx((1.0 + 0.5 + 0.25 + 0.5 + 0.25 + 0.0) / 6)
+    assert scores.metrics["reward/plan_valid"] == 1 / 6
+
+
+@pytest.mark.parametrize("partial", ["lccs", "lcs"])
+def test_best_invalid_caps_a_perfect_overlap_below_a_valid_plan_in_every_log(partial):
+    (junk,) = judge(SOLUTION + " ; (", partial=partial, normalise_by="reference")
+    assert junk.partial == 1.0 and junk.reward == rewards.BEST_INVALID == 0.999
+    assert np.float32(junk.reward) < 1 and np.float16(junk.reward) < 1
+
+
 @pytest.mark.parametrize("normalise_by", ["max", "reference", "prediction"])
 def test_no_invalid_plan_is_rewarded_as_a_valid_one(normalise_by):
     outcomes = judge(*(text for text, *_ in CASES.values()), normalise_by=normalise_by)

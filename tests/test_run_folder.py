@@ -58,7 +58,15 @@ def test_claim_refuses_a_folder_that_holds_a_run_without_resume(tmp_path):
 
 
 def test_claim_resumes_a_run_of_the_same_configuration(tmp_path):
-    changes = {"learning_rate": 1e-5, "max_grad_norm": None, "eval_splits": ("test_longer", "dev"), "preset": "tiny"}
+    changes = {
+        "learning_rate": 1e-5,
+        "max_grad_norm": None,
+        "eval_splits": ("test_longer", "dev"),
+        "reward_clip_range": (-1, 1),
+        "stop_token_id": 0,
+        "save_steps": 0.25,
+        "preset": "tiny",
+    }
     claim(tmp_path, **changes)
     before = contents(tmp_path)
     claim(tmp_path, **changes, resume=True)
@@ -74,6 +82,9 @@ def test_claim_resumes_a_run_of_the_same_configuration(tmp_path):
         ({"seed": 43}, r"seed: expected 42 .* got 43"),
         ({"batch_size": 32}, r"batch_size: expected 64 .* got 32"),
         ({"missing_eos_penalty": 0.1}, r"missing_eos_penalty: expected None .* got 0\.1"),
+        ({"reward_clip_range": (-1, 1)}, r"reward_clip_range: expected None .* got \[-1\.0, 1\.0\]"),
+        ({"stop_token_id": 0}, r"stop_token_id: expected None .* got 0"),
+        ({"algorithm": "rloo"}, r"algorithm: expected 'ppo' .* got 'rloo'"),
         (
             {"eval_splits": ("test_longer",)},
             r"eval_splits: expected \['test', 'test_longer'\] .* got \['test_longer'\]",

@@ -1,5 +1,8 @@
 """The real commands, in subprocesses, with tiny numbers; and the loop's promises: resume, export, bad input."""
 
+import contextlib
+import io
+import itertools
 import json
 import os
 import shutil
@@ -7,13 +10,32 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
-from jaxppo import cli, hf, models, train
+from jaxppo import cli, data, hf, metrics, models, train
+from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import TrainConfig, parse_cli
 from jaxppo.logs import read_metrics
+
+# Whatever an update hands to the next one beside the models changes in these runs: KL coefficient, score moments.
+TINY = [
+    "--preset",
+    "tiny",
+    "--adap_kl_ctrl",
+    "--kl_target",
+    "6",
+    "--kl_horizon",
+    "100",
+    "--num_sample_generations",
+    "4",
+]
+TINY += ["--use_score_scaling", "--use_score_norm"]
+SMALL_TESTS = ["--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
 
 MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
 
@@ -46,7 +68,7 @@ def snapshot(folder):
 def finished(tmp_path_factory):
     """An uninterrupted run of the preset `tiny`."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    code, out, err = run_command("train", "--preset", "tiny", "--output_dir", folder)
+    code, out, err = run_command("train", *TINY, "--output_dir", folder)
     assert code == 0, err
     assert "valid plans on test_longer" in out
     return folder
@@ -75,6 +97,32 @@ def test_train_writes_the_run_folder(finished):
         for split in ("test", "test_longer"):
             for rate in ("validity", "executability"):
                 assert evals[moment][split][rate].keys() == {"rate", "low", "high", "n"}
+
+
+def by_update(folder):
+    """Samples of each update, in the order of the updates."""
+    samples = read_metrics(folder / "samples.jsonl")
+    return [[s for s in samples if s["step"] == step] for step in sorted({s["step"] for s in samples})]
+
+
+def test_train_adapts_the_kl_coefficient_in_every_update(finished):
+    records = read_metrics(finished / "metrics.jsonl")
+    assert max(record["objective/kl"] for record in records) < 4.8
+    # So far below the target of 6 the error is clipped to -0.2: 16 completions of a horizon of 100 each time.
+    expected = [0.05 * (1 - 0.2 * 16 / 100) ** n for n in range(4)]
+    np.testing.assert_allclose([record["objective/kl_coef"] for record in records], expected, rtol=1e-6)
+
+
+def test_train_scales_scores_by_the_moments_of_all_scores_so_far(finished):
+    seen, records = [], read_metrics(finished / "metrics.jsonl")
+    assert len(by_update(finished)) == len(records) == 4
+    for samples, record in zip(by_update(finished), records, strict=True):
+        scores = np.array([sample["score"] for sample in samples])
+        seen += list(scores)
+        scaled = (scores - np.mean(seen)) / np.std(seen, ddof=1)
+        penalty = 0.1 * record["completions/clipped_ratio"]
+        np.testing.assert_allclose(record["objective/scores"], np.mean(scaled) - penalty, atol=1e-5)
+    assert len(seen) == 64
 
 
 def test_train_exports_a_policy_that_transformers_computes_equally(finished):
@@ -112,7 +160,7 @@ def test_resume_of_a_finished_run_changes_nothing(finished):
 
 def test_resume_after_sigkill_equals_the_uninterrupted_run(finished, tmp_path):
     folder = tmp_path / "killed"
-    process = start_command("train", "--preset", "tiny", "--output_dir", folder)
+    process = start_command("train", *TINY, "--output_dir", folder)
     checkpoint, deadline = folder / "checkpoints" / "2", time.monotonic() + 300
     while not checkpoint.is_dir():
         assert process.poll() is None and time.monotonic() < deadline
@@ -124,6 +172,7 @@ def test_resume_after_sigkill_equals_the_uninterrupted_run(finished, tmp_path):
     code, _, err = run_command("train", "--output_dir", folder, "--resume")
     assert code == 0, err
     assert comparable(folder) == comparable(finished)
+    assert (folder / "samples.jsonl").read_text() == (finished / "samples.jsonl").read_text()
     assert json.loads((folder / "eval.json").read_text()) == json.loads((finished / "eval.json").read_text())
 
 
@@ -140,9 +189,8 @@ def test_resume_without_a_checkpoint_starts_over(finished, tmp_path):
 
 def test_pmap_gives_the_same_first_update(finished, tmp_path):
     folder = tmp_path / "pmap"
-    code, _, err = run_command(
-        "train", "--preset", "tiny", "--parallel", "pmap", "--total_episodes", "16", "--output_dir", folder
-    )
+    args = [*TINY, "--parallel", "pmap", "--total_episodes", "16", "--output_dir", folder]
+    code, _, err = run_command("train", *args)
     assert code == 0, err
     first, expected = comparable(folder)[0], comparable(finished)[0]
     for name in expected:
@@ -169,6 +217,12 @@ BAD_INPUT = {
     "bad choice": (["--kl_estimator", "k9"], ["kl_estimator", "k9", "k1"]),
     "unknown preset": (["--preset", "huge"], ["preset", "huge", "default"]),
     "mini-batches": (["--batch_size", "10", "--num_mini_batches", "4"], ["batch_size", "num_mini_batches", "10", "4"]),
+    "devices": (
+        ["--preset", "tiny", "--gradient_accumulation_steps", "4"],
+        ["gradient_accumulation_steps", "devices (4)", "got 2"],
+    ),
+    "rloo alone": (["--algorithm", "rloo", "--num_generations", "1"], ["num_generations", "rloo"]),
+    "stop token": (["--preset", "tiny", "--stop_token_id", "50000"], ["stop_token_id", "vocabulary", "50000"]),
     "no model": (["--sft_model_path", "no/such/model"], ["no/such/model"]),
     "no data": (["--dataset", "no/such/data"], ["no/such/data"]),
     "no config": (["--config", "no/such.yaml"], ["no/such.yaml"]),
@@ -213,7 +267,7 @@ def assert_refused(result, words):
 
 def test_another_run_is_not_written_over(finished, run_here):
     before = snapshot(finished)
-    assert_refused(run_here("--preset", "tiny", "--output_dir", finished), ["output_dir", finished])
+    assert_refused(run_here(*TINY, "--output_dir", finished), ["output_dir", finished])
     assert_refused(run_here("--output_dir", finished, "--resume", "--kl_coef", "0.5"), ["kl_coef", "0.05", "0.5"])
     assert snapshot(finished) == before
 
@@ -296,7 +350,230 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     code, out, err = run_command("train", "--preset", "tiny", "--dry_run", "--output_dir", tmp_path / "run")
     assert code == 0, err
     assert "4 updates of 16 completions" in out
+    assert "16 optimizer steps (2 epochs x 2 mini-batches of 8 completions per update)" in out
     assert not (tmp_path / "run").exists()
+
+
+# --- in this process, which shows what the loop holds
+
+
+class Recorded(NamedTuple):
+    """A run, and of each update what it was given and left behind, copied (updates reuse the memory)."""
+
+    folder: Path
+    steps: list[train.Step]
+    references: list[dict | None]
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def run_recorded(tmp_path_factory):
+    """Carry out a run on the four devices of this process."""
+
+    def run(*args, reward=None):
+        folder, steps, references = tmp_path_factory.mktemp("recorded") / "run", [], []
+        train_step, status, out, err = train.train_step, 0, io.StringIO(), io.StringIO()
+
+        def spy(setup, state, reference, step):
+            done = train_step(setup, state, reference, step)
+            state, trajectories = jax.tree.map(np.array, (done.state, done.trajectories))
+            steps.append(done._replace(state=state, trajectories=trajectories))
+            references.append(reference)
+            return done
+
+        config = parse_cli(TrainConfig, "train", [*map(str, args), "--output_dir", str(folder)])
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.setattr(train, "train_step", spy)
+            if reward is not None:
+                patch.setattr(train.rewards, "make_plan_reward", lambda *_: reward)
+            try:
+                cli.main(lambda: train.train(config))
+            except SystemExit as stop:
+                status = stop.code
+        return Recorded(folder, steps, references, status, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def rloo(run_recorded):
+    """Two updates of 4 completions for each of 4 prompts, evaluated in between, scores as the reward gave them."""
+    args = ["--preset", "tiny", "--algorithm", "rloo", "--total_episodes", "32", "--eval_steps", "0.5", *SMALL_TESTS]
+    run = run_recorded(*args, "--missing_eos_penalty", "None")
+    assert run.status == 0, run.err
+    return run
+
+
+def test_train_rloo_has_no_value_model(rloo):
+    names = {path.name for path in rloo.folder.iterdir()}
+    assert names >= {"policy", "eval.json", "curves.png", "checkpoints"} and "value" not in names
+    assert [set(step.state.params) for step in rloo.steps] == [{"policy"}] * 2
+    # The saved state has as few arrays: a policy and its two moments.
+    first = rloo.steps[0].state
+    assert len(jax.tree.leaves(first.opt_state)) == 2 * len(jax.tree.leaves(first.params)) + 1
+    for record in read_metrics(rloo.folder / "metrics.jsonl"):
+        assert not [name for name in record if name.startswith(("value/", "loss/value", "val/clipfrac", "lr_value"))]
+
+
+def test_train_rloo_learns_and_logs_the_kl(rloo):
+    records = read_metrics(rloo.folder / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 2]
+    assert [record["episode"] for record in records] == [16, 32]
+    assert [record["epoch"] for record in records] == [16 / (24 * 4), 32 / (24 * 4)]
+    assert abs(records[0]["objective/kl"]) < 1e-5 < abs(records[1]["objective/kl"])
+    assert records[0]["val/ratio_first"] == pytest.approx(1, abs=1e-4)
+    assert all(0 < record["grad_norm"] < np.inf for record in records)
+    assert "eval/test_longer/validity" in records[0] and "eval/test_longer/validity" not in records[1]
+
+
+def test_train_rloo_samples_the_completions_of_a_prompt_next_to_each_other(rloo):
+    for samples in by_update(rloo.folder):
+        assert len(samples) == 16
+        groups = [samples[i : i + 4] for i in range(0, 16, 4)]
+        assert [len({(sample["id"], sample["prompt"]) for sample in group}) for group in groups] == [1, 1, 1, 1]
+        assert len({group[0]["id"] for group in groups}) == 4
+        assert any(len({sample["completion"] for sample in group}) > 1 for group in groups)  # each is sampled
+
+
+def test_train_rloo_compares_each_score_with_those_of_the_same_prompt(rloo):
+    """In the first update the KL is 0, so the rewards are the scores."""
+    scores = [sample["score"] for sample in by_update(rloo.folder)[0]]
+    expected = []
+    for i, score in enumerate(scores):
+        siblings = [scores[j] for j in range(16) if j // 4 == i // 4 and j != i]
+        expected.append(score - sum(siblings) / 3)
+    assert max(map(abs, expected)) > 0.1
+    np.testing.assert_allclose(rloo.steps[0].trajectories.advantages, expected, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def overflowing(run_recorded):
+    """A run without KL whose rewards overflow float32 in updates 1, 3 and 4, two in a row being too many."""
+    updates = itertools.count(1)
+
+    def reward(completions, **_):
+        high = 1.0 if next(updates) == 2 else 3e38
+        return [high * (row % 2) for row in range(len(completions))]
+
+    args = ["--preset", "tiny", "--kl_coef", "0", "--max_bad_updates", "2", "--total_episodes", "96"]
+    return run_recorded(*args, "--save_steps", "50", "--old_metric_names", *SMALL_TESTS, reward=reward)
+
+
+def test_train_stops_after_too_many_bad_updates_in_a_row_with_one_line_and_status_2(overflowing):
+    assert overflowing.status == 2
+    (line,) = overflowing.err.strip().splitlines()
+    assert line.startswith("error: max_bad_updates: stopped after 2 updates in a row with a NaN or infinite loss")
+    assert str(overflowing.folder / "bad_batches" / "update-4.npz") in line
+    records = read_metrics(overflowing.folder / "metrics.jsonl")
+    assert [record["policy/nonfinite_steps"] for record in records] == [4, 0, 4, 4]
+    assert [record["policy/bad_updates"] for record in records] == [1, 0, 1, 2]
+    assert overflowing.out.count("warning: update ") == 3
+    assert not (overflowing.folder / "policy").exists()
+    assert set(json.loads((overflowing.folder / "eval.json").read_text())) == {"headline_split", "before"}
+
+
+def test_train_saves_the_batches_of_bad_updates(overflowing):
+    saved = overflowing.folder / "bad_batches"
+    names = {f"update-{n}.{suffix}" for n in (1, 3, 4) for suffix in ("npz", "jsonl")}
+    assert {path.name for path in saved.iterdir()} == names
+    samples = read_metrics(saved / "update-3.jsonl")
+    assert [sample["score"] for sample in samples] == [0.0, 3e38] * 8
+    with np.load(saved / "update-3.npz") as arrays:
+        expected = overflowing.steps[2].trajectories
+        np.testing.assert_array_equal(arrays["sequences.input_ids"], expected.sequences.input_ids)
+        np.testing.assert_array_equal(arrays["returns"], expected.returns)
+        assert np.nanmax(arrays["rewards"]) == np.float32(3e38)
+
+
+def test_train_leaves_the_model_as_it_is_in_a_bad_update(overflowing):
+    _, policy, _ = hf.load_policy(data.model_folder("blocksworld-sft"))
+    first, second, third, fourth = (step.state for step in overflowing.steps)
+    jax.tree.map(np.testing.assert_array_equal, first.params["policy"], policy)
+    jax.tree.map(np.testing.assert_array_equal, third.params, second.params)
+    jax.tree.map(np.testing.assert_array_equal, fourth.params, second.params)
+    jax.tree.map(np.testing.assert_array_equal, fourth.opt_state, second.opt_state)
+    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), first.params, second.params)
+    assert all(jax.tree.leaves(changed["policy"]))
+    assert [int(step.state.step) for step in overflowing.steps] == [1, 2, 3, 4]
+    # Nor do such scores spoil the moments that later ones are scaled by: those of eight 0 and eight 1.
+    moments = fourth.controls.moments
+    np.testing.assert_allclose([moments.seen, moments.mean, moments.m2], [16, 0.5, 4])
+
+
+def test_train_saves_a_checkpoint_when_it_stops(overflowing):
+    checkpoints = Checkpoints(overflowing.folder / "checkpoints", 2)
+    last = overflowing.steps[-1].state
+    assert checkpoints.latest == 4  # though save_steps is 50
+    jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(last), last)
+
+
+def test_train_without_kl_holds_no_reference_and_logs_no_kl(overflowing):
+    assert overflowing.references == [None] * 4
+    for record in read_metrics(overflowing.folder / "metrics.jsonl"):
+        assert not [name for name in record if name.startswith("objective/kl") or "non_score" in name]
+    assert "kl_coef 0: no reference, and no KL is measured" in overflowing.out
+    good = read_metrics(overflowing.folder / "metrics.jsonl")[1]
+    assert good["objective/rlhf_reward"] == good["objective/scores"]
+
+
+def test_old_metric_names_are_logged_beside_the_new_ones(overflowing, finished):
+    old_names = {metric.name: metric.old_name for metric in metrics.METRICS if metric.old_name}
+    record, plain = (read_metrics(run / "metrics.jsonl")[1] for run in (overflowing.folder, finished))
+    both = [name for name in old_names if name in record]
+    assert {"objective/scores", "loss/policy_avg", "lr"} <= set(both)
+    assert [record[old_names[name]] for name in both] == [record[name] for name in both]
+    assert not set(old_names.values()) & set(plain)
+
+
+def test_every_logged_metric_is_defined(finished, rloo):
+    logged = {
+        name for run in (finished, rloo.folder) for record in read_metrics(run / "metrics.jsonl") for name in record
+    }
+    assert {"rloo/reward_zero_std", "value/mean", "policy/bad_updates", "eval/test/validity"} <= logged
+    assert [name for name in sorted(logged) if metrics.find(name) is None] == []
+
+
+@pytest.fixture
+def dry_run(capsys, tmp_path):
+    """The plan of a run of the preset `tiny` as one line."""
+
+    def run(*args):
+        folder = tmp_path / "run"
+        argv = ["--preset", "tiny", *args, "--dry_run", "--output_dir", str(folder)]
+        train.train(parse_cli(TrainConfig, "train", argv))
+        assert not folder.exists()
+        return " ".join(capsys.readouterr().out.split())
+
+    return run
+
+
+def test_dry_run_of_rloo_prints_prompts_times_generations_and_micro_batches(dry_run):
+    plan = dry_run("--algorithm", "rloo", "--gradient_accumulation_steps", "2")
+    assert (
+        "RLOO on blocksworld: 4 updates of 16 completions (4 prompts x 4) = 64 episodes, 0.67 passes over 24 prompts "
+        "16 optimizer steps (2 epochs x 2 mini-batches of 8 completions per update, 2 micro-batches each)" in plan
+    )
+    assert "warning" not in plan and "kl_coef 0" not in plan
+
+
+def test_dry_run_counts_passes_over_the_prompts_where_no_episodes_are_given(dry_run):
+    passes = ["--total_episodes", "None", "--num_train_epochs", "2"]
+    assert "PPO on blocksworld: 3 updates of 16 completions = 48 episodes, 2.00 passes over 24 pr" in dry_run(*passes)
+    plan = dry_run(*passes, "--algorithm", "rloo", "--num_generations", "2")
+    assert "6 updates of 16 completions (8 prompts x 2) = 96 episodes, 2.00 passes over 24 prompts" in plan
+
+
+@pytest.mark.parametrize("truncation", [["--top_k", "5"], ["--top_p", "0.9"], ["--min_p", "0.1"]])
+def test_a_truncated_sampler_is_warned_of_also_when_quiet(dry_run, truncation):
+    plan = dry_run(*truncation, "--quiet")
+    assert plan.startswith("warning: top_k, top_p and min_p sample from a truncated distribution")
+    assert dry_run("--quiet") == ""
 
 
 def test_sft_learns_and_exports(tmp_path):

