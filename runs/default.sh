@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# The table "The default run" of docs/results.md: PPO and its compute-matched control over 3 seeds, two more controls.
+# The table "The default run" of docs/results.md: PPO, RLOO and a compute-matched control over 3 seeds, two more controls.
 set -euo pipefail
 out=${1:-outputs/results}
 for seed in 1 2 3; do
   python -m jaxppo.train --seed "$seed" --output_dir "$out/ppo-$seed"
+  # The same number of plans, for a quarter or an eighth of the problems.
+  python -m jaxppo.train --algorithm rloo --seed "$seed" --output_dir "$out/rloo-$seed"
+  python -m jaxppo.train --algorithm rloo --num_generations 8 --seed "$seed" --output_dir "$out/rloo8-$seed"
   # At least the same time of supervised training on the problems of the warm start (3 to 5 blocks) ...
   python -m jaxppo.sft --preset continue --seed "$seed" --output_dir "$out/sft-train-$seed"
 done

@@ -6,6 +6,8 @@ from pathlib import Path
 
 KINDS = (
     ("ppo", "PPO"),
+    ("rloo", "RLOO, 4 plans per problem"),
+    ("rloo8", "RLOO, 8 plans per problem"),
     ("sft-train", "SFT on `train`"),
     ("sft-gentle", "SFT on `train`, learning rate 1e-4"),
     ("sft-rl", "SFT on `rl`"),
@@ -24,7 +26,7 @@ def row(name: str, seed: str, splits: dict) -> str:
 
 
 def main(folder: Path) -> None:
-    """Print the rows of PPO and of both controls, seed by seed."""
+    """Print the rows of PPO, RLOO and the controls, seed by seed."""
     print("| model | seed | `test` (4-5 blocks, n = 440) | `test_longer` (6 blocks, n = 1024) |")
     print("|---|---|---|---|")
     runs = sorted(folder.glob("ppo-*"))
