@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo.ops import global_sum, masked_mean, masked_var, masked_whiten
+from jaxppo.ops import global_sum, masked_whiten, mean, std
 from jaxppo.types import Array, ScoreMoments
 
 
@@ -28,8 +28,8 @@ def initial_moments() -> ScoreMoments:
 def add_scores(moments: ScoreMoments, scores: Array, axis_name: str | None = None) -> ScoreMoments:
     """Running moments after a batch of scores of all devices.
 
-    With delta = mean_batch - mean: mean += delta n_batch / n;  m2 += m2_batch + delta^2 n_old n_batch / n. Not a finite
-    score among them: the moments stay as they are.
+    With delta = mean_batch - mean: mean += delta n_batch / n;  m2 += m2_batch + delta^2 n_old n_batch / n. Where the
+    result would not be finite, the moments stay as they are.
 
     Args:
         moments: of everything before.
@@ -38,9 +38,8 @@ def add_scores(moments: ScoreMoments, scores: Array, axis_name: str | None = Non
 
     Source: Chan et al. 1979; TRL 0.11 `RunningMoments`.
     """
-    everyone = jnp.ones(scores.shape, bool)
-    batch_count = global_sum(everyone.astype(jnp.float32), axis_name)
-    batch_mean = masked_mean(scores, everyone, axis_name)
+    batch_count = global_sum(jnp.ones(scores.shape), axis_name)
+    batch_mean = mean(scores, axis_name)
     batch_m2 = global_sum((scores - batch_mean) ** 2, axis_name)
     count, delta = moments.seen + batch_count, batch_mean - moments.mean
     added = ScoreMoments(
@@ -48,7 +47,8 @@ def add_scores(moments: ScoreMoments, scores: Array, axis_name: str | None = Non
         mean=moments.mean + delta * batch_count / count,
         m2=moments.m2 + batch_m2 + delta**2 * moments.seen * batch_count / count,
     )
-    return jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(batch_mean), new, old), added, moments)
+    finite = jnp.isfinite(added.mean) & jnp.isfinite(added.m2)
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), added, moments)
 
 
 def scale_scores(scores: Array, moments: ScoreMoments, *, subtract_mean: bool) -> Array:
@@ -59,11 +59,11 @@ def scale_scores(scores: Array, moments: ScoreMoments, *, subtract_mean: bool) -
 
     Source: TRL 0.11 `use_score_scaling`, `use_score_norm`.
     """
-    std = jnp.sqrt(moments.m2 / jnp.maximum(moments.seen - 1, 1))
+    deviation = jnp.sqrt(moments.m2 / jnp.maximum(moments.seen - 1, 1))
     centred = scores - moments.mean if subtract_mean else scores
     # Of equal scores rounding leaves a deviation of about 1e-7 of their mean.
-    scaled = centred / (std + jnp.finfo(jnp.float32).eps)
-    return jnp.where(std > 1e-5 * jnp.abs(moments.mean), scaled, centred)
+    scaled = centred / (deviation + jnp.finfo(jnp.float32).eps)
+    return jnp.where(deviation > 1e-5 * jnp.abs(moments.mean), scaled, centred)
 
 
 def penalise_missing_eos(scores: Array, ended: Array, penalty: float | None) -> Array:
@@ -204,6 +204,4 @@ def normalise(advantages: Array, axis_name: str | None = None, eps: float = 1e-4
 
     Source: TRL `RLOOTrainer`, `normalize_advantages`.
     """
-    everyone = jnp.ones(advantages.shape, bool)
-    std = jnp.sqrt(masked_var(advantages, everyone, axis_name))
-    return (advantages - masked_mean(advantages, everyone, axis_name)) / (std + eps)
+    return (advantages - mean(advantages, axis_name)) / (std(advantages, axis_name) + eps)

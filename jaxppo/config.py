@@ -131,7 +131,7 @@ class LoopConfig:
 
 def _updates(steps: float, last: int) -> int:
     """A number of updates, or a fraction of all of them, rounded up."""
-    return math.ceil(round(steps * last, 6)) if steps < 1 else int(steps)
+    return max(1, math.ceil(round(steps * last, 6))) if steps < 1 else int(steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class SamplingConfig:
     stop_token_id: int | None = None
     """A completion ends with this token instead, which stays in the text that rewards see."""
     temperature: float = 0.7
-    """Logits are divided by it, in sampling and in every log-probability; 0 (evaluate only) is greedy."""
+    """Logits are divided by it, in sampling and in every log-probability."""
     top_k: int = 0
     """Sample among the k most likely tokens; 0 for all."""
     top_p: float = 1.0
@@ -264,7 +264,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
-    """PPO and RLOO; names and defaults as in TRL."""
+    """PPO and RLOO; names as in TRL, defaults as in its PPO."""
 
     algorithm: Literal["ppo", "rloo"] = "ppo"
     """ppo: value model, GAE, ratio per token. rloo: several completions per prompt, each against the mean of the
@@ -322,7 +322,7 @@ class PPOConfig:
     reward_clip_range: tuple[float, float] | None = None
     """Clip scores to this range, after scaling and before the missing-EOS penalty."""
     ratio_threshold: float | None = 10.0
-    """Leave out an optimizer step whose mean ratio is above this; `None` for never."""
+    """ppo: leave out an optimizer step whose mean ratio is above this; `None` for never."""
     early_stopping: bool = False
     """Leave out the rest of an update once the policy has moved by more than 1.5 target_kl."""
     target_kl: float = 1.0
@@ -335,7 +335,9 @@ class PPOConfig:
         _require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
         _require_fraction(self, "gamma", "lam")
         _require_finite(self, "kl_coef", "vf_coef", "entropy_coef")
-        for name in ("cliprange_high", "ratio_threshold", "kl_target", "local_rollout_forward_batch_size"):
+        if self.ratio_threshold is not None:
+            require(self.ratio_threshold > 1, "ratio_threshold", "a number above 1", self.ratio_threshold)
+        for name in ("cliprange_high", "kl_target", "local_rollout_forward_batch_size"):
             if getattr(self, name) is not None:
                 _require_positive(self, name)
         if self.missing_eos_penalty is not None:
@@ -356,11 +358,14 @@ class PPOConfig:
         if self.adap_kl_ctrl:
             require(self.kl_target is not None, "kl_target", "a number above 0 with adap_kl_ctrl", self.kl_target)
             require(self.kl_coef > 0, "kl_coef", "a number above 0 with adap_kl_ctrl", self.kl_coef)
+        else:
+            require(self.kl_target is None, "kl_target", "None without adap_kl_ctrl", self.kl_target)
 
     def _check_algorithm(self) -> None:
         if self.algorithm == "rloo":
             require(self.group_size >= 2, "num_generations", "at least 2 with algorithm rloo", self.num_generations)
             require(not self.whiten_rewards, "whiten_rewards", "False with algorithm rloo", self.whiten_rewards)
+            require(self.score_position == "last", "score_position", "last with algorithm rloo", self.score_position)
         else:
             require(self.group_size >= 1, "num_generations", "at least 1", self.num_generations)
             expected = "False with algorithm ppo, which always whitens"
@@ -409,6 +414,9 @@ class EvalConfig:
         _require_finite(self, "eval_temperature")
         require(self.eval_top_k >= 0, "eval_top_k", "an integer of at least 0", self.eval_top_k)
         require(0.0 < self.eval_top_p <= 1.0, "eval_top_p", "a number in (0, 1]", self.eval_top_p)
+        if self.eval_temperature == 0.0:
+            expected = "a number above 0 with eval_top_k or eval_top_p; 0 is greedy"
+            require(self.eval_top_k == 0 and self.eval_top_p == 1.0, "eval_temperature", expected, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,15 +475,26 @@ class TrainConfig:
         if self.value_model == "shared" or ppo.algorithm == "rloo":
             why = "algorithm rloo" if ppo.algorithm == "rloo" else "value_model shared"
             require(self.value_model_path is None, "value_model_path", f"None with {why}", self.value_model_path)
+        if ppo.algorithm == "rloo":
+            require(self.value_model == "separate", "value_model", "no such setting with algorithm rloo", "shared")
+            if self.sampling.truncates:
+                # The ratio of a whole completion would start at the product of what was cut off at every token.
+                expected = "recompute with algorithm rloo and top_k, top_p or min_p"
+                require(ppo.logprobs == "recompute", "logprobs", expected, ppo.logprobs)
+        if ppo.adap_kl_ctrl:
+            expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
+            require(ppo.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, ppo.kl_horizon)
         if ppo.whiten_rewards:
             expected = f"at least {MIN_ROWS_TO_WHITEN} with whiten_rewards"
             require(self.batch_size >= MIN_ROWS_TO_WHITEN, "batch_size", expected, self.batch_size)
-        if self.sampling.stop_token == "none":
-            for name, value in (
-                ("missing_eos_penalty", ppo.missing_eos_penalty),
-                ("mask_truncated_completions", ppo.mask_truncated_completions or None),
-            ):
-                require(value is None, name, "no such setting with stop_token none, where no completion ends", value)
+        if self.sampling.stop_token == "none" or self.sampling.output_min_length is not None:
+            no_end = "stop_token none" if self.sampling.stop_token == "none" else "output_min_length"
+            for name in ("missing_eos_penalty", "mask_truncated_completions"):
+                value = getattr(ppo, name)
+                expected = (
+                    f"{'None' if name == 'missing_eos_penalty' else 'False'} with {no_end}, which cuts completions"
+                )
+                require(not value, name, expected, value)
 
     @property
     def num_updates(self) -> int:
@@ -558,6 +577,9 @@ class SFTConfig:
         )
         _require_positive(self, *sizes)
         _require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
+        require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
+        require(cut is None, "input_max_text_length", "None: sft learns whole rows", cut)
 
     @property
     def num_updates(self) -> int:
@@ -581,6 +603,8 @@ class EvaluateConfig:
     """Hugging Face folder, or the shipped model `blocksworld-sft`."""
     response_length: int = 64
     """Most tokens of a completion."""
+    stop_token_id: int | None = None
+    """A completion ends with this token; default: the tokenizer's end of sequence."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "response_length")

@@ -91,10 +91,11 @@ class Evaluator:
             for split, rows in self.rows.items()
         }
         self._prompt_length = data.bucket(max(len(ids) for encoded in self._encoded.values() for ids in encoded))
+        stop_id = sampling.stop_id(tokenizer.eos_token_id)
         program = partial(
             rollout.generate,
             model=model,
-            stop_id=sampling.stop_id(tokenizer.eos_token_id),
+            stop_id=tokenizer.eos_token_id if stop_id is None else stop_id,  # a plan ends, however training samples
             pad_id=tokenizer.pad_token_id,
             temperature=evaluation.eval_temperature,
             top_k=evaluation.eval_top_k,
@@ -165,7 +166,8 @@ def make_evaluator(
     if isinstance(config, TrainConfig):
         sampling = config.sampling
     else:
-        sampling = SamplingConfig(response_length=config.response_length)
+        stop_token_id = config.stop_token_id if isinstance(config, EvaluateConfig) else None
+        sampling = SamplingConfig(response_length=config.response_length, stop_token_id=stop_token_id)
     return Evaluator(
         model,
         tokenizer,

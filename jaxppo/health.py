@@ -76,6 +76,7 @@ def save_batch(folder: Path, step: int, trajectories: Trajectories, samples: lis
     named = jax.tree_util.tree_flatten_with_path(trajectories)[0]
     arrays = {".".join(key.name for key in keys): np.asarray(value) for keys, value in named}
     np.savez(path, **arrays)  # type: ignore[arg-type]
+    path.with_suffix(".jsonl").unlink(missing_ok=True)  # of the same update before a resume
     with JsonlLog(path.with_suffix(".jsonl")) as log:
         for sample in samples:
             log.append(sample)

@@ -10,9 +10,6 @@ import jax.numpy as jnp
 from jaxppo.ops import weighted_sum
 from jaxppo.types import Array
 
-KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "mse", "full")
-"""Estimators of the per-token KL; `mse` is TRL 0.11's name for k2, and `full` sums over the vocabulary instead."""
-
 
 class PolicyLoss(NamedTuple):
     """Clipped policy loss and its diagnostics, all [] fp32."""

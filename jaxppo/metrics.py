@@ -118,10 +118,10 @@ _OBJECTIVE = (
     Metric(
         name="objective/non_score_reward",
         unit="score per completion",
-        meaning="`-kl_coef * kl`: what the KL penalty takes off the score, mean over completions.",
+        meaning="`-kl_coef * kl`: what the KL penalty takes off the score, mean over completions (TRL 0.11 "
+        "logs a mean over tokens instead).",
         healthy="0 in the first update, then negative and small beside what `objective/scores` has gained. As large "
         "as the gain, the penalty decides what is learned: lower `kl_coef`.",
-        old_name="ppo/mean_non_score_reward",
     ),
     Metric(
         name="objective/rlhf_reward",
@@ -199,7 +199,6 @@ _POLICY = (
         "whitening, where it is 0.",
         healthy="0 in RLOO, by construction. In PPO small beside `objective/scores_std`. Far from 0 in many updates, "
         "the values lag behind the returns: normal at the start, later a sign that the value model learns too slowly.",
-        old_name="ppo/policy/advantages_mean",
     ),
     Metric(
         name="policy/grad_norm",
@@ -297,7 +296,7 @@ _VAL = (
     Metric(
         name="val/num_eos_tokens",
         unit="completions",
-        meaning="Completions of the batch that ended with the end-of-sequence token.",
+        meaning="Completions of the batch that ended with the stop token in force.",
         healthy="Close to the batch size. Falling: completions run into `response_length`; see "
         "`completions/clipped_ratio`.",
     ),
@@ -374,7 +373,8 @@ _RLOO = (
         name="rloo/reward_zero_std",
         unit="fraction of groups",
         meaning="Fraction of groups (the completions of one prompt) whose scores are all equal: apart from the KL "
-        "penalty they teach nothing. TRL's `frac_reward_zero_std`.",
+        "penalty they teach nothing. TRL's `frac_reward_zero_std` is taken with the KL penalty in the scores, and so "
+        "hardly ever above 0.",
         healthy="Below 0.5. Towards 1 the prompts are all solved or all hopeless: choose others, sample more "
         "completions per prompt or raise `temperature`.",
     ),
@@ -414,12 +414,14 @@ _TEXT = (
         name="completions/max_length",
         unit="tokens",
         meaning="Length of the longest completion of the batch.",
-        healthy="At most `response_length`; below it, no completion was cut.",
+        healthy="At most `response_length`; below it, no completion was cut (unless `output_min_length` draws other "
+        "limits).",
     ),
     Metric(
         name="completions/clipped_ratio",
         unit="fraction of completions",
-        meaning="Fraction of completions that were cut at `response_length` because they did not end.",
+        meaning="Fraction of completions that were cut, at `response_length` or at the length drawn for them, because "
+        "they did not end.",
         healthy="Below 0.05. Above 0.2 raise `response_length`, or set `missing_eos_penalty`.",
     ),
     Metric(
@@ -442,6 +444,7 @@ _REWARD = (
         unit="score per completion",
         meaning="Mean over completions of the plan reward before penalty, scaling and clipping: 1 for a valid plan, "
         "else the overlap with the reference plan.",
+        old_name="env/reward_mean",
         healthy="0 to 1, rising; equal to `objective/scores` where nothing is added to the reward.",
     ),
     Metric(

@@ -36,6 +36,22 @@ def masked_mean(x: Array, mask: Array, axis_name: str | None = None) -> Array:
     return global_sum(jnp.where(mask, x, 0), axis_name) / jnp.maximum(count, 1)
 
 
+def global_max(x: Array, axis_name: str | None = None) -> Array:
+    """Largest of all elements on all devices."""
+    largest = jnp.max(x)
+    return largest if axis_name is None else jax.lax.pmax(largest, axis_name)
+
+
+def mean(x: Array, axis_name: str | None = None) -> Array:
+    """Mean of all elements on all devices."""
+    return masked_mean(x, jnp.ones(x.shape, bool), axis_name)
+
+
+def std(x: Array, axis_name: str | None = None) -> Array:
+    """Standard deviation (n - 1) of all elements on all devices."""
+    return jnp.sqrt(masked_var(x, jnp.ones(x.shape, bool), axis_name))
+
+
 def mean_weights(mask: Array, axis: int | tuple[int, ...]) -> Array:
     """Weights that turn a sum into the mean over the True positions along `axis`: mask / count, 0 where there are none.
 

@@ -46,7 +46,12 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Global-norm clipping, then AdamW's direction; the learning rate is applied by `apply_gradients`."""
     clip = optax.identity() if config.max_grad_norm is None else optax.clip_by_global_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(config.adam_beta1, config.adam_beta2, config.adam_epsilon)
-    return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay))
+    return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay, mask=_is_matrix))
+
+
+def _is_matrix(params: Params) -> Params:
+    """Where weights decay: not in biases and norms, as in Hugging Face's Trainer."""
+    return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
 def apply_gradients(

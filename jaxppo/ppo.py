@@ -16,8 +16,18 @@ from jaxppo.config import TrainConfig
 from jaxppo.errors import DataError
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DATA, DataParallel
-from jaxppo.types import Array, Params, PromptBatch, Rollout, Scored, Sequences, TrainState, Trajectories, Weights
-from jaxppo.update import Stats
+from jaxppo.types import (
+    Array,
+    Params,
+    PromptBatch,
+    Rollout,
+    Scored,
+    Sequences,
+    Stats,
+    TrainState,
+    Trajectories,
+    Weights,
+)
 
 SEQUENCE_BUCKET = 32
 """Packed sequences are rounded up to a multiple of this (or to the longest possible), so that few shapes compile."""
@@ -65,7 +75,7 @@ class PPO:
                 loss=partial(update.policy_gradient_loss, model=model, ppo=ppo, temperature=sampling.temperature),
                 optimizer=self._optimizer,
                 rates=optimizer.make_learning_rates(config.optimizer, config.num_updates),
-                guards=update.Guards(ppo.ratio_threshold, 1.5 * ppo.target_kl if ppo.early_stopping else None),
+                guards=self._guards(),
                 axis_name=DATA,
             ),
             row_axes=(None, 2),
@@ -91,6 +101,13 @@ class PPO:
         self._logprobs = scoring(partial(rollout.completion_logprobs, **with_temperature))
         self._values = scoring(partial(rollout.completion_values, model=self.model))
         self._full_kl = scoring(partial(rollout.completion_kl, **with_temperature))
+
+    def _guards(self) -> update.Guards:
+        ppo = self.config.ppo
+        return update.Guards(
+            ratio_threshold=ppo.ratio_threshold if ppo.algorithm == "ppo" else None,
+            max_policykl=1.5 * ppo.target_kl if ppo.early_stopping else None,
+        )
 
     @property
     def has_value_model(self) -> bool:
@@ -158,10 +175,16 @@ class PPO:
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
         """Right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
         completions = np.sum(np.asarray(rollout.completion_mask), axis=1)
+        self._check_rows("completions", len(completions))
+        self._check_rows("prompts", len(prompts.prompt_ids) * self.config.ppo.group_size)
         lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), len(completions) // len(prompts.prompt_ids))
         longest = prompts.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
         length = min(data.bucket(int((lengths + completions).max()), SEQUENCE_BUCKET), longest)
         return self._pack(self.parallel.put(prompts, 0), rollout, length=length)
+
+    def _check_rows(self, name: str, rows: int) -> None:
+        if rows != self.config.batch_size:
+            raise DataError(f"{name}: expected those of {self.config.batch_size} rows (batch_size), got {rows}")
 
     def score(self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout) -> Scored:
         """Reference log-probabilities and values; old log-probabilities as sampled, or recomputed. Does not wait.
@@ -192,7 +215,10 @@ class PPO:
         scores: np.ndarray | Sequence[float] | Array,
     ) -> tuple[TrainState, Trajectories, Stats]:
         """Advantages and returns from the host's scores, [B] fp32; the state carries the KL coefficient and moments."""
-        device_scores = self.parallel.put(jnp.asarray(scores, jnp.float32), 0)
+        values = jnp.asarray(scores, jnp.float32)
+        if values.shape != (self.config.batch_size,):
+            raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")
+        device_scores = self.parallel.put(values, 0)
         controls, result, stats = self._trajectories(state.controls, scored, rollout, sequences, device_scores)
         return state._replace(controls=controls), result, stats
 

@@ -167,14 +167,21 @@ def generate(
         logits = models.lm_logits(model, params, out.hidden[:, 0])
         return _Decoding(state.t + 1, append(state.rollout, logits, state.t), out.cache)
 
-    cache = models.init_cache(model, num_prompts, prompt_length + length)
-    prefill = models.apply(model, params, prompts.prompt_ids, attention_mask=slots, cache=cache, logits=False)
-    logits = models.lm_logits(model, params, prefill.hidden[:, -1])
-    repeat = lambda x: jnp.repeat(x, copies, axis=0)  # noqa: E731
-    first = append(_empty_rollout(num_rows, length, pad_id), jnp.repeat(logits, copies, axis=0), jnp.int32(0))
-    start = _Decoding(jnp.int32(1), first, jax.tree.map(repeat, prefill.cache) if copies > 1 else prefill.cache)
+    logits, cache = _prefill(params, prompts, slots, copies, model)
+    first = append(_empty_rollout(num_rows, length, pad_id), logits, jnp.int32(0))
     unfinished = lambda state: jnp.any(~state.rollout.ended & (state.t < limits))  # noqa: E731
-    return jax.lax.while_loop(unfinished, step, start).rollout
+    return jax.lax.while_loop(unfinished, step, _Decoding(jnp.int32(1), first, cache)).rollout
+
+
+def _prefill(
+    params: Params, prompts: PromptBatch, slots: Array, copies: int, model: ModelConfig
+) -> tuple[Array, models.Cache]:
+    """Logits behind each prompt and the cache that holds it, `copies` times each: [B, V] and B rows."""
+    cache = models.init_cache(model, *slots.shape)
+    out = models.apply(model, params, prompts.prompt_ids, attention_mask=slots, cache=cache, logits=False)
+    assert out.cache is not None
+    both = (models.lm_logits(model, params, out.hidden[:, -1]), out.cache)
+    return both if copies == 1 else jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), both)
 
 
 def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:

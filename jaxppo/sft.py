@@ -19,10 +19,10 @@ from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, 
 from jaxppo.logs import JsonlLog
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DATA, DataParallel
-from jaxppo.types import Array, Params, Sequences, TrainState
+from jaxppo.types import Array, Params, Sequences, Stats, TrainState
 
 
-def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelConfig) -> tuple[Array, update.Stats]:
+def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelConfig) -> tuple[Array, Stats]:
     """This device's share of the mean negative log-likelihood of completion tokens, stop token included; in nats."""
     logprobs, entropy = rollout.completion_logprobs(params["policy"], batch, model=model, temperature=1.0)
     loss = -ops.weighted_sum(logprobs, weights)

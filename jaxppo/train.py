@@ -5,7 +5,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `check
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,9 +80,16 @@ def _value_model(config: TrainConfig, model: ModelConfig) -> Params | None:
         return None
     folder = data.model_folder(config.value_model_path)
     value_config, value = hf.load_pretrained(folder)
-    if value_config != model or "score" not in value:
+    if not _same_trunk(value_config, model) or "score" not in value:
         raise ModelError(f"value_model_path: expected a score head on a trunk like the policy's, got {folder}")
     return value
+
+
+def _same_trunk(a: ModelConfig, b: ModelConfig) -> bool:
+    """Whether one program runs both; special tokens, for instance, may differ."""
+    not_compared = ("max_position_embeddings", "initializer_range", "tie_word_embeddings")
+    names = {field.name for field in fields(ModelConfig) if not field.name.endswith("_token_id")} - {*not_compared}
+    return all(getattr(a, name) == getattr(b, name) for name in names)
 
 
 def _prompts(config: TrainConfig, rows: list[data.Row], tokenizer: Any) -> data.PromptData:
@@ -236,6 +243,7 @@ def _print_plan(setup: Setup, folder: Path) -> None:
     config, ppo, parallel = setup.config, setup.config.ppo, setup.ppo.parallel
     parameters = sum(p.size for p in jax.tree.leaves(setup.policy))
     steps = config.num_updates * ppo.num_ppo_epochs * ppo.num_mini_batches
+    tokens = setup.prompts.prompt_length + config.sampling.response_length
     generations = f" ({config.num_prompts} prompts x {ppo.group_size})" if ppo.group_size > 1 else ""
     micro = f", {ppo.gradient_accumulation_steps} micro-batches each" if ppo.gradient_accumulation_steps > 1 else ""
     setup.console.print(
@@ -244,15 +252,21 @@ def _print_plan(setup: Setup, folder: Path) -> None:
         f"{config.num_updates * config.num_prompts / len(setup.prompts.rows):.2f} passes over "
         f"{len(setup.prompts.rows)} prompts\n"
         f"{steps} optimizer steps ({ppo.num_ppo_epochs} epochs x {ppo.num_mini_batches} mini-batches of "
-        f"{config.mini_batch_size} completions per update{micro}), {parameters:,} parameters, "
+        f"{config.mini_batch_size} completions per update{micro}), at most {config.batch_size * tokens:,} tokens per "
+        f"update, old log-probabilities by {ppo.logprobs}, {parameters:,} parameters, "
         f"{parallel.num_devices} {parallel.devices[0].platform} device(s) by {parallel.mode}, into {folder}"
     )
-    if config.sampling.truncates:
+    if config.sampling.truncates and ppo.logprobs == "sampler":
         setup.console.warn(
             "top_k, top_p and min_p sample from a truncated distribution: its log-probabilities are kept, so the KL "
-            "estimates are biased upwards and the first ratio is below 1 (logprobs recompute keeps the ratio at 1)"
+            "estimates are biased upwards and the first ratio is below 1 (--logprobs recompute keeps the ratio at 1)"
         )
-    if ppo.adap_kl_ctrl is False and ppo.kl_coef == 0:
+    elif config.sampling.truncates:
+        setup.console.warn(
+            "top_k, top_p and min_p sample from a truncated distribution, log-probabilities are recomputed without the "
+            "truncation: the KL estimates are biased"
+        )
+    if ppo.kl_coef == 0:
         setup.console.print("kl_coef 0: no reference, and no KL is measured")
 
 

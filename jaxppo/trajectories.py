@@ -1,17 +1,14 @@
-"""From a scored rollout and the host's scores to what the update learns from; the only part where PPO and RLOO differ.
+"""From a scored rollout and the host's scores to what the update learns from; here PPO and RLOO part ways.
 
 PPO: token rewards, GAE with the value model, whitened advantages per token. RLOO: one reward per completion with the KL
 in it, the mean of its siblings as baseline, one advantage per completion.
 """
 
-import jax
 import jax.numpy as jnp
 
 from jaxppo import advantages, losses, ops
 from jaxppo.config import PPOConfig, TrainConfig
-from jaxppo.types import Array, Controls, Rollout, Scored, Sequences, Trajectories, Weights
-
-Stats = dict[str, Array]
+from jaxppo.types import Array, Controls, Rollout, Scored, Sequences, Stats, Trajectories, Weights
 
 
 def initial_controls(ppo: PPOConfig) -> Controls:
@@ -48,10 +45,9 @@ def make_trajectories(
     scores = _final_scores(scores, moments, rollout.ended, ppo)
     stats = _score_stats(scores, axis_name) | _length_stats(rollout, sequences, axis_name)
     stats |= {"objective/entropy": _mean_row_sum(-scored.logprobs, mask, axis_name)}
-    if ppo.mask_truncated_completions:
-        mask = mask & rollout.ended[:, None]
-        sequences = sequences._replace(completion_mask=mask)
     kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
+    if ppo.mask_truncated_completions:
+        sequences = sequences._replace(completion_mask=mask & rollout.ended[:, None])
     if ppo.algorithm == "rloo":
         trajectories, estimate_stats = _rloo(scored, sequences, scores, kl, controls.kl_coef, ppo, axis_name)
     else:
@@ -152,13 +148,12 @@ def _rloo(
     """Source: Ahmadian et al. 2024; TRL `RLOOTrainer`, whose unbiased advantages are neither whitened nor clipped."""
     rewards = scores - kl_coef * jnp.sum(jnp.where(sequences.completion_mask, kl, 0.0), axis=1)
     estimates = advantages.leave_one_out(rewards, ppo.group_size)
-    everyone = jnp.ones(scores.shape, bool)
     groups = scores.reshape(-1, ppo.group_size)
     flat = jnp.max(groups, axis=1) - jnp.min(groups, axis=1) < 1e-6
     stats = {
-        "rloo/reward_zero_std": ops.masked_mean(flat.astype(jnp.float32), jnp.ones(flat.shape, bool), axis_name),
-        "rloo/advantages_std": jnp.sqrt(ops.masked_var(estimates, everyone, axis_name)),
-        "policy/advantages_mean": ops.masked_mean(estimates, everyone, axis_name),
+        "rloo/reward_zero_std": ops.mean(flat.astype(jnp.float32), axis_name),
+        "rloo/advantages_std": ops.std(estimates, axis_name),
+        "policy/advantages_mean": ops.mean(estimates, axis_name),
     }
     if ppo.normalize_advantages:
         estimates = advantages.normalise(estimates, axis_name)
@@ -182,15 +177,13 @@ def weigh(trajectories: Trajectories) -> Weights:
 
 def _mean_row_sum(x: Array, mask: Array, axis_name: str | None) -> Array:
     """Sum over the real tokens of each completion, mean over completions."""
-    rows = jnp.sum(jnp.where(mask, x, 0.0), axis=1)
-    return ops.masked_mean(rows, jnp.ones(rows.shape, bool), axis_name)
+    return ops.mean(jnp.sum(jnp.where(mask, x, 0.0), axis=1), axis_name)
 
 
 def _score_stats(scores: Array, axis_name: str | None) -> Stats:
-    everyone = jnp.ones(scores.shape, bool)
     return {
-        "objective/scores": ops.masked_mean(scores, everyone, axis_name),
-        "objective/scores_std": jnp.sqrt(ops.masked_var(scores, everyone, axis_name)),
+        "objective/scores": ops.mean(scores, axis_name),
+        "objective/scores_std": ops.std(scores, axis_name),
     }
 
 
@@ -198,24 +191,16 @@ def _length_stats(rollout: Rollout, sequences: Sequences, axis_name: str | None)
     """Lengths in tokens of completions and prompts, and the fraction of completions that did not end."""
     lengths = jnp.sum(sequences.completion_mask, axis=1, dtype=jnp.float32)
     prompts = sequences.prompt_lengths.astype(jnp.float32)
-    everyone = jnp.ones(lengths.shape, bool)
-    mean = lambda x: ops.masked_mean(x, everyone, axis_name)  # noqa: E731
-    std = lambda x: jnp.sqrt(ops.masked_var(x, everyone, axis_name))  # noqa: E731
     return {
-        "completions/mean_length": mean(lengths),
-        "completions/length_std": std(lengths),
-        "completions/min_length": _extreme(lengths, jnp.min, jax.lax.pmin, axis_name),
-        "completions/max_length": _extreme(lengths, jnp.max, jax.lax.pmax, axis_name),
-        "completions/clipped_ratio": mean(1.0 - rollout.ended.astype(jnp.float32)),
-        "tokens/queries_len_mean": mean(prompts),
-        "tokens/queries_len_std": std(prompts),
+        "completions/mean_length": ops.mean(lengths, axis_name),
+        "completions/length_std": ops.std(lengths, axis_name),
+        "completions/min_length": -ops.global_max(-lengths, axis_name),
+        "completions/max_length": ops.global_max(lengths, axis_name),
+        "completions/clipped_ratio": ops.mean(1.0 - rollout.ended, axis_name),
+        "tokens/queries_len_mean": ops.mean(prompts, axis_name),
+        "tokens/queries_len_std": ops.std(prompts, axis_name),
         "val/num_eos_tokens": ops.global_sum(rollout.ended.astype(jnp.int32), axis_name),
     }
-
-
-def _extreme(x: Array, here: object, over_devices: object, axis_name: str | None) -> Array:
-    value = here(x)  # type: ignore[operator]
-    return value if axis_name is None else over_devices(value, axis_name)  # type: ignore[operator]
 
 
 def _value_stats(values: Array, returns: Array, mask: Array, axis_name: str | None) -> Stats:

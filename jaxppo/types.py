@@ -14,6 +14,8 @@ import jax
 
 Array = jax.Array
 Params = dict[str, Any]
+Stats = dict[str, Array]
+"""Named numbers, [] each."""
 
 
 class PromptBatch(NamedTuple):

@@ -11,9 +11,8 @@ from jaxppo import losses, ops, rollout
 from jaxppo.config import PPOConfig
 from jaxppo.models import ModelConfig
 from jaxppo.optimizer import LearningRates, apply_gradients
-from jaxppo.types import Array, Controls, Params, TrainState, Trajectories, Weights
+from jaxppo.types import Array, Controls, Params, Stats, TrainState, Trajectories, Weights
 
-Stats = dict[str, Array]
 Loss = Callable[[Params, Any, Any], tuple[Array, Stats]]
 """(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device."""
 
@@ -71,7 +70,9 @@ def policy_gradient_loss(
         ppo.cliprange_high,
     )
     mean_entropy = ops.weighted_sum(entropy, weights.tokens)
-    loss = policy.loss - ppo.entropy_coef * mean_entropy
+    loss = policy.loss
+    if ppo.entropy_coef:  # the entropy of 50k logits is not free to differentiate
+        loss -= ppo.entropy_coef * mean_entropy
     stats = {
         "loss/policy_avg": policy.loss,
         "policy/approxkl_avg": 0.5 * ops.weighted_sum(log_ratio**2, weights.tokens),
@@ -103,26 +104,39 @@ def _value_loss(
     return losses.value_loss(values, batch.values, batch.returns, weights, ppo.cliprange_value)
 
 
-def gradients(
-    loss: Loss, params: Params, micro_batches: tuple[Any, Any], axis_name: str | None
-) -> tuple[Params, Stats]:
+class MiniBatch(NamedTuple):
+    """What a mini-batch says, summed over its micro-batches and all devices."""
+
+    loss: Array  # []
+    grads: Params
+    stats: Stats
+    tokens: Array  # [] sum of the token weights: 1, or 0 where no token counts
+
+
+def gradients(loss: Loss, params: Params, micro_batches: tuple[Any, Any], axis_name: str | None) -> MiniBatch:
     """Gradients and statistics of a mini-batch: sums over its micro-batches [M, ...] and over all devices.
 
     Every term is a weighted sum whose weights know the whole mini-batch, so any partition of the rows gives the same.
     """
 
-    def of_one(micro_batch: tuple[Any, Any]) -> tuple[Params, Stats]:
-        (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *micro_batch)
-        return grads, stats
+    def of_one(micro_batch: tuple[Any, Any]) -> MiniBatch:
+        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *micro_batch)
+        return MiniBatch(value, grads, stats, jnp.sum(jax.tree.leaves(micro_batch[1])[0]))
 
-    def add(total: Any, micro_batch: tuple[Any, Any]) -> tuple[Any, None]:
+    def add(total: MiniBatch, micro_batch: tuple[Any, Any]) -> tuple[MiniBatch, None]:
         return jax.tree.map(jnp.add, total, of_one(micro_batch)), None
 
-    first, rest = (jax.tree.map(lambda x, part=part: x[part], micro_batches) for part in (0, slice(1, None)))
-    total = of_one(first)
-    if jax.tree.leaves(rest)[0].shape[0]:
-        total, _ = jax.lax.scan(add, total, rest)
+    one = jax.tree.map(lambda x: x[0], micro_batches)
+    if jax.tree.leaves(micro_batches)[0].shape[0] == 1:
+        total = of_one(one)
+    else:
+        total, _ = jax.lax.scan(add, _zeros(of_one, one), micro_batches)
     return total if axis_name is None else jax.lax.psum(total, axis_name)
+
+
+def _zeros(function: Callable[..., MiniBatch], *args: Any) -> MiniBatch:
+    """What `function` returns, filled with zeros."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
 def norms(grads: Params) -> Stats:
@@ -144,8 +158,9 @@ def update(
 ) -> tuple[TrainState, Stats]:
     """One optimizer step per mini-batch, in order.
 
-    A step is left out where the loss or the gradient is not finite, where the mean ratio is above the guard's
-    threshold, and from the first mini-batch on whose policykl is above the guard's (all later ones are left out too).
+    A step is left out where the loss or the gradient is not finite, where no token of the mini-batch counts, where the
+    mean ratio is above the guard's threshold, and from the first mini-batch on whose policykl is above the guard's (all
+    later ones are left out too, and not computed).
 
     Args:
         state: before the update.
@@ -157,38 +172,57 @@ def update(
         axis_name: mapped device axis.
 
     Returns:
-        The state after the update, and each statistic averaged over the optimizer steps that were finite and came
-        before an early stop, plus those of the first step under `<name>_first` where a first step has a known value
-        (ratio 1, approximate KL 0).
+        The state after the update, and each statistic averaged over the mini-batches that were finite, had a token and
+        did not come after an early stop, plus those of the first mini-batch under `<name>_first` where these have a
+        known value (ratio 1, approximate KL 0).
     """
 
-    def step(carry: tuple[TrainState, Array], batch: tuple[Any, Any]) -> tuple[tuple[TrainState, Array], Stats]:
-        state, stopped = carry
-        grads, stats = gradients(loss, state.params, batch, axis_name)
-        stats |= norms(grads)
-        finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(stats.get("loss/total_avg", 0.0))
-        reached, allowed = _guarded(stats, stopped, guards)
-        learn = lambda s: apply_gradients(s, grads, optimizer, rates)  # noqa: E731
-        state = jax.lax.cond(finite & allowed, learn, lambda s: s, state)
-        flags = {"counts": finite & ~stopped, "finite": finite, "allowed": allowed}
-        return (state, reached), stats | flags
+    def compute(params: Params, batch: tuple[Any, Any]) -> MiniBatch:
+        return gradients(loss, params, batch, axis_name)
 
-    (after, _), stats = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
-    counts, finite, allowed = (stats.pop(name) for name in ("counts", "finite", "allowed"))
-    averages = {name: ops.masked_mean(values, counts) for name, values in stats.items()}
-    first = {f"{name}_first": stats[name][0] for name in ("val/ratio", "policy/approxkl_avg") if name in stats}
-    if "val/ratio" in stats:
-        averages["val/ratio_var"] = ops.masked_var(stats["val/ratio"], counts)
-    nonfinite = jnp.sum(~finite, dtype=jnp.int32)
-    left_out = {
-        "policy/nonfinite_steps": nonfinite,
-        "policy/skipped_steps": jnp.sum(finite & ~allowed, dtype=jnp.int32),
-    }
+    def step(carry: tuple[TrainState, Array], batch: tuple[Any, Any]) -> tuple[tuple[TrainState, Array], _Step]:
+        state, stopped = carry
+        if guards.max_policykl is None:
+            result = compute(state.params, batch)
+        else:
+            skip = lambda params, batch: _zeros(compute, params, batch)  # noqa: E731
+            result = jax.lax.cond(stopped, skip, compute, state.params, batch)
+        stats = result.stats | norms(result.grads)
+        finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(result.loss)
+        reached, allowed = _guarded(stats, stopped, guards)
+        learn = lambda s: apply_gradients(s, result.grads, optimizer, rates)  # noqa: E731
+        real = result.tokens > 0
+        state = jax.lax.cond(finite & allowed & real, learn, lambda s: s, state)
+        outcome = _Step(stats, counts=finite & ~stopped & real, bad=allowed & ~finite, skipped=~allowed)
+        return (state, reached), outcome
+
+    (after, _), steps = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
+    stats = _averages(steps) | _lr(state, rates)
+    stats["policy/nonfinite_steps"] = jnp.sum(steps.bad, dtype=jnp.int32)
+    stats["policy/skipped_steps"] = jnp.sum(steps.skipped, dtype=jnp.int32)
     controls = after.controls
     if controls is not None:
-        controls = controls._replace(bad_updates=jnp.where(nonfinite > 0, controls.bad_updates + 1, 0))
-        left_out["policy/bad_updates"] = controls.bad_updates
-    return after._replace(step=state.step + 1, controls=controls), averages | first | left_out | _lr(state, rates)
+        controls = controls._replace(bad_updates=jnp.where(jnp.any(steps.bad), controls.bad_updates + 1, 0))
+        stats["policy/bad_updates"] = controls.bad_updates
+    return after._replace(step=state.step + 1, controls=controls), stats
+
+
+class _Step(NamedTuple):
+    """What became of a mini-batch."""
+
+    stats: Stats
+    counts: Array  # [] bool, whether the statistics mean something
+    bad: Array  # [] bool, left out as loss or gradient were not finite
+    skipped: Array  # [] bool, left out by a guard
+
+
+def _averages(steps: _Step) -> Stats:
+    """Means over the mini-batches that count, [S] -> []."""
+    averages = {name: ops.masked_mean(values, steps.counts) for name, values in steps.stats.items()}
+    if "val/ratio" not in averages:
+        return averages
+    first = {f"{name}_first": steps.stats[name][0] for name in ("val/ratio", "policy/approxkl_avg")}
+    return averages | first | {"val/ratio_var": ops.masked_var(steps.stats["val/ratio"], steps.counts)}
 
 
 def _guarded(stats: Stats, stopped: Array, guards: Guards) -> tuple[Array, Array]:

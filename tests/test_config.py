@@ -194,11 +194,11 @@ CONTRADICTIONS = {
     ),
     "penalty without a stop token": (
         {"stop_token": "none", "missing_eos_penalty": 0.1},
-        "missing_eos_penalty: expected no such setting with stop_token none",
+        "missing_eos_penalty: expected None with stop_token none",
     ),
     "mask without a stop token": (
         {"stop_token": "none", "mask_truncated_completions": True},
-        "mask_truncated_completions: expected no such setting with stop_token none",
+        "mask_truncated_completions: expected False with stop_token none",
     ),
     "prompts": (
         {"algorithm": "rloo", "batch_size": 30},
@@ -238,8 +238,21 @@ CONTRADICTIONS = {
     "num_train_epochs": ({"num_train_epochs": math.inf}, "num_train_epochs: expected a finite number above 0, got inf"),
     "max_bad_updates": ({"max_bad_updates": 0}, "max_bad_updates: expected a number above 0, got 0"),
     "missing_eos_penalty": ({"missing_eos_penalty": -0.1}, "missing_eos_penalty: expected a finite number of at least"),
-    "ratio_threshold": ({"ratio_threshold": 0.0}, "ratio_threshold: expected a number above 0, got 0.0"),
+    "ratio_threshold": ({"ratio_threshold": 0.0}, "ratio_threshold: expected a number above 1, got 0.0"),
     "kl_horizon": ({"kl_horizon": 0}, "kl_horizon: expected a number above 0, got 0"),
+    "short kl_horizon": (
+        {"adap_kl_ctrl": True, "kl_target": 6.0, "batch_size": 64, "kl_horizon": 12},
+        "kl_horizon: expected more than 0.2 batch_size (12.8)",
+    ),
+    "kl_target alone": ({"kl_target": 6.0}, "kl_target: expected None without adap_kl_ctrl, got 6.0"),
+    "position for rloo": ({"algorithm": "rloo", "score_position": "after"}, "score_position: expected last with algo"),
+    "values for rloo": ({"algorithm": "rloo", "value_model": "shared"}, "value_model: expected no such setting with"),
+    "truncation for rloo": ({"algorithm": "rloo", "top_k": 5}, "logprobs: expected recompute with algorithm rloo"),
+    "penalty for drawn lengths": (
+        {"output_min_length": 2, "missing_eos_penalty": 0.1},
+        "missing_eos_penalty: expected None with output_min_length",
+    ),
+    "greedy top_k": ({"eval_top_k": 5}, "eval_temperature: expected a number above 0 with eval_top_k"),
 }
 
 

@@ -156,7 +156,7 @@ def test_complete_with_top_k_1_equals_greedy_decoding_at_any_temperature(folder,
         ({}, TOKENIZER.eos_token_id),
         ({"stop_token_id": 5}, 5),
         ({"stop_token_id": 0}, 0),
-        ({"stop_token": "none"}, None),
+        ({"stop_token": "none"}, TOKENIZER.eos_token_id),  # a plan ends, however training samples
     ],
     ids=["eos", "5", "0", "none"],
 )

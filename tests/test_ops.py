@@ -145,6 +145,16 @@ def test_weighted_sum_shows_what_is_not_finite_among_the_real():
     assert np.isnan(ops.weighted_sum(jnp.array([1.0, jnp.nan]), jnp.array([0.5, 0.5])))
 
 
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_statistics_of_all_elements_are_global_over_devices(num_devices):
+    parallel = DataParallel(devices=jax.local_devices()[:num_devices])
+    x = np.array([3.0, 1.0, 9.0, 2.0, 4.0, 8.0, -5.0, 0.0], np.float32)  # the extremes are not on the first device
+    for statistic, expected in ((ops.mean, x.mean()), (ops.std, x.std(ddof=1)), (ops.global_max, 9.0)):
+        program = parallel.map(partial(statistic, axis_name=DATA), row_axes=(0,), out_axes=None)
+        np.testing.assert_allclose(program(parallel.put(x, 0)), expected, rtol=1e-6)
+        np.testing.assert_allclose(statistic(jnp.asarray(x)), expected, rtol=1e-6)
+
+
 # --- packing
 
 

@@ -83,8 +83,10 @@ def test_apply_gradients_clips_the_norm_over_both_models():
 
 def test_apply_gradients_decays_weights_apart_from_adam():
     config = OptimizerConfig(learning_rate=0.5, lr_scheduler_type="constant", weight_decay=0.1)
-    change = one_step(config, {"policy": jnp.array([0.0])}, {"policy": jnp.array([2.0])})
-    np.testing.assert_allclose(change["policy"], [-0.5 * 0.1 * 2.0], rtol=1e-6)
+    change = one_step(config, {"policy": jnp.array([[0.0]])}, {"policy": jnp.array([[2.0]])})
+    np.testing.assert_allclose(change["policy"], [[-0.5 * 0.1 * 2.0]], rtol=1e-6)
+    bias_or_norm = one_step(config, {"policy": jnp.array([0.0])}, {"policy": jnp.array([2.0])})
+    assert bias_or_norm["policy"] == 0.0
 
 
 def test_apply_gradients_at_rate_0_changes_nothing():

@@ -100,6 +100,7 @@ class Update(NamedTuple):
 
     stats: dict
     params: dict
+    opt_state: object
 
 
 def update_from(ppo, prompts, rollout, scores=SCORES, reference=REFERENCE, extra_padding=0) -> Update:
@@ -113,7 +114,7 @@ def update_from(ppo, prompts, rollout, scores=SCORES, reference=REFERENCE, extra
     scored = ppo.score(state, reference, sequences, rollout)
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores)
     state, update_stats = ppo.update(state, trajectories, 0)
-    return Update(jax.device_get(stats | update_stats), jax.device_get(state.params))
+    return Update(jax.device_get(stats | update_stats), jax.device_get(state.params), jax.device_get(state.opt_state))
 
 
 def assert_same(a: Update, b: Update, tolerance=1e-5):
@@ -239,6 +240,37 @@ def test_completions_from_elsewhere_give_the_same_update(recorded):
 def test_rollout_of_names_the_completion_that_does_not_fit(completion, message):
     with pytest.raises(DataError, match=f"completion 1: .*{message}"):
         make_ppo().rollout_of([[5, EOS], completion])
+
+
+@pytest.mark.parametrize("scores", [SCORES[:1], SCORES[:4], SCORES[:, None], 0.5])
+@pytest.mark.parametrize("variant", ["separate", "rloo"])
+def test_make_trajectories_wants_one_score_per_completion(variant, scores):
+    config, copies = VARIANTS[variant], VARIANTS[variant].ppo.group_size
+    with pytest.raises(DataError, match=f"scores: expected {ROWS} numbers, got the shape"):
+        update_from(make_ppo(config), make_prompts(copies=copies), rollout_of(copies), scores)
+
+
+def test_pack_wants_the_rows_of_a_batch(recorded):
+    half = Rollout(*(x[:4] for x in recorded))
+    with pytest.raises(DataError, match=f"completions: expected those of {ROWS} rows .batch_size., got 4"):
+        make_ppo().pack(make_prompts(), half)
+    with pytest.raises(DataError, match=f"prompts: expected those of {ROWS} rows .batch_size., got 4"):
+        make_ppo().pack(PromptBatch(*(x[:4] for x in make_prompts())), recorded)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+def test_mini_batches_without_a_counted_token_take_no_step_and_do_not_dilute(algorithm):
+    """All but one completion are cut and masked: of 4 mini-batches 3 have nothing to learn from."""
+    groups = {"num_generations": 2} if algorithm == "rloo" else {}
+    config = replace(CONFIG, algorithm=algorithm, **groups, mask_truncated_completions=True, num_mini_batches=4)
+    ppo = make_ppo(replace(config, num_ppo_epochs=1))
+    rollout = ppo.rollout_of([[5] * LENGTH] * (ROWS - 1) + [[6, 7, EOS]])
+    update = update_from(ppo, make_prompts(copies=config.ppo.group_size), rollout)
+    counts = [leaf for leaf in jax.tree.leaves(update.opt_state) if leaf.dtype == np.int32 and leaf.ndim == 0]
+    assert counts == [1]
+    np.testing.assert_allclose(update.stats["val/ratio"], 1.0, atol=1e-5)
+    assert update.stats["policy/entropy_avg"] > 0.5
+    assert update.stats["objective/kl_k3"] > 1.0  # of all completions, also those that were masked
 
 
 def test_completions_of_a_prompt_are_adjacent_and_differ():

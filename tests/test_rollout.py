@@ -316,6 +316,27 @@ def test_generate_without_lengths_gives_every_row_all_columns(params):
     jax.tree.map(np.testing.assert_array_equal, full, generate(params, left_padded(), uniforms_for(5), **options))
 
 
+@pytest.mark.parametrize(("stop_column", "lengths"), [(1, [6, 6]), (None, [2, 2]), (1, [2, 6]), (5, [6, 3])])
+def test_generate_draws_until_the_last_row_is_done_and_no_longer(params, monkeypatch, stop_column, lengths):
+    """Two equal rows, which end at this column or at their lengths."""
+    prompts, uniforms = left_padded([PROMPTS[0]] * 2), np.tile(uniforms_for(1), (2, 1))
+    [(ids, _)] = naive_generate(params, PROMPTS[:1], uniforms[:1], TEMPERATURE)
+    stop = None if stop_column is None else ids[stop_column]
+    assert stop is None or ids.index(stop) == stop_column
+    drawn, sample = [], rollout.sample_tokens
+
+    def spy(*args):
+        jax.debug.callback(lambda: drawn.append(1))
+        return sample(*args)
+
+    monkeypatch.setattr(rollout, "sample_tokens", spy)
+    program = partial(rollout.generate, model=MODEL, pad_id=PAD, temperature=TEMPERATURE)
+    generated = jax.jit(program)(params, prompts, uniforms, jnp.array(lengths), stop_id=stop)
+    jax.effects_barrier()
+    assert len(drawn) == int(np.sum(generated.completion_mask, axis=1).max())
+    assert len(drawn) == {1: 2, None: 2, 5: 6}[stop_column]
+
+
 @pytest.mark.parametrize("limits", [{"top_k": 4}, {"top_p": 0.6}, {"top_k": 8, "top_p": 0.9, "min_p": 0.05}], ids=str)
 def test_generate_with_truncation_equals_a_loop(params, free_run, limits):
     options = {"stop_id": NO_TOKEN, "pad_id": PAD, "temperature": TEMPERATURE}

@@ -13,8 +13,8 @@ from jaxppo.parallel import DATA, DataParallel
 from jaxppo.types import Controls, Rollout, Scored, ScoreMoments, Sequences
 
 ROWS, LENGTH = 8, 5
-LENGTHS = np.array([5, 1, 3, 2, 5, 4, 1, 2])
-ENDED = np.array([False, True, True, False, True, True, False, True])  # rows 3 and 6 were cut at limits of their own
+LENGTHS = np.array([3, 4, 5, 2, 5, 1, 1, 2])  # the first of four devices has neither the shortest nor the longest
+ENDED = np.array([True, True, False, False, True, True, False, True])  # rows 3 and 6 were cut at limits of their own
 MASK = np.arange(LENGTH)[None, :] < LENGTHS[:, None]
 PROMPTS = np.array([3, 3, 5, 5, 4, 4, 2, 2], np.int32)
 SCORES = np.array([0.37, 1.0, 0.25, -0.5, 0.6, 0.6, 1.0, 0.2], np.float32)  # rows 4 and 5 are a flat group of two
@@ -164,12 +164,13 @@ def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True):
     kl, penalty, next_coef = np.zeros((ROWS, LENGTH)), 0.0, kl_coef
     if reference:
         kl = token_kls(scored, ppo.kl_estimator)
-        steered_by = mean(token_kls(scored, "full" if ppo.kl_estimator == "full" else "k1"), counts)
-        penalty = -kl_coef * mean(kl, counts)
+        # Of all completions, also of those that nothing is learned from.
+        steered_by = mean(token_kls(scored, "full" if ppo.kl_estimator == "full" else "k1"), LENGTHS)
+        penalty = -kl_coef * mean(kl, LENGTHS)
         stats |= {
-            "objective/kl": mean(kl, counts),
-            "objective/kl_k1": mean(token_kls(scored, "k1"), counts),
-            "objective/kl_k3": mean(token_kls(scored, "k3"), counts),
+            "objective/kl": mean(kl, LENGTHS),
+            "objective/kl_k1": mean(token_kls(scored, "k1"), LENGTHS),
+            "objective/kl_k3": mean(token_kls(scored, "k3"), LENGTHS),
             "objective/kl_coef": kl_coef,
             "objective/non_score_reward": penalty,
         }
@@ -355,8 +356,17 @@ def test_make_trajectories_ignore_what_lies_outside_the_masks(changes, padding, 
 # --- weights
 
 
-@pytest.mark.parametrize("changes", [{}, {"score_position": "after"}, {"mask_truncated_completions": True}], ids=str)
-@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ("ppo", {}),
+        ("ppo", {"score_position": "after"}),
+        ("ppo", {"mask_truncated_completions": True}),
+        ("rloo", {}),
+        ("rloo", {"mask_truncated_completions": True}),
+    ],
+    ids=str,
+)
 def test_weigh_gives_the_entries_of_every_mini_batch_a_sum_of_1(algorithm, changes):
     _, result, _ = make(make_config(algorithm=algorithm, num_generations=2, **changes))
     rows = np.array([[7, 0, 2], [4, 1, 3], [5, 6, 2]])
@@ -381,5 +391,5 @@ def test_weigh_gives_the_entries_of_every_mini_batch_a_sum_of_1(algorithm, chang
 
 def test_weigh_gives_a_mini_batch_without_tokens_no_weight():
     _, result, _ = make(make_config(mask_truncated_completions=True))
-    weights = trajectories.weigh(jax.tree.map(lambda x: x[np.array([[0, 3], [1, 2]])], result))
+    weights = trajectories.weigh(jax.tree.map(lambda x: x[np.array([[2, 3], [0, 1]])], result))
     np.testing.assert_allclose([np.sum(kind, axis=(1, 2)) for kind in weights], [[0, 1]] * 3, rtol=1e-6)

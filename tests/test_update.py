@@ -46,7 +46,8 @@ def regression_loss(params, rows, weights):
     error = (rows["x"] @ params["policy"] - rows["y"]) ** 2
     loss = ops.weighted_sum(error, weights) + jnp.sum(rows["offset"])
     mean = lambda name: ops.weighted_sum(jnp.broadcast_to(rows[name][:, None], weights.shape), weights)  # noqa: E731
-    return loss, {"loss/total_avg": loss, "val/ratio": mean("ratio"), "policy/policykl_avg": mean("policykl")}
+    given = {"val/ratio": mean("ratio"), "policy/policykl_avg": mean("policykl")}
+    return loss, {"loss/total_avg": loss, "policy/approxkl_avg": given["policy/policykl_avg"] ** 2} | given
 
 
 def mini_batches(steps=4, rows=8, columns=5, **given):
@@ -270,6 +271,48 @@ def test_update_goes_on_after_a_policykl_that_is_not_a_number():
     assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (1, 0)
 
 
+def test_update_counts_a_step_that_is_left_out_for_two_reasons_once():
+    """Above the threshold and not finite; the first too far; behind it."""
+    batches = mini_batches(ratio=[1, 30, 1, 1], policykl=[0, 0, 2, 0], offset=[0, np.nan, 0, np.nan])
+    state, stats = run_update(batches, guards=update.Guards(ratio_threshold=10.0, max_policykl=1.5))
+    assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (0, 3)
+    assert state.controls.bad_updates == 0
+    assert_same_state(state, run_update(only(batches, [0]))[0])
+
+
+@pytest.mark.parametrize("empty", [0, 2])
+def test_update_takes_no_step_on_a_mini_batch_without_a_token(empty):
+    """A gradient of 0 is not nothing to do: Adam's moments and the weight decay would still move the parameters."""
+    rows, mask = mini_batches()
+    mask = mask.copy()
+    mask[empty] = False
+    (state, stats), (expected, expected_stats) = (
+        run_update((rows, mask)),
+        run_update(only((rows, mask), {0, 1, 2, 3} - {empty})),
+    )
+    assert_same_state(state, expected)
+    assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (0, 0)
+    for name in ("loss/total_avg", "grad_norm", "val/ratio", "val/ratio_var"):
+        np.testing.assert_allclose(stats[name], expected_stats[name], rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def test_update_does_not_compute_what_comes_after_an_early_stop():
+    computed = []
+
+    def loss(params, rows, weights):
+        jax.debug.callback(lambda: computed.append(1))
+        return regression_loss(params, rows, weights)
+
+    rows, mask = mini_batches(policykl=[0, 2, 0, 0])
+    batches = jax.tree.map(lambda x: jnp.asarray(x)[:, None], (rows, ops.mean_weights(mask, (-2, -1))))
+    options = {"optimizer": optimizer.make_optimizer(CONFIG), "rates": optimizer.make_learning_rates(CONFIG, 10)}
+    for guards, count in ((update.Guards(max_policykl=1.5), 2), (update.NO_GUARDS, 4)):
+        computed.clear()
+        jax.jit(partial(update.update, loss=loss, guards=guards, **options))(start(), batches)
+        jax.effects_barrier()
+        assert len(computed) == count
+
+
 def test_update_reports_the_variance_of_the_ratio_over_the_steps_that_count():
     ratios = [1.0, 1.5, 0.7, 30.0]
     _, stats = run_update(mini_batches(ratio=ratios, offset=[0, 0, 0, np.nan]))
@@ -362,10 +405,13 @@ def compiled(algorithm, **ppo):
 
 
 def gradients(params, batch, micro_batches=1, **ppo):
-    """Gradients and statistics of a mini-batch [1, b, ...] in this many parts."""
+    """Gradients and statistics of a mini-batch [1, b, ...] in this many parts; its token weights add up to 1."""
     cut = lambda x: x[0].reshape(micro_batches, -1, *x.shape[2:])  # noqa: E731
     algorithm = "rloo" if batch.values is None else "ppo"
-    return compiled(algorithm, **ppo)(params, jax.tree.map(cut, (batch, trajectories.weigh(batch))))
+    result = compiled(algorithm, **ppo)(params, jax.tree.map(cut, (batch, trajectories.weigh(batch))))
+    np.testing.assert_allclose(result.tokens, 1.0, rtol=1e-6)
+    assert result.loss == result.stats["loss/total_avg"]
+    return result.grads, result.stats
 
 
 def clipped_terms(ratio, advantage):
@@ -435,10 +481,12 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_mini_batch(params, pr
 def test_gradients_are_summed_over_devices(params, predicted):
     batch = trajectories_for("ppo", predicted)
     parallel = DataParallel(devices=jax.local_devices()[:2])
-    program = parallel.map(gradients_program("ppo", DATA), row_axes=(None, 1), out_axes=(None, None))
+    program = parallel.map(gradients_program("ppo", DATA), row_axes=(None, 1), out_axes=None)
     several = program(parallel.put(params), parallel.put((batch, trajectories.weigh(batch)), 1))
     one = gradients(params, batch)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), several, one)
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, (several.grads, several.stats), one)
+    close((several.loss, several.tokens), (one[1]["loss/total_avg"], 1.0))
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
@@ -477,14 +525,15 @@ def test_policy_gradient_loss_rewards_entropy(params, predicted):
     assert not np.any([np.any(x) for x in jax.tree.leaves(none)])
 
 
-def test_policy_gradient_loss_ignores_what_lies_outside_the_masks(params, predicted):
-    batch = trajectories_for("ppo", predicted)
+@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+def test_policy_gradient_loss_ignores_what_lies_outside_the_masks(params, predicted, algorithm):
+    batch = trajectories_for(algorithm, predicted)
     junk = lambda x, real: jnp.where(jnp.asarray(real), x, 77.0)  # noqa: E731
-    dirty = batch._replace(
-        logprobs=junk(batch.logprobs, MASK),
-        advantages=junk(batch.advantages, MASK),
-        values=junk(batch.values, VALUE_MASK),
-        returns=junk(batch.returns, VALUE_MASK),
-    )
-    both = (gradients(params, b) for b in (batch, dirty))
-    jax.tree.map(np.testing.assert_array_equal, *both)
+    dirty = batch._replace(logprobs=junk(batch.logprobs, MASK))
+    if algorithm == "ppo":
+        dirty = dirty._replace(
+            advantages=junk(batch.advantages, MASK),
+            values=junk(batch.values, VALUE_MASK),
+            returns=junk(batch.returns, VALUE_MASK),
+        )
+    jax.tree.map(np.testing.assert_array_equal, *(gradients(params, b) for b in (batch, dirty)))
