@@ -217,8 +217,10 @@ class _Step(NamedTuple):
 
 
 def _averages(steps: _Step) -> Stats:
-    """Means over the mini-batches that count, [S] -> []."""
-    averages = {name: ops.masked_mean(values, steps.counts) for name, values in steps.stats.items()}
+    """Means over the mini-batches that count, [S] -> []; NaN where none does."""
+    some = jnp.any(steps.counts)
+    mean = lambda values: jnp.where(some, ops.masked_mean(values, steps.counts), jnp.nan)  # noqa: E731
+    averages = {name: mean(values) for name, values in steps.stats.items()}
     if "val/ratio" not in averages:
         return averages
     first = {f"{name}_first": steps.stats[name][0] for name in ("val/ratio", "policy/approxkl_avg")}

@@ -111,6 +111,12 @@ def test_add_scores_leaves_the_moments_alone_for_a_score_that_is_not_finite(bad)
     np.testing.assert_array_equal(later, np.array(moments_of(BATCHES)))
 
 
+def test_add_scores_leaves_the_moments_alone_where_squares_overflow():
+    before = moments_of(BATCHES[:2])
+    after = moments_of([np.array([1e30, -1e30, 0.0], np.float32)], before)  # their mean is finite
+    np.testing.assert_array_equal(np.array(after), np.array(before))
+
+
 @pytest.mark.parametrize("subtract_mean", [True, False])
 def test_scale_scores_divides_by_the_standard_deviation_of_all_scores(subtract_mean):
     everything = np.concatenate(BATCHES).astype(np.float64)
