@@ -215,7 +215,7 @@ def test_update_where_no_step_is_finite_changes_nothing_but_the_step():
     state, stats = run_update(dirty)
     assert_same_state(state, before._replace(step=jnp.int32(1)))
     assert stats["policy/nonfinite_steps"] == 4
-    assert np.isnan(stats["loss"])  # 0 would be a value
+    assert np.isnan(stats["loss/total_avg"])  # 0 would be a value
 
 
 def test_update_counts_bad_updates_in_a_row_and_starts_again_after_a_good_one():
