@@ -13,16 +13,8 @@ import jax
 import numpy as np
 
 from jaxppo import cli, data, hf, ops, rewards, rollout, run_folder
-from jaxppo.config import (
-    DataConfig,
-    EvalConfig,
-    EvaluateConfig,
-    RewardConfig,
-    SamplingConfig,
-    SFTConfig,
-    TrainConfig,
-    parse_cli,
-)
+from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
+from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel

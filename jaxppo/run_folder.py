@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxppo.config import CALL_ONLY, CONFIG_FILE, RunConfig, flatten, read_yaml, write_yaml
+from jaxppo.config import RunConfig
+from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
 
 

@@ -12,7 +12,8 @@ import jax
 
 from jaxppo import cli, data, hf, models, ops, optimizer, rollout, run_folder, update
 from jaxppo.checkpoint import Checkpoints
-from jaxppo.config import SFTConfig, flatten, parse_cli
+from jaxppo.config import SFTConfig
+from jaxppo.config_sources import flatten, parse_cli
 from jaxppo.console import Console
 from jaxppo.errors import TrainingError
 from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results

@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxppo import cli, data, hf, rewards, run_folder
 from jaxppo.checkpoint import Checkpoints
-from jaxppo.config import TrainConfig, flatten, parse_cli
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import flatten, parse_cli
 from jaxppo.console import Console
 from jaxppo.curves import plot_curves
 from jaxppo.errors import ConfigError, ModelError

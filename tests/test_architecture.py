@@ -17,7 +17,7 @@ PACKAGE = Path(jaxppo.__file__).parent
 
 # A room is a module of the package or the folder planning/; it imports rooms of lower levels. "jaxppo" is __init__.py.
 LEVELS = [
-    {"jaxppo", "config", "errors", "types"},
+    {"jaxppo", "config", "config_sources", "errors", "types"},
     {"advantages", "losses", "ops", "planning"},
     {"data", "models", "parallel", "rewards"},
     {"checkpoint", "cli", "console", "curves", "health", "hf", "logs", "metrics", "optimizer", "ppo", "rollout"}
@@ -29,6 +29,7 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Same-level imports, one decision a line; among the commands they mean functions of the other command.
 SAME_LEVEL = {
     ("config", "errors"),
+    ("config_sources", "errors"),
     ("advantages", "ops"),
     ("losses", "ops"),
     ("update", "optimizer"),
@@ -56,9 +57,9 @@ PARALLEL_NAMES = {"Mesh", "NamedSharding", "shard_map", "pmap"}
 NEVER = {
     "planning": {"flax", "jax", "transformers"},
     "rewards": {"flax", "jax"},
-    "advantages": {"jaxppo.config"},
-    "losses": {"jaxppo.config"},
-    "ops": {"jaxppo.config"},
+    "advantages": {"jaxppo.config", "jaxppo.config_sources"},
+    "losses": {"jaxppo.config", "jaxppo.config_sources"},
+    "ops": {"jaxppo.config", "jaxppo.config_sources"},
 }
 
 

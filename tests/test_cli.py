@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from jaxppo import cli
-from jaxppo.config import TrainConfig, parse_cli
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import parse_cli
 from jaxppo.errors import ConfigError, DataError, ModelError, PddlError, ValidatorError
 
 

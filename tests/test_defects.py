@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from jaxppo import advantages, data, models, rewards
-from jaxppo.config import TrainConfig, replace
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import replace
 from jaxppo.parallel import DataParallel
 from jaxppo.planning.domains import blocksworld
 from jaxppo.ppo import PPO

@@ -8,16 +8,8 @@ import pytest
 from scipy import stats  # comes with jax
 
 from jaxppo import data, models, rewards
-from jaxppo.config import (
-    DataConfig,
-    EvalConfig,
-    EvaluateConfig,
-    RewardConfig,
-    SamplingConfig,
-    SFTConfig,
-    TrainConfig,
-    replace,
-)
+from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
+from jaxppo.config_sources import replace
 from jaxppo.evaluate import Evaluator, make_evaluator, summary_line, wilson
 from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel

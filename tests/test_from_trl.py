@@ -15,7 +15,8 @@ import trl
 from trl.experimental.ppo import PPOConfig
 
 from jaxppo import metrics
-from jaxppo.config import TrainConfig, flatten, parse_cli
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import flatten, parse_cli
 
 PATH = Path(__file__).parent.parent / "docs" / "from_trl.md"
 PAGE = PATH.read_text(encoding="utf-8")

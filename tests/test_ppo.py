@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxppo import data, models
-from jaxppo.config import TrainConfig, replace
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import replace
 from jaxppo.errors import DataError
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from jaxppo import run_folder
-from jaxppo.config import RunConfig, SFTConfig, TrainConfig, read_yaml, replace
+from jaxppo.config import RunConfig, SFTConfig, TrainConfig
+from jaxppo.config_sources import read_yaml, replace
 from jaxppo.errors import ConfigError, DataError
 
 

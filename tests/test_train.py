@@ -19,7 +19,8 @@ import pytest
 
 from jaxppo import cli, data, hf, metrics, models, train
 from jaxppo.checkpoint import Checkpoints
-from jaxppo.config import TrainConfig, parse_cli
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import parse_cli
 from jaxppo.logs import read_metrics
 
 # Whatever an update hands to the next one beside the models changes in these runs: KL coefficient, score moments.

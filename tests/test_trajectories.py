@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxppo import trajectories
-from jaxppo.config import PPOConfig, TrainConfig, replace
+from jaxppo.config import PPOConfig, TrainConfig
+from jaxppo.config_sources import replace
 from jaxppo.parallel import DATA, DataParallel
 from jaxppo.types import Controls, Rollout, Scored, ScoreMoments, Sequences
 

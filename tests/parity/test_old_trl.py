@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxppo import losses, ops, trajectories
-from jaxppo.config import TrainConfig, replace
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import replace
 from jaxppo.types import Rollout, Scored, Sequences
 
 from . import old_trl

@@ -9,7 +9,8 @@ import torch
 from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
 
 from jaxppo import data, hf, ops, update
-from jaxppo.config import TrainConfig, replace
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import replace
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.types import Scored, Trajectories

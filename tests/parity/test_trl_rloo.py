@@ -7,7 +7,8 @@ import torch
 from transformers import GPTNeoXForCausalLM
 
 from jaxppo import data, hf
-from jaxppo.config import TrainConfig, replace
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import replace
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 

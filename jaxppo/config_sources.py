@@ -1,0 +1,181 @@
+"""Where a configuration comes from, and how it is kept: defaults <- preset <- YAML file <- command line.
+
+Every field name is unique over all groups, so a flag (`--kl_coef 0.1`) and a YAML key (`kl_coef: 0.1`) are the same
+flat name.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import tyro
+import yaml
+
+from jaxppo.errors import ConfigError
+
+Config = TypeVar("Config")
+
+CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet")
+"""Settings of one call, which are not saved with a run and may change on resume."""
+
+CONFIG_FILE = "config.yaml"
+"""Name of the resolved configuration in a run folder."""
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """Every field of a configuration and its groups as one flat {name: value}, in declaration order."""
+    flat: dict[str, Any] = {}
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        flat.update(flatten(value) if dataclasses.is_dataclass(value) else {spec.name: value})
+    return flat
+
+
+def replace(config: Config, /, **changes: Any) -> Config:
+    """A copy of `config` with flat-named fields changed, in whichever group they live.
+
+    Raises:
+        ConfigError: a name that no group has, or a value that a group rejects.
+    """
+    unknown = sorted(set(changes) - set(flatten(config)))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], flatten(config), n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{unknown[0]}: expected the name of a setting, got {unknown[0]!r}{hint}")
+    return _replace_known(config, changes)
+
+
+def _replace_known(config: Any, changes: dict[str, Any]) -> Any:
+    kwargs = {}
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        if dataclasses.is_dataclass(value):
+            kwargs[spec.name] = _replace_known(value, changes)
+        elif spec.name in changes:
+            kwargs[spec.name] = _typed(spec.name, changes[spec.name], spec.type)
+        else:
+            kwargs[spec.name] = value
+    return type(config)(**kwargs)
+
+
+def _typed(name: str, value: Any, annotation: Any) -> Any:
+    """Check a YAML value against a field's annotation, through the same parser as the command line."""
+    words = [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
+    try:
+        _check_kind(value, annotation)
+        with contextlib.redirect_stderr(io.StringIO()):
+            return tyro.cli(tyro.conf.Positional[annotation], args=words, prog=name)
+    except (SystemExit, TypeError):
+        choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+        kind = str(getattr(annotation, "__name__", annotation)).replace("typing.", "")
+        expected = f"one of {', '.join(choices)}" if choices else kind
+        raise ConfigError(f"{name}: expected {expected}, got {value!r}") from None
+
+
+def _check_kind(value: Any, annotation: Any) -> None:
+    """Refuse what would look like text to the command line's parser: an empty value, a mapping, a list."""
+    is_list = isinstance(value, list | tuple)
+    if value is None and type(None) not in get_args(annotation):
+        raise TypeError("no value")
+    kinds = [annotation, *get_args(annotation)]
+    if isinstance(value, dict) or (is_list and not any(get_origin(kind) is tuple for kind in kinds)):
+        raise TypeError("a collection")
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a flat YAML mapping; an unreadable or nested file is a `ConfigError` that names it."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config: expected a readable YAML file, got {path} ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config: expected UTF-8 text in {path}, got {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config: {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"config: expected `flag: value` lines in {path}, got {type(content).__name__}")
+    for name in content:
+        # Those two are read before any file: in a file they would be ignored.
+        if not isinstance(name, str) or name in ("preset", "config"):
+            raise ConfigError(f"config: expected names of fields, without preset and config, in {path}, got {name!r}")
+    return content
+
+
+def write_yaml(config: Any, path: Path) -> None:
+    """Write the resolved configuration as flat YAML: all that decides the result, so that `--config` repeats it."""
+    flat = {name: value for name, value in flatten(config).items() if name not in CALL_ONLY}
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
+    path.write_text(yaml.safe_dump(lists, sort_keys=False), encoding="utf-8")
+
+
+def preset_values(command: str, name: str) -> dict[str, Any]:
+    """The flat values of a shipped preset.
+
+    Raises:
+        ConfigError: no such preset; the message lists those there are.
+    """
+    folder = resources.files("jaxppo") / "presets" / command
+    names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    if name not in names:
+        raise ConfigError(f"preset: expected one of {', '.join(names)} for {command}, got {name!r}")
+    return read_yaml(str(folder / f"{name}.yaml"))
+
+
+def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
+    """The configuration of a command from its arguments; `--help` prints and exits.
+
+    Raises:
+        ConfigError: unknown flag or key, or a bad value, named in one line.
+    """
+    args = sys.argv[1:] if argv is None else argv
+    base = _base_config(config_class, command, args)
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            return tyro.cli(
+                tyro.conf.OmitArgPrefixes[config_class],  # type: ignore[valid-type]
+                args=args,
+                default=base,
+                prog=f"python -m jaxppo.{command}",
+                use_underscores=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ConfigError(_one_line(messages.getvalue())) from None
+
+
+def _base_config(config_class: type[Config], command: str, args: list[str]) -> Config:
+    """What the flags go over: preset and YAML file, or with --resume alone the configuration of that run."""
+    preset, config_file, output_dir = (_flag_value(args, name) for name in ("preset", "config", "output_dir"))
+    if preset is None and config_file is None and output_dir is not None and "--resume" in args:
+        saved = Path(output_dir) / CONFIG_FILE
+        config_file = str(saved) if saved.exists() else None
+    values: dict[str, Any] = {}
+    if preset is not None or config_file is None:
+        values |= preset_values(command, "default" if preset is None else preset)
+    if config_file is not None:
+        values |= read_yaml(config_file)
+    return replace(config_class(), **values)
+
+
+def _flag_value(args: list[str], name: str) -> str | None:
+    """The last value given for a flag, spelled with underscores or hyphens, after a space or `=`."""
+    value = None
+    for i, arg in enumerate(args):
+        flag, equals, rest = arg.partition("=")
+        if flag.replace("-", "_") == f"__{name}":
+            value = rest if equals else next(iter(args[i + 1 : i + 2]), None)
+    return value
+
+
+def _one_line(panel: str) -> str:
+    """The first paragraph of tyro's boxed error message, as one line."""
+    lines = [line.strip("│╭╮╰╯─ \t") for line in panel.splitlines()[1:]]
+    body = lines[: lines.index("")] if "" in lines else lines
+    return " ".join(" ".join(body).split())

@@ -1,0 +1,206 @@
+"""Where a configuration comes from: what goes over what, and one line for every kind of bad input."""
+
+import re
+
+import pytest
+from test_config import COMMANDS, error_line, parse, yaml_file
+
+from jaxppo import config_sources
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import flatten, preset_values, read_yaml, replace, write_yaml
+from jaxppo.errors import ConfigError
+
+
+def test_parse_cli_lays_preset_over_defaults_yaml_over_preset_and_flags_over_all(tmp_path):
+    tiny = preset_values("train", "tiny")
+    assert (tiny["num_ppo_epochs"], tiny["num_mini_batches"], tiny["batch_size"]) == (2, 2, 16)
+    given = yaml_file(tmp_path, "num_ppo_epochs: 3\nbatch_size: 32\n")
+    parsed = parse("--preset", "tiny", "--config", given, "--batch_size", "8")
+    assert parsed.ppo.cliprange == TrainConfig().ppo.cliprange == 0.2  # in none of them
+    assert parsed.ppo.num_mini_batches == 2  # preset over default 1
+    assert parsed.ppo.num_ppo_epochs == 3  # file over preset
+    assert parsed.batch_size == 8  # flag over file
+
+
+def test_parse_cli_does_not_care_about_the_order_of_flags(tmp_path):
+    given = yaml_file(tmp_path, "kl_coef: 0.5\nlam: 0.5\n")
+    before, after = parse("--kl_coef", "0.25", "--config", given), parse(f"--config={given}", "--kl_coef=0.25")
+    assert before == after
+    assert (after.ppo.kl_coef, after.ppo.lam) == (0.25, 0.5)
+
+
+def test_parse_cli_without_preset_and_config_takes_the_preset_default():
+    assert flatten(parse()) == flatten(replace(TrainConfig(), **preset_values("train", "default")))
+
+
+def test_parse_cli_with_a_config_file_leaves_the_preset_default_out(tmp_path):
+    assert parse("--config", yaml_file(tmp_path, "seed: 7")).total_episodes == TrainConfig().total_episodes
+
+
+def test_parse_cli_with_resume_takes_the_configuration_of_that_run(tmp_path):
+    write_yaml(parse("--preset", "tiny", "--kl_coef", "0.125"), tmp_path / "config.yaml")
+    resumed = parse("--output_dir", str(tmp_path), "--resume", "--save_steps", "3")
+    assert (resumed.batch_size, resumed.ppo.kl_coef) == (16, 0.125)
+    assert (resumed.run.resume, resumed.loop.save_steps) == (True, 3)
+
+
+def test_parse_cli_leaves_no_mark_on_later_calls():
+    before = parse()
+    parse("--kl_coef", "0.75")
+    assert parse() == before != parse("--kl_coef", "0.75")
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--no_such_flag", "1"], ["--no_such_flag"]),
+        (["stray"], ["stray"]),
+        (["--ppo.kl_coef", "1"], ["--ppo.kl_coef"]),
+        (["--kl_coef"], ["--kl_coef", "Expected 1"]),
+        (["--kl_coef", "much"], ["--kl_coef", "float", "much"]),
+        (["--batch_size", "12.5"], ["--batch_size", "int", "12.5"]),
+        (["--parallel", "threads"], ["--parallel", "shard_map", "pmap", "threads"]),
+        (["--kl_estimator", "k9"], ["--kl_estimator", "k1", "k3", "full", "k9"]),
+        (["--reward_clip_range", "1"], ["--reward_clip_range", "1"]),
+        (["--kl_coef", "-1"], ["kl_coef", "at least 0", "-1.0"]),
+        (["--gamma", "1.5"], ["gamma", "[0, 1]", "1.5"]),
+        (["--cliprange", "nan"], ["cliprange", "above 0", "nan"]),
+        (["--temperature", "0"], ["temperature", "above 0", "0.0"]),
+        (["--response_length", "0"], ["response_length", "above 0", "0"]),
+        (["--max_grad_norm", "0"], ["max_grad_norm", "above 0", "0.0"]),
+        (["--seed", "-1"], ["seed", "[0, 2^32)", "-1"]),
+        (["--seed", "4294967296"], ["seed", "[0, 2^32)", "4294967296"]),
+        (["--kl_coef", "inf"], ["kl_coef", "finite", "inf"]),
+        (["--adam_beta1", "1"], ["adam_beta1", "[0, 1)", "1.0"]),
+        (["--rl_sizes", "17:2"], ["rl_sizes", "2 to 16", "17:2"]),
+        (["--rl_sizes", "3-5"], ["rl_sizes", "objects:rows", "3-5"]),
+        (["--batch_size", "30", "--num_mini_batches", "4"], ["batch_size", "multiple of num_mini_batches (4)", "30"]),
+        (["--headline_split", "dev"], ["headline_split", "test_longer", "'dev'"]),
+        (["--eval_splits", "test"], ["headline_split", "eval_splits ('test',)", "'test_longer'"]),
+        (["--preset", "huge"], ["preset", "default", "tiny", "'huge'"]),
+        (["--config", "/no/such.yaml"], ["config", "/no/such.yaml", "No such file"]),
+        (["--config"], ["--config"]),
+        (["--resume"], ["resume", "--output_dir"]),
+    ],
+)
+def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
+    message = error_line(*args)
+    assert [part for part in named if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("no_such_key: 1", ["no_such_key"]),
+        ("ppo:\n  kl_coef: 0.1", ["ppo"]),  # nested: the groups are not keys
+        ("kl_coef: much", ["kl_coef", "float", "'much'"]),
+        ("kl_coef: {a: 1}", ["kl_coef", "float", "{'a': 1}"]),
+        ("kl_coef: [0.1]", ["kl_coef", "float", "[0.1]"]),
+        ("kl_coef:", ["kl_coef", "float", "None"]),
+        ("dataset:", ["dataset", "str", "None"]),
+        ("dataset: {a: 1}", ["dataset", "str", "{'a': 1}"]),
+        ("batch_size: 64.5", ["batch_size", "int", "64.5"]),
+        ("batch_size: true", ["batch_size", "int", "True"]),
+        ("whiten_rewards: 5", ["whiten_rewards", "bool", "5"]),
+        ("parallel: threads", ["parallel", "shard_map, pmap", "'threads'"]),
+        ("kl_coef: -1", ["kl_coef", "at least 0", "-1.0"]),
+        ("batch_size: 30\nnum_mini_batches: 4", ["batch_size", "num_mini_batches (4)", "30"]),
+        ("reward_clip_range: 1", ["reward_clip_range", "1"]),
+        ("reward_clip_range: [-1, 0, 1]", ["reward_clip_range", "[-1, 0, 1]"]),
+        ("reward_clip_range: [low, high]", ["reward_clip_range", "['low', 'high']"]),
+        ("eval_splits: []", ["headline_split", "eval_splits ()"]),
+        ("1: 2", ["given.yaml", "1"]),
+        ("config: other.yaml", ["given.yaml", "'config'"]),
+        ("preset: tiny", ["given.yaml", "'preset'"]),
+        ("- seed", ["given.yaml", "flag: value", "list"]),
+        ("", ["given.yaml", "NoneType"]),
+        ("seed: [1", ["given.yaml", "not YAML"]),
+    ],
+)
+def test_parse_cli_names_a_bad_yaml_key_in_one_line(tmp_path, text, named):
+    message = error_line("--config", yaml_file(tmp_path, text))
+    assert [part for part in named if part not in message] == []
+
+
+def test_reward_clip_range_takes_whole_numbers_from_flags_and_yaml(tmp_path):
+    by_flag = parse("--reward_clip_range", "-1", "1")
+    by_yaml = parse("--config", yaml_file(tmp_path, "reward_clip_range: [-1, 1]"))
+    assert by_flag.ppo.reward_clip_range == by_yaml.ppo.reward_clip_range == (-1.0, 1.0)
+    assert {type(end) for end in by_yaml.ppo.reward_clip_range} == {float}
+    none = parse("--config", yaml_file(tmp_path, "reward_clip_range:"))
+    assert none.ppo.reward_clip_range is None
+
+
+@pytest.mark.parametrize("kind", ["binary", "folder"])
+def test_read_yaml_names_a_file_that_is_no_text(tmp_path, kind):
+    path = tmp_path / "given.yaml"
+    path.mkdir() if kind == "folder" else path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"given\.yaml"):
+        read_yaml(path)
+
+
+def test_parse_cli_reads_yaml_values_in_the_types_of_their_fields(tmp_path):
+    text = (
+        "learning_rate: 1e-4\nmax_grad_norm:\nwhiten_rewards: yes\neval_splits: [dev, test_longer]\nval_timeout_s: 5\n"
+    )
+    parsed = parse("--config", yaml_file(tmp_path, text))
+    assert parsed.optimizer.learning_rate == 1e-4  # PyYAML reads 1e-4 as text
+    assert parsed.optimizer.max_grad_norm is None
+    assert parsed.ppo.whiten_rewards is True
+    assert parsed.data.eval_splits == ("dev", "test_longer")
+    assert (parsed.reward.val_timeout_s, type(parsed.reward.val_timeout_s)) == (5.0, float)
+
+
+CHANGES = {
+    "train": "--preset tiny --seed 7 --learning_rate 1e-5 --value_model_path some:folder --whiten_rewards"
+    " --eval_steps 3 --eval_splits test_longer dev --max_grad_norm None --lam 0.1 --reward_clip_range -1 0.1"
+    " --save_steps 0.1 --stop_token_id 0 --min_p 0.1 --kl_estimator full --adap_kl_ctrl --kl_target 6",
+    "sft": "--seed 7 --learning_rate 0.30000000000000004 --data_seed 3 --model_path 7 --adam_epsilon 1e-9",
+    "evaluate": "--seed 7 --model null --eval_validator builtin --train_sizes 3:1",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("changed", [False, True])
+def test_write_yaml_is_read_back_by_config_as_the_same_configuration(tmp_path, command, changed):
+    path = tmp_path / "config.yaml"
+    made = parse(*(CHANGES[command].split() if changed else []), "--output_dir", "1e5", command=command)
+    write_yaml(made, path)
+    back = parse("--config", str(path), command=command)
+    # Where a run writes and where its values came from is not part of what it computes.
+    forget = {"preset": None, "config": None, "output_dir": None}
+    assert made.run.output_dir == "1e5" and back.run.output_dir is None
+    assert replace(back, **forget) == replace(made, **forget)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_presets_of_every_command_are_complete_configurations(command):
+    folder = config_sources.resources.files("jaxppo") / "presets" / command
+    names = [entry.name.removesuffix(".yaml") for entry in folder.iterdir()]
+    assert "default" in names
+    for name in names:
+        assert parse("--preset", name, command=command).run.preset == name
+
+
+def test_help_shows_the_docstrings_and_defaults_of_all_groups(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("--help")
+    assert not stop.value.code
+    shown = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    assert (
+        "Weight of the KL penalty to the reference policy in the reward, at the start; 0 needs no reference." in shown
+    )
+    assert "Completions to sample over the whole run, rounded up to whole updates; default: num_train_epochs" in shown
+    assert "--parallel {shard_map,pmap}" in shown
+    assert [name for name in flatten(TrainConfig()) if f"--{name} " not in shown and f"--{name}," not in shown] == []
+
+
+def test_flatten_and_replace_reach_every_group():
+    changed = replace(TrainConfig(), kl_coef=0.5, seed=7, headline_split="test")
+    assert (changed.ppo.kl_coef, changed.run.seed, changed.headline_split) == (0.5, 7, "test")
+    differing = {name for name, value in flatten(TrainConfig()).items() if flatten(changed)[name] != value}
+    assert differing == {"kl_coef", "seed", "headline_split"}
+    with pytest.raises(ConfigError, match="no_such"):
+        replace(TrainConfig(), no_such=1)
+    with pytest.raises(ConfigError, match="kl_coef"):
+        replace(TrainConfig(), kl_coef=-1.0)
