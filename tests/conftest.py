@@ -1,8 +1,11 @@
-"""Four forced host devices, and caches in a folder of the test run: set before jax is imported."""
+"""Four forced host devices, caches in a folder of the test run, and compiled programs dropped after each module."""
 
 import getpass
 import os
 import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 os.environ["XLA_FLAGS"] = " ".join(
     [
@@ -13,10 +16,15 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 ).strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Many tests compile the same programs: a cache for this run of the tests.
-_compiled = tempfile.TemporaryDirectory(prefix="jaxppo-tests-compiled-")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("JAXPPO_CACHE", os.path.join(tempfile.gettempdir(), f"jaxppo-tests-{getpass.getuser()}"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drop_compiled_programs() -> Iterator[None]:
+    """Compiled programs hold memory maps, whose number per process is limited: those of all tests are too many."""
+    yield
+    import jax
+
+    jax.clear_caches()
