@@ -1,136 +1,177 @@
-"""Hugging Face model folder <-> parameters, in both directions through one name table per family."""
+"""Hugging Face model folder <-> parameters, in both directions through the name table of each family."""
 
-import json
+import dataclasses
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxppo.errors import ModelError
-from jaxppo.models import ModelConfig, Params, init_params
+from jaxppo.families import Family, ModelConfig, family_of
+from jaxppo.families.config import HfName
+from jaxppo.model_files import (
+    Tensor,
+    complete_folder,
+    first_line,
+    naming,
+    open_tensors,
+    read_json,
+    write_json,
+    write_tensors,
+)
+from jaxppo.models import Params, init_params
+from jaxppo.redact import redact
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+CARD_FILE = "README.md"
+VALUE_HEAD_FILE = "value_head.safetensors"
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_SHARD_SIZE = "5GB"
+
+ASSETS = Path(__file__).parent / "assets"
+"""Models shipped with jaxppo."""
+
+Placement = Callable[[tuple[str, ...], tuple[int, ...]], jax.sharding.Sharding]
+"""(path of a parameter, its shape) -> where its parts go."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
+_HUB_FILES = ["*.json", "*.txt", "*.model", CARD_FILE]
 
-# Keys of config.json that are fields of ModelConfig under the same name.
-_REQUIRED_KEYS = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
-_OPTIONAL_KEYS = (
-    "max_position_embeddings",
-    "layer_norm_eps",
-    "hidden_act",
-    "use_parallel_residual",
-    "attention_bias",
-    "tie_word_embeddings",
-    "initializer_range",
-    "pad_token_id",
-)
+_VALUE_HEAD_NAMES = {"v_head.summary.weight": "kernel", "v_head.summary.bias": "bias"}
+"""TRL's names for a value head on a language model's trunk; LLaMA-Factory keeps them in a file of its own."""
 
 _MAX_PROBLEMS = 5  # tensors listed in one error message; the rest are counted
 
 
-class HfName(NamedTuple):
-    """Where transformers keeps one of our arrays: its name, and whether it stores the transposed matrix."""
-
-    name: str
-    transpose: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """How transformers writes one `model_type`.
+class Loaded(NamedTuple):
+    """A model read from a folder.
 
     Attributes:
-        trunk_prefix: prepended to the names of the trunk's tensors wherever a head sits on it.
-        architectures: name of the head in `models.init_params` -> class in transformers.
-        names: path of an array in our parameters -> its name in transformers; {i} is the number of a layer.
-        ignored: tensors of this name, found in older checkpoints, are constants and no parameters.
+        config: the model.
+        params: as at the top of `models.py`; without the `score` head where that is among `fresh`.
+        folder: where it came from.
+        loaded: names of the tensors that were read.
+        fresh: names of those that the folder does not have, to be drawn.
+        unused: names of those that this model has no place for.
     """
 
-    trunk_prefix: str
-    architectures: dict[str | None, str]
-    names: dict[str, HfName]
-    ignored: re.Pattern[str]
+    config: ModelConfig
+    params: Params
+    folder: Path
+    loaded: tuple[str, ...]
+    fresh: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    def describe(self) -> str:
+        """One line: which weights were loaded, which are fresh, which were not used."""
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        line = f"{self.folder}: {len(self.loaded)} tensors loaded ({count:,} parameters)"
+        for what, names in (("fresh", self.fresh), ("not used", self.unused)):
+            if names:
+                rest = f" and {len(names) - _MAX_PROBLEMS} more" if len(names) > _MAX_PROBLEMS else ""
+                line += f"; {what}: {', '.join(names[:_MAX_PROBLEMS])}{rest}"
+        return line
 
 
-# Names as on disk: transformers 5 calls the module `lm_head` but still reads and writes `embed_out`.
-_GPT_NEOX = Family(
-    trunk_prefix="gpt_neox.",
-    architectures={
-        "lm": "GPTNeoXForCausalLM",
-        "score": "GPTNeoXForSequenceClassification",
-        None: "GPTNeoXModel",
-    },
-    names={
-        "trunk/embed_in/embedding": HfName("embed_in.weight"),
-        "trunk/final_layer_norm/scale": HfName("final_layer_norm.weight"),
-        "trunk/final_layer_norm/bias": HfName("final_layer_norm.bias"),
-        "trunk/layers/{i}/input_layernorm/scale": HfName("layers.{i}.input_layernorm.weight"),
-        "trunk/layers/{i}/input_layernorm/bias": HfName("layers.{i}.input_layernorm.bias"),
-        "trunk/layers/{i}/post_attention_layernorm/scale": HfName("layers.{i}.post_attention_layernorm.weight"),
-        "trunk/layers/{i}/post_attention_layernorm/bias": HfName("layers.{i}.post_attention_layernorm.bias"),
-        "trunk/layers/{i}/attention/query_key_value/kernel": HfName(
-            "layers.{i}.attention.query_key_value.weight", transpose=True
-        ),
-        "trunk/layers/{i}/attention/query_key_value/bias": HfName("layers.{i}.attention.query_key_value.bias"),
-        "trunk/layers/{i}/attention/dense/kernel": HfName("layers.{i}.attention.dense.weight", transpose=True),
-        "trunk/layers/{i}/attention/dense/bias": HfName("layers.{i}.attention.dense.bias"),
-        "trunk/layers/{i}/mlp/dense_h_to_4h/kernel": HfName("layers.{i}.mlp.dense_h_to_4h.weight", transpose=True),
-        "trunk/layers/{i}/mlp/dense_h_to_4h/bias": HfName("layers.{i}.mlp.dense_h_to_4h.bias"),
-        "trunk/layers/{i}/mlp/dense_4h_to_h/kernel": HfName("layers.{i}.mlp.dense_4h_to_h.weight", transpose=True),
-        "trunk/layers/{i}/mlp/dense_4h_to_h/bias": HfName("layers.{i}.mlp.dense_4h_to_h.bias"),
-        "lm_head/kernel": HfName("embed_out.weight", transpose=True),
-        "score/kernel": HfName("score.weight", transpose=True),
-    },
-    ignored=re.compile(r"attention\.(bias|masked_bias)$|rotary_emb\.inv_freq$"),
-)
+def find_model(name: str) -> Path:
+    """The folder of a model: shipped with jaxppo, on this machine, or downloaded from the hub.
 
-_FAMILIES = {"gpt_neox": _GPT_NEOX}
+    Args:
+        name: name of a shipped model, path of a folder, or a hub id, "user/name" or "user/name@revision".
+
+    Raises:
+        ModelError: it is none of these, or the hub cannot be reached.
+    """
+    if (ASSETS / name).is_dir() and "/" not in name:
+        return ASSETS / name
+    match = _HUB_ID.fullmatch(name)
+    if Path(name).is_dir() or match is None:
+        return existing_folder(name)
+    return _download(match["repo"], match["revision"])
 
 
-def load_pretrained(folder: str | os.PathLike[str]) -> tuple[ModelConfig, Params]:
-    """Read a model folder as transformers writes it: `config.json` and safetensors, in one file or in shards.
+def _download(repo: str, revision: str | None) -> Path:
+    """Weights as safetensors, or as `pytorch_model.bin` where the repository has nothing else."""
+    from huggingface_hub import snapshot_download  # slow to import, and not needed for a local folder
+
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=[*_HUB_FILES, "model*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(repo, revision=revision, allow_patterns=["pytorch_model*.bin"])
+    except Exception as error:  # the hub's many errors, and those of the network
+        raise ModelError(
+            f"{repo}: expected a shipped model ({', '.join(sorted(path.name for path in ASSETS.iterdir()))}), a model "
+            f"folder or a hub id, got no such folder, and from the hub: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    return folder
+
+
+def load_pretrained(folder: str | os.PathLike[str], *, dtype: str = "float32") -> tuple[ModelConfig, Params]:
+    """Read a model folder as transformers writes it; see `load_model`.
+
+    Returns:
+        The config, and parameters as at the top of `models.py`.
+    """
+    model = load_model(folder, dtype=dtype)
+    return model.config, model.params
+
+
+def load_model(
+    folder: str | os.PathLike[str],
+    *,
+    head: str | None = "saved",
+    dtype: str = "float32",
+    placement: Placement | None = None,
+) -> Loaded:
+    """Read a model folder as transformers writes it: `config.json` and weights, in one file or in shards.
+
+    Weights are read from safetensors, else from `pytorch_model.bin` by torch's loader of plain tensors. Code in the
+    folder is never run.
 
     Args:
         folder: local folder of a `...ForCausalLM`, a `...ForSequenceClassification` with one label, or a bare trunk.
-
-    Returns:
-        The config, and parameters as at the top of `models.py`, float32 whatever the dtype on disk.
+        head: "lm", "score", None (the trunk alone), or "saved": what the folder has. A missing score head is fresh.
+        dtype: of the parameters, "auto" for that on disk.
+        placement: where parameters go; every device then reads its own parts, and none holds more. Default: whole, on
+            the default device.
 
     Raises:
         ModelError: the folder or a file is missing or unreadable, the model is of an unsupported kind, or tensors are
             missing, unexpected or of another shape; the message names them.
     """
-    folder = _existing_folder(folder)
-    raw = _read_json(folder / CONFIG_FILE)
-    with _naming(folder / CONFIG_FILE):
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    folder = existing_folder(folder)
+    config, saved = read_config(folder)
+    head = saved if head == "saved" else head
+    with naming(folder):
+        tensors = open_tensors(folder)
+        expected = _expected_tensors(config, head, tensors)
+        fresh = tuple(name for name, e in expected.items() if e.path[0] == "score" and name not in tensors)
+        expected = {name: e for name, e in expected.items() if name not in fresh}
+        unused = _check_tensors(config, head, expected, tensors)
+        params: Params = {}
+        for name, entry in expected.items():
+            _put(params, entry.path, _read(tensors[name], entry, None if dtype == "auto" else dtype, placement))
+    return Loaded(config, params, folder, tuple(expected), fresh, unused)
+
+
+def read_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, str | None]:
+    """The configuration of a model folder, and the head it was saved with."""
+    file = existing_folder(folder) / CONFIG_FILE
+    raw = read_json(file)
+    with naming(file):
         config = config_from_hf(raw)
-        head = _head_of(config, raw)
-    expected = _expected_tensors(config, head)
-    with _naming(folder):
-        files = _tensor_files(folder)
-        _check_tensors(expected, files, _ignored_names(config, head, files))
-        return config, _read_params(expected, files)
+        return config, _head_of(config, raw)
 
 
 def save_pretrained(
@@ -139,6 +180,10 @@ def save_pretrained(
     params: Params,
     tokenizer: Any = None,
     generation_config: bool | dict[str, Any] = True,
+    *,
+    dtype: str | None = None,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+    card: str | None = None,
 ) -> None:
     """Write a folder that `from_pretrained` of transformers loads without missing or unexpected tensors.
 
@@ -146,42 +191,98 @@ def save_pretrained(
 
     Args:
         folder: new, empty or holding a model.
-        config: the model.
+        config: the model; what its `original` config.json said beside is written again.
         params: {"trunk", "lm_head"}, {"trunk", "score"} or {"trunk"} (with tied embeddings: a language model).
         tokenizer: saved beside the model if given (anything with transformers' `save_pretrained`).
         generation_config: True writes the special tokens for language models, a dict adds to them, False writes none.
+        dtype: of the tensors; default: that of the parameters.
+        max_shard_size: largest weights file, in bytes or as text such as "5GB".
+        card: content of README.md.
 
     Raises:
         ModelError: the folder holds something else, or the parameters do not fit the config.
     """
     folder = Path(folder)
-    _check_replaceable(folder)
+    check_replaceable(folder, CONFIG_FILE)
     head = _head_in(config, params)
-    tensors = _hf_tensors(config, head, params)
-    architecture = _FAMILIES[config.model_type].architectures[head]
-    with _complete_folder(folder) as partial:
-        _write_json(partial / CONFIG_FILE, config_to_hf(config, architecture))
+    arrays = _hf_arrays(config, head, params)
+    dtypes = {name: np.dtype(dtype or array.leaf.dtype) for name, array in arrays.items()}
+    largest = max(dtypes.values(), key=lambda kind: kind.itemsize)
+    with complete_folder(folder) as partial:
+        write_json(partial / CONFIG_FILE, config_to_hf(config, head, str(largest)))
         if head == "lm" and generation_config is not False:
             extra = {} if generation_config is True else generation_config
-            _write_json(partial / GENERATION_FILE, _special_tokens(config) | extra)
-        save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
-        (partial / WEIGHTS_FILE).chmod(0o644)  # safetensors makes it readable for its owner alone
+            write_json(partial / GENERATION_FILE, redact(_special_tokens(config) | extra))
+        sizes = {name: array.leaf.size * dtypes[name].itemsize for name, array in arrays.items()}
+        write_tensors(partial, sizes, lambda name: arrays[name].stored(dtypes[name]), max_shard_size)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
+        if card is not None:
+            (partial / CARD_FILE).write_text(card, encoding="utf-8")
 
 
-def load_policy(folder: str | os.PathLike[str]) -> tuple[ModelConfig, Params, Any]:
+def save_value_head(folder: str | os.PathLike[str], head: Params, card: str | None = None) -> None:
+    """Write the value head of a policy's trunk, {"kernel": [D, 1], "bias": [1]}, under the names of TRL's `v_head`.
+
+    Raises:
+        ModelError: the folder holds something else.
+    """
+    folder = Path(folder)
+    check_replaceable(folder, VALUE_HEAD_FILE)
+    tensors = {name: np.asarray(head[ours]).T for name, ours in _VALUE_HEAD_NAMES.items()}
+    with complete_folder(folder) as partial:
+        contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+        save_file(contiguous, partial / VALUE_HEAD_FILE, {"format": "pt"})
+        (partial / VALUE_HEAD_FILE).chmod(0o644)
+        if card is not None:
+            (partial / CARD_FILE).write_text(card, encoding="utf-8")
+
+
+def load_value_head(folder: str | os.PathLike[str], config: ModelConfig) -> Params:
+    """Read the value head of a policy's trunk: a file of `save_value_head`, or beside the weights of a model of TRL's.
+
+    Raises:
+        ModelError: there is none, or it is of another size.
+    """
+    folder = existing_folder(folder)
+    with naming(folder):
+        tensors = open_tensors(folder, VALUE_HEAD_FILE)
+        shapes = {"v_head.summary.weight": [1, config.hidden_size], "v_head.summary.bias": [1]}
+        for name, shape in shapes.items():
+            came = tensors[name].get_shape() if name in tensors else "no tensor"
+            if came != shape:
+                raise ModelError(f"{name}: expected shape {tuple(shape)}, got {came}")
+        return {ours: jnp.asarray(tensors[name][...].astype(np.float32).T) for name, ours in _VALUE_HEAD_NAMES.items()}
+
+
+class Policy(NamedTuple):
+    """A language model with its tokenizer."""
+
+    config: ModelConfig
+    params: Params
+    tokenizer: Any
+    loaded: Loaded
+
+
+def load_policy(name: str | os.PathLike[str], placement: Placement | None = None) -> Policy:
     """Read a language model with its tokenizer, ready to sample from.
 
     A tokenizer without a pad token pads with its end of sequence; nothing ever reads a mask from ids.
 
+    Args:
+        name: see `find_model`.
+        placement: see `load_model`.
+
     Raises:
-        ModelError: as for `load_pretrained` and `load_tokenizer`, or the folder holds no language model, the tokenizer
+        ModelError: as for `load_model` and `load_tokenizer`, or the folder holds no language model, the tokenizer
             has no end of sequence, or more tokens than the model.
     """
-    config, params = load_pretrained(folder)
-    if "lm_head" not in params and not config.tie_word_embeddings:
-        raise ModelError(f"{folder}: expected a language model (GPTNeoXForCausalLM), got one without lm_head")
+    folder = find_model(str(name))
+    config, head = read_config(folder)
+    if head != "lm":
+        architecture = family_of(config.model_type).architectures["lm"]
+        raise ModelError(f"{folder}: expected a language model ({architecture}), got one without lm_head")
+    model = load_model(folder, placement=placement)
     tokenizer = load_tokenizer(folder)
     if tokenizer.eos_token_id is None:
         raise ModelError(f"{folder}: expected a tokenizer with an eos_token, got none")
@@ -189,7 +290,7 @@ def load_policy(folder: str | os.PathLike[str]) -> tuple[ModelConfig, Params, An
         raise ModelError(f"{folder}: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return config, params, tokenizer
+    return Policy(config, model.params, tokenizer, model)
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
@@ -200,71 +301,49 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     """
     from transformers import AutoTokenizer  # slow to import, and not needed to load a model
 
-    folder = _existing_folder(folder)
+    folder = existing_folder(folder)
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):  # transformers would make up an empty one
         raise ModelError(f"{folder}: expected a tokenizer ({' or '.join(_TOKENIZER_FILES)}), got none of these files")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain ones, and a damaged file leads anywhere
-        raise ModelError(f"{folder}: expected a readable tokenizer, got: {_first_line(error)}") from error
+        raise ModelError(f"{folder}: expected a readable tokenizer, got: {first_line(error)}") from error
 
 
 def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
-    """Read the content of a transformers `config.json`; keys that do not change the computation are ignored.
-
-    Rotary settings are taken from `rope_parameters` (transformers 5) or from `rotary_pct`, `rotary_emb_base` and
-    `rope_scaling` (earlier). Source: transformers GPTNeoXConfig.convert_rope_params_to_dict.
+    """Read the content of a transformers `config.json`; keys that do not change the computation are kept in `original`.
 
     Raises:
         ModelError: a key is missing, or has a value that is not supported; the message names it.
     """
-    if str(raw.get("model_type")) not in _FAMILIES:
-        raise ModelError(f"model_type: expected one of {', '.join(_FAMILIES)}, got {raw.get('model_type')!r}")
-    missing = [name for name in _REQUIRED_KEYS if name not in raw]
-    if missing:
-        raise ModelError(f"{missing[0]}: expected an integer, got no such key")
-    fields = {name: raw[name] for name in (*_REQUIRED_KEYS, *_OPTIONAL_KEYS) if name in raw}
-    # Where a file does not name these two, GPTNeoXConfig means 0 and 2.
-    fields |= {"bos_token_id": raw.get("bos_token_id", 0), "eos_token_id": raw.get("eos_token_id", 2)}
-    return ModelConfig(**fields, **_rotary_fields(raw))
+    family = family_of(raw.get("model_type"))
+    if raw.get("quantization_config"):
+        raise ModelError("quantization_config: expected none (quantised weights are not supported), got one")
+    fields = family.from_hf(raw)
+    for name in ("bos_token_id", "eos_token_id"):  # a default past a small vocabulary means nothing
+        if isinstance(fields.get(name), int) and fields[name] >= fields.get("vocab_size", 0):
+            fields[name] = None
+    return family.config(**fields, original={name: value for name, value in raw.items() if name != "auto_map"})
 
 
-def config_to_hf(config: ModelConfig, architecture: str) -> dict[str, Any]:
-    """Write the content of `config.json` with the keys of transformers 5.
+def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") -> dict[str, Any]:
+    """Write the content of `config.json`: as it was read where it still says this, else with transformers 5's keys.
 
     Args:
         config: the model.
-        architecture: name of the class in transformers, for instance "GPTNeoXForCausalLM".
+        head: "lm", "score" or None.
+        dtype: of the weights beside it.
     """
-    raw: dict[str, Any] = {name: getattr(config, name) for name in (*_REQUIRED_KEYS, *_OPTIONAL_KEYS)}
-    raw |= {
-        "architectures": [architecture],
-        "dtype": "float32",
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": config.rope_theta,
-            "partial_rotary_factor": config.rotary_pct,
-        },
-    }
-    if architecture == _FAMILIES[config.model_type].architectures["score"]:
-        raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # transformers' way to say num_labels=1
-    return raw
-
-
-def _rotary_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    rope = raw.get(key) or {}
-    if not isinstance(rope, dict):
-        raise ModelError(f"{key}: expected an object, got {rope!r}")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ModelError(f"{key}.rope_type: expected 'default' (no other scaling is supported), got {kind!r}")
-    return {
-        "rotary_pct": rope.get("partial_rotary_factor", raw.get("rotary_pct", 0.25)),
-        "rope_theta": rope.get("rope_theta", raw.get("rotary_emb_base", 10000.0)),
-    }
+    family, raw = family_of(config.model_type), dict(config.original or {})
+    if not raw or config_from_hf(raw) != dataclasses.replace(config, compute_dtype=None):
+        raw = {name: value for name, value in raw.items() if name not in family.replaced_keys} | family.to_hf(config)
+    architecture = family.architectures[head]
+    if raw.get("architectures") != [architecture]:
+        raw = {name: value for name, value in raw.items() if name not in ("id2label", "label2id", "num_labels")}
+        if head == "score":
+            raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # transformers' way to say num_labels=1
+    raw |= {"architectures": [architecture], "torch_dtype" if "torch_dtype" in raw else "dtype": dtype}
+    return redact(raw)
 
 
 def _special_tokens(config: ModelConfig) -> dict[str, Any]:
@@ -273,7 +352,7 @@ def _special_tokens(config: ModelConfig) -> dict[str, Any]:
 
 
 def _head_of(config: ModelConfig, raw: dict[str, Any]) -> str | None:
-    architectures = _FAMILIES[config.model_type].architectures
+    architectures = family_of(config.model_type).architectures
     names = raw.get("architectures") or [None]
     if not isinstance(names, list):
         raise ModelError(f"architectures: expected a list of names, got {names!r}")
@@ -302,87 +381,76 @@ class Expected(NamedTuple):
     transpose: bool
 
 
-def _expected_tensors(config: ModelConfig, head: str | None) -> dict[str, Expected]:
-    """Name in the folder -> where it goes, for every parameter of the model; nothing is allocated."""
-    family = _FAMILIES[config.model_type]
+def _expected_tensors(config: ModelConfig, head: str | None, available: Any = ()) -> dict[str, Expected]:
+    """Name in the folder -> where it goes, for every parameter of the model; nothing is allocated.
+
+    Args:
+        config: the model.
+        head: its head.
+        available: names in the folder: whether the trunk's have their prefix, and the score head a bias.
+    """
+    family = family_of(config.model_type)
     abstract = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
+    if "score.bias" in available and head == "score":
+        abstract["score"]["bias"] = jax.ShapeDtypeStruct((1,), jnp.float32)
+    prefix = family.trunk_prefix if head is not None else ""
+    if available:
+        prefix = family.trunk_prefix if any(name.startswith(family.trunk_prefix) for name in available) else ""
     expected = {}
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
         path = tuple(key.key for key in key_path)
-        name, transpose = _hf_name(family, path, head)
+        name, transpose = hf_name(family, path)
+        name = prefix + name if path[0] == "trunk" else name
         expected[name] = Expected(path, leaf.shape[::-1] if transpose else leaf.shape, transpose)
     return expected
 
 
-def _hf_name(family: Family, path: tuple[str, ...], head: str | None) -> HfName:
+def hf_name(family: Family, path: tuple[str, ...]) -> HfName:
+    """Where transformers keeps the array at a path of our parameters; the trunk's without their prefix."""
     number = next((part for part in path if part.isdigit()), "")
     entry = family.names["/".join("{i}" if part.isdigit() else part for part in path)]
-    prefix = family.trunk_prefix if head is not None and path[0] == "trunk" else ""
-    return HfName(prefix + entry.name.replace("{i}", number), entry.transpose)
+    return HfName(entry.name.replace("{i}", number), entry.transpose)
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the safetensors file that holds it."""
-    if (folder / WEIGHTS_FILE).is_file():
-        with _opened(folder / WEIGHTS_FILE) as tensors:
-            return dict.fromkeys(tensors.keys(), folder / WEIGHTS_FILE)
-    if not (folder / INDEX_FILE).is_file():
-        raise ModelError(f"expected {WEIGHTS_FILE} or {INDEX_FILE}, got neither")
-    weight_map = _read_json(folder / INDEX_FILE).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ModelError(f"{INDEX_FILE}: expected an object 'weight_map', got {type(weight_map).__name__}")
-    return {name: folder / Path(str(file)).name for name, file in weight_map.items()}
+def _check_tensors(
+    config: ModelConfig, head: str | None, expected: dict[str, Expected], tensors: dict[str, Tensor]
+) -> tuple[str, ...]:
+    """Names of the tensors that this model has no place for: constants of old checkpoints, and other heads.
 
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="numpy") as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file.name}: expected a readable safetensors file, got: {_first_line(error)}") from error
-
-
-def _ignored_names(config: ModelConfig, head: str | None, files: dict[str, Path]) -> set[str]:
-    family = _FAMILIES[config.model_type]
-    ignored = {name for name in files if family.ignored.search(name)}
-    if head == "lm" and config.tie_word_embeddings:
-        ignored.add(family.names["lm_head/kernel"].name)  # some writers repeat the tied embedding
-    return ignored
-
-
-def _check_tensors(expected: dict[str, Expected], files: dict[str, Path], ignored: set[str]) -> None:
-    shapes = _shapes_on_disk(files)
-    problems = [f"{name}: expected shape {e.shape}, got no tensor" for name, e in expected.items() if name not in files]
+    Raises:
+        ModelError: a tensor is missing, of another shape, or unknown.
+    """
+    family, shapes = family_of(config.model_type), {name: tuple(t.get_shape()) for name, t in tensors.items()}
+    problems = [
+        f"{name}: expected shape {e.shape}, got no tensor" for name, e in expected.items() if name not in tensors
+    ]
     problems += [
         f"{name}: expected shape {e.shape}, got {shapes[name]}"
         for name, e in expected.items()
         if name in shapes and shapes[name] != e.shape
     ]
-    unexpected = set(files) - set(expected) - ignored
-    problems += [f"{name}: expected no such tensor, got shape {shapes[name]}" for name in sorted(unexpected)]
+    others = sorted(set(tensors) - set(expected))
+    heads = {family.names[path].name for path in ("lm_head/kernel", "score/kernel", "score/bias")} | {
+        *_VALUE_HEAD_NAMES
+    }
+    unknown = [name for name in others if name not in heads and not family.ignored.search(name)]
+    problems += [f"{name}: expected no such tensor, got shape {shapes[name]}" for name in unknown]
     if problems:
         rest = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
         raise ModelError("; ".join(problems[:_MAX_PROBLEMS]) + rest)
+    tied = {family.names["lm_head/kernel"].name} if head == "lm" and config.tie_word_embeddings else set()
+    return tuple(name for name in others if name in heads - tied)  # some writers repeat the tied embedding
 
 
-def _shapes_on_disk(files: dict[str, Path]) -> dict[str, tuple[int, ...]]:
-    shapes = {}
-    for file in dict.fromkeys(files.values()):
-        with _opened(file) as tensors:
-            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in files if files[name] == file}
-    return shapes
+def _read(tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None) -> jax.Array:
+    def part(index: Any) -> np.ndarray:
+        array = tensor[index[::-1] if entry.transpose else index]
+        return (array.T if entry.transpose else array).astype(dtype or array.dtype)
 
-
-def _read_params(expected: dict[str, Expected], files: dict[str, Path]) -> Params:
-    params: Params = {}
-    for file in dict.fromkeys(files.values()):
-        with _opened(file) as tensors:
-            for name, entry in expected.items():
-                if files[name] == file:
-                    array = tensors.get_tensor(name).astype(np.float32)
-                    _put(params, entry.path, jnp.asarray(array.T if entry.transpose else array))
-    return params
+    shape = entry.shape[::-1] if entry.transpose else entry.shape
+    if placement is None:
+        return jnp.asarray(part(tuple(slice(None) for _ in shape)))
+    return jax.make_array_from_callback(shape, placement(entry.path, shape), part)
 
 
 def _put(params: Params, path: tuple[str, ...], array: jax.Array) -> None:
@@ -391,84 +459,49 @@ def _put(params: Params, path: tuple[str, ...], array: jax.Array) -> None:
     params[path[-1]] = array
 
 
-def _hf_tensors(config: ModelConfig, head: str | None, params: Params) -> dict[str, np.ndarray]:
-    """Name in the folder -> float32 array as transformers stores it."""
-    family = _FAMILIES[config.model_type]
-    expected = _expected_tensors(config, head)
+class _HfArray(NamedTuple):
+    """One of our arrays on its way to a folder."""
+
+    leaf: jax.Array
+    transpose: bool
+
+    def stored(self, dtype: np.dtype) -> np.ndarray:
+        array = np.asarray(self.leaf).astype(dtype)
+        return array.T if self.transpose else array
+
+
+def _hf_arrays(config: ModelConfig, head: str | None, params: Params) -> dict[str, _HfArray]:
+    """Name in the folder -> array, in the order of our parameters."""
+    bias = ("score.bias",) if "bias" in params.get("score", {}) else ()
     by_path = {tuple(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    prefix = family_of(config.model_type).trunk_prefix
+    expected = _expected_tensors(config, head, (*bias, prefix) if head is not None else ())
     if set(by_path) != {entry.path for entry in expected.values()}:
         difference = set(by_path) ^ {entry.path for entry in expected.values()}
         raise ModelError(f"params: missing or not of this config: {', '.join(sorted(map('/'.join, difference)))}")
-    tensors = {}
-    for path, leaf in by_path.items():
-        name, transpose = _hf_name(family, path, head)
-        array = np.asarray(leaf, np.float32)
-        tensors[name] = np.ascontiguousarray(array.T if transpose else array)
-        if tensors[name].shape != expected[name].shape:
-            raise ModelError(f"{name}: expected shape {expected[name].shape}, got {tensors[name].shape}")
-    return tensors
+    arrays = {name: _HfArray(by_path[entry.path], entry.transpose) for name, entry in expected.items()}
+    for name, (leaf, transpose) in arrays.items():
+        came = leaf.shape[::-1] if transpose else leaf.shape
+        if came != expected[name].shape:
+            raise ModelError(f"{name}: expected shape {expected[name].shape}, got {came}")
+    return arrays
 
 
-def _existing_folder(folder: str | os.PathLike[str]) -> Path:
+def existing_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder as a path.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"{folder}: expected a model folder with {CONFIG_FILE}, got no folder")
     return folder
 
 
-def _check_replaceable(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file():
-        raise ModelError(f"{folder}: expected a new or empty folder or one with {CONFIG_FILE}, got other files")
+def check_replaceable(folder: Path, marker: str) -> None:
+    """Raise a `ModelError` unless the folder is new, empty, or one that holds the file `marker`."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
+        raise ModelError(f"{folder}: expected a new or empty folder or one with {marker}, got other files")
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"{folder}: expected a folder, got a file")
-
-
-@contextmanager
-def _complete_folder(folder: Path) -> Iterator[Path]:
-    """A sibling folder to write to, which takes the place of `folder` if all went well and vanishes otherwise."""
-    # Fixed names: what a killed process left behind is cleared by the next save.
-    partial, replaced = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "replaced"))
-    if replaced.exists() and not folder.exists():  # killed between two renames: the earlier model is only there
-        replaced.rename(folder)
-    for leftover in (partial, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        if folder.exists():
-            folder.rename(replaced)
-        partial.rename(folder)
-    finally:
-        if replaced.exists() and not folder.exists():
-            replaced.rename(folder)
-        for leftover in (partial, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Put the file in front of the message of a `ModelError`."""
-    try:
-        yield
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{file}: expected a file of a Hugging Face model, got no file") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: expected JSON, got: {_first_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -15,13 +15,14 @@ import pytest
 from jaxppo import advantages, data, models, rewards
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import replace
+from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.planning.domains import blocksworld
 from jaxppo.ppo import PPO
 from jaxppo.types import PromptBatch, Rollout
 
 EOS, PAD, STOP, ROWS, LENGTH = 0, 1, 2, 8, 6
-MODEL = models.ModelConfig(
+MODEL = GPTNeoXConfig(
     vocab_size=16,
     hidden_size=16,
     num_hidden_layers=1,

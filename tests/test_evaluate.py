@@ -11,7 +11,7 @@ from jaxppo import data, models, rewards
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.evaluate import Evaluator, make_evaluator, summary_line, wilson
-from jaxppo.models import ModelConfig
+from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.planning import datasets
 
@@ -38,7 +38,7 @@ def test_wilson_of_nothing_knows_nothing():
 
 
 TOKENIZER = data.word_tokenizer()
-MODEL = ModelConfig(
+MODEL = GPTNeoXConfig(
     vocab_size=32,
     hidden_size=16,
     num_hidden_layers=1,

@@ -14,12 +14,13 @@ from jaxppo import data, models
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.errors import DataError
+from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.types import PromptBatch, Rollout, Sequences
 
 EOS, PAD, ROWS, LENGTH = 0, 1, 8, 12
-MODEL = models.ModelConfig(
+MODEL = GPTNeoXConfig(
     vocab_size=24,
     hidden_size=16,
     num_hidden_layers=2,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxppo import models, ops, rollout
-from jaxppo.models import ModelConfig
+from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.types import PromptBatch, Rollout, Sequences
 
-MODEL = ModelConfig(
+MODEL = GPTNeoXConfig(
     vocab_size=32,
     hidden_size=16,
     num_hidden_layers=1,
@@ -488,7 +488,7 @@ def test_to_sequences_repeats_a_prompt_for_each_of_its_completions():
 def score(params, sequences):
     """Log-probabilities and entropies of the policy, and values, of {"policy", "value"}."""
     both = rollout.completion_logprobs(params["policy"], sequences, model=MODEL, temperature=TEMPERATURE)
-    return *both, rollout.completion_values(params, sequences, model=MODEL)
+    return *both, rollout.completion_values(params, sequences, model=MODEL, value_model=MODEL)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from jaxppo import models, ops, optimizer, trajectories, update
 from jaxppo.config import OptimizerConfig, PPOConfig
-from jaxppo.models import ModelConfig
+from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DATA, DataParallel
 from jaxppo.types import Sequences, Trajectories
 
@@ -325,7 +325,7 @@ def test_update_reports_the_variance_of_the_ratio_over_the_steps_that_count():
 
 # --- the losses of PPO and RLOO
 
-MODEL = ModelConfig(
+MODEL = GPTNeoXConfig(
     vocab_size=24,
     hidden_size=16,
     num_hidden_layers=1,
@@ -394,6 +394,7 @@ def gradients_program(algorithm, axis_name=None, **ppo):
     loss = partial(
         update.policy_gradient_loss,
         model=MODEL,
+        value_model=MODEL,
         ppo=PPOConfig(algorithm=algorithm, **COEFFICIENTS | ppo),
         temperature=TEMPERATURE,
     )

@@ -11,9 +11,10 @@ from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
 from jaxppo import hf, models
+from jaxppo.families.gpt_neox import GPTNeoXConfig
 
 EOS, PAD, VOCAB, LENGTH = 0, 1, 24, 10
-MODEL = models.ModelConfig(
+MODEL = GPTNeoXConfig(
     vocab_size=VOCAB,
     hidden_size=16,
     num_hidden_layers=2,

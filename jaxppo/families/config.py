@@ -1,0 +1,161 @@
+"""What every family of models says about itself: its sizes, and how transformers writes it."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jaxppo.errors import ModelError
+
+COMPUTE_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a model; hashable, so that it can be a static argument of `jax.jit`.
+
+    Every family has a subclass with the settings of its own. Names and meanings are transformers'.
+
+    Attributes:
+        compute_dtype: parameters are cast to it where they are used; None: computation in the parameters' own dtype.
+            Softmax, layer norm statistics, logits and scores are float32 in any case.
+        original: content of the `config.json` it was read from, kept for writing; not part of the model's identity.
+
+    Raises:
+        ModelError: a field has a value no model can be built from; the message names it.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    layer_norm_eps: float = 1e-5
+    hidden_act: str
+    tie_word_embeddings: bool
+    initializer_range: float = 0.02
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    compute_dtype: str | None = None
+    original: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self):
+        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        for name in (*sizes, "max_position_embeddings"):
+            check_positive_int(name, getattr(self, name))
+        check_bool("tie_word_embeddings", self.tie_word_embeddings)
+        for name in ("layer_norm_eps", "initializer_range"):
+            check_at_least(0.0, name, getattr(self, name))
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            _check_token_id(name, getattr(self, name), self.vocab_size)
+        if self.compute_dtype is not None:
+            check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        if self.hidden_size % self.num_attention_heads != 0:
+            raise ModelError(
+                f"num_attention_heads: expected a divisor of hidden_size={self.hidden_size}, "
+                f"got {self.num_attention_heads}"
+            )
+        self._check_family()
+
+    def _check_family(self) -> None:
+        """Check what only this family has."""
+
+    @property
+    def head_dim(self) -> int:
+        """Size K of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of the cache; fewer than `num_attention_heads` where several queries share a key."""
+        return self.num_attention_heads
+
+    @property
+    def max_length(self) -> int | None:
+        """Most real tokens of a row; None where positions have no end (rotary embeddings)."""
+        return None
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Raise a `ModelError` unless the value is one of the names."""
+    if not isinstance(value, str) or value not in choices:
+        raise ModelError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def check_positive_int(name: str, value: Any) -> None:
+    """Raise a `ModelError` unless the value is an integer above 0."""
+    if type(value) is not int or value < 1:
+        raise ModelError(f"{name}: expected an integer >= 1, got {value!r}")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raise a `ModelError` unless the value is true or false."""
+    if type(value) is not bool:
+        raise ModelError(f"{name}: expected true or false, got {value!r}")
+
+
+def check_at_least(minimum: float, name: str, value: Any) -> None:
+    """Raise a `ModelError` unless the value is a finite number of at least `minimum`."""
+    if type(value) not in (int, float) or not minimum <= value < float("inf"):
+        raise ModelError(f"{name}: expected a finite number >= {minimum}, got {value!r}")
+
+
+def _check_token_id(name: str, value: Any, vocab_size: int) -> None:
+    if value is not None and (type(value) is not int or not 0 <= value < vocab_size):
+        raise ModelError(f"{name}: expected null or one integer in [0, vocab_size={vocab_size}), got {value!r}")
+
+
+class HfName(NamedTuple):
+    """Where transformers keeps one of our arrays: its name, and whether it stores the transposed matrix."""
+
+    name: str
+    transpose: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One `model_type`: all that `models.py` and `hf.py` need to know of it.
+
+    Attributes:
+        config: its class of configuration.
+        trunk: its module, token ids to hidden states: `trunk(config, rngs)`, then
+            `trunk(input_ids, positions, bias, cache, cache_index) -> (hidden, cache)`, see `layers.py`.
+            Its embedding of tokens is `embed_in`, its layers are `layers`, a dict by number.
+        from_hf: content of `config.json` -> keyword arguments of `config`; raises `ModelError` for what is unsupported.
+        to_hf: configuration -> the keys of transformers 5 that decide what the model computes.
+        trunk_prefix: prepended to the names of the trunk's tensors wherever a head sits on it.
+        architectures: name of the head in `models.init_params` -> class in transformers.
+        names: path of an array in our parameters -> its name in transformers; {i} is the number of a layer.
+        ignored: tensors of this name, found in older checkpoints, are constants and no parameters.
+        replaced_keys: keys of `config.json` whose meaning `to_hf` writes under other names.
+    """
+
+    config: type[ModelConfig]
+    trunk: Callable[..., Any]
+    from_hf: Callable[[dict[str, Any]], dict[str, Any]]
+    to_hf: Callable[[Any], dict[str, Any]]
+    trunk_prefix: str
+    architectures: dict[str | None, str]
+    names: dict[str, HfName]
+    ignored: re.Pattern[str]
+    replaced_keys: tuple[str, ...] = ()
+
+
+def linear_names(ours: str, theirs: str, transpose: bool = True) -> dict[str, HfName]:
+    """Names of a linear layer's arrays; torch's Linear stores [outputs, inputs], ours is [inputs, outputs]."""
+    return {
+        f"{ours}/kernel": HfName(f"{theirs}.weight", transpose=transpose),
+        f"{ours}/bias": HfName(f"{theirs}.bias"),
+    }
+
+
+def norm_names(ours: str, theirs: str) -> dict[str, HfName]:
+    """Names of a layer norm's arrays."""
+    return {f"{ours}/scale": HfName(f"{theirs}.weight"), f"{ours}/bias": HfName(f"{theirs}.bias")}
+
+
+SCORE_NAMES = linear_names("score", "score")
+"""The head of a `...ForSequenceClassification`; the bias is not transformers', some reward models have one."""

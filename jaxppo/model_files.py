@@ -1,0 +1,226 @@
+"""The files of a model folder: tensors in one file or in shards, JSON, and folders that appear only when complete."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from jaxppo.errors import ModelError
+
+WEIGHTS_FILE = "model.safetensors"
+BIN_FILE = "pytorch_model.bin"
+
+MIN_TORCH = (2, 6)
+"""torch.load(weights_only=True) of earlier releases could run code: CVE-2025-32434."""
+
+
+class Tensor(Protocol):
+    """A tensor in a file, of which any part can be read."""
+
+    def __getitem__(self, index: Any) -> np.ndarray: ...
+
+    def get_shape(self) -> list[int]:
+        """Sizes of its axes."""
+        ...
+
+
+class _TorchTensor:
+    """A tensor of a `pytorch_model.bin`, read as numpy."""
+
+    def __init__(self, tensor: Any):
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        import torch
+
+        part = self._tensor[index].detach().contiguous()
+        if part.dtype == torch.bfloat16:  # which torch does not hand to numpy
+            return part.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+        return part.numpy()
+
+
+def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
+    """All tensors of a model folder by name, nothing read yet but the headers.
+
+    Args:
+        folder: model folder.
+        preferred: safetensors files to look for before the usual ones.
+
+    Raises:
+        ModelError: there are no weights, a file is missing or damaged, or it takes torch to read them and torch is not
+            there.
+    """
+    for name in (*preferred, WEIGHTS_FILE, BIN_FILE):
+        files, opened = _files(folder, name), _open_bin if name == BIN_FILE else _open_safetensors
+        if files is not None:
+            return {name: tensor for file in files for name, tensor in opened(file).items()}
+    raise ModelError(f"expected {WEIGHTS_FILE}, {BIN_FILE}, or one of them in shards, got none of these files")
+
+
+def _files(folder: Path, name: str) -> list[Path] | None:
+    """The file of this name, or the shards that its index names; None where there is neither."""
+    index = folder / f"{name}.index.json"
+    if (folder / name).is_file():
+        return [folder / name]
+    if not index.is_file():
+        return None
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ModelError(f"{index.name}: expected an object 'weight_map', got {type(weight_map).__name__}")
+    return [folder / Path(str(file)).name for file in dict.fromkeys(weight_map.values())]
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """What a safetensors file says of itself."""
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            return tensors.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file.name}: expected a readable safetensors file, got: {first_line(error)}") from error
+
+
+def _open_safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            return {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file.name}: expected a readable safetensors file, got: {first_line(error)}") from error
+
+
+def _open_bin(file: Path) -> dict[str, Tensor]:
+    """Read a pickle through torch's loader of plain tensors: anything else in it is refused, no code runs."""
+    try:
+        import torch
+    except ImportError:
+        raise ModelError(
+            f"{file.name}: expected safetensors, or torch installed to read this file: pip install 'jaxppo[torch]'"
+        ) from None
+    version = torch.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_TORCH:
+        raise ModelError(f"{file.name}: expected torch >= 2.6 to read this file safely, got {version}")
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # the format of torch < 1.6 cannot be memory-mapped
+        tensors = _load_bin_whole(file)
+    except Exception as error:  # pickle raises anything
+        raise ModelError(f"{file.name}: expected tensors and nothing else, got: {first_line(error)}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise ModelError(f"{file.name}: expected a dictionary of tensors, got something else")
+    return {str(name): _TorchTensor(tensor) for name, tensor in tensors.items()}
+
+
+def _load_bin_whole(file: Path) -> Any:
+    import torch
+
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle raises anything
+        raise ModelError(f"{file.name}: expected tensors and nothing else, got: {first_line(error)}") from error
+
+
+def write_tensors(
+    folder: Path, sizes: Mapping[str, int], tensor: Callable[[str], np.ndarray], max_shard_size: int | str
+) -> None:
+    """Write `model.safetensors`, or numbered shards with an index where it would be larger than `max_shard_size`.
+
+    Args:
+        folder: to write to.
+        sizes: bytes of each tensor by name.
+        tensor: gives the array of a name; asked for one shard at a time, so that no more is held in memory.
+        max_shard_size: bytes, or text such as "5GB".
+    """
+    pattern = WEIGHTS_FILE.replace(".safetensors", "{suffix}.safetensors")
+    plan = split_state_dict_into_shards_factory(
+        dict(sizes),
+        get_storage_size=lambda size: size,
+        filename_pattern=pattern,
+        max_shard_size=max_shard_size,
+    )
+    for file, names in plan.filename_to_tensors.items():
+        write_file(folder / file, {name: tensor(name) for name in names})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        write_json(folder / f"{WEIGHTS_FILE}.index.json", index)
+
+
+def write_file(file: Path, tensors: Mapping[str, np.ndarray], **about: str) -> None:
+    """Write one safetensors file, with what it says of itself beside "format"."""
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    save_file(contiguous, file, {"format": "pt"} | about)
+    file.chmod(0o644)  # safetensors makes it readable for its owner alone
+
+
+@contextmanager
+def complete_folder(folder: Path) -> Iterator[Path]:
+    """A sibling folder to write to, which takes the place of `folder` if all went well and vanishes otherwise.
+
+    Raises:
+        ModelError: it could not be written, for instance because the disk is full; `folder` is as it was.
+    """
+    folder = folder.resolve()  # a link stays one, and "." has a name
+    # Fixed names: what a killed process left behind is cleared by the next save.
+    partial, replaced = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "replaced"))
+    try:
+        if replaced.exists() and not folder.exists():  # killed between two renames: the earlier model is only there
+            replaced.rename(folder)
+        for leftover in (partial, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        if folder.exists():
+            folder.rename(replaced)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{folder}: expected to be writable, got: {first_line(error)}; nothing was changed") from error
+    finally:
+        if replaced.exists() and not folder.exists():
+            replaced.rename(folder)
+        for leftover in (partial, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def naming(path: Any) -> Iterator[None]:
+    """Put the file in front of the message of a `ModelError`."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ModelError: it is missing, or something else.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{file}: expected a file of a Hugging Face model, got no file") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: expected JSON, got: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object as transformers does: sorted keys, two spaces."""
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return str(error).partition("\n")[0]
