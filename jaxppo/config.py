@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from jaxppo.errors import ConfigError
 
@@ -94,9 +94,18 @@ class LoopConfig:
     """Checkpoints kept."""
     eval_steps: float | None = None
     """Updates between evaluations during training; below 1: a fraction of the run; default: none during training."""
+    metric_for_best_model: str | None = None
+    """Keep, beside the latest, the checkpoint with the best value of this metric, e.g. eval/test_longer/validity (then
+    each evaluated update is saved) or objective/scores; default: none."""
+    greater_is_better: bool = True
+    """Whether the best value of metric_for_best_model is the highest."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "save_total_limit")
+        if self.metric_for_best_model is None:
+            require(self.greater_is_better, "greater_is_better", "True without metric_for_best_model", False)
+        elif self._evaluates_best:
+            require(self.eval_steps is not None, "eval_steps", "a number with metric_for_best_model eval/...", None)
         for name in ("save_steps", "eval_steps"):
             value = getattr(self, name)
             if value is not None:
@@ -104,12 +113,27 @@ class LoopConfig:
                 require(0 < value < 1 or (value >= 1 and value % 1 == 0), name, expected, value)
 
     def saves_at(self, step: int, last: int) -> bool:
-        """Whether a checkpoint is due after update `step`: every `save_steps`, and after the last one."""
-        return step % _updates(self.save_steps, last) == 0 or step == last
+        """Whether a checkpoint is due after update `step`.
+
+        It is every `save_steps`, after the last update, and after an evaluation that may make it the best one.
+        """
+        may_be_best = self._evaluates_best and self.evaluates_at(step, last)
+        return step % _updates(self.save_steps, last) == 0 or step == last or may_be_best
 
     def evaluates_at(self, step: int, last: int) -> bool:
         """Whether an evaluation is due after update `step`; the last update is followed by one in any case."""
         return self.eval_steps is not None and step % _updates(self.eval_steps, last) == 0 and step != last
+
+    def check_record(self, record: dict[str, Any], last: int) -> None:
+        """Raise a `ConfigError` unless the metric for the best checkpoint is in a record where it should be."""
+        name = self.metric_for_best_model
+        missing = name is not None and name not in record
+        if missing and (not self._evaluates_best or self.evaluates_at(record["step"], last)):
+            raise ConfigError(f"metric_for_best_model: expected a metric that this run logs, got {name!r}")
+
+    @property
+    def _evaluates_best(self) -> bool:
+        return self.metric_for_best_model is not None and self.metric_for_best_model.startswith("eval/")
 
 
 def _updates(steps: float, last: int) -> int:
@@ -246,6 +270,30 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeftConfig:
+    """Training a low-rank adapter instead of all weights (LoRA); names as in TRL."""
+
+    use_peft: bool = False
+    """Train LoRA adapters of policy and value model on one frozen base, which is also the reference."""
+    lora_r: int = 16
+    """Rank."""
+    lora_alpha: float = 32.0
+    """The adapter's product is multiplied by lora_alpha / lora_r."""
+    lora_target_modules: tuple[str, ...] | None = None
+    """Linear layers with an adapter, by the end of their name in transformers (query_key_value, mlp.c_fc); default: all
+    of the trunk."""
+    use_rslora: bool = False
+    """Multiply by lora_alpha / sqrt(lora_r) instead."""
+    lora_path: str | None = None
+    """PEFT folder to start the policy's adapter from; its shape takes the place of the settings above."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "lora_r", "lora_alpha")
+        if self.lora_path is not None:
+            require(self.use_peft, "lora_path", "None without use_peft", self.lora_path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
     """PPO and RLOO; names as in TRL, defaults as in its PPO."""
 
@@ -310,8 +358,9 @@ class PPOConfig:
     """Leave out the rest of an update once the policy has moved by more than 1.5 target_kl."""
     target_kl: float = 1.0
     """Nats per token, for early_stopping."""
-    logprobs: Literal["sampler", "recompute"] = "sampler"
-    """Old log-probabilities: those kept by the sampler, or recomputed by the scoring program."""
+    logprobs: Literal["sampler", "recompute"] | None = None
+    """Old log-probabilities: those kept by the sampler (default with dtype float32), or recomputed by the scoring
+    program (default with bfloat16, where one pass over a completion and its steps round differently)."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "num_ppo_epochs", "num_mini_batches", "gradient_accumulation_steps", "target_kl")
@@ -414,14 +463,19 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
+    peft: PeftConfig = field(default_factory=PeftConfig)
     sft_model_path: str = "blocksworld-sft"
-    """Policy to start from, also the reference: a Hugging Face folder, or the shipped model `blocksworld-sft`."""
+    """Policy to start from, also the reference: a Hugging Face folder, a hub id (user/name or user/name@revision), or
+    the shipped model `blocksworld-sft`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that all models compute in; trained parameters, logits and statistics are float32 in any case."""
     validator: Literal["builtin", "val", "auto"] = "builtin"
     """Who judges plans in training: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     value_model: Literal["separate", "shared"] = "separate"
     """Value function: a model of its own (TRL's PolicyAndValueWrapper), or a head on the policy's trunk."""
     value_model_path: str | None = None
-    """Folder to start a separate value model from; default: the policy's trunk and a fresh head."""
+    """What to start the value function from: a model for value_model separate (a reward model, for instance; a fresh
+    head where it has none), a folder with a value head for shared. Default: the policy's trunk and a fresh head."""
     num_train_epochs: float = 3.0
     """Passes over the prompts of train_split, where total_episodes is not given."""
     total_episodes: int | None = None
@@ -455,15 +509,15 @@ class TrainConfig:
 
     def _check_combinations(self) -> None:
         ppo = self.ppo
-        if self.value_model == "shared" or ppo.algorithm == "rloo":
-            why = "algorithm rloo" if ppo.algorithm == "rloo" else "value_model shared"
-            require(self.value_model_path is None, "value_model_path", f"None with {why}", self.value_model_path)
         if ppo.algorithm == "rloo":
+            require(
+                self.value_model_path is None, "value_model_path", "None with algorithm rloo", self.value_model_path
+            )
             require(self.value_model == "separate", "value_model", "no such setting with algorithm rloo", "shared")
             if self.sampling.truncates:
                 # The ratio of a whole completion would start at the product of what was cut off at every token.
                 expected = "recompute with algorithm rloo and top_k, top_p or min_p"
-                require(ppo.logprobs == "recompute", "logprobs", expected, ppo.logprobs)
+                require(self.logprobs == "recompute", "logprobs", expected, ppo.logprobs)
         if ppo.adap_kl_ctrl:
             expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
             require(ppo.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, ppo.kl_horizon)
@@ -478,6 +532,13 @@ class TrainConfig:
                     f"{'None' if name == 'missing_eos_penalty' else 'False'} with {no_end}, which cuts completions"
                 )
                 require(not value, name, expected, value)
+
+    @property
+    def logprobs(self) -> str:
+        """Where old log-probabilities come from: "sampler" or "recompute"."""
+        if self.ppo.logprobs is not None:
+            return self.ppo.logprobs
+        return "sampler" if self.dtype == "float32" else "recompute"
 
     @property
     def num_updates(self) -> int:
@@ -533,7 +594,10 @@ class SFTConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     model_path: str | None = None
-    """Hugging Face folder to go on from (or `blocksworld-sft`); default: a fresh GPT-NeoX of the sizes below."""
+    """Hugging Face folder or hub id to go on from (or `blocksworld-sft`); default: a fresh GPT-NeoX of the sizes
+    below."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
     hidden_size: int = 128
     """Fresh model: width."""
     num_hidden_layers: int = 4
@@ -583,7 +647,9 @@ class EvaluateConfig:
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     model: str = "blocksworld-sft"
-    """Hugging Face folder, or the shipped model `blocksworld-sft`."""
+    """Hugging Face folder, hub id (user/name or user/name@revision), or the shipped model `blocksworld-sft`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that the model computes in; logits are float32 in any case."""
     response_length: int = 64
     """Most tokens of a completion."""
     stop_token_id: int | None = None
@@ -591,6 +657,25 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "response_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportConfig:
+    """The models of a checkpoint as Hugging Face folders."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    run_dir: str | None = None
+    """Run folder of `train` or `sft`; the folders go to --output_dir, by default to <run_dir>/exports/<step>."""
+    step: int | None = None
+    """Updates done at the checkpoint; default: the latest."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Numbers of the weights; trained were float32."""
+    max_shard_size: str = "5GB"
+    """Largest weights file."""
+
+    def __post_init__(self) -> None:
+        well_formed = re.fullmatch(r"[1-9]\d*\s*([KMGT]i?)?B", self.max_shard_size, re.IGNORECASE) is not None
+        require(well_formed, "max_shard_size", "a size such as 5GB or 200MB", self.max_shard_size)
 
 
 def _require_divisible(name: str, value: int, by_name: str, by: int) -> None:

@@ -245,7 +245,8 @@ class PromptData:
             self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, lengths.tolist())
             self.rows = [row | {"prompt": tokenizer.decode(ids)} for row, ids in zip(rows, self._encoded, strict=True)]
         self._pad_id = tokenizer.pad_token_id
-        self.prompt_length = bucket(max(map(len, self._encoded)))
+        self.longest = max(map(len, self._encoded))
+        self.prompt_length = bucket(self.longest)
 
     def batch(self, step: int) -> Batch:
         """The batch of update `step` (0-based)."""
@@ -308,9 +309,3 @@ def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray) -> list[str]:
 def _visible(tokenizer: Any, token_id: int) -> str:
     """The token, or `<id>` for one of a padded vocabulary that the tokenizer does not know."""
     return tokenizer.convert_ids_to_tokens(token_id) if token_id < len(tokenizer) else f"<{token_id}>"
-
-
-def model_folder(name: str) -> Path:
-    """A folder by path, or a model shipped with jaxppo by name."""
-    shipped = {folder.name: folder for folder in (Path(__file__).parent / "assets").iterdir()}
-    return shipped.get(name, Path(name))

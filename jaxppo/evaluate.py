@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import cli, data, hf, ops, rewards, rollout, run_folder
+from jaxppo import cli, data, hf, models, ops, rewards, rollout, run_folder
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
-from jaxppo.models import ModelConfig
+from jaxppo.families import ModelConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.types import Params
 
@@ -82,7 +82,9 @@ class Evaluator:
             split: data.encode_prompts(tokenizer, rows, data_config.max_prompt_length)
             for split, rows in self.rows.items()
         }
-        self._prompt_length = data.bucket(max(len(ids) for encoded in self._encoded.values() for ids in encoded))
+        longest = max(len(ids) for encoded in self._encoded.values() for ids in encoded)
+        models.check_length(model, longest + self._length, "longest prompt of eval_splits and response_length")
+        self._prompt_length = data.bucket(longest)
         stop_id = sampling.stop_id(tokenizer.eos_token_id)
         program = partial(
             rollout.generate,
@@ -204,8 +206,8 @@ def evaluate(config: EvaluateConfig) -> Path:
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     parallel = DataParallel(config.run.parallel)
-    model, params, tokenizer = hf.load_policy(data.model_folder(config.model))
-    evaluator = make_evaluator(config, model, tokenizer, parallel)
+    model, params, tokenizer, _ = hf.load_policy(config.model)
+    evaluator = make_evaluator(config, models.computing_in(model, config.dtype), tokenizer, parallel)
     if config.run.dry_run:
         console.print(f"would evaluate {config.model} on {', '.join(evaluator.rows)} into {folder}")
         return folder

@@ -227,6 +227,8 @@ class Purpose(IntEnum):
     MINI_BATCHES = 2
     EVALUATION = 3
     LENGTHS = 4
+    POLICY_ADAPTER = 5
+    VALUE_ADAPTER = 6
 
 
 def purpose_key(seed: int, purpose: Purpose, step: int = 0) -> Array:

@@ -40,6 +40,11 @@ class DataParallel:
         """Devices that rows are split over; a batch must be a multiple of it."""
         return len(self.devices)
 
+    def replicated(self, path: tuple[str, ...], shape: tuple[int, ...]) -> NamedSharding:
+        """Where a parameter goes: a copy on each device. A `Placement` of `hf.load_model`."""
+        del path, shape
+        return NamedSharding(self.mesh, PartitionSpec())
+
     def put(self, tree: Any, row_axis: RowAxis = None) -> Any:
         """Move host arrays to the devices: split along `row_axis`, or a copy on each."""
         return jax.device_put(tree, NamedSharding(self.mesh, _along_rows(row_axis)))

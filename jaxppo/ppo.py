@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxppo import data, models, ops, optimizer, rollout, trajectories, update
-from jaxppo.config import TrainConfig
+from jaxppo import data, lora, models, ops, optimizer, rollout, trajectories, update
+from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import DataError
-from jaxppo.models import ModelConfig
+from jaxppo.families import ModelConfig
+from jaxppo.lora import LoraConfig
 from jaxppo.parallel import DATA, DataParallel
 from jaxppo.types import (
     Array,
@@ -42,18 +43,31 @@ class PPO:
         eos_id: ends a completion, unless the configuration names another stop token.
         pad_id: fills what lies outside the masks.
         parallel: devices.
+        value_model: architecture of a separate value model; default: the policy's.
+        adapter: shape of the LoRA adapters; default: as configured.
     """
 
-    def __init__(self, config: TrainConfig, model: ModelConfig, eos_id: int, pad_id: int, parallel: DataParallel):
-        self.config, self.model, self.parallel = config, model, parallel
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: ModelConfig,
+        eos_id: int,
+        pad_id: int,
+        parallel: DataParallel,
+        value_model: ModelConfig | None = None,
+        adapter: LoraConfig | None = None,
+    ):
+        self.config, self.model, self.parallel = config, models.computing_in(model, config.dtype), parallel
+        self.value_model = models.computing_in(value_model or model, config.dtype)
+        self.adapter = (adapter or adapter_of(config.peft)) if config.peft.use_peft else None
         self.stop_id, self.pad_id = config.sampling.stop_id(eos_id), pad_id
         self._optimizer = optimizer.make_optimizer(config.optimizer)
         self._compile_scoring()
-        sampling, ppo = config.sampling, config.ppo
+        sampling = config.sampling
         self._generate = parallel.map(
             partial(
                 rollout.generate,
-                model=model,
+                model=self.model,
                 stop_id=self.stop_id,
                 pad_id=pad_id,
                 temperature=sampling.temperature,
@@ -69,16 +83,10 @@ class PPO:
             row_axes=(None, 0, 0, 0, 0),
             out_axes=(None, 0, None),
         )
+        rates = optimizer.make_learning_rates(config.optimizer, config.num_updates)
         self._update = parallel.map(
-            partial(
-                update.update,
-                loss=partial(update.policy_gradient_loss, model=model, ppo=ppo, temperature=sampling.temperature),
-                optimizer=self._optimizer,
-                rates=optimizer.make_learning_rates(config.optimizer, config.num_updates),
-                guards=self._guards(),
-                axis_name=DATA,
-            ),
-            row_axes=(None, 2),
+            partial(self._update_program, rates=rates, guards=self._guards()),
+            row_axes=(None, None, 2),
             out_axes=(None, None),
             donate=(0,),
         )
@@ -99,7 +107,7 @@ class PPO:
 
         with_temperature = {"model": self.model, "temperature": self.config.sampling.temperature}
         self._logprobs = scoring(partial(rollout.completion_logprobs, **with_temperature))
-        self._values = scoring(partial(rollout.completion_values, model=self.model))
+        self._values = scoring(partial(rollout.completion_values, model=self.model, value_model=self.value_model))
         self._full_kl = scoring(partial(rollout.completion_kl, **with_temperature))
 
     def _guards(self) -> update.Guards:
@@ -109,31 +117,106 @@ class PPO:
             max_policykl=1.5 * ppo.target_kl if ppo.early_stopping else None,
         )
 
+    def _update_program(
+        self,
+        state: TrainState,
+        frozen: Params | None,
+        mini_batches: tuple[Any, Any],
+        *,
+        rates: optimizer.LearningRates,
+        guards: update.Guards,
+    ) -> tuple[TrainState, Stats]:
+        """`update.update` for one device, of adapters on frozen weights where there are any."""
+
+        def loss(params: Params, batch: Trajectories, weights: Weights) -> tuple[Array, Stats]:
+            return update.policy_gradient_loss(
+                self._whole(frozen, params),
+                batch,
+                weights,
+                model=self.model,
+                value_model=self.value_model,
+                ppo=self.config.ppo,
+                temperature=self.config.sampling.temperature,
+            )
+
+        return update.update(
+            state, mini_batches, loss=loss, optimizer=self._optimizer, rates=rates, guards=guards, axis_name=DATA
+        )
+
     @property
     def has_value_model(self) -> bool:
         """PPO learns a value function, RLOO does without."""
         return self.config.ppo.algorithm == "ppo"
 
-    def init_state(self, policy: Params, value: Params | None = None) -> TrainState:
+    def init_state(self, policy: Params, value: Params | None = None, adapter: Params | None = None) -> TrainState:
         """The state before the first update, on all devices; copies, since updates take over the memory of a state.
+
+        With `use_peft` the given models are frozen, shared and not copied; what is copied and trained are adapters and
+        the value head.
 
         Args:
             policy: {"trunk", "lm_head"}.
-            value: {"trunk", "score"}; default: a head with zero weights, on the policy's trunk (`value_model: shared`)
-                or on a copy of it (`separate`), so that every value starts at 0. RLOO has none.
+            value: {"trunk", "score"} or, for `value_model: shared`, {"score"}; default: a head with zero weights, on
+                the policy's trunk (`shared`) or on a copy of it (`separate`), so that every value starts at 0; such a
+                head is also made where only that is missing. RLOO has none.
+            adapter: of the policy, to start from; default: a fresh one.
         """
-        params = {"policy": policy}
+        whole = {"policy": policy}
         if self.has_value_model:
-            params["value"] = self._fresh_value(policy) if value is None else value
-        copies = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+            whole["value"] = self._value(policy, value)
+        trained, frozen = (whole, None) if self.adapter is None else self._adapters(whole, adapter)
+        copies = jax.tree.map(lambda x: jnp.array(x, copy=True), trained)
         controls = trajectories.initial_controls(self.config.ppo)
-        return self.parallel.put(update.init_state(copies, self._optimizer, controls))
+        state = self.parallel.put(update.init_state(copies, self._optimizer, controls))
+        return state._replace(frozen=self.parallel.put(frozen))
 
-    def _fresh_value(self, policy: Params) -> Params:
+    def _value(self, policy: Params, value: Params | None) -> Params:
         shared = self.config.value_model == "shared"
+        if value is None:
+            value = {} if shared else {"trunk": policy["trunk"]}
+        if "score" in value:
+            return value
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.INIT)
-        head = {"score": models.init_score_head(self.model, key, scale=0.0, use_bias=shared)}
-        return head if shared else head | {"trunk": policy["trunk"]}
+        return value | {"score": models.init_score_head(self.value_model, key, scale=0.0, use_bias=shared)}
+
+    def _adapters(self, whole: Params, policy_adapter: Params | None) -> tuple[Params, Params]:
+        """What is trained, and the frozen weights under it."""
+        assert self.adapter is not None
+        seed, trained = self.config.run.seed, {"policy": policy_adapter}
+        frozen = {name: {part: p for part, p in model.items() if part != "score"} for name, model in whole.items()}
+        if policy_adapter is None:
+            key = ops.purpose_key(seed, ops.Purpose.POLICY_ADAPTER)
+            trained["policy"] = lora.init_adapter(self.model, self.adapter, key)
+        if "value" in whole:
+            trained["value"] = {"score": whole["value"]["score"]}
+            if "trunk" in whole["value"]:
+                key = ops.purpose_key(seed, ops.Purpose.VALUE_ADAPTER)
+                trained["value"] |= lora.init_adapter(self.value_model, self.adapter, key)
+        return trained, frozen
+
+    def _whole(self, frozen: Params | None, trained: Params) -> Params:
+        """{"policy", "value"} as `models.apply` takes them."""
+        if frozen is None:
+            return trained
+        assert self.adapter is not None
+        return {name: lora.attach(frozen[name], tree, self.adapter.scale) for name, tree in trained.items()}
+
+    def models_of(self, state: TrainState) -> Params:
+        """{"policy", "value"} as `models.apply` takes them, adapters attached; arrays of the state where possible."""
+        return self._whole(state.frozen, state.params)
+
+    def reference(self, state: TrainState, policy: Params) -> Params | None:
+        """The reference policy on all devices: the start of the run, or the frozen weights; None without a KL penalty.
+
+        Args:
+            state: before the first update.
+            policy: what the run starts from.
+        """
+        if self.config.ppo.kl_coef == 0:
+            return None
+        if state.frozen is not None:
+            return state.frozen["policy"]
+        return self.parallel.put(models.cast(self.model, policy))
 
     def generate(self, state: TrainState, prompts: PromptBatch, step: int) -> Rollout:
         """Sample `num_generations` completions per prompt, in adjacent rows.
@@ -148,7 +231,7 @@ class PPO:
             key = ops.purpose_key(seed, ops.Purpose.LENGTHS, step)
             lengths = jax.random.randint(key, (rows,), sampling.output_min_length, sampling.response_length + 1)
         prompts, uniforms, lengths = self.parallel.put((prompts, uniforms, lengths), 0)
-        return self._generate(state.params["policy"], prompts, uniforms, lengths)
+        return self._generate(self.models_of(state)["policy"], prompts, uniforms, lengths)
 
     def rollout_of(self, completions: Sequence[Sequence[int]]) -> Rollout:
         """Completions from elsewhere as a rollout; `score` will compute their log-probabilities.
@@ -195,15 +278,16 @@ class PPO:
             sequences: from `pack`.
             rollout: from `generate`.
         """
-        ppo, policy, logprobs = self.config.ppo, state.params["policy"], rollout.logprobs
-        if logprobs is None or ppo.logprobs == "recompute":
+        params, ppo, logprobs = self.models_of(state), self.config.ppo, rollout.logprobs
+        policy = params["policy"]
+        if logprobs is None or self.config.logprobs == "recompute":
             logprobs, _ = self._logprobs(policy, sequences)
         ref_logprobs = full_kl = None
         if reference is not None:
             ref_logprobs, _ = self._logprobs(reference, sequences)
             if ppo.kl_estimator == "full":
                 full_kl = self._full_kl({"policy": policy, "reference": reference}, sequences)
-        values = self._values(state.params, sequences) if self.has_value_model else None
+        values = self._values(params, sequences) if self.has_value_model else None
         return Scored(logprobs, ref_logprobs, values, full_kl)
 
     def make_trajectories(
@@ -225,7 +309,9 @@ class PPO:
     def update(self, state: TrainState, batch: Trajectories, step: int) -> tuple[TrainState, Stats]:
         """All epochs and mini-batches of one update; the memory of `state` is taken over."""
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
-        return self._update(state, self._mini_batches(batch, key))
+        trained = state._replace(frozen=None)
+        after, stats = self._update(trained, state.frozen, self._mini_batches(batch, key))
+        return after._replace(frozen=state.frozen), stats
 
     def _cut_mini_batches(self, batch: Trajectories, key: Array) -> tuple[Trajectories, Weights]:
         """[B, ...] -> [S, M, rows of a micro-batch, ...], the same rows on any device count, and their weights."""
@@ -235,3 +321,13 @@ class PPO:
         both = (mini_batches, trajectories.weigh(mini_batches))
         parts = ppo.gradient_accumulation_steps
         return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), both)
+
+
+def adapter_of(config: PeftConfig) -> LoraConfig:
+    """The shape of the adapters that a configuration asks for."""
+    return LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        target_modules=config.lora_target_modules,
+        use_rslora=config.use_rslora,
+    )

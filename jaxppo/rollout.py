@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo import models, ops
-from jaxppo.models import ModelConfig
+from jaxppo.families import ModelConfig
 from jaxppo.types import Array, Params, PromptBatch, Rollout, Sequences
 
 SAMPLING_BLOCK = 128
@@ -136,6 +136,7 @@ def generate(
         top_p: see `truncate`.
         min_p: see `truncate`.
     """
+    params = models.for_decoding(model, params)
     num_prompts, prompt_length = prompts.prompt_ids.shape
     num_rows, length = uniforms.shape
     copies = num_rows // num_prompts
@@ -263,13 +264,15 @@ def values_of_hidden(params: Params, hidden: Array) -> Array:
     return models.scores(params["value"], hidden)
 
 
-def completion_values(params: Params, sequences: Sequences, *, model: ModelConfig) -> Array:
+def completion_values(params: Params, sequences: Sequences, *, model: ModelConfig, value_model: ModelConfig) -> Array:
     """Value of the state before each completion token, and behind the last: [B, C] fp32, not masked.
 
     `params` is {"policy", "value"}: the value model has a trunk of its own, or only a head for the policy's trunk.
     """
-    separate = "trunk" in params["value"]
-    hidden = completion_hidden(params["value"] if separate else params["policy"], sequences, model)
+    if "trunk" in params["value"]:
+        hidden = completion_hidden(params["value"], sequences, value_model)
+    else:
+        hidden = completion_hidden(params["policy"], sequences, model)
     return values_of_hidden(params, hidden)
 
 

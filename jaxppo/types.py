@@ -95,3 +95,4 @@ class TrainState(NamedTuple):
     opt_state: Any
     step: Array  # [] int32, updates done
     controls: Controls | None = None  # None: supervised
+    frozen: Params | None = None  # weights under adapters, by model as in `params`; never change, in no checkpoint

@@ -9,7 +9,7 @@ import optax
 
 from jaxppo import losses, ops, rollout
 from jaxppo.config import PPOConfig
-from jaxppo.models import ModelConfig
+from jaxppo.families import ModelConfig
 from jaxppo.optimizer import LearningRates, apply_gradients
 from jaxppo.types import Array, Controls, Params, Stats, TrainState, Trajectories, Weights
 
@@ -49,6 +49,7 @@ def policy_gradient_loss(
     weights: Weights,
     *,
     model: ModelConfig,
+    value_model: ModelConfig,
     ppo: PPOConfig,
     temperature: float,
 ) -> tuple[Array, Stats]:
@@ -82,7 +83,7 @@ def policy_gradient_loss(
         "val/ratio": policy.ratio,
     }
     if weights.values is not None:
-        value = _value_loss(params, batch, hidden, weights.values, model, ppo)
+        value = _value_loss(params, batch, hidden, weights.values, value_model, ppo)
         loss += ppo.vf_coef * value.loss
         stats |= {
             "loss/value_avg": value.loss,
@@ -94,12 +95,11 @@ def policy_gradient_loss(
 
 
 def _value_loss(
-    params: Params, batch: Trajectories, policy_hidden: Array, weights: Array, model: ModelConfig, ppo: PPOConfig
+    params: Params, batch: Trajectories, policy_hidden: Array, weights: Array, value_model: ModelConfig, ppo: PPOConfig
 ) -> losses.ValueLoss:
-    if "trunk" in params["value"]:
-        values = rollout.completion_values(params, batch.sequences, model=model)
-    else:
-        values = rollout.values_of_hidden(params, policy_hidden)
+    separate = "trunk" in params["value"]
+    hidden = rollout.completion_hidden(params["value"], batch.sequences, value_model) if separate else policy_hidden
+    values = rollout.values_of_hidden(params, hidden)
     assert batch.values is not None and batch.returns is not None
     return losses.value_loss(values, batch.values, batch.returns, weights, ppo.cliprange_value)
 
