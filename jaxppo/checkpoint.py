@@ -1,52 +1,376 @@
-"""Checkpoints of a run: everything an update changes, saved and restored by orbax."""
+"""Checkpoints of a run: everything an update changes, written by orbax in the background, checked when read.
+
+Orbax notices a missing or cut file, but gives back wrong numbers for flipped bytes in an array file. So each checkpoint
+holds the checksums of its files, written before the checkpoint gets its name, and whoever reads it compares them first.
+"""
 
 import json
+import logging
+import math
+import os
+import re
+import shutil
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxppo.errors import DataError
+from jaxppo.types import Params, TrainState
+
+CHECKSUMS = "checksums.json"
+"""In a checkpoint: {file: [bytes, CRC-32]} of all its files; what lacks it is no whole checkpoint."""
+
+PARAMS, OPT_STATE, REST, META = ITEMS = ("params", "opt_state", "rest", "meta")
+"""Folders of a checkpoint: an item can be read without the others."""
+
+_CHUNK_BYTES = 1 << 20
+_ORBAX = os.path.join("orbax", "checkpoint", "")
+
+Warn = Callable[[str], None]
 
 
 class Checkpoints:
-    """The checkpoints of one run folder, named by the number of updates done.
+    """The checkpoints of one run folder, named by the number of updates done; nothing is written before `save`.
+
+    A context manager: leaving it waits for what is still being written.
 
     Args:
         folder: `<run>/checkpoints`.
         keep: how many of the latest to keep.
+        best: name of a metric; the checkpoint with its best value is kept beside the latest.
+        greater_is_better: whether the best value is the highest.
     """
 
-    def __init__(self, folder: Path, keep: int):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=False)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+    def __init__(self, folder: Path, keep: int, best: str | None = None, greater_is_better: bool = True):
+        _mute_orbax()
+        self._folder, self._best = folder.absolute(), best
+        self._kept = _LatestAndBest(keep, 1.0 if greater_is_better else -1.0)
+        self._manager: ocp.CheckpointManager | None = None
+        self._writing: int | None = None  # the step of the last `save`
+        self._damaged: set[int] = set()  # as found by the last reader
+        for step in self.steps if best is not None else ():
+            if self._damage(step, (META,)) is None:
+                self._note_value(step, self._read_meta(step))
+
+    @property
+    def steps(self) -> list[int]:
+        """Whatever is named like a checkpoint, in order; only reading one shows whether it is whole."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in self._folder.iterdir() if entry.name.isdecimal() and entry.is_dir())
 
     @property
     def latest(self) -> int | None:
-        """Updates done at the latest complete checkpoint, or None."""
-        steps = (step for step in self._manager.all_steps() if (self._manager.directory / str(step) / "state").is_dir())
-        return max(steps, default=None)
+        """Updates done at the latest checkpoint that was written to its end, or None."""
+        whole = (step for step in self.steps if (self._folder / str(step) / CHECKSUMS).is_file())
+        return max(whole, default=None)
 
-    def save(self, step: int, state: Any, config: dict[str, Any]) -> None:
-        """Write a checkpoint; a process killed half-way leaves the earlier ones untouched."""
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(json.loads(json.dumps(config)))
-        )
-        self._manager.save(step, args=items, force=True)  # else it would skip a step before the newest, without a word
+    @property
+    def best_step(self) -> int | None:
+        """Updates done at the checkpoint with the best value of the metric, or None."""
+        return self._kept.best(self.steps)
 
-    def restore(self, like: Any) -> Any:
-        """The latest state, placed as the arrays of `like`.
+    def save(self, step: int, state: TrainState, meta: dict[str, Any], metrics: dict[str, Any] | None = None) -> None:
+        """Begin to write a checkpoint; a process killed half-way leaves the earlier ones untouched.
+
+        The arrays are copied before this returns, so an update may take over the memory of `state`.
+
+        Args:
+            step: updates done.
+            state: arrays, placed in any way.
+            meta: what else belongs to it; numbers, strings, lists and mappings.
+            metrics: kept as `meta["metrics"]`, and looked up for the best checkpoint.
 
         Raises:
-            DataError: there is no checkpoint.
+            DataError: this checkpoint, or the one before, cannot be written, for instance to a full disk.
         """
-        if self.latest is None:
-            raise DataError(f"checkpoints: expected at least one in {self._manager.directory}, got none")
-        template = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        restored = self._manager.restore(self.latest, args=ocp.args.Composite(state=ocp.args.StandardRestore(template)))
-        return restored["state"]
+        self.wait()
+        with self._write_errors(step):
+            self._clear_the_way(step)
+            meta = meta if metrics is None else meta | {"metrics": metrics}
+            meta = json.loads(json.dumps(meta, default=_plain), parse_constant=_no_number)
+            self._note_value(step, meta)
+            self._writing = step
+            items = {name: ocp.args.StandardSave(tree) for name, tree in _trees(state).items()}
+            arguments = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
+            self._manager = self._manager or self._make_manager()
+            self._manager.save(step, args=arguments, force=True)  # else a step before the newest is skipped silently
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written.
+
+        Raises:
+            DataError: it cannot be.
+        """
+        if self._manager is not None:
+            with self._write_errors(self._writing):
+                self._manager.wait_until_finished()
+
+    def restore(self, like: TrainState, warn: Warn) -> TrainState:
+        """The latest undamaged state.
+
+        Args:
+            like: its arrays say where the restored ones are placed, whatever devices they were saved from.
+            warn: told in one line of damaged checkpoints that are passed over.
+
+        Raises:
+            DataError: there is no undamaged checkpoint, or it is that of another model.
+        """
+        self.wait()
+        step = self._newest_undamaged(ITEMS, warn)
+        self._check_fits(step, like)
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+            restored = {
+                name: reader.restore(
+                    self._folder / str(step) / name,
+                    args=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)),
+                )
+                for name, tree in _trees(like).items()
+            }
+        return like._replace(params=restored[PARAMS], opt_state=restored[OPT_STATE], **restored[REST])
+
+    def restore_params(self, step: int | None, warn: Warn) -> tuple[Params, dict[str, Any], int]:
+        """Parameters alone, on the host, as they were saved on any number of devices.
+
+        Args:
+            step: which checkpoint; None: the latest undamaged one.
+            warn: told in one line of damaged checkpoints that are passed over.
+
+        Returns:
+            Nested dict of numpy arrays; what was saved as `meta`; the step.
+
+        Raises:
+            DataError: there is no such checkpoint, or it is damaged.
+        """
+        self.wait()
+        if step is None:
+            step = self._newest_undamaged((PARAMS, META), warn)
+        elif step not in self.steps:
+            raise DataError(f"step: expected one of {self.steps} in {self._folder}, got {step}")
+        elif (why := self._damage(step, (PARAMS, META))) is not None:
+            raise DataError(f"step: expected an undamaged checkpoint in {self._folder}, got {step}: {why}")
+        path = self._folder / str(step) / PARAMS
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            saved = reader.metadata(path).item_metadata.tree  # type: ignore[union-attr]
+            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+            params = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=on_host))
+        return params, self._read_meta(step), step
 
     def close(self) -> None:
-        """Wait for pending writes."""
-        self._manager.close()
+        """Wait until the last checkpoint is written, and let go of threads.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        self.wait()
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- writing
+
+    def _make_manager(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self._kept,
+            cleanup_tmp_directories=True,  # of killed processes
+            lightweight_initialize=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+        )
+        return ocp.CheckpointManager(self._folder, options=options)
+
+    def _write_checksums(self) -> None:
+        """Called by orbax when the files are written, and before their folder gets its final name."""
+        (partial,) = self._folder.glob(f"{self._writing}.orbax-checkpoint-tmp*")
+        paths = [path for item in ITEMS for path in sorted((partial / item).rglob("*")) if path.is_file()]
+        with ThreadPoolExecutor() as pool:
+            checksums = pool.map(_checksum, paths)
+            table = {path.relative_to(partial).as_posix(): sums for path, sums in zip(paths, checksums, strict=True)}
+        (partial / CHECKSUMS).write_text(json.dumps(table), encoding="utf-8")
+
+    def _clear_the_way(self, step: int) -> None:
+        """Give damaged checkpoints another name, so that they neither block a step nor count among those kept."""
+        in_the_way = self._folder / str(step)
+        if in_the_way.exists() and self._damage(step, ITEMS) is not None:
+            self._damaged.add(step)
+        for damaged in sorted(self._damaged):
+            aside = self._folder / f"{damaged}.damaged"
+            if aside.exists():
+                shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+            if (self._folder / str(damaged)).exists():
+                (self._folder / str(damaged)).rename(aside)
+        if self._damaged and self._manager is not None:
+            self._manager.reload()
+        self._damaged.clear()
+
+    @contextmanager
+    def _write_errors(self, step: int | None) -> Iterator[None]:
+        """Turn what the system refuses into a `DataError`."""
+        try:
+            yield
+        except Exception as error:
+            self._manager = None  # it would raise the same again; another one clears what was left half-written
+            reason = _system_reason(error)
+            if reason is None:
+                raise
+            raise DataError(
+                f"checkpoints: expected to write checkpoint {step} into {self._folder}, got: {reason}; "
+                f"earlier checkpoints are as they were, the latest is {self.latest}"
+            ) from error
+
+    def _note_value(self, step: int, meta: dict[str, Any]) -> None:
+        value = meta.get("metrics", {}).get(self._best)
+        if isinstance(value, int | float) and math.isfinite(value):
+            self._kept.values[step] = float(value)
+
+    # --- reading
+
+    def _newest_undamaged(self, items: Sequence[str], warn: Warn) -> int:
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps):
+            why = self._damage(step, items)
+            if why is None:
+                break
+            damaged[step] = why
+        else:
+            found = _listed(damaged) if damaged else "none"
+            raise DataError(f"checkpoints: expected at least one undamaged in {self._folder}, got {found}")
+        if damaged:
+            self._damaged = set(damaged)
+            warn(f"{self._folder} holds damaged checkpoints: {_listed(damaged)}; using {step}")
+        return step
+
+    def _damage(self, step: int, items: Sequence[str]) -> str | None:
+        """What is wrong with the files of a checkpoint, or None."""
+        folder = self._folder / str(step)
+        try:
+            table = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+            expected = {name: sums for name, sums in table.items() if name.split("/")[0] in items}
+        except (OSError, ValueError, AttributeError):
+            return f"{CHECKSUMS} is missing or broken"
+        if {name.split("/")[0] for name in expected} != set(items):
+            return f"{CHECKSUMS} is not whole"
+        with ThreadPoolExecutor() as pool:
+            found = pool.map(_checksum, (folder / name for name in expected))
+            for name, sums in expected.items():
+                try:
+                    if next(found) != sums:
+                        return f"{name} is not as it was written"
+                except OSError as error:
+                    return f"{name}: {error.strerror}"
+        return None
+
+    def _check_fits(self, step: int, like: TrainState) -> None:
+        """Raise a `DataError` that names the first array in which a checkpoint differs from `like`."""
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            for item, tree in _trees(like).items():
+                metadata = reader.metadata(self._folder / str(step) / item).item_metadata
+                expected, found = _shapes(tree), _shapes(metadata.tree)  # type: ignore[union-attr]
+                for name in [*expected, *found]:
+                    if expected.get(name) != found.get(name):
+                        raise DataError(
+                            f"{item}.{name}: expected {expected.get(name, 'no such array')} as in this run, "
+                            f"got {found.get(name, 'no such array')} in checkpoint {step} of {self._folder}"
+                        )
+
+    def _read_meta(self, step: int) -> dict[str, Any]:
+        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+            return reader.restore(self._folder / str(step) / META)
+
+
+@dataclass
+class _LatestAndBest:
+    """Orbax's preservation policy: which checkpoints stay."""
+
+    keep: int
+    sign: float  # -1: the lowest value is the best
+    values: dict[int, float] = field(default_factory=dict)  # of the metric, by step; not every step has one
+
+    def best(self, steps: Sequence[int]) -> int | None:
+        """The first of the steps with the best value."""
+        return max((s for s in steps if s in self.values), key=lambda s: self.sign * self.values[s], default=None)
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """One answer per checkpoint."""
+        del context
+        steps = sorted(info.step for info in checkpoints)
+        kept = {*steps[-self.keep :], self.best(steps)}
+        return [info.step in kept for info in checkpoints]
+
+
+def _trees(state: TrainState) -> dict[str, Any]:
+    """The items of a checkpoint that hold arrays."""
+    rest = {"step": state.step} | ({} if state.controls is None else {"controls": state.controls})
+    return {PARAMS: state.params, OPT_STATE: state.opt_state, REST: rest}
+
+
+def _shapes(tree: Any) -> dict[str, str]:
+    """{path: dtype and shape} of every array, in order."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{np.dtype(leaf.dtype)} {list(leaf.shape)}"
+        for path, leaf in leaves
+    }
+
+
+def _checksum(path: Path) -> list[int]:
+    """[bytes, CRC-32] of a file."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, crc]
+
+
+def _listed(damaged: dict[int, str]) -> str:
+    return ", ".join(f"{step} ({why})" for step, why in damaged.items())
+
+
+def _plain(value: Any) -> Any:
+    """What `json` cannot write by itself: scalars and arrays of numpy and jax."""
+    return value.tolist()
+
+
+def _no_number(_: str) -> None:
+    """NaN and infinities, for which JSON has no word."""
+
+
+def _system_reason(error: Exception) -> str | None:
+    """The operating system's reason for an error, which tensorstore hides in a text; None: it has none."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return None if code is None else os.strerror(int(code[1]))
+
+
+def _mute_orbax() -> None:
+    """Whatever orbax raises it also prints, with tracebacks, from its threads and from the tasks that it leaves."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_not_about_orbax)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _show_unless_loop_closed
+
+
+def _is_not_about_orbax(record: logging.LogRecord) -> bool:
+    about_orbax = "orbax" in record.getMessage() if record.name == "asyncio" else _ORBAX in record.pathname
+    return not about_orbax
+
+
+def _show_unless_loop_closed(event: Any) -> None:
+    """Of several writes that fail at once, all but the first find that nobody waits for them any more."""
+    if str(event.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(event)

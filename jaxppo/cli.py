@@ -10,10 +10,14 @@ import jax
 from jaxppo.console import sanitize
 from jaxppo.data import cache_dir
 from jaxppo.errors import JaxppoError
+from jaxppo.preemption import Preempted
 
 
 def main(command: Callable[[], Any]) -> None:
-    """Run a command; a `JaxppoError` becomes one line on standard error and exit status 2."""
+    """Run a command; a `JaxppoError` becomes one line on standard error and exit status 2.
+
+    A run that is stopped by SIGTERM ends with status 0, by Ctrl-C with 130, and says how to go on.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         _keep_compiled_programs()
@@ -26,6 +30,9 @@ def main(command: Callable[[], Any]) -> None:
         _refuse(
             f"{error.filename or 'input/output'}: expected to be readable and writable, got: {error.strerror or error}"
         )
+    except Preempted as stop:
+        print(sanitize(str(stop)))
+        sys.exit(stop.exit_status)
     except KeyboardInterrupt:
         print("interrupted; --resume with the same --output_dir goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)

@@ -17,6 +17,7 @@ import tyro
 import yaml
 
 from jaxppo.errors import ConfigError
+from jaxppo.redact import redact
 
 Config = TypeVar("Config")
 
@@ -106,11 +107,29 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def write_yaml(config: Any, path: Path) -> None:
-    """Write the resolved configuration as flat YAML: all that decides the result, so that `--config` repeats it."""
+def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
+    """Write the resolved configuration as flat YAML: all that decides the result, so that `--config` repeats it.
+
+    Args:
+        config: what to write; secrets in it are replaced by `<redacted>`.
+        path: the file.
+        command: the command line that led to it, kept as a comment at the top, without its secrets.
+    """
     flat = {name: value for name, value in flatten(config).items() if name not in CALL_ONLY}
-    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
-    path.write_text(yaml.safe_dump(lists, sort_keys=False), encoding="utf-8")
+    text = yaml.safe_dump(plain_values(flat), sort_keys=False)
+    path.write_text(("" if command is None else _comment(f"command: {command}")) + text, encoding="utf-8")
+
+
+def plain_values(flat: dict[str, Any]) -> dict[str, Any]:
+    """What is written of a flat configuration: lists for tuples, and no secrets."""
+    return redact({name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()})
+
+
+def _comment(text: str) -> str:
+    """Comment lines that no character of the text can end: not all that breaks or upsets a YAML line is a newline."""
+    lines = redact(text).splitlines()
+    printable = ["".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in lines]
+    return "".join(f"# {line}\n" for line in printable)
 
 
 def preset_values(command: str, name: str) -> dict[str, Any]:

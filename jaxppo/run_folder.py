@@ -3,12 +3,14 @@
 import datetime
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from jaxppo.config import RunConfig
 from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
+from jaxppo.redact import redact_command
 
 
 def default_folder(command: str, run: RunConfig) -> Path:
@@ -53,7 +55,7 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
     partial = folder / f".{CONFIG_FILE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_yaml(config, partial)
+        write_yaml(config, partial, command_line())
         try:
             os.link(partial, folder / CONFIG_FILE)  # unlike a rename, it fails where the name is taken
         finally:
@@ -66,12 +68,27 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
         raise ConfigError(f"output_dir: expected a folder to write to, got {folder} ({error.strerror})") from None
 
 
+def command_line() -> str:
+    """The command of this process, without secrets."""
+    return redact_command(["python", "-m", f"jaxppo.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+
+
 def _check_same(folder: Path, config: Any) -> None:
-    before = read_yaml(folder / CONFIG_FILE)
-    for name, value in flatten(config).items():
-        now = list(value) if isinstance(value, tuple) else value
-        if name not in CALL_ONLY and name in before and before[name] != now:
-            raise ConfigError(f"{name}: expected {before[name]!r} as in the run to resume in {folder}, got {now!r}")
+    """Raise a `ConfigError` with every setting that differs; one that the run did not know had its default."""
+    before = _plain(flatten(type(config)())) | read_yaml(folder / CONFIG_FILE)
+    now = _plain(flatten(config))
+    differences = [
+        f"{name} {now[name]!r} (was {value!r})" if name in now else f"no {name} (was {value!r})"
+        for name, value in before.items()
+        if name not in CALL_ONLY and (name not in now or now[name] != value)
+    ]
+    if differences:
+        raise ConfigError(f"config: expected that of the run to resume in {folder}, got {', '.join(differences)}")
+
+
+def _plain(flat: dict[str, Any]) -> dict[str, Any]:
+    """Settings as YAML gives them back."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -6,20 +6,23 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxppo import cli, data, hf, models, ops, optimizer, rollout, run_folder, update
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import SFTConfig
-from jaxppo.config_sources import flatten, parse_cli
+from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
 from jaxppo.errors import TrainingError
 from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
-from jaxppo.logs import JsonlLog
-from jaxppo.models import ModelConfig
+from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
+from jaxppo.families import ModelConfig
+from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.logs import JsonlLog, read_metrics
 from jaxppo.parallel import DATA, DataParallel
+from jaxppo.preemption import Preemption
 from jaxppo.types import Array, Params, Sequences, Stats, TrainState
 
 
@@ -30,12 +33,21 @@ def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelCo
     return loss, {"loss": loss, "entropy": ops.weighted_sum(entropy, weights)}
 
 
-def start_model(config: SFTConfig) -> tuple[ModelConfig, Params, Any]:
+class Start(NamedTuple):
+    """What training starts from."""
+
+    model: ModelConfig
+    params: Params
+    tokenizer: Any
+    loaded: hf.Loaded | None  # None: drawn at random
+
+
+def start_model(config: SFTConfig) -> Start:
     """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones for the built-in domain."""
     if config.model_path is not None:
-        return hf.load_policy(data.model_folder(config.model_path))
+        return Start(*hf.load_policy(config.model_path))
     tokenizer = data.word_tokenizer()
-    model = ModelConfig(
+    model = GPTNeoXConfig(
         vocab_size=data.bucket(len(tokenizer)),
         hidden_size=config.hidden_size,
         num_hidden_layers=config.num_hidden_layers,
@@ -46,7 +58,7 @@ def start_model(config: SFTConfig) -> tuple[ModelConfig, Params, Any]:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return model, models.init_params(model, ops.purpose_key(config.run.seed, ops.Purpose.INIT)), tokenizer
+    return Start(model, models.init_params(model, ops.purpose_key(config.run.seed, ops.Purpose.INIT)), tokenizer, None)
 
 
 def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> Any:
@@ -70,21 +82,32 @@ def sft(config: SFTConfig) -> Path:
         return folder
     parallel = DataParallel(config.run.parallel)
     config.check_devices(parallel.num_devices)
-    model, params, tokenizer = start_model(config)
+    start = start_model(config)
+    if start.loaded is not None:
+        console.print(f"model from {start.loaded.describe()}")
+    model, tokenizer = models.computing_in(start.model, config.dtype), start.tokenizer
     rows = data.load_split(config.data, config.data.train_split)
     supervised = data.SupervisedData(rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length)
     evaluator = make_evaluator(config, model, tokenizer, parallel)
     console.print(
         f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {len(rows)}, "
-        f"{sum(p.size for p in jax.tree.leaves(params)):,} parameters, into {folder}"
+        f"{sum(p.size for p in jax.tree.leaves(start.params)):,} parameters, into {folder}"
     )
     if config.run.dry_run:
         return folder
     run_folder.claim(folder, config, config.run)
-    state = update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
-    state = _run_steps(config, folder, state, supervised, make_step(config, model, parallel), evaluator, console)
-    hf.save_pretrained(folder / "policy", model, jax.device_get(state.params["policy"]), tokenizer)
+    tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+    base = base_of(config.model_path, start.loaded, model, "lm")
+    meta = {
+        "config": plain_values(flatten(config)),
+        "models": models_meta(base, None, None, tokenizer.eos_token_id, config.data.dataset),
+        "seed": config.run.seed,
+    }
+    state = update.init_state({"policy": start.params}, optimizer.make_optimizer(config.optimizer))
+    step_program = make_step(config, model, parallel)
+    state, last = _run_steps(config, folder, state, supervised, step_program, evaluator, meta, console)
     results = evaluator(state.params["policy"])
+    write_models(folder, last, jax.device_get(state.params), None, tokenizer, {"after": results})
     run_folder.write_json(folder / EVAL_FILE, results)
     print_results(console, results)
     console.print(f"model in {folder / 'policy'}")
@@ -98,14 +121,28 @@ def _run_steps(
     supervised: data.SupervisedData,
     step_program: Any,
     evaluator: Evaluator,
+    meta: dict[str, Any],
     console: Console,
-) -> TrainState:
-    """All steps from the last checkpoint on."""
+) -> tuple[TrainState, dict[str, Any]]:
+    """All steps from the last checkpoint on; the state after them, and `meta` with the last step and its metrics.
+
+    Raises:
+        Preempted: the run was asked to stop, and the last finished step is saved.
+    """
     loop, last, parallel = config.loop, config.num_updates, evaluator.parallel
-    checkpoints = Checkpoints(folder / "checkpoints", keep=loop.save_total_limit)
-    state = parallel.put(state if checkpoints.latest is None else checkpoints.restore(state))
+    checkpoints = Checkpoints(
+        folder / "checkpoints", loop.save_total_limit, loop.metric_for_best_model, loop.greater_is_better
+    )
+    state = parallel.put(state)
+    if checkpoints.steps:
+        state = checkpoints.restore(state, console.warn)
     start = int(state.step)
-    with JsonlLog(folder / "metrics.jsonl") as log, console.progress(last, "SFT", start) as progress:
+    with (
+        Preemption(folder) as preemption,
+        checkpoints,
+        JsonlLog(folder / "metrics.jsonl") as log,
+        console.progress(last, "SFT", start) as progress,
+    ):
         log.truncate_after(start)
         for step in range(start, last):
             began = time.monotonic()
@@ -116,14 +153,15 @@ def _run_steps(
             record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
             if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(evaluator(state.params["policy"]))
+            loop.check_record(record, last)
             log.append(record)
             if record["policy/nonfinite_steps"]:
                 raise TrainingError(f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity")
             progress.update(step + 1, loss=record["loss"], lr=record["lr"])
-            if loop.saves_at(step + 1, last):
-                checkpoints.save(step + 1, state, flatten(config))
-    checkpoints.close()
-    return state
+            if loop.saves_at(step + 1, last) or preemption.requested:
+                checkpoints.save(step + 1, state, meta | {"step": step + 1}, record)
+            preemption.check()
+    return state, meta | {"step": last, "metrics": read_metrics(folder / "metrics.jsonl")[-1]}
 
 
 if __name__ == "__main__":

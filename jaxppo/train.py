@@ -5,27 +5,30 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `check
 """
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxppo import cli, data, hf, rewards, run_folder
+from jaxppo import cli, data, hf, lora, models, rewards, run_folder
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import flatten, parse_cli
+from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
 from jaxppo.curves import plot_curves
 from jaxppo.errors import ConfigError, ModelError
 from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
+from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
+from jaxppo.families import ModelConfig
 from jaxppo.health import Health
 from jaxppo.logs import JsonlLog, read_metrics
 from jaxppo.metrics import with_old_names
-from jaxppo.models import ModelConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
+from jaxppo.preemption import Preempted, Preemption
 from jaxppo.types import Params, TrainState, Trajectories
 
 
@@ -36,38 +39,61 @@ class Setup:
     config: TrainConfig
     console: Console
     model: ModelConfig
+    value_model: ModelConfig  # that of a separate value model
     tokenizer: Any
-    policy: Params  # to start from; also the reference
-    value: Params | None  # None: a fresh head, or RLOO
+    models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
     reward: rewards.RewardFunction
     evaluator: Evaluator
     ppo: PPO
 
 
-def set_up(config: TrainConfig) -> Setup:
+class Start(NamedTuple):
+    """Parameters that a run starts from; not kept longer than needed, as they may take as much memory as the run."""
+
+    policy: Params  # also the reference
+    value: Params | None  # None: a fresh head, or RLOO
+    adapter: Params | None  # of the policy; None: a fresh one, or none
+
+
+def set_up(config: TrainConfig) -> tuple[Setup, Start]:
     """Load models and data, compile nothing yet; every bad input is met here, before anything is written."""
     parallel = DataParallel(config.run.parallel)
     config.check_devices(parallel.num_devices)
     rewards.check_validator(config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.validator)
     config = config.with_episodes(len(rows))
-    model, policy, tokenizer = hf.load_policy(data.model_folder(config.sft_model_path))
+    console = Console(config.run.quiet)
+    policy = hf.load_policy(config.sft_model_path, parallel.replicated)
+    model, tokenizer = policy.config, policy.tokenizer
+    console.print(f"policy from {policy.loaded.describe()}")
     _check_stop_id(config, model)
-    return Setup(
+    value_model, value, value_base = _value_model(config, model, parallel, console)
+    adapter_shape, adapter = _adapter(config, model, policy.params)
+    prompts = _prompts(config, rows, tokenizer)
+    models.check_length(model, prompts.longest + config.sampling.response_length, "longest prompt and response_length")
+    ppo = PPO(config, model, tokenizer.eos_token_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape)
+    setup = Setup(
         config=config,
-        console=Console(config.run.quiet),
+        console=console,
         model=model,
+        value_model=value_model,
         tokenizer=tokenizer,
-        policy=policy,
-        value=_value_model(config, model),
-        prompts=_prompts(config, rows, tokenizer),
+        models_meta=models_meta(
+            base_of(config.sft_model_path, policy.loaded, model, "lm"),
+            value_base,
+            ppo.adapter,
+            ppo.stop_id,
+            config.data.dataset,
+        ),
+        prompts=prompts,
         reward=rewards.make_plan_reward(
             config.validator, config.reward.partial, config.reward.normalise_by, config.reward.val_timeout_s
         ),
-        evaluator=make_evaluator(config, model, tokenizer, parallel),
-        ppo=PPO(config, model, tokenizer.eos_token_id, tokenizer.pad_token_id, parallel),
+        evaluator=make_evaluator(config, ppo.model, tokenizer, parallel),
+        ppo=ppo,
     )
+    return setup, Start(policy.params, value, adapter)
 
 
 def _check_stop_id(config: TrainConfig, model: ModelConfig) -> None:
@@ -76,21 +102,30 @@ def _check_stop_id(config: TrainConfig, model: ModelConfig) -> None:
         raise ConfigError(f"stop_token_id: expected less than the vocabulary's {model.vocab_size}, got {stop_id}")
 
 
-def _value_model(config: TrainConfig, model: ModelConfig) -> Params | None:
+def _value_model(
+    config: TrainConfig, model: ModelConfig, parallel: DataParallel, console: Console
+) -> tuple[ModelConfig, Params | None, dict[str, Any] | None]:
+    """Architecture, parameters and origin of what the value function starts from; None where all of it is fresh."""
     if config.value_model_path is None:
-        return None
-    folder = data.model_folder(config.value_model_path)
-    value_config, value = hf.load_pretrained(folder)
-    if not _same_trunk(value_config, model) or "score" not in value:
-        raise ModelError(f"value_model_path: expected a score head on a trunk like the policy's, got {folder}")
-    return value
+        return model, None, None
+    folder = hf.find_model(config.value_model_path)
+    if config.value_model == "shared":
+        head = hf.load_value_head(folder, model)
+        console.print(f"value head from {folder}")
+        return model, {"score": head}, None
+    loaded = hf.load_model(folder, head="score", placement=parallel.replicated)
+    console.print(f"value model from {loaded.describe()}")
+    if loaded.config.vocab_size < model.vocab_size:
+        expected = f"a vocabulary of at least the policy's {model.vocab_size} tokens"
+        raise ModelError(f"value_model_path: expected {expected}, got {loaded.config.vocab_size} in {folder}")
+    return loaded.config, loaded.params, base_of(config.value_model_path, loaded, loaded.config, "score")
 
 
-def _same_trunk(a: ModelConfig, b: ModelConfig) -> bool:
-    """Whether one program runs both; special tokens, for instance, may differ."""
-    not_compared = ("max_position_embeddings", "initializer_range", "tie_word_embeddings")
-    names = {field.name for field in fields(ModelConfig) if not field.name.endswith("_token_id")} - {*not_compared}
-    return all(getattr(a, name) == getattr(b, name) for name in names)
+def _adapter(config: TrainConfig, model: ModelConfig, base: Params) -> tuple[lora.LoraConfig | None, Params | None]:
+    """Shape and parameters of the adapter that the policy starts from."""
+    if config.peft.lora_path is None:
+        return None, None
+    return lora.load_adapter(config.peft.lora_path, model, base)
 
 
 def _prompts(config: TrainConfig, rows: list[data.Row], tokenizer: Any) -> data.PromptData:
@@ -157,39 +192,50 @@ def train(config: TrainConfig) -> Path:
     if "after" in evals:
         Console(config.run.quiet).print(f"{folder} is finished: nothing to resume")
         return folder
-    setup = set_up(config)
-    _print_plan(setup, folder)
+    setup, start = set_up(config)
+    _print_plan(setup, start, folder)
     if config.run.dry_run:
         return folder
     run_folder.claim(folder, config, config.run)
+    state = setup.ppo.init_state(*start)
+    reference = setup.ppo.reference(state, start.policy)
+    del start
     if "before" not in evals:
-        before = _evaluate(setup, "before", setup.ppo.parallel.put(setup.policy))
+        before = _evaluate(setup, "before", state)
         evals = {"headline_split": config.headline_split, "before": before}
         run_folder.write_json(folder / EVAL_FILE, evals)
-    state = _run_updates(setup, folder)
-    policy, value = state.params["policy"], state.params.get("value", {})
+    setup.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+    state = _run_updates(setup, folder, state, reference)
+    evals["after"] = _evaluate(setup, "after", state)
     setup.console.stage("Saving")
-    hf.save_pretrained(folder / "policy", setup.model, jax.device_get(policy), setup.tokenizer)
-    if "trunk" in value:
-        hf.save_pretrained(folder / "value", setup.model, jax.device_get(value), setup.tokenizer)
-    evals["after"] = _evaluate(setup, "after", policy)
-    plot_curves(read_metrics(folder / "metrics.jsonl"), evals, folder / "curves.png")
+    records = read_metrics(folder / "metrics.jsonl")
+    meta = _checkpoint_meta(setup, records[-1])
+    params, frozen = jax.device_get((state.params, state.frozen))
+    write_models(folder, meta, params, frozen, setup.tokenizer, evals)
+    plot_curves(records, evals, folder / "curves.png")
     run_folder.write_json(folder / EVAL_FILE, evals)  # last: "after" marks a run as finished
     _print_result(setup, folder, evals)
     return folder
 
 
-def _run_updates(setup: Setup, folder: Path) -> TrainState:
-    """All updates from the last checkpoint on."""
+def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Params | None) -> TrainState:
+    """All updates from the last checkpoint on, or from this state where there is none.
+
+    Raises:
+        Preempted: the run was asked to stop, and the last finished update is saved.
+    """
     config, loop, last, console = setup.config, setup.config.loop, setup.config.num_updates, setup.console
     console.stage(config.ppo.algorithm.upper())
-    checkpoints = Checkpoints(folder / "checkpoints", keep=loop.save_total_limit)
-    state = setup.ppo.init_state(setup.policy, setup.value)
-    if checkpoints.latest is not None:
-        state = setup.ppo.parallel.put(checkpoints.restore(state))
-    reference = setup.ppo.parallel.put(setup.policy) if config.ppo.kl_coef > 0 else None
+    checkpoints = Checkpoints(
+        folder / "checkpoints", loop.save_total_limit, loop.metric_for_best_model, loop.greater_is_better
+    )
+    if checkpoints.steps:
+        state = checkpoints.restore(state, console.warn)
     start, health = int(state.step), Health(console, folder, config.max_bad_updates)
+    saved, record = start, {}
     with (
+        Preemption(folder) as preemption,
+        checkpoints,
         JsonlLog(folder / "metrics.jsonl") as metrics,
         JsonlLog(folder / "samples.jsonl") as samples_log,
         console.progress(last, config.ppo.algorithm.upper(), start) as progress,
@@ -197,18 +243,37 @@ def _run_updates(setup: Setup, folder: Path) -> TrainState:
         metrics.truncate_after(start)
         samples_log.truncate_after(start)
         for step in range(start, last):
-            state, record, samples, trajectories = train_step(setup, state, reference, step)
+            try:
+                preemption.check()
+                state, record, samples, trajectories = train_step(setup, state, reference, step)
+            except Preempted:
+                if saved < step:
+                    checkpoints.save(step, state, _checkpoint_meta(setup, record), record)
+                raise
             if loop.evaluates_at(step + 1, last):
-                record |= eval_metrics(setup.evaluator(state.params["policy"]))
+                record |= eval_metrics(setup.evaluator(setup.ppo.models_of(state)["policy"]))
+            loop.check_record(record, last)
             metrics.append(with_old_names(record) if config.old_metric_names else record)
             if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == last):
                 _show_samples(setup, samples_log, samples)
             if loop.saves_at(step + 1, last) or health.is_over(record):
-                checkpoints.save(step + 1, state, flatten(config))
+                checkpoints.save(step + 1, state, _checkpoint_meta(setup, record), record)
+                saved = step + 1
             health.check(record, trajectories, samples)
             progress.update(step + 1, **_shown(record))
-    checkpoints.close()
     return state
+
+
+def _checkpoint_meta(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says about itself."""
+    return {
+        "config": plain_values(flatten(setup.config)),
+        "models": setup.models_meta,
+        "step": record["step"],
+        "episode": record["episode"],
+        "seed": setup.config.run.seed,
+        "metrics": record,
+    }
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:
@@ -231,18 +296,18 @@ def _show_samples(setup: Setup, log: JsonlLog, samples: list[dict[str, Any]], sh
     )
 
 
-def _evaluate(setup: Setup, moment: str, policy: Params) -> dict[str, Any]:
+def _evaluate(setup: Setup, moment: str, state: TrainState) -> dict[str, Any]:
     """Evaluate and print the result."""
     setup.console.stage(f"Evaluation {moment} {setup.config.ppo.algorithm.upper()} ({setup.evaluator.validator})")
-    results = setup.evaluator(policy)
+    results = setup.evaluator(setup.ppo.models_of(state)["policy"])
     print_results(setup.console, results)
     return results
 
 
-def _print_plan(setup: Setup, folder: Path) -> None:
+def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
     """What the run will do, and warnings about settings that rarely do what was meant."""
     config, ppo, parallel = setup.config, setup.config.ppo, setup.ppo.parallel
-    parameters = sum(p.size for p in jax.tree.leaves(setup.policy))
+    parameters = sum(p.size for p in jax.tree.leaves(start.policy))
     steps = config.num_updates * ppo.num_ppo_epochs * ppo.num_mini_batches
     tokens = setup.prompts.prompt_length + config.sampling.response_length
     generations = f" ({config.num_prompts} prompts x {ppo.group_size})" if ppo.group_size > 1 else ""
@@ -254,10 +319,11 @@ def _print_plan(setup: Setup, folder: Path) -> None:
         f"{len(setup.prompts.rows)} prompts\n"
         f"{steps} optimizer steps ({ppo.num_ppo_epochs} epochs x {ppo.num_mini_batches} mini-batches of "
         f"{config.mini_batch_size} completions per update{micro}), at most {config.batch_size * tokens:,} tokens per "
-        f"update, old log-probabilities by {ppo.logprobs}, {parameters:,} parameters, "
+        f"update, old log-probabilities by {config.logprobs}, {parameters:,} parameters in {config.dtype}, "
         f"{parallel.num_devices} {parallel.devices[0].platform} device(s) by {parallel.mode}, into {folder}"
     )
-    if config.sampling.truncates and ppo.logprobs == "sampler":
+    setup.console.print(_memory(setup, start))
+    if config.sampling.truncates and config.logprobs == "sampler":
         setup.console.warn(
             "top_k, top_p and min_p sample from a truncated distribution: its log-probabilities are kept, so the KL "
             "estimates are biased upwards and the first ratio is below 1 (--logprobs recompute keeps the ratio at 1)"
@@ -269,6 +335,26 @@ def _print_plan(setup: Setup, folder: Path) -> None:
         )
     if ppo.kl_coef == 0:
         setup.console.print("kl_coef 0: no reference, and no KL is measured")
+
+
+def _memory(setup: Setup, start: Start) -> str:
+    """What parameters and optimizer take on each device; activations and the cache come on top."""
+    ppo = setup.ppo
+    state = jax.eval_shape(ppo.init_state, *start)
+    held = {f"{name} to train": tree for name, tree in state.params.items()} | {"optimizer": state.opt_state}
+    if state.frozen is not None:  # one set of arrays may lie under several adapters
+        held["frozen base"] = state.frozen["policy"]
+        if start.value is not None and "trunk" in start.value:
+            held["frozen value base"] = state.frozen["value"]
+    elif setup.config.ppo.kl_coef > 0:
+        held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
+    sizes = {name: _mebibytes(tree) for name, tree in held.items()}
+    parts = ", ".join(f"{name} {size:,.1f}" for name, size in sizes.items())
+    return f"memory per device in MiB: {parts}; {sum(sizes.values()):,.1f} without activations and cache"
+
+
+def _mebibytes(tree: Any) -> float:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) / 2**20
 
 
 def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:

@@ -1,0 +1,195 @@
+"""Trained models as Hugging Face folders: `python -m jaxppo.export`, and the end of every training command.
+
+Writes `policy/` (AutoModelForCausalLM), `value/` (AutoModelForSequenceClassification, or `value_head.safetensors` for a
+head on the policy's trunk) and, for a run with LoRA, `adapters/policy` and `adapters/value` (PEFT) beside the merged
+models.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxppo import __version__, cli, hf, lora, run_folder
+from jaxppo.checkpoint import Checkpoints
+from jaxppo.config import ExportConfig
+from jaxppo.config_sources import parse_cli
+from jaxppo.console import Console
+from jaxppo.errors import DataError, ModelError
+from jaxppo.families import ModelConfig
+from jaxppo.hf import Loaded
+from jaxppo.logs import read_metrics
+from jaxppo.lora import LoraConfig
+from jaxppo.model_card import license_of, model_card
+from jaxppo.model_files import read_json
+from jaxppo.types import Params
+
+TOKENIZER_FOLDER = "tokenizer"
+"""In a run folder: the policy's tokenizer, for exports of its checkpoints."""
+
+EVAL_FILE = "eval.json"
+
+
+def base_of(name: str | None, loaded: Loaded | None, config: ModelConfig, head: str) -> dict[str, Any]:
+    """What the export of a model must know of its beginning.
+
+    Args:
+        name: as the user named it; None: drawn at random.
+        loaded: what was read from there.
+        config: the model.
+        head: "lm" or "score".
+    """
+    if loaded is None or name is None:
+        return {"config": hf.config_to_hf(config, head), "base": None, "license": None, "generation_config": {}}
+    generation = loaded.folder / hf.GENERATION_FILE
+    return {
+        "config": hf.config_to_hf(config, head),
+        "base": str(Path(name).absolute()) if loaded.folder == Path(name) else name,
+        "license": license_of(loaded.folder),
+        "generation_config": read_json(generation) if generation.is_file() else {},
+        "fingerprint": lora.fingerprint(loaded.params),
+    }
+
+
+def models_meta(
+    policy: dict[str, Any],
+    value: dict[str, Any] | None,
+    adapter: LoraConfig | None,
+    stop_id: int | None,
+    dataset: str,
+) -> dict[str, Any]:
+    """What a checkpoint says of the models in it, so that it can be exported: plain values, for JSON.
+
+    Args:
+        policy: from `base_of`.
+        value: from `base_of`, or None without a value model of its own.
+        adapter: shape of the adapters, or None where whole models are trained.
+        stop_id: token that ends a completion.
+        dataset: name, path or hub id of the training data.
+    """
+    if stop_id is not None:
+        policy = policy | {"generation_config": policy["generation_config"] | {"eos_token_id": stop_id}}
+    return {
+        "policy": policy,
+        "value": value,
+        "adapter": None if adapter is None else dataclasses.asdict(adapter),
+        "dataset": dataset,
+        "dataset_license": "apache-2.0" if dataset == "blocksworld" else license_of(Path(dataset)),
+        "command": run_folder.command_line(),
+    }
+
+
+def write_models(
+    folder: Path,
+    meta: dict[str, Any],
+    params: Params,
+    frozen: Params | None,
+    tokenizer: Any,
+    evals: dict[str, Any],
+    *,
+    dtype: str | None = None,
+    max_shard_size: int | str = hf.MAX_SHARD_SIZE,
+) -> None:
+    """Write all models of a training state.
+
+    Args:
+        folder: gets `policy/`, `value/` and `adapters/`.
+        meta: of the checkpoint: "config", "step", "metrics", "models".
+        params: {"policy"} and maybe {"value"}: whole models, or adapters.
+        frozen: weights under adapters, by model.
+        tokenizer: of the policy.
+        evals: content of `eval.json`.
+        dtype: of the tensors; default: float32 as trained.
+        max_shard_size: see `hf.save_pretrained`.
+    """
+    models = meta["models"]
+    adapter = None if models["adapter"] is None else _lora_config(models["adapter"])
+    for name, tree in params.items():
+        info = models[name] or models["policy"]
+        config = hf.config_from_hf(info["config"])
+        card = _card(name, info, meta, evals)
+        if "trunk" not in tree:
+            hf.save_value_head(folder / name, tree["score"], card)
+            continue
+        whole = tree
+        if adapter is not None:
+            assert frozen is not None
+            base = _path_of(info["base"] or models["policy"]["base"])
+            adapter_card = _card("adapter", info | {"base": base}, meta, evals)
+            lora.save_adapter(folder / "adapters" / name, config, adapter, tree, frozen[name], base, adapter_card)
+            whole = lora.merge(frozen[name], tree, adapter.scale)
+        generation = info["generation_config"] if name == "policy" else False
+        hf.save_pretrained(
+            folder / name, config, whole, tokenizer, generation, dtype=dtype, max_shard_size=max_shard_size, card=card
+        )
+
+
+def _path_of(base: str) -> str:
+    """Where PEFT finds a base model: the path of a shipped one, whose name only jaxppo knows."""
+    return str(hf.find_model(base)) if (hf.ASSETS / base).is_dir() else base
+
+
+def _lora_config(fields: dict[str, Any]) -> LoraConfig:
+    targets = fields["target_modules"]
+    config = LoraConfig(**fields)
+    return dataclasses.replace(config, target_modules=tuple(targets) if isinstance(targets, list) else targets)
+
+
+def _card(kind: Any, info: dict[str, Any], meta: dict[str, Any], evals: dict[str, Any]) -> str:
+    models = meta["models"]
+    return model_card(
+        title=f"{kind} after update {meta['step']}",
+        kind=kind,
+        base_model=info["base"] or models["policy"]["base"] or "none",
+        base_license=info["license"] if info["base"] else models["policy"]["license"],
+        dataset=models["dataset"],
+        dataset_license=models["dataset_license"],
+        algorithm=meta["config"].get("algorithm"),
+        config=meta["config"],
+        evals=evals,
+        metrics=meta.get("metrics", {}),
+        step=meta["step"],
+        command=models["command"],
+        version=__version__,
+    )
+
+
+def export(config: ExportConfig) -> Path:
+    """Write the models of a checkpoint; returns the folder that holds them."""
+    console, run = Console(config.run.quiet), Path(config.run_dir or "")
+    if config.run_dir is None or not (run / "checkpoints").is_dir():
+        raise DataError(f"run_dir: expected a run folder with checkpoints, got {config.run_dir}")
+    params, meta, step = Checkpoints(run / "checkpoints", keep=1).restore_params(config.step, console.warn)
+    frozen = None if meta["models"]["adapter"] is None else _frozen(meta["models"], params)
+    folder = Path(config.run.output_dir or run / "exports" / str(step))
+    console.print(f"update {step} of {run}: {', '.join(params)}, into {folder}")
+    if config.run.dry_run:
+        return folder
+    evals = run_folder.read_json(run / EVAL_FILE)
+    if step != len(read_metrics(run / "metrics.jsonl")):  # evaluated was the last update
+        evals.pop("after", None)
+    tokenizer = hf.load_tokenizer(run / TOKENIZER_FOLDER)
+    write_models(
+        folder, meta, params, frozen, tokenizer, evals, dtype=config.dtype, max_shard_size=config.max_shard_size
+    )
+    console.result(f"models in {folder}")
+    return folder
+
+
+def _frozen(models: dict[str, Any], params: Params) -> Params:
+    """The weights under the adapters, from where the run took them."""
+    frozen = {}
+    for name in params:
+        info = models[name] or models["policy"]
+        if info["base"] is None:
+            raise ModelError("base: expected a model folder under the adapter, got one drawn at random")
+        loaded = hf.load_model(hf.find_model(info["base"]), head="lm" if name == "policy" else "score")
+        if lora.fingerprint(loaded.params) != info["fingerprint"]:
+            raise ModelError(f"{info['base']}: expected the weights that the adapters were trained on, got others")
+        frozen[name] = {part: tree for part, tree in loaded.params.items() if part != "score"}
+    return jax.device_get(frozen)
+
+
+if __name__ == "__main__":
+    cli.main(lambda: export(parse_cli(ExportConfig, "export")))

@@ -1,0 +1,89 @@
+"""Being asked to stop: SIGTERM, as clusters send it before they take a machine away, and Ctrl-C."""
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Preempted(Exception):
+    """A run ends early because it was asked to; it is in order, and `--resume` goes on.
+
+    Args:
+        folder: run folder.
+        signum: which signal asked.
+    """
+
+    def __init__(self, folder: Path, signum: int):
+        name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        super().__init__(f"stopped by {name}; --resume --output_dir {folder} goes on from the last checkpoint")
+        self.exit_status = 130 if signum == signal.SIGINT else 0
+
+
+class Preemption:
+    """While its block runs, a first SIGTERM or Ctrl-C is only noted, and `check` raises `Preempted`.
+
+    A second signal does what it did before the block, so Ctrl-C twice ends the command at once. Leaving the block in
+    order after a signal raises `Preempted` too: nothing is lost between the last `check` and the end. Signals that were
+    ignored stay ignored, and outside the main thread, where Python has no signal handlers, nothing happens at all.
+
+    Args:
+        folder: run folder, for the message.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._signum: int | None = None
+        self._earlier: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run was asked to stop."""
+        return self._signum is not None
+
+    def check(self) -> None:
+        """Do nothing, or stop.
+
+        Raises:
+            Preempted: the run was asked to stop.
+        """
+        if self._signum is not None:
+            raise Preempted(self._folder, self._signum)
+
+    def __enter__(self) -> "Preemption":
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                if signal.getsignal(signum) not in (signal.SIG_IGN, None):  # None: not installed from Python
+                    self._earlier[signum] = signal.signal(signum, self._note)
+        _active.append(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        _active.remove(self)
+        self._restore()
+        if kind is None:
+            self.check()
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        del frame
+        self._signum = signum
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._earlier:
+            signal.signal(*self._earlier.popitem())
+
+
+_active: list[Preemption] = []
+"""Those whose blocks are running; signals belong to the whole process, so there is one, or none."""
+
+
+def check() -> None:
+    """Stop here if the run was asked to; for places between the stages of an update, where the state is a whole one.
+
+    Raises:
+        Preempted: the run was asked to stop, and is within a `Preemption`.
+    """
+    for preemption in _active:
+        preemption.check()
