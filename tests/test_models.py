@@ -1,6 +1,7 @@
-"""The models against transformers (torch), and against themselves: padding, caching, tying."""
+"""The models of every family against transformers (torch), and against themselves: padding, caching, tying, dtypes."""
 
 import dataclasses
+import json
 from functools import partial
 
 import jax
@@ -10,7 +11,9 @@ import pytest
 
 from jaxppo import hf, models
 from jaxppo.errors import ModelError
-from jaxppo.models import ModelConfig
+from jaxppo.families.gpt2 import GPT2Config
+from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.families.layers import ACTIVATIONS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -25,56 +28,128 @@ SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
-CONFIG = ModelConfig(**SIZES)
+GPT2_SIZES = {
+    "vocab_size": 61,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+RAW = {"gpt_neox": {"model_type": "gpt_neox"} | SIZES, "gpt2": {"model_type": "gpt2"} | GPT2_SIZES}
+"""Content of `config.json`."""
+CONFIGS = {
+    "gpt_neox": GPTNeoXConfig(**SIZES),
+    "gpt2": GPT2Config(**(SIZES | {"intermediate_size": 128, "max_position_embeddings": 128})),
+}
 LENGTHS = np.array([11, 3, 7, 1])  # ragged rows, one full and one of a single token
 
-OPTIONS = {
-    "default": {},
-    "rotary_half": {"rotary_pct": 0.5},
-    "rotary_full": {"rotary_pct": 1.0},
-    "rotary_odd": {"rotary_pct": 0.4},  # 3 of 8 dimensions: transformers rotates two pairs
-    "rope_theta": {"rope_theta": 100.0},
-    "sequential": {"use_parallel_residual": False},
-    "sequential_tied_no_bias": {"use_parallel_residual": False, "tie_word_embeddings": True, "attention_bias": False},
-    "tied": {"tie_word_embeddings": True},
-    "no_attention_bias": {"attention_bias": False},
-    "relu": {"hidden_act": "relu"},
-    "gelu_new": {"hidden_act": "gelu_new"},
-    "layer_norm_eps": {"layer_norm_eps": 0.1},
-}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 
+# Keys of `config.json`, and which of our settings they must change.
+OPTIONS = {
+    "gpt_neox": {
+        "default": ({}, {}),
+        "new_rotary_keys": ({"rope_parameters": DEFAULT_ROPE}, {}),
+        "old_rotary_keys": ({"rotary_pct": 0.25, "rotary_emb_base": 10000, "rope_scaling": None}, {}),
+        "rotary_half": ({"rope_parameters": DEFAULT_ROPE | {"partial_rotary_factor": 0.5}}, {"rotary_pct": 0.5}),
+        "old_rotary_half": ({"rotary_pct": 0.5}, {"rotary_pct": 0.5}),
+        "rotary_full": ({"rope_parameters": DEFAULT_ROPE | {"partial_rotary_factor": 1.0}}, {"rotary_pct": 1.0}),
+        # 3 of 8 dimensions: transformers rotates two pairs
+        "rotary_odd": ({"rope_parameters": DEFAULT_ROPE | {"partial_rotary_factor": 0.4}}, {"rotary_pct": 0.4}),
+        "rotary_none": ({"rotary_pct": 0.0}, {"rotary_pct": 0.0}),
+        "rope_theta": (
+            {"rope_parameters": DEFAULT_ROPE | {"rope_theta": 5.0, "partial_rotary_factor": 1.0}},
+            {"rope_theta": 5.0, "rotary_pct": 1.0},
+        ),
+        "old_rope_theta": ({"rotary_emb_base": 5, "rotary_pct": 1.0}, {"rope_theta": 5, "rotary_pct": 1.0}),
+        "rope_linear": (
+            {"rope_parameters": DEFAULT_ROPE | {"rope_type": "linear", "factor": 4.0}},
+            {"rope_factor": 4.0},
+        ),
+        "old_rope_linear": (
+            {"rope_scaling": {"type": "linear", "factor": 2.5}, "rotary_pct": 0.5},
+            {"rope_factor": 2.5, "rotary_pct": 0.5},
+        ),
+        "sequential": ({"use_parallel_residual": False}, {"use_parallel_residual": False}),
+        "sequential_tied_no_bias": (
+            {"use_parallel_residual": False, "tie_word_embeddings": True, "attention_bias": False},
+            {"use_parallel_residual": False, "tie_word_embeddings": True, "attention_bias": False},
+        ),
+        "tied": ({"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
+        "no_attention_bias": ({"attention_bias": False}, {"attention_bias": False}),
+        "relu": ({"hidden_act": "relu"}, {"hidden_act": "relu"}),
+        "laplace": ({"hidden_act": "laplace"}, {"hidden_act": "laplace"}),
+        "layer_norm_eps": ({"layer_norm_eps": 0.1}, {"layer_norm_eps": 0.1}),
+    },
+    "gpt2": {
+        "default": ({}, {}),
+        "untied": ({"tie_word_embeddings": False}, {"tie_word_embeddings": False}),
+        "attention_not_scaled": ({"scale_attn_weights": False}, {"scale_attn_weights": False}),
+        "scaled_by_layer": ({"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_by_inverse_layer_idx": True}),
+        "scaled_by_layer_alone": (
+            {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
+            {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
+        ),
+        "reorder_and_upcast": ({"reorder_and_upcast_attn": True}, {}),
+        "reorder_and_upcast_scaled_by_layer": (
+            {"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True},
+            {"scale_attn_by_inverse_layer_idx": True},
+        ),
+        "n_inner": ({"n_inner": 48}, {"intermediate_size": 48}),
+        "n_inner_null": ({"n_inner": None}, {}),
+        "layer_norm_epsilon": ({"layer_norm_epsilon": 0.1}, {"layer_norm_eps": 0.1}),
+        "relu": ({"activation_function": "relu"}, {"hidden_act": "relu"}),
+        "gelu": ({"activation_function": "quick_gelu"}, {"hidden_act": "quick_gelu"}),
+        "n_positions": ({"n_positions": 11}, {"max_position_embeddings": 11}),
+        "names_of_other_families": (
+            {"max_position_embeddings": 64, "n_positions": 32},
+            {"max_position_embeddings": 64},
+        ),
+    },
+}
+SHAPES = {"attention_bias", "intermediate_size", "max_position_embeddings", "tie_word_embeddings"}
+"""Settings that decide which arrays there are."""
+OPTION_NAMES = [(family, name) for family, options in OPTIONS.items() for name in options]
 
 apply = jax.jit(models.apply, static_argnums=0, static_argnames="logits")
 
 
-def torch_model(options, head="lm"):
+def torch_model(raw, head="lm"):
     """A transformers model with parameters large enough that every option shows in the outputs."""
-    fields = SIZES | options
-    rope = {
-        "rope_type": "default",
-        "rope_theta": fields.pop("rope_theta", 10000.0),
-        "partial_rotary_factor": fields.pop("rotary_pct", 0.25),
-    }
-    config = transformers.GPTNeoXConfig(**fields, rope_parameters=rope, num_labels=1)
-    name = {"lm": "GPTNeoXForCausalLM", "score": "GPTNeoXForSequenceClassification"}[head]
+    config = transformers.AutoConfig.for_model(**(raw | {"num_labels": 1}))
+    auto = {"lm": transformers.AutoModelForCausalLM, "score": transformers.AutoModelForSequenceClassification}[head]
     torch.manual_seed(0)
-    model = getattr(transformers, name)(config).eval()
+    # The fused kernels know nothing of `reorder_and_upcast_attn`.
+    eager = {"attn_implementation": "eager"} if raw.get("reorder_and_upcast_attn") else {}
+    model = auto.from_config(config, **eager).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
 
 
-def from_torch(model, folder):
+def from_torch(model, folder, raw):
+    """Our configuration and parameters, from a folder with exactly the `config.json` that transformers was given."""
     model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(raw | {"architectures": [type(model).__name__]}))
     return hf.load_pretrained(folder)
 
 
-@pytest.fixture(scope="module")
-def default_model(tmp_path_factory):
+@pytest.fixture(params=list(CONFIGS))
+def small(request):
+    """The configuration of a small model of each family."""
+    return CONFIGS[request.param]
+
+
+@pytest.fixture(scope="module", params=list(RAW))
+def default_model(request, tmp_path_factory):
     """(transformers model, config, parameters) with the default options."""
-    model = torch_model({})
-    return model, *from_torch(model, tmp_path_factory.mktemp("model"))
+    raw = RAW[request.param]
+    model = torch_model(raw)
+    return model, *from_torch(model, tmp_path_factory.mktemp("model"), raw)
 
 
 def ragged_batch(side, seed=0):
@@ -95,17 +170,23 @@ def torch_logits(model, ids, mask):
         return model(torch.tensor(ids), attention_mask=mask_ids, position_ids=torch_positions(mask)).logits.numpy()
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_apply_gives_the_logits_of_transformers(options, tmp_path):
-    model = torch_model(options)
-    config, params = from_torch(model, tmp_path)
-    assert {name: getattr(config, name) for name in options} == options
+@pytest.mark.parametrize(("family", "name"), OPTION_NAMES)
+def test_apply_gives_the_logits_of_transformers(family, name, tmp_path):
+    keys, changed = OPTIONS[family][name]
+    raw = RAW[family] | keys
+    model = torch_model(raw)
+    config, params = from_torch(model, tmp_path, raw)
+    assert config == dataclasses.replace(CONFIGS[family], **changed)
     for side in ("left", "right"):
         ids, mask = ragged_batch(side)
         expected = torch_logits(model, ids, mask)
         logits = apply(config, params, jnp.asarray(ids), attention_mask=jnp.asarray(mask)).logits
         assert np.abs(expected[mask]).max() > 1  # or the tolerance would be empty
         np.testing.assert_allclose(logits[mask], expected[mask], atol=1e-4, rtol=0)
+    for field in changed if not set(changed) & SHAPES else ():
+        other = dataclasses.replace(config, **{field: getattr(CONFIGS[family], field)})
+        others = apply(other, params, jnp.asarray(ids), attention_mask=jnp.asarray(mask)).logits
+        assert np.abs(others - logits)[mask].max() > 1e-2  # or the comparison would say nothing of this setting
 
 
 def test_apply_of_right_padded_rows_needs_no_mask(default_model):
@@ -148,6 +229,19 @@ def test_apply_gives_a_row_the_same_logits_at_any_offset(default_model):
 
 
 @pytest.mark.parametrize("cached", [False, True])
+def test_apply_counts_positions_from_the_mask_and_not_from_the_left(default_model, cached):
+    """The classic defect of left padding: GPT-2 with the positions of padded columns computes something else."""
+    model, config, params = default_model
+    ids, mask = ragged_batch("left")
+    run = partial(apply, config, params, jnp.asarray(ids), attention_mask=jnp.asarray(mask))
+    cache = models.init_cache(config, *ids.shape) if cached else None
+    logits, by_column = run(cache=cache).logits, run(cache=cache, positions=jnp.arange(ids.shape[1])[None]).logits
+    np.testing.assert_allclose(logits[mask], torch_logits(model, ids, mask)[mask], atol=1e-4, rtol=0)
+    difference = np.abs(logits - by_column)[mask].max()
+    assert difference > 1 if config.model_type == "gpt2" else difference < 1e-4
+
+
+@pytest.mark.parametrize("cached", [False, True])
 def test_apply_counts_only_real_tokens_for_positions(default_model, cached):
     """Rotary attention is relative, so only a gap inside a row shows how positions are counted."""
     model, config, params = default_model
@@ -171,17 +265,47 @@ def test_apply_takes_positions_from_the_caller(default_model):
     assert np.abs(logits - apply(config, params, jnp.asarray(ids)).logits).max() > 1e-2
 
 
-@pytest.mark.parametrize("name", models.ACTIVATIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_those_of_transformers(name):
     x = np.linspace(-9, 9, 1001, dtype=np.float32)
     expected = transformers.activations.ACT2FN[name](torch.tensor(x)).numpy()
-    np.testing.assert_allclose(models.ACTIVATIONS[name](jnp.asarray(x)), expected, atol=2e-6, rtol=1e-5)
+    np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(x)), expected, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, OPTIONS["sequential_tied_no_bias"]], ids=["default", "tied"])
-def test_apply_has_the_gradients_of_transformers(options, tmp_path):
-    model = torch_model(options)
-    config, params = from_torch(model, tmp_path / "model")
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_have_the_gradients_of_transformers(name):
+    x = np.linspace(-9, 9, 1000, dtype=np.float32)  # without the kinks, at whole numbers
+    variable = torch.tensor(x, requires_grad=True)
+    transformers.activations.ACT2FN[name](variable).sum().backward()
+    gradients = jax.vmap(jax.grad(ACTIVATIONS[name]))(jnp.asarray(x))
+    np.testing.assert_allclose(gradients, variable.grad.numpy(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "key"), [("gpt_neox", "hidden_act"), ("gpt2", "activation_function")])
+def test_activations_are_all_but_those_with_parameters(family, key):
+    others = set(transformers.activations.ACT2CLS) - set(ACTIVATIONS)
+    assert others == {"prelu", "xielu"}
+    for name in others:
+        with pytest.raises(ModelError, match=f"^{key}: expected one of gelu, .*, got '{name}'"):
+            hf.config_from_hf(RAW[family] | {key: name})
+    assert {hf.config_from_hf(RAW[family] | {key: name}).hidden_act for name in ACTIVATIONS} == set(ACTIVATIONS)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("gpt_neox", {}),
+        ("gpt_neox", OPTIONS["gpt_neox"]["sequential_tied_no_bias"][0]),
+        ("gpt_neox", OPTIONS["gpt_neox"]["old_rope_linear"][0]),
+        ("gpt2", {}),
+        ("gpt2", OPTIONS["gpt2"]["untied"][0] | OPTIONS["gpt2"]["n_inner"][0]),
+        ("gpt2", OPTIONS["gpt2"]["reorder_and_upcast_scaled_by_layer"][0]),
+    ],
+)
+def test_apply_has_the_gradients_of_transformers(family, keys, tmp_path):
+    raw = RAW[family] | keys
+    model = torch_model(raw)
+    config, params = from_torch(model, tmp_path / "model", raw)
     ids, mask = ragged_batch("left")
     counted = mask[:, 1:] & mask[:, :-1]
 
@@ -198,28 +322,34 @@ def test_apply_has_the_gradients_of_transformers(options, tmp_path):
     with torch.no_grad():  # through the folder the gradients reach the places of their parameters
         for parameter in model.parameters():
             parameter.copy_(parameter.grad)
-    _, expected = from_torch(model, tmp_path / "gradients")
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), gradients, expected)
-    assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients)) > 1e-6
+    _, expected = from_torch(model, tmp_path / "gradients", raw)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=0), gradients, expected)
+    assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-3  # or the tolerance would be empty
 
 
-def test_scores_are_those_of_sequence_classification(tmp_path):
-    model = torch_model({}, head="score")
-    config, params = from_torch(model, tmp_path)
-    ids, mask = ragged_batch("right")
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", RAW)
+def test_scores_are_those_of_sequence_classification(family, side, tmp_path):
+    model = torch_model(RAW[family], head="score")
+    config, params = from_torch(model, tmp_path, RAW[family])
+    ids, mask = ragged_batch(side)
     ids = np.where(mask, np.maximum(ids, 2), config.pad_token_id)  # transformers finds the last token by its id
     with torch.no_grad():
-        expected = model(torch.tensor(ids), attention_mask=torch.tensor(mask.astype(int))).logits[:, 0].numpy()
-    scores = models.scores(params, apply(config, params, jnp.asarray(ids), logits=False).hidden)
+        mask_ids, positions = torch.tensor(mask.astype(int)), torch_positions(mask)
+        expected = model(torch.tensor(ids), attention_mask=mask_ids, position_ids=positions).logits[:, 0].numpy()
+    hidden = apply(config, params, jnp.asarray(ids), attention_mask=jnp.asarray(mask), logits=False).hidden
+    scores = models.scores(params, hidden)
     assert scores.shape == ids.shape
-    np.testing.assert_allclose(scores[np.arange(len(LENGTHS)), LENGTHS - 1], expected, atol=1e-4, rtol=0)
+    last = LENGTHS - 1 if side == "right" else -1
+    np.testing.assert_allclose(scores[np.arange(len(LENGTHS)), last], expected, atol=1e-4, rtol=0)
+    assert np.abs(expected).max() > 0.5
 
 
-def test_scores_of_a_value_head_on_the_policy_trunk():
-    params = models.init_params(CONFIG, jax.random.key(0))
-    head = models.init_score_head(CONFIG, jax.random.key(1), use_bias=True)
+def test_scores_of_a_value_head_on_the_policy_trunk(small):
+    params = models.init_params(small, jax.random.key(0))
+    head = models.init_score_head(small, jax.random.key(1), use_bias=True)
     params["value_head"] = head | {"bias": jnp.array([3.0])}
-    output = apply(CONFIG, params, jnp.arange(5)[None])
+    output = apply(small, params, jnp.arange(5)[None])
     values = models.scores(params, output.hidden, head="value_head")
     np.testing.assert_allclose(values, (output.hidden @ head["kernel"])[..., 0] + 3.0, rtol=1e-6)
     assert output.logits is not None
@@ -262,7 +392,7 @@ def test_cached_decoding_ignores_what_unused_slots_hold(default_model):
 def test_greedy_decoding_gives_the_tokens_of_generate(default_model):
     model, config, params = default_model
     ids, mask = ragged_batch("left")
-    steps, (rows, prompt) = 32, ids.shape
+    steps, (rows, prompt) = 64, ids.shape
     expected = model.generate(
         torch.tensor(ids),
         attention_mask=torch.tensor(mask.astype(int)),
@@ -290,10 +420,11 @@ def test_greedy_decoding_gives_the_tokens_of_generate(default_model):
         return jax.lax.while_loop(lambda carry: carry[0] < prompt + steps - 1, body, (prompt - 1, tokens, cache))[1]
 
     np.testing.assert_array_equal(greedy(params), expected.numpy())
+    assert len(np.unique(expected.numpy()[:, prompt:])) > 8
 
 
-def test_apply_compiles_once_for_equal_configs():
-    params = models.init_params(CONFIG, jax.random.key(0))
+def test_apply_compiles_once_for_equal_configs(small):
+    params = models.init_params(small, jax.random.key(0))
     traces = []
 
     @partial(jax.jit, static_argnums=0)
@@ -301,68 +432,190 @@ def test_apply_compiles_once_for_equal_configs():
         traces.append(config)
         return apply(config, params, ids).hidden
 
-    run(CONFIG, params, jnp.arange(4)[None])
-    run(dataclasses.replace(CONFIG), params, jnp.arange(4)[None])
+    run(small, params, jnp.arange(4)[None])
+    run(dataclasses.replace(small), params, jnp.arange(4)[None])
     assert len(traces) == 1
+
+
+def cast(params, dtype):
+    return jax.tree.map(lambda x: x.astype(dtype), params)
 
 
 def test_apply_computes_in_the_dtype_of_the_parameters(default_model):
     _, config, params = default_model
     ids = jnp.asarray(ragged_batch("right")[0])
-    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     cache = models.init_cache(config, *ids.shape, dtype=jnp.bfloat16)
-    output = apply(config, half, ids, cache=cache)
+    output = apply(config, cast(params, jnp.bfloat16), ids, cache=cache)
     assert output.hidden.dtype == output.cache[0][0].dtype == jnp.bfloat16
     assert output.logits.dtype == jnp.float32
     expected = apply(config, params, ids).logits
     assert np.abs(output.logits - expected).mean() < 0.05 * np.abs(expected).mean()
 
 
-def test_init_params_draws_like_transformers():
-    config = dataclasses.replace(CONFIG, hidden_size=64, intermediate_size=256, initializer_range=0.05)
+def test_compute_dtype_is_that_of_parameters_cast_by_hand(default_model):
+    _, config, params = default_model
+    half_config = dataclasses.replace(config, compute_dtype="bfloat16")
+    ids, mask = (jnp.asarray(x) for x in ragged_batch("left"))
+    run = partial(apply, input_ids=ids, attention_mask=mask)
+    cache = models.init_cache(half_config, *ids.shape)
+    output, by_hand = run(half_config, params, cache=cache), run(config, cast(params, jnp.bfloat16), cache=cache)
+    jax.tree.map(np.testing.assert_array_equal, output, by_hand)
+    assert output.hidden.dtype == output.cache[0][0].dtype == jnp.bfloat16
+    assert output.logits.dtype == jnp.float32
+    expected = run(config, params).logits[mask]
+    assert 0 < np.abs(output.logits[mask] - expected).mean() < 0.05 * np.abs(expected).mean()
+
+
+def test_compute_dtype_can_be_above_that_of_the_parameters(default_model):
+    _, config, params = default_model
+    ids, half = jnp.arange(9)[None], cast(params, jnp.bfloat16)
+    output = apply(dataclasses.replace(config, compute_dtype="float32"), half, ids)
+    assert output.hidden.dtype == jnp.float32
+    np.testing.assert_allclose(output.logits, apply(config, cast(half, jnp.float32), ids).logits, atol=1e-5)
+
+
+def test_compute_dtype_leaves_gradients_in_the_dtype_of_the_parameters(default_model):
+    _, config, params = default_model
+    ids = jnp.asarray(ragged_batch("right")[0])
+
+    @partial(jax.grad, argnums=1)
+    def gradients(config, params):
+        logprobs = jax.nn.log_softmax(apply(config, params, ids[:, :-1]).logits)
+        return -jnp.take_along_axis(logprobs, ids[:, 1:, None], axis=-1).mean()
+
+    half, full = (gradients(dataclasses.replace(config, compute_dtype=dtype), params) for dtype in ("bfloat16", None))
+    assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("float32")}
+    both = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (half, full)]
+    assert np.linalg.norm(both[0] - both[1]) < 0.1 * np.linalg.norm(both[1])
+
+
+def adapted(params, paths, key=7):
+    """The same parameters, with factors of an adapter beside the kernels at these paths of the trunk."""
+    tree = jax.tree.map(lambda x: x, params)  # a copy of the dicts
+    for path in paths:
+        layer = tree["trunk"]
+        for part in path.split("/"):
+            layer = layer[part]
+        keys = jax.random.split(jax.random.key(key), 2)
+        inputs, outputs = layer["kernel"].shape
+        layer["lora_a"] = 0.3 * jax.random.normal(keys[0], (inputs, 3))
+        layer["lora_b"] = 0.3 * jax.random.normal(keys[1], (3, outputs))
+    return tree
+
+
+ADAPTED = {
+    "gpt_neox": ("layers/0/attention/query_key_value", "layers/1/mlp/dense_4h_to_h"),
+    "gpt2": ("layers/0/attn/c_attn", "layers/1/mlp/c_proj"),
+}
+
+
+def test_apply_adds_the_adapters_that_for_decoding_merges(default_model):
+    _, config, params = default_model
+    with_adapters = adapted(params, ADAPTED[config.model_type])
+    merged = models.for_decoding(config, with_adapters)
+    assert jax.tree.structure(merged) == jax.tree.structure(params)
+    ids = jnp.asarray(ragged_batch("right")[0])
+    first, second, plain = (apply(config, tree, ids).logits for tree in (with_adapters, merged, params))
+    np.testing.assert_allclose(first, second, atol=1e-4, rtol=0)
+    assert np.abs(first - plain).max() > 1
+
+
+def test_for_decoding_casts_what_a_language_model_reads(default_model):
+    _, config, params = default_model
+    half_config = dataclasses.replace(config, compute_dtype="bfloat16")
+    params |= {"value_head": models.init_score_head(config, jax.random.key(0))}
+    ready = models.for_decoding(half_config, params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(ready["trunk"])} == {jnp.dtype("bfloat16")}
+    assert ready["value_head"] is params["value_head"]
+    ids = jnp.arange(9)[None]
+    np.testing.assert_array_equal(apply(half_config, ready, ids).logits, apply(half_config, params, ids).logits)
+    same = models.for_decoding(config, params)
+    assert same["trunk"]["embed_in"]["embedding"] is params["trunk"]["embed_in"]["embedding"]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_right_padding_may_reach_past_the_positions_of_gpt2(default_model, cached):
+    """Without a mask every column counts; rows of real tokens that fit must not notice."""
+    _, config, params = default_model
+    config = dataclasses.replace(config, max_position_embeddings=11)
+    if config.model_type == "gpt2":
+        table = {"embedding": params["trunk"]["embed_positions"]["embedding"][:11]}
+        params = {"trunk": params["trunk"] | {"embed_positions": table}}
+    ids, mask = ragged_batch("right")
+    wide = jnp.asarray(np.pad(ids, ((0, 0), (0, 20)), constant_values=5))
+    cache = models.init_cache(config, *wide.shape) if cached else None
+    logits = apply(config, params, wide, cache=cache).logits
+    assert np.isfinite(logits).all()
+    np.testing.assert_allclose(logits[:, :11][mask], apply(config, params, jnp.asarray(ids)).logits[mask], atol=1e-5)
+
+    def loss(params):
+        return jnp.where(mask[..., None], jnp.square(apply(config, params, wide).logits[:, :11]), 0).mean()
+
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.grad(loss)(params)))
+
+
+def test_check_length_refuses_more_tokens_than_positions(small):
+    models.check_length(small, small.max_position_embeddings, "prompt")
+    if small.model_type == "gpt_neox":  # rotary positions have no end
+        assert small.max_length is None
+        models.check_length(small, 10**6, "prompt")
+        return
+    with pytest.raises(
+        ModelError, match=r"^prompt: expected at most 128 tokens \(positions of this gpt2 model\), got 129"
+    ):
+        models.check_length(small, 129, "prompt")
+
+
+@pytest.mark.parametrize("family", RAW)
+def test_init_params_draws_like_transformers(family, tmp_path):
+    wide = {"gpt_neox": {"hidden_size": 64, "intermediate_size": 256}, "gpt2": {"n_embd": 64}}[family]
+    raw = RAW[family] | wide | {"initializer_range": 0.05, "tie_word_embeddings": False}
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**raw))
+    config, expected = from_torch(model, tmp_path, raw)
     params = models.init_params(config, jax.random.key(0))
-    layer = params["trunk"]["layers"]["1"]
-    for kernel in (layer["attention"]["query_key_value"]["kernel"], layer["mlp"]["dense_4h_to_h"]["kernel"]):
-        assert 0.047 < kernel.std() < 0.053
-    assert 0.047 < params["trunk"]["embed_in"]["embedding"].std() < 0.053
-    assert 0.047 < params["lm_head"]["kernel"].std() < 0.053
-    assert (layer["input_layernorm"]["scale"] == 1).all()
-    assert (layer["mlp"]["dense_h_to_4h"]["bias"] == 0).all()
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    assert not np.array_equal(
-        params["trunk"]["layers"]["0"]["mlp"]["dense_h_to_4h"]["kernel"], layer["mlp"]["dense_h_to_4h"]["kernel"]
-    )
+
+    def same_distribution(ours, theirs):
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours.std(), theirs.std(), rtol=0.06)
+        np.testing.assert_allclose(ours.mean(), theirs.mean(), atol=0.005)
+
+    jax.tree.map(same_distribution, params, expected)
+    first, second = (jax.tree.leaves(params["trunk"]["layers"][i]) for i in "01")
+    assert not any(np.array_equal(*pair) for pair in zip(first, second, strict=True) if pair[0].ndim == 2)
 
 
-def test_init_params_depends_on_the_key_alone():
-    first, again, other = (models.init_params(CONFIG, jax.random.key(seed)) for seed in (0, 0, 1))
+def test_init_params_depends_on_the_key_alone(small):
+    config = dataclasses.replace(small, tie_word_embeddings=False)
+    first, again, other = (models.init_params(config, jax.random.key(seed)) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert not np.array_equal(first["lm_head"]["kernel"], other["lm_head"]["kernel"])
     assert not np.array_equal(first["trunk"]["embed_in"]["embedding"], other["trunk"]["embed_in"]["embedding"])
 
 
-def test_init_params_has_the_head_asked_for():
+def test_init_params_has_the_head_asked_for(small):
     key = jax.random.key(0)
-    tied = dataclasses.replace(CONFIG, tie_word_embeddings=True)
-    assert set(models.init_params(CONFIG, key)) == {"trunk", "lm_head"}
-    assert set(models.init_params(tied, key)) == {"trunk"}
-    assert set(models.init_params(CONFIG, key, head=None)) == {"trunk"}
-    score = models.init_params(CONFIG, key, head="score")
+    for tied, lm_head in ((False, {"lm_head"}), (True, set())):
+        config = dataclasses.replace(small, tie_word_embeddings=tied)
+        assert set(models.init_params(config, key)) == {"trunk"} | lm_head
+        assert set(models.init_params(config, key, head=None)) == {"trunk"}
+    score = models.init_params(small, key, head="score")
     assert jax.tree.map(jnp.shape, score["score"]) == {"kernel": (32, 1)}
     with pytest.raises(ModelError, match="head: expected 'lm', 'score' or None, got 'value'"):
-        models.init_params(CONFIG, key, head="value")
+        models.init_params(small, key, head="value")
 
 
-def test_init_score_head_can_start_at_zero():
-    head = models.init_score_head(CONFIG, jax.random.key(0), scale=0.0, use_bias=True)
+def test_init_score_head_can_start_at_zero(small):
+    head = models.init_score_head(small, jax.random.key(0), scale=0.0, use_bias=True)
     assert jax.tree.map(jnp.shape, head) == {"kernel": (32, 1), "bias": (1,)}
     assert not any(leaf.any() for leaf in jax.tree.leaves(head))
-    assert 0.01 < models.init_score_head(CONFIG, jax.random.key(0))["kernel"].std() < 0.03
+    assert 0.01 < models.init_score_head(small, jax.random.key(0))["kernel"].std() < 0.03
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_lm_logits_are_hidden_states_times_the_head_kernel(tied):
-    config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
+def test_lm_logits_are_hidden_states_times_the_head_kernel(small, tied):
+    config = dataclasses.replace(small, tie_word_embeddings=tied)
     params = models.init_params(config, jax.random.key(0))
     output = apply(config, params, jnp.arange(6)[None])
     kernel = models.lm_head_kernel(config, params)
@@ -371,50 +624,69 @@ def test_lm_logits_are_hidden_states_times_the_head_kernel(tied):
     np.testing.assert_allclose(output.hidden @ kernel, output.logits, atol=1e-6)
 
 
-def test_apply_without_a_head_names_it():
-    params = models.init_params(CONFIG, jax.random.key(0), head="score")
+def test_apply_without_a_head_names_it(small):
+    config = dataclasses.replace(small, tie_word_embeddings=False)
+    params = models.init_params(config, jax.random.key(0), head="score")
     with pytest.raises(ModelError, match="lm_head: expected among the parameters, got trunk, score"):
-        models.apply(CONFIG, params, jnp.arange(3)[None])
-    assert apply(CONFIG, params, jnp.arange(3)[None], logits=False).logits is None
+        models.apply(config, params, jnp.arange(3)[None])
+    assert apply(config, params, jnp.arange(3)[None], logits=False).logits is None
 
 
-def test_apply_checks_the_shapes():
-    params = models.init_params(CONFIG, jax.random.key(0))
+def test_apply_checks_the_shapes(small):
+    params = models.init_params(small, jax.random.key(0))
     ids = jnp.arange(4)[None]
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \(1, 4\), got \(1, 5\)"):
-        apply(CONFIG, params, ids, attention_mask=jnp.ones((1, 5), bool))
+        apply(small, params, ids, attention_mask=jnp.ones((1, 5), bool))
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \(1, 6\), got \(1, 4\)"):
-        cache = models.init_cache(CONFIG, 1, 6)
-        apply(CONFIG, params, ids, attention_mask=jnp.ones((1, 4), bool), cache=cache)
+        cache = models.init_cache(small, 1, 6)
+        apply(small, params, ids, attention_mask=jnp.ones((1, 4), bool), cache=cache)
     with pytest.raises(ValueError, match="cache: expected at least 4 slots"):
-        apply(CONFIG, params, ids, cache=models.init_cache(CONFIG, 1, 3))
+        apply(small, params, ids, cache=models.init_cache(small, 1, 3))
+
+
+SHARED_FIELDS = [
+    ("model_type", "llama"),
+    ("vocab_size", 0),
+    ("hidden_size", 32.0),
+    ("num_hidden_layers", -1),
+    ("num_attention_heads", 5),
+    ("intermediate_size", None),
+    ("max_position_embeddings", "2048"),
+    ("layer_norm_eps", float("nan")),
+    ("initializer_range", -0.1),
+    ("tie_word_embeddings", None),
+    ("eos_token_id", 61),
+    ("pad_token_id", -1),
+    ("bos_token_id", [0, 1]),
+    ("compute_dtype", "float16"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), SHARED_FIELDS)
+def test_model_config_names_a_bad_field(small, field, value):
+    with pytest.raises(ModelError, match=f"^{field}: expected .*, got "):
+        dataclasses.replace(small, **{field: value})
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("family", "field", "value", "named"),
     [
-        ("model_type", "llama"),
-        ("hidden_act", "softplus"),
-        ("hidden_act", ["gelu"]),
-        ("vocab_size", 0),
-        ("hidden_size", 32.0),
-        ("num_hidden_layers", -1),
-        ("num_attention_heads", 5),
-        ("intermediate_size", None),
-        ("max_position_embeddings", "2048"),
-        ("rotary_pct", 1.5),
-        ("rotary_pct", -0.25),
-        ("rotary_pct", "0.25"),
-        ("rope_theta", 0),
-        ("layer_norm_eps", float("nan")),
-        ("initializer_range", -0.1),
-        ("use_parallel_residual", "false"),
-        ("attention_bias", 1),
-        ("eos_token_id", 61),
-        ("pad_token_id", -1),
-        ("bos_token_id", [0, 1]),
+        ("gpt_neox", "hidden_act", "softplus", "hidden_act"),
+        ("gpt_neox", "hidden_act", ["gelu"], "hidden_act"),
+        ("gpt_neox", "model_type", "gpt2", "model_type"),
+        ("gpt_neox", "rotary_pct", 1.5, "rotary_pct"),
+        ("gpt_neox", "rotary_pct", -0.25, "rotary_pct"),
+        ("gpt_neox", "rotary_pct", "0.25", "rotary_pct"),
+        ("gpt_neox", "rope_theta", 0, "rope_theta"),
+        ("gpt_neox", "rope_factor", 0.5, "rope_factor"),
+        ("gpt_neox", "use_parallel_residual", "false", "use_parallel_residual"),
+        ("gpt_neox", "attention_bias", 1, "attention_bias"),
+        ("gpt2", "hidden_act", "softplus", "activation_function"),
+        ("gpt2", "model_type", "gpt_neox", "model_type"),
+        ("gpt2", "scale_attn_weights", 1, "scale_attn_weights"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", None, "scale_attn_by_inverse_layer_idx"),
     ],
 )
-def test_model_config_names_a_bad_field(field, value):
-    with pytest.raises(ModelError, match=f"^{field}: expected .*, got "):
-        ModelConfig(**(SIZES | {field: value}))
+def test_model_config_names_a_bad_field_of_a_family(family, field, value, named):
+    with pytest.raises(ModelError, match=f"^{named}: expected .*, got "):
+        dataclasses.replace(CONFIGS[family], **{field: value})

@@ -124,7 +124,8 @@ class Family:
         trunk: its module, token ids to hidden states: `trunk(config, rngs)`, then
             `trunk(input_ids, positions, bias, cache, cache_index) -> (hidden, cache)`, see `layers.py`.
             Its embedding of tokens is `embed_in`, its layers are `layers`, a dict by number.
-        from_hf: content of `config.json` -> keyword arguments of `config`; raises `ModelError` for what is unsupported.
+        from_hf: content of `config.json` -> keyword arguments of `config`, `vocab_size`, `bos_token_id` and
+            `eos_token_id` among them; raises `ModelError` for what is unsupported.
         to_hf: configuration -> the keys of transformers 5 that decide what the model computes.
         trunk_prefix: prepended to the names of the trunk's tensors wherever a head sits on it.
         architectures: name of the head in `models.init_params` -> class in transformers.
