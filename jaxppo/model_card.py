@@ -6,6 +6,7 @@ stands, so that it can neither carry a secret nor end a table, a block of code o
 
 import math
 import re
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -241,7 +242,7 @@ def _literal(text: str) -> str:
 
 
 def _is_shipped(name: str) -> bool:
-    return "/" not in name and (Path(__file__).parent / "assets" / name).exists()
+    return name in {folder.name for folder in (Path(__file__).parent / "assets").iterdir()}
 
 
 def _hub_license(stated: str | None) -> dict[str, Any]:
@@ -327,7 +328,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _number(value: Any) -> str:

@@ -63,10 +63,8 @@ CONTRADICTIONS = {
         {"algorithm": "rloo", "value_model_path": "x"},
         "value_model_path: expected None with algorithm rloo, got 'x'",
     ),
-    "shared value model with a path": (
-        {"value_model": "shared", "value_model_path": "x"},
-        "value_model_path: expected None with value_model shared, got 'x'",
-    ),
+    "adapter without adapters": ({"lora_path": "x"}, "lora_path: expected None without use_peft, got 'x'"),
+    "adapter of rank 0": ({"use_peft": True, "lora_r": 0}, "lora_r: expected a number above 0, got 0"),
     "penalty without a stop token": (
         {"stop_token": "none", "missing_eos_penalty": 0.1},
         "missing_eos_penalty: expected None with stop_token none",

@@ -173,6 +173,36 @@ def test_write_yaml_is_read_back_by_config_as_the_same_configuration(tmp_path, c
     assert replace(back, **forget) == replace(made, **forget)
 
 
+def test_write_yaml_starts_with_the_command_and_is_read_back_as_without(tmp_path):
+    plain, commented = tmp_path / "plain.yaml", tmp_path / "commented.yaml"
+    write_yaml(parse("--kl_coef", "0.5"), plain)
+    write_yaml(parse("--kl_coef", "0.5"), commented, command="python -m jaxppo.train --kl_coef 0.5")
+    first, rest = commented.read_text(encoding="utf-8").split("\n", 1)
+    assert first == "# command: python -m jaxppo.train --kl_coef 0.5"
+    assert rest == plain.read_text(encoding="utf-8")
+    assert parse("--config", str(commented)).ppo.kl_coef == 0.5
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x85", "\u2028", "\u2029", "\x0b", "\x0c", "\x1e"])
+def test_write_yaml_keeps_a_command_of_several_lines_in_the_comment(tmp_path, end):
+    path = tmp_path / "config.yaml"
+    write_yaml(parse(), path, command=f"x 'a{end}kl_coef: 7.5' \x00\x1b\ud800")
+    assert path.read_text(encoding="utf-8").startswith("# command: x 'a\n# kl_coef: 7.5' \\x00\\x1b\\ud800\nseed: ")
+    assert parse("--config", str(path)).ppo == parse().ppo
+
+
+def test_write_yaml_leaves_secrets_out(tmp_path):
+    path, secret = tmp_path / "config.yaml", "hf_" + "a1" * 17
+    config = parse("--dataset", f"https://user:{secret}@host/x", "--eval_splits", "test_longer", secret)
+    write_yaml(config, path, command=f"x --dataset https://user:{secret}@host/x --api_key hidden --seed 1")
+    assert secret not in path.read_text(encoding="utf-8")
+    assert "--api_key <redacted> --seed 1\n" in path.read_text(encoding="utf-8")
+    saved = read_yaml(path)
+    assert saved["dataset"] == "https://<redacted>@host/x"
+    assert saved["eval_splits"] == ["test_longer", "<redacted>"]
+    assert saved["stop_token_id"] is None and saved["seed"] == 42
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_presets_of_every_command_are_complete_configurations(command):
     folder = config_sources.resources.files("jaxppo") / "presets" / command

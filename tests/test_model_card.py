@@ -1,0 +1,462 @@
+"""Model cards: read back by huggingface_hub, by a Markdown parser, and by running the code that they show."""
+
+import dataclasses
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from test_redact import OPAQUE, SECRET_NAMES, SHAPED, hidden_secrets
+
+import jaxppo
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import CALL_ONLY, flatten, write_yaml
+from jaxppo.model_card import license_of, model_card
+from jaxppo.redact import REDACTED, redact_command
+
+ASSET = f"{jaxppo.__path__[0]}/assets/blocksworld-sft"
+WORDS = [word for word in json.loads(Path(ASSET, "tokenizer.json").read_text())["model"]["vocab"] if word.isalpha()][:5]
+KINDS = ["policy", "value", "reward", "adapter", "value_adapter", "value_head"]
+
+# Tries to leave the place where it stands: a table, a line, code, HTML, the metadata.
+HOSTILE = [
+    "a | b | c",
+    "a \\| b",
+    "`code` and ```",
+    "a\n```\n# heading\n````\n",
+    "a\n\n# heading",
+    "a\r\n---\nlicense: mit\n---",
+    "--- x",
+    "</details><script>alert(1)</script>",
+    "[link](javascript:alert)",
+    "*bold* _it_ ~~del~~ $x$",
+    "</summary>",
+    "\u2028\u202eevil\x1b[31m\x85",
+    "a: b # c",
+    '"quoted" \'s',
+    "\ud800",
+    "long " * 1000,
+    "x" * 5000,
+    "\0",
+    "@",
+]
+
+
+def rate(successes, n):
+    return {"rate": successes / n, "low": successes / n - 0.05, "high": successes / n + 0.05, "n": n}
+
+
+def result(successes, n, reward):
+    rates = {"validity": rate(successes, n), "executability": rate(successes + 10, n)}
+    return rates | {"mean_reward": reward, "lccs": 0.5, "validator": "val"}
+
+
+EVALS = {
+    "headline_split": "test_longer",
+    "before": {"test": result(20, 100, 0.25), "test_longer": result(40, 400, 0.5)},
+    "after": {"test": result(30, 100, 0.375), "test_longer": result(80, 400, 0.625)},
+}
+GIVEN = {
+    "title": "A policy",
+    "kind": "policy",
+    "base_model": "EleutherAI/pythia-70m",
+    "base_license": "apache-2.0",
+    "dataset": "blocksworld",
+    "dataset_license": None,
+    "algorithm": "ppo",
+    "config": flatten(TrainConfig()),
+    "evals": EVALS,
+    "metrics": {"step": 60, "objective/scores": 0.75, "objective/kl": 3.14159, "loss/policy_avg": 1.0, "lr": 0.1},
+    "step": 60,
+    "command": "python -m jaxppo.train --preset tiny",
+    "version": "0.1.0",
+}
+
+
+def card_of(**changes):
+    return model_card(**GIVEN | changes)
+
+
+def metadata(text):
+    """Metadata as huggingface_hub reads it."""
+    card = ModelCard(text)
+    assert card.data.to_dict() == yaml.safe_load(text.split("---\n")[1])
+    return card.data.to_dict()
+
+
+def tokens_of(text):
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(ModelCard(text).text)
+
+
+def shown(token):
+    """What a reader sees of an inline token."""
+    return "".join(child.content for child in token.children or ())
+
+
+def tables(text):
+    """Rows of cells of every table, as shown."""
+    found = []
+    for before, token in zip([None, *tokens_of(text)], tokens_of(text), strict=False):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append([])
+        elif token.type == "inline" and before is not None and before.type in ("th_open", "td_open"):
+            found[-1][-1].append(shown(token))
+    return found
+
+
+def blocks(text):
+    """{language: content} of the blocks of code."""
+    return {token.info: token.content for token in tokens_of(text) if token.type == "fence"}
+
+
+def skeleton(text):
+    """The structure of a card, without what is written in it."""
+    structure = []
+    for token in tokens_of(text):
+        structure.append((token.type, token.tag, token.info))
+        structure += [child.type for child in token.children or () if child.type not in ("text", "code_inline")]
+        if token.type == "html_block":
+            structure.append(token.content)
+    return [entry for entry in structure if entry != "text_special"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_model_card_metadata_is_what_the_hub_expects(kind):
+    found = metadata(card_of(kind=kind, dataset="user/plans"))
+    library = {"adapter": "peft", "value_adapter": "peft", "value_head": "jaxppo"}.get(kind, "transformers")
+    expected = {
+        "base_model": "EleutherAI/pythia-70m",
+        "datasets": "user/plans",
+        "library_name": library,
+        "license": "apache-2.0",
+        "tags": ["jaxppo", "ppo", kind],
+    }
+    assert found == expected | ({"pipeline_tag": "text-generation"} if kind in ("policy", "adapter") else {})
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ("mit", {"license": "mit"}),
+        ("Apache 2.0", {"license": "apache-2.0"}),
+        ("mit, cc-by-4.0", {"license": ["mit", "cc-by-4.0"]}),
+        ("openrail++", {"license": "openrail++"}),
+        ("unknown", {"license": "unknown"}),
+        (None, {"license": "other", "license_name": "unknown"}),
+        ("other", {"license": "other", "license_name": "unknown"}),
+        ("", {"license": "other", "license_name": "unknown"}),
+        ("Our Own Licence (v2)", {"license": "other", "license_name": "our-own-licence-v2"}),
+        ("mit, ours", {"license": "other", "license_name": "mit-ours"}),
+        ("x\n---\nlicense: mit", {"license": "other", "license_name": "x-license-mit"}),
+    ],
+)
+def test_model_card_names_a_licence_that_the_hub_accepts(stated, expected):
+    found = metadata(card_of(base_license=stated))
+    assert {name: value for name, value in found.items() if name.startswith("license")} == expected
+
+
+def test_model_card_calls_hub_id_only_what_can_be_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    names = {"user/name": "user/name", "user/name@v1.0": "user/name", "gpt2": "gpt2"}
+    names |= dict.fromkeys(["runs/first", "/a/b", "a/b/c", "../a", "user/na me", "a--b/c", "x\n/y", "blocksworld-sft"])
+    assert {name: metadata(card_of(base_model=name)).get("base_model") for name in names} == names
+    names |= {"gpt2": None, "blocksworld": None}  # data sets without a user are built in
+    assert {name: metadata(card_of(dataset=name)).get("datasets") for name in names} == names
+
+
+@pytest.mark.parametrize("base", [None, "none"])
+def test_model_card_of_a_model_from_scratch(base):
+    text = card_of(base_model=base, base_license=None, algorithm=None)
+    assert "base_model" not in metadata(text) and metadata(text)["tags"] == ["jaxppo", "policy"]
+    assert "trained from scratch on `blocksworld`; these" in text
+    assert "- Base model: none, trained from scratch.\n" in text
+    assert "derives" not in text
+
+
+def test_model_card_states_both_licences():
+    assert "- Base model `EleutherAI/pythia-70m`: `apache-2.0`.\n" in card_of()
+    assert "- Data `blocksworld`: not stated by its folder.\n" in card_of()
+    other = card_of(base_license=None, dataset_license="cc-by-4.0")
+    assert "- Base model `EleutherAI/pythia-70m`: not stated by its folder.\n" in other
+    assert "- Data `blocksworld`: `cc-by-4.0`.\n" in other
+
+
+def test_model_card_says_what_it_is_in_one_sentence():
+    assert (
+        "\n\nA language model (the policy), trained from `EleutherAI/pythia-70m` on `blocksworld` with PPO; these are "
+        "the weights after update 60. Made with jaxppo 0.1.0.\n\n" in card_of()
+    )
+
+
+def test_model_card_shows_results_before_and_after_the_headline_split_first():
+    head, *rows = tables(card_of())[0]
+    assert head == ["split", "measure", "before", "after"]
+    assert rows == [
+        ["test_longer", "valid plans", "10.0% [5.0%, 15.0%], n = 400", "20.0% [15.0%, 25.0%], n = 400"],
+        ["test_longer", "executable plans", "12.5% [7.5%, 17.5%], n = 400", "22.5% [17.5%, 27.5%], n = 400"],
+        ["test_longer", "mean reward", "0.5", "0.625"],
+        ["test", "valid plans", "20.0% [15.0%, 25.0%], n = 100", "30.0% [25.0%, 35.0%], n = 100"],
+        ["test", "executable plans", "30.0% [25.0%, 35.0%], n = 100", "40.0% [35.0%, 45.0%], n = 100"],
+        ["test", "mean reward", "0.25", "0.375"],
+    ]
+    assert "The run is about `test_longer`. Plans were judged by `val`." in card_of()
+
+
+def test_model_card_takes_partial_evaluations():
+    rows = tables(card_of(evals={"headline_split": "test", "before": {"test": {"validity": rate(20, 100)}}}))[0][1:]
+    assert rows == [["test", "valid plans", "20.0% [15.0%, 25.0%], n = 100", "-"]]
+    rows = tables(card_of(evals={"test": {"validity": {"rate": 0.5}, "mean_reward": float("nan")}}))[0][1:]
+    assert rows == [["test", "valid plans", "-", "50.0%"], ["test", "mean reward", "-", "-"]]
+    for empty in ({}, {"headline_split": "test"}, {"before": {}, "after": None}, {"before": {"test": None}}):
+        assert "No evaluation was recorded." in card_of(evals=empty)
+
+
+def test_model_card_shows_the_important_ones_of_the_last_metrics():
+    assert tables(card_of())[1] == [["metric", "value"], ["objective/scores", "0.75"], ["objective/kl", "3.142"]]
+    assert tables(card_of(metrics={"loss": None}))[1] == [["metric", "value"], ["loss", "-"]]
+    assert tables(card_of(metrics={"loss": np.float32(0.5)}))[1] == [["metric", "value"], ["loss", "0.5"]]
+    assert "Last update" not in card_of(metrics={"step": 3, "x": 1.0})
+
+
+def test_model_card_holds_the_command_and_the_settings():
+    text = card_of(command="python -m jaxppo.train --title 'a\nb'")
+    assert blocks(text)["bash"] == "python -m jaxppo.train --title 'a\nb'\n"
+    saved = yaml.safe_load(blocks(text)["yaml"])
+    assert saved == {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in flatten(TrainConfig()).items()
+        if name not in CALL_ONLY
+    }
+    folded = [token.content for token in tokens_of(text) if token.type == "html_block"]
+    assert folded == ["<details>\n<summary>config.yaml</summary>\n", "</details>\n"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("kind", ["policy", "adapter"])
+def test_model_card_lets_no_text_from_outside_change_its_structure(kind, text):
+    outside = {"title": text, "base_model": text, "base_license": text, "dataset": text, "dataset_license": text}
+    outside |= {"command": text, "version": text, "algorithm": text, "config": {text: text, "a": [text]}}
+    outside["evals"] = {"headline_split": text, "before": {}, "after": {text: {"validity": rate(1, 2)}}}
+    outside["evals"]["after"][text]["validator"] = text
+    card = card_of(kind=kind, **outside)
+    card.encode("utf-8")
+    harmless = {name: "harmless" for name in outside} | {"config": {"x": "x"}, "command": "x"}
+    harmless["evals"] = {"headline_split": "x", "after": {"x": {"validity": rate(1, 2), "validator": "x"}}}
+    assert skeleton(card) == skeleton(card_of(kind=kind, **harmless))
+    assert [len(row) for row in tables(card)[0]] == [4, 4]
+    allowed = {"library_name", "license", "license_name", "tags", "pipeline_tag"}
+    assert set(metadata(card)) <= allowed and metadata(card)["license"] == "other"
+    assert "\x1b" not in card and "\u202e" not in card
+
+
+@pytest.mark.parametrize("text", HOSTILE[:5])
+def test_model_card_shows_hostile_text_as_it_is(text):
+    visible = text.replace("\n", "\\n")  # a line break is shown as an escape
+    rows = tables(card_of(evals={"after": {text: {"validity": rate(1, 2)}}}))[0]
+    assert rows[1][0] == visible
+    heading = tokens_of(card_of(title=text))[1]
+    assert shown(heading) == visible
+    assert blocks(card_of(command=text))["bash"] == text.rstrip("\n") + "\n"
+
+
+def python_of(text, folder):
+    """The code of a card with a folder and words of this model's vocabulary."""
+    code = blocks(text)["python"].replace("path/to/this/folder", str(folder))
+    return code.replace('"some text"', repr(" ".join(WORDS)))
+
+
+def run(code):
+    names = {}
+    exec(code, names)
+    return names
+
+
+def small_model(name):
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(ASSET, num_labels=1)
+    return getattr(transformers, name).from_config(config)
+
+
+def with_tokenizer(model, folder):
+    from transformers import AutoTokenizer
+
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ASSET).save_pretrained(folder)
+
+
+def test_code_of_a_policy_card_loads_the_policy():
+    names = run(python_of(card_of(kind="policy"), ASSET))
+    assert type(names["model"]).__name__ == "GPTNeoXForCausalLM"
+    assert len(names["tokenizer"]) > 10
+
+
+@pytest.mark.parametrize("kind", ["value", "reward"])
+def test_code_of_a_value_or_reward_card_computes_values_or_a_score(tmp_path, kind):
+    import torch
+
+    with_tokenizer(small_model("AutoModelForSequenceClassification"), tmp_path)
+    names = run(python_of(card_of(kind=kind), tmp_path))
+    length = names["inputs"]["input_ids"].shape[1]
+    if kind == "value":
+        assert names["values"].shape == (1, length, 1)
+        torch.testing.assert_close(names["values"][0, -1, 0], names["model"](**names["inputs"]).logits[0, 0])
+    else:
+        assert names["score"].shape == ()
+
+
+@pytest.mark.parametrize("kind", ["adapter", "value_adapter"])
+def test_code_of_an_adapter_card_loads_adapter_and_base(tmp_path, kind):
+    peft = pytest.importorskip("peft")
+    auto = "AutoModelForCausalLM" if kind == "adapter" else "AutoModelForSequenceClassification"
+    task = "CAUSAL_LM" if kind == "adapter" else "SEQ_CLS"
+    lora = peft.LoraConfig(r=2, target_modules=["query_key_value"], task_type=task)
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    with_tokenizer(small_model(auto), base)
+    peft.get_peft_model(small_model(auto), lora).save_pretrained(adapter)
+    names = run(python_of(card_of(kind=kind, base_model=str(base)), adapter))
+    assert type(names["model"]).__name__.startswith("PeftModel")
+    if kind == "value_adapter":
+        assert names["values"].shape == (1, names["inputs"]["input_ids"].shape[1], 1)
+
+
+def test_code_of_a_value_head_card_computes_values(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    head = {"v_head.summary.weight": torch.ones(1, 96), "v_head.summary.bias": torch.ones(1)}
+    save_file(head, tmp_path / "value_head.safetensors")
+    names = run(python_of(card_of(kind="value_head"), tmp_path).replace("path/to/policy", ASSET))
+    torch.testing.assert_close(names["values"], names["hidden"].sum(-1, keepdim=True) + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("base", "argument"),
+    [
+        ("user/name", '"user/name"'),
+        ("user/name@v1", '"user/name", revision="v1"'),
+        ("/models/a b", '"/models/a b"'),
+        ("blocksworld-sft", '"path/to/blocksworld-sft"'),
+        (None, '"path/to/its/base/model"'),
+        ("x\")\nimport os  # '", "'x\")\\nimport os  # \\''"),
+    ],
+)
+def test_code_of_an_adapter_card_names_the_base_as_one_literal(base, argument):
+    code = blocks(card_of(kind="adapter", base_model=base))["python"]
+    assert f"base = AutoModelForCausalLM.from_pretrained({argument})\n" in code
+    compile(code, "card", "exec")
+
+
+@dataclasses.dataclass
+class Odd:
+    """Settings such as those of a plug-in may be."""
+
+    dataset: str
+    paths: tuple[str, ...]
+    options: object
+    api_key: str | None = None
+
+
+def texts(text):
+    """A file as it is, and as whoever unescapes it reads it."""
+    return text, text.replace("\\", ""), text.replace("''", "'"), re.sub(r"\\\n\s*", "", text)
+
+
+PLACES = "title base_model base_license dataset dataset_license command version algorithm".split()  # noqa: SIM905
+
+
+@given(st.data(), hidden_secrets())
+@settings(max_examples=100, deadline=None)
+def test_no_secret_gets_into_a_card_a_configuration_or_a_command(tmp_path_factory, data, hidden):
+    secret, nested = hidden
+    shaped, opaque = data.draw(SHAPED), data.draw(OPAQUE)
+    place, name = data.draw(st.sampled_from(PLACES)), data.draw(st.sampled_from(SECRET_NAMES))
+    outside = {place: data.draw(st.sampled_from(["{}", "a/{}", "https://u:{}@h/x", "x | `{}`"])).format(shaped)}
+    config = {"nested": nested, name: opaque, "paths": (shaped, "x"), "dataset": f"https://h/x?token={opaque}"}
+    evals = {"after": {shaped: {"validity": rate(1, 2), "validator": shaped}}}
+    command = redact_command(["prog", f"--{name}", opaque, f"--{name}={opaque}", f"https://u:{shaped}@h"])
+    card = card_of(config=config, evals=evals, **({"command": command} | outside))
+
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    written = Odd(dataset=f"https://h/?api_key={opaque}", paths=(f"a/{shaped}", "x"), options=nested, api_key=opaque)
+    write_yaml(_plain(written), path, command=f"prog --token {opaque} --model https://u:{shaped}@h --x '{shaped}'")
+    saved = path.read_text(encoding="utf-8")
+    assert yaml.safe_load(saved)["api_key"] == REDACTED
+    for text in (*texts(card), *texts(saved), command, *shlex.split(command), str(yaml.safe_load(saved))):
+        assert secret not in text
+        assert shaped not in text
+        assert opaque not in text
+
+
+def _plain(written):
+    """As YAML files hold it: no tuples inside, and no keys but text and numbers."""
+    return dataclasses.replace(written, options=_lists(written.options))
+
+
+def _lists(value):
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+LICENSES = {
+    "---\nlicense: apache-2.0\n---\n# x": "apache-2.0",
+    "---\r\nlicense: mit\r\n---\r\n# x": "mit",
+    "\ufeff---\ntags: [a]\nlicense:\n- mit\n- cc-by-4.0\n---": "mit, cc-by-4.0",
+    "---\nlicense: other\nlicense_name: ours\n---\n": "ours",
+    "---\nlicense: other\n---\n": "other",
+    "---\nlicense: 'two\n  lines'\n---\n": "two lines",
+    "---\nlicense: 3\n---\n": None,
+    "---\nlicense:\n---\n": None,
+    "---\nlicense: [1, {a: b}]\n---\n": None,
+    "---\nlicense: ''\n---\n": None,
+    "---\ntags: [a]\n---\nlicense: mit": None,
+    "---\n- license\n---\n": None,
+    "---\nlicense: [\n---\n": None,
+    "---\nlicense: !!python/object/apply:os.system ['true']\n---\n": None,
+    "---\ndate: 2020-99-99\nlicense: mit\n---\n": None,
+    "---\na: " + "[" * 5000 + "\n---\n": None,
+    "# no metadata\nlicense: mit": None,
+    "---\nlicense: mit\nnever closed": None,
+    "---\n---\n": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize("text", LICENSES)
+def test_license_of_reads_the_metadata(tmp_path, text):
+    (tmp_path / "README.md").write_text(text, encoding="utf-8", newline="")
+    assert license_of(tmp_path) == LICENSES[text]
+
+
+def test_license_of_reads_nothing_from_what_is_no_card(tmp_path):
+    assert license_of(tmp_path) is None
+    assert license_of(tmp_path / "missing") is None
+    (tmp_path / "README.md").mkdir()
+    assert license_of(tmp_path) is None
+    assert license_of(tmp_path.with_name("null\0byte")) is None
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_license_of_never_raises(tmp_path_factory, content):
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "README.md").write_bytes(b"---\n" + content + b"\n---\n")
+    found = license_of(folder)
+    assert found is None or found.strip()
+
+
+def test_license_of_a_card_of_ours_is_the_licence_it_was_given(tmp_path):
+    for stated, back in [("mit", "mit"), ("mit, bsd", "mit, bsd"), ("Our Licence", "our-licence"), (None, "unknown")]:
+        (tmp_path / "README.md").write_text(card_of(base_license=stated), encoding="utf-8")
+        assert license_of(tmp_path) == back
