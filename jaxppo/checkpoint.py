@@ -6,7 +6,6 @@ holds the checksums of its files, written before the checkpoint gets its name, a
 
 import json
 import logging
-import math
 import os
 import re
 import shutil
@@ -234,7 +233,7 @@ class Checkpoints:
 
     def _note_value(self, step: int, meta: dict[str, Any]) -> None:
         value = meta.get("metrics", {}).get(self._best)
-        if isinstance(value, int | float) and math.isfinite(value):
+        if isinstance(value, int | float):
             self._kept.values[step] = float(value)
 
     # --- reading

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config import RunConfig
-from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, read_yaml, write_yaml
+from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.redact import redact_command
 
@@ -75,8 +75,8 @@ def command_line() -> str:
 
 def _check_same(folder: Path, config: Any) -> None:
     """Raise a `ConfigError` with every setting that differs; one that the run did not know had its default."""
-    before = _plain(flatten(type(config)())) | read_yaml(folder / CONFIG_FILE)
-    now = _plain(flatten(config))
+    before = plain_values(flatten(type(config)())) | read_yaml(folder / CONFIG_FILE)
+    now = plain_values(flatten(config))
     differences = [
         f"{name} {now[name]!r} (was {value!r})" if name in now else f"no {name} (was {value!r})"
         for name, value in before.items()
@@ -84,11 +84,6 @@ def _check_same(folder: Path, config: Any) -> None:
     ]
     if differences:
         raise ConfigError(f"config: expected that of the run to resume in {folder}, got {', '.join(differences)}")
-
-
-def _plain(flat: dict[str, Any]) -> dict[str, Any]:
-    """Settings as YAML gives them back."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import cli, data, hf, lora, models, rewards, run_folder
+from jaxppo import cli, data, hf, lora, models, preemption, rewards, run_folder
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
@@ -25,6 +25,7 @@ from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
 from jaxppo.health import Health
 from jaxppo.logs import JsonlLog, read_metrics
+from jaxppo.metrics import find as find_metric
 from jaxppo.metrics import with_old_names
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
@@ -67,7 +68,7 @@ def set_up(config: TrainConfig) -> tuple[Setup, Start]:
     policy = hf.load_policy(config.sft_model_path, parallel.replicated)
     model, tokenizer = policy.config, policy.tokenizer
     console.print(f"policy from {policy.loaded.describe()}")
-    _check_stop_id(config, model)
+    _check_names(config, model)
     value_model, value, value_base = _value_model(config, model, parallel, console)
     adapter_shape, adapter = _adapter(config, model, policy.params)
     prompts = _prompts(config, rows, tokenizer)
@@ -96,7 +97,10 @@ def set_up(config: TrainConfig) -> tuple[Setup, Start]:
     return setup, Start(policy.params, value, adapter)
 
 
-def _check_stop_id(config: TrainConfig, model: ModelConfig) -> None:
+def _check_names(config: TrainConfig, model: ModelConfig) -> None:
+    best = config.loop.metric_for_best_model
+    if best is not None and find_metric(best) is None:
+        raise ConfigError(f"metric_for_best_model: expected a metric of docs/metrics.md, got {best!r}")
     stop_id = config.sampling.stop_token_id
     if stop_id is not None and stop_id >= model.vocab_size:
         raise ConfigError(f"stop_token_id: expected less than the vocabulary's {model.vocab_size}, got {stop_id}")
@@ -150,6 +154,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     rollout = ppo.generate(state, batch.prompts, step)
     sequences = ppo.pack(batch.prompts, rollout)
     sampled = time.monotonic()
+    preemption.check()
     scored = ppo.score(state, reference, sequences, rollout)
     ids, mask = np.asarray(rollout.completion_ids), np.asarray(rollout.completion_mask)
     texts = data.decode(setup.tokenizer, ids, mask)
@@ -157,6 +162,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     prompts, columns = batch.per_completion(setup.config.ppo.group_size)
     scores, extras = rewards.score(setup.reward, prompts, texts, id_lists, columns)
     rewarded = time.monotonic()
+    preemption.check()
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores.values)
     state, update_stats = ppo.update(state, trajectories, step)
     episode = (step + 1) * setup.config.batch_size
@@ -234,7 +240,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     start, health = int(state.step), Health(console, folder, config.max_bad_updates)
     saved, record = start, {}
     with (
-        Preemption(folder) as preemption,
+        Preemption(folder),
         checkpoints,
         JsonlLog(folder / "metrics.jsonl") as metrics,
         JsonlLog(folder / "samples.jsonl") as samples_log,

@@ -1,7 +1,6 @@
 """From rows to batches: order, padding, masks, the tokenizer, and bad rows."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -337,8 +336,3 @@ def test_decode_shows_ids_that_the_tokenizer_lacks():
     tokenizer = data.word_tokenizer()
     ids = np.array([[*tokenizer.convert_tokens_to_ids(["pick-up"]), len(tokenizer)]])
     assert data.decode(tokenizer, ids, np.ones((1, 2), bool)) == [f"pick-up <{len(tokenizer)}>"]
-
-
-@pytest.mark.parametrize("name", [".", "..", "", "no-such-model"])
-def test_model_folder_takes_paths_as_paths(name):
-    assert data.model_folder(name) == Path(name)

@@ -77,33 +77,54 @@ def test_claim_resumes_a_run_of_the_same_configuration(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "difference"),
     [
-        ({"kl_coef": 0.5}, r"kl_coef: expected 0\.05 as in the run to resume in .*, got 0\.5"),
-        ({"seed": 43}, r"seed: expected 42 .* got 43"),
-        ({"batch_size": 32}, r"batch_size: expected 64 .* got 32"),
-        ({"missing_eos_penalty": 0.1}, r"missing_eos_penalty: expected None .* got 0\.1"),
-        ({"reward_clip_range": (-1, 1)}, r"reward_clip_range: expected None .* got \[-1\.0, 1\.0\]"),
-        ({"stop_token_id": 0}, r"stop_token_id: expected None .* got 0"),
-        ({"algorithm": "rloo"}, r"algorithm: expected 'ppo' .* got 'rloo'"),
+        ({"kl_coef": 0.5}, "kl_coef 0.5 (was 0.05)"),
+        ({"missing_eos_penalty": 0.1}, "missing_eos_penalty 0.1 (was None)"),
+        ({"reward_clip_range": (-1, 1)}, "reward_clip_range [-1.0, 1.0] (was None)"),
+        ({"stop_token_id": 0}, "stop_token_id 0 (was None)"),
+        ({"algorithm": "rloo"}, "algorithm 'rloo' (was 'ppo')"),
+        ({"eval_splits": ("test_longer",)}, "eval_splits ['test_longer'] (was ['test', 'test_longer'])"),
         (
-            {"eval_splits": ("test_longer",)},
-            r"eval_splits: expected \['test', 'test_longer'\] .* got \['test_longer'\]",
+            {"kl_coef": 0.5, "seed": 43, "quiet": True, "batch_size": 32},
+            "seed 43 (was 42), kl_coef 0.5 (was 0.05), batch_size 32 (was 64)",
         ),
     ],
 )
-def test_claim_names_the_field_in_which_a_resumed_run_differs(tmp_path, change, message):
+def test_claim_names_every_setting_in_which_a_resumed_run_differs(tmp_path, change, difference):
     claim(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as error:
         claim(tmp_path, **change, resume=True)
+    assert str(error.value) == f"config: expected that of the run to resume in {tmp_path}, got {difference}"
     assert contents(tmp_path) == before
+
+
+def edit(folder, old, new):
+    text = (folder / "config.yaml").read_text()
+    assert text.count(old) == 1
+    (folder / "config.yaml").write_text(text.replace(old, new))
+
+
+def test_a_setting_that_the_run_to_resume_did_not_know_had_its_default(tmp_path):
+    claim(tmp_path, vf_coef=0.5)
+    edit(tmp_path, "kl_coef: 0.05\n", "")
+    claim(tmp_path, vf_coef=0.5, resume=True)
+    with pytest.raises(ConfigError, match=r"got vf_coef 0\.1 \(was 0\.5\), kl_coef 0\.5 \(was 0\.05\)$"):
+        claim(tmp_path, kl_coef=0.5, resume=True)
+
+
+def test_a_setting_of_the_run_to_resume_that_is_no_more_is_a_difference(tmp_path):
+    claim(tmp_path)
+    edit(tmp_path, "kl_coef: 0.05\n", "kl_coef: 0.05\nold_setting: 7\n")
+    with pytest.raises(ConfigError, match=r"got no old_setting \(was 7\)$"):
+        claim(tmp_path, resume=True)
 
 
 def test_claim_refuses_to_resume_the_run_of_another_command(tmp_path):
     claim(tmp_path)
     config = replace(SFTConfig(), output_dir=str(tmp_path), resume=True)
-    with pytest.raises(ConfigError, match="as in the run to resume"):
+    with pytest.raises(ConfigError, match=r"config: expected that of the run to resume in .* no kl_coef \(was 0\.05\)"):
         run_folder.claim(tmp_path, config, config.run)
 
 

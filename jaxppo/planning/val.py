@@ -134,6 +134,7 @@ def _call(
             errors="replace",
             timeout=timeout_s,
             check=False,
+            start_new_session=True,  # a signal to the run, which stops in order, is not one to VAL
         )
 
 

@@ -1,0 +1,131 @@
+"""Signals are noted within a `Preemption`, raised at the next check, and nothing of it is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from jaxppo import cli, preemption
+from jaxppo.preemption import Preempted, Preemption
+
+FOLDER = Path("runs/a")
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Handlers of this module's own around every test; each must find them again at its end."""
+    seen = []
+    mine = {signum: lambda number, _: seen.append(number) for signum in (signal.SIGTERM, signal.SIGINT)}
+    before = {signum: signal.signal(signum, handler) for signum, handler in mine.items()}
+    yield seen
+    left = {signum: signal.signal(signum, handler) for signum, handler in before.items()}
+    assert left == mine
+
+
+def send(signum):
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize(("signum", "name", "status"), [(signal.SIGTERM, "SIGTERM", 0), (signal.SIGINT, "Ctrl-C", 130)])
+def test_a_signal_is_noted_and_raised_at_the_next_check(handlers, signum, name, status):
+    with pytest.raises(Preempted) as stop, Preemption(FOLDER) as noted:
+        noted.check()
+        preemption.check()
+        assert not noted.requested
+        send(signum)
+        assert noted.requested
+        preemption.check()
+    assert str(stop.value) == f"stopped by {name}; --resume --output_dir runs/a goes on from the last checkpoint"
+    assert stop.value.exit_status == status
+    assert handlers == []
+    preemption.check()  # nobody asks any more
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_what_it_did_before(handlers, second):
+    with pytest.raises(Preempted), Preemption(FOLDER):
+        send(signal.SIGTERM)
+        send(second)
+        assert handlers == [second]
+
+
+def test_leaving_the_block_after_a_signal_raises_too():
+    with pytest.raises(Preempted), Preemption(FOLDER):
+        send(signal.SIGTERM)
+
+
+def test_another_error_is_not_hidden_by_a_signal():
+    with pytest.raises(KeyError), Preemption(FOLDER):
+        send(signal.SIGTERM)
+        raise KeyError("x")
+
+
+def test_without_a_signal_nothing_happens(handlers):
+    with Preemption(FOLDER):
+        preemption.check()
+    send(signal.SIGTERM)
+    assert handlers == [signal.SIGTERM]
+
+
+def test_ignored_signals_stay_ignored():
+    """A shell starts background jobs with Ctrl-C ignored."""
+    mine = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Preemption(FOLDER) as noted:
+        send(signal.SIGINT)
+        assert not noted.requested
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.signal(signal.SIGINT, mine) is signal.SIG_IGN
+
+
+def test_outside_the_main_thread_nothing_happens():
+    failed = []
+
+    def run():
+        before = signal.getsignal(signal.SIGTERM)
+        with Preemption(FOLDER) as noted:
+            preemption.check()
+            failed.append(noted.requested or signal.getsignal(signal.SIGTERM) is not before)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert failed == [False]
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_command_that_is_stopped_says_how_to_go_on(capsys, signum, status):
+    def command():
+        with Preemption(FOLDER):
+            send(signum)
+            preemption.check()
+
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command)
+    assert stop.value.code == status
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1 and "--resume --output_dir runs/a goes on" in out and err == ""
+
+
+IMPATIENT = """
+import os, signal
+from pathlib import Path
+from jaxppo import cli
+from jaxppo.preemption import Preemption
+def command():
+    with Preemption(Path("run")):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGNUM)
+cli.main(command)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", 130)])
+def test_a_second_signal_ends_the_command_at_once(name, status):
+    code = IMPATIENT.replace("SIGNUM", name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == status
+    assert "stopped by" not in done.stdout
