@@ -110,13 +110,14 @@ def write_models(
         config = hf.config_from_hf(info["config"])
         card = _card(name, info, meta, evals)
         if "trunk" not in tree:
-            hf.save_value_head(folder / name, tree["score"], card)
+            hf.save_value_head(folder / name, tree["score"], _card("value_head", info, meta, evals))
             continue
         whole = tree
         if adapter is not None:
             assert frozen is not None
             base = _path_of(info["base"] or models["policy"]["base"])
-            adapter_card = _card("adapter", info | {"base": base}, meta, evals)
+            kind = "adapter" if name == "policy" else "value_adapter"
+            adapter_card = _card(kind, info | {"base": base}, meta, evals)
             lora.save_adapter(folder / "adapters" / name, config, adapter, tree, frozen[name], base, adapter_card)
             whole = lora.merge(frozen[name], tree, adapter.scale)
         generation = info["generation_config"] if name == "policy" else False

@@ -161,6 +161,8 @@ class PPO:
                 head is also made where only that is missing. RLOO has none.
             adapter: of the policy, to start from; default: a fresh one.
         """
+        if self.adapter is not None:
+            policy = self.parallel.put(policy)  # once, so that the value model can share it
         whole = {"policy": policy}
         if self.has_value_model:
             whole["value"] = self._value(policy, value)

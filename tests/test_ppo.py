@@ -45,6 +45,7 @@ VARIANTS = {
     "shared": replace(CONFIG, value_model="shared"),
     "after": replace(CONFIG, score_position="after", whiten_rewards=True, kl_estimator="k3"),
     "full-kl": replace(CONFIG, kl_estimator="full", entropy_coef=0.01, missing_eos_penalty=0.3),
+    "lora": replace(CONFIG, use_peft=True, lora_r=4, learning_rate=1e-2),
     "rloo": replace(CONFIG, algorithm="rloo", num_generations=2, normalize_advantages=True),
     "rloo-masked": replace(CONFIG, algorithm="rloo", num_generations=2, mask_truncated_completions=True),
 }
@@ -130,8 +131,10 @@ def assert_same(a: Update, b: Update, tolerance=1e-5):
 def baseline_of(variant):
     config = VARIANTS[variant]
     copies = config.ppo.group_size
-    update = update_from(make_ppo(config), make_prompts(copies=copies), rollout_of(copies))
-    moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), update.params["policy"], POLICY)
+    ppo = make_ppo(config)
+    update = update_from(ppo, make_prompts(copies=copies), rollout_of(copies))
+    before = jax.device_get(start(ppo).params["policy"])
+    moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), update.params["policy"], before)
     assert max(jax.tree.leaves(moved)) > 1e-3  # an update that does nothing would pass every comparison below
     return update
 
@@ -334,3 +337,80 @@ def test_learning_raises_a_simple_reward():
         state, _ = ppo.update(state, trajectories, step)
         means.append(scores.mean())
     assert np.mean(means[-5:]) > np.mean(means[:5]) + 0.3
+
+
+def one_update(ppo, state, reference, recorded):
+    sequences = ppo.pack(make_prompts(), recorded)
+    scored = ppo.score(state, reference, sequences, recorded)
+    state, trajectories, stats = ppo.make_trajectories(state, scored, recorded, sequences, SCORES)
+    return *ppo.update(state, trajectories, 0), stats
+
+
+@pytest.mark.parametrize("value_model", ["separate", "shared"])
+def test_adapters_of_policy_and_value_share_one_frozen_base_with_the_reference(recorded, value_model):
+    ppo = make_ppo(replace(VARIANTS["lora"], value_model=value_model, logprobs="recompute"))
+    state = ppo.init_state(POLICY)
+    reference = ppo.reference(state, POLICY)
+    assert reference is state.frozen["policy"]
+    if value_model == "separate":
+        shared = jax.tree.map(lambda a, b: a is b, state.frozen["policy"]["trunk"], state.frozen["value"]["trunk"])
+        assert all(jax.tree.leaves(shared))
+    trained = {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(state.params)}
+    assert trained == {"lora_a", "lora_b", "kernel", "bias"} - ({"bias"} if value_model == "separate" else set())
+    state, _, stats = one_update(ppo, state, reference, recorded)
+    assert abs(stats["objective/kl"]) < 1e-5  # a fresh adapter changes nothing
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.frozen["policy"]), POLICY)
+    _, _, stats = one_update(ppo, state, reference, recorded)  # the update has not taken the base's memory
+    assert stats["objective/kl_k3"] > 1e-5
+    moments = [leaf.size for leaf in jax.tree.leaves(state.opt_state)]
+    assert sum(moments) < 2.1 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
+
+
+def test_a_given_adapter_is_where_the_policy_starts(recorded):
+    ppo = make_ppo(replace(VARIANTS["lora"], logprobs="recompute"))
+    fresh = ppo.init_state(POLICY).params["policy"]
+    given = jax.tree.map(lambda x: x + 0.3, fresh)
+    state = ppo.init_state(POLICY, adapter=given)
+    *_, stats = one_update(ppo, state, ppo.reference(state, POLICY), recorded)
+    assert stats["objective/kl_k3"] > 0.01
+    whole = ppo.models_of(state)["policy"]["trunk"]["layers"]["0"]["attention"]["dense"]
+    base, adapter = (tree["trunk"]["layers"]["0"]["attention"]["dense"] for tree in (POLICY, given))
+    np.testing.assert_array_equal(whole["kernel"], base["kernel"])
+    np.testing.assert_allclose(whole["lora_b"], adapter["lora_b"] * 32.0 / 4, rtol=1e-6)
+
+
+def test_bfloat16_computes_with_float32_parameters_and_recomputed_logprobs(recorded):
+    config = replace(CONFIG, dtype="bfloat16")
+    assert config.logprobs == "recompute" and CONFIG.logprobs == "sampler"
+    ppo = make_ppo(config)
+    state = start(ppo)
+    reference = ppo.reference(state, POLICY)
+    assert {leaf.dtype for leaf in jax.tree.leaves(reference)} == {jnp.dtype("bfloat16")}
+    rollout = ppo.generate(state, make_prompts(), sample(1)[1])
+    assert rollout.logprobs.dtype == jnp.float32
+    after, update_stats, stats = one_update(ppo, state, reference, recorded)
+    assert {leaf.dtype for leaf in jax.tree.leaves(after.params)} == {jnp.dtype("float32")}
+    assert stats["objective/kl"] == 0.0  # the same bits went through the same program
+    assert abs(update_stats["val/ratio_first"] - 1.0) < 0.02
+    plain = update_from(make_ppo(), make_prompts(), recorded, reference=POLICY).stats
+    for name in ("objective/scores", "policy/entropy_avg", "loss/value_avg", "grad_norm"):
+        both = stats | update_stats
+        np.testing.assert_allclose(both[name], plain[name], rtol=0.1, err_msg=name)
+    assert both["policy/entropy_avg"] != plain["policy/entropy_avg"]
+
+
+def test_a_value_model_may_have_another_architecture(recorded):
+    other = GPTNeoXConfig(vocab_size=24, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    ppo = PPO(CONFIG, MODEL, EOS, PAD, DataParallel(devices=jax.devices()[:1]), value_model=other)
+    value = models.init_params(other, jax.random.key(3), head="score")
+    state = ppo.init_state(POLICY, value)
+    after, update_stats, _ = one_update(ppo, state, ppo.reference(state, POLICY), recorded)
+    assert np.isfinite(update_stats["loss/value_avg"])
+    assert after.params["value"]["score"]["kernel"].shape == (8, 1)
+    assert np.abs(after.params["value"]["score"]["kernel"] - value["score"]["kernel"]).max() > 1e-4
+
+
+def test_a_value_model_without_a_head_gets_one_of_zeros():
+    state = make_ppo().init_state(POLICY, {"trunk": REFERENCE["trunk"]})
+    assert not np.asarray(state.params["value"]["score"]["kernel"]).any()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params["value"]["trunk"]), REFERENCE["trunk"])
