@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
 from jaxppo.errors import ModelError
 from jaxppo.families import Family, ModelConfig, family_of
 from jaxppo.families.config import HfName
 from jaxppo.model_files import (
+    WEIGHTS_FILE,
     Tensor,
     complete_folder,
     first_line,
     naming,
     open_tensors,
     read_json,
+    write_file,
     write_json,
     write_tensors,
 )
@@ -43,8 +44,8 @@ Placement = Callable[[tuple[str, ...], tuple[int, ...]], jax.sharding.Sharding]
 """(path of a parameter, its shape) -> where its parts go."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
-_HUB_FILES = ["*.json", "*.txt", "*.model", CARD_FILE]
+_HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_HUB_FILES = ["*.json", "*.txt", "*.model", CARD_FILE, "model*.safetensors", VALUE_HEAD_FILE]
 
 _VALUE_HEAD_NAMES = {"v_head.summary.weight": "kernel", "v_head.summary.bias": "bias"}
 """TRL's names for a value head on a language model's trunk; LLaMA-Factory keeps them in a file of its own."""
@@ -91,7 +92,7 @@ def find_model(name: str) -> Path:
     Raises:
         ModelError: it is none of these, or the hub cannot be reached.
     """
-    if (ASSETS / name).is_dir() and "/" not in name:
+    if name in _shipped_models():
         return ASSETS / name
     match = _HUB_ID.fullmatch(name)
     if Path(name).is_dir() or match is None:
@@ -99,18 +100,22 @@ def find_model(name: str) -> Path:
     return _download(match["repo"], match["revision"])
 
 
+def _shipped_models() -> list[str]:
+    return sorted(path.name for path in ASSETS.iterdir())
+
+
 def _download(repo: str, revision: str | None) -> Path:
     """Weights as safetensors, or as `pytorch_model.bin` where the repository has nothing else."""
     from huggingface_hub import snapshot_download  # slow to import, and not needed for a local folder
 
     try:
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=[*_HUB_FILES, "model*.safetensors"]))
-        if not any(folder.glob("*.safetensors")):
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES))
+        if not any(folder.glob(f"{WEIGHTS_FILE}*")):  # neither the file nor the index of its shards
             snapshot_download(repo, revision=revision, allow_patterns=["pytorch_model*.bin"])
     except Exception as error:  # the hub's many errors, and those of the network
         raise ModelError(
-            f"{repo}: expected a shipped model ({', '.join(sorted(path.name for path in ASSETS.iterdir()))}), a model "
-            f"folder or a hub id, got no such folder, and from the hub: {type(error).__name__}: {first_line(error)}"
+            f"{repo}: expected a shipped model ({', '.join(_shipped_models())}), a model folder "
+            f"or a hub id, got no such folder, and from the hub: {type(error).__name__}: {first_line(error)}"
         ) from error
     return folder
 
@@ -150,10 +155,14 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    if head not in ("saved", "lm", "score", None):
+        raise ModelError(f"head: expected 'saved', 'lm', 'score' or None, got {head!r}")
     folder = existing_folder(folder)
     config, saved = read_config(folder)
     head = saved if head == "saved" else head
     with naming(folder):
+        if head != saved:
+            config = config_from_hf(config_to_hf(config, head))
         tensors = open_tensors(folder)
         expected = _expected_tensors(config, head, tensors)
         fresh = tuple(name for name, e in expected.items() if e.path[0] == "score" and name not in tensors)
@@ -192,7 +201,8 @@ def save_pretrained(
     Args:
         folder: new, empty or holding a model.
         config: the model; what its `original` config.json said beside is written again.
-        params: {"trunk", "lm_head"}, {"trunk", "score"} or {"trunk"} (with tied embeddings: a language model).
+        params: {"trunk", "lm_head"}, {"trunk", "score"} or {"trunk"} (with tied embeddings: a language model, unless
+            the config was read from a bare trunk).
         tokenizer: saved beside the model if given (anything with transformers' `save_pretrained`).
         generation_config: True writes the special tokens for language models, a dict adds to them, False writes none.
         dtype: of the tensors; default: that of the parameters.
@@ -200,7 +210,7 @@ def save_pretrained(
         card: content of README.md.
 
     Raises:
-        ModelError: the folder holds something else, or the parameters do not fit the config.
+        ModelError: the folder holds something else or cannot be written, or the parameters do not fit the config.
     """
     folder = Path(folder)
     check_replaceable(folder, CONFIG_FILE)
@@ -216,24 +226,29 @@ def save_pretrained(
         sizes = {name: array.leaf.size * dtypes[name].itemsize for name, array in arrays.items()}
         write_tensors(partial, sizes, lambda name: arrays[name].stored(dtypes[name]), max_shard_size)
         if tokenizer is not None:
-            tokenizer.save_pretrained(partial)
+            _save_tokenizer(tokenizer, partial)
         if card is not None:
             (partial / CARD_FILE).write_text(card, encoding="utf-8")
+
+
+def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # tokenizers raises plain ones, also where the disk is full
+        raise OSError(f"tokenizer: {first_line(error)}") from error
 
 
 def save_value_head(folder: str | os.PathLike[str], head: Params, card: str | None = None) -> None:
     """Write the value head of a policy's trunk, {"kernel": [D, 1], "bias": [1]}, under the names of TRL's `v_head`.
 
     Raises:
-        ModelError: the folder holds something else.
+        ModelError: the folder holds something else or cannot be written.
     """
     folder = Path(folder)
     check_replaceable(folder, VALUE_HEAD_FILE)
     tensors = {name: np.asarray(head[ours]).T for name, ours in _VALUE_HEAD_NAMES.items()}
     with complete_folder(folder) as partial:
-        contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-        save_file(contiguous, partial / VALUE_HEAD_FILE, {"format": "pt"})
-        (partial / VALUE_HEAD_FILE).chmod(0o644)
+        write_file(partial / VALUE_HEAD_FILE, tensors)
         if card is not None:
             (partial / CARD_FILE).write_text(card, encoding="utf-8")
 
@@ -247,11 +262,11 @@ def load_value_head(folder: str | os.PathLike[str], config: ModelConfig) -> Para
     folder = existing_folder(folder)
     with naming(folder):
         tensors = open_tensors(folder, VALUE_HEAD_FILE)
-        shapes = {"v_head.summary.weight": [1, config.hidden_size], "v_head.summary.bias": [1]}
+        shapes = {"v_head.summary.weight": (1, config.hidden_size), "v_head.summary.bias": (1,)}
         for name, shape in shapes.items():
-            came = tensors[name].get_shape() if name in tensors else "no tensor"
+            came = tuple(tensors[name].get_shape()) if name in tensors else "no tensor"
             if came != shape:
-                raise ModelError(f"{name}: expected shape {tuple(shape)}, got {came}")
+                raise ModelError(f"{name}: expected shape {shape}, got {came}")
         return {ours: jnp.asarray(tensors[name][...].astype(np.float32).T) for name, ours in _VALUE_HEAD_NAMES.items()}
 
 
@@ -320,8 +335,9 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
     if raw.get("quantization_config"):
         raise ModelError("quantization_config: expected none (quantised weights are not supported), got one")
     fields = family.from_hf(raw)
+    size = fields["vocab_size"]
     for name in ("bos_token_id", "eos_token_id"):  # a default past a small vocabulary means nothing
-        if isinstance(fields.get(name), int) and fields[name] >= fields.get("vocab_size", 0):
+        if isinstance(size, int) and isinstance(fields[name], int) and fields[name] >= size:
             fields[name] = None
     return family.config(**fields, original={name: value for name, value in raw.items() if name != "auto_map"})
 
@@ -335,6 +351,7 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
         dtype: of the weights beside it.
     """
     family, raw = family_of(config.model_type), dict(config.original or {})
+    unnamed_dtype = bool(raw) and dtype == "float32" and not {"dtype", "torch_dtype"} & set(raw)  # earlier files
     if not raw or config_from_hf(raw) != dataclasses.replace(config, compute_dtype=None):
         raw = {name: value for name, value in raw.items() if name not in family.replaced_keys} | family.to_hf(config)
     architecture = family.architectures[head]
@@ -342,8 +359,9 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
         raw = {name: value for name, value in raw.items() if name not in ("id2label", "label2id", "num_labels")}
         if head == "score":
             raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # transformers' way to say num_labels=1
-    raw |= {"architectures": [architecture], "torch_dtype" if "torch_dtype" in raw else "dtype": dtype}
-    return redact(raw)
+    if not unnamed_dtype:
+        raw["torch_dtype" if "torch_dtype" in raw else "dtype"] = dtype
+    return redact(raw | {"architectures": [architecture]})
 
 
 def _special_tokens(config: ModelConfig) -> dict[str, Any]:
@@ -366,10 +384,11 @@ def _head_in(config: ModelConfig, params: Params) -> str | None:
     heads = set(params) - {"trunk"}
     if heads == {"score"}:
         return "score"
-    if heads == {"lm_head"} or (config.tie_word_embeddings and not heads):
+    if heads == {"lm_head"}:
         return "lm"
     if not heads:
-        return None
+        bare = [family_of(config.model_type).architectures[None]]
+        return "lm" if config.tie_word_embeddings and (config.original or {}).get("architectures") != bare else None
     raise ModelError(f"params: expected 'trunk' with 'lm_head', with 'score' or alone, got {', '.join(sorted(params))}")
 
 

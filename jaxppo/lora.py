@@ -23,13 +23,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
 from jaxppo.errors import ModelError
 from jaxppo.families import ModelConfig, family_of
 from jaxppo.hf import CARD_FILE, check_replaceable, existing_folder, hf_name
-from jaxppo.model_files import complete_folder, naming, open_tensors, read_json, read_metadata, write_json
+from jaxppo.model_files import (
+    complete_folder,
+    naming,
+    open_tensors,
+    read_json,
+    read_metadata,
+    write_file,
+    write_json,
+)
 from jaxppo.models import Params, init_params
+from jaxppo.redact import redact
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -41,9 +49,15 @@ _PREFIX = "base_model.model."
 _TASKS = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}
 _FACTORS = {"lora_A": "lora_a", "lora_B": "lora_b"}
 
-# Settings of PEFT that change the computation in ways that are not supported -> values that do not.
+# Settings of PEFT that change the computation in ways that are not supported -> values that do not. Other values of
+# `init_lora_weights` change the base.
 _PLAIN = {
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica"),
     "use_dora": (False,),
+    "use_bdlora": (None, False),
+    "kasa_config": (None,),
+    "arrow_config": (None,),
+    "monteclora_config": (None,),
     "bias": ("none",),
     "layers_to_transform": (None,),
     "rank_pattern": ({}, None),
@@ -68,12 +82,26 @@ class LoraConfig:
         target_modules: names of linear layers as in transformers, each the end of a full name ("query_key_value",
             "mlp.c_fc"); or one regular expression that matches full names; None: all linear layers of the trunk.
         use_rslora: alpha / sqrt(r) instead of alpha / r.
+
+    Raises:
+        ModelError: a field has a value that no adapter can have; the message names it.
     """
 
     r: int = 16
     lora_alpha: float = 32
     target_modules: tuple[str, ...] | str | None = None
     use_rslora: bool = False
+
+    def __post_init__(self):
+        if type(self.r) is not int or self.r < 1:
+            raise ModelError(f"r: expected an integer >= 1, got {self.r!r}")
+        if type(self.lora_alpha) not in (int, float) or not 0 < self.lora_alpha < float("inf"):
+            raise ModelError(f"lora_alpha: expected a finite number above 0, got {self.lora_alpha!r}")
+        if isinstance(self.target_modules, str):
+            try:
+                re.compile(self.target_modules)
+            except re.error as error:
+                raise ModelError(f"target_modules: expected a regular expression, got: {error}") from error
 
     @property
     def scale(self) -> float:
@@ -149,14 +177,15 @@ def attach(base: Params, adapter: Params, scale: float) -> Params:
 
 
 def merge(base: Params, adapter: Params, scale: float) -> Params:
-    """The parameters of the adapted model as one without an adapter: W + s A B in place of W."""
+    """The parameters of the adapted model as one without an adapter: W + s A B in place of W, in its dtype."""
     result = dict(base)
     for name, value in adapter.items():
         if not isinstance(value, dict):
             result[name] = value
         elif "lora_a" in value:
-            layer = base[name]
-            result[name] = layer | {"kernel": layer["kernel"] + scale * (value["lora_a"] @ value["lora_b"])}
+            kernel = base[name]["kernel"]
+            merged = kernel + scale * (value["lora_a"] @ value["lora_b"])
+            result[name] = base[name] | {"kernel": merged.astype(kernel.dtype)}
         else:
             result[name] = merge(base.get(name, {}), value, scale)
     return result
@@ -192,7 +221,7 @@ def save_adapter(
         card: content of README.md.
 
     Raises:
-        ModelError: the folder holds something else.
+        ModelError: the folder holds something else or cannot be written.
     """
     folder = Path(folder)
     check_replaceable(folder, CONFIG_FILE)
@@ -207,10 +236,9 @@ def save_adapter(
         factor = "lora_A" if last == "lora_a" else "lora_B"
         tensors[f"{_PREFIX}{names[tuple(path)]}.{factor}.weight"] = leaf
     with complete_folder(folder) as partial:
-        write_json(partial / CONFIG_FILE, _peft_config(config, lora, adapted, "score" in adapter, base_model))
-        arrays = {name: np.ascontiguousarray(np.asarray(leaf, np.float32).T) for name, leaf in tensors.items()}
-        save_file(arrays, partial / WEIGHTS_FILE, {"format": "pt", FINGERPRINT: fingerprint(base)})
-        (partial / WEIGHTS_FILE).chmod(0o644)
+        write_json(partial / CONFIG_FILE, redact(_peft_config(config, lora, adapted, "score" in adapter, base_model)))
+        arrays = {name: np.asarray(leaf, np.float32).T for name, leaf in tensors.items()}
+        write_file(partial / WEIGHTS_FILE, arrays, **{FINGERPRINT: fingerprint(base)})
         if card is not None:
             (partial / CARD_FILE).write_text(card, encoding="utf-8")
 
@@ -255,14 +283,13 @@ def load_adapter(
             names the setting or the tensor.
     """
     folder = existing_folder(folder)
+    raw = read_json(folder / CONFIG_FILE)
+    with naming(folder / CONFIG_FILE):
+        lora = _read_config(raw)
     with naming(folder):
-        lora = _read_config(read_json(folder / CONFIG_FILE))
         trained_on = read_metadata(folder / WEIGHTS_FILE).get(FINGERPRINT)
-        if base is not None and trained_on is not None and trained_on != fingerprint(base):
-            raise ModelError(
-                f"{WEIGHTS_FILE}: expected an adapter of this base ({fingerprint(base)}), got one of another "
-                f"({trained_on})"
-            )
+        if base is not None and trained_on is not None:
+            _check_base(trained_on, fingerprint(base))
         tensors = open_tensors(folder, WEIGHTS_FILE)
         layers, adapter = linear_layers(config), {}
         for name, tensor in tensors.items():
@@ -271,29 +298,30 @@ def load_adapter(
             if came != shape:
                 raise ModelError(f"{name}: expected shape {shape} on this base, got {came}")
             _put(adapter, path, jnp.asarray(tensor[...].astype(np.float32).T))
-    _check_complete(folder, adapter)
+        _check_complete(adapter)
     return lora, adapter
 
 
 def _read_config(raw: dict[str, Any]) -> LoraConfig:
     if raw.get("peft_type") != "LORA":
-        raise ModelError(f"{CONFIG_FILE}: expected peft_type 'LORA', got {raw.get('peft_type')!r}")
+        raise ModelError(f"peft_type: expected 'LORA', got {raw.get('peft_type')!r}")
     for name, plain in _PLAIN.items():
         if raw.get(name, plain[0]) not in plain:
-            raise ModelError(
-                f"{CONFIG_FILE}, {name}: expected {plain[0]!r} (others are not supported), got {raw[name]!r}"
-            )
-    rank, alpha, targets = raw.get("r"), raw.get("lora_alpha", 0), raw.get("target_modules")
-    if type(rank) is not int or rank < 1:
-        raise ModelError(f"{CONFIG_FILE}, r: expected an integer >= 1, got {rank!r}")
-    if not isinstance(alpha, int | float) or alpha <= 0:
-        raise ModelError(f"{CONFIG_FILE}, lora_alpha: expected a number above 0, got {alpha!r}")
+            raise ModelError(f"{name}: expected {plain[0]!r} (others are not supported), got {raw[name]!r}")
+    targets = raw.get("target_modules")
+    fields: dict[str, Any] = {name: raw.get(name) for name in ("r", "lora_alpha")}
     return LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        target_modules=targets if isinstance(targets, str) or targets is None else tuple(sorted(targets)),
+        **fields,
+        target_modules=tuple(sorted(targets)) if isinstance(targets, list) else targets,
         use_rslora=bool(raw.get("use_rslora")),
     )
+
+
+def _check_base(trained_on: str, base: str) -> None:
+    if trained_on != base:
+        raise ModelError(
+            f"{WEIGHTS_FILE}: expected an adapter of this base ({base}), got one of another ({trained_on})"
+        )
 
 
 def _place_of(
@@ -307,15 +335,17 @@ def _place_of(
         return (*path, _FACTORS[suffix]), shape
     if name in (f"{_PREFIX}score.weight", f"{_PREFIX}score.modules_to_save.weight"):
         return ("score", "kernel"), (1, config.hidden_size)
+    if name == f"{_PREFIX}score.bias":
+        return ("score", "bias"), (1,)
     raise ModelError(f"{name}: expected an adapter for a linear layer of this {config.model_type} model, got another")
 
 
-def _check_complete(folder: Path, adapter: Params) -> None:
-    for keys, _ in jax.tree_util.tree_leaves_with_path(adapter):
-        *path, last = (key.key for key in keys)
-        other = {"lora_a": "lora_b", "lora_b": "lora_a"}.get(last)
-        layer = adapter
-        for part in path:
-            layer = layer[part]
-        if other is not None and other not in layer:
-            raise ModelError(f"{folder}: expected both factors of {'/'.join(path)}, got {last} alone")
+def _check_complete(adapter: Params, path: tuple[str, ...] = ()) -> None:
+    if not adapter:
+        raise ModelError(f"{WEIGHTS_FILE}: expected an adapter for some layer, got no tensors")
+    factors = [name for name in _FACTORS.values() if name in adapter]
+    if len(factors) == 1:
+        raise ModelError(f"{WEIGHTS_FILE}: expected both factors of {'/'.join(path)}, got {factors[0]} alone")
+    for name, child in adapter.items():
+        if isinstance(child, dict):
+            _check_complete(child, (*path, name))

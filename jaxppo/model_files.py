@@ -1,6 +1,7 @@
 """The files of a model folder: tensors in one file or in shards, JSON, and folders that appear only when complete."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -114,7 +115,7 @@ def _open_bin(file: Path) -> dict[str, Tensor]:
     except RuntimeError:  # the format of torch < 1.6 cannot be memory-mapped
         tensors = _load_bin_whole(file)
     except Exception as error:  # pickle raises anything
-        raise ModelError(f"{file.name}: expected tensors and nothing else, got: {first_line(error)}") from error
+        raise _refused(file, error) from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ModelError(f"{file.name}: expected a dictionary of tensors, got something else")
     return {str(name): _TorchTensor(tensor) for name, tensor in tensors.items()}
@@ -126,7 +127,14 @@ def _load_bin_whole(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle raises anything
-        raise ModelError(f"{file.name}: expected tensors and nothing else, got: {first_line(error)}") from error
+        raise _refused(file, error) from error
+
+
+def _refused(file: Path, error: Exception) -> ModelError:
+    # torch's message begins with advice to load the file all the same; what it found comes later.
+    found = re.search(r"WeightsUnpickler error: (.+?)(?:\. Please|$)", str(error), re.MULTILINE)
+    reason = found[1] if found else first_line(error)
+    return ModelError(f"{file.name}: expected tensors and nothing else, got: {reason}")
 
 
 def write_tensors(
@@ -182,7 +190,8 @@ def complete_folder(folder: Path) -> Iterator[Path]:
             folder.rename(replaced)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{folder}: expected to be writable, got: {first_line(error)}; nothing was changed") from error
+        message = f"{folder}: expected to be writable, got: {first_line(error)}; what was there is as before"
+        raise ModelError(message) from error
     finally:
         if replaced.exists() and not folder.exists():
             replaced.rename(folder)
@@ -192,10 +201,12 @@ def complete_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Any) -> Iterator[None]:
-    """Put the file in front of the message of a `ModelError`."""
+    """Put the file in front of the message of a `ModelError` that does not begin with it yet."""
     try:
         yield
     except ModelError as error:
+        if str(error).startswith(str(path)):
+            raise
         raise ModelError(f"{path}: {error}") from error
 
 
@@ -222,5 +233,5 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return str(error).partition("\n")[0]
+    """The first line of an error's message, or its kind where it has none."""
+    return str(error).partition("\n")[0] or type(error).__name__

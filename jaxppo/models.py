@@ -173,7 +173,8 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
         if "lora_a" not in tree:
             return {name: merged(child) if isinstance(child, dict) else child for name, child in tree.items()}
         rest = {name: child for name, child in tree.items() if name not in ("lora_a", "lora_b")}
-        return rest | {"kernel": tree["kernel"] + tree["lora_a"] @ tree["lora_b"]}
+        kernel = tree["kernel"]
+        return rest | {"kernel": (kernel + tree["lora_a"] @ tree["lora_b"]).astype(kernel.dtype)}
 
     names = [name for name in ("trunk", "lm_head") if name in params]
     return params | cast(config, {name: merged(params[name]) for name in names})

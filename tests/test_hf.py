@@ -1,19 +1,23 @@
 """Model folders against transformers itself: what it writes we read, what we write it reads, bit for bit."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-from jaxppo import hf, models
+from jaxppo import hf, model_files, models
 from jaxppo.errors import ModelError
-from jaxppo.models import ModelConfig
+from jaxppo.families.gpt2 import GPT2Config
+from jaxppo.families.gpt_neox import GPTNeoXConfig
 
 SIZES = {
     "vocab_size": 61,
@@ -22,23 +26,80 @@ SIZES = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
-CONFIG = ModelConfig(**SIZES, bos_token_id=0, eos_token_id=2, pad_token_id=1)
+CONFIG = GPTNeoXConfig(**SIZES, bos_token_id=0, eos_token_id=2, pad_token_id=1)
 QKV = "gpt_neox.layers.1.attention.query_key_value.weight"
+
+CLASSES = {
+    ("gpt_neox", "lm"): "GPTNeoXForCausalLM",
+    ("gpt_neox", "score"): "GPTNeoXForSequenceClassification",
+    ("gpt_neox", None): "GPTNeoXModel",
+    ("gpt2", "lm"): "GPT2LMHeadModel",
+    ("gpt2", "score"): "GPT2ForSequenceClassification",
+    ("gpt2", None): "GPT2Model",
+}
+CASES = pytest.mark.parametrize(("family", "head"), CLASSES, ids=CLASSES.values())
+SHARD_SIZES = pytest.mark.parametrize("shard_size", ["1GB", "8KB"], ids=["single", "sharded"])
 
 
 def assert_equal_trees(first, second):
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
-def torch_folder(folder, class_name="GPTNeoXForCausalLM", dtype="float32", shard_size="1GB", **options):
-    """Let transformers write a random model, large enough weights for bits to matter."""
+def assert_equal_tensors(first, second):
+    """Two folders hold the same tensors: names, dtypes, shapes and bytes."""
+    first, second = (model_files.open_tensors(folder) for folder in (first, second))
+    assert set(first) == set(second)
+    for name, tensor in first.items():
+        one, other = tensor[...], second[name][...]
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), name
+        assert one.tobytes() == other.tobytes(), name
+
+
+def read(folder, file="config.json"):
+    return json.loads((folder / file).read_text())
+
+
+def torch_config(family="gpt_neox", **options):
+    transformers = pytest.importorskip("transformers")
+    special = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "initializer_range": 0.3, "num_labels": 1}
+    if family == "gpt_neox":
+        return transformers.GPTNeoXConfig(**(SIZES | special | options))
+    sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": 64}
+    return transformers.GPT2Config(**(sizes | special | options))
+
+
+def torch_model(family="gpt_neox", head="lm", dtype="float32", **options):
+    """A random model of transformers, its weights large enough for bits to matter and no two of them equal."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPTNeoXConfig(**SIZES, num_labels=1, initializer_range=0.3, **options)
     torch.manual_seed(0)
-    model = getattr(transformers, class_name)(config).to(getattr(torch, dtype))
+    model = getattr(transformers, CLASSES[family, head])(torch_config(family, **options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(getattr(torch, dtype))
+
+
+def torch_folder(folder, family="gpt_neox", head="lm", dtype="float32", shard_size="1GB", **options):
+    """Let transformers write such a model."""
+    model = torch_model(family, head, dtype, **options)
     model.save_pretrained(folder, max_shard_size=shard_size)
     return model
+
+
+def batch(rows=4, width=9):
+    """(ids, mask, lengths), padded on the right."""
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(1, width + 1, rows)
+    mask = np.arange(width) < lengths[:, None]
+    return np.where(mask, generator.integers(3, 61, (rows, width)), 1), mask, lengths
+
+
+def torch_output(model, ids, mask):
+    """Logits of a language model, scores of a classifier, hidden states of a trunk."""
+    torch = pytest.importorskip("torch")
+    with torch.no_grad():
+        return model(torch.tensor(ids), attention_mask=torch.tensor(mask.astype(int)))[0].float().numpy()
 
 
 @pytest.fixture
@@ -50,9 +111,8 @@ def saved(tmp_path):
 
 
 def edit_config(folder, **changes):
-    file = folder / "config.json"
-    raw = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in raw.items() if value != "REMOVE"}))
+    raw = read(folder) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if v != "REMOVE"}))
 
 
 def edit_tensors(folder, **changes):
@@ -61,54 +121,167 @@ def edit_tensors(folder, **changes):
     save_file({name: value for name, value in tensors.items() if value is not None}, file)
 
 
+def to_bin(folder, rename=lambda name: name, zip_format=True, **more):
+    """Turn model.safetensors into pytorch_model.bin, as torch.save of a state dict writes it."""
+    torch = pytest.importorskip("torch")
+    tensors = load_file(folder / "model.safetensors")
+    state = {rename(name): torch.tensor(tensor) for name, tensor in tensors.items()} | more
+    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zip_format)
+    (folder / "model.safetensors").unlink()
+
+
+# ---------------------------------------------------------------------------------------------- round trips
+
+
+@CASES
+@SHARD_SIZES
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_round_trip_is_bit_equal(family, head, shard_size, dtype, tmp_path):
+    torch_folder(tmp_path / "theirs", family, head, dtype, shard_size)
+    config, params = hf.load_pretrained(tmp_path / "theirs", dtype="auto")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {dtype}
+    hf.save_pretrained(tmp_path / "ours", config, params, max_shard_size=shard_size)
+    assert_equal_tensors(tmp_path / "theirs", tmp_path / "ours")
+    assert read(tmp_path / "ours") == read(tmp_path / "theirs")
+    assert read(tmp_path / "ours")["architectures"] == [CLASSES[family, head]]
+    sharded = (tmp_path / "ours" / "model.safetensors.index.json").exists()
+    assert sharded == (tmp_path / "theirs" / "model.safetensors.index.json").exists() == (shard_size == "8KB")
+
+
 @pytest.mark.parametrize(
-    ("class_name", "options"),
+    ("family", "options"),
     [
-        ("GPTNeoXForCausalLM", {}),
-        ("GPTNeoXForCausalLM", {"tie_word_embeddings": True, "attention_bias": False}),
-        ("GPTNeoXForSequenceClassification", {}),
-        ("GPTNeoXModel", {}),
+        ("gpt_neox", {"tie_word_embeddings": True, "attention_bias": False}),
+        ("gpt2", {"tie_word_embeddings": False, "n_inner": None, "scale_attn_by_inverse_layer_idx": True}),
     ],
 )
-def test_round_trip_is_bit_equal(class_name, options, tmp_path):
-    torch_folder(tmp_path / "theirs", class_name, **options)
+@pytest.mark.parametrize("head", ["lm", None])
+def test_round_trip_of_other_options_is_bit_equal(family, options, head, tmp_path):
+    torch_folder(tmp_path / "theirs", family, head, **options)
     hf.save_pretrained(tmp_path / "ours", *hf.load_pretrained(tmp_path / "theirs"))
-    theirs, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
-    assert set(theirs) == set(ours)
-    for name, tensor in theirs.items():
-        assert (tensor.dtype, tensor.shape) == (ours[name].dtype, ours[name].shape)
-        assert tensor.tobytes() == ours[name].tobytes(), name
-    raw = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    written = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert written.items() <= raw.items()
-    assert raw["architectures"] == [class_name]
+    assert_equal_tensors(tmp_path / "theirs", tmp_path / "ours")
+    assert read(tmp_path / "ours") == read(tmp_path / "theirs")
+
+
+# As older versions of transformers wrote them.
+OLD_CONFIGS = {
+    "gpt_neox": {
+        "_name_or_path": "EleutherAI/pythia",
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        **SIZES,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "rotary_pct": 0.5,
+        "rotary_emb_base": 500,
+        "rope_scaling": None,
+        "torch_dtype": "float32",
+        "transformers_version": "4.29.2",
+        "use_cache": True,
+        "classifier_dropout": 0.1,
+        "my_own_key": {"nested": [1, None]},
+    },
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "attn_pdrop": 0.1,
+        "bos_token_id": 50256,
+        "eos_token_id": 50256,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05,
+        "n_ctx": 64,
+        "n_embd": 32,
+        "n_head": 4,
+        "n_inner": 48,
+        "n_layer": 2,
+        "n_positions": 64,
+        "summary_type": "cls_index",
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        "vocab_size": 61,
+    },
+}
+
+
+@pytest.mark.parametrize("family", OLD_CONFIGS)
+def test_round_trip_keeps_the_config_of_older_versions(family, tmp_path):
+    old = OLD_CONFIGS[family]
+    torch_folder(tmp_path / "theirs", family)
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(old | {"auto_map": {"AutoModel": "code.Model"}}))
+    hf.save_pretrained(tmp_path / "ours", *hf.load_pretrained(tmp_path / "theirs"))
+    assert read(tmp_path / "ours") == old
+    assert_equal_tensors(tmp_path / "theirs", tmp_path / "ours")
 
 
 @pytest.mark.parametrize(
-    ("head", "class_name"), [("lm", "AutoModelForCausalLM"), ("score", "AutoModelForSequenceClassification")]
+    ("family", "key", "written"), [("gpt_neox", "torch_dtype", "bfloat16"), ("gpt2", "dtype", "bfloat16")]
 )
-def test_transformers_loads_our_folder_and_computes_the_same(head, class_name, tmp_path):
-    torch = pytest.importorskip("torch")
+def test_save_pretrained_writes_the_dtype_of_the_weights(family, key, written, tmp_path):
+    torch_folder(tmp_path / "theirs", family)
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(OLD_CONFIGS[family]))
+    config, params = hf.load_pretrained(tmp_path / "theirs")
+    hf.save_pretrained(tmp_path / "ours", config, params, dtype="bfloat16")
+    assert read(tmp_path / "ours") == OLD_CONFIGS[family] | {key: written}
+    tensors = load_file(tmp_path / "ours" / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "theirs" / "model.safetensors").items():
+        np.testing.assert_array_equal(tensors[name], tensor.astype(jnp.bfloat16))
+        assert tensors[name].dtype == jnp.bfloat16
+
+
+def test_config_to_hf_writes_a_change_over_old_keys():
     transformers = pytest.importorskip("transformers")
-    params = models.init_params(CONFIG, jax.random.key(0), head)
-    params = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), params)
-    hf.save_pretrained(tmp_path / "model", CONFIG, params)
-    model, info = getattr(transformers, class_name).from_pretrained(tmp_path / "model", output_loading_info=True)
+    old = OLD_CONFIGS["gpt_neox"]
+    config = dataclasses.replace(hf.config_from_hf(old), rope_theta=700.0, pad_token_id=3)
+    raw = hf.config_to_hf(config, "lm")
+    assert hf.config_from_hf(raw) == config
+    assert not {"rotary_pct", "rotary_emb_base", "rope_scaling"} & set(raw)
+    assert raw["my_own_key"] == old["my_own_key"]
+    theirs = transformers.GPTNeoXConfig.from_dict(raw)
+    assert (theirs.rope_parameters["rope_theta"], theirs.rope_parameters["partial_rotary_factor"]) == (700.0, 0.5)
+    assert theirs.pad_token_id == 3
+
+
+@CASES
+@SHARD_SIZES
+def test_transformers_loads_our_folder_and_computes_the_same(family, head, shard_size, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    theirs = torch_folder(tmp_path / "theirs", family, head)
+    config, params = hf.load_pretrained(tmp_path / "theirs")
+    hf.save_pretrained(tmp_path / "ours", config, params, max_shard_size=shard_size)
+    assert (tmp_path / "ours" / "model.safetensors.index.json").exists() == (shard_size == "8KB")
+    auto = {"lm": "AutoModelForCausalLM", "score": "AutoModelForSequenceClassification", None: "AutoModel"}[head]
+    ours, info = getattr(transformers, auto).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    generator = np.random.default_rng(0)
-    lengths = generator.integers(1, 24, 20)
-    ids = generator.integers(2, CONFIG.vocab_size, (20, 24))
-    mask = np.arange(24) < lengths[:, None]
-    ids = np.where(mask, ids, CONFIG.pad_token_id)
-    with torch.no_grad():
-        expected = model(torch.tensor(ids), attention_mask=torch.tensor(mask.astype(int))).logits.numpy()
-    output = models.apply(CONFIG, params, jnp.asarray(ids), logits=head == "lm")
-    if head == "lm":
-        np.testing.assert_allclose(output.logits[mask], expected[mask], atol=1e-4, rtol=0)
-    else:
-        scores = models.scores(params, output.hidden)[np.arange(20), lengths - 1]
+    ids, mask, lengths = batch()
+    expected = torch_output(theirs, ids, mask)
+    np.testing.assert_array_equal(torch_output(ours.eval(), ids, mask), expected)
+    output = models.apply(config, params, jnp.asarray(ids), logits=head == "lm")
+    if head == "score":
+        scores = models.scores(params, output.hidden)[np.arange(len(ids)), lengths - 1]
         np.testing.assert_allclose(scores, expected[:, 0], atol=1e-4, rtol=0)
-    assert np.abs(expected).max() > 1
+    else:
+        computed = output.logits if head == "lm" else output.hidden
+        np.testing.assert_allclose(computed[mask], expected[mask], atol=1e-4, rtol=0)
+    assert np.abs(expected).max() > 1  # or the tolerance would be empty
+
+
+@pytest.mark.parametrize(("head", "auto"), [("lm", "CausalLM"), ("score", "SequenceClassification")])
+@pytest.mark.parametrize("config", [CONFIG, GPT2Config(**SIZES, max_position_embeddings=64)], ids=["gpt_neox", "gpt2"])
+def test_transformers_loads_a_model_that_began_here(config, head, auto, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    params = models.init_params(config, jax.random.key(0), head)
+    hf.save_pretrained(tmp_path, config, params, card="# A card\n")
+    load = getattr(transformers, f"AutoModelFor{auto}").from_pretrained
+    model, info = load(tmp_path, output_loading_info=True)
+    assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.config.num_labels == (1 if head == "score" else 2)
+    assert (tmp_path / "README.md").read_text() == "# A card\n"
+    loaded = hf.load_model(tmp_path)
+    assert loaded.config == config
+    assert_equal_trees(loaded.params, params)
+
+
+# ---------------------------------------------------------------------------------------------- reading weights
 
 
 def test_load_pretrained_reads_shards(tmp_path):
@@ -137,28 +310,274 @@ def test_load_pretrained_turns_half_precision_into_float32(dtype, tmp_path):
     np.testing.assert_array_equal(params["trunk"]["embed_in"]["embedding"], expected)
 
 
-def test_load_pretrained_ignores_constants_of_older_checkpoints(saved):
+def test_load_pretrained_rounds_to_the_dtype_asked_for(saved):
     folder, params = saved
-    edit_tensors(
-        folder,
-        **{
-            "gpt_neox.layers.0.attention.bias": np.ones((1, 1, 4, 4), np.uint8),
-            "gpt_neox.layers.0.attention.masked_bias": np.array(-1e9, np.float32),
-            "gpt_neox.layers.1.attention.rotary_emb.inv_freq": np.ones(1, np.float32),
-        },
-    )
-    assert_equal_trees(hf.load_pretrained(folder)[1], params)
+    for dtype in ("bfloat16", "float16"):
+        _, half = hf.load_pretrained(folder, dtype=dtype)
+        assert_equal_trees(half, jax.tree.map(lambda x, dtype=dtype: x.astype(dtype), params))
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(half)} == {dtype}
+    with pytest.raises(ModelError, match="dtype: expected one of auto, float32, bfloat16, float16, got 'int8'"):
+        hf.load_pretrained(folder, dtype="int8")
+
+
+@pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize(("family", "head"), [("gpt_neox", "lm"), ("gpt2", "lm"), ("gpt2", "score")])
+def test_load_pretrained_reads_pytorch_model_bin(family, head, zip_format, tmp_path):
+    torch_folder(tmp_path, family, head)
+    config, expected = hf.load_pretrained(tmp_path)
+    to_bin(tmp_path, zip_format=zip_format)
+    loaded_config, params = hf.load_pretrained(tmp_path)
+    assert loaded_config == config
+    assert_equal_trees(params, expected)
+
+
+def test_load_pretrained_reads_pytorch_model_bin_in_shards(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch_folder(tmp_path, "gpt2", shard_size="20KB")
+    _, expected = hf.load_pretrained(tmp_path)
+    index = read(tmp_path, "model.safetensors.index.json")
+    renamed = {name: file.replace("model-", "pytorch_model-") for name, file in index["weight_map"].items()}
+    renamed = {name: file.replace(".safetensors", ".bin") for name, file in renamed.items()}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index | {"weight_map": renamed}))
+    (tmp_path / "model.safetensors.index.json").unlink()
+    for file in list(tmp_path.glob("*.safetensors")):
+        state = {name: torch.tensor(tensor) for name, tensor in load_file(file).items()}
+        torch.save(state, tmp_path / file.name.replace("model-", "pytorch_model-").replace(".safetensors", ".bin"))
+        file.unlink()
+    assert_equal_trees(hf.load_pretrained(tmp_path)[1], expected)
+
+
+def value_head_tensors():
+    torch = pytest.importorskip("torch")
+    return {"v_head.summary.weight": torch.arange(32.0)[None] / 8, "v_head.summary.bias": torch.tensor([0.25])}
+
+
+def old_buffers(prefix):
+    torch = pytest.importorskip("torch")
+    return {
+        f"{prefix}h.{i}.attn.{name}": value
+        for i in range(2)
+        for name, value in {"bias": torch.ones(1, 1, 64, 64).tril(), "masked_bias": torch.tensor(-1e4)}.items()
+    }
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", ""], ids=["prefix", "no prefix"])
+def test_load_model_reads_a_gpt2_of_old_with_a_value_head(prefix, tmp_path):
+    # As TRL's tutorials saved them and, without the prefix, as in the first gpt2: buffers, the tied head again, v_head.
+    model = torch_folder(tmp_path, "gpt2")
+    _, expected = hf.load_pretrained(tmp_path)
+    head = {"lm_head.weight": model.lm_head.weight.detach().clone()}
+    more = old_buffers(prefix) | head | value_head_tensors()
+    to_bin(tmp_path, lambda name: name.replace("transformer.", prefix), **more)
+    loaded = hf.load_model(tmp_path)
+    assert_equal_trees(loaded.params, expected)
+    assert loaded.fresh == ()
+    assert loaded.unused == ("v_head.summary.bias", "v_head.summary.weight")
+    assert f"{prefix}wte.weight" in loaded.loaded
+    value_head = hf.load_value_head(tmp_path, loaded.config)
+    np.testing.assert_array_equal(value_head["kernel"], np.arange(32, dtype=np.float32)[:, None] / 8)
+    np.testing.assert_array_equal(value_head["bias"], [0.25])
+    hf.save_pretrained(tmp_path / "ours", loaded.config, loaded.params)  # under the names of today
+    model.save_pretrained(tmp_path / "theirs")
+    assert_equal_tensors(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_load_model_runs_no_code(tmp_path):
+    torch_folder(tmp_path, "gpt2")
+
+    class Attack:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "trace"), "w"))
+
+    to_bin(tmp_path, attack=Attack())
+    with pytest.raises(ModelError, match=rf"^{tmp_path}: pytorch_model.bin: expected tensors and nothing else, got: "):
+        hf.load_model(tmp_path)
+    assert not (tmp_path / "trace").exists()
+    pytest.importorskip("torch").load(tmp_path / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "trace").exists()  # or the attack would be none
+
+
+def test_load_model_runs_no_code_of_the_folder(saved):
+    folder, params = saved
+    trace = folder.parent / "trace"
+    (folder / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Model: pass\nclass Config: pass\n")
+    edit_config(folder, auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
+    loaded = hf.load_model(folder)
+    assert_equal_trees(loaded.params, params)
+    assert "auto_map" not in hf.config_to_hf(loaded.config, "lm")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2"])
+def test_load_pretrained_ignores_constants_of_older_checkpoints(family, tmp_path):
+    torch_folder(tmp_path, family)
+    _, params = hf.load_pretrained(tmp_path)
+    attention = {"gpt_neox": "gpt_neox.layers.0.attention", "gpt2": "transformer.h.0.attn"}[family]
+    constants = {
+        f"{attention}.bias": np.ones((1, 1, 4, 4), np.uint8),
+        f"{attention}.masked_bias": np.array(-1e9, np.float32),
+    }
+    if family == "gpt_neox":
+        constants["gpt_neox.layers.1.attention.rotary_emb.inv_freq"] = np.ones(1, np.float32)
+    edit_tensors(tmp_path, **constants)
+    loaded = hf.load_model(tmp_path)
+    assert_equal_trees(loaded.params, params)
+    assert loaded.unused == ()
 
 
 def test_load_pretrained_ignores_a_repeated_tied_embedding(tmp_path):
-    config = ModelConfig(**SIZES, tie_word_embeddings=True)
+    config = GPTNeoXConfig(**SIZES, tie_word_embeddings=True)
     params = models.init_params(config, jax.random.key(0))
     hf.save_pretrained(tmp_path / "model", config, params)
     embedding = np.asarray(params["trunk"]["embed_in"]["embedding"])
     edit_tensors(tmp_path / "model", **{"embed_out.weight": embedding})
-    assert_equal_trees(hf.load_pretrained(tmp_path / "model")[1], params)
+    loaded = hf.load_model(tmp_path / "model")
+    assert_equal_trees(loaded.params, params)
+    assert loaded.unused == ()
 
 
+# ---------------------------------------------------------------------------------------------- heads
+
+
+@pytest.mark.parametrize(("family", "unused"), [("gpt_neox", ("embed_out.weight",)), ("gpt2", ())])
+def test_load_model_makes_a_value_model_of_a_language_model(family, unused, tmp_path):
+    torch_folder(tmp_path / "lm", family)
+    lm = hf.load_model(tmp_path / "lm")
+    value = hf.load_model(tmp_path / "lm", head="score")
+    assert (value.fresh, value.unused) == (("score.weight",), unused)
+    assert set(value.params) == {"trunk"}
+    assert_equal_trees(value.params["trunk"], lm.params["trunk"])
+    assert value.config == lm.config
+    score = models.init_score_head(value.config, jax.random.key(0))
+    hf.save_pretrained(tmp_path / "value", value.config, value.params | {"score": score})
+    raw = read(tmp_path / "value")
+    assert raw["architectures"] == [CLASSES[family, "score"]]
+    assert raw["id2label"] == {"0": "LABEL_0"}
+    again = hf.load_model(tmp_path / "value")
+    assert_equal_trees(again.params, value.params | {"score": score})
+    assert (again.fresh, again.unused) == ((), ())
+
+
+def test_load_model_makes_a_trunk_of_anything(tmp_path):
+    torch_folder(tmp_path / "lm", "gpt2")
+    torch_folder(tmp_path / "score", "gpt2", "score")
+    for name, unused in {"lm": (), "score": ("score.weight",)}.items():
+        trunk = hf.load_model(tmp_path / name, head=None)
+        assert (set(trunk.params), trunk.unused) == ({"trunk"}, unused)
+        hf.save_pretrained(tmp_path / f"{name} trunk", trunk.config, trunk.params)
+        assert read(tmp_path / f"{name} trunk")["architectures"] == ["GPT2Model"]
+        assert_equal_trees(hf.load_model(tmp_path / f"{name} trunk").params, trunk.params)
+
+
+def test_load_model_makes_a_language_model_of_a_tied_trunk(tmp_path):
+    torch_folder(tmp_path / "trunk", "gpt2", None)
+    loaded = hf.load_model(tmp_path / "trunk", head="lm")
+    hf.save_pretrained(tmp_path / "lm", loaded.config, loaded.params)
+    assert read(tmp_path / "lm")["architectures"] == ["GPT2LMHeadModel"]
+    assert "transformer.wte.weight" in load_file(tmp_path / "lm" / "model.safetensors")
+    assert hf.read_config(tmp_path / "lm")[1] == "lm"
+
+
+def test_load_model_asks_for_the_head_of_an_untied_language_model(tmp_path):
+    torch_folder(tmp_path, head=None)
+    with pytest.raises(ModelError, match=r"embed_out.weight: expected shape \(61, 32\), got no tensor$"):
+        hf.load_model(tmp_path, head="lm")
+    with pytest.raises(ModelError, match=r"^head: expected 'saved', 'lm', 'score' or None, got 'value'"):
+        hf.load_model(tmp_path, head="value")
+
+
+def test_round_trip_of_a_reward_model_keeps_its_bias(tmp_path):
+    torch_folder(tmp_path / "theirs", head="score")
+    bias = np.array([0.75], np.float32)
+    edit_tensors(tmp_path / "theirs", **{"score.bias": bias})
+    loaded = hf.load_model(tmp_path / "theirs")
+    np.testing.assert_array_equal(loaded.params["score"]["bias"], bias)
+    hf.save_pretrained(tmp_path / "ours", loaded.config, loaded.params)
+    assert_equal_tensors(tmp_path / "theirs", tmp_path / "ours")
+    ids, _, _ = batch()
+    hidden = models.apply(loaded.config, loaded.params, jnp.asarray(ids), logits=False).hidden
+    without = {"score": {"kernel": loaded.params["score"]["kernel"]}}
+    difference = models.scores(loaded.params, hidden) - models.scores(without, hidden)
+    np.testing.assert_allclose(difference, 0.75, atol=1e-5)
+
+
+def test_load_model_says_that_a_score_head_is_unused(tmp_path):
+    torch_folder(tmp_path, head="score", tie_word_embeddings=True)
+    edit_tensors(tmp_path, **{"score.bias": np.zeros(1, np.float32)})
+    loaded = hf.load_model(tmp_path, head="lm")
+    assert loaded.unused == ("score.bias", "score.weight")
+
+
+def test_describe_says_what_was_loaded_fresh_and_unused(tmp_path):
+    params = models.init_params(CONFIG, jax.random.key(0))
+    hf.save_pretrained(tmp_path / "model", CONFIG, params)
+    lm, value = (hf.load_model(tmp_path / "model", head=head) for head in ("saved", "score"))
+    trunk = sum(leaf.size for leaf in jax.tree.leaves(params["trunk"]))
+    folder = tmp_path / "model"
+    assert lm.describe() == f"{folder}: 28 tensors loaded ({trunk + 61 * 32:,} parameters)"
+    assert value.describe() == (
+        f"{folder}: 27 tensors loaded ({trunk:,} parameters); fresh: score.weight; not used: embed_out.weight"
+    )
+    many = value._replace(unused=tuple("abcdefg"))
+    assert many.describe().endswith("fresh: score.weight; not used: a, b, c, d, e and 2 more")
+
+
+# ---------------------------------------------------------------------------------------------- placement
+
+WIDE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def split_along(axis):
+    """A placement that splits matrices over all devices along an axis; vectors are copied."""
+    mesh = Mesh(np.asarray(jax.devices()), ("parts",))
+
+    def placement(path, shape):
+        assert isinstance(path, tuple) and path[-1] in ("kernel", "bias", "embedding", "scale")
+        if len(shape) == 1 or shape[axis] % mesh.size:
+            return NamedSharding(mesh, PartitionSpec())
+        return NamedSharding(mesh, PartitionSpec(*[None] * axis, "parts"))
+
+    return placement
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("file", ["safetensors", "bin"])
+@pytest.mark.parametrize("config", [GPTNeoXConfig(**WIDE), GPT2Config(**WIDE)], ids=["gpt_neox", "gpt2"])
+def test_load_model_reads_for_every_device_its_own_part(config, file, axis, tmp_path, monkeypatch):
+    assert len(jax.devices()) == 4
+    params = models.init_params(config, jax.random.key(0))
+    hf.save_pretrained(tmp_path, config, params)
+    if file == "bin":
+        to_bin(tmp_path)
+    parts = {}
+
+    class Recorded:
+        def __init__(self, name, tensor):
+            self.name, self.tensor, self.get_shape = name, tensor, tensor.get_shape
+
+        def __getitem__(self, index):
+            part = self.tensor[index]
+            parts.setdefault(self.name, []).append(part.size / np.prod(self.get_shape()))
+            return part
+
+    open_tensors = hf.open_tensors
+    recorded = lambda *args: {name: Recorded(name, tensor) for name, tensor in open_tensors(*args).items()}  # noqa: E731
+    monkeypatch.setattr(hf, "open_tensors", recorded)
+    loaded = hf.load_model(tmp_path, placement=split_along(axis)).params
+    assert_equal_trees(loaded, params)
+    split = [leaf for leaf in jax.tree.leaves(loaded) if leaf.ndim == 2]
+    assert len(split) >= 6
+    for leaf, whole in zip(jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True):
+        assert len(leaf.addressable_shards) == 4
+        for shard in leaf.addressable_shards:
+            assert shard.data.size * (4 if leaf.ndim == 2 else 1) == leaf.size
+            np.testing.assert_array_equal(shard.data, whole[shard.index])
+    for name, sizes in parts.items():
+        matrix = name.removesuffix(".weight") != name and not any(norm in name for norm in ("norm", "ln_"))
+        assert sizes == ([0.25] * 4 if matrix else [1.0]), name
+
+
+# ---------------------------------------------------------------------------------------------- what does not fit
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -188,12 +607,17 @@ def test_load_pretrained_counts_the_problems_it_does_not_list(saved):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "model_type: expected one of gpt_neox, got 'llama'"),
+        ({"model_type": "llama"}, "model_type: expected one of gpt_neox, gpt2, got 'llama'"),
         ({"hidden_size": "REMOVE"}, "hidden_size: expected an integer, got no such key"),
         ({"hidden_act": "softplus"}, "hidden_act: expected one of .*, got 'softplus'"),
         ({"architectures": ["GPTNeoXForQuestionAnswering"]}, "architectures: expected one of GPTNeoXForCausalLM, .*"),
         ({"architectures": "REMOVE"}, "architectures: expected one of .*, got None"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters.rope_type: .*, got 'linear'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters.rope_type: .*, got 'yarn'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor: expected a finite number .*, got None"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: expected none"),
+        ({"vocab_size": "61"}, "vocab_size: expected an integer >= 1, got '61'"),
+        ({"architectures": "GPTNeoXForCausalLM"}, "architectures: expected a list of names, got 'GPTNeoXForCausalLM'"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, got 1"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type: .*, got 'dynamic'"),
         ({"rope_parameters": "default"}, "rope_parameters: expected an object, got 'default'"),
         ({"eos_token_id": [2, 3]}, r"eos_token_id: expected null or one integer .*, got \[2, 3\]"),
@@ -218,7 +642,7 @@ def test_load_pretrained_names_the_missing_file(saved):
     with pytest.raises(ModelError, match=r"nowhere: expected a model folder with config.json, got no folder"):
         hf.load_pretrained(folder / "nowhere")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=f"{folder}: expected model.safetensors or .*index.json, got neither"):
+    with pytest.raises(ModelError, match=f"^{folder}: expected model.safetensors, pytorch_model.bin, or .* in shards"):
         hf.load_pretrained(folder)
     (folder / "config.json").unlink()
     with pytest.raises(ModelError, match=r"config.json: expected a file of a Hugging Face model, got no file"):
@@ -268,14 +692,16 @@ def test_config_from_hf_reads_what_transformers_reads(raw):
     assert hf.config_from_hf(raw) == hf.config_from_hf(theirs.to_dict())
 
 
-@pytest.mark.parametrize("architecture", ["GPTNeoXForCausalLM", "GPTNeoXForSequenceClassification"])
-def test_config_to_hf_loses_nothing(architecture):
+@pytest.mark.parametrize("head", ["lm", "score", None])
+@pytest.mark.parametrize("rope_factor", [1.0, 2.5])
+def test_config_to_hf_loses_nothing(head, rope_factor):
     transformers = pytest.importorskip("transformers")
-    config = ModelConfig(
+    config = GPTNeoXConfig(
         **SIZES,
         max_position_embeddings=77,
         rotary_pct=0.5,
         rope_theta=500.0,
+        rope_factor=rope_factor,
         layer_norm_eps=1e-6,
         hidden_act="relu",
         use_parallel_residual=False,
@@ -286,11 +712,66 @@ def test_config_to_hf_loses_nothing(architecture):
         eos_token_id=5,
         pad_token_id=4,
     )
-    raw = hf.config_to_hf(config, architecture)
+    raw = hf.config_to_hf(config, head)
+    assert raw["architectures"] == [CLASSES["gpt_neox", head]]
     assert hf.config_from_hf(raw) == config
-    theirs = transformers.GPTNeoXConfig.from_dict(raw)
+    theirs = transformers.GPTNeoXConfig.from_dict(json.loads(json.dumps(raw)))
     assert hf.config_from_hf(theirs.to_dict()) == config
-    assert theirs.num_labels == (1 if architecture == "GPTNeoXForSequenceClassification" else 2)
+    assert theirs.num_labels == (1 if head == "score" else 2)
+
+
+@pytest.mark.parametrize("intermediate_size", [48, 128])
+def test_config_to_hf_loses_nothing_of_gpt2(intermediate_size):
+    transformers = pytest.importorskip("transformers")
+    config = GPT2Config(
+        **(SIZES | {"intermediate_size": intermediate_size}),
+        max_position_embeddings=77,
+        layer_norm_eps=1e-6,
+        hidden_act="relu",
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=5,
+        pad_token_id=4,
+        scale_attn_weights=False,
+        scale_attn_by_inverse_layer_idx=True,
+    )
+    raw = hf.config_to_hf(config, "lm")
+    assert hf.config_from_hf(raw) == config
+    theirs = transformers.GPT2Config.from_dict(json.loads(json.dumps(raw)))
+    assert hf.config_from_hf(theirs.to_dict()) == config
+    assert (raw["n_inner"] is None) == (intermediate_size == 128)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2"])
+def test_config_from_hf_drops_special_tokens_past_the_vocabulary(family, tmp_path):
+    # GPT2Config(vocab_size=61) says 50256 for both.
+    torch_folder(tmp_path / "theirs", family, bos_token_id=61, eos_token_id=50256)
+    config, params = hf.load_pretrained(tmp_path / "theirs")
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, None, 1)
+    hf.save_pretrained(tmp_path / "ours", config, params)
+    assert read(tmp_path / "ours") == read(tmp_path / "theirs")
+    assert read(tmp_path / "ours")["eos_token_id"] == 50256
+    assert read(tmp_path / "ours", "generation_config.json") == {"pad_token_id": 1}
+
+
+def test_config_to_hf_holds_no_secret(tmp_path):
+    secret = "hf_" + "aB3dE6gH9jK2mN5pQ8sT"
+    torch_folder(tmp_path / "theirs")
+    edit_config(
+        tmp_path / "theirs",
+        hub_token=secret,
+        note=f"made with {secret}",
+        nested={"api_key": "0123456789", "url": "https://me:pass@host/path"},
+    )
+    config, params = hf.load_pretrained(tmp_path / "theirs")
+    more = {"max_new_tokens": 9, "auth_token": secret}
+    hf.save_pretrained(tmp_path / "ours", config, params, generation_config=more)
+    text = "".join((tmp_path / "ours" / name).read_text() for name in ("config.json", "generation_config.json"))
+    assert not any(hidden in text for hidden in (secret, "0123456789", "me:pass"))
+    assert read(tmp_path / "ours")["note"] == "made with <redacted>"
+    assert read(tmp_path / "ours", "generation_config.json")["max_new_tokens"] == 9
+    assert hf.load_pretrained(tmp_path / "ours")[0] == config
 
 
 def test_save_pretrained_replaces_an_earlier_model(saved):
@@ -321,7 +802,7 @@ def test_save_pretrained_that_fails_leaves_the_earlier_model(saved):
 
     folder, params = saved
     other = jax.tree.map(lambda x: x + 1, params)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ModelError, match=rf"^{folder}: expected to be writable, got: tokenizer: disk full; "):
         hf.save_pretrained(folder, CONFIG, other, tokenizer=BrokenTokenizer())
     assert_equal_trees(hf.load_pretrained(folder)[1], params)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
@@ -337,10 +818,65 @@ def test_save_pretrained_puts_the_earlier_model_back(saved, monkeypatch):
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", broken_rename)
-    with pytest.raises(OSError, match="no such luck"):
+    with pytest.raises(ModelError, match=rf"^{folder}: expected to be writable, got: no such luck; "):
         hf.save_pretrained(folder, CONFIG, jax.tree.map(lambda x: x + 1, params))
     assert_equal_trees(hf.load_pretrained(folder)[1], params)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+FULL_DISK = """
+import json, resource, sys
+from pathlib import Path
+import jax, tokenizers, transformers
+from jaxppo import hf, models
+from jaxppo.errors import ModelError
+
+folder = Path(sys.argv[1])
+config, params = hf.load_pretrained(folder)
+words = tokenizers.models.WordLevel({f"w{i}": i for i in range(20_000)}, unk_token="w0")
+tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), eos_token="w1")
+other = jax.tree.map(lambda x: x + 1, params)
+for limit in json.loads(sys.argv[2]):  # Python ignores SIGXFSZ: a write past the limit raises EFBIG
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        hf.save_pretrained(folder, config, other, tokenizer)
+    except ModelError as error:
+        print(error)
+    before = sorted(path.name for path in folder.parent.iterdir())
+    assert before == [folder.name], before
+"""
+
+
+def test_save_pretrained_on_a_full_disk_leaves_the_earlier_model(saved):
+    pytest.importorskip("resource")
+    folder, params = saved
+    limits = [10, 20_000, 300_000]  # config.json, the weights and tokenizer.json do not fit
+    command = [sys.executable, "-c", FULL_DISK, str(folder), json.dumps(limits)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    config, weights, tokenizer = done.stdout.splitlines()
+    for line in (config, weights, tokenizer):
+        assert line.startswith(f"{folder}: expected to be writable, got: ")
+        assert "File too large" in line
+    assert "serializing" in weights
+    assert "tokenizer: " in tokenizer
+    assert (folder / "model.safetensors").stat().st_size > limits[1]
+    assert_equal_trees(hf.load_pretrained(folder)[1], params)
+
+
+def test_save_value_head_on_a_full_disk_names_the_folder(tmp_path, monkeypatch):
+    head = models.init_score_head(CONFIG, jax.random.key(0), use_bias=True)
+    hf.save_value_head(tmp_path / "head", head)
+
+    def no_room(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(model_files, "save_file", no_room)
+    with pytest.raises(
+        ModelError, match=rf"^{tmp_path}/head: expected to be writable, got: .* No space left on device"
+    ):
+        hf.save_value_head(tmp_path / "head", jax.tree.map(lambda x: x + 1, head))
+    assert_equal_trees(hf.load_value_head(tmp_path / "head", CONFIG), head)
 
 
 def test_save_pretrained_clears_what_a_killed_process_left(saved):
@@ -356,14 +892,16 @@ def test_save_pretrained_clears_what_a_killed_process_left(saved):
 def test_save_pretrained_refuses_parameters_that_do_not_fit(tmp_path):
     params = models.init_params(CONFIG, jax.random.key(0))
     value_head = models.init_score_head(CONFIG, jax.random.key(1))
-    smaller = ModelConfig(**(SIZES | {"num_hidden_layers": 1}))
-    narrower = ModelConfig(**(SIZES | {"intermediate_size": 40}))
+    smaller = GPTNeoXConfig(**(SIZES | {"num_hidden_layers": 1}))
+    narrower = GPTNeoXConfig(**(SIZES | {"intermediate_size": 40}))
     with pytest.raises(ModelError, match=r"expected 'trunk' with 'lm_head', .* got lm_head, trunk, value_head"):
         hf.save_pretrained(tmp_path / "model", CONFIG, params | {"value_head": value_head})
     with pytest.raises(ModelError, match="params: missing or not of this config: trunk/layers/1/attention/dense/bias"):
         hf.save_pretrained(tmp_path / "model", smaller, params)
     with pytest.raises(ModelError, match=r"dense_4h_to_h.weight: expected shape \(32, 40\), got \(32, 48\)"):
         hf.save_pretrained(tmp_path / "model", narrower, params)
+    with pytest.raises(ModelError, match=r"params: missing or not of this config: .*trunk/embed_positions"):
+        hf.save_pretrained(tmp_path / "model", GPT2Config(**SIZES), {"trunk": params["trunk"]})
     assert not list(tmp_path.iterdir())
 
 
@@ -382,20 +920,181 @@ def test_save_pretrained_writes_the_generation_config(tmp_path):
     }
 
 
-def test_load_tokenizer_reads_what_save_pretrained_wrote(tmp_path):
+def word_tokenizer(size=5, **special):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "put-down": 3, "b1": 4}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<s>"))
+    words = ["<s>", "<pad>", "</s>", "put-down", "b1", *(f"w{i}" for i in range(5, size))]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<s>"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", pad_token="<pad>", eos_token="</s>"
-    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def test_load_tokenizer_reads_what_save_pretrained_wrote(tmp_path):
+    tokenizer = word_tokenizer(bos_token="<s>", pad_token="<pad>", eos_token="</s>")
     params = models.init_params(CONFIG, jax.random.key(0))
     hf.save_pretrained(tmp_path / "model", CONFIG, params, tokenizer=tokenizer)
     loaded = hf.load_tokenizer(tmp_path / "model")
+    assert loaded.is_fast
     assert loaded("put-down b1").input_ids == [3, 4]
     assert (loaded.pad_token_id, loaded.eos_token_id) == (1, 2)
+
+
+def test_load_tokenizer_runs_no_code_of_the_folder(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    hf.save_pretrained(
+        tmp_path / "model", CONFIG, models.init_params(CONFIG, jax.random.key(0)), word_tokenizer(eos_token="</s>")
+    )
+    trace = tmp_path / "trace"
+    (tmp_path / "model" / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Evil: pass\n")
+    file = tmp_path / "model" / "tokenizer_config.json"
+    raw = json.loads(file.read_text()) | {"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
+    for name in (raw["tokenizer_class"], "Evil"):
+        file.write_text(json.dumps(raw | {"tokenizer_class": name}))
+        try:
+            assert hf.load_tokenizer(tmp_path / "model")("b1").input_ids == [4]
+        except ModelError as error:
+            assert "expected a readable tokenizer" in str(error)
+        assert not trace.exists()
+    with pytest.raises(AttributeError):  # the class is none, but its file was run: the attack would have worked
+        pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path / "model", trust_remote_code=True)
+    assert trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("special", "pad"), [({"pad_token": "<pad>"}, 1), ({}, 2)], ids=["its own pad token", "its end of sequence"]
+)
+def test_load_policy_reads_model_and_tokenizer(special, pad, tmp_path):
+    params = models.init_params(CONFIG, jax.random.key(0))
+    tokenizer = word_tokenizer(size=61, eos_token="</s>", **special)
+    hf.save_pretrained(tmp_path / "model", CONFIG, params, tokenizer=tokenizer)
+    policy = hf.load_policy(tmp_path / "model", placement=split_along(0))
+    assert policy.config == CONFIG
+    assert_equal_trees(policy.params, params)
+    assert len(policy.params["trunk"]["embed_in"]["embedding"].sharding.device_set) == 4
+    assert (policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id) == (pad, 2)
+    assert policy.loaded.folder == tmp_path / "model"
+
+
+def test_load_policy_names_what_does_not_fit(tmp_path):
+    params = models.init_params(CONFIG, jax.random.key(0))
+    folder = tmp_path / "model"
+    hf.save_pretrained(folder, CONFIG, params, word_tokenizer(size=62, eos_token="</s>"))
+    with pytest.raises(ModelError, match=rf"^{folder}: expected at most vocab_size=61 tokens, got 62"):
+        hf.load_policy(folder)
+    hf.save_pretrained(folder, CONFIG, params, word_tokenizer())
+    with pytest.raises(ModelError, match=rf"^{folder}: expected a tokenizer with an eos_token, got none"):
+        hf.load_policy(folder)
+    value = models.init_params(CONFIG, jax.random.key(0), "score")
+    hf.save_pretrained(folder, CONFIG, value, word_tokenizer(eos_token="</s>"))
+    with pytest.raises(ModelError, match=rf"^{folder}: expected a language model \(GPTNeoXForCausalLM\), got one with"):
+        hf.load_policy(folder)
+
+
+# ---------------------------------------------------------------------------------------------- value heads
+
+
+def test_load_value_head_reads_what_save_value_head_wrote(tmp_path):
+    head = {"kernel": jnp.arange(32.0)[:, None], "bias": jnp.array([2.0])}
+    hf.save_value_head(tmp_path / "head", head, card="# A head\n")
+    assert_equal_trees(hf.load_value_head(tmp_path / "head", CONFIG), head)
+    tensors = load_file(tmp_path / "head" / "value_head.safetensors")
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    assert shapes == {"v_head.summary.weight": (1, 32), "v_head.summary.bias": (1,)}  # TRL's
+    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == ["README.md", "value_head.safetensors"]
+    other = jax.tree.map(lambda x: x + 1, head)
+    hf.save_value_head(tmp_path / "head", other)
+    assert_equal_trees(hf.load_value_head(tmp_path / "head", CONFIG), other)
+
+
+def test_load_value_head_names_what_does_not_fit(saved, tmp_path):
+    folder, _ = saved
+    with pytest.raises(ModelError, match=rf"^{folder}: v_head.summary.weight: expected shape \(1, 32\), got no tensor"):
+        hf.load_value_head(folder, CONFIG)
+    hf.save_value_head(tmp_path / "head", {"kernel": jnp.zeros((16, 1)), "bias": jnp.zeros(1)})
+    with pytest.raises(ModelError, match=r"v_head.summary.weight: expected shape \(1, 32\), got \(1, 16\)"):
+        hf.load_value_head(tmp_path / "head", CONFIG)
+    with pytest.raises(ModelError, match=r"expected a new or empty folder or one with value_head.safetensors"):
+        hf.save_value_head(folder, {"kernel": jnp.zeros((32, 1)), "bias": jnp.zeros(1)})
+
+
+# ---------------------------------------------------------------------------------------------- names and the hub
+
+
+def test_find_model_prefers_what_is_shipped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "blocksworld-sft").mkdir()
+    assert hf.find_model("blocksworld-sft") == hf.ASSETS / "blocksworld-sft"
+    assert hf.find_model("./blocksworld-sft") == Path("blocksworld-sft")
+    hf.load_policy("blocksworld-sft")
+
+
+@pytest.mark.parametrize("name", [".", "..", "models/mine", "mine"])
+def test_find_model_gives_local_folders(name, tmp_path, monkeypatch):
+    (tmp_path / "here" / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "here" / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert hf.find_model(name).resolve() == (tmp_path / "here" / name).resolve()
+    assert hf.find_model(str(tmp_path / "here" / name)).resolve() == (tmp_path / "here" / name).resolve()
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./gone", "../gone", "a/b/c", "what is this?", "runs/gone/"])
+def test_find_model_asks_for_a_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(ModelError, match=r"expected a model folder with config.json, got no folder"):
+        hf.find_model(name)
+
+
+@pytest.mark.parametrize("name", ["no-such-user/no-such-model", "no-such-model", "no-such-user/no-such-model@main"])
+def test_find_model_offline_says_all_it_tried(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError) as error:
+        hf.find_model(name)
+    message = str(error.value)
+    expected = "expected a shipped model (blocksworld-sft), a model folder or a hub id, got no such folder, and from"
+    assert message.startswith(f"{name.partition('@')[0]}: {expected} the hub: LocalEntryNotFoundError: ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("files", "asks_for_bin"),
+    [
+        (["model.safetensors"], False),
+        (["model.safetensors.index.json", "model-00001-of-00001.safetensors"], False),
+        (["value_head.safetensors"], True),
+        ([], True),
+    ],
+)
+def test_find_model_downloads_from_the_hub(files, asks_for_bin, tmp_path, monkeypatch):
+    calls = []
+
+    def download(repo, *, revision, allow_patterns):
+        calls.append((repo, revision, allow_patterns))
+        for file in files:
+            (tmp_path / file).write_text("")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert hf.find_model("user/name@refs/pr-1") == tmp_path
+    assert [call[:2] for call in calls] == [("user/name", "refs/pr-1")] * (2 if asks_for_bin else 1)
+    first = calls[0][2]
+    assert {"*.json", "model*.safetensors", "value_head.safetensors"} <= set(first)
+    assert not any("bin" in pattern or "py" in pattern or pattern == "*" for pattern in first)
+    assert [call[2] for call in calls[1:]] == [["pytorch_model*.bin"]] * asks_for_bin
+    calls.clear()
+    hf.find_model("name")
+    assert calls[0][:2] == ("name", None)
+
+
+def test_find_model_says_what_the_hub_said(monkeypatch):
+    def refuse(*_, **__):
+        raise ConnectionError("no route to host\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(ModelError, match=r"^user/name: .* from the hub: ConnectionError: no route to host$"):
+        hf.find_model("user/name")
 
 
 def test_load_tokenizer_names_the_folder_without_one(saved):

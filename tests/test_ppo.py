@@ -371,12 +371,12 @@ def test_a_given_adapter_is_where_the_policy_starts(recorded):
     fresh = ppo.init_state(POLICY).params["policy"]
     given = jax.tree.map(lambda x: x + 0.3, fresh)
     state = ppo.init_state(POLICY, adapter=given)
-    *_, stats = one_update(ppo, state, ppo.reference(state, POLICY), recorded)
-    assert stats["objective/kl_k3"] > 0.01
     whole = ppo.models_of(state)["policy"]["trunk"]["layers"]["0"]["attention"]["dense"]
     base, adapter = (tree["trunk"]["layers"]["0"]["attention"]["dense"] for tree in (POLICY, given))
     np.testing.assert_array_equal(whole["kernel"], base["kernel"])
     np.testing.assert_allclose(whole["lora_b"], adapter["lora_b"] * 32.0 / 4, rtol=1e-6)
+    *_, stats = one_update(ppo, state, ppo.reference(state, POLICY), recorded)
+    assert stats["objective/kl_k3"] > 0.01
 
 
 def test_bfloat16_computes_with_float32_parameters_and_recomputed_logprobs(recorded):

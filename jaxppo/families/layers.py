@@ -95,7 +95,7 @@ class Linear(nnx.Linear):
         result = super().__call__(inputs, out_sharding)
         if not hasattr(self, "lora_a"):
             return result
-        return result + (inputs @ self.lora_a[...]) @ self.lora_b[...]
+        return result + ((inputs @ self.lora_a[...]) @ self.lora_b[...]).astype(result.dtype)
 
 
 def with_adapters(trunk: nnx.Module, paths: tuple[str, ...]) -> nnx.Module:
