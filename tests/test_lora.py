@@ -365,6 +365,21 @@ def test_merge_keeps_the_dtype_of_the_base(dtype, bases):
     assert not np.array_equal(*(tree["trunk"]["layers"]["0"]["mlp"]["c_fc"]["kernel"] for tree in (merged, half)))
 
 
+def test_an_adapter_leaves_the_dtype_of_a_half_precision_base(bases):
+    """A float32 adapter would otherwise turn the residual stream, and the cache, into float32."""
+    config, shape = CONFIGS["gpt2"], LoraConfig(r=4)
+    _, base = bases["gpt2", "lm"]
+    half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), base)
+    attached = lora.attach(half, random_adapter(config, shape), shape.scale)
+    ids = jnp.asarray(batch()[0])
+    output = apply(config, attached, ids)
+    assert output.hidden.dtype == jnp.bfloat16
+    plain = apply(config, half, ids)
+    assert float(jnp.abs(output.logits - plain.logits).max()) > 1e-2
+    ready = models.for_decoding(config, attached)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(ready)} == {"bfloat16"}
+
+
 @FAMILIES
 def test_attached_decoding_with_a_cache_equals_merged(family, bases):
     config, shape = CONFIGS[family], LoraConfig(r=4, lora_alpha=8)
