@@ -26,7 +26,7 @@ from jaxppo.errors import DataError
 from jaxppo.types import Params, TrainState
 
 CHECKSUMS = "checksums.json"
-"""In a checkpoint: {file: [bytes, CRC-32]} of all its files; what lacks it is no whole checkpoint."""
+"""In a checkpoint: {"files": {file: [bytes, CRC-32]}, "crc32": of this table}; what lacks it is no whole checkpoint."""
 
 PARAMS, OPT_STATE, REST, META = ITEMS = ("params", "opt_state", "rest", "meta")
 """Folders of a checkpoint: an item can be read without the others."""
@@ -199,7 +199,7 @@ class Checkpoints:
         with ThreadPoolExecutor() as pool:
             checksums = pool.map(_checksum, paths)
             table = {path.relative_to(partial).as_posix(): sums for path, sums in zip(paths, checksums, strict=True)}
-        (partial / CHECKSUMS).write_text(json.dumps(table), encoding="utf-8")
+        (partial / CHECKSUMS).write_text(_sealed(table), encoding="utf-8")
 
     def _clear_the_way(self, step: int) -> None:
         """Give damaged checkpoints another name, so that they neither block a step nor count among those kept."""
@@ -257,12 +257,13 @@ class Checkpoints:
         """What is wrong with the files of a checkpoint, or None."""
         folder = self._folder / str(step)
         try:
-            table = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-            expected = {name: sums for name, sums in table.items() if name.split("/")[0] in items}
-        except (OSError, ValueError, AttributeError):
+            text = (folder / CHECKSUMS).read_text(encoding="utf-8")
+            table = json.loads(text)["files"]
+        except (OSError, ValueError, LookupError, TypeError):
             return f"{CHECKSUMS} is missing or broken"
-        if {name.split("/")[0] for name in expected} != set(items):
-            return f"{CHECKSUMS} is not whole"
+        if text != _sealed(table):
+            return f"{CHECKSUMS} is not as it was written"
+        expected = {name: sums for name, sums in table.items() if name.split("/")[0] in items}
         with ThreadPoolExecutor() as pool:
             found = pool.map(_checksum, (folder / name for name in expected))
             for name, sums in expected.items():
@@ -333,6 +334,11 @@ def _checksum(path: Path) -> list[int]:
         while chunk := file.read(_CHUNK_BYTES):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return [size, crc]
+
+
+def _sealed(table: dict[str, list[int]]) -> str:
+    """The text of `CHECKSUMS`: a damaged name in it would let the file of that name pass unread."""
+    return json.dumps({"files": table, "crc32": zlib.crc32(json.dumps(table).encode())})
 
 
 def _listed(damaged: dict[int, str]) -> str:

@@ -318,6 +318,18 @@ def test_restore_uses_the_one_before_a_damaged_checkpoint_whichever_file_it_is(t
     assert capfd.readouterr() == ("", "")
 
 
+def test_every_byte_of_the_checksums_is_checked(tmp_path):
+    saved(tmp_path, 3)
+    path = tmp_path / "3" / "checksums.json"
+    whole, checkpoints = path.read_bytes(), Checkpoints(tmp_path, 2)
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(DataError, match="got 3 .checksums.json is"):
+            checkpoints.restore(make_state(3, 3), no_warning)
+    path.write_bytes(whole)
+    checkpoints.restore(make_state(3, 3), no_warning)
+
+
 def emptied(folder):
     for path in files_of(folder):
         path.unlink()
