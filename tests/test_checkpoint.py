@@ -324,7 +324,7 @@ def test_every_byte_of_the_checksums_is_checked(tmp_path):
     whole, checkpoints = path.read_bytes(), Checkpoints(tmp_path, 2)
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        with pytest.raises(DataError, match="got 3 .checksums.json is"):
+        with pytest.raises(DataError, match=r"got 3 \(checksums\.json is"):
             checkpoints.restore(make_state(3, 3), no_warning)
     path.write_bytes(whole)
     checkpoints.restore(make_state(3, 3), no_warning)
