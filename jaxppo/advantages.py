@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo.ops import global_sum, masked_whiten, mean, std
+from jaxppo.ops import global_sum, masked_mean, masked_var, masked_whiten
 from jaxppo.types import Array, ScoreMoments
 
 
@@ -25,7 +25,7 @@ def initial_moments() -> ScoreMoments:
     return ScoreMoments(seen=jnp.float32(0), mean=jnp.float32(0), m2=jnp.float32(0))
 
 
-def add_scores(moments: ScoreMoments, scores: Array, axis_name: str | None = None) -> ScoreMoments:
+def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: str | None = None) -> ScoreMoments:
     """Running moments after a batch of scores of all devices.
 
     With delta = mean_batch - mean: mean += delta n_batch / n;  m2 += m2_batch + delta^2 n_old n_batch / n. Where the
@@ -34,13 +34,14 @@ def add_scores(moments: ScoreMoments, scores: Array, axis_name: str | None = Non
     Args:
         moments: of everything before.
         scores: [B] fp32.
+        counted: [B] bool, the scores that there are.
         axis_name: mapped device axis.
 
     Source: Chan et al. 1979; TRL 0.11 `RunningMoments`.
     """
-    batch_count = global_sum(jnp.ones(scores.shape), axis_name)
-    batch_mean = mean(scores, axis_name)
-    batch_m2 = global_sum((scores - batch_mean) ** 2, axis_name)
+    batch_count = global_sum(counted.astype(jnp.float32), axis_name)
+    batch_mean = masked_mean(scores, counted, axis_name)
+    batch_m2 = global_sum(jnp.where(counted, (scores - batch_mean) ** 2, 0.0), axis_name)
     count, delta = moments.seen + batch_count, batch_mean - moments.mean
     added = ScoreMoments(
         seen=count,
@@ -183,25 +184,29 @@ def whitened_gae(
 # ---------------------------------------------------------------------------------------------------------------- RLOO
 
 
-def leave_one_out(rewards: Array, num_generations: int) -> Array:
+def leave_one_out(rewards: Array, num_generations: int, counted: Array) -> Array:
     """Reward of each completion minus the mean reward of the other completions for the same prompt.
 
-    A[i] = R[i] - (sum_j R[j] - R[i]) / (k - 1), j over the k completions of i's prompt.
+    A[i] = R[i] - (sum_j R[j] - R[i]) / (k - 1), j over the k completions of i's prompt. Completions without a reward
+    are left out of sum and k, and have advantage 0, as has one whose siblings all lack a reward.
 
     Args:
         rewards: [B] fp32; the k completions of a prompt are adjacent.
         num_generations: k, at least 2.
+        counted: [B] bool, the completions that have a reward.
 
     Source: Ahmadian et al. 2024, eq. 8.
     """
-    groups = rewards.reshape(-1, num_generations)
-    others = (jnp.sum(groups, axis=1, keepdims=True) - groups) / (num_generations - 1)
-    return (groups - others).reshape(-1)
+    groups, counted = rewards.reshape(-1, num_generations), counted.reshape(-1, num_generations)
+    siblings = jnp.sum(counted, axis=1, keepdims=True, dtype=jnp.float32) - 1
+    others = (jnp.sum(groups, axis=1, keepdims=True, where=counted) - groups) / jnp.maximum(siblings, 1)
+    return jnp.where(counted & (siblings > 0), groups - others, 0.0).reshape(-1)
 
 
-def normalise(advantages: Array, axis_name: str | None = None, eps: float = 1e-4) -> Array:
-    """(A - mean) / (std + eps) over the batch of all devices, with the unbiased standard deviation.
+def normalise(advantages: Array, counted: Array, axis_name: str | None = None, eps: float = 1e-4) -> Array:
+    """(A - mean) / (std + eps) over the counted completions of all devices, with the unbiased deviation; others 0.
 
     Source: TRL `RLOOTrainer`, `normalize_advantages`.
     """
-    return (advantages - mean(advantages, axis_name)) / (std(advantages, axis_name) + eps)
+    deviation = jnp.sqrt(masked_var(advantages, counted, axis_name))
+    return jnp.where(counted, (advantages - masked_mean(advantages, counted, axis_name)) / (deviation + eps), 0.0)

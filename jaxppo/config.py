@@ -19,6 +19,10 @@ MIN_ROWS_TO_WHITEN = 8
 """Fewest completions whose rewards may be whitened, as in TRL."""
 
 
+REWARD_FUNCTIONS = ("plan", "model", "server", "sentiment")
+"""Reward functions that have a name; others are given as module:function."""
+
+
 def require(condition: bool, name: str, expected: str, value: object) -> None:
     """Raise a `ConfigError` that names the field unless `condition` holds."""
     if not condition:
@@ -413,17 +417,92 @@ class PPOConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
-    """The reward of a completion: 1 if its plan is valid, else its overlap with the reference plan."""
+    """The reward of a completion: the weighted sum of what reward functions give it."""
 
-    partial: Literal["lccs", "lcs"] = "lccs"
-    """Longest common run of actions: contiguous (lccs), or with gaps (lcs)."""
+    reward_funcs: tuple[str, ...] = ("plan",)
+    """Functions of the sum: plan (1 if the plan is valid, else partial), model (a learned reward model), server (asked
+    over HTTP), sentiment (a text classifier), or module:function in TRL's calling convention."""
+    reward_weights: tuple[float, ...] | None = None
+    """Weight of each function; default: 1."""
+    partial: Literal["lccs", "lcs", "prefix", "goal"] = "lccs"
+    """What an invalid plan earns: its longest common run of actions with the reference, contiguous (lccs) or with gaps
+    (lcs); the steps that can be carried out (prefix); or the fraction of the goal's conditions that it reaches."""
     normalise_by: Literal["max", "reference", "prediction"] = "max"
-    """It is divided by the length of the longer plan, of the reference, or of the predicted plan."""
+    """lccs, lcs and prefix are divided by the length of the longer plan, the reference, or the predicted plan."""
+    partial_scale: float = 1.0
+    """Factor of what an invalid plan earns."""
+    length_penalty: float = 0.0
+    """A valid plan of cost C earns 1 - length_penalty (1 - min(1, C*/C)), C* being the reference's cost."""
     val_timeout_s: float = 30.0
     """A VAL process that runs longer is killed, and the plan counts as not valid."""
+    audit_rate: float | None = None
+    """Fraction of the plans judged in this process that VAL judges again; default: 0.01 where VAL is installed."""
+    reward_model_path: str | None = None
+    """Reward model of `model`: a sequence classification folder or hub id, or an adapter for the policy's base."""
+    reward_server_url: str | None = None
+    """Where `server` is asked, in LLaMA-Factory's contract; a bearer token is read from JAXPPO_REWARD_TOKEN."""
+    reward_server_columns: bool = False
+    """Send prompts, completions and data columns to the server too, which a plan reward there needs."""
+    sentiment_model_path: str | None = None
+    """Text classification folder or hub id of `sentiment`."""
+    sentiment_label: str = "POSITIVE"
+    """The label whose raw logit is the reward."""
+    reward_timeout_s: float | None = None
+    """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or
+    for one request to the server (default 30)."""
+    reward_workers: int = 2
+    """Processes of each module:function that has a time limit."""
+    on_error: Literal["stop", "skip"] | float = "stop"
+    """A completion whose reward function fails stops the run, is left out of the update, or gets this reward."""
+    on_timeout: Literal["stop", "skip"] | float = "skip"
+    """The same for a completion that takes too long."""
+    reward_cache_size: int = 10000
+    """Results that every function keeps for repeated completions of a prompt; 0 for functions that draw numbers."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "val_timeout_s")
+        _require_positive(self, "val_timeout_s", "reward_workers")
+        _require_fraction(self, "partial_scale", "length_penalty")
+        if self.audit_rate is not None:
+            _require_fraction(self, "audit_rate")
+        if self.reward_timeout_s is not None:
+            _require_positive(self, "reward_timeout_s")
+        require(self.reward_cache_size >= 0, "reward_cache_size", "at least 0", self.reward_cache_size)
+        for name in ("on_error", "on_timeout"):
+            value = getattr(self, name)
+            finite = isinstance(value, str) or math.isfinite(value)
+            require(finite, name, "stop, skip or a finite number", value)
+        self._check_functions()
+
+    def _check_functions(self) -> None:
+        functions, weights = self.reward_funcs, self.reward_weights
+        require(bool(functions), "reward_funcs", "at least one function", functions)
+        require(len(set(functions)) == len(functions), "reward_funcs", "each function once", functions)
+        for name in functions:
+            known = name in REWARD_FUNCTIONS or ":" in name
+            require(known, "reward_funcs", f"{', '.join(REWARD_FUNCTIONS)} or module:function", name)
+        if weights is not None:
+            require(len(weights) == len(functions), "reward_weights", f"{len(functions)} numbers", weights)
+            require(all(map(math.isfinite, weights)), "reward_weights", "finite numbers", weights)
+        needs = {"model": "reward_model_path", "server": "reward_server_url", "sentiment": "sentiment_model_path"}
+        for function, setting in needs.items():
+            value = getattr(self, setting)
+            expected = f"a value with {function} in reward_funcs, and None without"
+            require((value is not None) == (function in functions), setting, expected, value)
+        most = 1.0 - self.length_penalty
+        expected = f"at most 1 - length_penalty = {most:g}, so that no invalid plan earns more than a valid one"
+        require(self.partial_scale <= most, "partial_scale", expected, self.partial_scale)
+
+    @property
+    def judges_plans(self) -> bool:
+        """Whether the data are planning problems."""
+        return "plan" in self.reward_funcs
+
+    def reads_pddl_for(self, validator: str) -> str | None:
+        """The validator that must understand the data where this one judges plans; None where plans are not judged."""
+        if not self.judges_plans:
+            return None
+        # VAL does not say how far a plan gets, nor what a reference costs.
+        return "builtin" if self.partial in ("prefix", "goal") or self.length_penalty else validator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -639,6 +718,81 @@ class SFTConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelConfig:
+    """A reward model from preferences: of two completions of a prompt, the preferred one is to score higher."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
+    peft: PeftConfig = field(default_factory=PeftConfig)
+    dataset: str | None = None
+    """Folder with one <split>.jsonl per split or, through the `datasets` library, a `save_to_disk` folder or a hub id;
+    columns chosen, rejected and maybe prompt and margin."""
+    train_split: str = "train"
+    """Split to train on."""
+    eval_splits: tuple[str, ...] = ("test",)
+    """Splits to evaluate on, before and after; the first one gives the metrics named eval_..."""
+    max_length: int = 1024
+    """Pairs with a longer text (prompt, completion and end of sequence, in tokens) are left out and counted."""
+    model_path: str | None = None
+    """Language model, for its trunk, or reward model to start from: a Hugging Face folder or hub id; default: a fresh
+    GPT-NeoX of the sizes below."""
+    tokenizer_path: str = "blocksworld-sft"
+    """Fresh model: folder or hub id of the model whose tokenizer it takes, such as the policy to be rewarded."""
+    hidden_size: int = 128
+    """Fresh model: width."""
+    num_hidden_layers: int = 4
+    """Fresh model: layers."""
+    num_attention_heads: int = 4
+    """Fresh model: attention heads."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that the model computes in; trained parameters, scores and statistics are float32 in any case."""
+    center_rewards_coefficient: float | None = None
+    """Weight of mean((chosen + rejected)^2) of the scores in the loss, which keeps them around 0; e.g. 0.01."""
+    center_on: Literal["chosen", "none"] = "chosen"
+    """After training, a constant is stored with the model and subtracted from its scores in PPO: chosen makes the mean
+    score of the chosen texts of train_split 0."""
+    num_train_epochs: float = 3.0
+    """Passes over the pairs of train_split, where total_episodes is not given."""
+    total_episodes: int | None = None
+    """Pairs to learn from over the whole run, rounded up to whole steps; default: num_train_epochs passes."""
+    batch_size: int = 32
+    """Pairs per optimizer step, over all devices."""
+    eval_batch_size: int = 64
+    """Texts scored at once in an evaluation."""
+
+    def __post_init__(self) -> None:
+        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_length")
+        _require_positive(self, *sizes, "batch_size", "eval_batch_size")
+        _require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        epochs = self.num_train_epochs
+        require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
+        if self.total_episodes is not None:
+            _require_positive(self, "total_episodes")
+        if self.center_rewards_coefficient is not None:
+            _require_finite(self, "center_rewards_coefficient")
+        require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
+        rate = self.optimizer.value_learning_rate
+        require(rate is None, "value_learning_rate", "None: a reward model has no value model", rate)
+        require(
+            self.peft.lora_path is None, "lora_path", "None: a reward model's adapter is fresh", self.peft.lora_path
+        )
+        if self.peft.use_peft:
+            require(self.model_path is not None, "model_path", "a model under the adapter with use_peft", None)
+
+    def num_updates(self, num_pairs: int) -> int:
+        """Optimizer steps in the whole run."""
+        episodes = self.total_episodes
+        if episodes is None:
+            episodes = max(1, int(self.num_train_epochs * num_pairs))
+        return -(-episodes // self.batch_size)
+
+    def check_devices(self, num_devices: int) -> None:
+        """Raise a `ConfigError` unless every batch divides over the devices."""
+        _require_divisible("batch_size", self.batch_size, "number of devices", num_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
     """Validity, executability and reward of a model's plans on held-out problems."""
 
@@ -676,6 +830,37 @@ class ExportConfig:
     def __post_init__(self) -> None:
         well_formed = re.fullmatch(r"[1-9]\d*\s*([KMGT]i?)?B", self.max_shard_size, re.IGNORECASE) is not None
         require(well_formed, "max_shard_size", "a size such as 5GB or 200MB", self.max_shard_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardServerConfig:
+    """A reward function behind HTTP, for runs on other machines."""
+
+    preset: str | None = None
+    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
+    config: str | None = None
+    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    validator: Literal["builtin", "val", "auto"] = "builtin"
+    """Who judges plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
+    host: str = "127.0.0.1"
+    """Address to listen on; one that other machines can reach needs a token in JAXPPO_REWARD_TOKEN."""
+    port: int = 8000
+    """Port to listen on; 0 for any free one, which is printed."""
+    workers: int = 1
+    """Requests worked on at a time; above 1 the function has to be safe for threads."""
+    max_waiting: int = 32
+    """Requests that may wait beside them; one more is told to come again later (503)."""
+    max_body_mib: float = 64.0
+    """Longest request, in MiB."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.port < 2**16, "port", "a port, or 0 for a free one", self.port)
+        require(self.max_waiting >= 0, "max_waiting", "an integer of at least 0", self.max_waiting)
+        require(0 < self.max_body_mib < math.inf, "max_body_mib", "a finite number above 0", self.max_body_mib)
+        _require_positive(self, "workers")
+        expected = "one function: a client asks a server for one score, and can weigh it with others"
+        require(len(self.reward.reward_funcs) == 1, "reward_funcs", expected, self.reward.reward_funcs)
 
 
 def _require_divisible(name: str, value: int, by_name: str, by: int) -> None:

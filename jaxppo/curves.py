@@ -1,4 +1,4 @@
-"""The picture of a run: its curves, and its validity before and after."""
+"""The picture of a run: its curves, and what it is measured by before and after."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,8 @@ def plot_curves(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, Any], 
     Args:
         metrics: records of `metrics.jsonl`; keys a record lacks, and nulls, leave gaps.
         evals: content of `eval.json`: `{"before": {SPLIT: {"validity": {"rate", "low", "high", "n"}}}, "after": ...}`,
-            with `headline_split` where there is one; either side may be missing.
+            with `headline_split` where there is one; either side may be missing. Splits whose plans are not judged
+            have `"reward": {"mean", "low", "high", "n"}` instead.
         path: the PNG to write.
     """
     import matplotlib
@@ -72,12 +73,12 @@ def plot_curves(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, Any], 
 
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12.8, 8.4), dpi=100, layout="constrained")
-        (reward, kl), (health, validity) = figure.subplots(2, 2)
+        (reward, kl), (health, evaluation) = figure.subplots(2, 2)
         _draw_curves(reward, _REWARD, metrics)
         _draw_curves(kl, _KL, metrics)
         has_health = any(record.get(key) is not None for record in metrics for key in _HEALTH.curves)
         _draw_curves(health, _HEALTH if has_health else _LENGTH, metrics)
-        _draw_validity(validity, evals)
+        _draw_evaluation(evaluation, evals)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
 
@@ -117,12 +118,17 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return (sums[last] - sums[first]) / (last - first)
 
 
-def _draw_validity(axes: Any, evals: Mapping[str, Any]) -> None:
-    """Draws validity per split before and after as bars with their 95 % intervals."""
+def _draw_evaluation(axes: Any, evals: Mapping[str, Any]) -> None:
+    """Draws validity, or else the mean reward, per split before and after as bars with their 95 % intervals."""
     sides = [(side, evals[side], colour) for side, colour in (("before", _GREY), ("after", _BLUE)) if evals.get(side)]
     splits = list(dict.fromkeys(split for _, scores, _ in sides for split in scores))
-    axes.set(title="Valid plans on held-out problems, 95 % intervals", ylabel="valid plans (%)", ylim=(0, 122))
-    axes.set_yticks(range(0, 101, 20))
+    measures = [measure for _, scores, _ in sides for result in scores.values() for measure in result]
+    if "validity" in measures or not measures:
+        axes.set(title="Valid plans on held-out problems, 95 % intervals", ylabel="valid plans (%)", ylim=(0, 122))
+        axes.set_yticks(range(0, 101, 20))
+    else:
+        axes.set(title="Mean reward on held-out prompts, 95 % intervals", ylabel="reward")
+        axes.margins(y=0.2)
     if not splits:
         _say_empty(axes)
         return
@@ -131,7 +137,7 @@ def _draw_validity(axes: Any, evals: Mapping[str, Any]) -> None:
         offset = (number - (len(sides) - 1) / 2) * width
         for place, split in enumerate(splits):
             if split in scores:
-                _draw_bar(axes, place + offset, width * 0.92, scores[split]["validity"], colour)
+                _draw_bar(axes, place + offset, width * 0.92, scores[split], colour)
         axes.bar(0, 0, color=colour, label=side)  # for the legend
     axes.set_xticks(range(len(splits)), [_split_label(split, sides, evals) for split in splits])
     axes.set_xlim(-0.6, len(splits) - 0.4)
@@ -139,15 +145,26 @@ def _draw_validity(axes: Any, evals: Mapping[str, Any]) -> None:
     axes.legend(loc="upper right", ncols=len(sides), borderaxespad=0)
 
 
-def _draw_bar(axes: Any, place: float, width: float, score: Mapping[str, float], colour: str) -> None:
-    rate, low, high = (100 * score[name] for name in ("rate", "low", "high"))
+def _draw_bar(axes: Any, place: float, width: float, scores: Mapping[str, Any], colour: str) -> None:
+    if "validity" in scores:
+        rate, low, high = (100 * scores["validity"][name] for name in ("rate", "low", "high"))
+    else:
+        rate, low, high = (scores["reward"][name] for name in ("mean", "low", "high"))
     axes.bar(place, rate, width, color=colour)
     axes.errorbar(place, rate, [[max(rate - low, 0)], [max(high - rate, 0)]], color="#30343B", capsize=4, linewidth=1.3)
-    axes.annotate(f"{rate:.1f}", (place, max(high, rate)), (0, 4), textcoords="offset points", ha="center", fontsize=10)
+    axes.annotate(
+        f"{rate:.1f}" if "validity" in scores else f"{rate:.2f}",
+        (place, max(high, rate)),
+        (0, 4),
+        textcoords="offset points",
+        ha="center",
+        fontsize=10,
+    )
 
 
 def _split_label(split: str, sides: Sequence[tuple[str, Mapping[str, Any], str]], evals: Mapping[str, Any]) -> str:
-    count = next(scores[split]["validity"]["n"] for _, scores, _ in sides if split in scores)
+    result = next(scores[split] for _, scores, _ in sides if split in scores)
+    count = result["validity" if "validity" in result else "reward"]["n"]
     headline = " (headline)" if split == evals.get("headline_split") else ""
     return f"{split}{headline}\nn = {count}"
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +24,10 @@ PROMPT_BUCKET = 8
 
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of a built-in domain."""
+
+
+PROMPT_ONLY: Mapping[str, type] = {"prompt": str}
+"""Columns of rows that a reward needs no more of."""
 
 
 class Batch(NamedTuple):
@@ -49,13 +53,17 @@ def bucket(length: int, multiple: int = PROMPT_BUCKET) -> int:
     return -(-length // multiple) * multiple
 
 
-def load_split(config: DataConfig, split: str, validator: str = "builtin") -> list[Row]:
+def load_split(
+    config: DataConfig, split: str, validator: str | None = "builtin", columns: Mapping[str, type] = PROMPT_ONLY
+) -> list[Row]:
     """The rows of one split: built and cached for a built-in domain, else read from the data set.
 
     Args:
         config: which data set.
         split: name of the split.
-        validator: who will judge plans for these rows; `builtin` covers less of PDDL than VAL.
+        validator: who will judge plans for these rows; `builtin` covers less of PDDL than VAL. None: nobody, and rows
+            need no more than `columns`.
+        columns: what rows without plans have.
 
     Raises:
         DataError: the data set or the split is missing, or a row is malformed.
@@ -65,25 +73,44 @@ def load_split(config: DataConfig, split: str, validator: str = "builtin") -> li
         if split not in SPLITS:
             raise DataError(f"split: expected one of {', '.join(SPLITS)} for blocksworld, got {split!r}")
         return _built_in_split(config, split)
-    folder = Path(config.dataset)
-    if folder.is_dir() and not (folder / "dataset_dict.json").exists():
-        rows = datasets.read_jsonl(folder / f"{split}.jsonl")
-    else:
-        rows = _hugging_face_rows(config.dataset, split)
-    if not rows:
-        raise DataError(f"{config.dataset}, split {split}: expected at least one row, got none")
+    rows = read_rows(config.dataset, split, datasets.COLUMNS if validator is not None else columns)
+    if validator is None:
+        return [{"id": f"{split}-{i}"} | row for i, row in enumerate(rows)]
     for row in rows:
         check_row(row, f"{config.dataset}, split {split}, row {row['id']}", validator)
     return rows
 
 
-def _hugging_face_rows(name: str, split: str) -> list[Row]:
+def read_rows(dataset: str, split: str, columns: Mapping[str, type]) -> list[Row]:
+    """The rows of `<dataset>/<split>.jsonl`, or of whatever the `datasets` library reads.
+
+    Args:
+        dataset: a folder or a hub id.
+        split: name of the split.
+        columns: which every row must have, with their types.
+
+    Raises:
+        DataError: the data set or the split is missing or empty, or a row is malformed.
+    """
+    folder = Path(dataset)
+    if folder.is_dir() and not (folder / "dataset_dict.json").exists():
+        rows = datasets.read_jsonl(folder / f"{split}.jsonl", columns)
+    else:
+        rows = _hugging_face_rows(dataset, split, columns)
+    if not rows:
+        raise DataError(f"{dataset}, split {split}: expected at least one row, got none")
+    return rows
+
+
+def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type]) -> list[Row]:
     """Rows of a split through the `datasets` library: a `save_to_disk` folder or a hub id."""
     import datasets as hugging_face  # slow to import, and not needed for built-in domains
 
     folder = Path(name)
     if not folder.is_dir() and name.count("/") != 1:
-        raise DataError(f"dataset: expected blocksworld, a folder or a hub id such as 'user/name', got {name!r}")
+        raise DataError(
+            f"dataset: expected blocksworld (planning problems), a folder or a hub id such as 'user/name', got {name!r}"
+        )
     try:
         if (folder / "dataset_dict.json").exists():
             table = hugging_face.load_from_disk(name)[split]
@@ -94,7 +121,7 @@ def _hugging_face_rows(name: str, split: str) -> list[Row]:
         raise DataError(
             f"dataset: expected a split {split!r} in {name}, got {type(error).__name__}: {reason}"
         ) from error
-    return [datasets.checked_row(row, f"{name}, split {split}, row {i}") for i, row in enumerate(table)]
+    return [datasets.checked_row(row, f"{name}, split {split}, row {i}", columns) for i, row in enumerate(table)]
 
 
 def check_row(row: Row, where: str, validator: str) -> None:
@@ -108,7 +135,7 @@ def check_row(row: Row, where: str, validator: str) -> None:
     if row["prompt_style"] not in prompts.PROMPT_STYLES:
         expected = f"one of {', '.join(prompts.PROMPT_STYLES)}"
         raise DataError(f"{where}, prompt_style: expected {expected}, got {row['prompt_style']!r}")
-    for action in row["reference_plan"]:
+    for action in _reference_actions(row["reference_plan"], where):
         try:
             parse_action(action)
         except (TypeError, ValueError):
@@ -123,6 +150,12 @@ def check_row(row: Row, where: str, validator: str) -> None:
         val_can_judge = validator != "builtin" and find_val() is not None
         if not (isinstance(error, UnsupportedPddlError) and val_can_judge):
             raise PddlError(f"{where}, {column}", error.line, error.message) from None
+
+
+def _reference_actions(value: list[Any], where: str) -> list[Any]:
+    if all(isinstance(entry, str | list) for entry in value):
+        return [action for plan in datasets.reference_plans(value) for action in plan]
+    raise DataError(f"{where}, reference_plan: expected '(action args)' strings or lists of them, got {value!r:.60}")
 
 
 def _built_in_split(config: DataConfig, split: str) -> list[Row]:
@@ -251,9 +284,9 @@ class PromptData:
     def batch(self, step: int) -> Batch:
         """The batch of update `step` (0-based)."""
         order = row_order(len(self.rows), self.seed, step * self.batch_size, self.batch_size)
-        rows = [self.rows[i] for i in order]
-        prompts = pad_left([self._encoded[i] for i in order], self.prompt_length, self._pad_id)
-        return Batch(prompts, [row["prompt"] for row in rows], columns_of(rows))
+        rows, encoded = [self.rows[i] for i in order], [self._encoded[i] for i in order]
+        prompts = pad_left(encoded, self.prompt_length, self._pad_id)
+        return Batch(prompts, [row["prompt"] for row in rows], columns_of(rows) | {"prompt_ids": encoded})
 
 
 def encode_completions(tokenizer: Any, rows: Sequence[Row]) -> list[list[int]]:

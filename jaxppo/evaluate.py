@@ -7,17 +7,19 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxppo import cli, data, hf, models, ops, rewards, rollout, run_folder
+from jaxppo import cli, data, hf, models, ops, plan_reward, reward_sources, rollout, run_folder
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
 from jaxppo.families import ModelConfig
 from jaxppo.parallel import DataParallel
+from jaxppo.rewards import Completions, Rewards
 from jaxppo.types import Params
 
 EVAL_FILE = "eval.json"
@@ -28,6 +30,7 @@ class Completion(NamedTuple):
 
     text: str
     ended: bool
+    ids: list[int]
 
 
 def wilson(successes: int, n: int, z: float = 1.959964) -> dict[str, float]:
@@ -58,6 +61,7 @@ class Evaluator:
         data_config: which splits.
         evaluation: batch size, temperature, validator.
         reward: how plans are scored.
+        rewards: the functions that score completions, where there are others than the plan reward.
         sampling: stop token and most tokens of a completion; the rest comes from `evaluation`.
         seed: of the sampling, where the temperature is above 0.
     """
@@ -72,12 +76,14 @@ class Evaluator:
         reward: RewardConfig,
         sampling: SamplingConfig,
         seed: int,
+        rewards: Rewards | None = None,
     ):
         self._tokenizer, self.parallel, self._config, self._reward = tokenizer, parallel, evaluation, reward
         self._length, self._seed = sampling.response_length, seed
-        self.validator = evaluation.eval_validator or rewards.default_validator()
-        rewards.check_validator(self.validator)
-        self.rows = {split: data.load_split(data_config, split, self.validator) for split in data_config.eval_splits}
+        self._rewards = None if reward.reward_funcs == ("plan",) else rewards
+        self.validator = _validator(evaluation) if reward.judges_plans else None
+        judges = None if self.validator is None else reward.reads_pddl_for(self.validator)
+        self.rows = {split: data.load_split(data_config, split, judges) for split in data_config.eval_splits}
         self._encoded = {
             split: data.encode_prompts(tokenizer, rows, data_config.max_prompt_length)
             for split, rows in self.rows.items()
@@ -98,33 +104,47 @@ class Evaluator:
         self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
 
     def __call__(self, params: Params) -> dict[str, dict[str, Any]]:
-        """{split: {"validity", "executability", "ended": rate with interval, "mean_reward", "lccs", ...}}."""
+        """{split: results}: "ended" and "mean_reward", and where plans are judged "validity", "executability", ...
+
+        Rates have a Wilson interval, the mean of other rewards than the plan reward one of twice its standard error.
+        """
         return {split: self._evaluate(params, split) for split in self.rows}
 
     def _evaluate(self, params: Params, split: str) -> dict[str, Any]:
-        completions = self.complete(params, split)
-        columns = data.columns_of(self.rows[split])
-        outcomes = rewards.judge_plans(
+        completions, columns = self.complete(params, split), data.columns_of(self.rows[split])
+        results = {} if self.validator is None else self._judge_plans(completions, columns, self.validator)
+        if self._rewards is not None:
+            results |= self._score(self._rewards, completions, split)
+        return results | {"ended": wilson(sum(completion.ended for completion in completions), len(completions))}
+
+    def _judge_plans(
+        self, completions: Sequence[Completion], columns: dict[str, list[Any]], validator: str
+    ) -> dict[str, Any]:
+        outcomes = plan_reward.judge_plans(
             [completion.text for completion in completions],
-            domain_pddl=columns["domain_pddl"],
-            problem_pddl=columns["problem_pddl"],
-            reference_plan=columns["reference_plan"],
-            prompt_style=columns["prompt_style"],
-            validator=self.validator,
-            partial=self._reward.partial,
-            normalise_by=self._reward.normalise_by,
-            val_timeout_s=self._reward.val_timeout_s,
+            reward_sources.plan_scoring(self._reward, validator),
+            **{name: columns[name] for name in ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")},
         )
-        count, metrics = len(outcomes), rewards.plan_metrics(outcomes)
+        count, metrics = len(outcomes), plan_reward.plan_metrics(outcomes)
         return {
             "validity": wilson(sum(o.verdict.valid for o in outcomes), count),
             "executability": wilson(sum(o.verdict.executable for o in outcomes), count),
-            "ended": wilson(sum(completion.ended for completion in completions), count),
             "mean_reward": metrics["mean"],
             "lccs": metrics["lccs"],
             "validator_failed": metrics["validator_failed"],
-            "validator": self.validator,
+            "validator": validator,
         }
+
+    def _score(self, rewards: Rewards, completions: Sequence[Completion], split: str) -> dict[str, Any]:
+        rows = self.rows[split]
+        columns = data.columns_of(rows) | {"prompt_ids": self._encoded[split]}
+        texts, ids = [c.text for c in completions], [c.ids for c in completions]
+        values = rewards(Completions([row["prompt"] for row in rows], texts, ids, columns)).values
+        numbers = [value for value in values if value is not None]
+        error = 2.0 * stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
+        mean = fmean(numbers)
+        interval = {"mean": mean, "low": mean - error, "high": mean + error, "n": len(numbers)}
+        return {"mean_reward": mean, "reward": interval}
 
     def complete(self, params: Params, split: str) -> list[Completion]:
         """One completion per row of a split, in its order; longest prompts are decoded together."""
@@ -149,12 +169,24 @@ class Evaluator:
         prompts = data.pad_left(filled, self._prompt_length, self._tokenizer.pad_token_id)
         draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
         done = self._generate(params, *self.parallel.put((prompts, draws), 0))
-        texts = data.decode(self._tokenizer, np.asarray(done.completion_ids), np.asarray(done.completion_mask))
-        return [Completion(t, bool(e)) for t, e in zip(texts, np.asarray(done.ended), strict=True)][: len(encoded)]
+        ids, mask = np.asarray(done.completion_ids), np.asarray(done.completion_mask)
+        rows = zip(data.decode(self._tokenizer, ids, mask), np.asarray(done.ended), ids, mask, strict=True)
+        return [Completion(text, bool(ended), row[real].tolist()) for text, ended, row, real in rows][: len(encoded)]
+
+
+def _validator(evaluation: EvalConfig) -> str:
+    """Who judges, after a try."""
+    validator = evaluation.eval_validator or plan_reward.default_validator()
+    plan_reward.check_validator(validator)
+    return validator
 
 
 def make_evaluator(
-    config: TrainConfig | SFTConfig | EvaluateConfig, model: ModelConfig, tokenizer: Any, parallel: DataParallel
+    config: TrainConfig | SFTConfig | EvaluateConfig,
+    model: ModelConfig,
+    tokenizer: Any,
+    parallel: DataParallel,
+    rewards: Rewards | None = None,
 ) -> Evaluator:
     """The evaluator that a command's configuration asks for."""
     if isinstance(config, TrainConfig):
@@ -171,11 +203,18 @@ def make_evaluator(
         config.reward,
         sampling,
         config.run.seed,
+        rewards,
     )
 
 
 def summary_line(split: str, result: dict[str, Any]) -> str:
     """One line about a split for the terminal."""
+    if "validity" not in result:
+        reward = result["reward"]
+        return (
+            f"{split}: mean reward {reward['mean']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}] of {reward['n']}, "
+            f"ended {result['ended']['rate']:.1%}"
+        )
     v, e = result["validity"], result["executability"]
     return (
         f"{split}: valid {v['rate']:.1%} [{v['low']:.1%}, {v['high']:.1%}] of {v['n']} ({result['validator']}), "
@@ -185,14 +224,16 @@ def summary_line(split: str, result: dict[str, Any]) -> str:
 
 def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
     """What an evaluation during training adds to the record of its update."""
-    return {f"eval/{split}/validity": result["validity"]["rate"] for split, result in results.items()}
+    rewards = {f"eval/{split}/mean_reward": result["mean_reward"] for split, result in results.items()}
+    judged = {split: result for split, result in results.items() if "validity" in result}
+    return {f"eval/{split}/validity": result["validity"]["rate"] for split, result in judged.items()} | rewards
 
 
 def print_results(console: Console, results: dict[str, dict[str, Any]]) -> None:
     """One line per split, and a warning where the validator failed."""
     for split, result in results.items():
         console.result(summary_line(split, result))
-        if result["validator_failed"]:
+        if result.get("validator_failed"):
             console.warn(
                 f"{split}: {result['validator_failed']:.1%} of the plans got no verdict and count as not valid"
             )
@@ -206,13 +247,22 @@ def evaluate(config: EvaluateConfig) -> Path:
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     parallel = DataParallel(config.run.parallel)
-    model, params, tokenizer, _ = hf.load_policy(config.model)
-    evaluator = make_evaluator(config, models.computing_in(model, config.dtype), tokenizer, parallel)
+    policy = hf.load_policy(config.model)
+    model, tokenizer = models.computing_in(policy.config, config.dtype), policy.tokenizer
+    rewards = reward_sources.make_rewards(
+        config.reward,
+        validator=config.evaluation.eval_validator or plan_reward.default_validator(),
+        learned=reward_sources.learned_by(model, policy.params, tokenizer, parallel),
+    )
+    evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
     if config.run.dry_run:
         console.print(f"would evaluate {config.model} on {', '.join(evaluator.rows)} into {folder}")
         return folder
     run_folder.claim(folder, config, config.run)
-    results = evaluator(parallel.put(params))
+    try:
+        results = evaluator(parallel.put(policy.params))
+    finally:
+        rewards.close()
     run_folder.write_json(folder / EVAL_FILE, results)
     print_results(console, results)
     console.print(f"written to {folder / EVAL_FILE}")

@@ -1,8 +1,8 @@
 """Trained models as Hugging Face folders: `python -m jaxppo.export`, and the end of every training command.
 
 Writes `policy/` (AutoModelForCausalLM), `value/` (AutoModelForSequenceClassification, or `value_head.safetensors` for a
-head on the policy's trunk) and, for a run with LoRA, `adapters/policy` and `adapters/value` (PEFT) beside the merged
-models.
+head on the policy's trunk), for a run of `reward_model` instead `reward_model/` (AutoModelForSequenceClassification),
+and, for a run with LoRA, `adapters/policy` and so on (PEFT) beside the merged models.
 """
 
 import dataclasses
@@ -29,6 +29,12 @@ TOKENIZER_FOLDER = "tokenizer"
 """In a run folder: the policy's tokenizer, for exports of its checkpoints."""
 
 EVAL_FILE = "eval.json"
+
+REWARD_MODEL = "reward_model"
+"""In a run folder of `reward_model`: what it trained."""
+
+_ADAPTERS = {"policy": "adapter", "value": "value_adapter", "reward": "reward_adapter"}
+"""What a model card calls the adapter of a model."""
 
 
 def base_of(name: str | None, loaded: Loaded | None, config: ModelConfig, head: str) -> dict[str, Any]:
@@ -62,7 +68,7 @@ def models_meta(
     """What a checkpoint says of the models in it, so that it can be exported: plain values, for JSON.
 
     Args:
-        policy: from `base_of`.
+        policy: from `base_of`; for a reward model with `"kind": "reward"`.
         value: from `base_of`, or None without a value model of its own.
         adapter: shape of the adapters, or None where whole models are trained.
         stop_id: token that ends a completion.
@@ -94,12 +100,12 @@ def write_models(
     """Write all models of a training state.
 
     Args:
-        folder: gets `policy/`, `value/` and `adapters/`.
+        folder: gets `policy/` and `value/`, or `reward_model/`, and `adapters/`.
         meta: of the checkpoint: "config", "step", "metrics", "models".
         params: {"policy"} and maybe {"value"}: whole models, or adapters.
         frozen: weights under adapters, by model.
         tokenizer: of the policy.
-        evals: content of `eval.json`.
+        evals: content of `eval.json`; the `reward_bias` of a reward model is stored with it.
         dtype: of the tensors; default: float32 as trained.
         max_shard_size: see `hf.save_pretrained`.
     """
@@ -107,23 +113,31 @@ def write_models(
     adapter = None if models["adapter"] is None else _lora_config(models["adapter"])
     for name, tree in params.items():
         info = models[name] or models["policy"]
-        config = hf.config_from_hf(info["config"])
-        card = _card(name, info, meta, evals)
+        kind = info.get("kind", name)
+        target, bias = (REWARD_MODEL, evals.get(hf.REWARD_BIAS)) if kind == "reward" else (name, None)
+        config, card = _config(info, bias), _card(kind, info, meta, evals)
         if "trunk" not in tree:
-            hf.save_value_head(folder / name, tree["score"], _card("value_head", info, meta, evals))
+            hf.save_value_head(folder / target, tree["score"], _card("value_head", info, meta, evals))
             continue
         whole = tree
         if adapter is not None:
             assert frozen is not None
             base = _path_of(info["base"] or models["policy"]["base"])
-            kind = "adapter" if name == "policy" else "value_adapter"
-            adapter_card = _card(kind, info | {"base": base}, meta, evals)
-            lora.save_adapter(folder / "adapters" / name, config, adapter, tree, frozen[name], base, adapter_card)
+            adapter_card = _card(_ADAPTERS[kind], info | {"base": base}, meta, evals)
+            lora.save_adapter(
+                folder / "adapters" / target, config, adapter, tree, frozen[name], base, adapter_card, bias
+            )
             whole = lora.merge(frozen[name], tree, adapter.scale)
-        generation = info["generation_config"] if name == "policy" else False
+        generation = info["generation_config"] if kind == "policy" else False
         hf.save_pretrained(
-            folder / name, config, whole, tokenizer, generation, dtype=dtype, max_shard_size=max_shard_size, card=card
+            folder / target, config, whole, tokenizer, generation, dtype=dtype, max_shard_size=max_shard_size, card=card
         )
+
+
+def _config(info: dict[str, Any], reward_bias: float | None) -> ModelConfig:
+    """The configuration to write: a bias that the base came with does not hold after training."""
+    raw = {key: value for key, value in info["config"].items() if key != hf.REWARD_BIAS}
+    return hf.config_from_hf(raw if reward_bias is None else raw | {hf.REWARD_BIAS: reward_bias})
 
 
 def _path_of(base: str) -> str:
@@ -169,7 +183,7 @@ def export(config: ExportConfig) -> Path:
         return folder
     evals = run_folder.read_json(run / EVAL_FILE)
     if step != len(read_metrics(run / "metrics.jsonl")):  # evaluated was the last update
-        evals.pop("after", None)
+        evals = {name: value for name, value in evals.items() if name not in ("after", hf.REWARD_BIAS)}
     tokenizer = hf.load_tokenizer(run / TOKENIZER_FOLDER)
     write_models(
         folder, meta, params, frozen, tokenizer, evals, dtype=config.dtype, max_shard_size=config.max_shard_size
@@ -185,7 +199,9 @@ def _frozen(models: dict[str, Any], params: Params) -> Params:
         info = models[name] or models["policy"]
         if info["base"] is None:
             raise ModelError("base: expected a model folder under the adapter, got one drawn at random")
-        loaded = hf.load_model(hf.find_model(info["base"]), head="lm" if name == "policy" else "score")
+        loaded = hf.load_model(
+            hf.find_model(info["base"]), head="lm" if info.get("kind", name) == "policy" else "score"
+        )
         if lora.fingerprint(loaded.params) != info["fingerprint"]:
             raise ModelError(f"{info['base']}: expected the weights that the adapters were trained on, got others")
         frozen[name] = {part: tree for part, tree in loaded.params.items() if part != "score"}

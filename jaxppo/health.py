@@ -18,6 +18,28 @@ NEGATIVE_KL = -1.0
 """Nats per completion below which a KL estimate is no sampling noise any more (TRL 0.11's threshold)."""
 
 
+DISAGREEMENTS = "val_disagreements"
+"""Folder in a run folder for plans on which the validators disagree."""
+
+REWARD_ALARMS = {
+    "reward/errors": (0, "the reward function failed on completions; samples.jsonl has the reasons"),
+    "reward/timeouts": (0, "the reward function took too long; samples.jsonl has the completions"),
+    "reward/validator_failed": (0, "VAL crashed or took too long; such plans count as not valid"),
+    "reward/val_failed": (0, "VAL crashed or took too long on plans that it was to check again"),
+    "reward/invalid_with_reference": (
+        0.25,
+        "many plans hold the steps of their reference and are not valid: the partial reward may be gamed; lower "
+        "partial_scale, or normalise by max",
+    ),
+    "reward/overlong": (
+        0.25,
+        "many plans are far longer than their reference: the partial reward may be gamed; normalise by max, or set "
+        "missing_eos_penalty",
+    ),
+}
+"""Metric to the highest value that is nothing to worry about, and what more may mean."""
+
+
 class Health:
     """Watches the records of a run.
 
@@ -30,6 +52,7 @@ class Health:
     def __init__(self, console: Console, folder: Path, max_bad_updates: int):
         self._console, self._folder, self._max_bad_updates = console, folder, max_bad_updates
         self._warned_of_kl = False
+        self._warned_of_reward: set[str] = set()
 
     def is_over(self, record: dict[str, Any]) -> bool:
         """Whether too many updates in a row had a loss or gradient that was not finite."""
@@ -58,6 +81,7 @@ class Health:
                     f"infinite loss or gradient; the last batch is in {saved}; a new run with a lower "
                     "learning_rate or max_grad_norm may help"
                 )
+        self._check_reward(record)
         kl = record.get("objective/kl_k1", 0.0)
         if kl < NEGATIVE_KL and not self._warned_of_kl:
             self._warned_of_kl = True
@@ -67,6 +91,19 @@ class Health:
                 "top_p, min_p, another temperature), their log-probabilities were computed with other numbers (low "
                 "precision, another matmul precision), or the reference is not the model that the policy started from"
             )
+
+    def _check_reward(self, record: dict[str, Any]) -> None:
+        """Disagreements are told whenever they occur, what else is odd about the reward once."""
+        if record.get("reward/val_disagreements"):
+            self._console.warn(
+                f"update {record['step']}: VAL and the in-process validator disagree on "
+                f"{record['reward/val_disagreements']:g} of {record['reward/val_audited']:g} plans; the cases are in "
+                f"{self._folder / DISAGREEMENTS}. Please report them; --validator val has VAL judge all plans"
+            )
+        for name, (most, message) in REWARD_ALARMS.items():
+            if record.get(name, 0.0) > most and name not in self._warned_of_reward:
+                self._warned_of_reward.add(name)
+                self._console.warn(f"update {record['step']}: {name} is {record[name]:g}: {message}")
 
 
 def save_batch(folder: Path, step: int, trajectories: Trajectories, samples: list[dict[str, Any]]) -> Path:

@@ -1,6 +1,7 @@
 """Hugging Face model folder <-> parameters, in both directions through the name table of each family."""
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Callable
@@ -34,6 +35,9 @@ GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
 VALUE_HEAD_FILE = "value_head.safetensors"
 
+REWARD_BIAS = "reward_bias"
+"""Key of a reward model's `config.json`: to be subtracted from its scores. transformers passes over it."""
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_SHARD_SIZE = "5GB"
 
@@ -45,7 +49,15 @@ Placement = Callable[[tuple[str, ...], tuple[int, ...]], jax.sharding.Sharding]
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
-_HUB_FILES = ["*.json", "*.txt", "*.model", CARD_FILE, "model*.safetensors", VALUE_HEAD_FILE]
+_HUB_FILES = [
+    "*.json",
+    "*.txt",
+    "*.model",
+    CARD_FILE,
+    "model*.safetensors",
+    VALUE_HEAD_FILE,
+    "adapter_model.safetensors",
+]
 
 _VALUE_HEAD_NAMES = {"v_head.summary.weight": "kernel", "v_head.summary.bias": "bias"}
 """TRL's names for a value head on a language model's trunk; LLaMA-Factory keeps them in a file of its own."""
@@ -299,13 +311,18 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
         raise ModelError(f"{folder}: expected a language model ({architecture}), got one without lm_head")
     model = load_model(folder, placement=placement)
     tokenizer = load_tokenizer(folder)
-    if tokenizer.eos_token_id is None:
-        raise ModelError(f"{folder}: expected a tokenizer with an eos_token, got none")
-    if len(tokenizer) > config.vocab_size:
-        raise ModelError(f"{folder}: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}")
+    check_tokenizer(tokenizer, config, str(folder))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return Policy(config, model.params, tokenizer, model)
+
+
+def check_tokenizer(tokenizer: Any, config: ModelConfig, where: str) -> None:
+    """Raise a `ModelError` unless a tokenizer has an end of sequence, and no more tokens than the model."""
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"{where}: expected a tokenizer with an eos_token, got none")
+    if len(tokenizer) > config.vocab_size:
+        raise ModelError(f"{where}: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}")
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
@@ -323,6 +340,18 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain ones, and a damaged file leads anywhere
         raise ModelError(f"{folder}: expected a readable tokenizer, got: {first_line(error)}") from error
+
+
+def reward_bias(config: ModelConfig) -> float:
+    """What is to be subtracted from the scores of a reward model: what jaxppo stored in its folder, or 0.
+
+    Raises:
+        ModelError: it is no finite number.
+    """
+    bias = (config.original or {}).get(REWARD_BIAS, 0.0)
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
+        raise ModelError(f"{REWARD_BIAS}: expected a finite number, got {bias!r}")
+    return float(bias)
 
 
 def config_from_hf(raw: dict[str, Any]) -> ModelConfig:

@@ -14,6 +14,7 @@ qwix rewrites modules by intercepting their calls; here nothing but `families/la
 """
 
 import hashlib
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ import numpy as np
 
 from jaxppo.errors import ModelError
 from jaxppo.families import ModelConfig, family_of
-from jaxppo.hf import CARD_FILE, check_replaceable, existing_folder, hf_name
+from jaxppo.hf import CARD_FILE, REWARD_BIAS, check_replaceable, existing_folder, hf_name
 from jaxppo.model_files import (
     complete_folder,
     naming,
@@ -208,6 +209,7 @@ def save_adapter(
     base: Params,
     base_model: str,
     card: str | None = None,
+    reward_bias: float | None = None,
 ) -> None:
     """Write a folder that PEFT's `PeftModel.from_pretrained` reads.
 
@@ -219,6 +221,7 @@ def save_adapter(
         base: parameters of the base model; their `fingerprint` is written beside.
         base_model: path or hub id of the base, for whoever loads the adapter.
         card: content of README.md.
+        reward_bias: of a reward model, see `load_reward_bias`; written beside the weights.
 
     Raises:
         ModelError: the folder holds something else or cannot be written.
@@ -238,7 +241,8 @@ def save_adapter(
     with complete_folder(folder) as partial:
         write_json(partial / CONFIG_FILE, redact(_peft_config(config, lora, adapted, "score" in adapter, base_model)))
         arrays = {name: np.asarray(leaf, np.float32).T for name, leaf in tensors.items()}
-        write_file(partial / WEIGHTS_FILE, arrays, **{FINGERPRINT: fingerprint(base)})
+        about = {FINGERPRINT: fingerprint(base)} | ({} if reward_bias is None else {REWARD_BIAS: repr(reward_bias)})
+        write_file(partial / WEIGHTS_FILE, arrays, **about)
         if card is not None:
             (partial / CARD_FILE).write_text(card, encoding="utf-8")
 
@@ -300,6 +304,24 @@ def load_adapter(
             _put(adapter, path, jnp.asarray(tensor[...].astype(np.float32).T))
         _check_complete(adapter)
     return lora, adapter
+
+
+def load_reward_bias(folder: str | os.PathLike[str]) -> float:
+    """What is to be subtracted from the scores of a reward model's adapter: what jaxppo stored with it, or 0.
+
+    Raises:
+        ModelError: the weights are unreadable, or it is no finite number.
+    """
+    folder = Path(folder)
+    with naming(folder):
+        text = read_metadata(folder / WEIGHTS_FILE).get(REWARD_BIAS, "0.0")
+    try:
+        bias = float(text)
+    except ValueError:
+        bias = math.nan
+    if not math.isfinite(bias):
+        raise ModelError(f"{folder}, {REWARD_BIAS}: expected a finite number, got {text!r}")
+    return bias
 
 
 def _read_config(raw: dict[str, Any]) -> LoraConfig:

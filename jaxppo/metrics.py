@@ -442,8 +442,8 @@ _REWARD = (
     Metric(
         name="reward/mean",
         unit="score per completion",
-        meaning="Mean over completions of the plan reward before penalty, scaling and clipping: 1 for a valid plan, "
-        "else the overlap with the reference plan.",
+        meaning="Mean over completions of the plan reward before weights, penalty, scaling and clipping: 1 for a valid "
+        "plan, else what `partial` gives.",
         old_name="env/reward_mean",
         healthy="0 to 1, rising; equal to `objective/scores` where nothing is added to the reward.",
     ),
@@ -475,10 +475,97 @@ _REWARD = (
         "timeouts.",
     ),
     Metric(
+        name="reward/partial",
+        unit="fraction",
+        meaning="What `partial` measures (lccs, lcs, prefix or goal), before `partial_scale`, mean over completions, "
+        "valid ones included.",
+        healthy="Rises. For `lccs` it is `reward/lccs`.",
+    ),
+    Metric(
+        name="reward/plan_unreadable",
+        unit="fraction of completions",
+        meaning="Fraction of completions that are not a list of actions in the prompt style; they earn nothing.",
+        healthy="Falls to 0 early. Where it stays, the model was not taught the style, or completions are cut: raise "
+        "`response_length`.",
+    ),
+    Metric(
+        name="reward/invalid_with_reference",
+        unit="fraction of completions",
+        meaning="Fraction of completions that hold all steps of a reference plan in their order and are not valid.",
+        healthy="Near 0. A rise is an alarm: the overlap is collected with junk in between; a run warns above 0.25.",
+    ),
+    Metric(
+        name="reward/overlong",
+        unit="fraction of completions",
+        meaning="Fraction of completions with more than 3 times as many steps as the reference plan.",
+        healthy="Near 0. A rise is an alarm: enumeration or loops; a run warns above 0.25.",
+    ),
+    Metric(
+        name="reward/val_audited",
+        unit="completions",
+        meaning="Plans judged in this process that VAL judged again (`audit_rate`); equal plans count once.",
+        healthy="About `audit_rate` times the batch.",
+    ),
+    Metric(
+        name="reward/val_disagreements",
+        unit="completions",
+        meaning="Plans of these on which VAL says otherwise; they are saved in `val_disagreements/`.",
+        healthy="0. Anything else is a defect of one of the validators, and a run warns of each.",
+    ),
+    Metric(
+        name="reward/val_failed",
+        unit="completions",
+        meaning="Plans of these on which VAL crashed or ran out of time.",
+        healthy="0.",
+    ),
+    Metric(
+        name="reward/errors",
+        unit="completions",
+        meaning="Completions for which a reward function raised or gave no number, summed over functions; `on_error` "
+        "decides what becomes of them.",
+        healthy="0. The reasons are in `samples.jsonl`.",
+    ),
+    Metric(
+        name="reward/timeouts",
+        unit="completions",
+        meaning="Completions that a reward function took longer than `reward_timeout_s` for; `on_timeout` decides.",
+        healthy="0, or a few hard cases. Many of them: raise the limit or `reward_workers`.",
+    ),
+    Metric(
+        name="reward/not_scorable",
+        unit="completions",
+        meaning="Completions that no reward function could score (None); they are left out of the update.",
+        healthy="0, or as many as the reward is meant to leave out.",
+    ),
+    Metric(
         name="reward/<part>",
         unit="as reported",
         meaning="A part that a reward function reports by `log_metric`, taken over as it is.",
         healthy="Parts should rise together. One that rises while the others fall is what the policy exploits.",
+    ),
+)
+
+_REWARDS = (
+    Metric(
+        name="rewards/<function>/mean",
+        unit="score per completion",
+        meaning="Mean of what one reward function gives, before its weight, over the completions that it can score.",
+        healthy="All rise together, or are weighed against each other on purpose.",
+    ),
+    Metric(
+        name="rewards/<function>/std",
+        unit="score per completion",
+        meaning="Standard deviation of the same.",
+        healthy="Above 0: a reward that is the same for all completions teaches nothing.",
+    ),
+)
+
+_CACHE = (
+    Metric(
+        name="cache/reward_hits",
+        unit="completions",
+        meaning="Completions whose reward was known from an equal completion, summed over functions.",
+        healthy="Rises as the policy becomes sure of itself. Near the batch size it has stopped exploring.",
     ),
 )
 
@@ -490,6 +577,12 @@ _EVAL = (
         "plan; only in records of updates with an evaluation.",
         healthy="Rises; differences below `1 / sqrt(problems)` may be noise. Falling while `objective/scores` rises: "
         "stop, and take an earlier checkpoint.",
+    ),
+    Metric(
+        name="eval/<split>/mean_reward",
+        unit="score per completion",
+        meaning="Mean reward on the held-out prompts of a split, decoded as evaluations are.",
+        healthy="Rises with `objective/scores`. Where it stands still the policy learns its training prompts.",
     ),
 )
 
@@ -532,6 +625,8 @@ METRICS: tuple[Metric, ...] = (
     *_RLOO,
     *_TEXT,
     *_REWARD,
+    *_REWARDS,
+    *_CACHE,
     *_EVAL,
     *_TIME,
 )
@@ -546,7 +641,9 @@ GROUPS = {
     "rloo": "Groups of completions; RLOO only",
     "completions": "Completions",
     "tokens": "Prompts",
-    "reward": "What the reward function reports",
+    "reward": "What the reward functions report",
+    "rewards": "Each reward function",
+    "cache": "Repeated completions",
     "eval": "Evaluation during training",
     "time": "Time",
     "throughput": "Throughput",

@@ -18,8 +18,8 @@ from jaxppo.redact import redact
 
 CARD_FILE = "README.md"
 
-Kind = Literal["policy", "value", "reward", "adapter", "value_adapter", "value_head"]
-"""What a folder holds: a whole model, a PEFT adapter of the policy or of the value model, or a value head alone."""
+Kind = Literal["policy", "value", "reward", "adapter", "value_adapter", "reward_adapter", "value_head"]
+"""What a folder holds: a whole model, a PEFT adapter of one, or a value head alone."""
 
 _WHAT = {
     "policy": "A language model (the policy)",
@@ -27,9 +27,15 @@ _WHAT = {
     "reward": "A reward model, which gives each text one score",
     "adapter": "A LoRA adapter of a language model (the policy)",
     "value_adapter": "A LoRA adapter of a value model (the critic of a policy)",
+    "reward_adapter": "A LoRA adapter and score head that make a language model a reward model",
     "value_head": "The value head on a policy's trunk, which predicts at each token the score still to come",
 }
-_LIBRARIES = {"adapter": "peft", "value_adapter": "peft", "value_head": "jaxppo"}  # the others: transformers
+_LIBRARIES = {
+    "adapter": "peft",
+    "value_adapter": "peft",
+    "reward_adapter": "peft",
+    "value_head": "jaxppo",
+}  # the others: transformers
 _WRITERS = ("policy", "adapter")  # of text
 
 _FOLDER, _BASE = '"path/to/this/folder"', "<base model>"
@@ -74,6 +80,15 @@ model = PeftModel.from_pretrained(base, {_FOLDER})
 inputs = AutoTokenizer.from_pretrained({_BASE})("some text", return_tensors="pt")
 values = base.score(base.base_model(**inputs).last_hidden_state)  # one per token
 """,
+    "reward_adapter": f"""\
+from peft import PeftModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+base = AutoModelForSequenceClassification.from_pretrained({_BASE}, num_labels=1)
+model = PeftModel.from_pretrained(base, {_FOLDER})
+inputs = AutoTokenizer.from_pretrained({_BASE})("some text", return_tensors="pt")
+score = model(**inputs).logits[0, 0]
+""",
     "value_head": f"""\
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -100,7 +115,12 @@ _METRICS = (
     "loss",
 )
 
-_MEASURES = {"validity": "valid plans", "executability": "executable plans", "mean_reward": "mean reward"}
+_MEASURES = {
+    "validity": "valid plans",
+    "executability": "executable plans",
+    "accuracy": "pairs ordered as preferred",
+    "mean_reward": "mean reward",
+}
 
 _HUB_LICENSES = (
     "apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m "
@@ -155,7 +175,7 @@ def model_card(
     """
     base_model = None if base_model in (None, "", "none") else redact(base_model)
     origin = "scratch" if base_model is None else _code(base_model)
-    how = f" with {_inline(algorithm.upper())}" if algorithm else ""
+    how = f" with {_inline(redact(algorithm).upper())}" if algorithm else ""
     parts = [
         _front_matter(kind, base_model, base_license, redact(dataset), algorithm),
         f"# {_inline(title)}",
@@ -273,7 +293,7 @@ def _results(evals: dict[str, Any]) -> str:
     """Before and after by split, the headline split first."""
     moments = {name: _dict(evals.get(name)) for name in ("before", "after")}
     if not any(moments.values()):
-        moments["after"] = {name: _dict(value) for name, value in evals.items() if "validity" in _dict(value)}
+        moments["after"] = {name: _dict(value) for name, value in evals.items() if _MEASURES.keys() & _dict(value)}
     headline = evals.get("headline_split")
     splits = sorted(dict.fromkeys([*moments["before"], *moments["after"]]), key=lambda split: split != headline)
     rows, judges = [], set()

@@ -300,7 +300,10 @@ class PPO:
         sequences: Sequences,
         scores: np.ndarray | Sequence[float] | Array,
     ) -> tuple[TrainState, Trajectories, Stats]:
-        """Advantages and returns from the host's scores, [B] fp32; the state carries the KL coefficient and moments."""
+        """Advantages and returns from the host's scores, [B] fp32; the state carries the KL coefficient and moments.
+
+        A score of NaN says that a completion has none; it is left out of what is learned.
+        """
         values = jnp.asarray(scores, jnp.float32)
         if values.shape != (self.config.batch_size,):
             raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")

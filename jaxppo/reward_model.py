@@ -1,113 +1,330 @@
-"""How a score is read off a `...ForSequenceClassification` model: by lengths, as TRL does, or as transformers does.
+"""Train a reward model from preferences: `python -m jaxppo.reward_model --dataset FOLDER --model_path DIR`.
 
-TRL and transformers find the end of a row by comparing ids with the pad id, and differ: the first pad of the completion
-ends it for the one, the rightmost id that is no pad for the other. Neither can tell padding from a pad token that was
-sampled, nor from the end of sequence where pad = eos. `last_token_scores` reads lengths, and is right in all cases; the
-other two are there to get the numbers of a model that was trained or is compared with them.
-
-Shape letters: B rows, T tokens.
+Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `reward_model/` (Hugging Face), with LoRA also
+`adapters/reward_model/` (PEFT), and `eval.json`.
 """
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxppo import models
-from jaxppo.errors import ModelError
+from jaxppo import cli, hf, lora, models, ops, optimizer, run_folder, update
+from jaxppo.config import RewardModelConfig
+from jaxppo.config_sources import flatten, parse_cli, plain_values
+from jaxppo.console import Console
+from jaxppo.data import bucket
+from jaxppo.errors import DataError
+from jaxppo.evaluate import EVAL_FILE, wilson
+from jaxppo.export import REWARD_MODEL, TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
-from jaxppo.types import Array, Params, Sequences
+from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.lora import LoraConfig
+from jaxppo.parallel import DATA, DataParallel
+from jaxppo.ppo import adapter_of
+from jaxppo.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
+from jaxppo.reward_scores import RowScorer, row_scores
+from jaxppo.supervised import Steps, run_steps
+from jaxppo.types import Array, Params, Stats, TrainState
+
+MODEL = "policy"
+"""Name of the model in the state: the one under which the update program knows a model that is trained alone."""
 
 
-class TrlScores(NamedTuple):
-    """What `trl_scores` returns."""
+def preference_loss(
+    chosen: Array,
+    rejected: Array,
+    margins: Array,
+    weights: Array,
+    center_rewards_coefficient: float | None = None,
+    axis_name: str | None = None,
+) -> tuple[Array, Stats]:
+    """Bradley-Terry loss of score pairs, and TRL's metrics; this device's part of both.
 
-    scores: Array  # [B, T] fp32, of every token; they mean nothing at pad ids
-    final: Array  # [B] fp32, the one that counts
-    last: Array  # [B] int32, its column
-
-
-def last_token_scores(params: Params, sequences: Sequences, *, model: ModelConfig) -> Array:
-    """Score at the last real token of each row, the one at column prompt length + completion length - 1.
+    loss = mean(-log sigmoid(r_chosen - r_rejected - margin)) + c mean((r_chosen + r_rejected)^2). A pair with equal
+    scores counts as wrong in the accuracy.
 
     Args:
-        params: {"trunk", "score"}.
-        sequences: packed and right-padded, with any ids at all in the padding.
-        model: configuration of the model, static under `jax.jit`.
+        chosen: [B] fp32 scores.
+        rejected: [B] fp32 scores.
+        margins: [B] fp32.
+        weights: [B] fp32, each pair's share of the mean: 1 in sum over all devices.
+        center_rewards_coefficient: c; None for 0.
+        axis_name: mapped device axis.
 
     Returns:
-        [B] fp32; where a completion is empty, the score of the prompt.
+        Loss and {"loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward"}, to be summed over devices.
+
+    Source: TRL 1.12 RewardTrainer.compute_loss; Bradley and Terry 1952; centering: arXiv:2312.09244.
     """
-    hidden = models.apply(model, params, sequences.input_ids, logits=False).hidden
-    lengths = sequences.prompt_lengths + jnp.sum(sequences.completion_mask, axis=1, dtype=jnp.int32)
-    return models.scores(params, _pick(hidden, lengths - 1))
+    difference, both = chosen - rejected, jnp.stack([chosen, rejected])
+    loss = ops.weighted_sum(-jax.nn.log_sigmoid(difference - margins), weights)
+    if center_rewards_coefficient is not None:
+        loss += center_rewards_coefficient * ops.weighted_sum((chosen + rejected) ** 2, weights)
+    devices = 1 if axis_name is None else jax.lax.psum(1, axis_name)
+    seen = jax.lax.stop_gradient(both)
+    return loss, {
+        "loss": loss,
+        "accuracy": ops.weighted_sum((difference > 0).astype(jnp.float32), weights),
+        "margin": ops.weighted_sum(difference, weights),
+        # Every device knows these two, and the sum over devices is to give them back.
+        "min_reward": -ops.global_max(-seen, axis_name) / devices,
+        "mean_reward": ops.weighted_sum(0.5 * (chosen + rejected), weights),
+        "max_reward": ops.global_max(seen, axis_name) / devices,
+    }
 
 
-def trl_scores(params: Params, input_ids: Array, *, model: ModelConfig, pad_id: int, context_length: int) -> TrlScores:
-    """Scores as TRL's `get_reward` reads them: a completion ends before its first pad id.
-
-    Ids that are the pad id are hidden from the others, do not count as positions and are read as id 0. A completion
-    without a pad ends in the last column; one that starts with a pad, in the last column of the prompt (with
-    `context_length` 0, in the last column of all).
-
-    Args:
-        params: {"trunk", "score"}.
-        input_ids: [B, T] int, left-padded prompts of `context_length` columns, then right-padded completions.
-        model: configuration of the model, static under `jax.jit`.
-        pad_id: id of the padding, wherever it occurs.
-        context_length: columns of the prompts, in [0, T].
-
-    Returns:
-        All scores, those that count and their columns.
-
-    Source: TRL 1.12 trl/experimental/utils.py, get_reward and first_true_indices.
-    """
-    real = input_ids != pad_id
-    # `apply` counts positions as TRL does: the real tokens before each.
-    output = models.apply(model, params, jnp.where(real, input_ids, 0), attention_mask=real, logits=False)
-    scores = models.scores(params, output.hidden)
-    length = input_ids.shape[1] - context_length
-    columns = jnp.where(real[:, context_length:], length, jnp.arange(length, dtype=jnp.int32))
-    last = jnp.min(columns, axis=1, initial=length) - 1 + context_length
-    return TrlScores(scores, _pick(scores, last), last)
+def pair_scores(params: Params, batch: PairBatch, *, model: ModelConfig) -> tuple[Array, Array]:
+    """Scores of both texts of each pair, read in one pass: [B] and [B] fp32."""
+    ids = jnp.concatenate([batch.chosen_ids, batch.rejected_ids])
+    lengths = jnp.concatenate([batch.chosen_lengths, batch.rejected_lengths])
+    chosen, rejected = jnp.split(row_scores(params, ids, lengths, model=model), 2)
+    return chosen, rejected
 
 
-def pooled_scores(
-    params: Params,
-    input_ids: Array,
-    *,
-    model: ModelConfig,
-    pad_id: int | None,
-    attention_mask: Array | None = None,
-) -> Array:
-    """Scores as transformers' `...ForSequenceClassification` pools them: at the rightmost id that is not the pad id.
+class Start(NamedTuple):
+    """What training starts from."""
 
-    A row of nothing but pads is read at column 0. Positions are columns, also under left padding, which is what
-    transformers takes where it is given none: with GPT-2 the score of a row then depends on its padding.
+    model: ModelConfig
+    params: Params  # {"trunk", "score"}
+    tokenizer: Any
+    loaded: hf.Loaded | None  # None: drawn at random
 
-    Args:
-        params: {"trunk", "score"}.
-        input_ids: [B, T] int, padded on either side.
-        model: configuration of the model, static under `jax.jit`.
-        pad_id: id of the padding; None reads the last column, for one row only.
-        attention_mask: [B, T] bool, the tokens that others see; default all of them, pads included.
 
-    Returns:
-        [B] fp32.
+def start_model(config: RewardModelConfig) -> Start:
+    """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones.
+
+    A score head that the folder lacks is drawn with standard deviation 1 / sqrt(hidden_size + 1).
 
     Raises:
-        ModelError: several rows without a pad id.
+        ModelError: a folder is missing or does not hold what it should.
 
-    Source: transformers 5 modeling_layers.py, GenericForSequenceClassification.
+    Source: of the head, OpenAI's summarize-from-feedback.
     """
-    rows, length = input_ids.shape
-    if pad_id is None and rows != 1:
-        raise ModelError(f"pad_token_id: expected an id, without which only one row can be scored, got {rows} rows")
-    columns = jnp.arange(length, dtype=jnp.int32)[None]
-    output = models.apply(model, params, input_ids, positions=columns, attention_mask=attention_mask, logits=False)
-    counted = jnp.ones_like(input_ids, bool) if pad_id is None else input_ids != pad_id
-    return models.scores(params, _pick(output.hidden, jnp.max(jnp.where(counted, columns, 0), axis=1)))
+    folder = hf.find_model(config.model_path or config.tokenizer_path)
+    tokenizer = hf.load_tokenizer(folder)
+    loaded = None if config.model_path is None else hf.load_model(folder, head="score")
+    model = _fresh_config(config, tokenizer) if loaded is None else loaded.config
+    hf.check_tokenizer(tokenizer, model, str(folder))
+    key = ops.purpose_key(config.run.seed, ops.Purpose.INIT)
+    params = models.init_params(model, key, head=None) if loaded is None else loaded.params
+    if "score" not in params:
+        head_key = jax.random.fold_in(key, 1)
+        params = params | {"score": models.init_score_head(model, head_key, scale=(model.hidden_size + 1) ** -0.5)}
+    # transformers finds the last token of a padded row by its pad id, which must then be no other token's.
+    pad_id = None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
+    return Start(dataclasses.replace(model, pad_token_id=pad_id), params, tokenizer, loaded)
 
 
-def _pick(x: Array, columns: Array) -> Array:
-    """The entry of each row at its column, negative ones from the end: [B, T, ...], [B] -> [B, ...]."""
-    return x[jnp.arange(x.shape[0]), columns]
+def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
+    return GPTNeoXConfig(
+        vocab_size=bucket(len(tokenizer)),
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        intermediate_size=4 * config.hidden_size,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+
+
+class Training(NamedTuple):
+    """The model and what its training consists of."""
+
+    config: RewardModelConfig
+    model: ModelConfig  # as it computes
+    adapter: LoraConfig | None  # None: all weights are trained
+    parallel: DataParallel
+
+    def init_state(self, params: Params) -> TrainState:
+        """The state before the first step, of a whole model or of an adapter and the score head on its frozen trunk."""
+        frozen = None
+        if self.adapter is not None:
+            key = ops.purpose_key(self.config.run.seed, ops.Purpose.POLICY_ADAPTER)
+            frozen = {MODEL: {"trunk": params["trunk"]}}
+            params = lora.init_adapter(self.model, self.adapter, key) | {"score": params["score"]}
+        state = update.init_state({MODEL: params}, optimizer.make_optimizer(self.config.optimizer))
+        return state._replace(frozen=frozen)
+
+    def whole(self, trained: Params, frozen: Params | None) -> Params:
+        """{"trunk", "score"} as `models.apply` takes them, with the adapter attached."""
+        if self.adapter is None or frozen is None:
+            return trained[MODEL]
+        return lora.attach(frozen[MODEL], trained[MODEL], self.adapter.scale)
+
+    def make_step(self, num_steps: int) -> Any:
+        """The compiled optimizer step: (state, pairs with their weights) -> (state, stats)."""
+        rates = optimizer.make_learning_rates(self.config.optimizer, num_steps)
+        program = partial(self._step, rates=rates)
+        return self.parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
+
+    def _step(
+        self, state: TrainState, mini_batches: tuple[PairBatch, Array], *, rates: optimizer.LearningRates
+    ) -> tuple[TrainState, Stats]:
+        def loss(trained: Params, batch: PairBatch, weights: Array) -> tuple[Array, Stats]:
+            chosen, rejected = pair_scores(self.whole(trained, state.frozen), batch, model=self.model)
+            coefficient = self.config.center_rewards_coefficient
+            return preference_loss(chosen, rejected, batch.margins, weights, coefficient, DATA)
+
+        optimiser = optimizer.make_optimizer(self.config.optimizer)
+        return update.update(state, mini_batches, loss=loss, optimizer=optimiser, rates=rates, axis_name=DATA)
+
+
+class PairEvaluator:
+    """Measures a reward model on the pairs of the evaluation splits; call it with {"trunk", "score"}.
+
+    Args:
+        scorer: scores token rows.
+        splits: pairs by split.
+        center_rewards_coefficient: part of the loss.
+    """
+
+    def __init__(
+        self, scorer: RowScorer, splits: Mapping[str, Sequence[Pair]], center_rewards_coefficient: float | None
+    ):
+        self._scorer, self._splits, self._coefficient = scorer, splits, center_rewards_coefficient
+
+    def __call__(self, params: Params) -> dict[str, dict[str, Any]]:
+        """{split: {"accuracy": rate with its Wilson interval and n, "loss", "margin", "mean_reward", ...}}."""
+        return {split: self._evaluate(params, pairs) for split, pairs in self._splits.items()}
+
+    def _evaluate(self, params: Params, pairs: Sequence[Pair]) -> dict[str, Any]:
+        count = len(pairs)
+        scores = self._scorer(params, [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)])
+        chosen, rejected = jnp.asarray(scores[:count]), jnp.asarray(scores[count:])
+        margins = jnp.asarray([pair.margin for pair in pairs])
+        _, stats = preference_loss(chosen, rejected, margins, jnp.full(count, 1 / count), self._coefficient)
+        right = int(np.sum(scores[:count] > scores[count:]))
+        return {name: float(value) for name, value in stats.items()} | {"accuracy": wilson(right, count)}
+
+    def mean_score(self, params: Params, pairs: Sequence[Pair]) -> float:
+        """Mean score of the chosen texts of some pairs."""
+        return float(np.mean(self._scorer(params, [pair.chosen for pair in pairs]), dtype=np.float64))
+
+
+def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """What an evaluation during training adds to the record of its step.
+
+    TRL's names, `eval_loss` and so on, are of the first split, and `eval_<split>_loss` of the others;
+    `eval/<split>/accuracy` is there for each, as the name that `metric_for_best_model` knows for an evaluation.
+    """
+    metrics = {}
+    for number, (split, result) in enumerate(results.items()):
+        prefix = "eval_" if number == 0 else f"eval_{split}_"
+        plain = result | {"accuracy": result["accuracy"]["rate"]}
+        metrics |= {f"{prefix}{name}": value for name, value in plain.items()}
+        metrics[f"eval/{split}/accuracy"] = plain["accuracy"]
+    return metrics
+
+
+def summary_line(split: str, result: dict[str, Any]) -> str:
+    """One line about a split for the terminal."""
+    right = result["accuracy"]
+    interval = f"[{right['low']:.1%}, {right['high']:.1%}] of {right['n']}"
+    return f"{split}: {right['rate']:.1%} {interval} pairs ordered right, margin {result['margin']:.3f}"
+
+
+def load_pairs(config: RewardModelConfig, tokenizer: Any, max_length: int, console: Console) -> dict[str, Pairs]:
+    """The pairs of the training split and of the evaluation splits; says how many were too long.
+
+    Raises:
+        DataError: as for `load_rows` and `encode_pairs`.
+    """
+    splits = {}
+    for split in dict.fromkeys([config.train_split, *config.eval_splits]):
+        where = f"{config.dataset}, split {split}"
+        splits[split] = encode_pairs(tokenizer, load_rows(str(config.dataset), split), max_length, where)
+        if splits[split].too_long:
+            count = splits[split].too_long + len(splits[split].kept)
+            console.warn(f"{where}: {splits[split].too_long} of {count} pairs are longer than {max_length} tokens")
+    return splits
+
+
+def train_reward_model(config: RewardModelConfig) -> Path:
+    """Train a reward model; returns the run folder."""
+    if config.dataset is None:
+        raise DataError("dataset: expected a folder with preference data or a hub id, got None")
+    console = Console(config.run.quiet)
+    folder = run_folder.default_folder("reward_model", config.run)
+    if run_folder.check(folder, config, config.run) and (folder / EVAL_FILE).exists():
+        console.print(f"{folder} is finished: nothing to resume")
+        return folder
+    parallel = DataParallel(config.run.parallel)
+    config.check_devices(parallel.num_devices)
+    start = start_model(config)
+    if start.loaded is not None:
+        console.print(f"model from {start.loaded.describe()}")
+    longest = min(config.max_length, start.model.max_length or config.max_length)
+    splits = load_pairs(config, start.tokenizer, longest, console)
+    num_steps = config.num_updates(len(splits[config.train_split].kept))
+    console.print(
+        f"reward model: {num_steps} steps of {config.batch_size} pairs out of "
+        f"{len(splits[config.train_split].kept)}, {sum(p.size for p in jax.tree.leaves(start.params)):,} parameters, "
+        f"into {folder}"
+    )
+    if config.run.dry_run:
+        return folder
+    run_folder.claim(folder, config, config.run)
+    start.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+    adapter = adapter_of(config.peft) if config.peft.use_peft else None
+    training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
+    _train(training, start, splits, num_steps, folder, console)
+    return folder
+
+
+def _train(
+    training: Training, start: Start, splits: dict[str, Pairs], num_steps: int, folder: Path, console: Console
+) -> None:
+    """Evaluate, train, evaluate again, and write everything."""
+    config, parallel, pairs = training.config, training.parallel, splits[training.config.train_split].kept
+    scorer = RowScorer(training.model, parallel, config.eval_batch_size, training.model.max_length)
+    evaluator = PairEvaluator(
+        scorer, {split: splits[split].kept for split in config.eval_splits}, config.center_rewards_coefficient
+    )
+    whole = lambda state: training.whole(state.params, state.frozen)  # noqa: E731
+    results: dict[str, Any] = {
+        "headline_split": config.eval_splits[0],
+        "before": evaluator(parallel.put(start.params)),
+        "too_long": {split: found.too_long for split, found in splits.items()},
+    }
+    data = PreferenceData(pairs, config.batch_size, config.run.seed, training.model.max_length)
+    weights = np.full(config.batch_size, 1 / config.batch_size, np.float32)
+    steps = Steps(
+        num_steps=num_steps,
+        batch=lambda step: (data.batch(step), weights),
+        program=training.make_step(num_steps),
+        evaluate=lambda state: eval_metrics(evaluator(whole(state))),
+        title="reward model",
+    )
+    state, last = run_steps(
+        steps, config.loop, folder, training.init_state(start.params), _meta(training, start), parallel, console
+    )
+    results["after"] = evaluator(whole(state))
+    if config.center_on == "chosen":
+        results["reward_bias"] = evaluator.mean_score(whole(state), pairs)
+    params, frozen = jax.device_get((state.params, state.frozen))
+    write_models(folder, last, params, frozen, start.tokenizer, results)
+    run_folder.write_json(folder / EVAL_FILE, results)
+    for split, result in results["after"].items():
+        console.result(summary_line(split, result))
+    console.print(f"model in {folder / REWARD_MODEL}")
+
+
+def _meta(training: Training, start: Start) -> dict[str, Any]:
+    """What a checkpoint says of the run."""
+    config = training.config
+    base = base_of(config.model_path, start.loaded, training.model, "score") | {"kind": "reward"}
+    return {
+        "config": plain_values(flatten(config)),
+        "models": models_meta(base, None, training.adapter, None, str(config.dataset)),
+        "seed": config.run.seed,
+    }
+
+
+if __name__ == "__main__":
+    cli.main(lambda: train_reward_model(parse_cli(RewardModelConfig, "reward_model")))

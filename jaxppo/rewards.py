@@ -1,283 +1,364 @@
 """Rewards computed on the host, with TRL's calling convention.
 
-A reward function is called as `fn(prompts=..., completions=..., completion_ids=..., **columns)`, where every
-argument is a list with one entry per completion and `columns` holds every column of the data set, and returns one
-number per completion. It may take `log_metric(name, value)` and `log_extra(column, values)` to report
-its parts.
+A reward function is called as `fn(prompts=..., completions=..., completion_ids=..., **columns)`, where every argument
+is a list with one entry per completion and `columns` holds every column of the data set, and returns one number per
+completion, or None for one that it cannot score. It may be `async`, may take `prompt_ids`, and may take
+`log_metric(name, value)` and `log_extra(column, values)` to report its parts.
+
+One function is a `Reward`: called, with its results kept for repeated completions and its failures dealt with as
+configured. Several make `Rewards`: their weighted sum.
 """
 
+import asyncio
 import inspect
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
+from statistics import fmean, pstdev
 from typing import Any, Literal, NamedTuple, Protocol
 
-from jaxppo.errors import ConfigError, DataError, ValidatorError
-from jaxppo.planning import (
-    PlanVerdict,
-    find_val,
-    parse_action,
-    parse_completion,
-    parse_domain,
-    parse_problem,
-    run_val_many,
-    validate_actions,
-)
-from jaxppo.planning.domains import blocksworld
-from jaxppo.planning.plans import Action, ParsedPlan, PlanError, lccs_length, lcs_length
+from jaxppo.errors import DataError
+from jaxppo.plan_reward import lccs, lcs
 
-BEST_INVALID = 0.999
-"""Cap of the partial reward: no invalid plan ties with a valid one, in float32 and float16 too."""
+__all__ = ["Completions", "Failed", "Policy", "Reward", "RewardFunction", "Rewards", "Scores", "call", "lccs", "lcs"]
 
-VALIDATOR_FAILURES = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
-"""Verdicts that say nothing about the plan: it counts as not valid, and the failure is counted too."""
-
-NormaliseBy = Literal["max", "reference", "prediction"]
-Partial = Literal["lccs", "lcs"]
+OnFailure = Literal["stop", "skip"] | float
+"""What becomes of a completion whose reward failed: stop the run, leave it out of the update, or this reward."""
 
 
 class RewardFunction(Protocol):
-    """TRL's reward function: one number per completion."""
+    """TRL's reward function: one number per completion; None where there is none."""
 
     def __call__(
         self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any
-    ) -> Sequence[float]:
+    ) -> Any:
         """Score every completion."""
         ...
 
 
+class Completions(NamedTuple):
+    """What reward functions are called with, one entry per completion."""
+
+    prompts: list[str]
+    texts: list[str]
+    ids: list[list[int]]
+    columns: dict[str, list[Any]]
+
+    def rows(self, numbers: Sequence[int]) -> "Completions":
+        """Some of the completions."""
+        pick = lambda values: [values[i] for i in numbers]  # noqa: E731
+        columns = {name: pick(values) for name, values in self.columns.items()}
+        return Completions(pick(self.prompts), pick(self.texts), pick(self.ids), columns)
+
+
+class Failed(NamedTuple):
+    """In place of a number: the reward function gave none."""
+
+    kind: Literal["errors", "timeouts"]
+    reason: str
+
+
 class Scores(NamedTuple):
-    """Rewards of a batch and what the reward function reported about it."""
+    """Rewards of a batch, and what was reported about them."""
 
-    values: list[float]
+    values: list[Any]  # float; None: not scorable; `Failed` before a policy has dealt with it
     metrics: dict[str, float]
+    extras: dict[str, list[Any]]  # one entry per completion
 
 
-def lccs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
-    """Length of the longest contiguous common run of actions, divided by a plan length.
+Scorer = Callable[[Completions], Scores]
+"""A reward function in any form: called in this process, row by row, or in processes of its own."""
 
-    LCCS = |longest run| / n with n = max(|predicted|, |reference|), |reference| or |predicted|. With `max` it is in
-    [0, 1] and 1 only for the reference itself; with `reference`, junk around the common run costs nothing.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a reward function is called.
+
+    Attributes:
+        on_error: what becomes of completions for which it raises or returns no number.
+        on_timeout: what becomes of completions that it takes too long for.
+        timeout_s: seconds for one completion; None for any time.
+        cache_size: how many results are kept for repeated completions; 0 for none.
+    """
+
+    on_error: OnFailure = "stop"
+    on_timeout: OnFailure = "skip"
+    timeout_s: float | None = None
+    cache_size: int = 0
+
+
+class Reward:
+    """A reward function with its name and weight, called as a policy says.
 
     Args:
-        predicted: actions, compared by equality: tuples or "(action args)" strings.
-        reference: the same for the reference plan.
-        normalise_by: which length divides.
-
-    Returns:
-        A number in [0, 1]; 0.0 where the divisor is 0.
-
-    Source: "Chasing Progress, Not Perfection" (ICAPS 2025), whose code divides by the reference.
+        name: for metrics and messages.
+        function: the reward function.
+        weight: of its rewards in the sum.
+        policy: what to do about failures and repetitions.
+        scorer: calls it in another way; default: here, a batch at a time (an `async` function with a time limit: all
+            completions apart, at the same time).
     """
-    return _normalised(lccs_length(predicted, reference), predicted, reference, normalise_by)
 
-
-def lcs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
-    """Length of the longest common subsequence of actions (gaps allowed), divided as in `lccs`."""
-    return _normalised(lcs_length(predicted, reference), predicted, reference, normalise_by)
-
-
-def _normalised(length: int, predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy) -> float:
-    divisors = {
-        "max": max(len(predicted), len(reference)),
-        "reference": len(reference),
-        "prediction": len(predicted),
-    }
-    if normalise_by not in divisors:
-        raise ConfigError(f"normalise_by: expected max, reference or prediction, got {normalise_by!r}")
-    divisor = divisors[normalise_by]
-    return min(1.0, length / divisor) if divisor else 0.0
-
-
-class PlanOutcome(NamedTuple):
-    """A completion read as a plan, judged and compared with its reference."""
-
-    actions: tuple[Action, ...]
-    verdict: PlanVerdict
-    lccs: float
-    partial: float  # lccs or lcs, whichever the reward uses
-
-    @property
-    def reward(self) -> float:
-        """1.0 for a valid plan, else the partial reward, at most `BEST_INVALID`."""
-        return 1.0 if self.verdict.valid else min(self.partial, BEST_INVALID)
-
-
-def default_validator() -> Literal["val", "builtin"]:
-    """VAL where its binary is installed, else the in-process validator."""
-    return "builtin" if find_val() is None else "val"
-
-
-def check_validator(validator: str) -> None:
-    """Try a validator on a plan that is valid, before a run depends on it.
-
-    Raises:
-        ValidatorError: it is missing, does not start, or does not say "valid".
-    """
-    problem_pddl = blocksworld.generate_problem(2, random.Random(0), "self-test")
-    problem = parse_problem(problem_pddl, parse_domain(blocksworld.DOMAIN_PDDL))
-    verdict = validate_actions(blocksworld.DOMAIN_PDDL, problem_pddl, blocksworld.solve(problem), validator)
-    if not verdict.valid:
-        raise ValidatorError(f"validator {validator}: expected 'valid' for a valid plan, got '{describe(verdict)}'")
-
-
-def judge_plans(
-    completions: Sequence[str],
-    *,
-    domain_pddl: Sequence[str],
-    problem_pddl: Sequence[str],
-    reference_plan: Sequence[Sequence[str]],
-    prompt_style: Sequence[str],
-    validator: str = "builtin",
-    partial: Partial = "lccs",
-    normalise_by: NormaliseBy = "max",
-    val_timeout_s: float = 30.0,
-) -> list[PlanOutcome]:
-    """Parse, validate and compare completions; a bad completion is an outcome with a reason, never an exception.
-
-    Args:
-        completions: model text, in the prompt style of its row.
-        domain_pddl: PDDL domain of each row.
-        problem_pddl: PDDL problem of each row.
-        reference_plan: "(action args)" strings of each row.
-        prompt_style: style of each row.
-        validator: "builtin", "val" or "auto".
-        partial: "lccs" or "lcs".
-        normalise_by: see `lccs`.
-        val_timeout_s: limit of one VAL process.
-    """
-    plans = [parse_completion(text, style) for text, style in zip(completions, prompt_style, strict=True)]
-    verdicts = _verdicts(plans, domain_pddl, problem_pddl, validator, val_timeout_s)
-    references = [[parse_action(action) for action in reference] for reference in reference_plan]
-    outcomes = []
-    for plan, verdict, reference in zip(plans, verdicts, references, strict=True):
-        contiguous = lccs(plan.actions, reference, normalise_by)
-        overlap = contiguous if partial == "lccs" else lcs(plan.actions, reference, normalise_by)
-        outcomes.append(PlanOutcome(plan.actions, verdict, contiguous, overlap))
-    return outcomes
-
-
-def _verdicts(
-    plans: list[ParsedPlan], domains: Sequence[str], problems: Sequence[str], validator: str, val_timeout_s: float
-) -> list[PlanVerdict]:
-    """Text that does not parse never reaches a validator."""
-    verdicts = [_unreadable(plan) for plan in plans]
-    readable = [i for i, plan in enumerate(plans) if plan.error is None]
-    cases = [(domains[i], problems[i], plans[i].actions) for i in readable]
-    if validator == "val":
-        judged = run_val_many(cases, timeout_s=val_timeout_s)
-    else:
-        judged = [validate_actions(*case, validator=validator) for case in cases]
-    for i, verdict in zip(readable, judged, strict=True):
-        verdicts[i] = verdict
-    return verdicts
-
-
-def _unreadable(plan: ParsedPlan) -> PlanVerdict:
-    return PlanVerdict.refused(PlanError.SYNTAX if plan.error is None else plan.error, plan.error_step)
-
-
-def make_plan_reward(
-    validator: str = "builtin",
-    partial: Partial = "lccs",
-    normalise_by: NormaliseBy = "max",
-    val_timeout_s: float = 30.0,
-) -> RewardFunction:
-    """The plan reward: 1.0 where the plan is valid, else LCCS (or LCS) with the reference plan."""
-
-    def plan(
-        prompts: list[str],
-        completions: list[str],
-        completion_ids: list[list[int]],
+    def __init__(
+        self,
+        name: str,
+        function: RewardFunction,
         *,
-        log_metric: Callable[[str, float], None] | None = None,
-        log_extra: Callable[[str, list[Any]], None] | None = None,
-        domain_pddl: list[str],
-        problem_pddl: list[str],
-        reference_plan: list[list[str]],
-        prompt_style: list[str],
-        **columns: Any,
-    ) -> list[float]:
-        outcomes = judge_plans(
-            completions,
-            domain_pddl=domain_pddl,
-            problem_pddl=problem_pddl,
-            reference_plan=reference_plan,
-            prompt_style=prompt_style,
-            validator=validator,
-            partial=partial,
-            normalise_by=normalise_by,
-            val_timeout_s=val_timeout_s,
-        )
-        if log_metric is not None:
-            for name, value in plan_metrics(outcomes).items():
-                log_metric(f"reward/{name}", value)
-        if log_extra is not None:
-            log_extra("verdict", [describe(outcome.verdict) for outcome in outcomes])
-        return [outcome.reward for outcome in outcomes]
+        weight: float = 1.0,
+        policy: Policy | None = None,
+        scorer: Scorer | None = None,
+    ):
+        self.name, self.function, self.weight, self.policy = name, function, weight, policy or Policy()
+        self._scorer = scorer or self._default_scorer()
+        self._reports = bool({"log_metric", "log_extra"} & set(inspect.signature(function).parameters))
+        self._known: OrderedDict[Any, float | None] = OrderedDict()
 
-    return plan
+    def __call__(self, completions: Completions) -> Scores:
+        """Score completions; failures have become what the policy says, and are counted in the metrics.
+
+        Raises:
+            DataError: a column that the function needs is missing, or a failure that the policy does not allow.
+        """
+        check_columns(self.name, self.function, completions.columns)
+        scores, cached = self._with_cache(completions)
+        failures = {row: value for row, value in enumerate(scores.values) if isinstance(value, Failed)}
+        values = [self._replaced(row, value) for row, value in enumerate(scores.values)]
+        counts = Counter(failure.kind for failure in failures.values())
+        metrics = {
+            "reward/errors": counts["errors"],
+            "reward/timeouts": counts["timeouts"],
+            "cache/reward_hits": cached + scores.metrics.get("cache/reward_hits", 0),
+        }
+        reasons: dict[str, list[Any]] = {}
+        if failures:
+            reasons[f"{self.name}_failed"] = [getattr(value, "reason", None) for value in scores.values]
+        return Scores(values, scores.metrics | metrics, scores.extras | reasons)
+
+    def close(self) -> None:
+        """Let go of what the function holds, such as processes."""
+        if callable(close := getattr(self._scorer, "close", None)):
+            close()
+
+    def _default_scorer(self) -> Scorer:
+        timeout_s = self.policy.timeout_s
+        if timeout_s is not None and is_async(self.function):
+            return lambda completions: _score_apart(self.name, self.function, completions, timeout_s)
+        calls = call if self.policy.on_error == "stop" else _call_or_isolate
+        return lambda completions: calls(self.name, self.function, completions)
+
+    def _with_cache(self, completions: Completions) -> tuple[Scores, int]:
+        """Scores, and how many came from the cache or from an equal completion of the batch."""
+        if self._reports or not self.policy.cache_size:  # what reports about a batch has to see the whole batch
+            return self._scorer(completions), 0
+        arguments = _arguments(self.function, completions)
+        keys = [_key(arguments, row) for row in range(len(completions.texts))]
+        first = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._known}
+        unknown = sorted(first.values())
+        scores = self._scorer(completions.rows(unknown)) if unknown else Scores([], {}, {})
+        found = dict(zip((keys[row] for row in unknown), scores.values, strict=True))
+        values = [found[key] if key in found else self._recall(key) for key in keys]
+        self._known |= {key: value for key, value in found.items() if not isinstance(value, Failed)}
+        while len(self._known) > self.policy.cache_size:
+            self._known.popitem(last=False)
+        return Scores(values, scores.metrics, {}), len(keys) - len(unknown)
+
+    def _recall(self, key: Any) -> float | None:
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def _replaced(self, row: int, value: Any) -> float | None:
+        if not isinstance(value, Failed):
+            return value
+        action = self.policy.on_error if value.kind == "errors" else self.policy.on_timeout
+        if action == "stop":
+            raise DataError(f"reward {self.name}: expected a number for row {row}, got {value.reason}")
+        return None if action == "skip" else float(action)
 
 
-def plan_metrics(outcomes: Sequence[PlanOutcome]) -> dict[str, float]:
-    """Means over a batch: fractions valid, executable and left without a verdict by the validator; LCCS, reward."""
-    count = max(1, len(outcomes))
-    return {
-        "plan_valid": sum(o.verdict.valid for o in outcomes) / count,
-        "plan_executable": sum(o.verdict.executable for o in outcomes) / count,
-        "validator_failed": sum(o.verdict.error in VALIDATOR_FAILURES for o in outcomes) / count,
-        "lccs": sum(o.lccs for o in outcomes) / count,
-        "mean": sum(o.reward for o in outcomes) / count,
-    }
+class Rewards:
+    """Several reward functions, called one after the other; the reward is their weighted sum.
+
+    As in TRL a function that cannot score a completion is left out of its sum; a completion that none can score has no
+    reward.
+    """
+
+    def __init__(self, rewards: Sequence[Reward]):
+        self.rewards = tuple(rewards)
+
+    def __call__(self, completions: Completions) -> Scores:
+        """Score completions: [B] sums, None where there is none.
+
+        Raises:
+            DataError: see `Reward`; or no completion at all could be scored.
+        """
+        parts = {reward: reward(completions) for reward in self.rewards}
+        rows = zip(*(scores.values for scores in parts.values()), strict=True)
+        values = [self._sum(row) for row in rows]
+        metrics: dict[str, float] = {}
+        extras: dict[str, list[Any]] = {}
+        counts: Counter[str] = Counter()
+        for reward, scores in parts.items():
+            counts.update({name: int(scores.metrics[name]) for name in _COUNTS})
+            metrics |= {name: value for name, value in scores.metrics.items() if name not in _COUNTS}
+            metrics |= _moments(reward.name, scores.values)
+            extras |= scores.extras | ({f"reward_{reward.name}": scores.values} if len(parts) > 1 else {})
+        if completions.texts and all(value is None for value in values):
+            reasons = [value for column in extras.values() for value in column if isinstance(value, str)]
+            raise DataError(f"reward: expected a number for a completion at least, got none ({reasons[:1]})")
+        unscored = sum(value is None for value in values)
+        return Scores(values, metrics | dict(counts) | {"reward/not_scorable": unscored}, extras)
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Raise a `DataError` unless the data have every column that the functions need."""
+        for reward in self.rewards:
+            check_columns(reward.name, reward.function, names)
+
+    def close(self) -> None:
+        """Let go of what the functions hold."""
+        for reward in self.rewards:
+            reward.close()
+
+    def _sum(self, values: Sequence[float | None]) -> float | None:
+        weights = [reward.weight for reward in self.rewards]
+        terms = [weight * value for weight, value in zip(weights, values, strict=True) if value is not None]
+        return math.fsum(terms) if terms else None
 
 
-def describe(verdict: PlanVerdict) -> str:
-    """A verdict in a few words: "valid", or what went wrong and at which step."""
-    if verdict.valid:
-        return "valid"
-    reason = "invalid" if verdict.error is None else verdict.error.value.replace("_", " ")
-    return reason if verdict.failed_step is None else f"{reason} at step {verdict.failed_step}"
+_COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
 
 
-def score(
-    reward: RewardFunction,
-    prompts: list[str],
-    completions: list[str],
-    completion_ids: list[list[int]],
-    columns: dict[str, list[Any]],
-) -> tuple[Scores, dict[str, list[Any]]]:
-    """Call a reward function and check what it returns.
+def _moments(name: str, values: Sequence[float | None]) -> dict[str, float]:
+    """TRL's metrics of one function among several."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return {}
+    return {f"rewards/{name}/mean": fmean(numbers), f"rewards/{name}/std": pstdev(numbers)}
 
-    Returns:
-        The scores with the reported metrics, and the per-completion extras it reported.
+
+def name_of(reward: RewardFunction) -> str:
+    """What a reward function is called in metrics and messages."""
+    return getattr(reward, "__name__", type(reward).__name__)
+
+
+def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> None:
+    """Raise a `DataError` that names the first column which a reward function needs and the data lacks."""
+    given = {*columns, "prompts", "completions", "completion_ids", "log_metric", "log_extra"}
+    for needed, parameter in inspect.signature(reward).parameters.items():
+        named = parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if named and parameter.default is inspect.Parameter.empty and needed not in given:
+            raise DataError(f"reward {name}: expected a data column {needed!r}, got {', '.join(sorted(columns))}")
+
+
+def _arguments(reward: RewardFunction, completions: Completions, **others: Any) -> dict[str, Any]:
+    """What a function takes of all there is."""
+    own = {"prompts": completions.prompts, "completions": completions.texts, "completion_ids": completions.ids}
+    arguments = completions.columns | own | others
+    parameters = inspect.signature(reward).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return arguments
+    return {name: arguments[name] for name in parameters if name in arguments}
+
+
+def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
+    """Call a reward function once for all completions; what is no number has become `Failed`.
 
     Raises:
-        DataError: a column that the function needs is missing, or it returned the wrong number of values, a
-            non-number or NaN; the message names the function and the row.
+        DataError: it returned the wrong number of values; the message names it. Whatever the function raises.
     """
     metrics: dict[str, float] = {}
     extras: dict[str, list[Any]] = {}
-    name = getattr(reward, "__name__", type(reward).__name__)
-    batch = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-    arguments: dict[str, Any] = columns | batch
-    parameters = inspect.signature(reward).parameters
-    arguments |= {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__}
-    for needed, parameter in parameters.items():
-        named = parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        if named and parameter.default is inspect.Parameter.empty and needed not in arguments:
-            raise DataError(f"reward {name}: expected a data column {needed!r}, got {', '.join(sorted(columns))}")
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        arguments = {needed: arguments[needed] for needed in parameters if needed in arguments}
-    values = reward(**arguments)
-    return Scores(_checked(name, values, len(completions)), metrics), extras
+    reports = {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__}
+    values = reward(**_arguments(reward, completions, **reports))
+    if inspect.isawaitable(values):
+        values = asyncio.run(_awaited(values))
+    return Scores(_checked(name, values, len(completions.texts)), metrics, extras)
 
 
-def _checked(name: str, values: Sequence[float], expected: int) -> list[float]:
+def _checked(name: str, values: Any, expected: int) -> list[float | Failed | None]:
     count = len(values) if hasattr(values, "__len__") else type(values).__name__
     if count != expected:
         raise DataError(f"reward {name}: expected {expected} values, got {count}")
-    for row, value in enumerate(values):
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise DataError(f"reward {name}: expected a finite number for row {row}, got {value!r}")
-    return [float(value) for value in values]
+    return [_number(value) for value in values]
+
+
+def _number(value: Any) -> float | Failed | None:
+    if value is None or isinstance(value, Failed):
+        return value
+    if not isinstance(value, Real) or not math.isfinite(value):
+        return Failed("errors", f"{value!r:.80}")
+    return float(value)
+
+
+def is_async(function: RewardFunction) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+async def _awaited(values: Any) -> Any:
+    return await values
+
+
+def _call_or_isolate(name: str, reward: RewardFunction, completions: Completions) -> Scores:
+    """Where a completion makes the function fail, each is scored by itself, so that only that one is lost."""
+    try:
+        return call(name, reward, completions)
+    except Exception:
+        rows = [_call_row(name, reward, completions.rows([row])) for row in range(len(completions.texts))]
+    return joined(rows)
+
+
+def _call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
+    try:
+        return call(name, reward, row)
+    except Exception as error:
+        return Scores([Failed("errors", reason_of(error))], {}, {})
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one short line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def joined(rows: Sequence[Scores]) -> Scores:
+    """Scores of completions that were called one by one: metrics are means over those that have them."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    columns = dict.fromkeys(column for row in rows for column in row.extras)
+    metrics = {name: fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names}
+    extras = {column: [next(iter(row.extras.get(column, ())), None) for row in rows] for column in columns}
+    return Scores([value for row in rows for value in row.values], metrics, extras)
+
+
+def _score_apart(name: str, reward: RewardFunction, completions: Completions, timeout_s: float) -> Scores:
+    """An `async` function, called for every completion by itself, all at the same time."""
+
+    async def one(row: Completions) -> Scores:
+        metrics: dict[str, float] = {}
+        extras: dict[str, list[Any]] = {}
+        try:
+            reports = {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__}
+            answer = asyncio.wait_for(reward(**_arguments(reward, row, **reports)), timeout_s)
+            values = _checked(name, await answer, 1)
+        except TimeoutError:
+            values = [Failed("timeouts", f"no answer within {timeout_s:g} s")]
+        except Exception as error:
+            values = [Failed("errors", reason_of(error))]
+        return Scores(values, metrics, extras)
+
+    async def all_of_them() -> list[Scores]:
+        return await asyncio.gather(*(one(completions.rows([row])) for row in range(len(completions.texts))))
+
+    return joined(asyncio.run(all_of_them()))
+
+
+def _key(arguments: Mapping[str, list[Any]], row: int) -> Any:
+    """What a result belongs to: equal keys mean equal arguments."""
+    return tuple((name, _hashable(values[row])) for name, values in arguments.items())
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple((name, _hashable(entry)) for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    return value if getattr(value, "__hash__", None) else repr(value)

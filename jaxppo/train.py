@@ -4,6 +4,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `check
 (Hugging Face folders), `eval.json` (before and after) and `curves.png`.
 """
 
+import contextlib
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import cli, data, hf, lora, models, preemption, rewards, run_folder
+from jaxppo import cli, data, hf, lora, models, plan_reward, preemption, reward_sources, run_folder
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
@@ -30,6 +31,7 @@ from jaxppo.metrics import with_old_names
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.preemption import Preempted, Preemption
+from jaxppo.rewards import Completions, Rewards
 from jaxppo.types import Params, TrainState, Trajectories
 
 
@@ -44,7 +46,7 @@ class Setup:
     tokenizer: Any
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
-    reward: rewards.RewardFunction
+    rewards: Rewards
     evaluator: Evaluator
     ppo: PPO
 
@@ -57,12 +59,13 @@ class Start(NamedTuple):
     adapter: Params | None  # of the policy; None: a fresh one, or none
 
 
-def set_up(config: TrainConfig) -> tuple[Setup, Start]:
+def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
     """Load models and data, compile nothing yet; every bad input is met here, before anything is written."""
     parallel = DataParallel(config.run.parallel)
     config.check_devices(parallel.num_devices)
-    rewards.check_validator(config.validator)
-    rows = data.load_split(config.data, config.data.train_split, config.validator)
+    if config.reward.judges_plans:
+        plan_reward.check_validator(config.validator)
+    rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     config = config.with_episodes(len(rows))
     console = Console(config.run.quiet)
     policy = hf.load_policy(config.sft_model_path, parallel.replicated)
@@ -73,6 +76,8 @@ def set_up(config: TrainConfig) -> tuple[Setup, Start]:
     adapter_shape, adapter = _adapter(config, model, policy.params)
     prompts = _prompts(config, rows, tokenizer)
     models.check_length(model, prompts.longest + config.sampling.response_length, "longest prompt and response_length")
+    rewards = _rewards(config, policy, parallel, folder)
+    rewards.check_columns([*data.columns_of(rows), "prompt_ids"])
     ppo = PPO(config, model, tokenizer.eos_token_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape)
     setup = Setup(
         config=config,
@@ -88,13 +93,19 @@ def set_up(config: TrainConfig) -> tuple[Setup, Start]:
             config.data.dataset,
         ),
         prompts=prompts,
-        reward=rewards.make_plan_reward(
-            config.validator, config.reward.partial, config.reward.normalise_by, config.reward.val_timeout_s
-        ),
-        evaluator=make_evaluator(config, ppo.model, tokenizer, parallel),
+        rewards=rewards,
+        evaluator=make_evaluator(config, ppo.model, tokenizer, parallel, rewards),
         ppo=ppo,
     )
     return setup, Start(policy.params, value, adapter)
+
+
+def _rewards(config: TrainConfig, policy: hf.Policy, parallel: DataParallel, folder: Path) -> Rewards:
+    model = models.computing_in(policy.config, config.dtype)
+    learned = reward_sources.learned_by(model, policy.params, policy.tokenizer, parallel)
+    return reward_sources.make_rewards(
+        config.reward, validator=config.validator, seed=config.run.seed, folder=folder, learned=learned
+    )
 
 
 def _check_names(config: TrainConfig, model: ModelConfig) -> None:
@@ -160,10 +171,11 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     texts = data.decode(setup.tokenizer, ids, mask)
     id_lists = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
     prompts, columns = batch.per_completion(setup.config.ppo.group_size)
-    scores, extras = rewards.score(setup.reward, prompts, texts, id_lists, columns)
+    scores = setup.rewards(Completions(prompts, texts, id_lists, columns))
     rewarded = time.monotonic()
     preemption.check()
-    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores.values)
+    values = np.array(scores.values, np.float32)  # None, for a completion without a score, becomes NaN
+    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, values)
     state, update_stats = ppo.update(state, trajectories, step)
     episode = (step + 1) * setup.config.batch_size
     record = {
@@ -182,7 +194,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     }
     samples = [
         {"step": step + 1, "id": name, "prompt": prompt, "completion": text, "score": value}
-        | {column: values[row] for column, values in extras.items()}
+        | {column: values[row] for column, values in scores.extras.items()}
         for row, (name, prompt, text, value) in enumerate(
             zip(columns["id"], prompts, texts, scores.values, strict=True)
         )
@@ -198,7 +210,7 @@ def train(config: TrainConfig) -> Path:
     if "after" in evals:
         Console(config.run.quiet).print(f"{folder} is finished: nothing to resume")
         return folder
-    setup, start = set_up(config)
+    setup, start = set_up(config, folder)
     _print_plan(setup, start, folder)
     if config.run.dry_run:
         return folder
@@ -206,9 +218,17 @@ def train(config: TrainConfig) -> Path:
     state = setup.ppo.init_state(*start)
     reference = setup.ppo.reference(state, start.policy)
     del start
+    with contextlib.closing(setup.rewards):
+        _carry_out(setup, folder, state, reference, evals)
+    return folder
+
+
+def _carry_out(setup: Setup, folder: Path, state: TrainState, reference: Params | None, evals: dict[str, Any]) -> None:
+    """Evaluate, train, evaluate, export; what `evals` and the checkpoints have already is not done again."""
+    config = setup.config
     if "before" not in evals:
         before = _evaluate(setup, "before", state)
-        evals = {"headline_split": config.headline_split, "before": before}
+        evals |= {"headline_split": config.headline_split, "before": before}
         run_folder.write_json(folder / EVAL_FILE, evals)
     setup.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
     state = _run_updates(setup, folder, state, reference)
@@ -221,7 +241,6 @@ def train(config: TrainConfig) -> Path:
     plot_curves(records, evals, folder / "curves.png")
     run_folder.write_json(folder / EVAL_FILE, evals)  # last: "after" marks a run as finished
     _print_result(setup, folder, evals)
-    return folder
 
 
 def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Params | None) -> TrainState:
@@ -296,15 +315,19 @@ def _shown(record: dict[str, Any]) -> dict[str, Any]:
 def _show_samples(setup: Setup, log: JsonlLog, samples: list[dict[str, Any]], shown: int = 3) -> None:
     for sample in samples:
         log.append(sample)
-    rows = [sample | {"score": f"{sample['score']:.2f}"} for sample in samples[:shown]]
-    setup.console.sample_table(
-        f"Samples of update {samples[0]['step']}", rows, ["prompt", "completion", "verdict", "score"]
-    )
+    rows = [sample | {"score": _score_text(sample["score"])} for sample in samples[:shown]]
+    names = [name for name in ("prompt", "completion", "verdict", "score") if name in rows[0]]
+    setup.console.sample_table(f"Samples of update {samples[0]['step']}", rows, names)
+
+
+def _score_text(score: float | None) -> str:
+    return "none" if score is None else f"{score:.2f}"
 
 
 def _evaluate(setup: Setup, moment: str, state: TrainState) -> dict[str, Any]:
     """Evaluate and print the result."""
-    setup.console.stage(f"Evaluation {moment} {setup.config.ppo.algorithm.upper()} ({setup.evaluator.validator})")
+    judge = setup.evaluator.validator or reward_sources.describe(setup.config.reward)
+    setup.console.stage(f"Evaluation {moment} {setup.config.ppo.algorithm.upper()} ({judge})")
     results = setup.evaluator(setup.ppo.models_of(state)["policy"])
     print_results(setup.console, results)
     return results
@@ -365,14 +388,20 @@ def _mebibytes(tree: Any) -> float:
 
 def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:
     split, algorithm = setup.config.headline_split, setup.config.ppo.algorithm.upper()
-    before, after = (evals[moment][split]["validity"] for moment in ("before", "after"))
+    before, after = (evals[moment][split] for moment in ("before", "after"))
     setup.console.stage("Result")
+    title, key = ("valid plans", "validity") if "validity" in after else ("mean reward", "reward")
     setup.console.result(
-        f"valid plans on {split}: {before['rate']:.1%} [{before['low']:.1%}, {before['high']:.1%}] before, "
-        f"{after['rate']:.1%} [{after['low']:.1%}, {after['high']:.1%}] after {algorithm} "
-        f"(n = {after['n']}, 95 % intervals)"
+        f"{title} on {split}: {_interval(before[key])} before, {_interval(after[key])} after {algorithm} "
+        f"(n = {after[key]['n']}, 95 % intervals)"
     )
     setup.console.result(f"policy in {folder / 'policy'}, curves in {folder / 'curves.png'}")
+
+
+def _interval(value: dict[str, float]) -> str:
+    if "rate" in value:
+        return f"{value['rate']:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
+    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 if __name__ == "__main__":

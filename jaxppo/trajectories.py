@@ -33,7 +33,8 @@ def make_trajectories(
         scored: what the models say.
         rollout: the sampled completions.
         sequences: the same, packed.
-        scores: [B] fp32, the host's rewards.
+        scores: [B] fp32, the host's rewards; NaN for a completion without one, which is left out of everything that
+            is learned.
         config: coefficients.
         axis_name: mapped device axis.
 
@@ -41,15 +42,17 @@ def make_trajectories(
         The controls for the next update, the trajectories, and statistics.
     """
     ppo, mask = config.ppo, sequences.completion_mask
-    moments = advantages.add_scores(controls.moments, scores, axis_name)
+    counted = ~jnp.isnan(scores)
+    scores = jnp.where(counted, scores, 0.0)
+    moments = advantages.add_scores(controls.moments, scores, counted, axis_name)
     scores = _final_scores(scores, moments, rollout.ended, ppo)
-    stats = _score_stats(scores, axis_name) | _length_stats(rollout, sequences, axis_name)
+    stats = _score_stats(scores, counted, axis_name) | _length_stats(rollout, sequences, axis_name)
     stats |= {"objective/entropy": _mean_row_sum(-scored.logprobs, mask, axis_name)}
     kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
-    if ppo.mask_truncated_completions:
-        sequences = sequences._replace(completion_mask=mask & rollout.ended[:, None])
+    learned = counted & rollout.ended if ppo.mask_truncated_completions else counted
+    sequences = sequences._replace(completion_mask=mask & learned[:, None])
     if ppo.algorithm == "rloo":
-        trajectories, estimate_stats = _rloo(scored, sequences, scores, kl, controls.kl_coef, ppo, axis_name)
+        trajectories, estimate_stats = _rloo(scored, sequences, scores, counted, kl, controls.kl_coef, ppo, axis_name)
     else:
         trajectories, estimate_stats = _ppo(scored, sequences, scores, kl, controls.kl_coef, config, axis_name)
     stats |= kl_stats | estimate_stats
@@ -140,6 +143,7 @@ def _rloo(
     scored: Scored,
     sequences: Sequences,
     scores: Array,
+    counted: Array,
     kl: Array,
     kl_coef: Array,
     ppo: PPOConfig,
@@ -147,16 +151,17 @@ def _rloo(
 ) -> tuple[Trajectories, Stats]:
     """Source: Ahmadian et al. 2024; TRL `RLOOTrainer`, whose unbiased advantages are neither whitened nor clipped."""
     rewards = scores - kl_coef * jnp.sum(jnp.where(sequences.completion_mask, kl, 0.0), axis=1)
-    estimates = advantages.leave_one_out(rewards, ppo.group_size)
-    groups = scores.reshape(-1, ppo.group_size)
-    flat = jnp.max(groups, axis=1) - jnp.min(groups, axis=1) < 1e-6
+    estimates = advantages.leave_one_out(rewards, ppo.group_size, counted)
+    groups, has_score = (x.reshape(-1, ppo.group_size) for x in (scores, counted))
+    highest = jnp.max(groups, axis=1, initial=-jnp.inf, where=has_score)
+    flat = highest - jnp.min(groups, axis=1, initial=jnp.inf, where=has_score) < 1e-6
     stats = {
         "rloo/reward_zero_std": ops.mean(flat.astype(jnp.float32), axis_name),
-        "rloo/advantages_std": ops.std(estimates, axis_name),
-        "policy/advantages_mean": ops.mean(estimates, axis_name),
+        "rloo/advantages_std": jnp.sqrt(ops.masked_var(estimates, counted, axis_name)),
+        "policy/advantages_mean": ops.masked_mean(estimates, counted, axis_name),
     }
     if ppo.normalize_advantages:
-        estimates = advantages.normalise(estimates, axis_name)
+        estimates = advantages.normalise(estimates, counted, axis_name)
     return Trajectories(sequences, scored.logprobs, rewards, estimates), stats
 
 
@@ -180,10 +185,10 @@ def _mean_row_sum(x: Array, mask: Array, axis_name: str | None) -> Array:
     return ops.mean(jnp.sum(jnp.where(mask, x, 0.0), axis=1), axis_name)
 
 
-def _score_stats(scores: Array, axis_name: str | None) -> Stats:
+def _score_stats(scores: Array, counted: Array, axis_name: str | None) -> Stats:
     return {
-        "objective/scores": ops.mean(scores, axis_name),
-        "objective/scores_std": ops.std(scores, axis_name),
+        "objective/scores": ops.masked_mean(scores, counted, axis_name),
+        "objective/scores_std": jnp.sqrt(ops.masked_var(scores, counted, axis_name)),
     }
 
 

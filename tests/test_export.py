@@ -121,7 +121,7 @@ def test_the_shared_value_head_is_saved_and_is_where_another_run_starts(shared, 
     assert tensors["v_head.summary.weight"].any()
     argv = ["--preset", "tiny", "--sft_model_path", shared / "policy", "--value_model", "shared"]
     argv += ["--value_model_path", shared / "value", "--dry_run", "--output_dir", tmp_path / "none"]
-    _, start = train.set_up(parse_cli(TrainConfig, "train", list(map(str, argv))))
+    _, start = train.set_up(parse_cli(TrainConfig, "train", list(map(str, argv))), tmp_path)
     jax.tree.map(np.testing.assert_array_equal, start.value["score"], params["value"]["score"])
     assert "value head from" in capsys.readouterr().out
 

@@ -67,7 +67,7 @@ if stage == "save":
 if stage == "rollout":
     ppo.PPO.generate = in_update(ppo.PPO.generate)
 if stage == "reward":
-    rewards.score = in_update(rewards.score)
+    rewards.Rewards.__call__ = in_update(rewards.Rewards.__call__)
 if stage == "update":
     ppo.PPO.update = in_update(ppo.PPO.update)
 cli.main(lambda: train.train(config_sources.parse_cli(config.TrainConfig, "train")))

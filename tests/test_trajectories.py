@@ -69,8 +69,8 @@ def make(config, controls=None, scores=SCORES, padding=0, junk=0.0, program=None
 
 
 def final_scores(ppo, scores, history):
-    """Row by row: scale, clip, penalise."""
-    everything = np.concatenate([history, scores]).astype(np.float64)
+    """Row by row: scale, clip, penalise; NaN where there is no score."""
+    everything = np.concatenate([history, scores[~np.isnan(scores)]]).astype(np.float64)
     final = []
     for score, ended in zip(scores.astype(np.float64), ENDED, strict=True):
         if ppo.use_score_scaling:
@@ -129,29 +129,32 @@ def loop_rloo(ppo, scores, kl, counts, kl_coef):
     rewards = np.array([scores[row] - kl_coef * sum(kl[row, : counts[row]]) for row in range(ROWS)])
     advantages, flat, k = [], [], ppo.group_size
     for row in range(ROWS):
-        group = range(row // k * k, row // k * k + k)
-        advantages.append(rewards[row] - sum(rewards[other] for other in group if other != row) / (k - 1))
-        flat.append(len({round(scores[other], 6) for other in group}) == 1)
-    advantages = np.array(advantages)
+        group = [i for i in range(row // k * k, row // k * k + k) if not np.isnan(scores[i])]
+        others = [rewards[other] for other in group if other != row]
+        has_baseline = row in group and others
+        advantages.append(rewards[row] - sum(others) / len(others) if has_baseline else 0.0)
+        flat.append(len({round(scores[other], 6) for other in group}) <= 1)
+    advantages, real = np.array(advantages), ~np.isnan(scores)
     stats = {
         "rloo/reward_zero_std": np.mean(flat),
-        "rloo/advantages_std": advantages.std(ddof=1),
+        "rloo/advantages_std": advantages[real].std(ddof=1),
         "policy/advantages_mean": 0.0,
     }
     if ppo.normalize_advantages:
-        advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-4)
-    return {"rewards": rewards, "advantages": advantages}, stats
+        advantages = np.where(real, (advantages - advantages[real].mean()) / (advantages[real].std(ddof=1) + 1e-4), 0)
+    return {"rewards": np.nan_to_num(rewards), "advantages": advantages}, stats
 
 
 def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True):
     """(arrays, statistics, next KL coefficient), from the equations."""
     ppo, scored = config.ppo, inputs()[0]
     counts = np.where(ENDED, LENGTHS, 0) if ppo.mask_truncated_completions else LENGTHS
+    counts = np.where(np.isnan(scores), 0, counts)
     final = final_scores(ppo, scores, history)
     mean = lambda x, n: np.mean([sum(x[row, : n[row]]) for row in range(ROWS)])  # noqa: E731
     stats = {
-        "objective/scores": final.mean(),
-        "objective/scores_std": final.std(ddof=1),
+        "objective/scores": np.nanmean(final),
+        "objective/scores_std": np.nanstd(final, ddof=1),
         "objective/entropy": mean(-scored.logprobs.astype(np.float64), LENGTHS),
         "completions/mean_length": LENGTHS.mean(),
         "completions/length_std": LENGTHS.std(ddof=1),
@@ -178,7 +181,7 @@ def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True):
         if ppo.adap_kl_ctrl:
             error = min(max(steered_by / ppo.kl_target - 1, -0.2), 0.2)
             next_coef = kl_coef * (1 + error * ROWS / ppo.kl_horizon)
-    stats["objective/rlhf_reward"] = final.mean() + penalty
+    stats["objective/rlhf_reward"] = np.nanmean(final) + penalty
     if ppo.algorithm == "rloo":
         arrays, more = loop_rloo(ppo, final, kl, counts, kl_coef)
     else:
@@ -196,7 +199,7 @@ def assert_is(made, expected, scores=SCORES, history=EARLIER):
     for name, value in expected_stats.items():
         np.testing.assert_allclose(stats[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(controls.kl_coef, next_coef, rtol=1e-6)
-    everything = np.concatenate([history, scores]).astype(np.float64)
+    everything = np.concatenate([history, scores[~np.isnan(scores)]]).astype(np.float64)
     moments = [len(everything), everything.mean(), everything.var() * len(everything)]
     np.testing.assert_allclose(np.array(controls.moments), moments, rtol=1e-5)
     assert controls.bad_updates == 2
@@ -240,6 +243,26 @@ def test_make_trajectories_of_rloo_equals_a_loop(changes):
     assert_is(made, loop(config))
     assert made[1].values is made[1].returns is made[1].value_mask is None
     assert made[1].advantages.shape == (ROWS,)
+
+
+SOME = np.where([1, 0, 1, 1, 0, 0, 1, 1], SCORES, np.nan).astype(np.float32)  # one group of two has no score at all
+UNSCORED = [
+    {},
+    {"use_score_scaling": True, "use_score_norm": True, "reward_clip_range": (-0.4, 0.3), "missing_eos_penalty": 0.5},
+    {"score_position": "after", "whiten_rewards": True},
+    {"mask_truncated_completions": True},
+    {"algorithm": "rloo", "num_generations": 2, "normalize_advantages": True},
+    {"algorithm": "rloo", "num_generations": 4, "missing_eos_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("changes", UNSCORED, ids=str)
+def test_make_trajectories_leave_out_completions_without_a_score(changes):
+    config = make_config(**changes)
+    made = make(config, scores=SOME)
+    assert_is(made, loop(config, SOME), SOME)
+    assert not np.any(made[1].sequences.completion_mask[np.isnan(SOME)])
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(made))
 
 
 def test_every_setting_above_changes_the_advantages_or_the_next_coefficient():
@@ -306,10 +329,9 @@ def test_initial_controls_start_with_the_configured_coefficient_and_no_scores():
     assert (*controls.moments, controls.bad_updates) == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_make_trajectories_forget_a_batch_with_a_score_that_is_not_finite(bad):
+def test_make_trajectories_forget_a_batch_with_a_score_that_is_not_finite():
     before = controls_after()
-    controls, *_ = make(make_config(use_score_scaling=True), before, np.where(np.arange(ROWS) == 5, bad, SCORES))
+    controls, *_ = make(make_config(use_score_scaling=True), before, np.where(np.arange(ROWS) == 5, np.inf, SCORES))
     np.testing.assert_array_equal(np.array(controls.moments), np.array(before.moments))
 
 

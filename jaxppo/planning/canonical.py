@@ -5,10 +5,17 @@ already seen is an image of an earlier branch under a symmetry of the problem an
 Source: McKay and Piperno, Practical graph isomorphism, II, Journal of Symbolic Computation 60 (2014).
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from jaxppo.planning.conditions import Condition, Literal, write_condition
+from jaxppo.planning.numeric import write_expression
 from jaxppo.planning.pddl import Problem
+from jaxppo.planning.task import compares_numbers
+
+# A name that is no variable, no type (behind `-` or in `either`) and not what a form starts with.
+_OBJECT = re.compile(r"(?<= )(?<!- )[a-z_][\w-]*+(?=[ )])")
 
 Colours = tuple[int, ...]
 """For each object the number of objects in front of its class; objects of a class look alike so far."""
@@ -31,7 +38,9 @@ class _Structure(NamedTuple):
 def canonical_form(problem: Problem) -> str:
     """Write init and goal so that two problems of a domain get the same text exactly where a renaming maps them.
 
-    Constants of the domain keep their names, objects keep their types, and the order of atoms does not count.
+    Constants of the domain keep their names, objects keep their types, and the order of atoms does not count; numbers
+    count where conditions compare them, and not where they only make costs. Inside a goal's `or`, `forall` and their
+    like the order does count: such a part is compared as it is written.
     """
     structure = _structure(problem)
     kinds = sorted(structure.kinds)
@@ -44,11 +53,33 @@ def _structure(problem: Problem) -> _Structure:
     kinds = tuple(
         name if name in constants else f"? - {'|'.join(sorted(types))}" for name, types in problem.objects.items()
     )
-    facts = [_Fact(f"init {atom[0]}", tuple(index[name] for name in atom[1:])) for atom in problem.init_order]
-    for literal in dict.fromkeys(problem.goal):
-        sign = "goal" if literal.positive else "goal not"
-        facts.append(_Fact(f"{sign} {literal.atom[0]}", tuple(index[name] for name in literal.atom[1:])))
+    facts = [_Fact(f"init {atom[0]}", _numbers(atom[1:], index)) for atom in problem.init_order]
+    if compares_numbers(problem):
+        for function, value in problem.values.items():
+            facts.append(_Fact(f"init {function[0]} = {write_expression(value)}", _numbers(function[1:], index)))
+    facts.extend(_goal_fact(condition, index) for condition in dict.fromkeys(problem.conditions))
     return _Structure(kinds, tuple(facts), _occurrences(facts, len(index)))
+
+
+def _numbers(names: Iterable[str], index: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(index[name] for name in names)
+
+
+def _goal_fact(condition: Condition, index: Mapping[str, int]) -> _Fact:
+    if isinstance(condition, Literal):
+        sign = "goal" if condition.positive else "goal not"
+        return _Fact(f"{sign} {condition.atom[0]}", _numbers(condition.atom[1:], index))
+    return _fact_of_text(f"goal {write_condition(condition, {})}", index)
+
+
+def _fact_of_text(text: str, index: Mapping[str, int]) -> _Fact:
+    """A formula as one fact about the objects it names, in their order; its label is the text without them.
+
+    Names of predicates, functions and types stay, also where objects have the same: they stand where no object can.
+    """
+    names = [name for name in _OBJECT.findall(text) if name in index]
+    label = _OBJECT.sub(lambda match: "%" if match[0] in index else match[0], text)
+    return _Fact(label, _numbers(names, index))
 
 
 def _occurrences(facts: Iterable[_Fact], n_objects: int) -> tuple[tuple[tuple[int, int, tuple[int, ...]], ...], ...]:

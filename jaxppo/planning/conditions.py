@@ -1,39 +1,16 @@
-"""Conditions, effects and facts: parenthesised forms to literals over declared names.
+"""Conditions of PDDL: what must hold before a step, for an effect, or at the end; read from text and written back.
 
-What goes beyond conjunctions of literals is refused by name.
+Source: McDermott et al., PDDL - The Planning Domain Definition Language (1998), sections 6 and 7.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
-from jaxppo.errors import PddlError
-from jaxppo.planning.plans import NAME_PATTERN
-from jaxppo.planning.sexpr import Form, Word, show
-
-Atom = tuple[str, ...]
-"""A predicate's name followed by its arguments; `("=", a, b)` is equality."""
-
-Types = tuple[str, ...]
-"""The alternatives of `either`; one entry for a plain type."""
-
-ROOT_TYPE = "object"
-_NAME = re.compile(NAME_PATTERN)
-# VAL reads these as keywords wherever they stand (tried out one by one), so they cannot name anything.
-_RESERVED = frozenset(
-    """define domain problem either and or not when forall exists imply increase decrease assign scale-up scale-down
-    always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after preference
-    name number duration minimize maximize total-time is-violated""".split()  # noqa: SIM905
-)
-_BEYOND = _RESERVED - {"and", "not"} | {"<", ">", "<=", ">=", "at", "over"}
-_UPDATES = frozenset({"increase", "decrease", "assign", "scale-up", "scale-down"})
-_ARITHMETIC = frozenset({"+", "-", "*", "/"})
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?|total-time")
-
-
-class UnsupportedPddlError(PddlError):
-    """Right PDDL that the built-in validator does not cover; VAL may."""
+from jaxppo.planning.numeric import COMPARISONS, Expression, Operation, read_expression, read_number, write_expression
+from jaxppo.planning.scope import Atom, Parameter, Scope, headed, read_atom
+from jaxppo.planning.sexpr import Node
+from jaxppo.planning.typed_lists import read_parameters
 
 
 class Literal(NamedTuple):
@@ -43,164 +20,210 @@ class Literal(NamedTuple):
     positive: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """What the names in a text may refer to.
+class Junction(NamedTuple):
+    """`and` or `or` of any number of conditions."""
 
-    Attributes:
-        source: the file's name for messages.
-        ancestors: type to itself and everything above it.
-        predicates: name to the types of its arguments.
-        terms: variable, constant or object to its types.
-        late: where not None, undeclared names are collected here instead of being an error.
-        names_only: read what exists (actions, parameters, objects), not what holds (conditions, effects, facts).
+    word: str
+    parts: tuple["Condition", ...]
+
+
+class Negation(NamedTuple):
+    """`not` of what is no plain atom."""
+
+    part: "Condition"
+
+
+class Implication(NamedTuple):
+    """`(imply left right)`."""
+
+    left: "Condition"
+    right: "Condition"
+
+
+class Quantified(NamedTuple):
+    """`forall` or `exists` over the objects of the variables' types.
+
+    `fallible` says that reading the body may meet a function without a value, so that the order of reading matters.
     """
 
-    source: str
-    ancestors: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    predicates: Mapping[str, tuple[Types, ...]] = field(default_factory=dict)
-    terms: Mapping[str, Types] = field(default_factory=dict)
-    late: set[str] | None = None
-    names_only: bool = False
-
-    def fail(self, node: Word | Form, expected: str) -> NoReturn:
-        """Refuse text that is not PDDL."""
-        raise PddlError(self.source, node.line, f"expected {expected}, got '{show(node)}'")
-
-    def refuse(self, node: Word | Form, feature: str) -> NoReturn:
-        """Refuse PDDL that goes too far."""
-        message = f"expected STRIPS, got '{feature}', which is not supported by the built-in validator"
-        raise UnsupportedPddlError(self.source, node.line, message)
+    word: str
+    parameters: tuple[Parameter, ...]
+    body: "Condition"
+    fallible: bool
 
 
-def read_name(node: Word | Form, scope: Scope, what: str) -> str:
-    """Check a name that a text declares."""
-    if isinstance(node, Form) or not _NAME.fullmatch(node) or node in _RESERVED:
-        scope.fail(node, f"{what} (letters, digits, '_' and '-', not a word of the language)")
-    return str(node)
+class Comparison(NamedTuple):
+    """`< <= = >= >` of two numeric expressions."""
+
+    operator: str
+    left: Expression
+    right: Expression
 
 
-def read_condition(node: Word | Form, scope: Scope) -> tuple[Literal, ...]:
-    """Read a conjunction of literals; `()` is always true."""
-    if node == []:
-        return ()
-    form, head = _headed(node, scope, "a condition '(predicate ...)'")
-    if head == "and":
-        return tuple(literal for part in form[1:] for literal in read_condition(part, scope))
-    return (_literal(form, head, scope),)
+Condition: TypeAlias = Literal | Junction | Negation | Implication | Quantified | Comparison
+Binding = Mapping[str, str]
+"""Variable to object."""
 
 
-def read_effects(node: Word | Form, scope: Scope) -> tuple[Literal, ...]:
-    """Read the literals of an effect; for its numeric updates see `read_updates`."""
-    form, head = _headed(node, scope, "an effect '(predicate ...)' or '(and)'")
-    if head == "and":
-        return tuple(literal for part in form[1:] for literal in read_effects(part, scope))
-    if head in _UPDATES:
-        return ()
-    literal = _literal(form, head, scope)
-    if literal.atom[0] == "=":
-        scope.fail(form, "an effect on a predicate")
-    return (literal,)
+def read_condition(node: Node, scope: Scope, may_be_empty: bool = True) -> Condition:
+    """Read a condition.
+
+    Args:
+        node: the parenthesised form.
+        scope: the names it may use.
+        may_be_empty: whether `()` and `(and)`, which always hold, may stand here. As in VAL they may as a whole
+            precondition or goal, and there inside `and` and `forall`; nowhere else.
+    """
+    if node == [] and may_be_empty:
+        return Junction("and", ())
+    form, head = headed(node, scope, "a condition '(predicate ...)'")
+    match str(head):
+        case "and":
+            return Junction("and", _parts(form, scope, may_be_empty, 0 if may_be_empty else 1))
+        case "or":
+            return Junction("or", _parts(form, scope, False, 1))
+        case "not":
+            return _negated(*_parts(form, scope, False, 1, 1))
+        case "imply":
+            return Implication(*_parts(form, scope, False, 2, 2))
+        case "forall" | "exists":
+            return _quantified(form, scope, may_be_empty and head == "forall")
+    if head in COMPARISONS and (head != "=" or _compares_numbers(form, scope)):
+        return _comparison(form, scope)
+    return Literal(read_atom(form, head, scope), True)
 
 
-def read_updates(node: Word | Form, scope: Scope) -> tuple[tuple[Atom, ...], tuple[Atom, ...]]:
-    """Read which functions (costs) an effect sets, and which it reads to do so."""
-    form, head = _headed(node, scope, "an effect '(predicate ...)' or '(and)'")
-    if head == "and":
-        parts = [read_updates(part, scope) for part in form[1:]]
-        return tuple(atom for sets, _ in parts for atom in sets), tuple(atom for _, reads in parts for atom in reads)
-    if head not in _UPDATES:
-        return (), ()
+def read_conjuncts(node: Node, scope: Scope, may_be_empty: bool = True) -> tuple[Condition, ...]:
+    """Read a condition as the conditions that an outer `and` joins."""
+    return tuple(conjuncts(read_condition(node, scope, may_be_empty)))
+
+
+def conjuncts(condition: Condition) -> Iterator[Condition]:
+    """The conditions that an outer `and`, nested or not, joins."""
+    if isinstance(condition, Junction) and condition.word == "and":
+        for part in condition.parts:
+            yield from conjuncts(part)
+    else:
+        yield condition
+
+
+def predicates_in(condition: Condition, positive: bool = True) -> Iterator[tuple[str, bool]]:
+    """The predicates that a condition names, each with whether its truth helps (True) or hurts the condition."""
+    match condition:
+        case Literal(atom, sign):
+            yield atom[0], sign == positive
+        case Junction(_, parts):
+            for part in parts:
+                yield from predicates_in(part, positive)
+        case Negation(part):
+            yield from predicates_in(part, not positive)
+        case Implication(left, right):
+            yield from predicates_in(left, not positive)
+            yield from predicates_in(right, positive)
+        case Quantified(body=body):
+            yield from predicates_in(body, positive)
+
+
+def is_fallible(condition: Condition, fallible: frozenset[str]) -> bool:
+    """Whether reading a condition may meet a function without a value."""
+    match condition:
+        case Comparison():
+            return True
+        case Literal(atom, _):
+            return atom[0] in fallible
+        case Junction(_, parts):
+            return any(is_fallible(part, fallible) for part in parts)
+        case Negation(part):
+            return is_fallible(part, fallible)
+        case Implication(left, right):
+            return is_fallible(left, fallible) or is_fallible(right, fallible)
+        case Quantified(body=body):
+            return is_fallible(body, fallible)
+
+
+def write_condition(condition: Condition, binding: Binding) -> str:
+    """Write a condition as PDDL, with the bound variables filled in."""
+    match condition:
+        case Literal(atom, positive):
+            text = f"({' '.join(bound_atom(atom, binding))})"
+            return text if positive else f"(not {text})"
+        case Junction(word, parts):
+            return _form(word, (write_condition(part, binding) for part in parts))
+        case Negation(part):
+            return _form("not", [write_condition(part, binding)])
+        case Implication(left, right):
+            return _form("imply", [write_condition(left, binding), write_condition(right, binding)])
+        case Quantified(word, parameters, body, _):
+            own = {parameter.name for parameter in parameters}
+            free = {name: term for name, term in binding.items() if name not in own}
+            return _form(word, [f"({' '.join(map(_write_parameter, parameters))})", write_condition(body, free)])
+        case Comparison(operator, left, right):
+            return _form(operator, [write_expression(bound_expression(side, binding)) for side in (left, right)])
+
+
+def bound_atom(atom: Atom, binding: Binding) -> Atom:
+    """An atom with the bound variables filled in."""
+    return (atom[0], *[binding.get(term, term) for term in atom[1:]])
+
+
+def bound_expression(expression: Expression, binding: Binding) -> Expression:
+    """An expression with the bound variables filled in."""
+    if isinstance(expression, float | int):
+        return expression
+    if isinstance(expression, Operation):
+        return Operation(expression.operator, tuple(bound_expression(part, binding) for part in expression.arguments))
+    return bound_atom(expression, binding)
+
+
+def _form(head: str, parts: Iterable[str]) -> str:
+    return f"({' '.join((head, *parts))})"
+
+
+def _write_parameter(parameter: Parameter) -> str:
+    if parameter.types in ((), ("object",)):
+        return parameter.name
+    types = parameter.types[0] if len(parameter.types) == 1 else f"(either {' '.join(parameter.types)})"
+    return f"{parameter.name} - {types}"
+
+
+def _parts(form: list[Node], scope: Scope, may_be_empty: bool, least: int, most: int | None = None):
+    """The conditions behind a form's head, of which there must be so many."""
+    if not (least <= len(form) - 1 and (most is None or len(form) - 1 <= most)):
+        number = f"{least}" if least == most else f"at least {least}"
+        scope.fail(form, f"'({form[0]} ...)' with {number} condition(s)")
+    return tuple(read_condition(part, scope, may_be_empty) for part in form[1:])
+
+
+def _negated(part: Condition) -> Condition:
+    return Literal(part.atom, False) if isinstance(part, Literal) and part.positive else Negation(part)
+
+
+def _quantified(form: list[Node], scope: Scope, may_be_empty: bool) -> Quantified:
     if len(form) != 3:
-        scope.fail(form, f"'({head} (function ...) expression)'")
-    return tuple(read_functions(form[1], scope)), tuple(read_functions(form[2], scope))
+        scope.fail(form, f"'({form[0]} (?variable ...) (condition))'")
+    parameters, inner = quantifier_scope(form[1], scope)
+    body = read_condition(form[2], inner, may_be_empty)
+    return Quantified(str(form[0]), parameters, body, is_fallible(body, scope.fallible))
 
 
-def read_functions(node: Word | Form, scope: Scope) -> Iterator[Atom]:
-    """Read which functions an expression names."""
-    if isinstance(node, Word):
-        if not _NUMBER.fullmatch(node):
-            yield (read_name(node, scope, "a number or a function"),)
-        return
-    form, head = _headed(node, scope, "a number or '(function ...)'")
-    if head in _ARITHMETIC:
-        for part in form[1:]:
-            yield from read_functions(part, scope)
-    elif head != "total-time":
-        yield (read_name(head, scope, "a function"), *_arguments(form, scope))
+def quantifier_scope(node: Node, scope: Scope) -> tuple[tuple[Parameter, ...], Scope]:
+    """The variables of a `forall` or `exists`, and the names that what follows may use."""
+    if isinstance(node, str):
+        scope.fail(node, "'(?variable ...)'")
+    parameters = read_parameters(node, scope)
+    if any(not parameter.types for parameter in parameters):
+        scope.fail(node, "a type for every variable, since the domain has ':types'")
+    return parameters, replace(scope, terms={**scope.terms, **dict(parameters)})
 
 
-def read_facts(items: Sequence[Word | Form], scope: Scope) -> tuple[tuple[Atom, ...], tuple[Atom, ...]]:
-    """Read which atoms hold at the start, and which functions have a value.
-
-    Negated facts are left out, even where they contradict a positive one (as in VAL).
-    """
-    facts, functions = [], []
-    for node in items:
-        form, head = _headed(node, scope, "a fact '(predicate object ...)'")
-        if head == "=":
-            functions.extend(_valued_functions(form, scope))
-        elif (literal := _literal(form, head, scope)).positive:
-            facts.append(literal.atom)
-    return tuple(dict.fromkeys(facts)), tuple(functions)
+def _compares_numbers(form: list[Node], scope: Scope) -> bool:
+    """Whether an `=` is between numbers and not between objects."""
+    return any(
+        isinstance(side, list) or read_number(side, scope) is not None or (side in scope.functions) for side in form[1:]
+    )
 
 
-def _valued_functions(form: Form, scope: Scope) -> Iterator[Atom]:
-    if len(form) != 3 or not isinstance(form[1], Form) or not isinstance(form[2], Word):
-        scope.fail(form, "'(= (function ...) number)'")
-    return read_functions(form[1], scope)
-
-
-def _headed(node: Word | Form, scope: Scope, expected: str) -> tuple[Form, Word]:
-    """A form and the word that it starts with."""
-    head = node[0] if isinstance(node, Form) and node else None
-    if isinstance(node, Word) or not isinstance(head, Word):
-        scope.fail(node, expected)
-    return node, head
-
-
-def _literal(form: Form, head: Word, scope: Scope) -> Literal:
-    if head != "not":
-        return Literal(_atom(form, head, scope), True)
-    if len(form) != 2:
-        scope.fail(form, "'(not (predicate ...))'")
-    inner, inner_head = _headed(form[1], scope, "'(predicate ...)' behind 'not'")
-    if inner_head in ("and", "not"):
-        scope.refuse(form, f"not {inner_head}")
-    return Literal(_atom(inner, inner_head, scope), False)
-
-
-def _atom(form: Form, head: Word, scope: Scope) -> Atom:
-    """An atom whose predicate, number of arguments and argument types are as declared."""
-    if head in _BEYOND and head not in scope.predicates:
-        scope.refuse(form, head)
-    arguments = _arguments(form, scope)
-    wanted = ((ROOT_TYPE,),) * 2 if head == "=" else scope.predicates.get(head)
-    if wanted is None:
-        scope.fail(form, "a predicate declared under ':predicates'")
-    if len(arguments) != len(wanted):
-        scope.fail(form, f"{len(wanted)} argument(s) for '{head}'")
-    for argument, types in zip(arguments, wanted, strict=True):
-        _check_type(argument, types, scope)
-    return (str(head), *map(str, arguments))
-
-
-def _arguments(form: Form, scope: Scope) -> list[Word]:
-    """What stands behind a predicate or function: declared variables, constants and objects."""
-    arguments = [item for item in form[1:] if isinstance(item, Word)]
-    if len(arguments) != len(form) - 1:
-        scope.refuse(form, f"numeric or nested {show(form)}")
-    for term in arguments:
-        if term not in scope.terms:
-            if scope.late is None or term[0] == "?":
-                scope.fail(term, "a declared variable" if term[0] == "?" else "a declared object or constant")
-            scope.late.add(read_name(term, scope, "an object"))
-    return arguments
-
-
-def _check_type(term: Word, wanted: Types, scope: Scope) -> None:
-    # A variable may turn out to be of any of its types; an object is of all of them.
-    holds = all if term[0] == "?" else any
-    types = scope.terms.get(term, (ROOT_TYPE,))
-    if types != wanted and not holds(not scope.ancestors[name].isdisjoint(wanted) for name in types):
-        scope.fail(term, f"an argument of type '{' or '.join(wanted)}'")
+def _comparison(form: list[Node], scope: Scope) -> Comparison:
+    if len(form) != 3:
+        scope.fail(form, f"'({form[0]} expression expression)'")
+    return Comparison(str(form[0]), read_expression(form[1], scope), read_expression(form[2], scope))

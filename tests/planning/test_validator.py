@@ -31,11 +31,17 @@ def verdict(plan: str, domain: str = DOMAIN, problem: str = PROBLEM) -> PlanVerd
     return execute(parse_problem(problem, parse_domain(domain)), parse_plan_text(plan).actions)
 
 
-def refused(error: PlanError, step: int) -> PlanVerdict:
-    return PlanVerdict(valid=False, executable=False, goal_reached=None, failed_step=step, error=error)
+def refused(error: PlanError, step: int, **details) -> PlanVerdict:
+    return PlanVerdict.refused(error, step, **details)
 
 
-VALID = PlanVerdict(valid=True, executable=True, goal_reached=True)
+def outcome(verdict: PlanVerdict):
+    """What VAL says as well."""
+    return verdict.valid, verdict.executable, verdict.goal_reached, verdict.failed_step, verdict.error
+
+
+# What `SOLUTION` gets.
+VALID = PlanVerdict(True, True, True, executed_steps=4, goals_reached=2, goals=2, cost=4.0)
 GOAL_MISSED = PlanVerdict(valid=False, executable=True, goal_reached=False, error=PlanError.GOAL_NOT_REACHED)
 
 
@@ -63,11 +69,70 @@ GOAL_MISSED = PlanVerdict(valid=False, executable=True, goal_reached=False, erro
     ],
 )
 def test_execute_verdicts(plan, expected):
+    assert outcome(verdict(plan)) == outcome(expected)
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (SOLUTION, VALID),
+        (
+            "",
+            PlanVerdict.executed(
+                False, executed_steps=0, failed_condition="(in vault)", goals_reached=0, goals=2, cost=0.0
+            ),
+        ),
+        (
+            "(walk attic hall) (take k) (unlock vault k)",
+            PlanVerdict.executed(
+                False, executed_steps=3, failed_condition="(in vault)", goals_reached=1, goals=2, cost=3.0
+            ),
+        ),
+        (
+            "(walk attic hall) (take k) (walk hall vault)",
+            refused(
+                PlanError.PRECONDITION,
+                3,
+                executed_steps=2,
+                failed_condition="(not (locked vault))",
+                goals_reached=0,
+                goals=2,
+            ),
+        ),
+        (
+            "(walk attic attic)",
+            refused(
+                PlanError.PRECONDITION,
+                1,
+                executed_steps=0,
+                failed_condition="(not (= attic attic))",
+                goals_reached=0,
+                goals=2,
+            ),
+        ),
+        (
+            f"{SOLUTION} (take k)",
+            refused(
+                PlanError.PRECONDITION, 5, executed_steps=4, failed_condition="(in hall)", goals_reached=2, goals=2
+            ),
+        ),
+        # A step that is wrong by itself is the reason, wherever execution stopped before it.
+        (
+            f"{SOLUTION} (rest) (rest) (fly vault)",
+            refused(PlanError.UNKNOWN_ACTION, 7, executed_steps=6, goals_reached=2, goals=2),
+        ),
+        (
+            "(walk attic hall) (take k) (take k) (rest) (rest) (rest) (walk hall moon)",
+            refused(PlanError.UNKNOWN_OBJECT, 7, executed_steps=2, goals_reached=0, goals=2),
+        ),
+    ],
+)
+def test_execute_says_how_far_a_plan_came(plan, expected):
     assert verdict(plan) == expected
 
 
 def test_execute_calls_the_empty_plan_valid_where_the_goal_holds():
-    assert verdict("", problem=PROBLEM.replace("(in attic)", "(in vault)").replace("(locked vault))\n", ")\n")) == VALID
+    assert verdict("", problem=PROBLEM.replace("(in attic)", "(in vault)").replace("(locked vault))\n", ")\n")).valid
 
 
 def test_execute_deletes_before_it_adds():
@@ -77,7 +142,9 @@ def test_execute_deletes_before_it_adds():
 
 def test_execute_takes_an_empty_goal_as_reached():
     problem = PROBLEM.replace("(and (in vault) (not (locked vault)))", "()")
-    assert verdict("(rest)", problem=problem) == VALID
+    assert verdict("(rest)", problem=problem) == PlanVerdict.executed(
+        True, executed_steps=1, goals_reached=0, goals=0, cost=1.0
+    )
 
 
 def test_execute_is_unchanged_by_earlier_plans():
@@ -96,7 +163,7 @@ def test_execute_is_unchanged_by_earlier_plans():
 def test_execute_decides_equalities_and_negations_in_goals(goal, plan, expected):
     domain = "(define (domain d) (:predicates (q ?x)) (:action go :parameters (?x) :precondition () :effect (q ?x)))"
     problem = f"(define (problem p) (:domain d) (:objects a b) (:init) (:goal {goal}))"
-    assert verdict(plan, domain, problem) == expected
+    assert outcome(verdict(plan, domain, problem)) == outcome(expected)
 
 
 COSTS = """(define (domain d) (:predicates (q ?x)) (:functions (total-cost) (len ?x))
@@ -114,7 +181,7 @@ COSTS = """(define (domain d) (:predicates (q ?x)) (:functions (total-cost) (len
 )
 def test_execute_refuses_costs_without_a_value_as_val_does(init, metric, plan, expected):
     problem = f"(define (problem p) (:domain d) (:objects a b) (:init {init}) (:goal (q a)) {metric})"
-    assert verdict(plan, COSTS, problem) == expected
+    assert outcome(verdict(plan, COSTS, problem)) == outcome(expected)
 
 
 def test_check_action_takes_faults_in_order():
@@ -125,3 +192,15 @@ def test_check_action_takes_faults_in_order():
     assert check_action(problem, ("walk", "k", "moon")) is PlanError.UNKNOWN_OBJECT
     assert check_action(problem, ("walk", "k", "hall")) is PlanError.WRONG_TYPE
     assert check_action(problem, ("take", "k")) is None
+
+
+def test_check_action_refuses_what_has_no_type_in_a_typed_domain():
+    domain = DOMAIN.replace("(:action rest :parameters ()", "(:action rest :parameters (?any)")
+    problem = parse_problem(PROBLEM.replace("k - key cup - item)", "k - key cup - item thing)"), parse_domain(domain))
+    assert check_action(problem, ("rest", "k")) is PlanError.WRONG_TYPE
+    assert check_action(problem, ("take", "thing")) is PlanError.WRONG_TYPE
+
+
+def test_verdicts_can_be_made_without_the_new_fields():
+    assert PlanVerdict.refused(PlanError.SYNTAX, 3) == PlanVerdict(False, False, None, 3, PlanError.SYNTAX)
+    assert PlanVerdict.executed(goal_reached=True).executed_steps is None

@@ -1,0 +1,339 @@
+"""The plan reward: 1.0 where a validator accepts the plan, else what an invalid plan earns by its progress.
+
+A completion is read strictly, judged and compared with its reference plans. What an invalid plan earns stays below what
+any valid one does, and a text that is no plan earns nothing: its readable start would be a plan with the rest hidden.
+"""
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from jaxppo.errors import ConfigError, ValidatorError
+from jaxppo.planning import (
+    PlanVerdict,
+    find_val,
+    parse_action,
+    parse_completion,
+    parse_domain,
+    parse_problem,
+    run_val_many,
+    validate_actions,
+)
+from jaxppo.planning.audit import Audit
+from jaxppo.planning.datasets import reference_plans
+from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.plans import Action, ParsedPlan, PlanError, lccs_length, lcs_length
+
+BEST_INVALID = 0.999
+"""Cap of the partial reward: no invalid plan ties with a valid one, in float32 and float16 too."""
+
+LONG = 3
+"""A plan of more than this many times the steps of its reference counts as overlong."""
+
+VALIDATOR_FAILURES = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
+"""Verdicts that say nothing about the plan: it counts as not valid, and the failure is counted too."""
+
+NormaliseBy = Literal["max", "reference", "prediction"]
+Partial = Literal["lccs", "lcs", "prefix", "goal"]
+Plan = tuple[Action, ...]
+
+
+def lccs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
+    """Length of the longest contiguous common run of actions, divided by a plan length.
+
+    LCCS = |longest run| / n with n = max(|predicted|, |reference|), |reference| or |predicted|. With `max` it is in
+    [0, 1] and 1 only for the reference itself; with `reference`, junk around the common run costs nothing.
+
+    Args:
+        predicted: actions, compared by equality: tuples or "(action args)" strings.
+        reference: the same for the reference plan.
+        normalise_by: which length divides.
+
+    Returns:
+        A number in [0, 1]; 0.0 where the divisor is 0.
+
+    Source: "Chasing Progress, Not Perfection" (ICAPS 2025), whose code divides by the reference.
+    """
+    return _normalised(lccs_length(predicted, reference), predicted, reference, normalise_by)
+
+
+def lcs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
+    """Length of the longest common subsequence of actions (gaps allowed), divided as in `lccs`."""
+    return _normalised(lcs_length(predicted, reference), predicted, reference, normalise_by)
+
+
+def _normalised(length: int, predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy) -> float:
+    divisors = {
+        "max": max(len(predicted), len(reference)),
+        "reference": len(reference),
+        "prediction": len(predicted),
+    }
+    if normalise_by not in divisors:
+        raise ConfigError(f"normalise_by: expected max, reference or prediction, got {normalise_by!r}")
+    divisor = divisors[normalise_by]
+    return min(1.0, length / divisor) if divisor else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanScoring:
+    """How plans are judged, and what they earn.
+
+    Attributes:
+        validator: `builtin`, `val` or `auto`.
+        partial: what an invalid plan earns: overlap with the reference without (lccs) or with gaps (lcs), the steps
+            that can be carried out (prefix), or the fraction of the goal's conditions that hold where it stops (goal).
+        normalise_by: which plan length divides lccs, lcs and prefix.
+        partial_scale: factor of the partial reward, in [0, 1].
+        length_penalty: w, what a valid plan loses by its cost C above the reference's C*: 1 - w (1 - min(1, C*/C)).
+        val_timeout_s: limit of one VAL process.
+    """
+
+    validator: str = "builtin"
+    partial: Partial = "lccs"
+    normalise_by: NormaliseBy = "max"
+    partial_scale: float = 1.0
+    length_penalty: float = 0.0
+    val_timeout_s: float = 30.0
+
+
+class PlanOutcome(NamedTuple):
+    """A completion read as a plan, judged and compared with its references."""
+
+    actions: Plan
+    verdict: PlanVerdict
+    lccs: float
+    partial: float  # in [0, 1], of the kind that the reward uses, not yet scaled
+    reward: float  # in [0, 1]; 1.0 only for a valid plan
+    reference_steps: int  # of the shortest reference
+    holds_reference: bool  # the steps of a reference are among its own, in their order
+
+
+class _Case(NamedTuple):
+    """What decides an outcome; hashable."""
+
+    text: str
+    domain_pddl: str
+    problem_pddl: str
+    references: tuple[tuple[str, ...], ...]
+    prompt_style: str
+
+
+class PlanJudge:
+    """Judges completions, and keeps the outcomes of the last ones: models repeat themselves.
+
+    Args:
+        scoring: how.
+        cache_size: how many outcomes are kept; 0 for none.
+    """
+
+    def __init__(self, scoring: PlanScoring, cache_size: int = 0):
+        self.scoring, self._size = scoring, cache_size
+        self._known: OrderedDict[_Case, PlanOutcome] = OrderedDict()
+
+    def __call__(
+        self,
+        completions: Sequence[str],
+        *,
+        domain_pddl: Sequence[str],
+        problem_pddl: Sequence[str],
+        reference_plan: Sequence[Sequence[Any]],
+        prompt_style: Sequence[str],
+    ) -> tuple[list[PlanOutcome], int]:
+        """Outcomes in the order of the completions, and how many of them were known before or equal to another."""
+        references = map(reference_plans, reference_plan)
+        rows = zip(completions, domain_pddl, problem_pddl, references, prompt_style, strict=True)
+        cases = [_Case(*row) for row in rows]
+        unknown = list(dict.fromkeys(case for case in cases if case not in self._known))
+        found = {case: self._known[case] for case in cases if case in self._known}
+        for case in found:
+            self._known.move_to_end(case)
+        found |= zip(unknown, _judge(unknown, self.scoring), strict=True)
+        self._known |= {case: found[case] for case in unknown}
+        while len(self._known) > self._size:
+            self._known.popitem(last=False)
+        return [found[case] for case in cases], len(cases) - len(unknown)
+
+
+def judge_plans(completions: Sequence[str], scoring: PlanScoring | None = None, **columns: Any) -> list[PlanOutcome]:
+    """Parse, validate and compare completions; a bad completion is an outcome with a reason, never an exception.
+
+    Args:
+        completions: model text, in the prompt style of its row.
+        scoring: how; default `PlanScoring()`.
+        columns: `domain_pddl`, `problem_pddl`, `reference_plan` and `prompt_style`, one entry per completion; a
+            reference plan is a list of "(action args)" strings, or a list of such lists, of which the best counts.
+    """
+    return PlanJudge(scoring or PlanScoring())(completions, **columns)[0]
+
+
+def _judge(cases: Sequence[_Case], scoring: PlanScoring) -> list[PlanOutcome]:
+    plans = [parse_completion(case.text, case.prompt_style) for case in cases]
+    verdicts = _verdicts(cases, plans, scoring)
+    return [_outcome(*both, scoring) for both in zip(cases, plans, verdicts, strict=True)]
+
+
+def _verdicts(cases: Sequence[_Case], plans: Sequence[ParsedPlan], scoring: PlanScoring) -> list[PlanVerdict]:
+    """Text that does not parse never reaches a validator."""
+    verdicts = [_unreadable(plan) for plan in plans]
+    readable = [i for i, plan in enumerate(plans) if plan.error is None]
+    tasks = [(cases[i].domain_pddl, cases[i].problem_pddl, plans[i].actions) for i in readable]
+    if scoring.validator == "val":
+        judged = run_val_many(tasks, timeout_s=scoring.val_timeout_s)
+    else:
+        judged = [validate_actions(*task, validator=scoring.validator) for task in tasks]
+    for i, verdict in zip(readable, judged, strict=True):
+        verdicts[i] = verdict
+    return verdicts
+
+
+def _unreadable(plan: ParsedPlan) -> PlanVerdict:
+    return PlanVerdict.refused(PlanError.SYNTAX if plan.error is None else plan.error, plan.error_step)
+
+
+def _outcome(case: _Case, plan: ParsedPlan, verdict: PlanVerdict, scoring: PlanScoring) -> PlanOutcome:
+    references = [_actions(reference) for reference in case.references]
+    actions, steps = plan.actions, min(map(len, references), default=0)
+    if plan.error is not None:
+        return PlanOutcome(actions, verdict, 0.0, 0.0, 0.0, steps, False)
+    contiguous = max((lccs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
+    partial = contiguous if scoring.partial == "lccs" else _partial(case, actions, references, scoring)
+    holds_reference = any(reference and lcs(actions, reference, "reference") == 1.0 for reference in references)
+    if verdict.valid:
+        reward = 1.0 - scoring.length_penalty * (1.0 - _economy(case, plan.actions, verdict, references, scoring))
+    else:
+        reward = min(scoring.partial_scale * partial, BEST_INVALID)
+    return PlanOutcome(actions, verdict, contiguous, partial, reward, steps, holds_reference)
+
+
+def _actions(plan: Iterable[str]) -> Plan:
+    return tuple(map(parse_action, plan))
+
+
+def _partial(case: _Case, actions: Plan, references: Sequence[Plan], scoring: PlanScoring) -> float:
+    if scoring.partial == "lcs":
+        return max((lcs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
+    progress = validate_actions(case.domain_pddl, case.problem_pddl, actions)  # VAL does not say how far a plan gets
+    if scoring.partial == "goal":
+        return (progress.goals_reached or 0) / progress.goals if progress.goals else float(progress.executable)
+    shortest = min(references, key=len, default=())
+    return _normalised(progress.executed_steps or 0, actions, shortest, scoring.normalise_by)
+
+
+def _economy(
+    case: _Case, actions: Plan, verdict: PlanVerdict, references: Sequence[Plan], scoring: PlanScoring
+) -> float:
+    """min(1, C* / C), with the lowest cost of a reference; costs are numbers of steps where the problem names none."""
+    if not scoring.length_penalty or not references:
+        return 1.0
+    of_references = [validate_actions(case.domain_pddl, case.problem_pddl, plan).cost for plan in references]
+    if verdict.cost is None or None in of_references:
+        cost, best = len(actions), min(map(len, references))
+    else:
+        cost, best = verdict.cost, min(value for value in of_references if value is not None)
+    return 1.0 if cost <= best else max(0.0, best / cost)
+
+
+def default_validator() -> Literal["val", "builtin"]:
+    """VAL where its binary is installed, else the in-process validator."""
+    return "builtin" if find_val() is None else "val"
+
+
+def check_validator(validator: str) -> None:
+    """Try a validator on a plan that is valid, before a run depends on it.
+
+    Raises:
+        ValidatorError: it is missing, does not start, or does not say "valid".
+    """
+    problem_pddl = blocksworld.generate_problem(2, random.Random(0), "self-test")
+    problem = parse_problem(problem_pddl, parse_domain(blocksworld.DOMAIN_PDDL))
+    verdict = validate_actions(blocksworld.DOMAIN_PDDL, problem_pddl, blocksworld.solve(problem), validator)
+    if not verdict.valid:
+        raise ValidatorError(f"validator {validator}: expected 'valid' for a valid plan, got '{describe(verdict)}'")
+
+
+def make_plan_reward(
+    scoring: PlanScoring | None = None, *, cache_size: int = 0, audit: Audit | None = None
+) -> Callable[..., list[float]]:
+    """The plan reward as a reward function.
+
+    Args:
+        scoring: how plans are judged; default `PlanScoring()`.
+        cache_size: outcomes kept for repeated completions.
+        audit: has VAL judge a sample of the plans again; None for no audit.
+    """
+    judge = PlanJudge(scoring or PlanScoring(), cache_size)
+
+    def plan(
+        prompts: list[str],
+        completions: list[str],
+        completion_ids: list[list[int]],
+        *,
+        log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        domain_pddl: list[str],
+        problem_pddl: list[str],
+        reference_plan: list[list[Any]],
+        prompt_style: list[str],
+        **columns: Any,
+    ) -> list[float]:
+        outcomes, known = judge(
+            completions,
+            domain_pddl=domain_pddl,
+            problem_pddl=problem_pddl,
+            reference_plan=reference_plan,
+            prompt_style=prompt_style,
+        )
+        if log_metric is not None:
+            metrics = plan_metrics(outcomes)
+            if audit is not None:
+                metrics |= _audit_metrics(audit, outcomes, domain_pddl, problem_pddl)
+            for name, value in metrics.items():
+                log_metric(f"reward/{name}", value)
+            log_metric("cache/reward_hits", known)
+        if log_extra is not None:
+            log_extra("verdict", [describe(outcome.verdict) for outcome in outcomes])
+            log_extra("lccs", [outcome.lccs for outcome in outcomes])
+        return [outcome.reward for outcome in outcomes]
+
+    return plan
+
+
+def _audit_metrics(
+    audit: Audit, outcomes: Sequence[PlanOutcome], domains: Sequence[str], problems: Sequence[str]
+) -> dict[str, float]:
+    judged = [i for i, outcome in enumerate(outcomes) if outcome.verdict.error is not PlanError.SYNTAX]
+    cases = [(domains[i], problems[i], outcomes[i].actions) for i in judged]
+    result = audit.check(cases, [outcomes[i].verdict for i in judged])
+    return {
+        "val_audited": result.audited,
+        "val_disagreements": result.disagreements,
+        "val_failed": result.failed,
+    }
+
+
+def plan_metrics(outcomes: Sequence[PlanOutcome]) -> dict[str, float]:
+    """Means over a batch: fractions of plans of each kind; LCCS, reward."""
+    count = max(1, len(outcomes))
+    return {
+        "plan_valid": sum(o.verdict.valid for o in outcomes) / count,
+        "plan_executable": sum(o.verdict.executable for o in outcomes) / count,
+        "plan_unreadable": sum(o.verdict.error is PlanError.SYNTAX for o in outcomes) / count,
+        "validator_failed": sum(o.verdict.error in VALIDATOR_FAILURES for o in outcomes) / count,
+        "lccs": sum(o.lccs for o in outcomes) / count,
+        "partial": sum(o.partial for o in outcomes) / count,
+        "mean": sum(o.reward for o in outcomes) / count,
+        "invalid_with_reference": sum(o.holds_reference and not o.verdict.valid for o in outcomes) / count,
+        "overlong": sum(len(o.actions) > LONG * max(1, o.reference_steps) for o in outcomes) / count,
+    }
+
+
+def describe(verdict: PlanVerdict) -> str:
+    """A verdict in a few words: "valid", or what went wrong, at which step, and for want of what."""
+    if verdict.valid:
+        return "valid"
+    reason = "invalid" if verdict.error is None else verdict.error.value.replace("_", " ")
+    where = "" if verdict.failed_step is None else f" at step {verdict.failed_step}"
+    why = "" if verdict.failed_condition is None else f": {verdict.failed_condition}"
+    return reason + where + why

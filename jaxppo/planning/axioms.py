@@ -1,0 +1,105 @@
+"""Derived predicates: rules that say when an atom holds, and the order in which they can be applied.
+
+Source: Edelkamp and Hoffmann, PDDL2.2, technical report 195, University of Freiburg (2004); Thiebaux, Hoffmann and
+Nebel, In defense of PDDL axioms, Artificial Intelligence 168 (2005).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxppo.planning.conditions import Condition, is_fallible, predicates_in, read_condition
+from jaxppo.planning.numeric import COMPARISONS
+from jaxppo.planning.scope import Parameter, Scope
+from jaxppo.planning.sexpr import Node
+from jaxppo.planning.typed_lists import read_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`(:derived (predicate parameters) body)`: the atom holds for every binding for which the body does."""
+
+    predicate: str
+    parameters: tuple[Parameter, ...]
+    body: Condition
+
+
+def derived_predicates(forms: Sequence[list[Node]]) -> frozenset[str]:
+    """The predicates that rules define, read before the rules themselves are."""
+    heads = [form[1][0] for form in forms if len(form) > 1 and isinstance(form[1], list) and form[1]]
+    return frozenset(head for head in heads if isinstance(head, str))
+
+
+def compare_numbers(forms: Iterable[Node]) -> bool:
+    """Whether a comparison of numbers occurs anywhere in these forms (an `=` of objects counts, too)."""
+    for form in forms:
+        if isinstance(form, list):
+            head = form[0] if form else None
+            if (isinstance(head, str) and head in COMPARISONS) or compare_numbers(form):
+                return True
+    return False
+
+
+def read_rules(forms: Sequence[list[Node]], scope: Scope) -> tuple[dict[str, tuple[Rule, ...]], dict[str, int]]:
+    """Read the rules of a domain.
+
+    Returns:
+        Derived predicate to its rules, and to its stratum.
+    """
+    rules: dict[str, tuple[Rule, ...]] = {}
+    for form in forms:
+        rule = _read_rule(form, scope)
+        rules[rule.predicate] = (*rules.get(rule.predicate, ()), rule)
+    strata = _strata(rules, forms, scope)
+    for name in rules:
+        if name in _used_by(name, rules) and any(is_fallible(rule.body, frozenset()) for rule in rules[name]):
+            expected = f"no comparison of numbers in the rules of '{name}', which is recursive (VAL gets them wrong)"
+            scope.fail(_form_of(name, forms), expected)
+    return rules, strata
+
+
+def _used_by(name: str, rules: Mapping[str, tuple[Rule, ...]]) -> set[str]:
+    """The derived predicates that a derived predicate depends on, directly or not."""
+    used: set[str] = set()
+    waiting = [name]
+    while waiting:
+        found = {other for rule in rules[waiting.pop()] for other, _ in predicates_in(rule.body)} & rules.keys()
+        waiting.extend(found - used)
+        used |= found
+    return used
+
+
+def _form_of(name: str, forms: Sequence[list[Node]]) -> list[Node]:
+    return next(form for form in forms if isinstance(form[1], list) and form[1][0] == name)
+
+
+def _read_rule(form: list[Node], scope: Scope) -> Rule:
+    head = form[1] if len(form) == 3 else None
+    if not isinstance(head, list) or not head or not isinstance(head[0], str):
+        scope.fail(form, "'(:derived (predicate ?argument ...) (condition))'")
+    wanted = scope.predicates.get(head[0])
+    if wanted is None:
+        scope.fail(head, "a predicate declared under ':predicates'")
+    parameters = read_parameters(head[1:], scope)
+    if tuple(types for _, types in parameters) != wanted:
+        scope.fail(head, f"the {len(wanted)} argument(s) of '{head[0]}', of the types declared under ':predicates'")
+    inner = replace(scope, terms={**scope.terms, **dict(parameters)})
+    return Rule(str(head[0]), parameters, read_condition(form[2], inner, may_be_empty=False))
+
+
+def _strata(rules: Mapping[str, tuple[Rule, ...]], forms: Sequence[list[Node]], scope: Scope) -> dict[str, int]:
+    """The lowest strata with `s(head) >= s(p)` for every p in a body, and `>` where p stands under a `not`."""
+    strata = dict.fromkeys(rules, 0)
+    edges = {
+        (name, used, int(not positive))
+        for name, alternatives in rules.items()
+        for rule in alternatives
+        for used, positive in predicates_in(rule.body)
+        if used in rules
+    }
+    for _ in range(len(rules) + 1):
+        raised = {head: strata[used] + step for head, used, step in edges if strata[head] < strata[used] + step}
+        if not raised:
+            return strata
+        strata.update(raised)
+    name = max(strata, key=lambda predicate: strata[predicate])
+    scope.fail(_form_of(name, forms), f"derived predicates that do not depend on their own negation ('{name}' does)")

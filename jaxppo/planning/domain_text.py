@@ -1,0 +1,187 @@
+"""The text of a domain to a `Domain`.
+
+Source: McDermott et al., PDDL - The Planning Domain Definition Language (1998); Fox and Long, PDDL2.1, JAIR 20 (2003).
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from jaxppo.planning.axioms import compare_numbers, derived_predicates, read_rules
+from jaxppo.planning.conditions import read_conjuncts
+from jaxppo.planning.effects import read_effects
+from jaxppo.planning.scope import TOTAL_COST, Scope, Types, read_name
+from jaxppo.planning.sexpr import Node
+from jaxppo.planning.task import ActionSchema, Domain
+from jaxppo.planning.typed_lists import ancestors_of, read_parameters, read_typed_list, read_types
+
+_KEYWORD = re.compile(r":[a-z][a-z0-9-]*+")
+# Each of these at most once, and before the first action or rule; VAL reads on and loses what it has read.
+_DECLARATIONS = frozenset({":requirements", ":types", ":constants", ":predicates", ":functions"})
+_SECTIONS = _DECLARATIONS | {":action", ":derived"}
+# Sections that say what holds and declare no action or object.
+_RULE_SECTIONS = frozenset({":derived", ":constraints"})
+
+
+def read_domain(form: list[Node], scope: Scope) -> Domain:
+    """Read a domain; of its names only, where the scope says so."""
+    name, sections = read_definition(form, "domain", _SECTIONS, scope)
+    if not scope.names_only:
+        _check_order(form, sections, scope)
+    typed = any(section[0] == ":types" for section in sections)
+    types = read_types(items_of(sections, ":types"), scope)
+    scope = replace(scope, typed=typed, ancestors=ancestors_of(types), late=None if typed else set())
+    scope = replace(scope, functions={} if scope.names_only else _functions(items_of(sections, ":functions"), scope))
+    constants = read_objects(items_of(sections, ":constants"), {}, scope)
+    predicates = _predicates(items_of(sections, ":predicates"), scope)
+    derived_forms = [] if scope.names_only else [section for section in sections if section[0] == ":derived"]
+    derived = derived_predicates(derived_forms)
+    fallible = derived if compare_numbers(derived_forms) else frozenset()
+    scope = replace(scope, predicates=predicates, terms=constants, derived=derived, fallible=fallible)
+    rules, strata = read_rules(derived_forms, scope)
+    actions = _actions([section for section in sections if section[0] == ":action"], scope)
+    return Domain(
+        name,
+        typed,
+        types,
+        scope.ancestors,
+        constants,
+        frozenset(scope.late or ()),
+        predicates,
+        scope.functions,
+        actions,
+        rules,
+        strata,
+        fallible,
+    )
+
+
+def read_definition(form: list[Node], kind: str, known: frozenset[str], scope: Scope) -> tuple[str, list[list[Node]]]:
+    """The name and the sections of `(define (kind name) (:section ...) ...)`."""
+    head = form[1] if len(form) > 1 and form[0] == "define" else form
+    if head is form or not isinstance(head, list) or len(head) != 2 or head[0] != kind:
+        scope.fail(head, f"'(define ({kind} NAME) ...)'")
+    name = read_name(head[1], scope, f"the {kind}'s name")
+    return name, [_checked_section(node, known, scope) for node in form[2:]]
+
+
+def _checked_section(node: Node, known: frozenset[str], scope: Scope) -> list[Node]:
+    keyword = node[0] if isinstance(node, list) and node else None
+    if isinstance(node, str) or not isinstance(keyword, str) or not _KEYWORD.fullmatch(keyword):
+        scope.fail(node, "a section '(:keyword ...)'")
+    if keyword == ":requirements":
+        for item in node[1:]:
+            if not isinstance(item, str) or not _KEYWORD.fullmatch(item):
+                scope.fail(item, "a requirement ':keyword'")
+    if keyword not in known and not (scope.names_only and keyword in _RULE_SECTIONS):
+        scope.refuse(node, keyword)
+    return node
+
+
+def items_of(sections: Iterable[list[Node]], keyword: str) -> list[Node]:
+    """The items of all sections of that keyword."""
+    return [item for section in sections if section[0] == keyword for item in section[1:]]
+
+
+def check_once(sections: Iterable[list[Node]], keywords: frozenset[str], scope: Scope) -> None:
+    """Refuse a second section of one of these keywords."""
+    seen = set()
+    for section in sections:
+        if section[0] in seen:
+            scope.fail(section, f"one section '{section[0]}'")
+        if section[0] in keywords:
+            seen.add(section[0])
+
+
+def _check_order(form: list[Node], sections: Sequence[list[Node]], scope: Scope) -> None:
+    check_once(sections, _DECLARATIONS, scope)
+    if all(section[0] in _DECLARATIONS for section in sections):
+        scope.fail(form, "an action or a rule (VAL reads no domain without)")
+    started = False
+    for section in sections:
+        if started and section[0] in _DECLARATIONS:
+            scope.fail(section, "the declarations in front of the actions and rules")
+        started = started or section[0] not in _DECLARATIONS
+
+
+def read_objects(items: Sequence[Node], constants: Mapping[str, Types], scope: Scope) -> dict[str, Types]:
+    """Read constants or objects, behind those that are known already."""
+    objects = dict(constants)
+    for name, types in read_typed_list(items, scope):
+        if objects.setdefault(read_name(name, scope, "an object"), types) != types:
+            scope.fail(name, "an object to be declared with one type")
+        if name in scope.functions:
+            scope.fail(name, "an object that is not named like a function (VAL reads the function)")
+    return objects
+
+
+def _predicates(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, ...]]:
+    predicates: dict[str, tuple[Types, ...]] = {}
+    for node in items:
+        name, types = _signature(node, "predicate", scope)
+        if name in predicates or name in scope.functions:
+            scope.fail(node, "a predicate to be declared once, and not as a function")
+        predicates[name] = types
+    return predicates
+
+
+def _functions(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, ...]]:
+    """The declared functions; `- number` may follow them."""
+    functions: dict[str, tuple[Types, ...]] = {}
+    rest = iter(items)
+    for node in rest:
+        if node == "-":
+            kind = next(rest, node)
+            if kind != "number":
+                scope.refuse(kind, "functions whose values are no numbers")
+            continue
+        name, types = _signature(node, "function", scope)
+        if name in functions or name in scope.ancestors:
+            scope.fail(node, "a function to be declared once, and not as a type")
+        functions[name] = types
+    return functions
+
+
+def _signature(node: Node, what: str, scope: Scope) -> tuple[str, tuple[Types, ...]]:
+    if isinstance(node, str) or not node:
+        scope.fail(node, f"'({what} ?argument ...)'")
+    name = read_name(node[0], scope, f"a {what}")
+    scope = replace(scope, functions={})  # here alone a variable may have the name of a function
+    return name, tuple(types for _, types in read_parameters(node[1:], scope))
+
+
+def _actions(forms: Sequence[list[Node]], scope: Scope) -> dict[str, ActionSchema]:
+    actions: dict[str, ActionSchema] = {}
+    for form in forms:
+        schema = _action(form, scope)
+        if schema.name in actions:
+            scope.fail(form, f"the action '{schema.name}' to be declared once")
+        if schema.name in scope.functions or schema.name == TOTAL_COST:
+            scope.fail(form, "an action that is not named like a function (VAL reads the function)")
+        actions[schema.name] = schema
+    return actions
+
+
+def _action(form: list[Node], scope: Scope) -> ActionSchema:
+    if len(form) < 2:
+        scope.fail(form, "'(:action NAME :parameters ... :effect ...)'")
+    name = read_name(form[1], scope, "an action")
+    parts = _action_parts(form, scope)
+    parameters = read_parameters(parts[":parameters"], scope)
+    if scope.names_only:
+        return ActionSchema(name, parameters)
+    scope = replace(scope, terms={**scope.terms, **dict(parameters)})
+    precondition = read_conjuncts(parts[":precondition"], scope)
+    always, effects = read_effects(parts[":effect"], scope)
+    return ActionSchema(name, parameters, precondition, always.add, always.delete, always.updates, effects)
+
+
+def _action_parts(form: list[Node], scope: Scope) -> dict[str, list[Node]]:
+    """The three parts behind an action's name, which VAL wants complete and in this order."""
+    keywords = (":parameters", ":precondition", ":effect")
+    parts = {
+        str(keyword): part for keyword, part in zip(form[2::2], form[3::2], strict=False) if isinstance(part, list)
+    }
+    if tuple(parts) != keywords or len(form) != 2 + 2 * len(keywords):
+        scope.fail(form, f"'{' (...) '.join(keywords)} (...)', all three in this order ('()' for an empty one)")
+    return parts

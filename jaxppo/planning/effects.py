@@ -1,0 +1,111 @@
+"""Effects of PDDL: what a step adds, deletes and changes, always or under conditions.
+
+The shapes are those that VAL reads: a numeric effect stands inside `and` or `when`; an `and` inside an `and`, or inside
+a `when`, holds plain effects only.
+
+Source: Fox and Long, PDDL2.1, JAIR 20 (2003), appendix A.
+"""
+
+from dataclasses import dataclass, field
+
+from jaxppo.planning.conditions import Condition, Literal, quantifier_scope, read_condition, read_conjuncts
+from jaxppo.planning.numeric import UPDATES, Update, read_update
+from jaxppo.planning.scope import Atom, Parameter, Scope, headed
+from jaxppo.planning.sexpr import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What happens for each binding of the parameters for which the conditions held before the step.
+
+    Attributes:
+        parameters: the variables of the `forall`s around it.
+        conditions: those of the `when`s around it.
+        add: the atoms that become true.
+        delete: the atoms that become false, unless some effect of the step makes them true.
+        updates: the changes of numbers.
+    """
+
+    parameters: tuple[Parameter, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    add: tuple[Atom, ...] = ()
+    delete: tuple[Atom, ...] = ()
+    updates: tuple[Update, ...] = ()
+
+
+@dataclass(slots=True)
+class _Group:
+    """The effects under the same `forall`s and `when`s, while they are collected."""
+
+    parameters: tuple[Parameter, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    add: list[Atom] = field(default_factory=list)
+    delete: list[Atom] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+
+
+# Where a form stands, to what may stand there beside plain effects.
+_NESTED = {"top": "and", "forall": "and", "and": "flat", "when": "flat"}
+
+
+def read_effects(node: Node, scope: Scope) -> tuple[Effect, tuple[Effect, ...]]:
+    """Read an effect.
+
+    Returns:
+        What always happens, and what happens under conditions or for several objects.
+    """
+    groups = [_Group()]
+    _read(node, scope, groups, groups[0], "top")
+    always, *others = [
+        Effect(group.parameters, group.conditions, tuple(group.add), tuple(group.delete), tuple(group.updates))
+        for group in groups
+    ]
+    return always, tuple(others)
+
+
+def _read(node: Node, scope: Scope, groups: list[_Group], group: _Group, place: str) -> None:
+    form, head = headed(node, scope, "an effect '(predicate ...)' or '(and)'")
+    if head in ("and", "when", "forall") and place == "flat":
+        scope.fail(form, "plain effects here ('when' holds no 'and' in an 'and', and 'and' nests once)")
+    if head == "and":
+        for part in form[1:]:
+            _read(part, scope, groups, group, _NESTED[place])
+    elif head == "when":
+        _read_when(form, scope, groups, group)
+    elif head == "forall":
+        _read_forall(form, scope, groups, group)
+    elif head in UPDATES:
+        if place in ("top", "forall"):
+            scope.fail(form, f"'(and ({head} ...))'; VAL reads a numeric effect only inside 'and' or 'when'")
+        group.updates.append(read_update(form, scope))
+    else:
+        _add_literal(form, scope, group)
+
+
+def _read_when(form: list[Node], scope: Scope, groups: list[_Group], outer: _Group) -> None:
+    if len(form) != 3:
+        scope.fail(form, "'(when (condition) (effect))'")
+    conditions = (*outer.conditions, *read_conjuncts(form[1], scope, may_be_empty=False))
+    groups.append(_Group(outer.parameters, conditions))
+    _read(form[2], scope, groups, groups[-1], "when")
+
+
+def _read_forall(form: list[Node], scope: Scope, groups: list[_Group], outer: _Group) -> None:
+    if len(form) != 3:
+        scope.fail(form, "'(forall (?variable ...) (effect))'")
+    own, inner = quantifier_scope(form[1], scope)
+    if (outer.parameters or outer.conditions) and not scope.terms.keys().isdisjoint(name for name, _ in own):
+        scope.fail(form, "a 'forall' inside a 'forall' or 'when' to have variables of its own")
+    groups.append(_Group((*outer.parameters, *own), outer.conditions))
+    _read(form[2], inner, groups, groups[-1], "forall")
+
+
+def _add_literal(form: list[Node], scope: Scope, group: _Group) -> None:
+    if form[0] == "not" and len(form) == 2 and isinstance(form[1], list) and form[1][:1] in (["not"], ["and"], ["or"]):
+        scope.fail(form, "an effect '(predicate ...)' or '(not (predicate ...))'")
+    literal = read_condition(form, scope, may_be_empty=False)
+    if not isinstance(literal, Literal) or literal.atom[0] == "=":
+        scope.fail(form, "an effect on a predicate")
+    if literal.atom[0] in scope.derived:
+        scope.fail(form, "an effect on a predicate that no ':derived' rule defines")
+    (group.add if literal.positive else group.delete).append(literal.atom)

@@ -1,0 +1,110 @@
+"""The text of a problem to a `Problem`.
+
+Source: McDermott et al., PDDL - The Planning Domain Definition Language (1998); Fox and Long, PDDL2.1, JAIR 20 (2003).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxppo.planning.conditions import Condition, read_conjuncts
+from jaxppo.planning.domain_text import check_once, items_of, read_definition, read_objects
+from jaxppo.planning.numeric import read_expression, read_function, read_number
+from jaxppo.planning.scope import Atom, Scope, headed, read_atom, read_fact, read_name
+from jaxppo.planning.sexpr import Node
+from jaxppo.planning.task import Domain, Metric, Problem
+
+_ONCE = frozenset({":domain", ":objects", ":init", ":goal", ":metric"})
+_SECTIONS = _ONCE | {":requirements"}
+
+
+def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
+    """Read a problem of a domain; of its names only, where the scope says so."""
+    scope = replace(
+        scope,
+        typed=domain.typed,
+        ancestors=domain.ancestors,
+        predicates=domain.predicates,
+        functions=domain.functions,
+        derived=frozenset(domain.rules),
+        fallible=domain.fallible,
+    )
+    name, sections = read_definition(form, "problem", _SECTIONS, scope)
+    objects = read_objects(items_of(sections, ":objects"), domain.constants, scope)
+    if scope.names_only:
+        return Problem(name, domain, objects, frozenset(), (), (), {})
+    _check_sections(form, sections, scope)
+    for constant in sorted(domain.late_constants - objects.keys()):
+        scope.fail(form, f"the object '{constant}', which an action of the domain names")
+    scope = replace(scope, terms=objects)
+    facts, values = _read_init(items_of(sections, ":init"), scope)
+    goal = _read_goal([section for section in sections if section[0] == ":goal"], scope)
+    metric = _read_metric([section for section in sections if section[0] == ":metric"], scope)
+    return Problem(name, domain, objects, frozenset(facts), facts, goal, values, metric)
+
+
+def _check_sections(form: list[Node], sections: Sequence[list[Node]], scope: Scope) -> None:
+    """VAL crashes without `:domain` in front and without `:init`, and takes one of two equal sections."""
+    check_once(sections, _ONCE, scope)
+    keywords = [section[0] for section in sections]
+    if keywords[:1] != [":domain"] or ":init" not in keywords:
+        scope.fail(form, "a section '(:domain NAME)' in front and a section '(:init ...)'")
+    if len(sections[0]) != 2:
+        scope.fail(sections[0], "'(:domain NAME)'")
+    read_name(sections[0][1], scope, "a domain's name")
+
+
+def _read_init(items: Sequence[Node], scope: Scope) -> tuple[tuple[Atom, ...], dict[Atom, float]]:
+    """Read which atoms hold at the start, and which functions have which value (the last one where several are given).
+
+    Negated facts are left out, even where they contradict a positive one (as in VAL).
+    """
+    facts: dict[Atom, None] = {}
+    values: dict[Atom, float] = {}
+    for node in items:
+        fact = read_fact(node, scope)
+        if fact is None:
+            fact = _read_other_fact(node, scope, values)
+        if fact is not None:
+            facts[fact] = None
+    return tuple(facts), values
+
+
+def _read_other_fact(node: Node, scope: Scope, values: dict[Atom, float]) -> Atom | None:
+    form, head = headed(node, scope, "a fact '(predicate object ...)'")
+    if head == "=":
+        values.update([_read_value(form, scope)])
+        return None
+    if head != "not":
+        return read_atom(form, head, scope)
+    if len(form) != 2:
+        scope.fail(form, "'(not (predicate ...))'")
+    inner, inner_head = headed(form[1], scope, "'(predicate ...)' behind 'not'")
+    if inner_head == "=":
+        scope.fail(form, "a fact on a predicate")
+    read_atom(inner, inner_head, scope)
+    return None
+
+
+def _read_value(form: list[Node], scope: Scope) -> tuple[Atom, float]:
+    number = read_number(form[2], scope) if len(form) == 3 else None
+    if number is None or not isinstance(form[1], list):
+        scope.fail(form, "'(= (function ...) number)'")
+    return read_function(form[1], scope), number
+
+
+def _read_goal(sections: Sequence[list[Node]], scope: Scope) -> tuple[Condition, ...]:
+    """Read the goal; a problem without one is solved by every plan."""
+    if not sections:
+        return ()
+    if len(sections[0]) != 2:
+        scope.fail(sections[0], "'(:goal (condition))'")
+    return read_conjuncts(sections[0][1], scope)
+
+
+def _read_metric(sections: Sequence[list[Node]], scope: Scope) -> Metric | None:
+    if not sections:
+        return None
+    section = sections[0]
+    if len(section) != 3 or section[1] not in ("minimize", "maximize"):
+        scope.fail(section, "'(:metric minimize expression)' or '(:metric maximize expression)'")
+    return Metric(str(section[1]), read_expression(section[2], scope, in_metric=True))

@@ -1,0 +1,177 @@
+"""What the names in a PDDL text may refer to, and the atoms that they form."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
+
+from jaxppo.errors import PddlError
+from jaxppo.planning.plans import NAME_PATTERN
+from jaxppo.planning.sexpr import Node, line_of, show
+
+Atom = tuple[str, ...]
+"""A predicate's or function's name followed by its arguments; `("=", a, b)` is equality."""
+
+Types = tuple[str, ...]
+"""The alternatives of `either`; one entry for a plain type, none where a typed domain states no type."""
+
+ROOT_TYPE = "object"
+TOTAL_COST = "total-cost"
+TOTAL_TIME = "total-time"
+_NAME = re.compile(NAME_PATTERN)
+_VARIABLE = re.compile(r"\?" + NAME_PATTERN)
+# VAL reads these as keywords wherever they stand (tried out one by one), so they cannot name anything.
+RESERVED = frozenset(
+    """define domain problem either and or not when forall exists imply increase decrease assign scale-up scale-down
+    always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after preference
+    name number duration minimize maximize total-time is-violated""".split()  # noqa: SIM905
+)
+# Words of conditions and effects that PDDL has beyond what is read here (`at` and `over` may also name predicates).
+BEYOND = frozenset(
+    """always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after
+    preference at over""".split()  # noqa: SIM905
+)
+
+
+class UnsupportedPddlError(PddlError):
+    """Right PDDL that the built-in validator does not cover; VAL may."""
+
+
+class Parameter(NamedTuple):
+    """A variable (`?x`) and the types it may have."""
+
+    name: str
+    types: Types
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What the names in a text may refer to.
+
+    Attributes:
+        source: the file's name for messages.
+        typed: whether the domain has a section `:types`; only there VAL checks types.
+        ancestors: type to itself and everything above it.
+        predicates: name to the types of its arguments.
+        functions: the same for numeric functions.
+        derived: the predicates that rules define.
+        fallible: those of them whose rules compare numbers, so that reading them may meet a function without a value.
+        terms: variable, constant or object to its types.
+        late: where not None, undeclared names are collected here instead of being an error.
+        names_only: read what exists (actions, parameters, objects), not what holds (conditions, effects, facts).
+        fitting: pairs (types of an object, wanted types) found to fit, to look each up once.
+    """
+
+    source: str
+    typed: bool = False
+    ancestors: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    predicates: Mapping[str, tuple[Types, ...]] = field(default_factory=dict)
+    functions: Mapping[str, tuple[Types, ...]] = field(default_factory=dict)
+    derived: frozenset[str] = frozenset()
+    fallible: frozenset[str] = frozenset()
+    terms: Mapping[str, Types] = field(default_factory=dict)
+    late: set[str] | None = None
+    names_only: bool = False
+    fitting: set[tuple[Types, Types]] = field(default_factory=set)
+
+    def fail(self, node: Node, expected: str) -> NoReturn:
+        """Refuse text that is not PDDL."""
+        raise PddlError(self.source, line_of(node), f"expected {expected}, got '{show(node)}'")
+
+    def refuse(self, node: Node, feature: str) -> NoReturn:
+        """Refuse PDDL that goes too far."""
+        message = f"got '{feature}', which is not supported by the built-in validator"
+        raise UnsupportedPddlError(self.source, line_of(node), message)
+
+
+def read_name(node: Node, scope: Scope, what: str) -> str:
+    """Check a name that a text declares."""
+    if not isinstance(node, str) or not _NAME.fullmatch(node) or node in RESERVED:
+        scope.fail(node, f"{what} (letters, digits, '_' and '-', not a word of the language)")
+    return str(node)
+
+
+def read_variable(node: Node, scope: Scope) -> str:
+    """Check a variable that a text declares."""
+    if not isinstance(node, str) or not _VARIABLE.fullmatch(node):
+        scope.fail(node, "a variable such as '?x'")
+    if node[1:] in RESERVED or node[1:] in scope.functions:
+        scope.fail(node, "a variable that is not named like a function or a word of the language (VAL reads that)")
+    return str(node)
+
+
+def headed(node: Node, scope: Scope, expected: str) -> tuple[list[Node], str]:
+    """A form and the word that it starts with."""
+    head = node[0] if isinstance(node, list) and node else None
+    if isinstance(node, str) or not isinstance(head, str):
+        scope.fail(node, expected)
+    return node, head
+
+
+def read_atom(form: list[Node], head: str, scope: Scope) -> Atom:
+    """An atom whose predicate, number of arguments and argument types are as declared."""
+    if head in BEYOND and head not in scope.predicates:
+        scope.refuse(form, head)
+    wanted = ((ROOT_TYPE,),) * 2 if head == "=" else scope.predicates.get(head)
+    if wanted is None:
+        scope.fail(form, "a predicate declared under ':predicates'")
+    return (str(head), *read_arguments(form, wanted, scope, typed=scope.typed and head != "="))
+
+
+def read_arguments(form: list[Node], wanted: Sequence[Types], scope: Scope, typed: bool) -> list[str]:
+    """What stands behind a predicate or function: declared variables, constants and objects of the wanted types."""
+    arguments = [item for item in form[1:] if isinstance(item, str)]
+    if len(arguments) != len(form) - 1:
+        scope.refuse(form, f"numeric or nested {show(form)}")
+    if len(arguments) != len(wanted):
+        scope.fail(form, f"{len(wanted)} argument(s) for '{form[0]}'")
+    for argument, types in zip(arguments, wanted, strict=True):
+        _check_declared(argument, scope)
+        if typed:
+            _check_type(argument, types, scope)
+    return list(map(str, arguments))
+
+
+def read_fact(node: Node, scope: Scope) -> Atom | None:
+    """The same for a positive fact without variables, without messages and faster; None where it is not so plain."""
+    if not isinstance(node, list) or not node:
+        return None
+    try:
+        wanted = scope.predicates[node[0]]  # pyright: ignore[reportArgumentType] # a list fails as a key, too
+        if len(node) != len(wanted) + 1 or node[0] == "=":
+            return None
+        if scope.typed:
+            for pair in zip(map(scope.terms.__getitem__, node[1:]), wanted, strict=True):  # pyright: ignore
+                if pair not in scope.fitting and not _fits(*pair, scope):
+                    return None
+        else:
+            for name in node[1:]:
+                scope.terms[name]  # pyright: ignore
+    except (KeyError, TypeError):
+        return None
+    return tuple(node)  # pyright: ignore[reportReturnType]
+
+
+def _fits(types: Types, wanted: Types, scope: Scope) -> bool:
+    """Whether an object of these types, which is of all of them, is of one of the wanted ones."""
+    fits = any(not scope.ancestors[name].isdisjoint(wanted) for name in types)
+    if fits:
+        scope.fitting.add((types, wanted))
+    return fits
+
+
+def _check_declared(term: str, scope: Scope) -> None:
+    if term not in scope.terms:
+        if scope.late is None or term[0] == "?":
+            scope.fail(term, "a declared variable" if term[0] == "?" else "a declared object or constant")
+        scope.late.add(read_name(term, scope, "an object"))
+
+
+def _check_type(term: str, wanted: Types, scope: Scope) -> None:
+    types = scope.terms[term]
+    if not types or not wanted:
+        scope.fail(term, "a type for it and for what it stands for, since the domain has ':types'")
+    # A variable may turn out to be of any of its types; an object is of all of them.
+    holds = all if term[0] == "?" else any
+    if types != wanted and not holds(not scope.ancestors[name].isdisjoint(wanted) for name in types):
+        scope.fail(term, f"an argument of type '{' or '.join(wanted)}'")

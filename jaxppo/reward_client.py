@@ -1,0 +1,364 @@
+"""Rewards from a server, over HTTP: LLaMA-Factory's `reward_model_type: api`, made safe to wait for.
+
+Every request has a time limit as a whole, is tried again where that can help, and its answer is checked before a score
+is used. `reward_contract.py` has what is said, `reward_server.py` a server.
+"""
+
+import asyncio
+import base64
+import email.utils
+import json
+import math
+import random
+import re
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import httpx2
+
+from jaxppo.config import require
+from jaxppo.errors import ConfigError, DataError, JaxppoError
+from jaxppo.redact import REDACTED, redact
+from jaxppo.reward_contract import (
+    Answer,
+    check_lengths,
+    checked_token,
+    encode_request,
+    environment_token,
+    merge,
+    messages,
+    read_answer,
+)
+
+RETRY_STATUSES = frozenset({429, 502, 503, 504})
+"""Answers that may be others a moment later; 500 is not among them: it is the reward function that failed."""
+
+MAX_WAIT_S = 60.0
+"""Longest wait before a retry, whatever back-off or `Retry-After` say."""
+
+MAX_ANSWER_BYTES = 64 * 2**20
+"""A longer answer is refused while it is read."""
+
+_SHOWN = 200  # characters of a server's text in a message
+_SHORT = 4  # a secret below this length is not looked for in messages: it would be found in every word
+
+Result = TypeVar("Result")
+
+
+class RewardError(JaxppoError):
+    """A reward server gave no usable scores for a request.
+
+    Args:
+        message: what was expected and what came, without secrets.
+        rows: the rows of the call that the request was about.
+        timed_out: the last attempt took too long.
+    """
+
+    def __init__(self, message: str, rows: range = range(0), timed_out: bool = False):
+        super().__init__(message)
+        self.rows, self.timed_out = rows, timed_out
+
+
+@dataclass(slots=True)
+class _Call:
+    """What happened in one call of the client."""
+
+    requests: int = 0
+    retries: int = 0  # attempts beyond the first of each request
+    errors: list[RewardError] = field(default_factory=list)  # of requests given up, in the order of time
+
+    def metrics(self) -> dict[str, float]:
+        counts = {"requests": self.requests, "retries": self.retries, "failures": len(self.errors)}
+        return {f"reward_server/{name}": float(count) for name, count in counts.items()}
+
+
+class _Request(NamedTuple):
+    rows: range
+    body: bytes
+
+
+class _Problem(NamedTuple):
+    """Why an attempt gave no scores."""
+
+    text: str
+    retry: bool = False
+    wait_s: float = 0.0  # what the server asked for
+    timed_out: bool = False
+
+
+class RewardClient:
+    """A reward function that asks a server.
+
+    One call becomes requests of up to `batch_size` rows, up to `workers` of them at a time. A request takes at most
+    `timeout_s` from connecting to the last byte, and is tried again (`retries` times, with exponential back-off and
+    jitter) after a broken or refused connection, a time-out, or status 429, 502, 503 or 504, whose `Retry-After` is
+    kept up to `MAX_WAIT_S`. Redirects are not followed, and proxy settings of the environment are not used: neither the
+    rows nor the token go anywhere but to `url`. A client holds no connection between calls.
+
+    Args:
+        url: http or https address to post to. With user and password in it, they are sent as basic authentication.
+        timeout_s: limit of an attempt as a whole, in seconds.
+        retries: attempts after the first.
+        backoff_s: wait before the first retry, doubled before each other one, times a random factor in [0.5, 1].
+        token: bearer token; default: the environment variable `JAXPPO_REWARD_TOKEN`.
+        model: value of "model" in the request.
+        with_columns: send prompts, completions, token ids and every column of the data too: for `reward_server.py`,
+            not for LLaMA-Factory's servers.
+        batch_size: most rows of a request.
+        workers: most requests at a time.
+        on_error: "raise" a `RewardError` for a request that finally failed, or "none": its rows get None; or a function
+            from the error to what its rows get.
+
+    Raises:
+        ConfigError: a bad value.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 30.0,
+        retries: int = 3,
+        backoff_s: float = 0.5,
+        token: str | None = None,
+        model: str = "model",
+        with_columns: bool = False,
+        batch_size: int = 64,
+        workers: int = 4,
+        on_error: Literal["raise", "none"] | Callable[[RewardError], Any] = "raise",
+    ):
+        require(0 < timeout_s < math.inf, "timeout_s", "a finite number above 0", timeout_s)
+        require(0 <= backoff_s < math.inf, "backoff_s", "a finite number of at least 0", backoff_s)
+        require(retries >= 0, "retries", "an integer of at least 0", retries)
+        require(batch_size >= 1, "batch_size", "an integer of at least 1", batch_size)
+        require(workers >= 1, "workers", "an integer of at least 1", workers)
+        require(callable(on_error) or on_error in ("raise", "none"), "on_error", "raise or none", on_error)
+        self.__name__ = "reward_server"  # what messages call a reward function by
+        self._url = _parsed(url)
+        self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
+        self._model, self._with_columns = model, with_columns
+        self._batch_size, self._workers, self._on_error = batch_size, workers, on_error
+        self._authorization = _authorization(
+            self._url, environment_token() if token is None else checked_token(token, "token")
+        )
+        self._jitter = random.Random()  # of its own, so that it takes nothing from a seeded one
+
+    def __repr__(self) -> str:
+        return f"RewardClient({self.address!r})"
+
+    @property
+    def address(self) -> str:
+        """The url without user, password and query, for messages."""
+        return redact(str(self._url.copy_with(userinfo=b"", query=None)))
+
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        *,
+        log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """Score completions.
+
+        Args:
+            prompts: text of each prompt.
+            completions: text behind each prompt.
+            completion_ids: its tokens.
+            log_metric: gets what the server reports (over several requests: means weighted by their rows), and
+                `reward_server/requests`, `/retries` and `/failures` of this call.
+            log_extra: gets the server's columns.
+            columns: columns of the data, one value per completion.
+
+        Returns:
+            One number per completion; None where the server gave null, or where on_error is "none" and the request
+            failed (what a function `on_error` gave, where there is one).
+
+        Raises:
+            RewardError: a request failed and on_error is "raise"; its `rows` are those of the request.
+            DataError: lengths differ, or a column cannot be written as JSON.
+        """
+        ids = {} if completion_ids is None else {"completion_ids": completion_ids}
+        texts = messages(prompts, completions)
+        requests = self._requests(texts, {"prompts": prompts, "completions": completions} | ids, columns)
+        call = _Call()
+        metrics: dict[str, float] = {}
+        try:
+            answer = self._score(requests, call)
+            metrics |= answer.metrics
+        finally:
+            if log_metric is not None:
+                for name, value in (metrics | call.metrics()).items():
+                    log_metric(name, value)
+        if log_extra is not None:
+            for name, values in answer.extras.items():
+                log_extra(name, values)
+        return answer.scores
+
+    def _requests(self, texts: list[str], added: dict[str, Any], columns: dict[str, Any]) -> list[_Request]:
+        if self._with_columns:
+            check_lengths(added | columns, len(texts))
+        requests = []
+        for start in range(0, len(texts), self._batch_size):
+            rows = slice(start, min(start + self._batch_size, len(texts)))
+            extension: dict[str, Any] = {}
+            if self._with_columns:
+                extension = _cut(added, rows) | {"columns": _cut(columns, rows)}
+            body = encode_request(self._model, texts[rows], extension)
+            requests.append(_Request(range(rows.start, rows.stop), body))
+        return requests
+
+    def _score(self, requests: list[_Request], call: _Call) -> Answer:
+        answers = _run(self._ask_all(requests, call)) if requests else []
+        if call.errors and self._on_error == "raise":
+            raise call.errors[0]
+        instead = {error.rows: self._on_error(error) for error in call.errors} if callable(self._on_error) else {}
+        return merge(
+            [
+                Answer([instead.get(request.rows)] * len(request.rows), {}, {}) if answer is None else answer
+                for request, answer in zip(requests, answers, strict=True)
+            ]
+        )
+
+    async def _ask_all(self, requests: list[_Request], call: _Call) -> list[Answer | None]:
+        turns = asyncio.Semaphore(self._workers)
+        # The transport below httpx's client: it follows no redirects, uses no proxies and logs no URLs.
+        async with httpx2.AsyncHTTPTransport(verify=self._url.scheme == "https") as transport:
+
+            async def ask(request: _Request) -> Answer | None:
+                async with turns:
+                    stopped = call.errors and self._on_error == "raise"
+                    return None if stopped else await self._ask(transport, request, call)
+
+            return await asyncio.gather(*map(ask, requests))
+
+    async def _ask(self, transport: httpx2.AsyncHTTPTransport, request: _Request, call: _Call) -> Answer | None:
+        call.requests += 1
+        outcome = await self._attempt(transport, request)
+        for retry in range(self._retries):
+            if isinstance(outcome, Answer) or not outcome.retry:
+                break
+            backoff_s = self._backoff_s * 2**retry * self._jitter.uniform(0.5, 1.0)
+            await asyncio.sleep(min(max(backoff_s, outcome.wait_s), MAX_WAIT_S))
+            call.retries += 1
+            outcome = await self._attempt(transport, request)
+        if isinstance(outcome, Answer):
+            return outcome
+        attempts = f" ({self._retries + 1} attempts)" if outcome.retry and self._retries else ""
+        message = f"reward server {self.address}: {outcome.text}{attempts}"
+        call.errors.append(RewardError(message, request.rows, outcome.timed_out))
+        return None
+
+    async def _attempt(self, transport: httpx2.AsyncHTTPTransport, request: _Request) -> Answer | _Problem:
+        """One exchange; what goes wrong is a value, so that no exception carries the request and its headers along."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response, body = await self._post(transport, request.body)
+        except TimeoutError:
+            text = f"expected a whole answer within {self._timeout_s:g} s, got none"
+            return _Problem(text, retry=True, timed_out=True)
+        except (httpx2.RequestError, UnicodeError) as error:  # UnicodeError: a host that no name service can take
+            said = f" {self._shown(str(error))}" if str(error) else ""
+            return _Problem(f"expected an answer, got {type(error).__name__}{said}", retry=True)
+        status = response.status_code
+        if status != 200:
+            text = f"expected status 200, got {status} {self._said(body)}"
+            return _Problem(text, status in RETRY_STATUSES, _retry_after_s(response.headers))
+        if body is None:
+            return _Problem(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got a longer one")
+        try:
+            return read_answer(body, len(request.rows), self._shown)
+        except DataError as error:
+            return _Problem(str(error))
+
+    async def _post(self, transport: httpx2.AsyncHTTPTransport, body: bytes) -> tuple[httpx2.Response, bytes | None]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._authorization is not None:
+            headers["Authorization"] = self._authorization
+        request = httpx2.Request("POST", self._url, headers=headers, content=body)
+        response = await transport.handle_async_request(request)
+        try:
+            return response, await _read(response)
+        finally:
+            await response.aclose()
+
+    def _said(self, body: bytes | None) -> str:
+        """What a server says in an answer without scores: its "error", or the beginning of the text."""
+        text = (body or b"").decode("utf-8", "replace")
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            return self._shown(text)
+        error = content.get("error") if isinstance(content, dict) else None
+        return self._shown(error if isinstance(error, str) else text)
+
+    def _shown(self, text: str) -> str:
+        """A server's words as part of a one-line message, without our secrets, which it may repeat."""
+        credentials = (self._authorization or "").rpartition(" ")[2]
+        values = [value for _, value in self._url.params.multi_items()]
+        for secret in (credentials, self._url.password, self._url.username, *values):
+            if len(secret) >= _SHORT:
+                text = text.replace(secret, REDACTED)
+        text = ascii(redact(text))
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _parsed(url: str) -> httpx2.URL:
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError, UnicodeError):
+        parsed = httpx2.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host or not 0 < (parsed.port or 80) < 2**16:
+        shown = redact(str(url).partition("?")[0])  # what is no address may still hold a secret
+        expected = "an address such as http://127.0.0.1:8000/score"
+        raise ConfigError(f"reward server url: expected {expected}, got {shown!r}")
+    return parsed.copy_with(fragment=None)
+
+
+def _authorization(url: httpx2.URL, token: str | None) -> str | None:
+    """The header's value: user and password of the url, or the token."""
+    if not url.userinfo:
+        return None if token is None else f"Bearer {token}"
+    # The header has room for one of them, and to leave out either without a word helps nobody.
+    require(token is None, "token", "none beside user and password in the url", REDACTED)
+    return f"Basic {base64.b64encode(f'{url.username}:{url.password}'.encode()).decode()}"
+
+
+def _cut(columns: dict[str, Any], rows: slice) -> dict[str, list[Any]]:
+    return {name: list(values[rows]) for name, values in columns.items()}
+
+
+def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run to the end; for a caller inside an event loop (a notebook), in a thread beside it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
+async def _read(response: httpx2.Response) -> bytes | None:
+    """The body, or None where it is too long."""
+    body = bytearray()
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            return None
+    return bytes(body)
+
+
+def _retry_after_s(headers: httpx2.Headers) -> float:
+    """Seconds that a server asks to wait: a number, or the time until a date; 0 where it does not say."""
+    value = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"\d{1,9}", value, re.ASCII):
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,270 @@
+"""What a reward client and a reward server say to each other: LLaMA-Factory's JSON, and what is added to it.
+
+A request is `{"model": "model", "messages": [prompt + completion, ...]}`, an answer `{"scores": [number, ...]}`. Added
+are "prompts", "completions", "completion_ids" and "columns" in the request and "metrics" and "extras" in the answer:
+see `docs/reward_server.md`. Whatever comes from the other side is checked here before anybody uses it.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxppo.errors import ConfigError, DataError
+
+TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
+"""Environment variable with the bearer token, the same for client and server; it has no flag and no config key."""
+
+MAX_DEPTH = 32
+"""Lists and objects within each other in a request."""
+
+RESERVED = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"})
+"""Names that a reward function knows otherwise, and no column may have."""
+
+
+class Batch(NamedTuple):
+    """Completions to score."""
+
+    prompts: list[str]
+    completions: list[str]
+    completion_ids: list[list[int]]
+    columns: dict[str, list[Any]]
+
+
+class Answer(NamedTuple):
+    """What a server said about some rows; None is a row that cannot be scored."""
+
+    scores: list[float | None]
+    metrics: dict[str, float]
+    extras: dict[str, list[Any]]
+
+
+def environment_token() -> str | None:
+    """The bearer token of this process; None where the variable is not set or empty.
+
+    Raises:
+        ConfigError: it holds characters that no bearer token has (the message does not show it).
+    """
+    return checked_token(os.environ.get(TOKEN_VARIABLE) or None, TOKEN_VARIABLE)
+
+
+def checked_token(token: str | None, name: str) -> str | None:
+    """The token, if it can stand in a header; `name` is what a `ConfigError` calls it."""
+    if token is not None and re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII) is None:
+        raise ConfigError(f"{name}: expected a token of letters, digits and -._~+/=, got other characters or nothing")
+    return token
+
+
+# --- requests
+
+
+def messages(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
+    """The texts that a server scores: each prompt with its completion behind it.
+
+    Raises:
+        DataError: there are not as many prompts as completions.
+    """
+    if len(prompts) != len(completions):
+        raise DataError(f"reward server: expected a prompt per completion, got {len(prompts)} and {len(completions)}")
+    return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def check_lengths(columns: Mapping[str, Any], count: int) -> None:
+    """Raise a `DataError` unless every column is a list of `count` values."""
+    for name, values in columns.items():
+        listed = hasattr(values, "__len__") and not isinstance(values, str | bytes | Mapping)
+        got = len(values) if listed else type(values).__name__
+        if got != count:
+            raise DataError(f"column {_word(name)}: expected a list of {count} values, got {got}")
+
+
+def encode_request(model: str, texts: Sequence[str], added: Mapping[str, Any]) -> bytes:
+    """The body of a request.
+
+    Args:
+        model: value of "model", which LLaMA-Factory's servers expect.
+        texts: what to score.
+        added: what goes beyond LLaMA-Factory's request, or nothing.
+
+    Raises:
+        DataError: a value that JSON does not have, such as NaN or bytes; it names the column.
+    """
+    content = {"model": model, "messages": texts, **added}
+    try:
+        return dumps(content)
+    except (TypeError, ValueError, RecursionError):
+        for name, values in (content | content.get("columns", {})).items():
+            if name != "columns":
+                _check_encodes(name, values)
+        raise
+
+
+def _check_encodes(name: str, values: Any) -> None:
+    try:
+        dumps(values)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"column {name}: expected values that JSON can hold, got: {error}") from None
+
+
+def dumps(content: Any) -> bytes:
+    """JSON in ASCII, numpy's numbers and arrays as Python's; NaN is a `ValueError`."""
+    return json.dumps(content, allow_nan=False, default=_plain).encode("ascii")
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def read_request(body: bytes) -> Batch:
+    """Read and check the body of a request; one of LLaMA-Factory's has empty prompts and no columns.
+
+    Raises:
+        ValueError: the body is no JSON, or nested too deeply.
+        DataError: it is JSON of another form; the message names the field.
+    """
+    content = json.loads(body, parse_constant=_refuse_constant)
+    if _deeper_than(content, MAX_DEPTH):
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    if not isinstance(content, dict):
+        raise DataError(f"expected a JSON object with a list of texts as messages, got {kind(content)}")
+    texts = _texts(content, "messages")
+    extended = {"prompts", "completions"} & content.keys()
+    if not extended:
+        batch = Batch([""] * len(texts), texts, [], {})
+    elif len(extended) == 2:
+        batch = Batch(_texts(content, "prompts"), _texts(content, "completions"), [], {})
+    else:
+        raise DataError("expected prompts and completions, or neither, got one of them")
+    ids, columns = content.get("completion_ids", [[]] * len(texts)), content.get("columns", {})
+    if not isinstance(columns, dict):
+        raise DataError(f"columns: expected an object of lists, got {kind(columns)}")
+    if RESERVED & columns.keys():
+        raise DataError(f"columns: expected names of data columns, got {min(RESERVED & columns.keys())}")
+    check_lengths({"prompts": batch.prompts, "completions": batch.completions, "completion_ids": ids}, len(texts))
+    check_lengths(columns, len(texts))
+    return batch._replace(completion_ids=ids, columns=columns)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _deeper_than(content: Any, depth: int) -> bool:
+    level = [content]
+    for _ in range(depth + 1):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _inside(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return outer.values() if isinstance(outer, dict) else outer
+
+
+def _texts(content: Mapping[str, Any], name: str) -> list[str]:
+    values = content.get(name)
+    if not isinstance(values, list):
+        raise DataError(f"{name}: expected a list of texts, got {kind(values)}")
+    for index, value in enumerate(values):
+        if not isinstance(value, str):
+            raise DataError(f"{name}: expected a text at {index}, got {kind(value)}")
+    return values
+
+
+# --- answers
+
+
+def read_answer(body: bytes, expected: int, shown: Callable[[str], str] = ascii) -> Answer:
+    """Read and check the body of an answer.
+
+    Args:
+        body: JSON `{"scores": [...]}`, with "metrics" and "extras" where the server has them.
+        expected: how many scores there have to be.
+        shown: how a piece of the answer is put into a message.
+
+    Raises:
+        DataError: it is no JSON object, there are more or fewer scores, or one is neither a finite number nor null.
+    """
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        raise DataError(f"expected JSON, got {shown(body.decode('utf-8', 'replace'))}") from None
+    scores = content.get("scores") if isinstance(content, dict) else None
+    if not isinstance(scores, list):
+        raise DataError(f'expected {{"scores": [...]}}, got {shown(body.decode("utf-8", "replace"))}')
+    if len(scores) != expected:
+        raise DataError(f"expected {expected} scores, got {len(scores)}")
+    for index, score in enumerate(scores):
+        if score is not None and not is_finite(score):
+            raise DataError(f"expected a finite number or null as score {index}, got {shown(kind(score))}")
+    values = [None if score is None else float(score) for score in scores]
+    return Answer(values, _metrics(content.get("metrics")), _extras(content.get("extras"), expected))
+
+
+def is_finite(value: Any) -> bool:
+    """Whether JSON gave a number that is finite as a float; true and false are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer above the largest float
+        return False
+
+
+def kind(value: Any) -> str:
+    """A JSON value in a few characters, however large it is."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return json.dumps(value)[:80]
+
+
+def _word(name: str) -> str:
+    """A name in a message: as it is, or if it is none (spaces, control characters, length) quoted and cut."""
+    return name if re.fullmatch(r"[\w.:/-]{1,80}", name, re.ASCII) else ascii(name)[:80]
+
+
+def _metrics(content: Any) -> dict[str, float]:
+    """The metrics of an answer; null stands for a number that JSON does not have."""
+    content = {} if content is None else content
+    if not isinstance(content, dict) or not all(value is None or is_finite(value) for value in content.values()):
+        raise DataError("metrics: expected an object of numbers or null, got something else")
+    return {name: math.nan if value is None else float(value) for name, value in content.items()}
+
+
+def _extras(content: Any, expected: int) -> dict[str, list[Any]]:
+    content = {} if content is None else content
+    if not isinstance(content, dict):
+        raise DataError(f"extras: expected an object of lists, got {kind(content)}")
+    check_lengths(content, expected)
+    return content
+
+
+def merge(answers: Sequence[Answer]) -> Answer:
+    """The answers about consecutive rows as one: scores and extras in order, metrics as means weighted by rows.
+
+    A metric that only some of the answers have is the mean over these; a column that one lacks is None there.
+    """
+    return Answer(
+        [score for answer in answers for score in answer.scores],
+        {name: _mean(name, answers) for name in _names(answer.metrics for answer in answers)},
+        {
+            name: [value for answer in answers for value in answer.extras.get(name, [None] * len(answer.scores))]
+            for name in _names(answer.extras for answer in answers)
+        },
+    )
+
+
+def _names(groups: Iterable[Iterable[str]]) -> list[str]:
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
+def _mean(name: str, answers: Sequence[Answer]) -> float:
+    having = [(answer.metrics[name], len(answer.scores)) for answer in answers if name in answer.metrics]
+    if len(having) == 1:  # as it came, to the last bit
+        return having[0][0]
+    return math.fsum(value * rows for value, rows in having) / sum(rows for _, rows in having)

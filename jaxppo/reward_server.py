@@ -1,0 +1,361 @@
+"""Serve a reward function over HTTP, so that runs on other machines can use it.
+
+`python -m jaxppo.reward_server --reward_funcs plan` answers what `reward_client.py` and LLaMA-Factory ask; the
+contract is in `docs/reward_server.md`.
+"""
+
+import asyncio
+import hmac
+import inspect
+import ipaddress
+import logging
+import math
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from jaxppo import cli
+from jaxppo.config import RewardServerConfig
+from jaxppo.config_sources import parse_cli
+from jaxppo.console import sanitize
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.parallel import DataParallel
+from jaxppo.redact import redact
+from jaxppo.reward_contract import (
+    TOKEN_VARIABLE,
+    Batch,
+    check_lengths,
+    dumps,
+    environment_token,
+    is_finite,
+    read_request,
+)
+from jaxppo.reward_sources import learned_from_text, make_rewards
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+BODY_TIMEOUT_S = 60.0
+"""Longest time that a client may take to send a request."""
+
+STOP_TIMEOUT_S = 20.0
+"""Longest time that requests get to be finished after SIGTERM or Ctrl-C."""
+
+_log = logging.getLogger(__name__)
+
+
+class Refusal(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: HTTP status.
+        message: what the client is told.
+        headers: of the answer.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+
+def answer(reward: Callable[..., Any], body: bytes) -> bytes:
+    """The answer to the body of a request: scores, and the metrics and extras that the function reported.
+
+    Raises:
+        Refusal: 400 for what is no JSON, 422 for a wrong form or a missing column, 500 for a function that fails or
+            returns something else than one finite number or None per completion.
+    """
+    try:
+        batch = read_request(body)
+    except DataError as error:
+        raise Refusal(422, str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"body: expected JSON, got: {redact(str(error))}") from None
+    if not batch.completions:
+        return dumps({"scores": []})
+    metrics: dict[str, Any] = {}
+    extras: dict[str, Any] = {}
+    arguments = _arguments(reward, batch, {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__})
+    try:
+        scores = _checked_scores(reward(**arguments), len(batch.completions))
+        check_lengths(extras, len(batch.completions))
+        return dumps({"scores": scores, "metrics": {n: _number(v) for n, v in metrics.items()}, "extras": extras})
+    except Exception as error:  # whatever a user's function raises is an answer to the client
+        _log.error("%s", "\n".join(map(sanitize, redact(traceback.format_exc()).splitlines())))
+        raise Refusal(500, f"reward {name_of(reward)}: {type(error).__name__}: {redact(str(error))}") from None
+
+
+def name_of(reward: Callable[..., Any]) -> str:
+    """What messages call a reward function."""
+    return getattr(reward, "__name__", type(reward).__name__)
+
+
+def _arguments(reward: Callable[..., Any], batch: Batch, reporting: dict[str, Any]) -> dict[str, Any]:
+    """What the function takes of a batch, by the names of its parameters."""
+    arguments: dict[str, Any] = {**batch.columns, **reporting}
+    arguments |= {name: getattr(batch, name) for name in ("prompts", "completions", "completion_ids")}
+    parameters = inspect.signature(reward).parameters.values()
+    for parameter in parameters:
+        named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if named and parameter.default is parameter.empty and parameter.name not in arguments:
+            got = ", ".join(sorted(batch.columns)) or "none"
+            raise Refusal(422, f"reward {name_of(reward)}: expected a column {parameter.name!r}, got {got}")
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return arguments
+    return {parameter.name: arguments[parameter.name] for parameter in parameters if parameter.name in arguments}
+
+
+def _checked_scores(values: Any, expected: int) -> list[float | None]:
+    got = len(values) if hasattr(values, "__len__") else type(values).__name__
+    if got != expected:
+        raise DataError(f"expected {expected} values, got {got}")
+    scores = [None if value is None else float(value) for value in values]
+    for row, score in enumerate(scores):
+        if score is not None and not math.isfinite(score):
+            raise DataError(f"expected a finite number or None for row {row}, got {score}")
+    return scores
+
+
+def _number(value: Any) -> float | None:
+    """A metric; JSON has no NaN and no infinity."""
+    number = float(value)
+    return number if is_finite(number) else None
+
+
+class _Endpoint:
+    """Who may ask, how much, and in which order."""
+
+    def __init__(
+        self, reward: Callable[..., Any], token: str | None, workers: int, max_body_mib: float, max_waiting: int
+    ):
+        self._reward, self._token = reward, token
+        self._max_bytes, self._max_waiting = int(max_body_mib * 2**20), max_waiting
+        self._workers, self._turns, self._inside = workers, asyncio.Semaphore(workers), 0
+
+    async def health(self, request: "Request") -> "Response":
+        """Say that the server is there; also while rewards are computed, and without a token."""
+        del request
+        return _json(200, {"status": "ok", "reward": name_of(self._reward)})
+
+    async def score(self, request: "Request") -> "Response":
+        """Answer a request for scores."""
+        refusal = self._admission(request)
+        # A refused request is read too: a client that is still sending would not see the answer.
+        body, size = await _body(request, 0 if refusal else self._max_bytes)
+        if refusal is None and size > self._max_bytes:
+            refusal = Refusal(413, f"body: expected at most {self._max_bytes} bytes, got {size}")
+        if refusal is not None:
+            raise refusal
+        return _response(200, await self._in_turn(request, body))
+
+    def _admission(self, request: "Request") -> Refusal | None:
+        if self._token is None:
+            # Web pages can ask a server on this machine through the browser, under another name of it.
+            if not is_loopback(request.url.hostname or ""):
+                return Refusal(403, f"host: expected a loopback address where {TOKEN_VARIABLE} is not set")
+        else:
+            given = request.headers.get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+                return Refusal(401, "authorization: expected the server's bearer token", {"WWW-Authenticate": "Bearer"})
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # which web pages cannot send to another site without its consent
+            return Refusal(415, "content-type: expected application/json")
+        return None
+
+    async def _in_turn(self, request: "Request", body: bytes) -> bytes:
+        if self._inside >= self._workers + self._max_waiting:
+            raise Refusal(503, f"busy: {self._inside} requests are waiting", {"Retry-After": "1"})
+        self._inside += 1
+        try:
+            async with self._turns:
+                if await request.is_disconnected():  # nobody waits any more, and somebody else does
+                    raise Refusal(400, "the client went away")
+                return await _in_thread(lambda: answer(self._reward, body))
+        finally:
+            self._inside -= 1
+
+
+async def _body(request: "Request", keep: int) -> tuple[bytes, int]:
+    """The body of a request, nothing of it where it is longer than `keep` bytes, and its length."""
+    body, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size <= keep:
+                    body += part
+                else:
+                    body.clear()
+    except TimeoutError:
+        raise Refusal(408, f"body: expected all of it within {BODY_TIMEOUT_S:g} s") from None
+    return bytes(body), size
+
+
+async def _in_thread(function: Callable[[], bytes]) -> bytes:
+    """Run in a thread that does not keep the process alive: a reward that hangs cannot hold up the end."""
+    future: Future[bytes] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="reward", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+def _json(status: int, content: Any, headers: Mapping[str, str] | None = None) -> "Response":
+    return _response(status, dumps(content), headers)
+
+
+def _response(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> "Response":
+    from starlette.responses import Response
+
+    return Response(body, status, headers, "application/json")
+
+
+async def _refuse(request: "Request", error: Exception) -> "Response":
+    """The answer to a refused request, and to one for an unknown path or method."""
+    del request
+    status, message = getattr(error, "status_code", 500), getattr(error, "detail", "the server failed")
+    if isinstance(error, Refusal):
+        status, message = error.status, str(error)
+    return _json(status, {"error": message}, getattr(error, "headers", None))
+
+
+def make_app(
+    reward: Callable[..., Any],
+    *,
+    token: str | None = None,
+    workers: int = 1,
+    max_body_mib: float = 64,
+    max_waiting: int = 32,
+) -> "Starlette":
+    """The application: POST / and /score, GET /health.
+
+    Args:
+        reward: the function, in TRL's convention; called in a thread.
+        token: bearer token that /score asks for. Without one, only requests to a loopback address are answered.
+        workers: calls of the function at a time; above 1 it has to be safe for threads.
+        max_body_mib: longest request, in MiB.
+        max_waiting: requests beyond those being worked on; one more is answered 503.
+
+    Raises:
+        ConfigError: starlette is not installed.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.routing import Route
+    except ImportError as error:
+        raise _missing(error) from None
+    endpoint = _Endpoint(reward, token, workers, max_body_mib, max_waiting)
+    routes = [Route(path, endpoint.score, methods=["POST"]) for path in ("/", "/score")]
+    routes.append(Route("/health", endpoint.health, methods=["GET"]))
+    return Starlette(routes=routes, exception_handlers={Refusal: _refuse, HTTPException: _refuse})
+
+
+def _missing(error: ImportError) -> ConfigError:
+    return ConfigError(f"reward server: expected {error.name} to be installed: pip install 'jaxppo[server]'")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can ask under this name or address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def serve(reward: Callable[..., Any], config: RewardServerConfig) -> None:
+    """Serve a reward function until SIGTERM or Ctrl-C, which lets requests at work be finished.
+
+    The bearer token is that of the environment variable `JAXPPO_REWARD_TOKEN`.
+
+    Args:
+        reward: the function, in TRL's convention.
+        config: where, and how much.
+
+    Raises:
+        ConfigError: starlette or uvicorn are not installed, the address is not free, or it can be reached from other
+            machines and there is no token.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise _missing(error) from None
+    token = environment_token()
+    if token is None and not is_loopback(config.host):
+        raise ConfigError(f"host: expected a loopback address without {TOKEN_VARIABLE} set, got {config.host!r}")
+    app = make_app(
+        reward,
+        token=token,
+        workers=config.workers,
+        max_body_mib=config.max_body_mib,
+        max_waiting=config.max_waiting,
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=int(STOP_TIMEOUT_S),
+        )
+    )
+    with _listening(config.host, config.port) as listener:
+        _stop_by_signal(server)
+        print(f"reward {name_of(reward)} on {_address(listener)}", flush=True)
+        asyncio.run(server.serve(sockets=[listener]))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"host, port: expected a free address, got {host}:{port} ({error.strerror})") from None
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _stop_by_signal(server: Any) -> None:
+    """Ask the server to stop on a signal, also on one that comes before it runs or that it raises again at its end."""
+
+    def stop(signum: int, frame: Any) -> None:
+        del signum, frame
+        server.should_exit = True
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+
+
+def make_function(config: RewardServerConfig) -> Callable[..., Any]:
+    """The one function of `reward_funcs`, as such: its results are kept and its failures dealt with by the client."""
+    learned = learned_from_text(DataParallel())
+    (reward,) = make_rewards(config.reward, validator=config.validator, learned=learned).rewards
+    return reward.function
+
+
+def _command(config: RewardServerConfig) -> None:
+    serve(make_function(config), config)
+
+
+if __name__ == "__main__":
+    cli.main(lambda: _command(parse_cli(RewardServerConfig, "reward_server")))

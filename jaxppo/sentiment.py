@@ -1,0 +1,136 @@
+"""Rewards from a text classifier, such as one for sentiment: how much of a label it finds in a text.
+
+The classifier is a Hugging Face model run by transformers and torch on the host.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxppo.config import require
+from jaxppo.errors import ConfigError, ModelError
+
+Text = Literal["prompt+completion", "completion"]
+Activation = Literal["none", "softmax", "sigmoid"]
+
+UNLIMITED = 10**9
+"""Tokenizers without a longest length say 10^30."""
+
+
+def make_sentiment_reward(
+    model_path: str,
+    label: str = "POSITIVE",
+    function_to_apply: Activation = "none",
+    batch_size: int = 16,
+    text: Text = "prompt+completion",
+    device: str = "cpu",
+) -> Callable[..., list[float | None]]:
+    """A reward function: the score of a label by a text-classification pipeline.
+
+    Args:
+        model_path: folder or hub id (user/name or user/name@revision) of a sequence classification model with its
+            tokenizer and weights in safetensors; code in it is not run.
+        label: name of the label, in any case, whatever its index.
+        function_to_apply: none for the raw logit (as in TRL's example), softmax over the labels, or sigmoid.
+        batch_size: texts at a time.
+        text: what is classified. A text with more tokens than the model takes is cut at its end.
+        device: torch's name of the device; the default leaves accelerators to JAX.
+
+    Returns:
+        The function. It gives None for a text without any token, which only tokenizers without special tokens make.
+
+    Raises:
+        ConfigError: a bad option, or no such label (the message lists those there are).
+        ModelError: torch is missing, the folder cannot be read, or it holds no trained classifier.
+    """
+    known = function_to_apply in ("none", "softmax", "sigmoid")
+    require(known, "function_to_apply", "none, softmax or sigmoid", function_to_apply)
+    require(text in ("prompt+completion", "completion"), "text", "prompt+completion or completion", text)
+    require(batch_size >= 1, "batch_size", "an integer of at least 1", batch_size)
+    model, tokenizer = _load(model_path)
+    name = find_label(model.config.id2label, label)
+    classify = _pipeline(model, tokenizer, device)
+    limit = longest_text(model, tokenizer)
+    cut = {} if limit is None else {"truncation": True, "max_length": limit}
+    options = {"top_k": None, "function_to_apply": function_to_apply, **cut}
+    # Without a padding token the texts cannot stand in one batch.
+    options |= {"batch_size": batch_size if tokenizer.pad_token_id is not None else 1}
+
+    def sentiment(
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        pairs = zip(prompts, completions, strict=True)
+        if not completions:
+            return []
+        texts = [(prompt if text == "prompt+completion" else "") + completion for prompt, completion in pairs]
+        readable = [index for index, ids in enumerate(tokenizer(texts, **cut)["input_ids"]) if ids]
+        rewards: list[float | None] = [None] * len(texts)
+        outputs = classify([texts[index] for index in readable], **options) if readable else []
+        for index, scores in zip(readable, outputs, strict=True):
+            rewards[index] = next(entry["score"] for entry in scores if entry["label"] == name)
+        return rewards
+
+    return sentiment
+
+
+def find_label(id2label: Mapping[int, str], label: str) -> str:
+    """The model's own spelling of a label.
+
+    Raises:
+        ConfigError: there is none, or several that differ in case only and none as given.
+    """
+    names = list(id2label.values())
+    found = [name for name in names if name == label] or [name for name in names if name.lower() == label.lower()]
+    if len(found) != 1:
+        raise ConfigError(f"label: expected one of {', '.join(names)}, got {label!r}")
+    return found[0]
+
+
+def longest_text(model: Any, tokenizer: Any) -> int | None:
+    """Most tokens of a text, by the tokenizer and by the model's positions; None where neither has a limit."""
+    limits = []
+    if tokenizer.model_max_length < UNLIMITED:
+        limits.append(tokenizer.model_max_length)
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None:
+        # RoBERTa and its relatives begin to count behind the padding token's index.
+        embeddings = getattr(model.base_model, "embeddings", None)
+        limits.append(positions - (getattr(embeddings, "padding_idx", -1) + 1))
+    return min(limits, default=None)
+
+
+def _load(model_path: str) -> tuple[Any, Any]:
+    """Model and tokenizer, safetensors only, and only with a head that was trained."""
+    try:
+        import torch  # noqa: F401 - transformers would say it at length
+    except ImportError:
+        raise ModelError("sentiment: expected torch to be installed: pip install 'jaxppo[sentiment]'") from None
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    name, revision = model_path, None
+    if not Path(model_path).exists() and "@" in model_path:
+        name, _, revision = model_path.partition("@")
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            name, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"sentiment: expected a text classifier in safetensors at {model_path}, got: {reason}"
+        ) from None
+    if info["missing_keys"]:
+        missing = ", ".join(sorted(info["missing_keys"])[:3])
+        raise ModelError(f"sentiment: expected a trained classifier at {model_path}, got no weights for {missing}")
+    return model, tokenizer
+
+
+def _pipeline(model: Any, tokenizer: Any, device: str) -> Callable[..., Any]:
+    from transformers import pipeline
+
+    return pipeline("text-classification", model=model.eval(), tokenizer=tokenizer, device=device)

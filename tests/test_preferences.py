@@ -1,0 +1,156 @@
+"""Preference rows: what is read, how it is tokenised, what is left out, and in which order it comes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxppo.errors import DataError
+from jaxppo.preferences import Pair, PreferenceData, encode_pairs, load_rows, padded_size, right_padded
+
+WORDS = ["<pad>", "<eos>", "a", "b", "c", "d"]
+END, A, B, C, D = 1, 2, 3, 4, 5
+
+
+def word_tokenizer(words, eos="<eos>", pad="<pad>"):
+    """One token per word; an unknown word is an error."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, pad_token=pad)
+
+
+def write_rows(folder, **splits):
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in splits.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def encoded(*rows, max_length=9):
+    return encode_pairs(word_tokenizer(WORDS), list(rows), max_length, "here")
+
+
+def test_encode_pairs_puts_prompt_completion_and_end_together():
+    row = {"prompt": "a b", "chosen": "c", "rejected": "d d", "margin": 2}
+    assert encoded(row).kept == [Pair([A, B, C, END], [A, B, D, D, END], 2.0)]
+
+
+@pytest.mark.parametrize("prompt", [{}, {"prompt": ""}, {"prompt": None}])
+def test_encode_pairs_without_a_prompt_takes_whole_texts(prompt):
+    assert encoded(prompt | {"chosen": "a c", "rejected": "a"}).kept == [Pair([A, C, END], [A, END], 0.0)]
+
+
+def test_encode_pairs_ends_each_text_once():
+    row = {"prompt": "a", "chosen": "c <eos>", "rejected": "<eos>", "margin": None}
+    assert encoded(row).kept == [Pair([A, C, END], [A, END], 0.0)]
+    row = {"prompt": "a", "chosen": "", "rejected": "<eos> d"}  # an end inside is none
+    assert encoded(row).kept == [Pair([A, END], [A, END, D, END], 0.0)]
+
+
+def test_encode_pairs_leaves_out_pairs_of_which_either_text_is_too_long():
+    short, long = "b", "b b b b"
+    texts = [(short, short), (short, long), (long, short)]
+    rows = [{"prompt": "a", "chosen": chosen, "rejected": rejected} for chosen, rejected in texts]
+    pairs = encoded(*rows, max_length=5)
+    assert (pairs.kept, pairs.too_long) == ([Pair([A, B, END], [A, B, END], 0.0)], 2)
+    assert encoded(*rows, max_length=6).too_long == 0
+    with pytest.raises(DataError, match=r"^here: expected a pair of at most 2 tokens, got 3 longer ones$"):
+        encoded(*rows, max_length=2)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": ["a"]}, r"here, row 1: field 'prompt': expected str or nothing, got \['a'\]"),
+        ({"margin": "1"}, "here, row 1: field 'margin': expected a finite number or nothing, got '1'"),
+        ({"margin": True}, "here, row 1: field 'margin': expected a finite number or nothing, got True"),
+        ({"margin": float("nan")}, "here, row 1: field 'margin': expected a finite number or nothing, got nan"),
+        ({"chosen": "zebra"}, "here: expected text that the model's tokenizer can encode, got: "),
+    ],
+)
+def test_encode_pairs_names_the_bad_row(row, message):
+    fine = {"chosen": "a", "rejected": "b"}
+    with pytest.raises(DataError, match=f"^{message}"):
+        encoded(fine, fine | row)
+
+
+def test_load_rows_reads_rows_without_planning_columns(tmp_path):
+    rows = [{"chosen": "a", "rejected": "b", "source": 7}]
+    assert load_rows(write_rows(tmp_path, train=rows), "train") == rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "split", "message"),
+    [
+        ([{"prompt": "a", "rejected": "b"}], "train", r"train.jsonl:1: field 'chosen': expected str, got nothing"),
+        ([{"chosen": "a"}], "train", r"train.jsonl:1: field 'rejected': expected str, got nothing"),
+        ([{"chosen": ["a"], "rejected": "b"}], "train", r"train.jsonl:1: field 'chosen': expected str, got \['a'\]"),
+        ([["chosen"]], "train", "train.jsonl:1: expected a JSON object, got list"),
+        ([], "train", "split train: expected at least one pair, got none"),
+        ([], "tset", "tset.jsonl: expected a UTF-8 text file with one JSON object a line"),
+    ],
+)
+def test_load_rows_says_in_one_line_what_is_wrong(tmp_path, rows, split, message):
+    with pytest.raises(DataError, match=message) as caught:
+        load_rows(write_rows(tmp_path, train=rows), split)
+    assert "\n" not in str(caught.value)
+
+
+def test_load_rows_reads_a_data_set_saved_by_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}]
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(tmp_path / "saved")
+    assert load_rows(str(tmp_path / "saved"), "train") == rows
+    with pytest.raises(DataError, match=r"expected a split 'test' in .*, got KeyError"):
+        load_rows(str(tmp_path / "saved"), "test")
+    datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}])}).save_to_disk(tmp_path / "other")
+    with pytest.raises(DataError, match="split train, row 0: field 'chosen': expected str, got nothing"):
+        load_rows(str(tmp_path / "other"), "train")
+    with pytest.raises(DataError, match="dataset: expected a folder or a hub id such as 'user/name', got 'no-such'"):
+        load_rows("no-such", "train")
+
+
+def test_padded_size_has_few_values_which_are_at_most_half_too_large():
+    sizes = [padded_size(n) for n in range(1, 1025)]
+    assert sorted(set(sizes)) == [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
+    assert all(n <= size for n, size in enumerate(sizes, 1))
+    assert all(size <= 1.5 * n for n, size in enumerate(sizes, 1) if n >= 16)
+    assert (padded_size(70, limit=80), padded_size(60, limit=80), padded_size(3, limit=4)) == (80, 64, 4)
+
+
+def test_right_padded_keeps_rows_and_lengths():
+    ids, lengths = right_padded([[5, 6], [7]], 3)
+    np.testing.assert_array_equal(ids, [[5, 6, 0], [7, 0, 0]])
+    np.testing.assert_array_equal(lengths, [2, 1])
+    assert ids.dtype == lengths.dtype == np.int32
+
+
+def some_pairs(count):
+    return [Pair([2] * (i + 2), [3] * (i + 1), float(i)) for i in range(count)]
+
+
+def test_preference_data_shows_each_pair_once_per_epoch_with_its_own_lengths_and_margin():
+    data = PreferenceData(some_pairs(6), 4, seed=3)
+    batches = [data.batch(step) for step in range(3)]  # two epochs
+    margins = np.concatenate([batch.margins for batch in batches])
+    assert sorted(margins[:6]) == sorted(margins[6:]) == [0, 1, 2, 3, 4, 5]
+    assert list(margins[:6]) != list(margins[6:])
+    for batch in batches:
+        np.testing.assert_array_equal(batch.chosen_lengths, batch.margins + 2)
+        np.testing.assert_array_equal(batch.rejected_lengths, batch.margins + 1)
+        for ids, lengths, token in (
+            (batch.chosen_ids, batch.chosen_lengths, 2),
+            (batch.rejected_ids, batch.rejected_lengths, 3),
+        ):
+            np.testing.assert_array_equal(ids, np.where(np.arange(16) < np.asarray(lengths)[:, None], token, 0))
+
+
+def test_preference_data_is_a_function_of_seed_and_step():
+    first, again = (PreferenceData(some_pairs(20), 8, seed=1).batch(5) for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(PreferenceData(some_pairs(20), 8, seed=2).batch(5).margins, first.margins)
+    assert PreferenceData(some_pairs(20), 8, seed=1, max_length=21).batch(0).chosen_ids.shape[1] <= 21

@@ -1,0 +1,194 @@
+"""Training on other rewards than the plan reward alone: functions that fail, servers, learned models, plain prompts."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from jaxppo import data, train
+from jaxppo.config import DataConfig, TrainConfig
+from jaxppo.config_sources import preset_values, replace
+from jaxppo.errors import DataError
+from jaxppo.logs import read_metrics
+from jaxppo.planning import datasets
+
+FUNCTIONS = '''
+import os, time
+
+def fate(text):
+    """A pure function of the completion, so that a test can say what must have happened."""
+    return len(text) % 6
+
+def troubled(completions):
+    (text,) = completions
+    if fate(text) == 1:
+        raise ValueError("bad luck")
+    if fate(text) == 2:
+        os._exit(3)
+    if fate(text) == 3:
+        time.sleep(600)
+    if fate(text) == 4:
+        return [None]
+    return [1.0]
+
+def words(prompts, completions, completion_ids, prompt_ids, log_metric, **columns):
+    assert all(len(ids) > 0 for ids in prompt_ids) and "reference_plan" not in columns
+    log_metric("reward/words", sum(len(text.split()) for text in completions) / len(completions))
+    return [None if not text else min(1.0, len(text.split()) / 20) for text in completions]
+'''
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "train_rewards_functions.py").write_text(FUNCTIONS)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, functions, monkeypatch):
+    """`train.train` of the preset tiny, two updates, with these settings."""
+    monkeypatch.syspath_prepend(str(functions))
+    monkeypatch.setenv("PYTHONPATH", str(functions))
+
+    def run_it(**settings):
+        tiny = preset_values("train", "tiny") | {"total_episodes": 32, "num_ppo_epochs": 1, "num_mini_batches": 1}
+        tiny |= {"test_sizes": "4:4", "test_longer_sizes": "5:4", "response_length": 24, "quiet": True}
+        config = replace(TrainConfig(), **tiny | {"output_dir": str(tmp_path / "run")} | settings)
+        train.train(config)
+        return tmp_path / "run"
+
+    return run_it
+
+
+def records_and_samples(folder):
+    records, samples = (read_metrics(folder / name) for name in ("metrics.jsonl", "samples.jsonl"))
+    return [(record, [s for s in samples if s["step"] == record["step"]]) for record in records]
+
+
+class Scores(BaseHTTPRequestHandler):
+    """Answers like LLaMA-Factory's server; fails 3 times in 10, or hangs."""
+
+    def do_POST(self):
+        server = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server.seen += 1
+        if server.hangs:
+            server.over.wait(60)
+            return
+        if server.seen % 10 in (2, 5, 9):
+            server.failed += 1
+            self.send_error(503)
+            return
+        answer = json.dumps({"scores": [float(len(text) % 3) for text in body["messages"]]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    """A server of its own for each test, with what it saw."""
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Scores)
+    made.seen, made.failed, made.hangs, made.over = 0, 0, False, threading.Event()
+    made.url = f"http://127.0.0.1:{made.server_port}/"
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.over.set()
+    made.shutdown()
+    made.server_close()
+
+
+def test_a_run_goes_on_without_the_completions_whose_reward_fails(run):
+    folder = run(
+        reward_funcs=("plan", "train_rewards_functions:troubled"),
+        reward_weights=(1.0, 0.5),
+        reward_timeout_s=1.0,
+        on_error=-1.0,
+        on_timeout="skip",
+    )
+    for record, samples in records_and_samples(folder):
+        fates = [len(sample["completion"]) % 6 for sample in samples]
+        assert len(samples) == 16 and len(set(fates)) >= 4
+        assert record["reward/errors"] == sum(fate in (1, 2) for fate in fates)
+        assert record["reward/timeouts"] == fates.count(3)
+        assert record["reward/not_scorable"] == 0  # each has its plan reward
+        for sample, fate in zip(samples, fates, strict=True):
+            expected = {1: -1.0, 2: -1.0, 3: None, 4: None}.get(fate, 1.0)
+            assert sample["reward_troubled"] == expected
+            assert sample["score"] == pytest.approx(sample["reward_plan"] + 0.5 * (expected or 0.0))
+        assert record["rewards/plan/mean"] == pytest.approx(record["reward/mean"])
+        assert np.isfinite(record["loss/policy_avg"])
+
+
+def test_a_run_stops_where_that_is_asked_for(run, tmp_path):
+    with pytest.raises(DataError, match=r"reward troubled: expected a number for row \d+, got (Value|its process)"):
+        run(reward_funcs=("train_rewards_functions:troubled",), reward_timeout_s=2.0, on_error="stop")
+    assert not (tmp_path / "run" / "eval.json").exists()  # it failed in the evaluation before the first update
+
+
+def test_a_flaky_server_is_asked_again_and_counted(run, server):
+    folder = run(reward_funcs=("plan", "server"), reward_server_url=server.url)
+    records = [record for record, _ in records_and_samples(folder)]
+    assert sum(record["reward_server/requests"] + record["reward_server/retries"] for record in records) <= server.seen
+    assert sum(record["reward/errors"] for record in records) == 0
+    for record, samples in records_and_samples(folder):
+        expected = [len(sample["prompt"] + sample["completion"]) % 3 for sample in samples]
+        assert [sample["reward_server"] for sample in samples] == expected
+        assert record["rewards/server/mean"] == pytest.approx(np.mean(expected))
+
+
+@pytest.mark.parametrize("on_timeout", ["skip", "stop"])
+def test_a_hanging_server_costs_its_time_limit(run, server, on_timeout):
+    server.hangs = True
+    began = time.monotonic()
+    settings = {"reward_funcs": ("plan", "server"), "reward_server_url": server.url, "reward_timeout_s": 0.2}
+    settings |= {"on_timeout": on_timeout, "on_error": "skip", "total_episodes": 16, "eval_splits": ("test_longer",)}
+    if on_timeout == "stop":
+        with pytest.raises(DataError, match=r"expected a whole answer within 0\.2 s"):
+            run(**settings)
+    else:
+        ((record, samples),) = records_and_samples(run(**settings))
+        assert record["reward/timeouts"] == 16 and record["reward_server/failures"] == 1
+        assert all(sample["score"] == sample["reward_plan"] for sample in samples)
+    assert time.monotonic() - began < 300
+
+
+def test_prompts_without_plans_are_trained_on_a_function(run, tmp_path):
+    rows = data.load_split(DataConfig(rl_sizes="4:20"), "rl")
+    for split, part in (("train", rows[:12]), ("test", rows[12:])):
+        datasets.write_jsonl(
+            [{"prompt": row["prompt"], "topic": "towers"} for row in part], tmp_path / f"{split}.jsonl"
+        )
+    folder = run(
+        dataset=str(tmp_path),
+        train_split="train",
+        eval_splits=("test",),
+        headline_split="test",
+        eval_steps=1,
+        reward_funcs=("train_rewards_functions:words",),
+        metric_for_best_model="eval/test/mean_reward",
+    )
+    evals = json.loads((folder / "eval.json").read_text())
+    assert evals["before"]["test"].keys() == {"mean_reward", "reward", "ended"}
+    for moment in ("before", "after"):
+        reward = evals[moment]["test"]["reward"]
+        assert reward["n"] == 8 and reward["low"] <= reward["mean"] == evals[moment]["test"]["mean_reward"]
+    first, last = read_metrics(folder / "metrics.jsonl")
+    assert 0.0 <= first["eval/test/mean_reward"] <= 1.0
+    assert "eval/test/mean_reward" not in last  # it is evaluated behind the run
+    for record, samples in records_and_samples(folder):
+        lengths = [len(sample["completion"].split()) for sample in samples]
+        assert record["reward/words"] == pytest.approx(np.mean(lengths))
+        assert record["rewards/words/mean"] == pytest.approx(np.mean([min(1, n / 20) for n in lengths if n]))
+        assert record["reward/not_scorable"] == lengths.count(0) and "reward/plan_valid" not in record
+    assert "mean reward" in (folder / "policy" / "README.md").read_text()
+    assert (folder / "curves.png").stat().st_size > 10_000
