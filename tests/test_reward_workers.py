@@ -18,7 +18,7 @@ FUNCTIONS = """
 import os, subprocess, sys, time
 
 def length(completions, factor):
-    return [float(len(completions[0]) * factor[0])]
+    return [float(len(text) * n) for text, n in zip(completions, factor)]
 
 def moody(completions, log_metric, log_extra):
     (text,) = completions
@@ -200,3 +200,11 @@ def test_make_rewards_puts_functions_with_a_time_limit_into_workers(functions):
 def test_make_rewards_calls_functions_without_a_time_limit_here(functions):
     rewards = make_rewards(RewardConfig(reward_funcs=(f"{functions}:moody",)))
     assert rewards(completions("a")).extras["who"] == [os.getpid()]
+
+
+def test_make_rewards_keeps_results_of_own_functions_only_where_that_is_asked_for(functions):
+    for size, hits in ((None, 0), (10, 1)):
+        rewards = make_rewards(RewardConfig(reward_funcs=(f"{functions}:length",), reward_cache_size=size))
+        scores = rewards(completions("aa", "aa", factor=[1, 1]))
+        assert scores.values == [2.0, 2.0]
+        assert scores.metrics["cache/reward_hits"] == hits
