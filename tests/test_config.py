@@ -8,11 +8,26 @@ import math
 import pytest
 import yaml
 
-from jaxppo.config import EvaluateConfig, LoopConfig, SamplingConfig, SFTConfig, TrainConfig, parse_sizes
+from jaxppo.config import (
+    EvaluateConfig,
+    LoopConfig,
+    RewardModelConfig,
+    RewardServerConfig,
+    SamplingConfig,
+    SFTConfig,
+    TrainConfig,
+    parse_sizes,
+)
 from jaxppo.config_sources import flatten, parse_cli, replace, write_yaml
 from jaxppo.errors import ConfigError
 
-COMMANDS = {"train": TrainConfig, "sft": SFTConfig, "evaluate": EvaluateConfig}
+COMMANDS = {
+    "train": TrainConfig,
+    "sft": SFTConfig,
+    "evaluate": EvaluateConfig,
+    "reward_model": RewardModelConfig,
+    "reward_server": RewardServerConfig,
+}
 
 
 def parse(*args, command="train"):
@@ -65,6 +80,28 @@ CONTRADICTIONS = {
     ),
     "adapter without adapters": ({"lora_path": "x"}, "lora_path: expected None without use_peft, got 'x'"),
     "adapter of rank 0": ({"use_peft": True, "lora_r": 0}, "lora_r: expected a number above 0, got 0"),
+    "no reward": ({"reward_funcs": ()}, "reward_funcs: expected at least one function"),
+    "a reward twice": ({"reward_funcs": ("plan", "plan")}, "reward_funcs: expected each function once"),
+    "an unknown reward": (
+        {"reward_funcs": ("plans",)},
+        "reward_funcs: expected plan, model, server, sentiment or module:f",
+    ),
+    "too many weights": ({"reward_weights": (1.0, 2.0)}, "reward_weights: expected 1 numbers, got (1.0, 2.0)"),
+    "weights without end": ({"reward_weights": (math.inf,)}, "reward_weights: expected finite numbers"),
+    "no reward model": ({"reward_funcs": ("model",)}, "reward_model_path: expected a value with model in reward_funcs"),
+    "an unused server": (
+        {"reward_server_url": "http://x"},
+        "reward_server_url: expected a value with server in reward_f",
+    ),
+    "an unknown policy": ({"on_error": math.nan}, "on_error: expected stop, skip or a finite number, got nan"),
+    "a penalty above 1": ({"length_penalty": 1.5}, "length_penalty: expected a number in [0, 1], got 1.5"),
+    "invalid plans ahead": (
+        {"length_penalty": 0.5},
+        "partial_scale: expected at most 1 - length_penalty = 0.5, so that",
+    ),
+    "no time": ({"reward_timeout_s": 0.0}, "reward_timeout_s: expected a number above 0, got 0.0"),
+    "an audit of more than all": ({"audit_rate": 1.5}, "audit_rate: expected a number in [0, 1], got 1.5"),
+    "a negative cache": ({"reward_cache_size": -1}, "reward_cache_size: expected at least 0, got -1"),
     "penalty without a stop token": (
         {"stop_token": "none", "missing_eos_penalty": 0.1},
         "missing_eos_penalty: expected None with stop_token none",

@@ -5,15 +5,18 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import jax
 import numpy as np
 import pytest
 
-from jaxppo import data, train
-from jaxppo.config import DataConfig, TrainConfig
+from jaxppo import data, evaluate, hf, lora, sft, train
+from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import preset_values, replace
 from jaxppo.errors import DataError
 from jaxppo.logs import read_metrics
+from jaxppo.parallel import DataParallel
 from jaxppo.planning import datasets
+from jaxppo.reward_sources import learned_by
 
 FUNCTIONS = '''
 import os, time
@@ -39,6 +42,9 @@ def words(prompts, completions, completion_ids, prompt_ids, log_metric, **column
     log_metric("reward/words", sum(len(text.split()) for text in completions) / len(completions))
     return [None if not text else min(1.0, len(text.split()) / 20) for text in completions]
 '''
+
+
+SMALL = DataConfig(rl_sizes="4:20")
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +169,7 @@ def test_a_hanging_server_costs_its_time_limit(run, server, on_timeout):
 
 
 def test_prompts_without_plans_are_trained_on_a_function(run, tmp_path):
-    rows = data.load_split(DataConfig(rl_sizes="4:20"), "rl")
+    rows = data.load_split(SMALL, "rl")
     for split, part in (("train", rows[:12]), ("test", rows[12:])):
         datasets.write_jsonl(
             [{"prompt": row["prompt"], "topic": "towers"} for row in part], tmp_path / f"{split}.jsonl"
@@ -192,3 +198,58 @@ def test_prompts_without_plans_are_trained_on_a_function(run, tmp_path):
         assert record["reward/not_scorable"] == lengths.count(0) and "reward/plan_valid" not in record
     assert "mean reward" in (folder / "policy" / "README.md").read_text()
     assert (folder / "curves.png").stat().st_size > 10_000
+
+
+@pytest.fixture(params=["whole", "adapter"])
+def reward_model(request, tmp_path):
+    """A reward model of the starting policy's family, and one that is an adapter on that policy."""
+    policy = hf.load_policy("blocksworld-sft")
+    score = {"kernel": jax.random.normal(jax.random.key(2), (policy.config.hidden_size, 1))}
+    folder = tmp_path / request.param
+    if request.param == "whole":
+        params = {"trunk": policy.params["trunk"], "score": score}
+        hf.save_pretrained(folder, policy.config, params, policy.tokenizer)
+        return folder
+    shape = lora.LoraConfig(r=2)
+    adapter = lora.init_adapter(policy.config, shape, jax.random.key(3)) | {"score": score}
+    lora.save_adapter(folder, policy.config, shape, adapter, policy.params, "blocksworld-sft")
+    return folder
+
+
+def test_a_learned_reward_scores_what_was_sampled(run, reward_model):
+    settings = {"reward_funcs": ("model", "plan"), "reward_weights": (0.1, 1.0), "use_score_scaling": True}
+    folder = run(**settings, reward_model_path=str(reward_model))
+    policy = hf.load_policy("blocksworld-sft")
+    learned = learned_by(policy.config, policy.params, policy.tokenizer, DataParallel())(str(reward_model))
+    encode, eos = policy.tokenizer.encode, policy.tokenizer.eos_token_id
+    for record, samples in records_and_samples(folder):
+        texts = [sample["completion"] for sample in samples]
+        cut = [encode(text) for text in texts]
+        prompts = [encode(sample["prompt"]) for sample in samples]
+        as_cut, as_ended = (
+            learned([""] * 16, texts, ids, prompt_ids=prompts) for ids in (cut, [[*ids, eos] for ids in cut])
+        )
+        scores = np.array([sample["reward_model"] for sample in samples])
+        distances = np.minimum(np.abs(scores - as_cut), np.abs(scores - as_ended))
+        assert distances.max() < 1e-4 and np.std(scores) > 1e-3
+        assert record["rewards/model/mean"] == pytest.approx(scores.mean(), abs=1e-5)
+        total = 0.1 * scores + np.array([sample["reward_plan"] for sample in samples])
+        np.testing.assert_allclose([sample["score"] for sample in samples], total, atol=1e-6)
+        assert record["reward/truncated"] == 0
+
+
+def test_other_commands_report_the_mean_reward_of_data_without_plans(functions, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(functions))
+    rows = [{"prompt": row["prompt"], "completion": row["completion"]} for row in data.load_split(SMALL, "rl")]
+    for split in ("train", "test"):
+        datasets.write_jsonl(rows, tmp_path / f"{split}.jsonl")
+    common = {"dataset": str(tmp_path), "eval_splits": ("test",), "reward_funcs": ("train_rewards_functions:words",)}
+    common |= {"quiet": True, "response_length": 8}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "batch_size": 4, "total_episodes": 8, "warmup_steps": 0}
+    trained = sft.sft(replace(SFTConfig(), **common, **sizes, output_dir=str(tmp_path / "sft")))
+    judged = evaluate.evaluate(
+        replace(EvaluateConfig(), **common, model=str(trained / "policy"), output_dir=str(tmp_path / "evaluate"))
+    )
+    first, second = (json.loads((folder / "eval.json").read_text()) for folder in (trained, judged))
+    assert first == second and set(first["test"]) == {"mean_reward", "reward", "ended"}
+    assert "mean reward" in (trained / "policy" / "README.md").read_text()
