@@ -22,6 +22,7 @@ from jaxppo.learned_reward import LearnedReward, load_adapter_reward, load_learn
 from jaxppo.lora import LoraConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.reward_scores import RowScorer, last_token_scores
+from jaxppo.reward_sources import learned_from_text
 
 EOS, PAD = 2, 1
 WORDS = ["w0", "<pad>", "<eos>", *[f"w{i}" for i in range(3, 61)]]
@@ -351,3 +352,13 @@ def test_the_python_of_the_page_runs():
     page = (Path(__file__).parent.parent / "docs" / "reward_model.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(compile(block, "docs/reward_model.md", "exec"), {})
+
+
+def test_without_a_policy_whole_texts_are_scored_with_their_end(saved, parallel, policy_tokenizer):
+    _, folder = saved
+    given = arguments(ROWS)
+    scores = learned_from_text(parallel)(str(folder))(given["prompts"], given["completions"], [[]] * len(ROWS))
+    ids = policy_tokenizer([p + c for p, c in zip(given["prompts"], given["completions"], strict=True)])["input_ids"]
+    reward = load_learned_reward(str(folder), policy_tokenizer, parallel)
+    ended = [row if row[-1:] == [EOS] else [*row, EOS] for row in ids]
+    assert_close(scores, reward(given["prompts"], given["completions"], ended, prompt_ids=[[]] * len(ROWS)))
