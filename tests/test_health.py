@@ -121,3 +121,36 @@ def test_check_warns_of_a_kl_below_minus_1_once(watched, tmp_path):
     for cause in ("top_k", "temperature", "precision", "reference"):
         assert cause in shown()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_disagreements_of_the_validators_are_told_every_time(watched, tmp_path):
+    health, shown = watched
+    for step, count in ((1, 0), (2, 1), (3, 2)):
+        record = make_record(step, **{"reward/val_audited": 5, "reward/val_disagreements": count})
+        health.check(record, make_trajectories(), SAMPLES)
+    text = " ".join(shown().split())
+    assert "update 1:" not in text
+    for step, count in ((2, 1), (3, 2)):
+        assert f"update {step}: VAL and the in-process validator disagree on {count} of 5 plans" in text
+    assert text.count("val_disagreements") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "fine", "alarming"),
+    [
+        ("reward/errors", 0, 1),
+        ("reward/timeouts", 0, 1),
+        ("reward/validator_failed", 0.0, 0.01),
+        ("reward/val_failed", 0, 1),
+        ("reward/invalid_with_reference", 0.25, 0.3),
+        ("reward/overlong", 0.25, 0.3),
+    ],
+)
+def test_what_is_odd_about_the_reward_is_told_once(watched, name, fine, alarming):
+    health, shown = watched
+    health.check(make_record(1, **{name: fine}), make_trajectories(), SAMPLES)
+    assert shown() == ""
+    for step in (2, 3):
+        health.check(make_record(step, **{name: alarming}), make_trajectories(), SAMPLES)
+    text = " ".join(shown().split())
+    assert text.count(f"{name} is {alarming:g}") == 1 and "update 2:" in text
