@@ -108,9 +108,8 @@ def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type]) -> li
 
     folder = Path(name)
     if not folder.is_dir() and name.count("/") != 1:
-        raise DataError(
-            f"dataset: expected blocksworld (planning problems), a folder or a hub id such as 'user/name', got {name!r}"
-        )
+        expected = "a folder or a hub id such as 'user/name'"
+        raise DataError(f"dataset: expected {expected}, got {name!r} (planning problems are built in as blocksworld)")
     try:
         if (folder / "dataset_dict.json").exists():
             table = hugging_face.load_from_disk(name)[split]

@@ -21,6 +21,17 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("JAXPPO_CACHE", os.path.join(tempfile.gettempdir(), f"jaxppo-tests-{getpass.getuser()}"))
 
 
+LONG_FILES = """test_train_rewards test_reward_model test_resume test_export test_train test_ppo test_update test_lora
+test_trl_ppo test_trl_rloo test_learned_reward test_models test_rollout test_families test_hf test_defects""".split()  # noqa: SIM905
+"""Longest first: two processes share the tests file by file, and one would end alone with what is left."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files; the rest in the order of the folders."""
+    place = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _drop_compiled_programs() -> Iterator[None]:
     """Compiled programs hold memory maps, whose number per process is limited: those of all tests are too many."""

@@ -260,7 +260,7 @@ def test_load_split_names_an_unknown_split_and_data_set(tmp_path):
         DataError, match=r"split: expected one of train, rl, test, test_longer for blocksworld, got 'dev'"
     ):
         data.load_split(SMALL, "dev")
-    with pytest.raises(DataError, match=r"dataset: expected blocksworld, a folder or a hub id .*/no/such/folder"):
+    with pytest.raises(DataError, match=r"dataset: expected a folder or a hub id .*/no/such/folder"):
         data.load_split(DataConfig(dataset="/no/such/folder"), "test")
 
 
