@@ -18,6 +18,7 @@ from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, 
 from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
 from jaxppo.families import ModelConfig
+from jaxppo.intervals import wilson
 from jaxppo.parallel import DataParallel
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.types import Params
@@ -31,24 +32,6 @@ class Completion(NamedTuple):
     text: str
     ended: bool
     ids: list[int]
-
-
-def wilson(successes: int, n: int, z: float = 1.959964) -> dict[str, float]:
-    """A rate with its Wilson score interval (95 % by default).
-
-    (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), p = successes / n.
-
-    Returns:
-        {"rate", "low", "high", "n"}; the interval of n = 0 is [0, 1].
-
-    Source: Wilson 1927; Brown, Cai and DasGupta 2001.
-    """
-    if n == 0:
-        return {"rate": 0.0, "low": 0.0, "high": 1.0, "n": 0}
-    p = successes / n
-    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return {"rate": p, "low": max(0.0, (centre - spread) / scale), "high": min(1.0, (centre + spread) / scale), "n": n}
 
 
 class Evaluator:

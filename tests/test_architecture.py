@@ -15,10 +15,13 @@ import jaxppo
 
 PACKAGE = Path(jaxppo.__file__).parent
 
+# What judges plans after they were made.
+PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", "plan_page", "plan_scores"}
+
 # A room is a module of the package or the folder planning/; it imports rooms of lower levels. "jaxppo" is __init__.py.
 LEVELS = [
     {"jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
-    {"advantages", "families", "losses", "ops", "planning", "reward_contract"},
+    {"advantages", "families", "intervals", "losses", "ops", "planning", "reward_contract"},
     {"data", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
     {"checkpoint", "cli", "console", "curves", "health", "hf", "logs", "lora", "metrics", "model_card", "model_files"}
@@ -32,7 +35,8 @@ LEVELS = [
         "run_folder",
         "trajectories",
         "update",
-    },
+    }
+    | PLAN_ROOMS,
     {"evaluate", "export", "reward_model", "reward_server", "sft", "supervised", "train"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -66,6 +70,11 @@ SAME_LEVEL = {
     ("health", "logs"),
     ("cli", "console"),
     ("model_card", "console"),
+    ("plan_scores", "plan_answers"),
+    *(("plan_metrics", room) for room in ("plan_answers", "plan_scores")),
+    *(("plan_comparison", room) for room in ("plan_answers", "plan_metrics")),
+    ("plan_charts", "console"),
+    *(("plan_page", room) for room in ("console", "plan_answers", "plan_charts", "plan_metrics")),
     ("train", "evaluate"),
     ("train", "export"),
     ("sft", "export"),
@@ -80,7 +89,7 @@ SAME_LEVEL = {
 ONLY_IN = {
     "flax": {"families/gpt2.py", "families/gpt_neox.py", "families/layers.py", "models.py"},
     "orbax": {"checkpoint.py"},
-    "subprocess": {"planning/val.py", "reward_workers.py"},
+    "subprocess": {"planning/planner_process.py", "planning/val.py", "reward_workers.py"},
 }
 PARALLEL_NAMES = {"Mesh", "NamedSharding", "shard_map", "pmap"}
 
@@ -93,6 +102,8 @@ NEVER = {
     "plan_reward": {"flax", "jax"},
     "reward_workers": {"flax", "jax"},
     "sentiment": {"flax", "jax"},
+    "intervals": {"flax", "jax"},
+    **{room: {"flax", "jax"} for room in PLAN_ROOMS},
     "families": {"jaxppo.config", "jaxppo.config_sources", "jaxppo.preemption", "jaxppo.redact", "jaxppo.types"},
     "advantages": {"jaxppo.config", "jaxppo.config_sources"},
     "losses": {"jaxppo.config", "jaxppo.config_sources"},
@@ -216,6 +227,7 @@ def test_importing_the_package_does_not_import_torch():
 
 
 HOST_ROOMS = {"planning", "plan_reward", "reward_workers", "reward_client", "reward_contract", "rewards", "sentiment"}
+HOST_ROOMS |= {"intervals"} | PLAN_ROOMS
 
 
 def test_importing_what_computes_rewards_on_the_host_does_not_import_jax():

@@ -1,1 +1,39 @@
-"""One folder per planning domain: its `domain.pddl` and its problem generator."""
+"""One folder per planning domain: its `domain.pddl` and its problem generator.
+
+Every module has `DOMAIN_PDDL`, `NAMES` (all object names that its problems may use) and `generate_problem(size, rng,
+name)`; all but `blocksworld` also `SIZES` (the range of sizes) and `POOLS` (the names by type or kind of object).
+"""
+
+from types import ModuleType
+
+from jaxppo.planning.domains import (
+    blocksworld,
+    childsnack,
+    depots,
+    driverlog,
+    ferry,
+    gripper,
+    hanoi,
+    logistics,
+    miconic,
+    satellite,
+    storage,
+    visitall,
+)
+
+__all__ = ["DOMAINS"]
+
+DOMAINS: dict[str, ModuleType] = {
+    "blocksworld": blocksworld,
+    "childsnack": childsnack,
+    "depots": depots,
+    "driverlog": driverlog,
+    "ferry": ferry,
+    "gripper": gripper,
+    "hanoi": hanoi,
+    "logistics": logistics,
+    "miconic": miconic,
+    "satellite": satellite,
+    "storage": storage,
+    "visitall": visitall,
+}

@@ -1,0 +1,287 @@
+"""Answers to planning problems, from a model or a file made by anything else, and what a validator says of them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxppo.errors import DataError
+from jaxppo.plan_reward import PlanOutcome, PlanScoring, judge_plans
+from jaxppo.planning import (
+    PlanVerdict,
+    UnsupportedPddlError,
+    format_action,
+    parse_action,
+    parse_domain,
+    parse_plan_text,
+    parse_problem,
+    render_completion,
+    validate_actions,
+)
+from jaxppo.planning.datasets import Row, reference_plans
+from jaxppo.planning.plans import Action, PlanError
+
+_MOST_LISTED = 10
+_UNREADABLE = "("
+"""What no prompt style reads as a plan."""
+
+
+class Answer(NamedTuple):
+    """One text that should be a plan.
+
+    Attributes:
+        text: a completion in the prompt style of its row, or PDDL; None: no answer was given, which is a failure.
+        ended: whether it ended by itself, at an end-of-sequence token; None where that is not known.
+        seed: which run of the model, or which trained model, it is from.
+        is_pddl: the text is `(action args)` one after another, whatever the row's prompt style.
+    """
+
+    text: str | None
+    ended: bool | None = None
+    seed: int = 0
+    is_pddl: bool = False
+
+
+class JudgedAnswer(NamedTuple):
+    """An answer, its verdict, and how far its plan gets: fields that VAL leaves open come from our own validator.
+
+    `progress` is the verdict where our own validator does not cover the domain.
+    """
+
+    answer: Answer
+    outcome: PlanOutcome
+    progress: PlanVerdict
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the text is a plan at all."""
+        return self.outcome.verdict.error is not PlanError.SYNTAX
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """A row of a dataset with the answers to it; `datasets.COLUMNS` says what a row holds."""
+
+    row: Row
+    answers: tuple[JudgedAnswer, ...]
+
+    @cached_property
+    def references(self) -> tuple[tuple[Action, ...], ...]:
+        """Its reference plans."""
+        return tuple(tuple(map(parse_action, plan)) for plan in reference_plans(self.row["reference_plan"]))
+
+    @cached_property
+    def reference_length(self) -> int:
+        """Steps of the shortest reference plan; 0 without one."""
+        return min(map(len, self.references), default=0)
+
+    @cached_property
+    def reference_cost(self) -> float | None:
+        """The lowest cost of a valid reference plan.
+
+        None where there is none, where the metric is to be made large or is negative, or where our own validator does
+        not cover the domain: then C* / C means nothing or is not known.
+        """
+        domain_pddl, problem_pddl = self.row["domain_pddl"], self.row["problem_pddl"]
+        try:
+            metric = parse_problem(problem_pddl, parse_domain(domain_pddl)).metric
+            verdicts = [validate_actions(domain_pddl, problem_pddl, plan) for plan in self.references]
+        except UnsupportedPddlError:
+            return None
+        costs = [verdict.cost for verdict in verdicts if verdict.valid and verdict.cost is not None]
+        is_cost = metric is None or metric.direction == "minimize"
+        return min(costs) if costs and is_cost and min(costs) >= 0 else None
+
+    @property
+    def optimal_cost(self) -> float | None:
+        """The row's `optimal_cost`, where it has one and costs mean something."""
+        value = self.row.get("optimal_cost")
+        if not isinstance(value, int | float) or isinstance(value, bool) or self.reference_cost is None:
+            return None
+        return float(value) if value >= 0 else None
+
+
+def judge_rows(
+    rows: Sequence[Row], answers: Sequence[Sequence[Answer]], scoring: PlanScoring | None = None
+) -> list[JudgedRow]:
+    """Judge every answer to every row; a bad answer is a verdict with a reason, never an exception.
+
+    Args:
+        rows: rows of a dataset.
+        answers: one or more for each row, in the order of the rows.
+        scoring: validator and reward; default `PlanScoring()`.
+
+    Raises:
+        DataError: a row without an answer, or another number of rows than of lists of answers.
+    """
+    if len(rows) != len(answers):
+        raise DataError(f"answers: expected one list for each of {len(rows)} rows, got {len(answers)}")
+    empty = [row["id"] for row, given in zip(rows, answers, strict=True) if not given]
+    if empty:
+        raise DataError(f"answers: expected at least one for each row, got none for {_listed(empty)}")
+    cases = [(row, answer) for row, given in zip(rows, answers, strict=True) for answer in given]
+    outcomes = judge_plans(
+        [_completion(row, answer) for row, answer in cases],
+        scoring,
+        **{
+            name: [row[name] for row, _ in cases]
+            for name in ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")
+        },
+    )
+    judged = iter(
+        JudgedAnswer(answer, outcome, _progress(row, outcome))
+        for (row, answer), outcome in zip(cases, outcomes, strict=True)
+    )
+    return [JudgedRow(row, tuple(next(judged) for _ in given)) for row, given in zip(rows, answers, strict=True)]
+
+
+def _completion(row: Row, answer: Answer) -> str:
+    """The answer in the prompt style of its row; PDDL that cannot be read becomes what cannot be read there, either."""
+    if answer.text is None:
+        return _UNREADABLE
+    if not answer.is_pddl:
+        return answer.text
+    plan = parse_plan_text(answer.text)
+    completion = render_completion(plan.actions, row["prompt_style"])
+    return completion if plan.error is None else f"{completion} {_UNREADABLE}"
+
+
+def _progress(row: Row, outcome: PlanOutcome) -> PlanVerdict:
+    verdict = outcome.verdict
+    if verdict.error is PlanError.SYNTAX or verdict.goals is not None:
+        return verdict
+    try:
+        return validate_actions(row["domain_pddl"], row["problem_pddl"], outcome.actions)
+    except UnsupportedPddlError:
+        return verdict
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def read_plans(path: Path | str) -> dict[str, list[Answer]]:
+    """Read plans made by anything: a JSON object a line, several lines of one id being several samples.
+
+    A line has `id`, and either `plan` (PDDL text `(action args) ...`, or a list of "(action args)") or `completion`
+    (text in the prompt style of the row). It may have `ended` (true or false) and `seed` (a whole number). Plans
+    that are no plans are read: they fail when they are judged, as does null, which is no answer at all. Other fields
+    are skipped.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not such an object; the message names file and line.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
+    plans: dict[str, list[Answer]] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            name, answer = _read_line(line, f"{path}:{number}")
+            plans.setdefault(name, []).append(answer)
+    if not plans:
+        raise DataError(f"{path}: expected at least one line with a plan, got none")
+    return plans
+
+
+def _read_line(line: str, where: str) -> tuple[str, Answer]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: expected a JSON object, got broken JSON ({error})") from error
+    if not isinstance(entry, dict):
+        raise DataError(f"{where}: expected a JSON object, got {type(entry).__name__}")
+    name = _field(entry, "id", str, where)
+    given = [field for field in ("plan", "completion") if field in entry]
+    if len(given) != 1:
+        raise DataError(f"{where}: expected either 'plan' or 'completion', got {' and '.join(given) or 'neither'}")
+    is_pddl = given == ["plan"]
+    text = _plan(entry["plan"], where) if is_pddl else _field(entry, "completion", str, where, optional=True)
+    ended, seed = (_field(entry, *field, where, optional=True) for field in (("ended", bool), ("seed", int)))
+    return name, Answer(text, ended, 0 if seed is None else seed, is_pddl)
+
+
+def _field(entry: Mapping[str, Any], name: str, kind: type, where: str, optional: bool = False) -> Any:
+    value = entry.get(name)
+    if optional and value is None:
+        return None
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        got = "nothing" if name not in entry else f"{value!r:.60}"
+        raise DataError(f"{where}: field '{name}': expected {kind.__name__}, got {got}")
+    return value
+
+
+def _plan(plan: Any, where: str) -> str | None:
+    if isinstance(plan, list) and all(isinstance(step, str) for step in plan):
+        return "\n".join(plan)
+    if not isinstance(plan, str | None):
+        raise DataError(f"{where}: field 'plan': expected text or a list of '(action args)', got {plan!r:.60}")
+    return plan
+
+
+def match_plans(
+    rows: Sequence[Row],
+    plans: Mapping[str, Sequence[Answer]],
+    *,
+    allow_missing: bool = False,
+    allow_unknown: bool = False,
+) -> list[list[Answer]]:
+    """The answers to each row, by its id.
+
+    Args:
+        rows: of all splits that are evaluated.
+        plans: from `read_plans`.
+        allow_missing: a row without a plan counts as failed (as not readable) instead of being refused; it is never
+            left out.
+        allow_unknown: plans of other ids are passed over.
+
+    Raises:
+        DataError: ids that only one side has, listed, or an id that two rows share.
+    """
+    names = _unique_ids(rows)
+    missing = [] if allow_missing else [name for name in names if name not in plans]
+    unknown = [] if allow_unknown else [name for name in plans if name not in names]
+    found = [f"no plan for {_listed(missing)}"] * bool(missing) + [f"no row for {_listed(unknown)}"] * bool(unknown)
+    if found:
+        raise DataError(f"plans: expected the ids of the {len(rows)} rows, got {'; '.join(found)}")
+    return [list(plans.get(name, [Answer(None)])) for name in names]
+
+
+def _unique_ids(rows: Sequence[Row]) -> dict[str, None]:
+    names = dict.fromkeys(row["id"] for row in rows)
+    if len(names) < len(rows):
+        seen: set[str] = set()
+        twice = [row["id"] for row in rows if row["id"] in seen or seen.add(row["id"])]
+        raise DataError(f"rows: expected a different id for each, got several rows for {_listed(twice)}")
+    return names
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return f"{len(names)} id(s): {', '.join(names[:_MOST_LISTED])}{more}"
+
+
+def answer_records(judged: Sequence[JudgedRow]) -> list[dict[str, Any]]:
+    """One record per answer, with its verdict; written a line each, `read_plans` reads them back."""
+    return [_record(row.row, answer) for row in judged for answer in row.answers]
+
+
+def _record(row: Row, judged: JudgedAnswer) -> dict[str, Any]:
+    answer, verdict = judged.answer, judged.outcome.verdict
+    error = None if verdict.error is None else verdict.error.value
+    return {
+        "id": row["id"],
+        "split": row["split"],
+        "domain": row["domain"],
+        "plan" if answer.is_pddl else "completion": answer.text,
+        "ended": answer.ended,
+        "seed": answer.seed,
+        "valid": verdict.valid,
+        "error": error,
+        "failed_step": verdict.failed_step,
+        "failed_condition": verdict.failed_condition,
+        "actions": [format_action(action) for action in judged.outcome.actions],
+    }

@@ -1,0 +1,116 @@
+"""Charts of an evaluation as SVG text: no drawing library, colours left to the page's style sheet."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from jaxppo.console import sanitize
+
+NUM_COLOURS = 6
+NUM_DASHES = 4
+"""Classes `c0` to `c5` and `d0` to `d3` of the style sheet."""
+
+_WIDTH, _HEIGHT = 420, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 410, 14, 200
+
+
+class Series(NamedTuple):
+    """Rates by bin: {bin: {"rate", "low", "high", "n"}}, drawn in the colour and with the dashes of a number."""
+
+    label: str
+    rates: Mapping[str, Mapping[str, Any]]
+    colour: int = 0
+    dashes: int = 0
+
+
+def shown(text: Any) -> str:
+    """Any text for HTML: nothing in it is read as markup, and what could deceive a reader is made visible."""
+    return escape(sanitize(str(text)), quote=True)
+
+
+def rate_chart(title: str, bins: Sequence[str], series: Sequence[Series]) -> str:
+    """Rates with their intervals against bins; each series is a line through its own bins.
+
+    Args:
+        title: what the chart is about, for those who cannot see it.
+        bins: labels of the horizontal axis, in order.
+        series: what is drawn.
+    """
+    places = {label: _LEFT + (_RIGHT - _LEFT) * (i + 0.5) / max(1, len(bins)) for i, label in enumerate(bins)}
+    step = (_RIGHT - _LEFT) / max(1, len(bins))
+    parts = [_grid(), *(_tick(x, label) for label, x in places.items())]
+    for number, one in enumerate(series):
+        shift = (number - (len(series) - 1) / 2) * min(9.0, 0.7 * step / len(series))
+        parts.append(_line(one, [(places[label] + shift, label) for label in bins if label in one.rates]))
+    middle = (_LEFT + _RIGHT) / 2
+    parts.append(
+        f'<text class="axis" x="{middle:g}" y="{_HEIGHT - 8}" text-anchor="middle">reference length (steps)</text>'
+    )
+    return _svg(title, _HEIGHT, parts)
+
+
+def _svg(title: str, height: float, parts: Sequence[str], stretched: bool = False) -> str:
+    label, aspect = shown(title), ' preserveAspectRatio="none"' if stretched else ""
+    return f'<svg viewBox="0 0 {_WIDTH} {height:g}"{aspect} role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _y(rate: float) -> float:
+    return _BOTTOM - rate * (_BOTTOM - _TOP)
+
+
+def _grid() -> str:
+    lines = []
+    for rate in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = _y(rate)
+        lines.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        lines.append(f'<text class="axis" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{rate:.0%}</text>')
+    return "".join(lines)
+
+
+def _tick(x: float, label: str) -> str:
+    return f'<text class="axis" x="{x:.1f}" y="{_BOTTOM + 18}" text-anchor="middle">{shown(label)}</text>'
+
+
+def _line(series: Series, points: Sequence[tuple[float, str]]) -> str:
+    colour = f"c{series.colour % NUM_COLOURS}"
+    corners = " ".join(f"{x:.1f},{_y(series.rates[label]['rate']):.1f}" for x, label in points)
+    dashes = f"d{series.dashes % NUM_DASHES}"
+    parts = [f'<polyline class="line {colour} {dashes}" points="{corners}"/>']
+    for x, label in points:
+        rate = series.rates[label]
+        y, low, high = (_y(rate[name]) for name in ("rate", "low", "high"))
+        interval = f"{rate['rate']:.1%} [{rate['low']:.1%}, {rate['high']:.1%}], n = {rate['n']}"
+        parts.append(
+            f'<g class="point {colour}"><title>{shown(f"{series.label}, {label} steps: {interval}")}</title>'
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
+            f'<line x1="{x - 4:.1f}" x2="{x + 4:.1f}" y1="{low:.1f}" y2="{low:.1f}"/>'
+            f'<line x1="{x - 4:.1f}" x2="{x + 4:.1f}" y1="{high:.1f}" y2="{high:.1f}"/>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"/></g>'
+        )
+    return "".join(parts)
+
+
+def line_sample(dashes: int) -> str:
+    """A short line with the dashes of a number, for a legend."""
+    line = f'<polyline class="line d{dashes % NUM_DASHES}" points="0,6 36,6"/>'
+    return f'<svg class="sample" viewBox="0 0 36 12" aria-hidden="true">{line}</svg>'
+
+
+def share_bar(title: str, counts: Mapping[str, int]) -> str:
+    """One bar, cut in proportion to counts; a part has the class `e-NAME`.
+
+    Args:
+        title: what is counted.
+        counts: {name: number}; names are words, zeros are left out.
+    """
+    total, x, parts = max(1, sum(counts.values())), 0.0, []
+    for name, count in counts.items():
+        width = _WIDTH * count / total
+        if count:
+            words = name.replace("_", " ")
+            parts.append(
+                f"<g><title>{shown(f'{words}: {count} of {total} ({count / total:.1%})')}</title>"
+                f'<rect class="e-{shown(name)}" x="{x:.2f}" y="0" width="{width:.2f}" height="18"/></g>'
+            )
+        x += width
+    return _svg(title, 18, parts, stretched=True)

@@ -1,0 +1,274 @@
+"""Measures of judged plans, per split, domain and plan length, with intervals.
+
+Every measure is a mean over problems of what a problem's answers get on average, so a problem counts once however many
+samples or seeds it has, and an interval is over problems. Text that is no plan is in every denominator, as a failure.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
+from math import comb, inf
+from statistics import fmean, stdev
+from typing import Any, NamedTuple, TypeVar
+
+from jaxppo.errors import ConfigError
+from jaxppo.intervals import clustered_wilson, mean_interval
+from jaxppo.plan_answers import JudgedAnswer, JudgedRow
+from jaxppo.plan_reward import VALIDATOR_FAILURES
+from jaxppo.plan_scores import FRACTIONS, OVERLAPS, RATES, length_ratio, overlaps
+from jaxppo.planning.plans import PlanError
+
+T = TypeVar("T")
+
+LENGTH_EDGES = (0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129)
+"""Where the bins of the reference's length begin; the last one has no end."""
+
+VALID = "valid"
+"""The key of plans without an error in the counts of errors."""
+
+# ------------------------------------------------------------------------------------------------------------ many rows
+
+
+class _Scored(NamedTuple):
+    """A row with what each of its answers gets, in their order."""
+
+    row: JudgedRow
+    scores: Mapping[str, Sequence[float | None]]
+
+
+def _scored(row: JudgedRow) -> _Scored:
+    single = {**RATES, **FRACTIONS, "length_ratio": length_ratio}
+    scores = {name: [score(row, answer) for answer in row.answers] for name, score in single.items()}
+    common = [overlaps(row, answer) for answer in row.answers]
+    return _Scored(row, scores | {name: [values[name] for values in common] for name in OVERLAPS})
+
+
+def measure(judged: Sequence[JudgedRow]) -> dict[str, Any]:
+    """All measures of some rows.
+
+    Returns:
+        `RATES` as {"rate", "low", "high", "n"} (`clustered_wilson`); `FRACTIONS`, `OVERLAPS`, "length_ratio",
+        "distinct_plans" and "distinct_valid_plans" as {"mean", "low", "high", "n"} (`mean_interval` of one value per
+        problem); "pass_at_k" with such a mean for k = 1, 2, 4, ... as long as every problem has that many samples;
+        "errors" {reason: answers}; "cheaper_than_reference" and "cheaper_than_optimal" (answers; the latter says that
+        the data are wrong); "mean_reward" and "validator_failed" (means over answers); "rows" and "answers". A rate or
+        mean that no row has is None. n counts problems.
+    """
+    return _measure([_scored(row) for row in judged])
+
+
+def _measure(scored: Sequence[_Scored]) -> dict[str, Any]:
+    judged = [one.row for one in scored]
+    answers = [(row, answer) for row in judged for answer in row.answers]
+    count = max(1, len(answers))
+    return {
+        "rows": len(judged),
+        "answers": len(answers),
+        **{name: _rate(scored, name) for name in RATES},
+        **{name: _mean(scored, name) for name in (*FRACTIONS, *OVERLAPS)},
+        "length_ratio": _mean(scored, "length_ratio", inf),
+        **_of_samples(judged),
+        "errors": error_counts(judged),
+        "cheaper_than_reference": sum(_is_cheaper(answer, row.reference_cost) for row, answer in answers),
+        "cheaper_than_optimal": sum(_is_cheaper(answer, row.optimal_cost) for row, answer in answers),
+        "mean_reward": sum(answer.outcome.reward for _, answer in answers) / count,
+        "validator_failed": sum(a.outcome.verdict.error in VALIDATOR_FAILURES for _, a in answers) / count,
+        **_by_seed(judged),
+    }
+
+
+def _rate(scored: Sequence[_Scored], name: str) -> dict[str, float] | None:
+    scores = _known_scores(scored, name)
+    if not scores:
+        return None
+    return clustered_wilson([int(sum(values)) for values in scores], [len(values) for values in scores])
+
+
+def _mean(scored: Sequence[_Scored], name: str, most: float = 1.0) -> dict[str, Any] | None:
+    scores = _known_scores(scored, name)
+    return mean_interval([fmean(values) for values in scores], (0.0, most)) if scores else None
+
+
+def _known_scores(scored: Sequence[_Scored], name: str) -> list[list[float]]:
+    """The scores of each row that has any."""
+    known = ([value for value in one.scores[name] if value is not None] for one in scored)
+    return [values for values in known if values]
+
+
+def error_counts(judged: Sequence[JudgedRow]) -> dict[str, int]:
+    """How many answers are valid, and how many are not for each reason; every reason is there."""
+    errors = (answer.outcome.verdict.error for row in judged for answer in row.answers)
+    counts = Counter(VALID if error is None else error.value for error in errors)
+    return {name: counts[name] for name in (VALID, *(error.value for error in PlanError))}
+
+
+def _is_cheaper(judged: JudgedAnswer, best: float | None) -> bool:
+    cost = judged.progress.cost
+    return best is not None and judged.outcome.verdict.valid and cost is not None and cost < best - 1e-6 * abs(best)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The probability that k samples, drawn from n of which c are right, have a right one: 1 - C(n - c, k) / C(n, k).
+
+    An unbiased estimate for k independent samples, k <= n.
+
+    Source: Chen et al., Evaluating Large Language Models Trained on Code (2021), equation 1.
+    """
+    return 1.0 - comb(n - c, k) / comb(n, k)
+
+
+def _of_samples(judged: Sequence[JudgedRow]) -> dict[str, Any]:
+    """pass@k and the number of different plans: of the samples of one seed, then averaged over a problem's seeds."""
+    problems = [_samples_by_seed(row) for row in judged]
+    sizes = [len(samples) for seeds in problems for samples in seeds]
+    powers = [2**i for i in range(min(sizes, default=0).bit_length())]
+    valid = [[sum(answer.outcome.verdict.valid for answer in samples) for samples in seeds] for seeds in problems]
+
+    def mean_over_seeds(value: Callable[[int, int], float], most: float) -> dict[str, Any]:
+        values = [fmean(value(i, j) for j in range(len(seeds))) for i, seeds in enumerate(problems)]
+        return mean_interval(values, (0.0, most))
+
+    def distinct(is_counted: Callable[[JudgedAnswer], bool]) -> dict[str, Any]:
+        def number(i: int, j: int) -> float:
+            return float(len({answer.outcome.actions for answer in problems[i][j] if is_counted(answer)}))
+
+        return mean_over_seeds(number, inf)
+
+    return {
+        "pass_at_k": {
+            str(k): mean_over_seeds(lambda i, j, k=k: pass_at_k(len(problems[i][j]), valid[i][j], k), 1.0)
+            for k in powers
+        },
+        "distinct_plans": distinct(lambda answer: answer.is_readable),
+        "distinct_valid_plans": distinct(lambda answer: answer.outcome.verdict.valid),
+    }
+
+
+def _samples_by_seed(row: JudgedRow) -> list[list[JudgedAnswer]]:
+    ordered = sorted(row.answers, key=_seed_of)
+    return [list(samples) for _, samples in groupby(ordered, key=_seed_of)]
+
+
+def _seed_of(judged: JudgedAnswer) -> int:
+    return judged.answer.seed
+
+
+def _by_seed(judged: Sequence[JudgedRow]) -> dict[str, Any]:
+    """Validity of each seed and its standard deviation over seeds, where there are several.
+
+    The intervals elsewhere are over problems: how much training runs differ from one another is said here alone.
+    """
+    valid: dict[int, list[bool]] = {}
+    for row in judged:
+        for answer in row.answers:
+            valid.setdefault(answer.answer.seed, []).append(answer.outcome.verdict.valid)
+    if len(valid) < 2:
+        return {}
+    rates = {str(seed): fmean(values) for seed, values in sorted(valid.items())}
+    return {"validity_by_seed": rates, "validity_sd_over_seeds": stdev(rates.values())}
+
+
+# -------------------------------------------------------------------------------------------------------- whole results
+
+
+def plan_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES) -> dict[str, dict[str, Any]]:
+    """{split: `split_results` of its rows}, by the column `split` of each row."""
+    splits = grouped(judged, lambda row: row.row["split"])
+    return {split: split_results(rows, edges) for split, rows in splits.items()}
+
+
+def split_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES) -> dict[str, Any]:
+    """Measures of some rows, and of each of their domains and bins of the reference's length.
+
+    Args:
+        judged: the rows.
+        edges: lengths at which the bins begin, increasing.
+
+    Returns:
+        measures | {"domains": {domain: measures | {"bins": {bin: measures}}}, "bins": {bin: measures}}, with measures
+        as from `measure`.
+    """
+    bins, scored = _Bins.of(edges), [_scored(row) for row in judged]
+    return _measure(scored) | {"domains": _per_domain(scored, bins), "bins": _per_bin(scored, bins)}
+
+
+def _per_domain(scored: Sequence[_Scored], bins: "_Bins") -> dict[str, dict[str, Any]]:
+    groups = grouped(scored, lambda one: one.row.row["domain"])
+    return {name: _measure(groups[name]) | {"bins": _per_bin(groups[name], bins)} for name in sorted(groups)}
+
+
+def _per_bin(scored: Sequence[_Scored], bins: "_Bins") -> dict[str, dict[str, Any]]:
+    groups = grouped(scored, lambda one: bins.of_length(one.row.reference_length))
+    return {label: _measure(groups[label]) for label in bins.labels if label in groups}
+
+
+def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    """Items by what `key` says of them, in the order in which that comes."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+class _Bins(NamedTuple):
+    edges: tuple[int, ...]
+
+    @classmethod
+    def of(cls, edges: Sequence[int]) -> "_Bins":
+        given = tuple(edges)
+        if not given or given[0] < 0 or any(low >= high for low, high in pairwise(given)):
+            raise ConfigError(f"edges: expected increasing plan lengths from 0 on, got {list(edges)}")
+        return cls(given if given[0] == 0 else (0, *given))
+
+    @property
+    def labels(self) -> list[str]:
+        inner = [f"{low}-{high - 1}" for low, high in pairwise(self.edges)]
+        return [*inner, f"{self.edges[-1]}+"]
+
+    def of_length(self, length: int) -> str:
+        return self.labels[sum(edge <= length for edge in self.edges) - 1]
+
+
+# ------------------------------------------------------------------------------------------------------------- terminal
+
+TABLE_COLUMNS = ("split", "domain", "n", "valid", "exec", "prefix", "goal", "LCCS", "exact", "read", "ended")
+TABLE_COLUMNS += ("length", "C*/C")
+
+
+def summary_rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Rows of the table for the terminal: a split, and its domains below it where there are several.
+
+    For `Console.sample_table(title, rows, plan_metrics.TABLE_COLUMNS)`.
+    """
+    rows = []
+    for split, result in results.items():
+        rows.append({"split": split, "domain": "all", **_cells(result)})
+        if len(result["domains"]) > 1:
+            rows += [{"split": split, "domain": name, **_cells(cell)} for name, cell in result["domains"].items()]
+    return rows
+
+
+def _cells(cell: Mapping[str, Any]) -> dict[str, str]:
+    rates = {"exec": "executability", "exact": "exact_match", "read": "readable", "ended": "ended"}
+    means = {"prefix": "prefix", "goal": "goal", "LCCS": "lccs", "length": "length_ratio", "C*/C": "quality"}
+    return {
+        "n": str(cell["rows"]),
+        "valid": percent(cell["validity"]),
+        **{column: percent(cell[name], with_interval=False) for column, name in rates.items()},
+        **{column: number(cell[name]) for column, name in means.items()},
+    }
+
+
+def percent(rate: Mapping[str, Any] | None, with_interval: bool = True) -> str:
+    """`81.2% [74.0, 86.9]`, or "-" for what was not measured."""
+    if rate is None:
+        return "-"
+    return f"{rate['rate']:.1%}" + (f" [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]" if with_interval else "")
+
+
+def number(mean: Mapping[str, Any] | None, with_interval: bool = False) -> str:
+    """`0.812 [0.740, 0.869]`, or "-" for what was not measured."""
+    if mean is None or mean["mean"] is None:
+        return "-"
+    has_interval = with_interval and mean["low"] is not None
+    return f"{mean['mean']:.3f}" + (f" [{mean['low']:.3f}, {mean['high']:.3f}]" if has_interval else "")

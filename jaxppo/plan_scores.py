@@ -1,0 +1,109 @@
+"""What one answer to a planning problem gets by each measure."""
+
+from collections.abc import Callable, Mapping
+
+from jaxppo.plan_answers import JudgedAnswer, JudgedRow
+from jaxppo.plan_reward import VALIDATOR_FAILURES
+from jaxppo.planning.plans import lccs_length, lcs_length
+
+Score = Callable[[JudgedRow, JudgedAnswer], float | None]
+"""What one answer gets; None where it is not measured."""
+
+
+def prefix_fraction(row: JudgedRow, judged: JudgedAnswer) -> float | None:
+    """Steps carried out from the start / steps of the plan: 1 exactly for executable plans, the empty one among them.
+
+    0 for text that is no plan; None where our own validator does not cover the domain.
+    """
+    if not judged.is_readable:
+        return 0.0
+    if judged.progress.goals is None:
+        return _unknown_progress(judged)
+    steps = len(judged.outcome.actions)
+    return (judged.progress.executed_steps or 0) / steps if steps else 1.0
+
+
+def goal_fraction(row: JudgedRow, judged: JudgedAnswer) -> float | None:
+    """Conditions of the goal that hold where the plan stops / conditions that the goal joins by `and`.
+
+    A plan stops at its end or in front of the first step that cannot be carried out. 0 for text that is no plan,
+    whatever holds at the start. A goal without conditions: 1 for executable plans.
+    """
+    if not judged.is_readable:
+        return 0.0
+    if judged.progress.goals is None:
+        return _unknown_progress(judged)
+    goals = judged.progress.goals
+    return (judged.progress.goals_reached or 0) / goals if goals else float(judged.progress.executable)
+
+
+def _unknown_progress(judged: JudgedAnswer) -> float | None:
+    """No progress where our validator gave up on a plan; not known where it does not cover the domain."""
+    return 0.0 if judged.progress.error in VALIDATOR_FAILURES else None
+
+
+OVERLAPS: tuple[str, ...] = ("lcs", "lccs", "lcs_by_reference", "lccs_by_reference")
+
+
+def overlaps(row: JudgedRow, judged: JudgedAnswer) -> dict[str, float]:
+    """The steps in common with the reference plan (of several the best), as a fraction of a plan's length.
+
+    LCS is the longest common subsequence (gaps allowed), LCCS the longest common contiguous run; divided by max(|plan|,
+    |reference|) they are 1 only for the reference. "_by_reference" is the paper's: divided by |reference|, so that junk
+    around the common steps costs nothing. 0 for text that is no plan, and where the divisor is 0.
+
+    Source: "Chasing Progress, Not Perfection" (ICAPS 2025) and its code; `plan_reward.lccs`.
+    """
+    best: dict[str, float] = dict.fromkeys(OVERLAPS, 0.0)
+    for reference in row.references if judged.is_readable else ():
+        actions = judged.outcome.actions
+        for name, length_of in (("lcs", lcs_length), ("lccs", lccs_length)):
+            length = len(reference) if actions == reference else length_of(actions, reference)
+            divisors = {name: max(len(actions), len(reference)), f"{name}_by_reference": len(reference)}
+            for key, divisor in divisors.items():
+                best[key] = max(best[key], min(1.0, length / divisor) if divisor else 0.0)
+    return best
+
+
+def length_ratio(row: JudgedRow, judged: JudgedAnswer) -> float | None:
+    """Steps of a valid plan / steps of the shortest reference; None for other plans and for an empty reference."""
+    if not judged.outcome.verdict.valid or not row.reference_length:
+        return None
+    return len(judged.outcome.actions) / row.reference_length
+
+
+def quality(row: JudgedRow, judged: JudgedAnswer, best: float | None) -> float | None:
+    """C* / C of a valid plan with cost C, at most 1; 0 for any other. None where C* or C is not known.
+
+    C is the value of the problem's metric, or the number of steps where there is none; C* is the best cost known: that
+    of the cheapest reference (or of the plan itself, if it is cheaper), or the optimal one.
+
+    Source: the score of the satisficing tracks of the International Planning Competition since 2008.
+    """
+    if best is None:
+        return None
+    if not judged.outcome.verdict.valid:
+        return 0.0
+    cost = judged.progress.cost
+    if cost is None:
+        return None
+    return 1.0 if cost <= best else best / cost
+
+
+RATES: Mapping[str, Score] = {
+    "validity": lambda row, judged: judged.outcome.verdict.valid,
+    "executability": lambda row, judged: judged.outcome.verdict.executable,
+    "readable": lambda row, judged: judged.is_readable,
+    "exact_match": lambda row, judged: judged.is_readable and judged.outcome.actions in row.references,
+    "ended": lambda row, judged: judged.answer.ended,
+}
+"""Rates: valid plans; plans whose steps can all be carried out; text that is a plan; plans equal to a reference;
+completions that ended by themselves (null where no answer says)."""
+
+FRACTIONS: Mapping[str, Score] = {
+    "prefix": prefix_fraction,
+    "goal": goal_fraction,
+    "quality": lambda row, judged: quality(row, judged, row.reference_cost),
+    "quality_optimal": lambda row, judged: quality(row, judged, row.optimal_cost),
+}
+"""Numbers in [0, 1], as are `overlaps`."""

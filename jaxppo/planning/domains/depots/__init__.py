@@ -1,0 +1,9 @@
+"""Depots: hoists stack crates on pallets, trucks carry crates between places."""
+
+from importlib.resources import files
+
+from jaxppo.planning.domains.depots.generator import NAMES, POOLS, SIZES, generate_problem
+
+__all__ = ["DOMAIN_PDDL", "NAMES", "POOLS", "SIZES", "generate_problem"]
+
+DOMAIN_PDDL = files(__name__).joinpath("domain.pddl").read_text(encoding="utf-8")

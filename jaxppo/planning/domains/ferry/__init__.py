@@ -1,0 +1,9 @@
+"""Ferry: a boat for one car brings cars to the other shores."""
+
+from importlib.resources import files
+
+from jaxppo.planning.domains.ferry.generator import NAMES, POOLS, SIZES, generate_problem
+
+__all__ = ["DOMAIN_PDDL", "NAMES", "POOLS", "SIZES", "generate_problem"]
+
+DOMAIN_PDDL = files(__name__).joinpath("domain.pddl").read_text(encoding="utf-8")

@@ -1,0 +1,9 @@
+"""Miconic: a lift collects passengers and brings them to their floors."""
+
+from importlib.resources import files
+
+from jaxppo.planning.domains.miconic.generator import NAMES, POOLS, SIZES, generate_problem
+
+__all__ = ["DOMAIN_PDDL", "NAMES", "POOLS", "SIZES", "generate_problem"]
+
+DOMAIN_PDDL = files(__name__).joinpath("domain.pddl").read_text(encoding="utf-8")

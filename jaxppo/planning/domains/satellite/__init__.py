@@ -1,0 +1,9 @@
+"""Satellite: satellites turn, calibrate their instruments and take images."""
+
+from importlib.resources import files
+
+from jaxppo.planning.domains.satellite.generator import NAMES, POOLS, SIZES, generate_problem
+
+__all__ = ["DOMAIN_PDDL", "NAMES", "POOLS", "SIZES", "generate_problem"]
+
+DOMAIN_PDDL = files(__name__).joinpath("domain.pddl").read_text(encoding="utf-8")

@@ -1,0 +1,9 @@
+"""Storage: hoists bring crates from containers into depots without blocking their own way."""
+
+from importlib.resources import files
+
+from jaxppo.planning.domains.storage.generator import NAMES, POOLS, SIZES, generate_problem
+
+__all__ = ["DOMAIN_PDDL", "NAMES", "POOLS", "SIZES", "generate_problem"]
+
+DOMAIN_PDDL = files(__name__).joinpath("domain.pddl").read_text(encoding="utf-8")

@@ -1,0 +1,114 @@
+"""Random Storage problems."""
+
+import random
+from collections.abc import Sequence
+
+from jaxppo.planning.domains.problems import (
+    both_ways,
+    check_count,
+    draw_count,
+    draw_goal,
+    draw_region,
+    neighbours,
+    numbered,
+    write_problem,
+)
+
+POOLS = {
+    "cell": numbered("cell", 24),
+    "dock": ("dock1", "dock2"),
+    "depot": numbered("depot", 2),
+    "container": numbered("container", 3),
+    "hoist": numbered("hoist", 3),
+    "crate": numbered("crate", 6),
+}
+"""Type to the names that its objects may have; each is one word of a word-level tokenizer."""
+NAMES = tuple(name for pool in POOLS.values() for name in pool)
+SIZES = range(1, 7)
+"""Numbers of crates."""
+
+
+def generate_problem(
+    n_crates: int, rng: random.Random, name: str, *, n_depots: int | None = None, n_hoists: int | None = None
+) -> str:
+    """Write a random problem.
+
+    The depots' shapes and doors, where the hoists are (in a depot's cell or at the dock), how crates share containers,
+    which depot each crate must get into (at least half must), spare cells, all numbers, names and order vary. It is
+    solvable: the hoists leave the depots, those near the door first; then one of them takes the crates one by one and
+    fills each depot from the cells far from a door to the near ones. A depot has a cell for each of its crates; its
+    cells are connected, and the dock is next to a door of each depot and to all cells of the containers that are used.
+
+    Args:
+        n_crates: 1 to 6.
+        rng: the only source of randomness.
+        name: the problem's name.
+        n_depots: 1 to 2; drawn where None.
+        n_hoists: 1 to 3; drawn, at most 2, where None.
+
+    Returns:
+        PDDL text.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    check_count("n_crates", n_crates, SIZES)
+    crates = rng.sample(POOLS["crate"], n_crates)
+    hoists = rng.sample(POOLS["hoist"], draw_count("n_hoists", n_hoists, range(1, 4), 2, rng))
+    depots = rng.sample(POOLS["depot"], draw_count("n_depots", n_depots, range(1, 3), 2, rng))
+    containers = rng.sample(POOLS["container"], rng.randint(1, min(3, n_crates)))
+    dock = rng.choice(POOLS["dock"])
+    targets = {crate: rng.choice(depots) for crate in crates}
+    cells = rng.sample(POOLS["cell"], len(POOLS["cell"]))
+    rooms = {depot: _take(cells, _draw_size(list(targets.values()).count(depot), rng)) for depot in depots}
+    stands = _draw_stands(hoists, [cell for room in rooms.values() for cell in room], dock, rng)
+    homes = [*containers, *rng.choices(containers, k=n_crates - len(containers))]
+    slots = _take(cells, n_crates)
+    init = [
+        *both_ways("connected", _draw_ways(list(rooms.values()), slots, dock, rng)),
+        *(f"(part-of {cell} {depot})" for depot, room in rooms.items() for cell in room),
+        *(f"(part-of {slot} {home})" for slot, home in zip(slots, homes, strict=True)),
+        *(f"(on {crate} {slot})" for crate, slot in zip(crates, slots, strict=True)),
+        *(f"(in {crate} {home})" for crate, home in zip(crates, homes, strict=True)),
+        *(f"(at {hoist} {area})" for hoist, area in stands.items()),
+        *(f"(available {hoist})" for hoist in hoists),
+        *(f"(clear {cell})" for room in rooms.values() for cell in room if cell not in stands.values()),
+    ]
+    goal = draw_goal([f"(in {crate} {depot})" for crate, depot in targets.items()], init, rng)
+    objects = {
+        "cell": [*slots, *(cell for room in rooms.values() for cell in room)],
+        "dock": [dock],
+        "depot": depots,
+        "container": containers,
+        "hoist": hoists,
+        "crate": crates,
+    }
+    return write_problem(name, "storage", objects, init, goal, rng)
+
+
+def _draw_size(n_crates: int, rng: random.Random) -> int:
+    """How many cells a depot has: two more than crates that get there, or up to twice as many and two."""
+    return rng.randint(n_crates + 2, 2 * n_crates + 2)
+
+
+def _take(names: list[str], count: int) -> list[str]:
+    """Remove the last names from a list and return them."""
+    return [names.pop() for _ in range(count)]
+
+
+def _draw_ways(
+    rooms: Sequence[Sequence[str]], slots: Sequence[str], dock: str, rng: random.Random
+) -> list[tuple[str, str]]:
+    """Pairs of areas next to each other: in the depots, and the dock with their doors and the containers' cells."""
+    ways = [(slot, dock) for slot in slots]
+    for room in rooms:
+        doors = [room[0], *rng.sample(room[1:], rng.randint(0, len(room) // 4))]
+        ways += [(door, dock) for door in doors]
+        ways += [(room[a], room[b]) for a, b in neighbours(draw_region(len(room), rng))]
+    return ways
+
+
+def _draw_stands(hoists: Sequence[str], cells: Sequence[str], dock: str, rng: random.Random) -> dict[str, str]:
+    """Hoist to its area: a cell of its own, or the dock, which has room for all of them."""
+    areas = rng.sample([*cells, *[dock] * len(hoists)], len(hoists))
+    return dict(zip(hoists, areas, strict=True))

@@ -1,0 +1,82 @@
+"""Planners as functions from a domain and a problem to a plan; they run inside planner processes, never beside JAX."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.planning.plans import Action
+from jaxppo.planning.search import SearchLimitError, solve
+
+
+class Answer(NamedTuple):
+    """A plan, or the reason why there is none."""
+
+    plan: tuple[Action, ...] | None
+    reason: str | None = None
+
+
+Engine = Callable[[str, str], Answer]
+"""Takes the texts of a domain and a problem."""
+
+
+class Builtin:
+    """The search of this package."""
+
+    def __init__(self, optimal: bool = False):
+        self._optimal = optimal
+
+    def __call__(self, domain_pddl: str, problem_pddl: str) -> Answer:
+        """Search for a plan."""
+        try:
+            plan = solve(parse_problem(problem_pddl, parse_domain(domain_pddl)), optimal=self._optimal)
+        except UnsupportedPddlError as error:
+            return Answer(None, f"unsupported: {error.message}")
+        except SearchLimitError as error:
+            return Answer(None, f"limit: {error}")
+        return Answer(plan, "unsolvable" if plan is None else None)
+
+
+class Unified:
+    """An engine of unified-planning, by the name it has there, such as `fast-downward-opt`.
+
+    One that is not asked for optimal plans solves a problem without its metric where it does not cover the metric.
+    """
+
+    def __init__(self, name: str, optimal: bool = False):
+        from unified_planning.shortcuts import get_environment  # pyright: ignore[reportMissingImports] # an extra
+
+        self._name, self._optimal = name, optimal
+        environment = get_environment()
+        environment.credits_stream = None
+        environment.error_used_name = False  # an object may be called like a type
+
+    def __call__(self, domain_pddl: str, problem_pddl: str) -> Answer:
+        """Ask the engine for one plan."""
+        from unified_planning.io import PDDLReader  # pyright: ignore[reportMissingImports]
+        from unified_planning.shortcuts import OneshotPlanner  # pyright: ignore[reportMissingImports]
+
+        problem = PDDLReader().parse_problem_string(domain_pddl, problem_pddl)
+        with OneshotPlanner(name=self._name) as planner:
+            if not (planner.supports(problem.kind) or self._optimal):
+                problem.clear_quality_metrics()
+            if not planner.supports(problem.kind):
+                beyond = sorted(problem.kind.features - planner.supported_kind().features)
+                return Answer(None, f"unsupported: {', '.join(beyond).lower().replace('_', ' ')}")
+            return _answer_of(planner.solve(problem))
+
+
+# What unified-planning calls an outcome, to what it is called here.
+_REASONS = {
+    "UNSOLVABLE_PROVEN": "unsolvable",
+    "UNSOLVABLE_INCOMPLETELY": "no plan: the planner gave up",
+    "TIMEOUT": "timeout",
+    "MEMOUT": "memory",
+    "UNSUPPORTED_PROBLEM": "unsupported: the planner refused the problem",
+}
+
+
+def _answer_of(result: Any) -> Answer:
+    if result.plan is None:
+        return Answer(None, _REASONS.get(result.status.name, f"crash: {result.status.name.lower().replace('_', ' ')}"))
+    steps = [(step.action.name, *map(str, step.actual_parameters)) for step in result.plan.actions]
+    return Answer(tuple(tuple(word.lower() for word in step) for step in steps))

@@ -1,0 +1,133 @@
+"""How far a state is from the goal at least or about, when nothing is ever deleted.
+
+Source: Bonet and Geffner, Planning as heuristic search, Artificial Intelligence 129 (2001), for both kinds of costs.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from jaxppo.planning.strips import StripsTask, facts_of
+
+INFINITY = 1 << 60
+"""The estimate of a state from which there is no plan."""
+
+
+def relaxed_plan(task: StripsTask, state: int) -> tuple[int, set[int]]:
+    """The length of a plan that ignores what steps delete, and its steps that can be taken at once.
+
+    Every fact comes from the step with the lowest additive cost, `1 + sum of the costs of what it needs`.
+    """
+    cost, chosen, step_cost = _additive_costs(task, state)
+    if any(cost[fact] == INFINITY for fact in task.goals):
+        return INFINITY, set()
+    plan: set[int] = set()
+    seen, stack = set(task.goals), list(task.goals)
+    while stack:
+        fact = stack.pop()
+        if cost[fact] > 0 and chosen[fact] not in plan:
+            plan.add(chosen[fact])
+            new = [need for need in task.needs[chosen[fact]] if need not in seen]
+            seen.update(new)
+            stack.extend(new)
+    return len(plan), {number for number in plan if step_cost[number] == 1}
+
+
+def _additive_costs(task: StripsTask, state: int) -> tuple[list[int], list[int], list[int]]:
+    """Per fact its cost and the step it comes from, per step its cost, by Dijkstra's algorithm."""
+    cost, chosen = [INFINITY] * len(task.users), [-1] * len(task.users)
+    step_cost, missing = [1] * len(task.needs), list(map(len, task.needs))
+    heap = [(0, fact) for fact in facts_of(state)]
+    for _, fact in heap:
+        cost[fact] = 0
+    while heap:
+        now, fact = heapq.heappop(heap)
+        if now > cost[fact]:
+            continue
+        for number in task.users[fact]:
+            step_cost[number] += now
+            missing[number] -= 1
+            if not missing[number]:
+                price = step_cost[number]
+                for given in task.gives[number]:
+                    if price < cost[given]:
+                        cost[given], chosen[given] = price, number
+                        heapq.heappush(heap, (price, given))
+    return cost, chosen, step_cost
+
+
+def landmark_cut(task: StripsTask, state: int) -> int:
+    """The sum of the costs of disjoint sets of steps, of each of which every plan has one.
+
+    Round after round: costs of facts by `hmax`; the facts from which the goal costs nothing more; the steps that enter
+    them are the landmark, whose lowest cost is added to the estimate and taken from each of its steps.
+    """
+    prices, total = [1] * len(task.needs), 0
+    while True:
+        cost, hardest = _max_costs(task, state, prices)
+        last = max(task.goals, key=cost.__getitem__, default=0)
+        if cost[last] == INFINITY:
+            return INFINITY
+        if cost[last] == 0:
+            return total
+        cut = _cut(task, state, prices, hardest, last)
+        least = min(prices[number] for number in cut)
+        total += least
+        for number in cut:
+            prices[number] -= least
+
+
+def _max_costs(task: StripsTask, state: int, prices: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Per fact its `hmax` cost, per step the need that costs most: the last to become known (-1: never)."""
+    cost, hardest = [INFINITY] * len(task.users), [-1] * len(task.needs)
+    missing = list(map(len, task.needs))
+    heap = [(0, fact) for fact in facts_of(state)]
+    for _, fact in heap:
+        cost[fact] = 0
+    while heap:
+        now, fact = heapq.heappop(heap)
+        if now > cost[fact]:
+            continue
+        for number in task.users[fact]:
+            missing[number] -= 1
+            if not missing[number]:
+                hardest[number] = fact
+                price = now + prices[number]
+                for given in task.gives[number]:
+                    if price < cost[given]:
+                        cost[given] = price
+                        heapq.heappush(heap, (price, given))
+    return cost, hardest
+
+
+def _cut(task: StripsTask, state: int, prices: Sequence[int], hardest: Sequence[int], last: int) -> list[int]:
+    """The steps that lead from what the state reaches into what leads to the goal at no cost."""
+    free: dict[int, list[int]] = {}  # fact to the facts that give it at no cost
+    uses: dict[int, list[int]] = {}  # fact to the steps that wait for it
+    for number, fact in enumerate(hardest):
+        if fact >= 0:
+            uses.setdefault(fact, []).append(number)
+            if not prices[number]:
+                for given in task.gives[number]:
+                    free.setdefault(given, []).append(fact)
+    zone = _closure([last], lambda fact: free.get(fact, ()))
+    cut: list[int] = []
+
+    def onwards(fact: int) -> Iterator[int]:
+        for number in uses.get(fact, ()):
+            if zone.isdisjoint(task.gives[number]):
+                yield from task.gives[number]
+            else:
+                cut.append(number)
+
+    _closure(list(facts_of(state)), onwards)
+    return cut
+
+
+def _closure(found: list[int], following: Callable[[int], Iterable[int]]) -> set[int]:
+    """What these facts lead to, themselves included."""
+    seen = set(found)
+    for fact in found:  # it grows
+        new = [other for other in dict.fromkeys(following(fact)) if other not in seen]
+        seen.update(new)
+        found.extend(new)
+    return seen

@@ -1,0 +1,326 @@
+"""Reference plans for many problems: planners in several processes, with a time limit each, and a file of results.
+
+What a planner finds is checked before it counts; what goes wrong is a result with a reason, never an exception.
+"""
+
+import hashlib
+import importlib.metadata
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxppo.errors import ConfigError, PddlError, ValidatorError
+from jaxppo.planning import search
+from jaxppo.planning.engines import Answer
+from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.planning.plan_cache import PlanCache, Record
+from jaxppo.planning.planner_process import PlannerProcess
+from jaxppo.planning.plans import Action
+from jaxppo.planning.val import HOW_TO_GET_VAL, default_workers, find_val, run_val
+from jaxppo.planning.validator import execute
+from jaxppo.planning.verdicts import PlanError, PlanVerdict
+
+Progress = Callable[[int, int], None]
+"""Called with the number of tasks that have a result, and of all tasks."""
+
+
+class Planner(NamedTuple):
+    """A way to get plans.
+
+    Attributes:
+        engine: `module:class` that makes the engine in its process.
+        arguments: what the class is called with.
+        optimal: whether its plans are proven shortest (cheapest, where the problem has a metric).
+        package: the wheel it comes from, whose version is recorded; None for what this package has itself.
+        extra: the extra of jaxppo that installs it.
+        licence: of the planner.
+    """
+
+    engine: str
+    arguments: tuple[Any, ...] = ()
+    optimal: bool = False
+    package: str | None = None
+    extra: str | None = None
+    licence: str = "Apache-2.0"
+
+
+_BUILTIN, _UNIFIED = "jaxppo.planning.engines:Builtin", "jaxppo.planning.engines:Unified"
+_ARIES = ("up-aries", "planners", "MIT")
+_FAST_DOWNWARD = ("up-fast-downward", "planners-gpl", "GPL-3.0")
+_PYPERPLAN = ("up-pyperplan", "planners-gpl", "GPL-3.0")
+PLANNERS = {
+    "builtin": Planner(_BUILTIN),
+    "builtin-optimal": Planner(_BUILTIN, (True,), True),
+    "aries": Planner(_UNIFIED, ("aries",), False, *_ARIES),
+    "fast-downward": Planner(_UNIFIED, ("fast-downward",), False, *_FAST_DOWNWARD),
+    "fast-downward-optimal": Planner(_UNIFIED, ("fast-downward-opt", True), True, *_FAST_DOWNWARD),
+    "pyperplan": Planner(_UNIFIED, ("pyperplan",), False, *_PYPERPLAN),
+    "pyperplan-optimal": Planner(_UNIFIED, ("pyperplan-opt", True), True, *_PYPERPLAN),
+}
+
+
+class PlanTask(NamedTuple):
+    """A problem to solve; the id is for the caller and may be anything."""
+
+    id: str
+    domain_pddl: str
+    problem_pddl: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """What came of a task.
+
+    Attributes:
+        id: the task's.
+        plan: a plan that the validator accepts, or None.
+        planner: name and version, such as `fast-downward 1.0.0`.
+        seconds: what the planner took, without the start of its process; as recorded, where it comes from the cache.
+        optimal: whether the plan is proven shortest (cheapest, where the problem has a metric).
+        reason: why there is no plan: `timeout`, `memory`, `limit: ...`, `unsolvable`, `no plan: ...`,
+            `unsupported: ...`, `unreadable: ...`, `invalid plan ...`, `crash: ...`. None where there is one.
+    """
+
+    id: str
+    plan: tuple[Action, ...] | None
+    planner: str
+    seconds: float
+    optimal: bool
+    reason: str | None
+
+
+def planner_version(name: str) -> str:
+    """A planner's name and version.
+
+    Raises:
+        ConfigError: there is no such planner, or it is not installed.
+    """
+    planner = PLANNERS.get(name)
+    if planner is None:
+        raise ConfigError(f"planner: expected one of {', '.join(PLANNERS)}, got '{name}'")
+    if planner.package is None:
+        return f"{name} {search.VERSION}"
+    try:
+        return f"{name} {importlib.metadata.version(planner.package)}"
+    except importlib.metadata.PackageNotFoundError:
+        fix = f"pip install 'jaxppo[{planner.extra}]' (brings {planner.package}, under {planner.licence})"
+        raise ConfigError(f"planner: expected an installed planner, got '{name}'; {fix}, or use builtin") from None
+
+
+def find_plans(
+    tasks: Iterable[PlanTask],
+    *,
+    planner: str = "builtin",
+    timeout_s: float = 30.0,
+    workers: int | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    use_val: bool = False,
+    memory_mib: int | None = 4096,
+) -> Iterator[PlanResult]:
+    """Solve problems; results come in the order of the tasks, each as soon as it and those before it are there.
+
+    Tasks of equal content are solved once. Whoever stops early (Ctrl-C, a kill, an abandoned iterator) and calls again
+    with the same cache goes on where it stopped.
+
+    Args:
+        tasks: the problems.
+        planner: a key of `PLANNERS`.
+        timeout_s: seconds for one problem; a planner that takes longer is killed.
+        workers: processes at a time; by default one for every processor.
+        cache: a file of JSON lines with all results so far, by content of domain and problem, planner and its version;
+            made where there is none. Crashes are not taken from it, nor time-outs under a shorter limit, nor plans that
+            are no longer valid.
+        progress: called, in the caller's thread, after every task.
+        use_val: also ask VAL about each plan.
+        memory_mib: address space of a planner (Linux only); None: no limit.
+
+    Raises:
+        ConfigError: a value is out of range, or the planner, or VAL, is not installed.
+    """
+    version = planner_version(planner)
+    if not timeout_s > 0:
+        raise ConfigError(f"timeout_s: expected a positive number, got {timeout_s!r}")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers: expected 1 or more, got {workers!r}")
+    if use_val and find_val() is None:
+        raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
+    pool = _Pool(PLANNERS[planner], timeout_s, memory_mib)
+    return _results(_Job(list(tasks), version, pool, PlanCache(cache), use_val), workers or default_workers(), progress)
+
+
+class _Pool:
+    """Planner processes that wait for the next problem; threads borrow them."""
+
+    def __init__(self, planner: Planner, timeout_s: float, memory_mib: int | None):
+        self.planner, self.timeout_s, self._memory_mib = planner, timeout_s, memory_mib
+        self.stopped = threading.Event()
+        self._idle: list[PlannerProcess] = []
+        self._busy: set[PlannerProcess] = set()
+        self._lock = threading.Lock()
+
+    def solve(self, task: PlanTask) -> tuple[Answer, float]:
+        """Have a process solve a problem; its plan is not checked yet."""
+        process = self._borrow()
+        try:
+            return process.ask(task.domain_pddl, task.problem_pddl, self.timeout_s)
+        finally:
+            self._give_back(process)
+
+    def _borrow(self) -> PlannerProcess:
+        with self._lock:
+            process = self._idle.pop() if self._idle else None
+        if process is None:
+            process = PlannerProcess(self.planner.engine, self.planner.arguments, self._memory_mib)
+        with self._lock:
+            self._busy.add(process)
+            if self.stopped.is_set():
+                process.kill()
+        return process
+
+    def _give_back(self, process: PlannerProcess) -> None:
+        with self._lock:
+            self._busy.discard(process)
+            if process.is_alive and not self.stopped.is_set():
+                self._idle.append(process)
+                return
+        process.close()
+
+    def stop(self) -> None:
+        """End all processes, also those at work."""
+        self.stopped.set()
+        with self._lock:
+            idle, self._idle = self._idle, []
+            for process in self._busy:
+                process.kill()
+        for process in idle:
+            process.close()
+
+
+class _Job(NamedTuple):
+    """What one call is about."""
+
+    tasks: Sequence[PlanTask]
+    version: str
+    pool: _Pool
+    cache: PlanCache
+    use_val: bool
+
+    def key(self, task: PlanTask) -> str:
+        """What the result depends on."""
+        content = "\0".join((task.domain_pddl, task.problem_pddl, self.version))
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def record(self, key: str, task: PlanTask) -> Record:
+        """The result of a task: known, or found now and put down."""
+        known = self.cache.get(key, self.pool.timeout_s)
+        if known is not None and (known.plan is None or self._objection(task, known.plan) is None):
+            return known
+        record = self._solved(task)
+        if not self.pool.stopped.is_set():  # else its planner was killed, for no fault of its own
+            self.cache.add(key, record, id=task.id, planner=self.version)
+        return record
+
+    def _solved(self, task: PlanTask) -> Record:
+        reason, seconds = _unreadable(task), 0.0
+        plan = None
+        if reason is None:
+            try:
+                (plan, reason), seconds = self.pool.solve(task)
+            except OSError as error:  # too many processes or files for a moment
+                reason = f"crash: {error}"
+        if plan is not None:
+            reason = self._objection(task, plan)
+        return Record(plan if reason is None else None, reason, round(seconds, 3), self.pool.timeout_s)
+
+    def _objection(self, task: PlanTask, plan: tuple[Action, ...]) -> str | None:
+        """What the validators have against a plan."""
+        try:
+            verdict = execute(parse_problem(task.problem_pddl, parse_domain(task.domain_pddl)), plan)
+            if not verdict.valid:
+                return _invalid("invalid plan", verdict)
+            if self.use_val:
+                verdict = run_val(task.domain_pddl, task.problem_pddl, plan)
+                return None if verdict.valid else _invalid("invalid plan for VAL", verdict)
+        except PddlError as error:
+            return f"unsupported: {error}"
+        except ValidatorError as error:
+            return f"crash: {error}"
+        return None
+
+    def result(self, task: PlanTask, record: Record) -> PlanResult:
+        """A record as the answer to a task."""
+        optimal = self.pool.planner.optimal and record.plan is not None
+        return PlanResult(task.id, record.plan, self.version, record.seconds, optimal, record.reason)
+
+
+def _unreadable(task: PlanTask) -> str | None:
+    try:
+        parse_problem(task.problem_pddl, parse_domain(task.domain_pddl))
+    except UnsupportedPddlError as error:
+        return f"unsupported: {error}"
+    except PddlError as error:
+        return f"unreadable: {error}"
+    return None
+
+
+def _invalid(what: str, verdict: PlanVerdict) -> str:
+    if verdict.error in (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT):
+        return f"crash: {verdict.error}"
+    at = "" if verdict.failed_step is None else f" at step {verdict.failed_step}"
+    condition = "" if verdict.failed_condition is None else f" {verdict.failed_condition}"
+    return f"{what}{at}: {verdict.error}{condition}"
+
+
+def _results(job: _Job, workers: int, progress: Progress | None) -> Iterator[PlanResult]:
+    keys = list(map(job.key, job.tasks))
+    uses, distinct = Counter(keys), dict(zip(keys, job.tasks, strict=True))
+    finished: queue.SimpleQueue[tuple[str, Record | Exception]] = queue.SimpleQueue()
+    threads = _start_threads(job, distinct, min(workers, len(distinct)), finished)
+    records: dict[str, Record] = {}
+    done = 0
+    try:
+        for key, task in zip(keys, job.tasks, strict=True):
+            while key not in records:
+                other, record = finished.get()
+                if isinstance(record, Exception):
+                    raise record
+                records[other] = record
+                done += uses[other]
+                if progress is not None:
+                    progress(done, len(keys))
+            yield job.result(task, records[key])
+    finally:
+        job.pool.stop()
+        for thread in threads:
+            thread.join()
+        job.cache.close()
+
+
+def _start_threads(
+    job: _Job, distinct: dict[str, PlanTask], count: int, finished: "queue.SimpleQueue[tuple[str, Record | Exception]]"
+) -> list[threading.Thread]:
+    """Threads are enough, for the work is in the planners' processes; Python's end does not wait for them."""
+    waiting: queue.SimpleQueue[tuple[str, PlanTask]] = queue.SimpleQueue()
+    for item in distinct.items():
+        waiting.put(item)
+
+    def work() -> None:
+        while not job.pool.stopped.is_set():
+            try:
+                key, task = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                finished.put((key, job.record(key, task)))
+            except Exception as error:
+                finished.put((key, error))
+
+    threads = [threading.Thread(target=work, name=f"planner-{number}", daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads

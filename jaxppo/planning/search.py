@@ -1,0 +1,165 @@
+"""A small planner: forward search in this process, for demonstrations and small problems without any other planner.
+
+It covers what fills in to STRIPS: typing, constants, equality, negative preconditions and goals, and quantifiers that
+become conjunctions. Changes of numbers that no condition reads (action costs) are ignored. The same problem gives the
+same plan in every process and for every order of its facts.
+"""
+
+import heapq
+from itertools import count
+
+from jaxppo.planning.estimates import INFINITY, landmark_cut, relaxed_plan
+from jaxppo.planning.pddl import Problem
+from jaxppo.planning.plans import Action
+from jaxppo.planning.reachability import SearchLimitError, reachable_steps, refuse
+from jaxppo.planning.scope import TOTAL_TIME
+from jaxppo.planning.strips import StripsTask, compile_task
+from jaxppo.planning.task import compares_numbers
+
+__all__ = ["MAX_STATES", "VERSION", "SearchLimitError", "solve"]
+
+VERSION = "1"
+"""Grows with every change that may change a plan."""
+MAX_STATES = 50_000
+"""States that a search keeps: a minute or so, and some hundred MB."""
+# How far preferred steps run ahead while they make progress. Source: Richter and Helmert (2009), section 4.
+_BOOST = 1000
+
+_CameFrom = dict[int, tuple[int, int] | None]
+"""State to the state before it and the step between."""
+
+
+def solve(problem: Problem, *, optimal: bool = False, max_states: int = MAX_STATES) -> tuple[Action, ...] | None:
+    """Find a plan.
+
+    By default: greedy best-first search, states being evaluated when they are taken out, with two queues (all steps and
+    the helpful ones) and the relaxed plan that additive costs choose; in the end steps that the plan can do without go.
+    `optimal`: A* with the landmark cut, which is admissible; the plan has the fewest steps.
+
+    Source: Hoffmann and Nebel, The FF planning system, JAIR 14 (2001); Keyder and Geffner, Heuristics for planning with
+    action costs revisited, ECAI 2008; Richter and Helmert, Preferred operators and deferred evaluation in satisficing
+    planning, ICAPS 2009; Helmert and Domshlak, Landmarks, critical paths and abstractions: what's the difference
+    anyway?, ICAPS 2009; Nakhost and Mueller, Action elimination and plan neighborhood graph search, ICAPS 2010.
+
+    Args:
+        problem: from `parse_problem`.
+        optimal: whether the plan must be a shortest one.
+        max_states: most states to keep.
+
+    Returns:
+        The plan, or None where there is none.
+
+    Raises:
+        SearchLimitError: no plan within `max_states`, or too many ways to fill in the operators.
+        UnsupportedPddlError: the problem needs more than is covered here; for `optimal` also a metric other than the
+            number of steps.
+    """
+    _check_covered(problem, optimal)
+    task = compile_task(problem, reachable_steps(problem))
+    if task is None:
+        return None
+    numbers = _shortest(task, max_states) if optimal else _greedy(task, max_states)
+    return None if numbers is None else tuple(task.actions[number] for number in numbers)
+
+
+def _check_covered(problem: Problem, optimal: bool) -> None:
+    if problem.domain.rules:
+        refuse(problem, "derived predicates")
+    if compares_numbers(problem):
+        refuse(problem, "conditions that compare numbers")
+    if optimal and problem.metric is not None and problem.metric.expression != (TOTAL_TIME,):
+        refuse(problem, "shortest plans under a ':metric'")
+
+
+def _greedy(task: StripsTask, max_states: int) -> list[int] | None:
+    came_from: _CameFrom = {}
+    order, best = count(), INFINITY
+    queues: tuple[list[tuple[int, int, int, int]], ...] = ([(0, next(order), task.start, -1)], [])
+    credit = [0, 0]  # the queue that has less of it is next; the second one holds the helpful steps
+    while any(queues):
+        turn = int(bool(queues[1]) and (not queues[0] or credit[1] <= credit[0]))
+        credit[turn] += 1
+        _, _, before, number = heapq.heappop(queues[turn])
+        state = before if number < 0 else _after(task, before, number)
+        if state in came_from:
+            continue
+        came_from[state] = None if number < 0 else (before, number)
+        if state & task.goal == task.goal:
+            return _without_detours(task, _path(came_from, state))
+        _check_limit(came_from, max_states)
+        estimate, helpful = relaxed_plan(task, state)
+        if estimate == INFINITY:
+            continue
+        if estimate < best:
+            best = estimate
+            credit[1] -= _BOOST
+        for following in _applicable(task, state):
+            entry = (estimate, next(order), state, following)
+            heapq.heappush(queues[0], entry)
+            if following in helpful:
+                heapq.heappush(queues[1], entry)
+    return None
+
+
+def _check_limit(came_from: _CameFrom, max_states: int) -> None:
+    if len(came_from) >= max_states:
+        raise SearchLimitError(f"no plan among {max_states} states")
+
+
+def _path(came_from: _CameFrom, state: int) -> list[int]:
+    steps = []
+    while (link := came_from[state]) is not None:
+        state, number = link
+        steps.append(number)
+    return steps[::-1]
+
+
+def _without_detours(task: StripsTask, plan: list[int]) -> list[int]:
+    """Leave out each step, with those that then cannot be taken, where the rest still reaches the goal."""
+    position, state = 0, task.start
+    while position < len(plan):
+        shorter, reached = [], state
+        for number in plan[position + 1 :]:
+            if reached & task.need[number] == task.need[number]:
+                shorter.append(number)
+                reached = _after(task, reached, number)
+        if reached & task.goal == task.goal:
+            plan = plan[:position] + shorter
+        else:
+            state = _after(task, state, plan[position])
+            position += 1
+    return plan
+
+
+def _shortest(task: StripsTask, max_states: int) -> list[int] | None:
+    came_from: _CameFrom = {task.start: None}
+    distance, estimates = {task.start: 0}, {task.start: landmark_cut(task, task.start)}
+    order = count()
+    heap = [(estimates[task.start], estimates[task.start], next(order), 0, task.start)]
+    while heap:
+        total, _, _, length, state = heapq.heappop(heap)
+        if total >= INFINITY:
+            return None
+        if length > distance[state]:
+            continue
+        if state & task.goal == task.goal:
+            return _path(came_from, state)
+        for number in _applicable(task, state):
+            following = _after(task, state, number)
+            if length + 1 >= distance.get(following, INFINITY):
+                continue
+            if following not in estimates:
+                _check_limit(came_from, max_states)
+                estimates[following] = landmark_cut(task, following)
+            distance[following], came_from[following] = length + 1, (state, number)
+            estimate = estimates[following]
+            heapq.heappush(heap, (length + 1 + estimate, estimate, next(order), length + 1, following))
+    return None
+
+
+def _applicable(task: StripsTask, state: int) -> list[int]:
+    return [number for number, need in enumerate(task.need) if state & need == need]
+
+
+def _after(task: StripsTask, state: int, number: int) -> int:
+    return state & task.keep[number] | task.give[number]

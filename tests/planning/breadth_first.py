@@ -1,0 +1,77 @@
+"""Breadth-first search over the states of a small STRIPS problem, written without the package's grounding."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxppo.planning import Action, Problem
+from jaxppo.planning.conditions import bound_atom
+from jaxppo.planning.pddl import ActionSchema, Atom
+
+
+class Move(NamedTuple):
+    action: Action
+    needs: frozenset[Atom]
+    delete: frozenset[Atom]
+    add: frozenset[Atom]
+
+
+def shortest_plan(problem: Problem, most_states: int = 200_000) -> tuple[Action, ...] | None:
+    """A plan with the least number of steps; None where there is none.
+
+    Raises:
+        OverflowError: more states than allowed.
+    """
+    moves, goal = list(all_moves(problem)), {atom for atom, _ in problem.goal}
+    came_from: dict[frozenset[Atom], tuple[frozenset[Atom], Action] | None] = {problem.init: None}
+    queue = deque([problem.init])
+    while queue:
+        state = queue.popleft()
+        if goal <= state:
+            return _plan_to(state, came_from)
+        for action, needs, delete, add in moves:
+            if needs <= state:
+                following = (state - delete) | add
+                if following not in came_from:
+                    came_from[following] = (state, action)
+                    queue.append(following)
+        if len(came_from) > most_states:
+            raise OverflowError(f"more than {most_states} states")
+    return None
+
+
+def all_moves(problem: Problem) -> Iterator[Move]:
+    """Every instance of every operator whose static preconditions hold."""
+    schemas = problem.domain.actions.values()
+    changing = {atom[0] for schema in schemas for atom in (*schema.add, *schema.delete)}
+    for schema in schemas:
+        assert all(literal.positive for literal in schema.precondition) and not schema.effects
+        needs = [literal.atom for literal in schema.precondition]
+        for binding in _bindings(problem, schema, {}, [atom for atom in needs if atom[0] not in changing]):
+            filled = [
+                frozenset(bound_atom(atom, binding) for atom in atoms) for atoms in (needs, schema.delete, schema.add)
+            ]
+            yield Move((schema.name, *binding.values()), *filled)
+
+
+def _bindings(
+    problem: Problem, schema: ActionSchema, binding: dict[str, str], static: list[Atom]
+) -> Iterator[dict[str, str]]:
+    bound = [bound_atom(atom, binding) for atom in static]
+    if any(atom not in problem.init for atom in bound if not any(term.startswith("?") for term in atom)):
+        return
+    if len(binding) == len(schema.parameters):
+        yield binding
+        return
+    variable, types = schema.parameters[len(binding)]
+    for name, own in problem.objects.items():
+        if problem.domain.is_of_type(own, types):
+            yield from _bindings(problem, schema, {**binding, variable: name}, static)
+
+
+def _plan_to(state, came_from) -> tuple[Action, ...]:
+    steps = []
+    while came_from[state] is not None:
+        state, action = came_from[state]
+        steps.append(action)
+    return tuple(reversed(steps))

