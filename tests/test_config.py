@@ -21,13 +21,8 @@ from jaxppo.config import (
 from jaxppo.config_sources import flatten, parse_cli, replace, write_yaml
 from jaxppo.errors import ConfigError
 
-COMMANDS = {
-    "train": TrainConfig,
-    "sft": SFTConfig,
-    "evaluate": EvaluateConfig,
-    "reward_model": RewardModelConfig,
-    "reward_server": RewardServerConfig,
-}
+COMMANDS = {"train": TrainConfig, "sft": SFTConfig, "evaluate": EvaluateConfig}
+CONFIGS = [*COMMANDS.values(), RewardModelConfig, RewardServerConfig]
 
 
 def parse(*args, command="train"):
@@ -307,14 +302,14 @@ def groups(config_class):
     return [config_class, *(type(value) for value in values if dataclasses.is_dataclass(value))]
 
 
-@pytest.mark.parametrize("config_class", COMMANDS.values())
+@pytest.mark.parametrize("config_class", CONFIGS)
 def test_every_field_name_is_unique_over_all_groups(config_class):
     specs = [spec for group in groups(config_class) for spec in dataclasses.fields(group)]
     names = [spec.name for spec in specs]
     assert len(names) == len(set(names)) == len(flatten(config_class())) + len(groups(config_class)) - 1
 
 
-@pytest.mark.parametrize("config_class", COMMANDS.values())
+@pytest.mark.parametrize("config_class", CONFIGS)
 def test_every_field_has_a_sentence_of_help(config_class):
     for group in groups(config_class):
         body = ast.parse(inspect.getsource(group)).body[0].body
