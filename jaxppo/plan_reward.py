@@ -198,7 +198,7 @@ def _outcome(case: _Case, plan: ParsedPlan, verdict: PlanVerdict, scoring: PlanS
     if plan.error is not None:
         return PlanOutcome(actions, verdict, 0.0, 0.0, 0.0, steps, False)
     contiguous = max((lccs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
-    partial = contiguous if scoring.partial == "lccs" else _partial(case, actions, references, scoring)
+    partial = contiguous if scoring.partial == "lccs" else _partial(case, actions, verdict, references, scoring)
     holds_reference = any(reference and lcs(actions, reference, "reference") == 1.0 for reference in references)
     if verdict.valid:
         reward = 1.0 - scoring.length_penalty * (1.0 - _economy(case, plan.actions, verdict, references, scoring))
@@ -211,10 +211,14 @@ def _actions(plan: Iterable[str]) -> Plan:
     return tuple(map(parse_action, plan))
 
 
-def _partial(case: _Case, actions: Plan, references: Sequence[Plan], scoring: PlanScoring) -> float:
+def _partial(
+    case: _Case, actions: Plan, verdict: PlanVerdict, references: Sequence[Plan], scoring: PlanScoring
+) -> float:
     if scoring.partial == "lcs":
         return max((lcs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
-    progress = validate_actions(case.domain_pddl, case.problem_pddl, actions)  # VAL does not say how far a plan gets
+    # VAL does not say how far a plan gets.
+    knows = verdict.executed_steps is not None
+    progress = verdict if knows else validate_actions(case.domain_pddl, case.problem_pddl, actions)
     if scoring.partial == "goal":
         return (progress.goals_reached or 0) / progress.goals if progress.goals else float(progress.executable)
     shortest = min(references, key=len, default=())

@@ -6,7 +6,6 @@ contract is in `docs/reward_server.md`.
 
 import asyncio
 import hmac
-import inspect
 import ipaddress
 import logging
 import math
@@ -35,6 +34,7 @@ from jaxppo.reward_contract import (
     read_request,
 )
 from jaxppo.reward_sources import learned_from_text, make_rewards
+from jaxppo.rewards import Completions, arguments_of, missing_column, name_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -91,24 +91,13 @@ def answer(reward: Callable[..., Any], body: bytes) -> bytes:
         raise Refusal(500, f"reward {name_of(reward)}: {type(error).__name__}: {redact(str(error))}") from None
 
 
-def name_of(reward: Callable[..., Any]) -> str:
-    """What messages call a reward function."""
-    return getattr(reward, "__name__", type(reward).__name__)
-
-
 def _arguments(reward: Callable[..., Any], batch: Batch, reporting: dict[str, Any]) -> dict[str, Any]:
     """What the function takes of a batch, by the names of its parameters."""
-    arguments: dict[str, Any] = {**batch.columns, **reporting}
-    arguments |= {name: getattr(batch, name) for name in ("prompts", "completions", "completion_ids")}
-    parameters = inspect.signature(reward).parameters.values()
-    for parameter in parameters:
-        named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        if named and parameter.default is parameter.empty and parameter.name not in arguments:
-            got = ", ".join(sorted(batch.columns)) or "none"
-            raise Refusal(422, f"reward {name_of(reward)}: expected a column {parameter.name!r}, got {got}")
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return arguments
-    return {parameter.name: arguments[parameter.name] for parameter in parameters if parameter.name in arguments}
+    if (needed := missing_column(reward, batch.columns)) is not None:
+        got = ", ".join(sorted(batch.columns)) or "none"
+        raise Refusal(422, f"reward {name_of(reward)}: expected a column {needed!r}, got {got}")
+    completions = Completions(batch.prompts, batch.completions, batch.completion_ids, batch.columns)
+    return arguments_of(reward, completions, **reporting)
 
 
 def _checked_scores(values: Any, expected: int) -> list[float | None]:

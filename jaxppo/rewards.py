@@ -152,7 +152,7 @@ class Reward:
         """Scores, and how many came from the cache or from an equal completion of the batch."""
         if self._reports or not self.policy.cache_size:  # what reports about a batch has to see the whole batch
             return self._scorer(completions), 0
-        arguments = _arguments(self.function, completions)
+        arguments = arguments_of(self.function, completions)
         keys = [_key(arguments, row) for row in range(len(completions.texts))]
         first = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._known}
         unknown = sorted(first.values())
@@ -244,14 +244,21 @@ def name_of(reward: RewardFunction) -> str:
 
 def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> None:
     """Raise a `DataError` that names the first column which a reward function needs and the data lacks."""
+    if (needed := missing_column(reward, columns)) is not None:
+        raise DataError(f"reward {name}: expected a data column {needed!r}, got {', '.join(sorted(columns))}")
+
+
+def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None:
+    """The first column which a reward function needs and the data lacks, or None."""
     given = {*columns, "prompts", "completions", "completion_ids", "log_metric", "log_extra"}
     for needed, parameter in inspect.signature(reward).parameters.items():
         named = parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if named and parameter.default is inspect.Parameter.empty and needed not in given:
-            raise DataError(f"reward {name}: expected a data column {needed!r}, got {', '.join(sorted(columns))}")
+            return needed
+    return None
 
 
-def _arguments(reward: RewardFunction, completions: Completions, **others: Any) -> dict[str, Any]:
+def arguments_of(reward: RewardFunction, completions: Completions, **others: Any) -> dict[str, Any]:
     """What a function takes of all there is."""
     own = {"prompts": completions.prompts, "completions": completions.texts, "completion_ids": completions.ids}
     arguments = completions.columns | own | others
@@ -270,7 +277,7 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
     metrics: dict[str, float] = {}
     extras: dict[str, list[Any]] = {}
     reports = {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__}
-    values = reward(**_arguments(reward, completions, **reports))
+    values = reward(**arguments_of(reward, completions, **reports))
     if inspect.isawaitable(values):
         values = asyncio.run(_awaited(values))
     return Scores(_checked(name, values, len(completions.texts)), metrics, extras)
@@ -337,7 +344,7 @@ def _score_apart(name: str, reward: RewardFunction, completions: Completions, ti
         extras: dict[str, list[Any]] = {}
         try:
             reports = {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__}
-            answer = asyncio.wait_for(reward(**_arguments(reward, row, **reports)), timeout_s)
+            answer = asyncio.wait_for(reward(**arguments_of(reward, row, **reports)), timeout_s)
             values = _checked(name, await answer, 1)
         except TimeoutError:
             values = [Failed("timeouts", f"no answer within {timeout_s:g} s")]
