@@ -5,24 +5,25 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import jax
-
 from jaxppo.console import sanitize
 from jaxppo.data import cache_dir
 from jaxppo.errors import JaxppoError
 from jaxppo.preemption import Preempted
 
 
-def main(command: Callable[[], Any]) -> None:
+def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     """Run a command; a `JaxppoError` becomes one line on standard error and exit status 2.
 
     A run that is stopped by SIGTERM ends with status 0, by Ctrl-C with 130, and says how to go on.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        _keep_compiled_programs()
-        # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would disagree.
-        jax.config.update("jax_default_matmul_precision", "highest")
+        if uses_jax:
+            import jax  # slow to import, and not every command needs it
+
+            _keep_compiled_programs()
+            # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would disagree.
+            jax.config.update("jax_default_matmul_precision", "highest")
         command()
     except JaxppoError as error:
         _refuse(str(error))
@@ -45,6 +46,8 @@ def _refuse(message: str) -> NoReturn:
 
 def _keep_compiled_programs() -> None:
     """Turn on JAX's persistent compilation cache, in a folder that only this user can write: it holds code."""
+    import jax
+
     folder = cache_dir() / "xla"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -18,7 +18,7 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.canonical import canonical_form
 from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.pddl import Problem, parse_domain, parse_problem
-from jaxppo.planning.plans import format_action
+from jaxppo.planning.plans import Action, format_action
 from jaxppo.planning.prompts import render_completion, render_prompt
 
 Row = dict[str, Any]
@@ -115,6 +115,52 @@ def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS) -> list[
     return [_parsed_row(line, f"{path}:{number}", columns) for number, line in enumerate(lines, 1) if line.strip()]
 
 
+def make_row(
+    *,
+    id: str,
+    domain: str,
+    split: str,
+    domain_pddl: str,
+    problem_pddl: str,
+    plan: Sequence[Action],
+    prompt_style: str,
+    planner: str,
+    **others: Any,
+) -> Row:
+    """The row of a problem and a plan for it that was checked before.
+
+    Args:
+        id: unique in its data set.
+        domain: name of the domain.
+        split: name of the split.
+        domain_pddl: domain text.
+        problem_pddl: problem text.
+        plan: the reference plan.
+        prompt_style: one of `prompts.PROMPT_STYLES`.
+        planner: where the plan comes from, with its version.
+        others: further columns.
+
+    Raises:
+        PddlError: the domain or the problem cannot be read, or the style cannot write it.
+    """
+    problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
+    return {
+        "id": id,
+        "domain": domain,
+        "split": split,
+        "prompt": render_prompt(problem, prompt_style),
+        "completion": render_completion(plan, prompt_style),
+        "reference_plan": [format_action(action) for action in plan],
+        "domain_pddl": domain_pddl,
+        "problem_pddl": problem_pddl,
+        "plan_length": len(plan),
+        "n_objects": len(problem.objects),
+        "prompt_style": prompt_style,
+        "planner": planner,
+        **others,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _Draw:
     """A stream of problems of one size for one split, no two alike."""
@@ -156,21 +202,17 @@ def _partition_of(form: str) -> str:
 
 def _row(name: str, draw: _Draw, n_wanted: int) -> Row:
     text, problem = draw.next_problem(name, n_wanted)
-    plan = DOMAINS[draw.domain].solve(problem)
-    return {
-        "id": name,
-        "domain": draw.domain,
-        "split": draw.split,
-        "prompt": render_prompt(problem, draw.prompt_style),
-        "completion": render_completion(plan, draw.prompt_style),
-        "reference_plan": [format_action(action) for action in plan],
-        "domain_pddl": DOMAINS[draw.domain].DOMAIN_PDDL,
-        "problem_pddl": text,
-        "plan_length": len(plan),
-        "n_objects": len(problem.objects),
-        "prompt_style": draw.prompt_style,
-        "planner": DOMAINS[draw.domain].PLANNER,
-    }
+    domain = DOMAINS[draw.domain]
+    return make_row(
+        id=name,
+        domain=draw.domain,
+        split=draw.split,
+        domain_pddl=domain.DOMAIN_PDDL,
+        problem_pddl=text,
+        plan=domain.solve(problem),
+        prompt_style=draw.prompt_style,
+        planner=domain.PLANNER,
+    )
 
 
 def _parsed_row(line: str, where: str, columns: Mapping[str, type]) -> Row:
