@@ -5,6 +5,7 @@ files and flags.
 """
 
 import dataclasses
+import itertools
 import math
 import re
 from dataclasses import dataclass, field
@@ -100,13 +101,14 @@ class LoopConfig:
     """Updates between evaluations during training; below 1: a fraction of the run; default: none during training."""
     metric_for_best_model: str | None = None
     """Keep, beside the latest, the checkpoint with the best value of this metric, e.g. eval/test_longer/validity (then
-    each evaluated update is saved) or objective/scores; default: none."""
+    each evaluated update is saved) or objective/scores; `none` for none. Default: with eval_steps, where plans are
+    judged, eval/<split>/validity of headline_split (sft: of the first of eval_splits); otherwise none."""
     greater_is_better: bool = True
     """Whether the best value of metric_for_best_model is the highest."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "save_total_limit")
-        if self.metric_for_best_model is None:
+        if self.best_metric is None:
             require(self.greater_is_better, "greater_is_better", "True without metric_for_best_model", False)
         elif self._evaluates_best:
             require(self.eval_steps is not None, "eval_steps", "a number with metric_for_best_model eval/...", None)
@@ -115,6 +117,17 @@ class LoopConfig:
             if value is not None:
                 expected = "a whole number of updates, or a fraction of the run between 0 and 1"
                 require(0 < value < 1 or (value >= 1 and value % 1 == 0), name, expected, value)
+
+    @property
+    def best_metric(self) -> str | None:
+        """The metric that the best checkpoint is chosen by, or None."""
+        return None if self.metric_for_best_model == "none" else self.metric_for_best_model
+
+    def with_best_metric(self, default: str) -> "LoopConfig":
+        """These settings with the default for `metric_for_best_model`, where one is evaluated and none was named."""
+        if self.metric_for_best_model is not None or self.eval_steps is None:
+            return self
+        return dataclasses.replace(self, metric_for_best_model=default)
 
     def saves_at(self, step: int, last: int) -> bool:
         """Whether a checkpoint is due after update `step`.
@@ -130,14 +143,14 @@ class LoopConfig:
 
     def check_record(self, record: dict[str, Any], last: int) -> None:
         """Raise a `ConfigError` unless the metric for the best checkpoint is in a record where it should be."""
-        name = self.metric_for_best_model
+        name = self.best_metric
         missing = name is not None and name not in record
         if missing and (not self._evaluates_best or self.evaluates_at(record["step"], last)):
             raise ConfigError(f"metric_for_best_model: expected a metric that this run logs, got {name!r}")
 
     @property
     def _evaluates_best(self) -> bool:
-        return self.metric_for_best_model is not None and self.metric_for_best_model.startswith("eval/")
+        return self.best_metric is not None and self.best_metric.startswith("eval/")
 
 
 def _updates(steps: float, last: int) -> int:
@@ -151,15 +164,16 @@ class DataConfig:
 
     dataset: str = "blocksworld"
     """`blocksworld` (built on first use and cached), a folder with one <split>.jsonl per split, or, through the
-    `datasets` library, a `save_to_disk` folder or a hub id."""
+    `datasets` library, a `save_to_disk` folder or a hub id (alias --data)."""
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = ("test", "test_longer")
-    """Splits to evaluate on; the first is the one called in-distribution."""
-    prompt_style: Literal["atoms"] = "atoms"
-    """How a problem is written as a prompt, for built-in domains."""
+    """Splits to evaluate on (alias --splits); the first is the one called in-distribution."""
+    prompt_style: Literal["atoms", "pddl", "nl"] = "atoms"
+    """How a problem is written as a prompt, for built-in domains: its facts as words, PDDL, or English."""
     data_seed: int = 0
-    """Seed of the built-in problem generators (apart from --seed, so that runs share their problems)."""
+    """Seed of the built-in problem generators, and of the rows that eval_rows chooses (apart from --seed, so that runs
+    share their problems)."""
     train_sizes: str = "3:2000,4:6000,5:24000"
     """Built-in domains: blocks:problems of split `train` (supervised warm start)."""
     rl_sizes: str = "5:400,6:2600"
@@ -170,6 +184,11 @@ class DataConfig:
     """Built-in domains: blocks:problems of split `test_longer` (more blocks than `train`)."""
     max_prompt_length: int = 512
     """Rows whose prompt has more tokens are an error, not a silent cut."""
+    use_chat_template: bool | None = None
+    """Give the model each prompt as the user's turn of a chat, by the tokenizer's chat template; rewards see the plain
+    prompt. Default: where the tokenizer has a template and prompts are not cut."""
+    system_prompt: str | None = None
+    """First turn of every chat; default: none."""
     input_min_text_length: int | None = None
     """With input_max_text_length: cut each training prompt to a number of tokens drawn once from this range (both ends
     may come out), as with TRL 0.11's LengthSampler; for text to be continued."""
@@ -182,6 +201,8 @@ class DataConfig:
             given = low is not None and high is not None and 1 <= low <= high
             expected = "1 <= input_min_text_length <= input_max_text_length, or neither"
             require(given, "input_min_text_length, input_max_text_length", expected, (low, high))
+            expected = "None or False with input_max_text_length: text to be continued is no turn of a chat"
+            require(not self.use_chat_template, "use_chat_template", expected, self.use_chat_template)
         for name in ("train_sizes", "rl_sizes", "test_sizes", "test_longer_sizes"):
             parse_sizes(getattr(self, name), name)
         _require_positive(self, "max_prompt_length")
@@ -520,8 +541,18 @@ class EvalConfig:
     """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
     eval_batch_size: int = 256
     """Completions decoded at once."""
+    eval_rows: int | None = None
+    """Evaluations every eval_steps look at no more than this many rows of each split: always the same ones, as many of
+    each domain as can be. Those before and after training look at all. Default: all."""
+    length_edges: tuple[int, ...] = (0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129)
+    """Lengths of the reference plan at which the bins of the results begin; the last bin has no end."""
 
     def __post_init__(self) -> None:
+        if self.eval_rows is not None:
+            _require_positive(self, "eval_rows")
+        edges = self.length_edges
+        increasing = bool(edges) and edges[0] >= 0 and all(low < high for low, high in itertools.pairwise(edges))
+        require(increasing, "length_edges", "increasing plan lengths from 0 on", edges)
         _require_positive(self, "eval_batch_size")
         _require_finite(self, "eval_temperature")
         require(self.eval_top_k >= 0, "eval_top_k", "an integer of at least 0", self.eval_top_k)
@@ -634,6 +665,10 @@ class TrainConfig:
         episodes = max(1, int(self.num_train_epochs * num_prompts * self.ppo.group_size))
         return dataclasses.replace(self, total_episodes=episodes)
 
+    def with_best_metric(self) -> "TrainConfig":
+        """This configuration with the metric known by which the best checkpoint is chosen."""
+        return _with_best_metric(self, self.headline_split)
+
     @property
     def num_prompts(self) -> int:
         """Prompts per update, over all devices."""
@@ -659,6 +694,12 @@ class TrainConfig:
         _require_divisible("batch_size / num_generations", self.num_prompts, "number of devices", num_devices)
         name = "batch_size / num_mini_batches / gradient_accumulation_steps"
         _require_divisible(name, self.micro_batch_size, "number of devices", num_devices)
+
+
+def _with_best_metric(config: Any, split: str) -> Any:
+    if not config.reward.judges_plans:
+        return config
+    return dataclasses.replace(config, loop=config.loop.with_best_metric(f"eval/{split}/validity"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -704,9 +745,14 @@ class SFTConfig:
         )
         _require_positive(self, *sizes)
         _require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        require(len(self.data.eval_splits) > 0, "eval_splits", "at least one split", self.data.eval_splits)
         rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
         require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
         require(cut is None, "input_max_text_length", "None: sft learns whole rows", cut)
+
+    def with_best_metric(self) -> "SFTConfig":
+        """This configuration with the metric known by which the best checkpoint is chosen."""
+        return _with_best_metric(self, self.data.eval_splits[0])
 
     @property
     def num_updates(self) -> int:
@@ -795,14 +841,31 @@ class RewardModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
-    """Validity, executability and reward of a model's plans on held-out problems."""
+    """Plans on held-out problems, of models or from a file, measured and compared."""
 
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
-    model: str = "blocksworld-sft"
-    """Hugging Face folder, hub id (user/name or user/name@revision), or the shipped model `blocksworld-sft`."""
+    model: tuple[str, ...] | None = None
+    """Hugging Face folder or hub id (user/name or user/name@revision), or `blocksworld-sft`, the default; several are
+    seeds of one method: 0, 1, ..."""
+    plans: str | None = None
+    """Instead of a model, a file of plans made by anything: a JSON object a line with `id`, and `plan` or
+    `completion`."""
+    compare_with: tuple[str, ...] | None = None
+    """What to compare with on the same rows: models, or one .jsonl file of plans such as the samples.jsonl of another
+    evaluation."""
+    label: str | None = None
+    """Name of the model or plans in tables and on the page; default: where they come from."""
+    compare_label: str | None = None
+    """Name of what is compared with."""
+    num_samples: int = 1
+    """Answers of each model to each row, for pass@k and the number of different plans; more need eval_temperature."""
+    allow_missing_plans: bool = False
+    """A row without a plan in a file counts as failed, instead of being an error."""
+    allow_unknown_plans: bool = False
+    """Plans in a file whose row is in none of eval_splits are passed over, instead of being an error."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that the model computes in; logits are float32 in any case."""
     response_length: int = 64
@@ -811,7 +874,47 @@ class EvaluateConfig:
     """A completion ends with this token; default: the tokenizer's end of sequence."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "response_length")
+        _require_positive(self, "response_length", "num_samples")
+        self._check_sources()
+        splits = self.data.eval_splits
+        require(len(splits) > 0, "eval_splits", "at least one split", splits)
+        require(len(set(splits)) == len(splits), "eval_splits", "each split once", splits)
+        taken = [split for split in splits if split in ("comparison", "compared_with")]
+        require(not taken, "eval_splits", "other names than comparison and compared_with", taken)
+        if self.num_samples > 1:
+            temperature = self.evaluation.eval_temperature
+            expected = "a number above 0 with num_samples above 1: greedy samples are all the same"
+            require(temperature > 0.0, "eval_temperature", expected, temperature)
+
+    def _check_sources(self) -> None:
+        both = self.plans is not None and self.model is not None
+        require(not both, "plans", "a file of plans, or model, not both", self.plans)
+        for name in ("model", "compare_with"):
+            sources = getattr(self, name)
+            if sources is not None:
+                given = not isinstance(sources, str) and len(sources) > 0
+                require(given, name, "one or more", sources)
+        files = [source for source in self.compare_with or () if source.endswith(".jsonl")]
+        alone = not files or len(self.compare_with or ()) == 1
+        require(alone, "compare_with", "models, or one file of plans", self.compare_with)
+        reads_plans, compares = self.plans is not None or bool(files), self.compare_with is not None
+        if reads_plans or compares:
+            functions = self.reward.reward_funcs
+            require(functions == ("plan",), "reward_funcs", "plan alone with plans or compare_with", functions)
+        for name in ("allow_missing_plans", "allow_unknown_plans"):
+            require(reads_plans or not getattr(self, name), name, "False without a file of plans", True)
+        require(
+            compares or self.compare_label is None, "compare_label", "None without compare_with", self.compare_label
+        )
+        has_models = self.plans is None or (compares and not files)
+        require(self.num_samples == 1 or has_models, "num_samples", "1 without a model", self.num_samples)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Models, or a file of plans, that are evaluated."""
+        if self.plans is not None:
+            return (self.plans,)
+        return self.model or ("blocksworld-sft",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,9 @@ Config = TypeVar("Config")
 CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet")
 """Settings of one call, which are not saved with a run and may change on resume."""
 
+ALIASES = {"data": "dataset", "splits": "eval_splits"}
+"""Other names of flags, for configurations that have the flag and no field of that name; YAML keys have none."""
+
 CONFIG_FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
 
@@ -138,7 +141,7 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: no such preset; the message lists those there are.
     """
-    folder = resources.files("jaxppo") / "presets" / command
+    folder = resources.files("jaxppo") / "presets" / command.replace(" ", "_")
     names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name not in names:
         raise ConfigError(f"preset: expected one of {', '.join(names)} for {command}, got {name!r}")
@@ -151,7 +154,7 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
     Raises:
         ConfigError: unknown flag or key, or a bad value, named in one line.
     """
-    args = sys.argv[1:] if argv is None else argv
+    args = _without_aliases(sys.argv[1:] if argv is None else argv, config_class)
     base = _base_config(config_class, command, args)
     messages = io.StringIO()
     try:
@@ -167,6 +170,13 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
         if not stop.code:
             raise
         raise ConfigError(_one_line(messages.getvalue())) from None
+
+
+def _without_aliases(args: list[str], config_class: type) -> list[str]:
+    names = flatten(config_class())
+    aliases = {f"--{alias}": f"--{name}" for alias, name in ALIASES.items() if name in names and alias not in names}
+    split = (arg.partition("=") for arg in args)
+    return [aliases.get(flag, flag) + equals + value for flag, equals, value in split]
 
 
 def _base_config(config_class: type[Config], command: str, args: list[str]) -> Config:

@@ -129,22 +129,43 @@ class Console:
         if not self.quiet:
             self._rich.print(table)
 
+    def result_table(
+        self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], names: int = 1
+    ) -> None:
+        """Prints a table of results, also when quiet: a line a row, as wide as it has to be.
+
+        Args:
+            title: heading of the table.
+            rows: one mapping per row; a column that a row lacks stays empty.
+            columns: the keys to show, also used as the header.
+            names: how many columns stand on the left and hold names; the others hold numbers.
+        """
+        cells = [[sanitize(_format(row.get(column)), limit=80) for column in columns] for row in rows]
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        self.result(f"\n{sanitize(title)}")
+        for line in (columns, *cells):
+            named = zip(line[:names], widths[:names], strict=True)
+            numbers = zip(line[names:], widths[names:], strict=True)
+            padded = [text.ljust(width) for text, width in named] + [text.rjust(width) for text, width in numbers]
+            self.result("  ".join(padded).rstrip())
+
     @contextmanager
-    def progress(self, total: int, description: str, start: int = 0) -> Iterator[ProgressView]:
+    def progress(self, total: int, description: str, start: int = 0, unit: str = "update") -> Iterator[ProgressView]:
         """Shows "update k of n" with fields and the time left while the block runs.
 
         Args:
             total: number of updates of the whole loop.
             description: what is being done, such as "PPO".
             start: updates already done by an earlier run.
+            unit: what is counted.
 
         Yields:
             an object whose `update(step, **fields)` is called after every update.
         """
         if self.quiet or not self._rich.is_terminal:
-            yield _PlainProgress(self, total, description, start)
+            yield _PlainProgress(self, total, description, start, unit)
             return
-        view = _LiveProgress(self, total, description, start)
+        view = _LiveProgress(self, total, description, start, unit)
         with Live(view.renderable, console=self._rich, refresh_per_second=2):
             yield view
 
@@ -160,8 +181,9 @@ def _fields_line(fields: Mapping[str, Any]) -> str:
 class _PlainProgress:
     """Prints a line for the first update, the last one and about `PLAIN_LINES_PER_BAR` between them."""
 
-    def __init__(self, console: Console, total: int, description: str, start: int):
+    def __init__(self, console: Console, total: int, description: str, start: int, unit: str):
         self._console, self._total, self._description, self._start = console, total, description, start
+        self._unit = unit
         self._began = time.monotonic()
         self._printed: int | None = None
 
@@ -173,24 +195,28 @@ class _PlainProgress:
         elapsed_s = time.monotonic() - self._began
         left_s = elapsed_s / max(step - self._start, 1) * (self._total - step)
         left = f"{int(left_s) // 60}:{int(left_s) % 60:02d} left"
-        line = f"{self._description}  update {step} of {self._total}  {_fields_line(fields)}  {left}"
+        line = f"{self._description}  {self._unit} {step} of {self._total}  {_fields_line(fields)}  {left}"
         self._console.print(line)
 
 
 class _StepColumn(ProgressColumn):
+    def __init__(self, unit: str):
+        super().__init__()
+        self._unit = unit
+
     def render(self, task: Task) -> Text:
-        return Text(f"update {int(task.completed)} of {int(task.total or 0)}")
+        return Text(f"{self._unit} {int(task.completed)} of {int(task.total or 0)}")
 
 
 class _LiveProgress:
     """A bar with the step and the time left, and the latest fields on the line below."""
 
-    def __init__(self, console: Console, total: int, description: str, start: int):
+    def __init__(self, console: Console, total: int, description: str, start: int, unit: str):
         self._console = console
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
-            _StepColumn(),
+            _StepColumn(unit),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console._rich,
         )

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import platformdirs
 
+from jaxppo.chat import Turns
 from jaxppo.config import DataConfig, parse_sizes
 from jaxppo.errors import DataError, PddlError
-from jaxppo.planning import datasets, find_val, parse_action, prompts
+from jaxppo.planning import dataset_folder, datasets, find_val, parse_action, prompts
 from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.types import PromptBatch, Sequences
@@ -25,6 +26,9 @@ PROMPT_BUCKET = 8
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of a built-in domain."""
 
+
+VOCABULARY_FILE = "vocabulary.json"
+"""In a folder with a data set: the words for a word-level tokenizer, a JSON list."""
 
 PROMPT_ONLY: Mapping[str, type] = {"prompt": str}
 """Columns of rows that a reward needs no more of."""
@@ -82,7 +86,7 @@ def load_split(
 
 
 def read_rows(dataset: str, split: str, columns: Mapping[str, type]) -> list[Row]:
-    """The rows of `<dataset>/<split>.jsonl`, or of whatever the `datasets` library reads.
+    """The rows of `<dataset>/<split>.jsonl` or `.parquet`, or of whatever the `datasets` library reads.
 
     Args:
         dataset: a folder or a hub id.
@@ -94,7 +98,7 @@ def read_rows(dataset: str, split: str, columns: Mapping[str, type]) -> list[Row
     """
     folder = Path(dataset)
     if folder.is_dir() and not (folder / "dataset_dict.json").exists():
-        rows = datasets.read_jsonl(folder / f"{split}.jsonl", columns)
+        rows = dataset_folder.read_split(folder, split, columns)
     else:
         rows = _hugging_face_rows(dataset, split, columns)
     if not rows:
@@ -146,7 +150,8 @@ def check_row(row: Row, where: str, validator: str) -> None:
         column = "problem_pddl"
         parse_problem(row["problem_pddl"], domain)
     except PddlError as error:
-        val_can_judge = validator != "builtin" and find_val() is not None
+        # The sentences of `nl` are read with the domain's own actions.
+        val_can_judge = validator != "builtin" and find_val() is not None and row["prompt_style"] != "nl"
         if not (isinstance(error, UnsupportedPddlError) and val_can_judge):
             raise PddlError(f"{where}, {column}", error.line, error.message) from None
 
@@ -180,32 +185,81 @@ def _digest(request: dict[str, Any]) -> str:
     return hashlib.sha256(text + code).hexdigest()[:16]
 
 
-def word_tokenizer() -> Any:
-    """A fast word-level tokenizer for the built-in domains: one token per word of the prompt style.
+def words_of_dataset(config: DataConfig) -> list[str]:
+    """The words that a fresh word-level tokenizer needs for a data set.
+
+    They are those of all problems of the built-in domain; those of the list in `vocabulary.json` of a folder that has
+    one; else those of the rows of `train_split` and `eval_splits`.
+
+    Raises:
+        DataError: the file is no list of words, or a row is malformed.
+    """
+    if config.dataset == "blocksworld":
+        return prompts.vocabulary([blocksworld.DOMAIN_PDDL], blocksworld.NAMES, config.prompt_style)
+    path = Path(config.dataset) / VOCABULARY_FILE
+    if path.is_file():
+        return _read_words(path)
+    splits = dict.fromkeys((config.train_split, *config.eval_splits))
+    rows = [row for split in splits for row in load_split(config, split, None)]
+    return prompts.words_of(row[column] for row in rows for column in ("prompt", "completion") if row.get(column))
+
+
+def _read_words(path: Path) -> list[str]:
+    try:
+        words = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: expected a JSON list of words, got: {error}") from error
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+        raise DataError(f"{path}: expected a JSON list of words, got {words!r:.60}")
+    return words
+
+
+def word_tokenizer(words: Sequence[str] | None = None) -> Any:
+    """A fast word-level tokenizer: one token per word; a mark of `prompts.PUNCTUATION` is a word of its own.
+
+    Args:
+        words: the vocabulary, in any order; default: that of the built-in domain.
 
     Returns:
         `PreTrainedTokenizerFast` with pad token `<pad>`, end token `<eos>`, padding on the left.
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = prompts.vocabulary([parse_domain(blocksworld.DOMAIN_PDDL)], blocksworld.NAMES, "atoms")
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    vocabulary = sorted({*prompts.SPECIAL_WORDS, *(words_of_dataset(DataConfig()) if words is None else words)})
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}))
+    at_blanks = pre_tokenizers.WhitespaceSplit()
+    at_marks = pre_tokenizers.Split(Regex(f"[{prompts.PUNCTUATION}]"), "isolated")
+    # The style `atoms` has blanks around its only mark, `;`.
+    has_marks = not set(prompts.PUNCTUATION).isdisjoint(set(vocabulary) - {";"})
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([at_blanks, at_marks]) if has_marks else at_blanks
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", padding_side="left", model_max_length=2048
     )
 
 
 def encode_prompts(
-    tokenizer: Any, rows: Sequence[Row], max_length: int, cut_to: Sequence[int] | None = None
+    tokenizer: Any,
+    rows: Sequence[Row],
+    max_length: int,
+    cut_to: Sequence[int] | None = None,
+    turns: Turns | None = None,
 ) -> list[list[int]]:
     """Token ids of every row's prompt, of its first `cut_to` tokens where that is given.
 
+    Args:
+        tokenizer: of the model.
+        rows: with `prompt`.
+        max_length: most tokens of a prompt.
+        cut_to: numbers of tokens.
+        turns: how prompts stand in front of the model; default: as they are.
+
     Raises:
-        DataError: a prompt is empty or longer than `max_length` tokens; the message names the row.
+        DataError: a prompt is empty, longer than `max_length` tokens, or has a word that the tokenizer does not know;
+            the message names the row.
     """
-    encoded = _encode(tokenizer, rows, "prompt")
+    texts = [row["prompt"] if turns is None else turns.prompt_text(row["prompt"]) for row in rows]
+    encoded = _encode(tokenizer, rows, texts, "prompt")
     if cut_to is not None:
         encoded = [ids[:length] for ids, length in zip(encoded, cut_to, strict=True)]
     for row, ids in zip(rows, encoded, strict=True):
@@ -215,11 +269,21 @@ def encode_prompts(
     return encoded
 
 
-def _encode(tokenizer: Any, rows: Sequence[Row], column: str) -> list[list[int]]:
+def _encode(tokenizer: Any, rows: Sequence[Row], texts: Sequence[str], column: str) -> list[list[int]]:
     try:
-        return tokenizer([row[column] for row in rows], add_special_tokens=False)["input_ids"]
+        return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     except Exception as error:  # tokenizers raises plain Exception for a word that a word-level vocabulary lacks
+        for row, text in zip(rows, texts, strict=True):
+            for word in _unknown_words(tokenizer, text):
+                expected = "words that the model's tokenizer knows"
+                raise DataError(f"{column} of row {row['id']}: expected {expected}, got {word!r}") from error
         raise DataError(f"{column}: expected text that the model's tokenizer can encode, got: {error}") from error
+
+
+def _unknown_words(tokenizer: Any, text: str) -> Iterator[str]:
+    known, splitter = tokenizer.get_vocab(), tokenizer.backend_tokenizer.pre_tokenizer
+    words = [] if splitter is None else splitter.pre_tokenize_str(text)
+    return (word for word, _ in words if word not in known)
 
 
 def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> PromptBatch:
@@ -256,6 +320,7 @@ class PromptData:
         seed: of the order, and of the lengths that prompts are cut to.
         max_prompt_length: longest prompt allowed.
         text_lengths: cut every prompt to a number of tokens drawn from this range (both ends may come out).
+        turns: how prompts stand in front of the model; default: as they are.
     """
 
     def __init__(
@@ -266,12 +331,13 @@ class PromptData:
         seed: int,
         max_prompt_length: int,
         text_lengths: tuple[int, int] | None = None,
+        turns: Turns | None = None,
     ):
         if not rows:
             raise DataError("train_split: expected at least one row, got none")
         self.rows, self.seed, self.batch_size = rows, seed, batch_size
         if text_lengths is None:
-            self._encoded = encode_prompts(tokenizer, rows, max_prompt_length)
+            self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, turns=turns)
         else:
             lengths = np.random.default_rng((seed, len(rows))).integers(*text_lengths, len(rows), endpoint=True)
             self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, lengths.tolist())
@@ -288,21 +354,30 @@ class PromptData:
         return Batch(prompts, [row["prompt"] for row in rows], columns_of(rows) | {"prompt_ids": encoded})
 
 
-def encode_completions(tokenizer: Any, rows: Sequence[Row]) -> list[list[int]]:
-    """Token ids of every row's completion, with the end of sequence."""
-    encoded = _encode(tokenizer, rows, "completion")
-    return [[*ids, tokenizer.eos_token_id] for ids in encoded]
+def encode_completions(tokenizer: Any, rows: Sequence[Row], turns: Turns | None = None) -> list[list[int]]:
+    """Token ids of every row's completion, with the token that ends it."""
+    turns = Turns(tokenizer, False, None, "", tokenizer.eos_token_id) if turns is None else turns
+    texts = [turns.completion_text(row["completion"]) for row in rows]
+    return [[*ids, turns.end_id] for ids in _encode(tokenizer, rows, texts, "completion")]
 
 
 class SupervisedData:
     """Prompts with their reference completions, packed and right-padded; ordered as `PromptData`."""
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Any, batch_size: int, seed: int, max_prompt_length: int):
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Any,
+        batch_size: int,
+        seed: int,
+        max_prompt_length: int,
+        turns: Turns | None = None,
+    ):
         if not rows:
             raise DataError("train_split: expected at least one row, got none")
         self.seed, self.batch_size, self._pad_id = seed, batch_size, tokenizer.pad_token_id
-        self._prompts = encode_prompts(tokenizer, rows, max_prompt_length)
-        self._completions = encode_completions(tokenizer, rows)
+        self._prompts = encode_prompts(tokenizer, rows, max_prompt_length, turns=turns)
+        self._completions = encode_completions(tokenizer, rows, turns)
         lengths = [len(p) + len(c) for p, c in zip(self._prompts, self._completions, strict=True)]
         self.length, self.completion_length = bucket(max(lengths)), bucket(max(map(len, self._completions)))
 
@@ -327,13 +402,20 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray) -> list[str]:
-    """Text of each completion without the end of sequence that closes it: [B, C] ids and mask -> B strings.
+def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_id: int | None = None) -> list[str]:
+    """Text of each completion without the token that ends it: [B, C] ids and mask -> B strings.
 
     Any other special token stays in the text: left out, it would be junk that a plan may hold for nothing.
+
+    Args:
+        tokenizer: of the model.
+        ids: of the completions.
+        mask: True where there is a token.
+        end_id: what ends a completion; default: the end of sequence.
     """
+    end_id = tokenizer.eos_token_id if end_id is None else end_id
     rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
-    bodies = [row[:-1] if row and row[-1] == tokenizer.eos_token_id else row for row in rows]
+    bodies = [row[:-1] if row and row[-1] == end_id else row for row in rows]
     words = [[_visible(tokenizer, i) for i in row] for row in bodies]
     return [tokenizer.convert_tokens_to_string(row) if row else "" for row in words]
 

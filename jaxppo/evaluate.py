@@ -1,255 +1,264 @@
-"""Evaluate a model's plans: validity, executability and reward on held-out problems, with intervals.
+"""Evaluate plans on held-out problems: `python -m jaxppo.evaluate --model DIR`, or `--plans FILE.jsonl`.
 
-`python -m jaxppo.evaluate --model DIR` prints a table and writes `eval.json`.
+Prints a table, and writes a run folder with `config.yaml`, `eval.json`, `samples.jsonl` and the page `eval.html`; with
+`--compare_with`, `samples_compared.jsonl` too.
 """
 
-import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
-from jaxppo import cli, data, hf, models, ops, plan_reward, reward_sources, rollout, run_folder
-from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
+from jaxppo import cli, hf, models, plan_metrics, plan_reward, reward_sources, run_folder
+from jaxppo.config import EvaluateConfig
 from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
-from jaxppo.families import ModelConfig
-from jaxppo.intervals import wilson
+from jaxppo.data import Row
+from jaxppo.evaluator import (
+    EVAL_FILE,
+    Answered,
+    Evaluator,
+    checked_validator,
+    load_rows,
+    make_evaluator,
+    print_results,
+    results_of,
+    warn_of_failures,
+)
 from jaxppo.parallel import DataParallel
-from jaxppo.rewards import Completions, Rewards
+from jaxppo.plan_answers import JudgedRow, answer_records, match_plans, read_plans
+from jaxppo.plan_comparison import COMPARISON_COLUMNS, compare_splits, comparison_rows
+from jaxppo.plan_page import pick_samples, write_page
+from jaxppo.planning.datasets import write_jsonl
+from jaxppo.rewards import Rewards
 from jaxppo.types import Params
 
-EVAL_FILE = "eval.json"
+SAMPLES_FILE, COMPARED_FILE, PAGE_FILE = "samples.jsonl", "samples_compared.jsonl", "eval.html"
+
+Rows = Mapping[str, list[Row]]
+"""{split: rows}."""
 
 
-class Completion(NamedTuple):
-    """One decoded completion."""
+class Side(NamedTuple):
+    """One side of a comparison, or all that is evaluated: models that are seeds of one method, or a file of plans."""
 
-    text: str
-    ended: bool
-    ids: list[int]
-
-
-class Evaluator:
-    """Decodes and judges the plans of the evaluation splits; call it with the parameters of a language model.
-
-    Args:
-        model: configuration of the model.
-        tokenizer: its tokenizer.
-        parallel: devices.
-        data_config: which splits.
-        evaluation: batch size, temperature, validator.
-        reward: how plans are scored.
-        rewards: the functions that score completions, where there are others than the plan reward.
-        sampling: stop token and most tokens of a completion; the rest comes from `evaluation`.
-        seed: of the sampling, where the temperature is above 0.
-    """
-
-    def __init__(
-        self,
-        model: ModelConfig,
-        tokenizer: Any,
-        parallel: DataParallel,
-        data_config: DataConfig,
-        evaluation: EvalConfig,
-        reward: RewardConfig,
-        sampling: SamplingConfig,
-        seed: int,
-        rewards: Rewards | None = None,
-    ):
-        self._tokenizer, self.parallel, self._config, self._reward = tokenizer, parallel, evaluation, reward
-        self._length, self._seed = sampling.response_length, seed
-        self._rewards = None if reward.reward_funcs == ("plan",) else rewards
-        self.validator = _validator(evaluation) if reward.judges_plans else None
-        judges = None if self.validator is None else reward.reads_pddl_for(self.validator)
-        self.rows = {split: data.load_split(data_config, split, judges) for split in data_config.eval_splits}
-        self._encoded = {
-            split: data.encode_prompts(tokenizer, rows, data_config.max_prompt_length)
-            for split, rows in self.rows.items()
-        }
-        longest = max(len(ids) for encoded in self._encoded.values() for ids in encoded)
-        models.check_length(model, longest + self._length, "longest prompt of eval_splits and response_length")
-        self._prompt_length = data.bucket(longest)
-        stop_id = sampling.stop_id(tokenizer.eos_token_id)
-        program = partial(
-            rollout.generate,
-            model=model,
-            stop_id=tokenizer.eos_token_id if stop_id is None else stop_id,  # a plan ends, however training samples
-            pad_id=tokenizer.pad_token_id,
-            temperature=evaluation.eval_temperature,
-            top_k=evaluation.eval_top_k,
-            top_p=evaluation.eval_top_p,
-        )
-        self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
-
-    def __call__(self, params: Params) -> dict[str, dict[str, Any]]:
-        """{split: results}: "ended" and "mean_reward", and where plans are judged "validity", "executability", ...
-
-        Rates have a Wilson interval, the mean of other rewards than the plan reward one of twice its standard error.
-        """
-        return {split: self._evaluate(params, split) for split in self.rows}
-
-    def _evaluate(self, params: Params, split: str) -> dict[str, Any]:
-        completions, columns = self.complete(params, split), data.columns_of(self.rows[split])
-        results = {} if self.validator is None else self._judge_plans(completions, columns, self.validator)
-        if self._rewards is not None:
-            results |= self._score(self._rewards, completions, split)
-        return results | {"ended": wilson(sum(completion.ended for completion in completions), len(completions))}
-
-    def _judge_plans(
-        self, completions: Sequence[Completion], columns: dict[str, list[Any]], validator: str
-    ) -> dict[str, Any]:
-        outcomes = plan_reward.judge_plans(
-            [completion.text for completion in completions],
-            reward_sources.plan_scoring(self._reward, validator),
-            **{name: columns[name] for name in ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")},
-        )
-        count, metrics = len(outcomes), plan_reward.plan_metrics(outcomes)
-        return {
-            "validity": wilson(sum(o.verdict.valid for o in outcomes), count),
-            "executability": wilson(sum(o.verdict.executable for o in outcomes), count),
-            "mean_reward": metrics["mean"],
-            "lccs": metrics["lccs"],
-            "validator_failed": metrics["validator_failed"],
-            "validator": validator,
-        }
-
-    def _score(self, rewards: Rewards, completions: Sequence[Completion], split: str) -> dict[str, Any]:
-        rows = self.rows[split]
-        columns = data.columns_of(rows) | {"prompt_ids": self._encoded[split]}
-        texts, ids = [c.text for c in completions], [c.ids for c in completions]
-        values = rewards(Completions([row["prompt"] for row in rows], texts, ids, columns)).values
-        numbers = [value for value in values if value is not None]
-        error = 2.0 * stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
-        mean = fmean(numbers)
-        interval = {"mean": mean, "low": mean - error, "high": mean + error, "n": len(numbers)}
-        return {"mean_reward": mean, "reward": interval}
-
-    def complete(self, params: Params, split: str) -> list[Completion]:
-        """One completion per row of a split, in its order; longest prompts are decoded together."""
-        encoded = self._encoded[split]
-        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-        key = jax.random.fold_in(ops.purpose_key(self._seed, ops.Purpose.EVALUATION), list(self.rows).index(split))
-        uniforms = np.asarray(ops.row_uniforms(key, len(encoded), self._length))
-        completions: dict[int, Completion] = {}
-        for rows in data.chunks(order, self._batch_size):
-            done = self._complete_batch(params, [encoded[i] for i in rows], uniforms[rows])
-            completions |= zip(rows, done, strict=True)
-        return [completions[i] for i in range(len(encoded))]
-
-    @property
-    def _batch_size(self) -> int:
-        return data.bucket(self._config.eval_batch_size, self.parallel.num_devices)
-
-    def _complete_batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray) -> list[Completion]:
-        """Decode up to a batch of prompts; a short last batch is filled up with copies of its first row."""
-        missing = self._batch_size - len(encoded)
-        filled = [*encoded, *[encoded[0]] * missing]
-        prompts = data.pad_left(filled, self._prompt_length, self._tokenizer.pad_token_id)
-        draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
-        done = self._generate(params, *self.parallel.put((prompts, draws), 0))
-        ids, mask = np.asarray(done.completion_ids), np.asarray(done.completion_mask)
-        rows = zip(data.decode(self._tokenizer, ids, mask), np.asarray(done.ended), ids, mask, strict=True)
-        return [Completion(text, bool(ended), row[real].tolist()) for text, ended, row, real in rows][: len(encoded)]
+    label: str
+    sources: tuple[str, ...]
+    is_file: bool
 
 
-def _validator(evaluation: EvalConfig) -> str:
-    """Who judges, after a try."""
-    validator = evaluation.eval_validator or plan_reward.default_validator()
-    plan_reward.check_validator(validator)
-    return validator
+class Evaluated(NamedTuple):
+    """A side with its answers."""
+
+    label: str
+    results: dict[str, dict[str, Any]]  # by split
+    judged: list[JudgedRow]  # of all splits; none where the data are no planning problems
+    records: list[dict[str, Any]]  # one per answer, for a file
 
 
-def make_evaluator(
-    config: TrainConfig | SFTConfig | EvaluateConfig,
-    model: ModelConfig,
-    tokenizer: Any,
-    parallel: DataParallel,
-    rewards: Rewards | None = None,
-) -> Evaluator:
-    """The evaluator that a command's configuration asks for."""
-    if isinstance(config, TrainConfig):
-        sampling = config.sampling
-    else:
-        stop_token_id = config.stop_token_id if isinstance(config, EvaluateConfig) else None
-        sampling = SamplingConfig(response_length=config.response_length, stop_token_id=stop_token_id)
-    return Evaluator(
-        model,
-        tokenizer,
-        parallel,
-        config.data,
-        config.evaluation,
-        config.reward,
-        sampling,
-        config.run.seed,
-        rewards,
-    )
+class Opened(NamedTuple):
+    """A model that is ready to answer."""
 
-
-def summary_line(split: str, result: dict[str, Any]) -> str:
-    """One line about a split for the terminal."""
-    if "validity" not in result:
-        reward = result["reward"]
-        return (
-            f"{split}: mean reward {reward['mean']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}] of {reward['n']}, "
-            f"ended {result['ended']['rate']:.1%}"
-        )
-    v, e = result["validity"], result["executability"]
-    return (
-        f"{split}: valid {v['rate']:.1%} [{v['low']:.1%}, {v['high']:.1%}] of {v['n']} ({result['validator']}), "
-        f"executable {e['rate']:.1%}, reward {result['mean_reward']:.3f}"
-    )
-
-
-def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """What an evaluation during training adds to the record of its update."""
-    rewards = {f"eval/{split}/mean_reward": result["mean_reward"] for split, result in results.items()}
-    judged = {split: result for split, result in results.items() if "validity" in result}
-    return {f"eval/{split}/validity": result["validity"]["rate"] for split, result in judged.items()} | rewards
-
-
-def print_results(console: Console, results: dict[str, dict[str, Any]]) -> None:
-    """One line per split, and a warning where the validator failed."""
-    for split, result in results.items():
-        console.result(summary_line(split, result))
-        if result.get("validator_failed"):
-            console.warn(
-                f"{split}: {result['validator_failed']:.1%} of the plans got no verdict and count as not valid"
-            )
+    params: Params
+    evaluator: Evaluator
+    rewards: Rewards
 
 
 def evaluate(config: EvaluateConfig) -> Path:
-    """Evaluate a model folder and write `eval.json`; returns the run folder."""
+    """Evaluate models or a file of plans, compare them where asked; returns the run folder."""
     console = Console(config.run.quiet)
     folder = run_folder.default_folder("evaluate", config.run)
     if run_folder.check(folder, config, config.run) and (folder / EVAL_FILE).exists():
         console.print(f"{folder} is finished: nothing to resume")
         return folder
-    parallel = DataParallel(config.run.parallel)
-    policy = hf.load_policy(config.model)
-    model, tokenizer = models.computing_in(policy.config, config.dtype), policy.tokenizer
-    rewards = reward_sources.make_rewards(
-        config.reward,
-        validator=config.evaluation.eval_validator or plan_reward.default_validator(),
-        learned=reward_sources.learned_by(model, policy.params, tokenizer, parallel),
-    )
-    evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
+    run = _Run(config, console)
     if config.run.dry_run:
-        console.print(f"would evaluate {config.model} on {', '.join(evaluator.rows)} into {folder}")
+        names = " against ".join(", ".join(side.sources) for side in run.sides)
+        console.print(f"would evaluate {names} on {', '.join(run.rows)} into {folder}")
         return folder
     run_folder.claim(folder, config, config.run)
-    try:
-        results = evaluator(parallel.put(policy.params))
-    finally:
-        rewards.close()
-    run_folder.write_json(folder / EVAL_FILE, results)
-    print_results(console, results)
-    console.print(f"written to {folder / EVAL_FILE}")
+    done = [run.evaluated(side) for side in run.sides]
+    comparison = compare_splits(done[1].judged, done[0].judged) if len(done) > 1 else {}
+    _write(folder, config, done, comparison, run.validator)
+    _print(console, folder, done, comparison)
     return folder
+
+
+class _Run:
+    """What an evaluation needs, with everything that can be wrong found out before anything is written."""
+
+    def __init__(self, config: EvaluateConfig, console: Console):
+        self.config, self._console, self._parallel = config, console, DataParallel(config.run.parallel)
+        self.validator = checked_validator(config.evaluation, config.reward)
+        self.rows = load_rows(config.data, config.reward, self.validator)
+        self.sides = _sides(config)
+        self._plans = {side.label: self._read(side.sources[0]) for side in self.sides if side.is_file}
+        sources = [source for side in self.sides if not side.is_file for source in side.sources]
+        for source in sources[1:]:
+            self._open(source).rewards.close()  # it is read again in its turn
+        self._ready = {source: self._open(source) for source in sources[:1]}
+
+    def evaluated(self, side: Side) -> Evaluated:
+        """Answers of one side, and what they are worth."""
+        answered = self._plans[side.label] if side.is_file else self._answers(side)
+        results, judged, records = {}, [], []
+        for split, of_split in answered.items():
+            edges = self.config.evaluation.length_edges
+            results[split], rows = results_of(of_split, self.config.reward, self.validator, edges)
+            judged += rows
+            records += answer_records(rows) if rows else _plain_records(of_split, split)
+        return Evaluated(side.label, results, judged, records)
+
+    def _read(self, path: str) -> dict[str, Answered]:
+        """The plans of a file for the rows of every split."""
+        rows = [row for of_split in self.rows.values() for row in of_split]
+        answers = iter(
+            match_plans(
+                rows,
+                read_plans(path),
+                allow_missing=self.config.allow_missing_plans,
+                allow_unknown=self.config.allow_unknown_plans,
+            )
+        )
+        return {split: Answered(rows, [next(answers) for _ in rows]) for split, rows in self.rows.items()}
+
+    def _open(self, source: str) -> Opened:
+        policy = hf.load_policy(source)
+        model, tokenizer = models.computing_in(policy.config, self.config.dtype), policy.tokenizer
+        rewards = reward_sources.make_rewards(
+            self.config.reward,
+            validator=self.validator or plan_reward.default_validator(),
+            learned=reward_sources.learned_by(model, policy.params, tokenizer, self._parallel),
+        )
+        evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
+        return Opened(policy.params, evaluator, rewards)
+
+    def _answers(self, side: Side) -> dict[str, Answered]:
+        """The answers of all models of a side, one model after the other."""
+        parts: dict[str, list[Answered]] = {split: [] for split in self.rows}
+        for seed, source in enumerate(side.sources):
+            self._console.print(f"plans of {source}" if self.validator else f"completions of {source}")
+            opened = self._ready.pop(source, None) or self._open(source)
+            try:
+                params = self._parallel.put(opened.params)
+                for split, part in parts.items():
+                    samples = self.config.num_samples
+                    part.append(opened.evaluator.answer(params, split, num_samples=samples, seed=seed))
+            finally:
+                opened.rewards.close()
+        return {split: _joined(part) for split, part in parts.items()}
+
+
+def _sides(config: EvaluateConfig) -> list[Side]:
+    """What is evaluated, and what it is compared with; their labels differ."""
+    sides = [Side(config.label or _label(config.sources), config.sources, config.plans is not None)]
+    if config.compare_with is not None:
+        is_file = config.compare_with[0].endswith(".jsonl")
+        label = config.compare_label or _label(config.compare_with)
+        label = f"{label} (compared)" if label == sides[0].label else label
+        sides.append(Side(label, config.compare_with, is_file))
+    return sides
+
+
+def _label(sources: Sequence[str]) -> str:
+    """The end of the first one's path, and how many there are."""
+    name = "/".join(Path(sources[0]).parts[-2:])
+    return f"{name} and {len(sources) - 1} more" if len(sources) > 1 else name
+
+
+def _joined(parts: Sequence[Answered]) -> Answered:
+    """The answers of several models to the same rows as one."""
+    answers = [
+        [answer for given in of_row for answer in given] for of_row in zip(*(p.answers for p in parts), strict=True)
+    ]
+    known = [part.scores for part in parts if part.scores is not None]
+    scores = [[score for given in of_row for score in given] for of_row in zip(*known, strict=True)] if known else None
+    return Answered(parts[0].rows, answers, scores)
+
+
+# --------------------------------------------------------------------------------------------------------------- output
+
+
+def _plain_records(answered: Answered, split: str) -> list[dict[str, Any]]:
+    """One record per answer of data that are no planning problems."""
+    scores = answered.scores or [[None] * len(answers) for answers in answered.answers]
+    return [
+        {"id": row["id"], "split": split, "completion": answer.text, "ended": answer.ended, "seed": answer.seed}
+        | {"score": score}
+        for row, answers, of_row in zip(answered.rows, answered.answers, scores, strict=True)
+        for answer, score in zip(answers, of_row, strict=True)
+    ]
+
+
+def _write(
+    folder: Path,
+    config: EvaluateConfig,
+    done: Sequence[Evaluated],
+    comparison: Mapping[str, Any],
+    validator: str | None,
+) -> None:
+    """All files; `eval.json` comes last, as it marks the evaluation as finished."""
+    model, other = done[0], done[1] if len(done) > 1 else None
+    write_jsonl(model.records, folder / SAMPLES_FILE)
+    content: dict[str, Any] = dict(model.results)
+    if other is not None:
+        write_jsonl(other.records, folder / COMPARED_FILE)
+        content |= {"comparison": comparison, "compared_with": {"label": other.label, "results": other.results}}
+    if model.judged:
+        write_page(
+            model.results,
+            pick_samples(model.judged),
+            folder / PAGE_FILE,
+            title=f"{model.label} on {config.data.dataset}",
+            label=model.label,
+            other=None if other is None else other.results,
+            other_label="" if other is None else other.label,
+            comparison=comparison,
+            note=_how(config, validator),
+        )
+    run_folder.write_json(folder / EVAL_FILE, content)
+
+
+def _how(config: EvaluateConfig, validator: str | None) -> str:
+    """How the answers came about, in a line for the page."""
+    parts = [f"Judged by {'VAL' if validator == 'val' else 'the built-in validator'}."]
+    temperature, many = config.evaluation.eval_temperature, len(config.sources)
+    if config.plans is None:
+        how = f"{config.num_samples} answers each at temperature {temperature:g}" if temperature else "Greedy decoding"
+        models = f" of {many} models" if many > 1 else ""
+        parts.append(f"{how}{models}, at most {config.response_length} tokens.")
+    return " ".join(parts)
+
+
+def _table(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[dict[str, str]], tuple[str, ...]]:
+    """Rows and columns of the table; with several samples their pass@k, k being how many every problem has."""
+    rows = plan_metrics.summary_rows(results)
+    most = min(int(k) for result in results.values() for k in [*result["pass_at_k"]][-1:])
+    if most == 1:
+        return rows, plan_metrics.TABLE_COLUMNS
+    cells = [
+        cell["pass_at_k"][str(most)]
+        for result in results.values()
+        for cell in (result, *(result["domains"].values() if len(result["domains"]) > 1 else ()))
+    ]
+    shown = [row | {f"pass@{most}": plan_metrics.number(cell)} for row, cell in zip(rows, cells, strict=True)]
+    return shown, (*plan_metrics.TABLE_COLUMNS, f"pass@{most}")
+
+
+def _print(console: Console, folder: Path, done: Sequence[Evaluated], comparison: Mapping[str, Any]) -> None:
+    """The table, the comparison, and where everything is."""
+    model = done[0]
+    if model.judged:
+        console.result_table(model.label, *_table(model.results), 2)
+        warn_of_failures(console, model.results)
+    else:
+        print_results(console, model.results)
+    if comparison:
+        title = f"{model.label} (B) against {done[1].label} (A): valid plans on the same problems"
+        console.result_table(title, comparison_rows(comparison), COMPARISON_COLUMNS, 2)
+        warn_of_failures(console, done[1].results)
+    if model.judged:
+        console.print(f"page with plots and plans step by step: {folder / PAGE_FILE}")
+    console.print(f"numbers in {folder / EVAL_FILE}, answers in {folder / SAMPLES_FILE}")
 
 
 if __name__ == "__main__":

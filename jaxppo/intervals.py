@@ -120,6 +120,20 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
+def paired_z(differences: Sequence[float]) -> float:
+    """Two-sided p value of mean = 0 for paired differences, by the normal distribution: for many pairs.
+
+    z = mean / (s / sqrt(n)); p = erfc(|z| / sqrt(2)). Differences that are all 0, and fewer than two, give 1; those
+    that are all alike otherwise give 0.
+    """
+    n = len(differences)
+    mean = math.fsum(differences) / n if n else 0.0
+    if n < 2 or mean == 0.0:
+        return 1.0
+    variance = math.fsum((value - mean) ** 2 for value in differences) / (n - 1)
+    return math.erfc(abs(mean) / math.sqrt(2.0 * variance / n)) if variance > 0.0 else 0.0
+
+
 def bootstrap_mean(values: Sequence[float], resamples: int = BOOTSTRAP_RESAMPLES, seed: int = 0) -> dict[str, Any]:
     """A mean with the percentile bootstrap's 95 % interval over its values, one per problem.
 

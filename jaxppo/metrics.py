@@ -574,9 +574,16 @@ _EVAL = (
         name="eval/<split>/validity",
         unit="fraction of problems",
         meaning="Fraction of the held-out problems of a split that the policy after this update solves with a valid "
-        "plan; only in records of updates with an evaluation.",
+        "plan; only in records of updates with an evaluation. With `eval_rows`: of that many problems, always the "
+        "same ones.",
         healthy="Rises; differences below `1 / sqrt(problems)` may be noise. Falling while `objective/scores` rises: "
         "stop, and take an earlier checkpoint.",
+    ),
+    Metric(
+        name="eval/<split>/<domain>/validity",
+        unit="fraction of problems",
+        meaning="The same for each domain of a split that has several.",
+        healthy="Rise together; one that falls while the others rise is being forgotten.",
     ),
     Metric(
         name="eval/<split>/mean_reward",

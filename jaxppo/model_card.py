@@ -304,6 +304,7 @@ def _results(evals: dict[str, Any]) -> str:
             if measure in before or measure in after:
                 cells = [_code(str(split)), meaning, _measured(before.get(measure)), _measured(after.get(measure))]
                 rows.append(f"| {' | '.join(cells)} |")
+        rows += _by_domain(str(split), before, after)
     if not rows:
         return "No evaluation was recorded."
     notes = ["Problems that were held out, with Wilson 95 % intervals."]
@@ -312,6 +313,18 @@ def _results(evals: dict[str, Any]) -> str:
     if judges:
         notes.append(f"Plans were judged by {', '.join(sorted(judges))}.")
     return "\n".join([" ".join(notes), "", "| split | measure | before | after |", "|---|---|---|---|", *rows])
+
+
+def _by_domain(split: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The validity in each domain of a split that has several."""
+    moments = [_dict(result.get("domains")) for result in (before, after)]
+    names = sorted({name for domains in moments for name in domains}, key=str)
+    rates = [[_measured(_dict(domains.get(name)).get("validity")) for domains in moments] for name in names]
+    return [
+        f"| {_code(split)} | {_MEASURES['validity']}, {_code(str(name))} | {' | '.join(of_domain)} |"
+        for name, of_domain in zip(names, rates, strict=True)
+        if len(names) > 1
+    ]
 
 
 def _measured(value: Any) -> str:

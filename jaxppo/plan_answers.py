@@ -15,9 +15,7 @@ from jaxppo.planning import (
     format_action,
     parse_action,
     parse_domain,
-    parse_plan_text,
     parse_problem,
-    render_completion,
     validate_actions,
 )
 from jaxppo.planning.datasets import Row, reference_plans
@@ -123,29 +121,16 @@ def judge_rows(
         raise DataError(f"answers: expected at least one for each row, got none for {_listed(empty)}")
     cases = [(row, answer) for row, given in zip(rows, answers, strict=True) for answer in given]
     outcomes = judge_plans(
-        [_completion(row, answer) for row, answer in cases],
+        [_UNREADABLE if answer.text is None else answer.text for _, answer in cases],
         scoring,
-        **{
-            name: [row[name] for row, _ in cases]
-            for name in ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")
-        },
+        prompt_style=["pddl" if answer.is_pddl else row["prompt_style"] for row, answer in cases],
+        **{name: [row[name] for row, _ in cases] for name in ("domain_pddl", "problem_pddl", "reference_plan")},
     )
     judged = iter(
         JudgedAnswer(answer, outcome, _progress(row, outcome))
         for (row, answer), outcome in zip(cases, outcomes, strict=True)
     )
     return [JudgedRow(row, tuple(next(judged) for _ in given)) for row, given in zip(rows, answers, strict=True)]
-
-
-def _completion(row: Row, answer: Answer) -> str:
-    """The answer in the prompt style of its row; PDDL that cannot be read becomes what cannot be read there, either."""
-    if answer.text is None:
-        return _UNREADABLE
-    if not answer.is_pddl:
-        return answer.text
-    plan = parse_plan_text(answer.text)
-    completion = render_completion(plan.actions, row["prompt_style"])
-    return completion if plan.error is None else f"{completion} {_UNREADABLE}"
 
 
 def _progress(row: Row, outcome: PlanOutcome) -> PlanVerdict:

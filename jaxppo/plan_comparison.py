@@ -1,20 +1,29 @@
 """The comparison of two models, or of one before and after training, on the same problems."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxppo.errors import DataError
-from jaxppo.intervals import bootstrap_mean, clustered_wilson, mcnemar
+from jaxppo.intervals import bootstrap_mean, clustered_wilson, mcnemar, paired_z
 from jaxppo.plan_answers import JudgedRow
-from jaxppo.plan_metrics import grouped
+from jaxppo.plan_metrics import grouped, percent
+
+TESTS: Mapping[str, str] = {
+    "mcnemar": "exact McNemar test, two-sided",
+    "sign": "exact sign test of the problems with more valid plans on one side, two-sided",
+    "z": "z test of the mean difference per problem, two-sided",
+}
+"""The tests that a comparison may use, in words."""
 
 
 def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
     """Whether model B finds more valid plans than model A on the same rows.
 
-    Pairs are rows. The p value is of the exact two-sided McNemar test on the rows where only one of the two is valid;
-    with several samples a row goes to the model with more valid ones (an exact sign test, the same for one sample). The
-    difference B - A of the validity has the percentile bootstrap's 95 % interval over rows. With several splits or
+    Pairs are rows, compared by the fraction of their answers that is valid. With one answer on each side the p value is
+    of the exact two-sided McNemar test on the rows where only one of the two is valid; with several, equally many on
+    both sides, of the exact sign test on the rows with a difference (the same for one). With more answers on one side
+    chance alone favours one side in more rows, though not on average: there it is of a z test on the mean difference.
+    The difference B - A of the validity has the percentile bootstrap's 95 % interval over rows. With several splits or
     domains that is as many tests: p values are not corrected for their number.
 
     Args:
@@ -22,27 +31,28 @@ def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
         b: those of the second one, in any order.
 
     Returns:
-        {"n", "a", "b", "difference": {"mean", "low", "high", "n"}, "a_better", "b_better", "tied", "p_value"}, with "a"
-        and "b" as validities.
+        {"n", "a", "b", "difference": {"mean", "low", "high", "n"}, "a_better", "b_better", "tied", "test", "p_value"},
+        with "a" and "b" as validities, and "test" one of `TESTS`.
 
     Raises:
-        DataError: the rows, or how many answers they have, are not the same.
+        DataError: the rows are not the same.
     """
     by_id = {row.row["id"]: row for row in b}
     _check_same_rows(a, by_id, len(b))
     pairs = [(row, by_id[row.row["id"]]) for row in a]
-    counts, sizes = [(_n_valid(of_a), _n_valid(of_b)) for of_a, of_b in pairs], [len(row.answers) for row in a]
-    differences = [(of_b - of_a) / size for (of_a, of_b), size in zip(counts, sizes, strict=True)]
+    differences = [_n_valid(of_b) / len(of_b.answers) - _n_valid(of_a) / len(of_a.answers) for of_a, of_b in pairs]
     a_better, b_better = (sum(sign * value > 0 for value in differences) for sign in (-1, 1))
+    test = _test(pairs)
     return {
         "n": len(pairs),
-        "a": clustered_wilson([of_a for of_a, _ in counts], sizes),
-        "b": clustered_wilson([of_b for _, of_b in counts], sizes),
+        "a": _validity([of_a for of_a, _ in pairs]),
+        "b": _validity([of_b for _, of_b in pairs]),
         "difference": bootstrap_mean(differences),
         "a_better": a_better,
         "b_better": b_better,
         "tied": len(pairs) - a_better - b_better,
-        "p_value": mcnemar(a_better, b_better),
+        "test": test,
+        "p_value": paired_z(differences) if test == "z" else mcnemar(a_better, b_better),
     }
 
 
@@ -50,9 +60,20 @@ def _n_valid(row: JudgedRow) -> int:
     return sum(answer.outcome.verdict.valid for answer in row.answers)
 
 
+def _validity(rows: Sequence[JudgedRow]) -> dict[str, float]:
+    return clustered_wilson([_n_valid(row) for row in rows], [len(row.answers) for row in rows])
+
+
+def _test(pairs: Sequence[tuple[JudgedRow, JudgedRow]]) -> Literal["mcnemar", "sign", "z"]:
+    sizes = {(len(of_a.answers), len(of_b.answers)) for of_a, of_b in pairs}
+    if any(size_a != size_b for size_a, size_b in sizes):
+        return "z"
+    return "mcnemar" if sizes <= {(1, 1)} else "sign"
+
+
 def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, dict[str, Any]]:
     """`compare` for each split, and within it under "domains" for each domain."""
-    compare(a, b)  # refuses what does not belong together
+    _check_same_rows(a, {row.row["id"]: row for row in b}, len(b))
     return {
         split: compare(*pair) | {"domains": {domain: compare(*both) for domain, both in _paired(*pair, "domain")}}
         for split, pair in _paired(a, b, "split")
@@ -80,6 +101,32 @@ def _check_same_rows(a: Sequence[JudgedRow], b: Mapping[str, JudgedRow], n_b: in
         differing = [name for name in _SAME_COLUMNS if row.row[name] != other.row[name]]
         if differing:
             raise DataError(f"compare: row {row.row['id']}: expected the same {differing[0]} on both sides")
-        if len(row.answers) != len(other.answers):
-            counts = f"{len(row.answers)} and {len(other.answers)}"
-            raise DataError(f"compare: row {row.row['id']}: expected as many answers on both sides, got {counts}")
+
+
+# ------------------------------------------------------------------------------------------------------------- terminal
+
+COMPARISON_COLUMNS = ("split", "domain", "n", "A", "B", "B - A", "A better", "B better", "tied", "p")
+
+
+def comparison_rows(comparison: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Rows of the table for the terminal: a split, and its domains below it where there are several."""
+    rows = []
+    for split, result in comparison.items():
+        rows.append({"split": split, "domain": "all", **_cells(result)})
+        if len(result["domains"]) > 1:
+            rows += [{"split": split, "domain": name, **_cells(cell)} for name, cell in result["domains"].items()]
+    return rows
+
+
+def _cells(result: Mapping[str, Any]) -> dict[str, str]:
+    mean, low, high = (100 * result["difference"][name] for name in ("mean", "low", "high"))
+    return {
+        "n": str(result["n"]),
+        "A": percent(result["a"]),
+        "B": percent(result["b"]),
+        "B - A": f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]",
+        "A better": str(result["a_better"]),
+        "B better": str(result["b_better"]),
+        "tied": str(result["tied"]),
+        "p": f"{result['p_value']:.2g}",
+    }

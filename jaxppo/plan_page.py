@@ -17,6 +17,7 @@ from jaxppo import plan_charts, plan_metrics
 from jaxppo.console import sanitize
 from jaxppo.plan_answers import JudgedAnswer, JudgedRow
 from jaxppo.plan_charts import Series, shown
+from jaxppo.plan_comparison import TESTS
 from jaxppo.plan_reward import describe
 from jaxppo.planning import UnsupportedPddlError, format_action, parse_domain, parse_problem
 from jaxppo.planning.plans import PlanError
@@ -129,6 +130,7 @@ def write_page(
     other: Results | None = None,
     other_label: str = "before",
     comparison: Mapping[str, Mapping[str, Any]] | None = None,
+    note: str = "",
 ) -> None:
     """Write the page of an evaluation; the file appears whole or not at all.
 
@@ -141,10 +143,12 @@ def write_page(
         other: results of what it is compared with: another model, or itself before training.
         other_label: its name.
         comparison: from `plan_comparison.compare_splits(other, model)`.
+        note: below the heading, for instance how the answers came about.
     """
     models = ([(other_label, other)] if other else []) + [(label, results)]
     parts = [
         f"<h1>{shown(title)}</h1>",
+        f'<p class="soft">{shown(note)}</p>' if note else "",
         _summary(models),
         _comparison(comparison, label, other_label) if comparison else "",
         _validity_charts(models),
@@ -270,14 +274,16 @@ def _splits(models: Sequence[tuple[str, Results]]) -> list[str]:
 
 
 def _comparison(comparison: Mapping[str, Mapping[str, Any]], label: str, other_label: str) -> str:
-    heads = ["split", other_label, label, "difference", f"only {other_label} valid", f"only {label} valid", "tied", "p"]
+    better = [f"{name} better" for name in (other_label, label)]
+    heads = ["split", other_label, label, "difference", *better, "tied", "p"]
     rows = []
     for split, result in comparison.items():
         rows.append(_compared(split, result, "total"))
         if len(result["domains"]) > 1:
             rows += [_compared(f"· {domain}", one, "") for domain, one in result["domains"].items()]
     head = "".join(f'<th scope="col">{shown(name)}</th>' for name in heads)
-    note = "Paired on the same problems: exact McNemar test (two-sided, not corrected for the number of rows here); "
+    tests = dict.fromkeys(TESTS[result["test"]] for result in comparison.values())
+    note = f"Paired on the same problems: {'; '.join(tests)}, not corrected for the number of rows here; "
     note += "difference with the 95 % interval of a paired bootstrap."
     return (
         f'<h2>{shown(label)} against {shown(other_label)}</h2><div class="wide" tabindex="0"><table id="comparison">'

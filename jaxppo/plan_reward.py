@@ -169,7 +169,7 @@ def judge_plans(completions: Sequence[str], scoring: PlanScoring | None = None, 
 
 
 def _judge(cases: Sequence[_Case], scoring: PlanScoring) -> list[PlanOutcome]:
-    plans = [parse_completion(case.text, case.prompt_style) for case in cases]
+    plans = [parse_completion(case.text, case.prompt_style, case.domain_pddl) for case in cases]
     verdicts = _verdicts(cases, plans, scoring)
     return [_outcome(*both, scoring) for both in zip(cases, plans, verdicts, strict=True)]
 

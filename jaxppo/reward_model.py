@@ -20,10 +20,11 @@ from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
 from jaxppo.data import bucket
 from jaxppo.errors import DataError
-from jaxppo.evaluate import EVAL_FILE, wilson
+from jaxppo.evaluator import EVAL_FILE
 from jaxppo.export import REWARD_MODEL, TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
 from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.intervals import wilson
 from jaxppo.lora import LoraConfig
 from jaxppo.parallel import DATA, DataParallel
 from jaxppo.ppo import adapter_of

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxppo import cli, data, hf, models, ops, optimizer, reward_sources, rollout, run_folder, update
+from jaxppo.chat import make_turns
 from jaxppo.config import SFTConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
-from jaxppo.evaluate import EVAL_FILE, eval_metrics, make_evaluator, print_results
+from jaxppo.evaluator import EVAL_FILE, eval_metrics, make_evaluator, print_results
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
 from jaxppo.families.gpt_neox import GPTNeoXConfig
@@ -39,10 +40,10 @@ class Start(NamedTuple):
 
 
 def start_model(config: SFTConfig) -> Start:
-    """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones for the built-in domain."""
+    """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones for the data set's words."""
     if config.model_path is not None:
         return Start(*hf.load_policy(config.model_path))
-    tokenizer = data.word_tokenizer()
+    tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     model = GPTNeoXConfig(
         vocab_size=data.bucket(len(tokenizer)),
         hidden_size=config.hidden_size,
@@ -90,7 +91,10 @@ def sft(config: SFTConfig) -> Path:
     model, tokenizer = models.computing_in(start.model, config.dtype), start.tokenizer
     judges = "builtin" if config.reward.judges_plans else None
     rows = data.load_split(config.data, config.data.train_split, judges, {"prompt": str, "completion": str})
-    supervised = data.SupervisedData(rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length)
+    turns = make_turns(tokenizer, config.data)
+    supervised = data.SupervisedData(
+        rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, turns
+    )
     learned = reward_sources.learned_by(model, start.params, tokenizer, parallel)
     rewards = reward_sources.make_rewards(config.reward, learned=learned)
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
@@ -105,7 +109,7 @@ def sft(config: SFTConfig) -> Path:
     base = base_of(config.model_path, start.loaded, model, "lm")
     meta = {
         "config": plain_values(flatten(config)),
-        "models": models_meta(base, None, None, tokenizer.eos_token_id, config.data.dataset),
+        "models": models_meta(base, None, None, turns.end_id, config.data.dataset),
         "seed": config.run.seed,
     }
     state = update.init_state({"policy": start.params}, optimizer.make_optimizer(config.optimizer))
@@ -113,10 +117,11 @@ def sft(config: SFTConfig) -> Path:
         num_steps=config.num_updates,
         batch=partial(_weighted_batch, supervised),
         program=make_step(config, model, parallel),
-        evaluate=lambda state: eval_metrics(evaluator(state.params["policy"])),
+        evaluate=lambda state: eval_metrics(evaluator(state.params["policy"], fixed_rows_only=True)),
         title="SFT",
     )
-    state, last = run_steps(steps, config.loop, folder, state, meta, parallel, console)
+    loop = config.with_best_metric().loop
+    state, last = run_steps(steps, loop, folder, state, meta, parallel, console)
     results = evaluator(state.params["policy"])
     write_models(folder, last, jax.device_get(state.params), None, tokenizer, {"after": results})
     run_folder.write_json(folder / EVAL_FILE, results)

@@ -54,7 +54,7 @@ def run_steps(
         Preempted: the run was asked to stop, and the last finished step is saved.
         TrainingError: a loss or gradient is not finite.
     """
-    last, best = steps.num_steps, loop.metric_for_best_model
+    last, best = steps.num_steps, loop.best_metric
     checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, best, loop.greater_is_better)
     state = parallel.put(state)
     if checkpoints.steps:
@@ -82,4 +82,14 @@ def run_steps(
             if loop.saves_at(step + 1, last) or preemption.requested:
                 checkpoints.save(step + 1, state, meta | {"step": step + 1}, record)
             preemption.check()
+    print_best(console, checkpoints, folder)
     return state, meta | {"step": last, "metrics": read_metrics(folder / "metrics.jsonl")[-1]}
+
+
+def print_best(console: Console, checkpoints: Checkpoints, folder: Path) -> None:
+    """Say which checkpoint is the best one, where one is chosen, and how to get its models."""
+    step = checkpoints.best_step
+    if step is not None:
+        console.print(
+            f"best checkpoint: update {step}; python -m jaxppo.export --run_dir {folder} --step {step} gives its models"
+        )

@@ -15,13 +15,14 @@ import jax
 import numpy as np
 
 from jaxppo import cli, data, hf, lora, models, plan_reward, preemption, reward_sources, run_folder
+from jaxppo.chat import Turns, make_turns
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
 from jaxppo.curves import plot_curves
 from jaxppo.errors import ConfigError, ModelError
-from jaxppo.evaluate import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
+from jaxppo.evaluator import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
 from jaxppo.health import Health
@@ -32,6 +33,7 @@ from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.preemption import Preempted, Preemption
 from jaxppo.rewards import Completions, Rewards
+from jaxppo.supervised import print_best
 from jaxppo.types import Params, TrainState, Trajectories
 
 
@@ -44,6 +46,7 @@ class Setup:
     model: ModelConfig
     value_model: ModelConfig  # that of a separate value model
     tokenizer: Any
+    turns: Turns
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
     rewards: Rewards
@@ -66,7 +69,7 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
     if config.reward.judges_plans:
         plan_reward.check_validator(config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
-    config = config.with_episodes(len(rows))
+    config = config.with_episodes(len(rows)).with_best_metric()
     console = Console(config.run.quiet)
     policy = hf.load_policy(config.sft_model_path, parallel.replicated)
     model, tokenizer = policy.config, policy.tokenizer
@@ -74,17 +77,19 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
     _check_names(config, model)
     value_model, value, value_base = _value_model(config, model, parallel, console)
     adapter_shape, adapter = _adapter(config, model, policy.params)
-    prompts = _prompts(config, rows, tokenizer)
+    turns = make_turns(tokenizer, config.data)
+    prompts = _prompts(config, rows, turns)
     models.check_length(model, prompts.longest + config.sampling.response_length, "longest prompt and response_length")
     rewards = _rewards(config, policy, parallel, folder)
     rewards.check_columns([*data.columns_of(rows), "prompt_ids"])
-    ppo = PPO(config, model, tokenizer.eos_token_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape)
+    ppo = PPO(config, model, turns.end_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape)
     setup = Setup(
         config=config,
         console=console,
         model=model,
         value_model=value_model,
         tokenizer=tokenizer,
+        turns=turns,
         models_meta=models_meta(
             base_of(config.sft_model_path, policy.loaded, model, "lm"),
             value_base,
@@ -109,7 +114,7 @@ def _rewards(config: TrainConfig, policy: hf.Policy, parallel: DataParallel, fol
 
 
 def _check_names(config: TrainConfig, model: ModelConfig) -> None:
-    best = config.loop.metric_for_best_model
+    best = config.loop.best_metric
     if best is not None and find_metric(best) is None:
         raise ConfigError(f"metric_for_best_model: expected a metric of docs/metrics.md, got {best!r}")
     stop_id = config.sampling.stop_token_id
@@ -143,10 +148,11 @@ def _adapter(config: TrainConfig, model: ModelConfig, base: Params) -> tuple[lor
     return lora.load_adapter(config.peft.lora_path, model, base)
 
 
-def _prompts(config: TrainConfig, rows: list[data.Row], tokenizer: Any) -> data.PromptData:
+def _prompts(config: TrainConfig, rows: list[data.Row], turns: Turns) -> data.PromptData:
     shortest, longest = config.data.input_min_text_length, config.data.input_max_text_length
     lengths = None if shortest is None or longest is None else (shortest, longest)
-    return data.PromptData(rows, tokenizer, config.num_prompts, config.run.seed, config.data.max_prompt_length, lengths)
+    longest_prompt, seed = config.data.max_prompt_length, config.run.seed
+    return data.PromptData(rows, turns.tokenizer, config.num_prompts, seed, longest_prompt, lengths, turns)
 
 
 class Step(NamedTuple):
@@ -168,7 +174,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     preemption.check()
     scored = ppo.score(state, reference, sequences, rollout)
     ids, mask = np.asarray(rollout.completion_ids), np.asarray(rollout.completion_mask)
-    texts = data.decode(setup.tokenizer, ids, mask)
+    texts = data.decode(setup.tokenizer, ids, mask, setup.turns.end_id)
     id_lists = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
     prompts, columns = batch.per_completion(setup.config.ppo.group_size)
     scores = setup.rewards(Completions(prompts, texts, id_lists, columns))
@@ -251,9 +257,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     """
     config, loop, last, console = setup.config, setup.config.loop, setup.config.num_updates, setup.console
     console.stage(config.ppo.algorithm.upper())
-    checkpoints = Checkpoints(
-        folder / "checkpoints", loop.save_total_limit, loop.metric_for_best_model, loop.greater_is_better
-    )
+    checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, loop.best_metric, loop.greater_is_better)
     if checkpoints.steps:
         state = checkpoints.restore(state, console.warn)
     start, health = int(state.step), Health(console, folder, config.max_bad_updates)
@@ -276,7 +280,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                     checkpoints.save(step, state, _checkpoint_meta(setup, record), record)
                 raise
             if loop.evaluates_at(step + 1, last):
-                record |= eval_metrics(setup.evaluator(setup.ppo.models_of(state)["policy"]))
+                record |= eval_metrics(setup.evaluator(setup.ppo.models_of(state)["policy"], fixed_rows_only=True))
             loop.check_record(record, last)
             metrics.append(with_old_names(record) if config.old_metric_names else record)
             if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == last):
@@ -286,6 +290,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 saved = step + 1
             health.check(record, trajectories, samples)
             progress.update(step + 1, **_shown(record))
+    print_best(console, checkpoints, folder)
     return state
 
 

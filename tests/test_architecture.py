@@ -19,13 +19,15 @@ PACKAGE = Path(jaxppo.__file__).parent
 PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", "plan_page", "plan_scores"}
 
 # A room is a module of the package or the folder planning/; it imports rooms of lower levels. "jaxppo" is __init__.py.
+# The command of planning/ lies in that folder, but is a room of its own.
 LEVELS = [
     {"jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
-    {"advantages", "families", "intervals", "losses", "ops", "planning", "reward_contract"},
+    {"advantages", "chat", "families", "intervals", "losses", "ops", "planning", "reward_contract"},
     {"data", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
     {"checkpoint", "cli", "console", "curves", "health", "hf", "logs", "lora", "metrics", "model_card", "model_files"}
     | {
+        "evaluator",
         "learned_reward",
         "optimizer",
         "ppo",
@@ -37,7 +39,7 @@ LEVELS = [
         "update",
     }
     | PLAN_ROOMS,
-    {"evaluate", "export", "reward_model", "reward_server", "sft", "supervised", "train"},
+    {"evaluate", "export", "planning/__main__", "reward_model", "reward_server", "sft", "supervised", "train"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -74,13 +76,12 @@ SAME_LEVEL = {
     *(("plan_metrics", room) for room in ("plan_answers", "plan_scores")),
     *(("plan_comparison", room) for room in ("plan_answers", "plan_metrics")),
     ("plan_charts", "console"),
-    *(("plan_page", room) for room in ("console", "plan_answers", "plan_charts", "plan_metrics")),
-    ("train", "evaluate"),
+    *(("plan_page", room) for room in ("console", "plan_answers", "plan_charts", "plan_comparison", "plan_metrics")),
+    *(("evaluator", room) for room in ("console", "plan_answers", "plan_metrics", "reward_sources", "rollout")),
     ("train", "export"),
+    ("train", "supervised"),
     ("sft", "export"),
-    ("sft", "evaluate"),
     ("sft", "supervised"),
-    ("reward_model", "evaluate"),
     ("reward_model", "export"),
     ("reward_model", "supervised"),
 }
@@ -116,6 +117,8 @@ def module_files() -> list[str]:
 
 
 def room_of(file: str) -> str:
+    if file == "planning/__main__.py":
+        return "planning/__main__"
     name = file.split("/")[0].removesuffix(".py")
     return "jaxppo" if name == "__init__" else name
 
@@ -187,7 +190,7 @@ def test_module_keeps_the_layering(file):
         ("planning/plans.py", "from .ops import f", []),  # planning/ops.py, not jaxppo/ops.py
         ("metrics.py", "from jaxppo.train import main", ["metrics (level 3) imports train (level 4)"]),
         ("sft.py", "from jaxppo import train", ["sft (level 4) imports train (level 4)"]),
-        ("train.py", "from jaxppo import __version__, evaluate\nfrom jaxppo.update import update", []),
+        ("train.py", "from jaxppo import __version__, export\nfrom jaxppo.update import update", []),
         ("hf.py", "from flax import nnx", [f"flax is imported outside {sorted(ONLY_IN['flax'])}"]),
         ("families/config.py", "from flax import nnx", [f"flax is imported outside {sorted(ONLY_IN['flax'])}"]),
         ("families/gpt2.py", "from flax import nnx\nfrom jaxppo.families.config import Family", []),
@@ -199,6 +202,8 @@ def test_module_keeps_the_layering(file):
         ("rewards.py", "import subprocess", [f"subprocess is imported outside {sorted(ONLY_IN['subprocess'])}"]),
         ("rewards.py", "import jax.numpy as jnp", ["rewards imports jax"]),
         ("planning/plans.py", "import jax", ["planning imports jax"]),
+        ("planning/build.py", "from jaxppo.console import f", ["planning (level 1) imports console (level 3)"]),
+        ("planning/__main__.py", "from jaxppo import cli, console\nfrom jaxppo.planning import pddl", []),
         ("planning/plans.py", "from transformers import AutoTokenizer", ["planning imports transformers"]),
         ("update.py", "import jax\nstep = jax.pmap(f)", ["pmap is used outside parallel.py"]),
         ("update.py", "from jax.sharding import Mesh as M", ["Mesh is used outside parallel.py"]),

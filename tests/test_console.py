@@ -132,6 +132,19 @@ def test_console_print_neither_wraps_nor_breaks_long_lines():
     assert out.getvalue() == "word " * 100 + "\nend\n"
 
 
+def test_result_table_keeps_a_row_on_its_line_also_when_quiet():
+    out = io.StringIO()
+    rows = [{"split": "test\x1b[2J", "n": 7}, {"split": "test_longer", "n": 1024, "valid": "9.7% [8.0, 11.6]"}]
+    Console(quiet=True, file=out).result_table("Results", rows, ["split", "n", "valid"])
+    assert out.getvalue().splitlines() == [
+        "",
+        "Results",
+        "split           n             valid",
+        "test\\x1b[2J     7",
+        "test_longer  1024  9.7% [8.0, 11.6]",
+    ]
+
+
 def test_console_writes_to_standard_output_by_default():
     code = "from jaxppo.console import Console; Console().stage('one')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -169,8 +169,9 @@ def test_encode_prompts_names_the_row_of_an_empty_prompt(rows, tokenizer):
 
 @pytest.mark.parametrize("column", ["prompt", "completion"])
 def test_encoding_says_which_column_holds_an_unknown_word(rows, tokenizer, column):
-    bad = [rows[0], rows[1] | {column: "<init> hello <goal>"}]
-    with pytest.raises(DataError, match=f"{column}: expected text that the model's tokenizer can encode"):
+    bad = [rows[0], rows[1] | {column: "<init> hello <goal> world"}]
+    expected = f"{column} of row {rows[1]['id']}: expected words that the model's tokenizer knows, got 'hello'"
+    with pytest.raises(DataError, match=f"^{expected}$"):
         data.SupervisedData(bad, tokenizer, 1, 0, 64)
 
 
@@ -336,3 +337,15 @@ def test_decode_shows_ids_that_the_tokenizer_lacks():
     tokenizer = data.word_tokenizer()
     ids = np.array([[*tokenizer.convert_tokens_to_ids(["pick-up"]), len(tokenizer)]])
     assert data.decode(tokenizer, ids, np.ones((1, 2), bool)) == [f"pick-up <{len(tokenizer)}>"]
+
+
+def test_load_split_wants_domains_that_sentences_can_be_read_with(write_split, rows, monkeypatch):
+    """VAL may judge plans for a domain that is too much for our own validator, where the style can read them."""
+    monkeypatch.setattr(data, "find_val", lambda: "Validate")
+    constraint = "(:goal (holding a)) (:constraints (always (clear a)))"
+    beyond = rows[2] | {"problem_pddl": f"(define (problem p) (:domain d) (:objects a) (:init) {constraint})"}
+    for style in ("atoms", "pddl"):
+        config = write_split(json.dumps(beyond | {"prompt_style": style}))
+        assert data.load_split(config, "dev", "auto")[2]["prompt_style"] == style
+    with pytest.raises(PddlError, match=rf"row {rows[2]['id']}, problem_pddl:1: got ':constraints', which is not"):
+        data.load_split(write_split(json.dumps(beyond | {"prompt_style": "nl"})), "dev", "auto")

@@ -1,4 +1,4 @@
-"""Intervals and tests against scipy, equations solved anew, and simulated coverage; `wilson` in test_evaluate, too."""
+"""Intervals and tests against scipy, equations solved anew, published numbers, and simulated coverage."""
 
 import math
 from statistics import NormalDist
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats  # comes with jax
 
-from jaxppo import evaluate, intervals
-from jaxppo.intervals import Z95, bootstrap_mean, clustered_wilson, mcnemar, mean_interval, wilson
+from jaxppo import intervals
+from jaxppo.intervals import Z95, bootstrap_mean, clustered_wilson, mcnemar, mean_interval, paired_z, wilson
 
 
 def test_wilson_solves_its_quadratic():
@@ -23,8 +23,25 @@ def test_wilson_solves_its_quadratic():
             assert interval["high"] == pytest.approx(high, abs=1e-6)
 
 
-def test_wilson_is_where_evaluate_had_it():
-    assert evaluate.wilson is wilson
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 20), (20, 20), (3, 10), (81, 263), (640, 1024)])
+@pytest.mark.parametrize("confidence", [0.95, 0.99])
+def test_wilson_equals_scipy(successes, n, confidence):
+    z = stats.norm.ppf(0.5 + confidence / 2)
+    expected = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    interval = wilson(successes, n) if confidence == 0.95 else wilson(successes, n, z)
+    assert interval["rate"] == successes / n and interval["n"] == n
+    np.testing.assert_allclose([interval["low"], interval["high"]], expected, atol=1e-6)
+
+
+def test_wilson_equals_published_numbers():
+    # Newcombe 1998, Statistics in Medicine 17, table I, method 3.
+    for (successes, n), low, high in (((81, 263), 0.2553, 0.3662), ((15, 148), 0.0624, 0.1605), ((0, 20), 0, 0.1611)):
+        interval = wilson(successes, n)
+        assert (round(interval["low"], 4), round(interval["high"], 4)) == (low, high)
+
+
+def test_wilson_of_nothing_knows_nothing():
+    assert wilson(0, 0) == {"rate": 0.0, "low": 0.0, "high": 1.0, "n": 0}
 
 
 def test_clustered_wilson_of_one_sample_each_is_wilson():
@@ -100,6 +117,16 @@ def test_mcnemar_equals_the_binomial_test():
     assert mcnemar(0, 0) == 1.0
     assert mcnemar(480, 640) == pytest.approx(stats.binomtest(480, 1120).pvalue, rel=1e-9)
     assert mcnemar(0, 5000) == 0.0 or mcnemar(0, 5000) < 1e-300
+
+
+def test_paired_z_equals_the_normal_tail():
+    rng = np.random.default_rng(0)
+    for n in (2, 10, 500):
+        differences = rng.choice([-1, -0.5, 0, 0.25, 1], n, p=[0.1, 0.1, 0.3, 0.2, 0.3])
+        z = differences.mean() / (differences.std(ddof=1) / math.sqrt(n))
+        assert paired_z(differences.tolist()) == pytest.approx(2 * stats.norm.sf(abs(z)))
+    assert paired_z([]) == paired_z([0.5]) == paired_z([0.0] * 5) == paired_z([0.5, -0.5]) == 1.0
+    assert paired_z([0.5] * 5) == 0.0
 
 
 def test_bootstrap_mean_equals_scipys_about():

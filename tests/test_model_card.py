@@ -212,6 +212,18 @@ def test_model_card_shows_results_before_and_after_the_headline_split_first():
     assert "The run is about `test_longer`. Plans were judged by `val`." in card_of()
 
 
+def test_model_card_shows_the_validity_in_each_of_several_domains():
+    several = {"ferry": {"validity": rate(1, 4)}, "hanoi": {"validity": rate(3, 4)}}
+    evals = {"after": {"test": {"validity": rate(4, 8), "domains": several}, "one": {"domains": {"ferry": {}}}}}
+    rows = tables(card_of(evals=evals))[0][1:]
+    assert [row[:2] for row in rows] == [
+        ["test", "valid plans"],
+        ["test", "valid plans, ferry"],
+        ["test", "valid plans, hanoi"],
+    ]
+    assert [row[2] for row in rows] == ["-"] * 3 and [row[3][:5] for row in rows] == ["50.0%", "25.0%", "75.0%"]
+
+
 def test_model_card_takes_partial_evaluations():
     rows = tables(card_of(evals={"headline_split": "test", "before": {"test": {"validity": rate(20, 100)}}}))[0][1:]
     assert rows == [["test", "valid plans", "20.0% [15.0%, 25.0%], n = 100", "-"]]

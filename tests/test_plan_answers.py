@@ -104,6 +104,24 @@ def test_judge_rows_reads_pddl_as_strictly_as_completions():
     assert done[0].answers[0].outcome.actions == (("light", "a"), ("light", "b"))
 
 
+@pytest.mark.parametrize("style", ["atoms", "pddl", "nl"])
+def test_judge_rows_judges_pddl_alike_in_every_prompt_style(style):
+    texts = ["(light a)(light b)", "(light a) (fly b)", "(light a b)", "(light a) light b", "use light on a."]
+    done = judge_rows([lamp_row(prompt_style=style)], [[Answer(text, is_pddl=True) for text in texts]])[0].answers
+    verdicts = [answer.outcome.verdict for answer in done]
+    errors = [verdict.error and verdict.error.value for verdict in verdicts]
+    assert errors == [None, "unknown_action", "wrong_arity", "syntax", "syntax"]
+    assert [verdict.failed_step for verdict in verdicts] == [None, 2, 1, 2, 1]
+
+
+def test_judge_rows_reads_completions_in_the_style_of_their_row():
+    sentences, steps = "use light on a. use light on b.", "(light a)(light b)"
+    rows = [lamp_row(f"p-{style}", prompt_style=style) for style in ("nl", "pddl", "atoms")]
+    answers = [Answer(sentences), Answer(steps), Answer("light a ; light b")]
+    valid = [[answer.outcome.verdict.valid for answer in row.answers] for row in judge_rows(rows, [answers] * 3)]
+    assert valid == [[True, False, False], [False, True, False], [False, False, True]]
+
+
 def test_judge_rows_counts_no_answer_as_no_plan():
     lit = lamp_row(problem_pddl=lamp_row()["problem_pddl"].replace("(have b)", "(lit a) (lit b)"), reference_plan=[])
     (nothing,) = judge_rows([lit], [[Answer(None), Answer("")]])

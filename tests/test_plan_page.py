@@ -236,7 +236,6 @@ def text_of(browser, selector):
     return browser.run(f"document.querySelector('{selector}').innerText")
 
 
-@pytest.mark.slow
 def test_browser_reports_what_goes_wrong(opened, tmp_path):
     # The control: a page that breaks the rules shows up in all three lists.
     bad = tmp_path / "bad.html"
@@ -247,7 +246,6 @@ def test_browser_reports_what_goes_wrong(opened, tmp_path):
     assert any(url.endswith("missing.png") for url in opened.requests)
 
 
-@pytest.mark.slow
 def test_page_opens_without_errors_or_requests(opened, pages):
     opened.open(pages[1].as_uri())
     assert opened.run("document.querySelectorAll('#validity svg').length") == 2
@@ -255,7 +253,6 @@ def test_page_opens_without_errors_or_requests(opened, pages):
     assert {url for url in opened.requests if url != "about:blank"} == {pages[0].as_uri(), pages[1].as_uri()}
 
 
-@pytest.mark.slow
 def test_page_runs_no_text_of_a_model(opened):
     count = opened.run("document.querySelectorAll('#pick option').length")
     for i in range(count):
@@ -274,7 +271,6 @@ def failing_sample(browser):
     return next(i for i, title in enumerate(titles) if title.endswith("precondition"))
 
 
-@pytest.mark.slow
 def test_page_steps_through_a_plan_by_clicks(opened):
     number = failing_sample(opened)
     opened.run(f"document.querySelector('#pick').value = '{number}'")
@@ -299,7 +295,6 @@ def test_page_steps_through_a_plan_by_clicks(opened):
     assert opened.problems == []
 
 
-@pytest.mark.slow
 def test_page_steps_through_a_plan_by_keys_and_by_its_fragment(opened, pages):
     number = failing_sample(opened)
     opened.open("about:blank")
@@ -323,7 +318,6 @@ def pixels(browser):
         return np.asarray(image.convert("RGB")).astype(int)
 
 
-@pytest.mark.slow
 def test_page_shows_its_plots_in_light_and_dark(opened):
     seen = []
     for dark in (False, True):
@@ -336,7 +330,6 @@ def test_page_shows_its_plots_in_light_and_dark(opened):
     assert seen[0] > 200 and seen[1] < 60
 
 
-@pytest.mark.slow
 def test_page_fits_a_phone(opened):
     opened.resize(360, 740)
     assert opened.run("document.documentElement.scrollWidth") <= 360
@@ -344,7 +337,6 @@ def test_page_fits_a_phone(opened):
     assert size >= 40
 
 
-@pytest.mark.slow
 def test_page_shows_the_state_behind_each_step(browser, tmp_path):
     (row,) = build_split("test", sizes={4: 1}, seed=3, unique=True)
     plan = [parse_action(action) for action in row["reference_plan"]]

@@ -11,7 +11,7 @@ import pytest
 
 from jaxppo import data, sft
 from jaxppo.checkpoint import Checkpoints
-from jaxppo.config import LoopConfig, SFTConfig
+from jaxppo.config import LoopConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.errors import ConfigError
 from jaxppo.logs import read_metrics
@@ -233,6 +233,30 @@ def test_sigterm_in_supervised_training_saves_the_step_and_the_resumed_run_is_th
     assert evals[0] == evals[1]
 
 
+@pytest.mark.parametrize(("best", "kept"), [(None, [2, 6]), ("none", [6])])
+def test_the_best_checkpoint_by_validity_is_kept_across_a_resume(best, kept, tmp_path, monkeypatch):
+    # Too little training for a valid plan: the first of the two evaluations is as good as the second.
+    settings = {"metric_for_best_model": best, "greater_is_better": True, "eval_steps": 2, "eval_rows": 2}
+    settings |= {"save_total_limit": 1}
+    sft.sft(replace(sft_config(tmp_path / "whole"), **settings))
+    batch = data.SupervisedData.batch
+
+    def strike(self, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch(self, step)
+
+    with monkeypatch.context() as patch, pytest.raises(Preempted):
+        patch.setattr(data.SupervisedData, "batch", strike)
+        sft.sft(replace(sft_config(tmp_path / "stopped"), **settings))
+    sft.sft(replace(sft_config(tmp_path / "stopped", resume=True), **settings))
+    assert steps_of(tmp_path / "stopped") == steps_of(tmp_path / "whole") == kept
+    assert comparable(tmp_path / "stopped") == comparable(tmp_path / "whole")
+    names = [name for record in comparable(tmp_path / "whole") for name in record if name == "eval/test/validity"]
+    assert len(names) == 2  # behind the last step comes the evaluation at the end
+    assert json.loads((tmp_path / "whole" / "eval.json").read_text())["test"]["rows"] == 4
+
+
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
@@ -249,6 +273,8 @@ def test_the_metric_for_the_best_model_must_be_one_that_is_logged():
         LoopConfig(metric_for_best_model="eval/test/validity")
     with pytest.raises(ConfigError, match="greater_is_better: expected True without metric_for_best_model, got False"):
         LoopConfig(greater_is_better=False)
+    with pytest.raises(ConfigError, match="greater_is_better: expected True without metric_for_best_model, got False"):
+        LoopConfig(eval_steps=2, metric_for_best_model="none", greater_is_better=False)
     loop = LoopConfig(eval_steps=2, metric_for_best_model="eval/tset/validity")
     loop.check_record({"step": 1}, 8)
     loop.check_record({"step": 8}, 8)
@@ -293,3 +319,21 @@ def test_a_checkpoint_is_restored_on_other_numbers_of_devices(tmp_path):
         status, _, err = run("-c", code, os.path.dirname(__file__), tmp_path, step, num_devices)
         assert (status, err) == (0, "")
     assert Checkpoints(tmp_path, 9).steps == [1, 2, 3, 4]
+
+
+def best_metric(config, **settings):
+    return replace(config, **settings).with_best_metric().loop.best_metric
+
+
+def test_the_best_checkpoint_is_chosen_by_validity_unless_told_otherwise():
+    train_config, sft_settings = TrainConfig(), SFTConfig()
+    assert best_metric(train_config) is best_metric(sft_settings) is None  # nothing is evaluated in between
+    assert best_metric(train_config, eval_steps=5) == "eval/test_longer/validity"
+    other = {"eval_splits": ("rl", "test"), "headline_split": "rl"}
+    assert best_metric(train_config, eval_steps=5, **other) == "eval/rl/validity"
+    assert best_metric(sft_settings, eval_steps=5) == "eval/test/validity"
+    assert best_metric(train_config, eval_steps=5, metric_for_best_model="none") is None
+    assert best_metric(train_config, eval_steps=5, metric_for_best_model="loss") == "loss"
+    assert best_metric(train_config, eval_steps=5, reward_funcs=("module:function",)) is None
+    with pytest.raises(ConfigError, match="eval_splits: expected at least one split"):
+        replace(sft_settings, eval_splits=())

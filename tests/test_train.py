@@ -386,6 +386,7 @@ def run_recorded(tmp_path_factory):
 def rloo(run_recorded):
     """Two updates of 4 completions for each of 4 prompts, evaluated in between, scores as the reward gave them."""
     args = ["--preset", "tiny", "--algorithm", "rloo", "--total_episodes", "32", "--eval_steps", "0.5", *SMALL_TESTS]
+    args += ["--eval_rows", "3"]
     run = run_recorded(*args, "--missing_eos_penalty", "None")
     assert run.status == 0, run.err
     return run
@@ -410,7 +411,15 @@ def test_train_rloo_learns_and_logs_the_kl(rloo):
     assert abs(records[0]["objective/kl"]) < 1e-5 < abs(records[1]["objective/kl"])
     assert records[0]["val/ratio_first"] == pytest.approx(1, abs=1e-4)
     assert all(0 < record["grad_norm"] < np.inf for record in records)
-    assert "eval/test_longer/validity" in records[0] and "eval/test_longer/validity" not in records[1]
+    assert records[0]["eval/test_longer/validity"] in (0, 1 / 3, 2 / 3, 1)  # of 3 rows; all are looked at in the end
+    assert "eval/test_longer/validity" not in records[1]
+    evals = json.loads((rloo.folder / "eval.json").read_text())
+    assert evals["before"]["test_longer"]["rows"] == evals["after"]["test_longer"]["rows"] > 3
+
+
+def test_train_keeps_the_checkpoint_with_the_best_validity(rloo):
+    assert f"best checkpoint: update 1; python -m jaxppo.export --run_dir {rloo.folder} --step 1" in rloo.out
+    assert (rloo.folder / "checkpoints" / "1").is_dir()
 
 
 def test_train_rloo_samples_the_completions_of_a_prompt_next_to_each_other(rloo):
@@ -576,7 +585,8 @@ def test_evaluate_of_the_exported_policy_repeats_the_runs_result(finished, tmp_p
     folder = tmp_path / "eval"
     code, out, err = run_command("evaluate", "--model", finished / "policy", *sizes, "--output_dir", folder)
     assert code == 0, err
-    assert "test_longer: valid" in out
     after = json.loads((finished / "eval.json").read_text())["after"]
+    (line,) = [line for line in out.splitlines() if line.startswith("test_longer")]
+    assert line.split()[:4] == ["test_longer", "all", "32", f"{after['test_longer']['validity']['rate']:.1%}"]
     assert after["test_longer"]["validity"]["rate"] > 0.2  # 0 would be equal for any broken model
     assert json.loads((folder / "eval.json").read_text()) == after

@@ -19,7 +19,7 @@ from jaxppo.planning.plans import (
     parse_plan_text,
     parse_timed_plan_text,
 )
-from jaxppo.planning.prompts import parse_completion, render_completion, render_prompt, vocabulary
+from jaxppo.planning.prompts import parse_completion, render_completion, render_prompt, vocabulary, words_of
 from jaxppo.planning.temporal import Plan, needs_time_stamps, parse_plan_for
 from jaxppo.planning.val import HOW_TO_GET_VAL, find_val, run_val, run_val_many
 from jaxppo.planning.validator import execute
@@ -61,6 +61,7 @@ __all__ = [
     "validate_actions",
     "validate_plan",
     "vocabulary",
+    "words_of",
 ]
 
 

@@ -1,12 +1,14 @@
 """One text for all problems that differ only in object names and in the order of atoms.
 
 Colour refinement, then individualisation with backtracking where objects are still alike; a branch that ends in a text
-already seen is an image of an earlier branch under a symmetry of the problem and is not followed.
+already seen is an image of an earlier branch under a symmetry of the problem and is not followed, nor is the branch of
+an object that may change places with an earlier one while all facts stay the same (a twin).
 Source: McKay and Piperno, Practical graph isomorphism, II, Journal of Symbolic Computation 60 (2014).
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxppo.planning.conditions import Condition, Literal, write_condition
@@ -33,6 +35,8 @@ class _Structure(NamedTuple):
     facts: tuple[_Fact, ...]
     occurrences: tuple[tuple[tuple[int, int, tuple[int, ...]], ...], ...]
     """For each object, its facts as (rank of the label, position in it, arguments)."""
+    twins: tuple[int, ...]
+    """For each object, the first one that it may change places with while all facts stay the same."""
 
 
 def canonical_form(problem: Problem) -> str:
@@ -58,7 +62,8 @@ def _structure(problem: Problem) -> _Structure:
         for function, value in problem.values.items():
             facts.append(_Fact(f"init {function[0]} = {write_expression(value)}", _numbers(function[1:], index)))
     facts.extend(_goal_fact(condition, index) for condition in dict.fromkeys(problem.conditions))
-    return _Structure(kinds, tuple(facts), _occurrences(facts, len(index)))
+    occurrences = _occurrences(facts, len(index))
+    return _Structure(kinds, tuple(facts), occurrences, _twins(kinds, occurrences))
 
 
 def _numbers(names: Iterable[str], index: Mapping[str, int]) -> tuple[int, ...]:
@@ -91,6 +96,28 @@ def _occurrences(facts: Iterable[_Fact], n_objects: int) -> tuple[tuple[tuple[in
     return tuple(map(tuple, found))
 
 
+def _twins(kinds: Sequence[str], occurrences: Sequence[Sequence[tuple[int, int, tuple[int, ...]]]]) -> tuple[int, ...]:
+    """Compare each object with the first of every group that has facts like its own."""
+    groups: dict[tuple[str, tuple[tuple[int, int], ...]], list[int]] = {}
+    twins = []
+    for number, (kind, facts) in enumerate(zip(kinds, occurrences, strict=True)):
+        firsts = groups.setdefault((kind, tuple(sorted((label, position) for label, position, _ in facts))), [])
+        twin = next((first for first in firsts if _may_swap(first, number, occurrences)), number)
+        if twin == number:
+            firsts.append(number)
+        twins.append(twin)
+    return tuple(twins)
+
+
+def _may_swap(one: int, other: int, occurrences: Sequence[Sequence[tuple[int, int, tuple[int, ...]]]]) -> bool:
+    """Whether all facts stay the same when two objects of a kind change places."""
+    swap = {one: other, other: one}
+    swapped = [
+        (label, position, tuple(swap.get(i, i) for i in arguments)) for label, position, arguments in occurrences[one]
+    ]
+    return sorted(swapped) == sorted(occurrences[other])
+
+
 def _refine(structure: _Structure, colours: Colours) -> Colours:
     """Split classes by what their members' facts look like, until nothing splits."""
     while len(set(colours)) < len(colours):
@@ -98,11 +125,14 @@ def _refine(structure: _Structure, colours: Colours) -> Colours:
             (colour, sorted((label, position, [colours[i] for i in arguments]) for label, position, arguments in facts))
             for colour, facts in zip(colours, structure.occurrences, strict=True)
         ]
-        ordered = sorted(signatures)
-        finer = tuple(ordered.index(signature) for signature in signatures)
-        if finer == colours:
+        finer = [0] * len(colours)
+        order = sorted(range(len(colours)), key=signatures.__getitem__)
+        for place, (before, number) in enumerate(zip(order[:1] + order, order, strict=False)):
+            is_alike = place > 0 and signatures[before] == signatures[number]
+            finer[number] = finer[before] if is_alike else place
+        if tuple(finer) == colours:
             break
-        colours = finer
+        colours = tuple(finer)
     return colours
 
 
@@ -110,10 +140,13 @@ def _smallest_text(structure: _Structure, colours: Colours) -> str:
     cell = _first_cell(colours)
     if not cell:
         return _text(structure, colours)
+    choices = _one_of_each(structure, cell)
+    if len(choices) == 1:
+        return _smallest_text(structure, _individualise(structure, colours, cell))
     texts: list[str] = []
     ends: set[str] = set()
-    for number in cell:
-        branch = _individualise(structure, colours, number)
+    for number in choices:
+        branch = _individualise(structure, colours, [number])
         end = _any_text(structure, branch)
         if end not in ends:
             ends.add(end)
@@ -124,20 +157,36 @@ def _smallest_text(structure: _Structure, colours: Colours) -> str:
 def _any_text(structure: _Structure, colours: Colours) -> str:
     """The text at the end of the branch that always takes the first object."""
     while cell := _first_cell(colours):
-        colours = _individualise(structure, colours, cell[0])
+        is_one_kind = len(_one_of_each(structure, cell)) == 1
+        colours = _individualise(structure, colours, cell if is_one_kind else cell[:1])
     return _text(structure, colours)
 
 
 def _first_cell(colours: Colours) -> list[int]:
     """The objects of the first class with several members."""
-    repeated = [colour for colour in colours if colours.count(colour) > 1]
-    return [number for number, colour in enumerate(colours) if colour == min(repeated)] if repeated else []
+    counts = Counter(colours)
+    first = min((colour for colour, count in counts.items() if count > 1), default=None)
+    return [number for number, colour in enumerate(colours) if colour == first]
 
 
-def _individualise(structure: _Structure, colours: Colours, chosen: int) -> Colours:
-    """Put one object in front of the rest of its class."""
-    rest = [colour + (colour == colours[chosen] and number != chosen) for number, colour in enumerate(colours)]
-    return _refine(structure, tuple(rest))
+def _one_of_each(structure: _Structure, cell: Iterable[int]) -> list[int]:
+    """The first object of each group of twins: branches that take its twins end in the same texts."""
+    return list({structure.twins[number]: number for number in reversed(list(cell))}.values())[::-1]
+
+
+def _individualise(structure: _Structure, colours: Colours, chosen: Sequence[int]) -> Colours:
+    """Put objects in front of the rest of their class, one by one.
+
+    Several only where the class has no others and all are twins: everything else sees each of them alike, so that only
+    the last one is worth a look at what splits.
+    """
+    finer = list(colours)
+    for place, number in enumerate(chosen):
+        finer[number] = colours[number] + place
+    for number, colour in enumerate(colours):
+        if colour == colours[chosen[0]] and number not in chosen:
+            finer[number] = colour + len(chosen)
+    return _refine(structure, tuple(finer))
 
 
 def _text(structure: _Structure, colours: Colours) -> str:

@@ -1,11 +1,29 @@
 """Settings of `python -m jaxppo.planning build|import|inspect`: frozen dataclasses, checked when made."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from jaxppo.config import require
 
 SHORT_LENGTHS, LONG_LENGTHS = "3-16", "20-40"
+DOMAINS = (
+    "blocksworld",
+    "childsnack",
+    "depots",
+    "driverlog",
+    "ferry",
+    "gripper",
+    "logistics",
+    "miconic",
+    "satellite",
+    "visitall",
+)
+"""What `build` makes problems of by default."""
+UNSEEN_DOMAINS = ("hanoi", "storage")
+
+PromptStyle = Literal["atoms", "pddl", "nl"]
+FileFormat = Literal["jsonl", "parquet", "both"]
 
 
 def parse_lengths(text: str, name: str = "lengths") -> range:
@@ -20,6 +38,11 @@ def parse_lengths(text: str, name: str = "lengths") -> range:
     return range(int(match[1]), int(match[2]) + 1)  # type: ignore[index]
 
 
+def is_split_name(text: str) -> bool:
+    """Whether a split may be called so: its files have the name, too."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", text) is not None
+
+
 def _check_bands(short: str, long: str) -> None:
     lower, upper = parse_lengths(short, "short_lengths"), parse_lengths(long, "long_lengths")
     expected = f"plan lengths that begin at least 2 above the end of short_lengths ({short})"
@@ -31,7 +54,7 @@ class PlannerConfig:
     """Where reference plans come from."""
 
     planner: str = "builtin"
-    """Planner for reference plans; docs/planners.md lists them."""
+    """Planner for reference plans; docs/planners.md lists them. In imports also none: only plans that came along."""
     planner_timeout_s: float = 30.0
     """Seconds for one problem."""
     optimal_planner: str | None = None
@@ -45,3 +68,132 @@ class PlannerConfig:
         require(self.planner_timeout_s > 0, "planner_timeout_s", "a number above 0", self.planner_timeout_s)
         if self.workers is not None:
             require(self.workers > 0, "workers", "a number above 0", self.workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildConfig:
+    """Problems of our own generators, solved and split."""
+
+    preset: str | None = None
+    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
+    config: str | None = None
+    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
+    output_dir: str = "data/planning"
+    """Folder for the data set; one that holds an unfinished build of the same settings is continued."""
+    domains: tuple[str, ...] = DOMAINS
+    """Domains of the splits train, rl, test, test_longer and test_larger."""
+    unseen_domains: tuple[str, ...] = UNSEEN_DOMAINS
+    """Domains of the split test_unseen; none of `domains`."""
+    obfuscated_domains: tuple[str, ...] | None = None
+    """Domains whose test problems are in test_obfuscated, in other words; default: all of `domains`."""
+    obfuscation: Literal["random", "deceptive", "both"] = "both"
+    """Random strings, or ordinary words that mean something else; both: half of the rows each."""
+    n_train: int = 200
+    """Rows of train for each domain; 0 for a data set without this split."""
+    n_rl: int = 50
+    """Rows of rl for each domain."""
+    n_test: int = 50
+    """Rows of each test split for each domain."""
+    short_lengths: str = SHORT_LENGTHS
+    """Lengths of reference plans in all splits but test_longer and test_larger."""
+    long_lengths: str = LONG_LENGTHS
+    """Lengths of reference plans in test_longer; test_larger has both."""
+    seed: int = 0
+    """Decides the problems; the same seed gives the same files."""
+    prompt_style: PromptStyle = "atoms"
+    """How a problem is written as a prompt."""
+    file_format: FileFormat = "jsonl"
+    """How splits are written."""
+    use_val: bool | None = None
+    """Whether VAL checks every reference plan, beside the in-process validator; default: where it is installed."""
+    quiet: bool = False
+    """Print the result and warnings only."""
+    planners: PlannerConfig = field(default_factory=PlannerConfig)
+
+    def __post_init__(self) -> None:
+        _check_bands(self.short_lengths, self.long_lengths)
+        for name in ("n_train", "n_rl", "n_test"):
+            require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
+        require(self.n_train + self.n_rl + self.n_test > 0, "n_train", "some rows in some split", self.n_train)
+        both = sorted({*self.domains} & {*self.unseen_domains})
+        require(not both, "unseen_domains", "domains that are not in `domains`", ", ".join(both))
+        alien = [name for name in self.obfuscated_domains or () if name not in self.domains]
+        require(not alien, "obfuscated_domains", "some of `domains`", ", ".join(alien))
+        for name in ("domains", "unseen_domains", "obfuscated_domains"):
+            given = getattr(self, name) or ()
+            require(len(set(given)) == len(given), name, "each domain once", ", ".join(given))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportConfig:
+    """Problems, and plans where there are any, that others made."""
+
+    preset: str | None = None
+    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
+    config: str | None = None
+    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
+    source: str | None = None
+    """What to import: a folder of PDDL files, or a file or folder of PlanBench's JSON, of the paper's JSON lines, or of
+    our own rows."""
+    kind: Literal["auto", "pddl", "planbench", "paper", "rows"] = "auto"
+    """What the source is; auto: told by its files."""
+    pddl_dir: str | None = None
+    """Folder with the PDDL files of PlanBench's or the paper's instances; default: the source, where it is a folder."""
+    output_dir: str = "data/imported"
+    """Folder for the data set; one that holds an unfinished import of the same settings is continued."""
+    split: str = "auto"
+    """The split that all problems go to; auto: by length of plan, number of objects and canonical form, as in build;
+    keep: those of our own rows."""
+    max_train_objects: int | None = None
+    """With split auto, problems with more objects go to test_larger; default: those with more than all of train, rl and
+    test."""
+    unseen_domains: tuple[str, ...] = ()
+    """With split auto, domains that go to test_unseen."""
+    replace_invalid_plans: bool = False
+    """Have the planner solve problems whose plan is not valid, instead of leaving them out."""
+    short_lengths: str = SHORT_LENGTHS
+    """With split auto, lengths of reference plans in all splits but test_longer and test_larger."""
+    long_lengths: str = LONG_LENGTHS
+    """With split auto, lengths of reference plans in test_longer; test_larger has both."""
+    prompt_style: PromptStyle = "atoms"
+    """How a problem is written as a prompt."""
+    file_format: FileFormat = "jsonl"
+    """How splits are written."""
+    use_val: bool | None = None
+    """Whether VAL checks every reference plan, beside the in-process validator; default: where it is installed."""
+    quiet: bool = False
+    """Print the result and warnings only."""
+    planners: PlannerConfig = field(default_factory=PlannerConfig)
+
+    def __post_init__(self) -> None:
+        _check_bands(self.short_lengths, self.long_lengths)
+        require(is_split_name(self.split), "split", "auto, keep, or a name of letters, digits, '_' and '-'", self.split)
+        if self.max_train_objects is not None:
+            require(self.max_train_objects > 0, "max_train_objects", "a number above 0", self.max_train_objects)
+        if self.split != "auto":
+            for name, unset in (("max_train_objects", None), ("unseen_domains", ())):
+                value = getattr(self, name)
+                require(value == unset, name, "nothing unless split is auto", value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectConfig:
+    """What a data set holds, and whether all is right with it."""
+
+    preset: str | None = None
+    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
+    config: str | None = None
+    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
+    dataset: str | None = None
+    """Folder of the data set."""
+    splits: tuple[str, ...] | None = None
+    """Splits to look at; default: all."""
+    show: int = 0
+    """Rows of each split to print."""
+    validator: Literal["builtin", "val", "auto"] = "auto"
+    """Who judges the reference plans: the in-process validator, VAL, or builtin where it covers the domain."""
+    json: str | None = None
+    """File for what was found; default: nothing is written."""
+
+    def __post_init__(self) -> None:
+        require(self.show >= 0, "show", "0 or more", self.show)

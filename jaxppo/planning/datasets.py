@@ -9,7 +9,7 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,18 @@ COLUMNS: Mapping[str, type] = {
 }
 """The columns that every row has, and their types."""
 
-SPLIT_PARTITIONS = {"train": "train", "rl": "rl", "test": "test", "test_longer": "test"}
-"""Split to the partition that it draws from: `test` and `test_longer` are disjoint where their sizes are."""
+SPLIT_PARTITIONS = {
+    "train": "train",
+    "rl": "rl",
+    "test": "test",
+    "test_longer": "test",
+    "test_larger": "test",
+    "test_unseen": "test",
+    "test_obfuscated": "test",
+}
+"""Split to the partition that it draws from."""
+BUILT_IN_SPLITS = ("train", "rl", "test", "test_longer")
+"""What `build_split` makes; `test` and `test_longer` are disjoint where their sizes are."""
 
 # Of every ten problems six may enter `train`, two `rl` and two `test`.
 _TENTHS = ("train",) * 6 + ("rl",) * 2 + ("test",) * 2
@@ -62,7 +72,7 @@ def build_split(
     """Draw the rows of a split; the same arguments give the same rows, byte for byte.
 
     Args:
-        split: one of `SPLIT_PARTITIONS`.
+        split: one of `BUILT_IN_SPLITS`.
         sizes: number of objects to number of rows; the draws of one size do not depend on the others.
         seed: decides the draws.
         prompt_style: one of `prompts.PROMPT_STYLES`.
@@ -73,7 +83,7 @@ def build_split(
         ConfigError: an unknown split, style or domain, or a size that the generator does not offer.
         DataError: the partition holds fewer problems than asked for.
     """
-    _expect_one_of("split", split, SPLIT_PARTITIONS)
+    _expect_one_of("split", split, BUILT_IN_SPLITS)
     _expect_one_of("domain", domain, DOMAINS)
     rows = []
     for size, n_rows in sizes.items():
@@ -84,7 +94,7 @@ def build_split(
 
 def partition(problem: Problem) -> str:
     """Name the only partition (`train` 60 %, `rl` 20 %, `test` 20 %) that a problem may enter."""
-    return _partition_of(canonical_form(problem))
+    return partition_of_form(canonical_form(problem))
 
 
 def write_jsonl(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
@@ -148,8 +158,8 @@ def make_row(
         "id": id,
         "domain": domain,
         "split": split,
-        "prompt": render_prompt(problem, prompt_style),
-        "completion": render_completion(plan, prompt_style),
+        "prompt": render_prompt(domain_pddl, problem_pddl, prompt_style),
+        "completion": render_completion(plan, prompt_style, domain_pddl),
         "reference_plan": [format_action(action) for action in plan],
         "domain_pddl": domain_pddl,
         "problem_pddl": problem_pddl,
@@ -179,23 +189,24 @@ class _Draw:
         for _ in range(_MAX_DRAWS_WITHOUT_NEW):
             text = domain.generate_problem(self.size, self.rng, name)
             problem = parse_problem(text, parse_domain(domain.DOMAIN_PDDL))
-            if self._accept(problem):
+            if self._accept(text, problem):
                 return text, problem
         raise DataError(
             f"split '{self.split}', {self.size} objects: expected {n_wanted} different problems, "
             f"found only {len(self.seen)}; ask for fewer or for another size"
         )
 
-    def _accept(self, problem: Problem) -> bool:
+    def _accept(self, text: str, problem: Problem) -> bool:
         form = canonical_form(problem)
-        key = form if self.unique else render_prompt(problem, self.prompt_style)
-        if _partition_of(form) != SPLIT_PARTITIONS[self.split] or key in self.seen:
+        key = form if self.unique else render_prompt(DOMAINS[self.domain].DOMAIN_PDDL, text, self.prompt_style)
+        if partition_of_form(form) != SPLIT_PARTITIONS[self.split] or key in self.seen:
             return False
         self.seen.add(key)
         return True
 
 
-def _partition_of(form: str) -> str:
+def partition_of_form(form: str) -> str:
+    """Name the only partition that problems of a canonical form may enter; see `partition`."""
     digest = hashlib.sha256(form.encode()).digest()
     return _TENTHS[int.from_bytes(digest[:8], "big") % len(_TENTHS)]
 
@@ -246,6 +257,6 @@ def reference_plans(value: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
     return (tuple(value),)
 
 
-def _expect_one_of(field: str, value: str, known: Mapping[str, Any]) -> None:
+def _expect_one_of(field: str, value: str, known: Collection[str]) -> None:
     if value not in known:
         raise ConfigError(f"{field}: expected one of {', '.join(known)}, got '{value}'")

@@ -4,6 +4,8 @@ import random
 from itertools import permutations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxppo.planning import Problem, canonical_form, parse_domain, parse_problem
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem
@@ -116,3 +118,63 @@ def test_canonical_form_covers_rich_goals_and_numbers_that_matter(old, new, goal
     texts = RICH.format(goal), RICH.format(goal).replace(old, new)
     assert texts[0] != texts[1]
     assert len({canonical_form(parse_problem(text, domain)) for text in texts}) == (1 if is_same else 2)
+
+
+PLAIN = parse_domain(
+    "(define (domain d) (:predicates (p ?x) (q ?x ?y) (r ?x ?y ?z))"
+    " (:action a :parameters () :precondition () :effect (and)))"
+)
+
+
+def _plain_problem(objects, init, goal) -> Problem:
+    sides = [" ".join(f"({' '.join(atom)})" for atom in side) for side in (init, goal)]
+    text = (
+        f"(define (problem x) (:domain d) (:objects {' '.join(objects)}) (:init {sides[0]}) (:goal (and {sides[1]})))"
+    )
+    return parse_problem(text, PLAIN)
+
+
+@st.composite
+def _symmetric_problems(draw) -> Problem:
+    """Facts that are closed under a random exchange of objects, so that many look alike and some are twins."""
+    objects = "abcde"[: draw(st.integers(1, 5))]
+    swap = dict(zip(objects, draw(st.permutations(objects)), strict=True))
+    atom = st.sampled_from(["p", "q", "r"]).flatmap(
+        lambda word: st.tuples(st.just(word), *[st.sampled_from(objects)] * (ord(word) - ord("o")))
+    )
+    sides = []
+    for side in (draw(st.lists(atom, max_size=4)), draw(st.lists(atom, max_size=2))):
+        closed = set(side)
+        while more := {(fact[0], *(swap[name] for name in fact[1:])) for fact in closed} - closed:
+            closed |= more
+        sides.append(sorted(closed))
+    return _plain_problem(objects, *sides)
+
+
+@settings(max_examples=400, deadline=None)
+@given(_symmetric_problems(), _symmetric_problems(), st.randoms(use_true_random=False))
+def test_canonical_form_is_that_of_brute_force_where_objects_are_alike(one, other, rng):
+    names = list(one.objects)
+    renaming = dict(zip(names, rng.sample(names, len(names)), strict=True))
+    sides = [one.init, [literal.atom for literal in one.goal]]
+    renamed = [[(atom[0], *(renaming[name] for name in atom[1:])) for atom in side] for side in sides]
+    assert canonical_form(_plain_problem(rng.sample(names, len(names)), *renamed)) == canonical_form(one)
+    same_size = len(one.objects) == len(other.objects)
+    are_same = same_size and brute_force_form(one) == brute_force_form(other)
+    assert (canonical_form(one) == canonical_form(other)) is are_same
+
+
+def test_canonical_form_copes_with_groups_of_objects_that_are_alike():
+    """Four equal tables with four equal children each, ten equal breads: 4! (4!)^4 10! symmetries."""
+    children = [f"c{number}" for number in range(16)]
+    objects = [*children, *"wxyz", *(f"bread{number}" for number in range(10))]
+    forms = set()
+    for seed in range(3):
+        rng = random.Random(seed)
+        seated = rng.sample(children, 16)
+        init = [("q", child, "wxyz"[number // 4]) for number, child in enumerate(seated)]
+        init += [("p", name) for name in objects if name.startswith("bread")]
+        forms.add(canonical_form(_plain_problem(rng.sample(objects, len(objects)), init, [("p", "w")])))
+        moved = [("q", seated[0], "z"), *init[1:]]
+        assert canonical_form(_plain_problem(objects, moved, [("p", "w")])) not in forms
+    assert len(forms) == 1

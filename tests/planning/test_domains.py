@@ -89,6 +89,14 @@ def test_names_are_single_words_that_nothing_else_has(domain):
         assert module.POOLS.keys() <= parsed.types.keys()
 
 
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_sizes_of_training_come_before_the_larger_ones(domain):
+    module = DOMAINS[domain]
+    assert {*module.TRAIN_SIZES, *module.LARGER_SIZES} <= {*module.SIZES}
+    assert module.TRAIN_SIZES[0] <= module.TRAIN_SIZES[-1] + 1 == module.LARGER_SIZES[0] <= module.LARGER_SIZES[-1]
+    assert {name for pool in module.POOLS.values() for name in pool} <= {*module.NAMES}
+
+
 @pytest.mark.parametrize("domain", NEW)
 def test_problems_are_consistent(domain):
     for size, seed in product(DOMAINS[domain].SIZES, range(4)):

@@ -28,13 +28,12 @@ PLAN = (("unstack", "b", "a"), ("stack", "a", "b"))
 def test_render_prompt_keeps_the_order_of_atoms():
     text = """(define (problem p) (:domain blocksworld) (:objects a b)
         (:init (on b a) (ontable a) (clear b) (handempty)) (:goal (and (on a b) (not (holding b)))))"""
-    prompt = render_prompt(parse_problem(text, parse_domain(DOMAIN_PDDL)))
+    prompt = render_prompt(DOMAIN_PDDL, text)
     assert prompt == "<init> on b a ; ontable a ; clear b ; handempty <goal> on a b ; not holding b <plan>"
 
 
 def test_render_prompt_of_empty_sides():
-    problem = parse_problem("(define (problem p) (:domain d) (:init) (:goal ()))", parse_domain(DOMAIN_PDDL))
-    assert render_prompt(problem) == "<init> <goal> <plan>"
+    assert render_prompt(DOMAIN_PDDL, "(define (problem p) (:domain d) (:init) (:goal ()))") == "<init> <goal> <plan>"
 
 
 def test_render_completion():
@@ -88,24 +87,24 @@ def test_parse_completion_inverts_render_completion(actions):
 
 def test_vocabulary_holds_every_word_of_prompts_and_completions():
     domain = parse_domain(DOMAIN_PDDL)
-    words = vocabulary([domain], NAMES)
+    words = vocabulary([DOMAIN_PDDL], NAMES)
     assert words == sorted(set(words))
     assert {"<pad>", "<eos>"} < set(words)
     rng = random.Random(0)
     for _ in range(20):
-        problem = parse_problem(generate_problem(6, rng, "p"), domain)
-        used = f"{render_prompt(problem)} {render_completion(solve(problem))}".split()
+        text = generate_problem(6, rng, "p")
+        plan = solve(parse_problem(text, domain))
+        used = f"{render_prompt(DOMAIN_PDDL, text)} {render_completion(plan)}".split()
         assert set(used) <= set(words)
 
 
 def test_vocabulary_holds_constants_and_negation():
-    domain = parse_domain(DELIVERY)
-    problem = parse_problem(ERRAND, domain)
-    assert set(render_prompt(problem).split()) <= set(vocabulary([domain], problem.objects))
+    names = parse_problem(ERRAND, parse_domain(DELIVERY)).objects
+    assert set(render_prompt(DELIVERY, ERRAND).split()) <= set(vocabulary([DELIVERY], names))
 
 
 def test_unknown_style_is_an_error():
-    with pytest.raises(ConfigError, match=r"^prompt_style: expected one of atoms, got 'haiku'$"):
+    with pytest.raises(ConfigError, match=r"^prompt_style: expected one of atoms, pddl, nl, got 'haiku'$"):
         parse_completion("", style="haiku")
 
 
@@ -119,4 +118,4 @@ def test_unknown_style_is_an_error():
 def test_render_prompt_refuses_what_it_cannot_write(goal, got):
     text = ERRAND.replace("(and (in b1 v) (not (at v hub)))", goal)
     with pytest.raises(UnsupportedPddlError, match=f"^problem errand:1: expected {got}"):
-        render_prompt(parse_problem(text, parse_domain(DELIVERY)))
+        render_prompt(DELIVERY, text)

@@ -1,7 +1,8 @@
 """One folder per planning domain: its `domain.pddl` and its problem generator.
 
-Every module has `DOMAIN_PDDL`, `NAMES` (all object names that its problems may use) and `generate_problem(size, rng,
-name)`; all but `blocksworld` also `SIZES` (the range of sizes) and `POOLS` (the names by type or kind of object).
+Every module has `DOMAIN_PDDL`, `NAMES` (all object names that its problems may use), `POOLS` (the same by type or kind
+of object), `generate_problem(size, rng, name)`, and three ranges of sizes: `SIZES` (all), `TRAIN_SIZES` and
+`LARGER_SIZES` (those of larger test problems).
 """
 
 from types import ModuleType

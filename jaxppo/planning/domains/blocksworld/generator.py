@@ -13,6 +13,14 @@ from jaxppo.errors import ConfigError
 
 NAMES = tuple("abcdefghijklmnop")
 """The pool of block names; each is one word of a word-level tokenizer."""
+POOLS = {"block": NAMES}
+"""Kind of object to the names it may have."""
+SIZES = range(2, len(NAMES) + 1)
+"""Numbers of blocks."""
+TRAIN_SIZES = range(2, 9)
+"""Those of training problems: most have plans of 3 to 16 steps."""
+LARGER_SIZES = range(9, 13)
+"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
 def generate_problem(n_blocks: int, rng: random.Random, name: str) -> str:
@@ -29,8 +37,8 @@ def generate_problem(n_blocks: int, rng: random.Random, name: str) -> str:
     Raises:
         ConfigError: there are not enough names, or only one state, for that many blocks.
     """
-    if not 2 <= n_blocks <= len(NAMES):
-        raise ConfigError(f"n_blocks: expected 2 to {len(NAMES)}, got {n_blocks}")
+    if n_blocks not in SIZES:
+        raise ConfigError(f"n_blocks: expected {SIZES[0]} to {SIZES[-1]}, got {n_blocks}")
     blocks = rng.sample(NAMES, n_blocks)
     start, goal = random_towers(blocks, rng), random_towers(blocks, rng)
     while sorted(goal) == sorted(start):

@@ -16,6 +16,10 @@ POOLS = {
 NAMES = ("kitchen", *(name for pool in POOLS.values() for name in pool))
 SIZES = range(1, 9)
 """Numbers of children."""
+TRAIN_SIZES = range(1, 6)
+"""Those of training problems: most have plans of 3 to 16 steps."""
+LARGER_SIZES = range(6, 9)
+"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
 def generate_problem(

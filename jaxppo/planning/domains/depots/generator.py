@@ -18,6 +18,10 @@ POOLS = {
 NAMES = tuple(name for pool in POOLS.values() for name in pool)
 SIZES = range(1, 9)
 """Numbers of crates."""
+TRAIN_SIZES = range(1, 5)
+"""Those of training problems: most have plans of 3 to 16 steps."""
+LARGER_SIZES = range(5, 7)
+"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
 def generate_problem(

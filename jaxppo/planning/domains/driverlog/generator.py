@@ -23,6 +23,10 @@ POOLS = {
 NAMES = tuple(name for pool in POOLS.values() for name in pool)
 SIZES = range(1, 13)
 """Numbers of packages."""
+TRAIN_SIZES = range(1, 9)
+"""Those of training problems: most have plans of 3 to 16 steps."""
+LARGER_SIZES = range(9, 13)
+"""Those of larger test problems: most have plans of at most 40 steps."""
 _PLACES, _STOPS = POOLS["location"][:8], POOLS["location"][8:]
 
 

@@ -9,6 +9,10 @@ POOLS = {"car": numbered("car", 12), "shore": numbered("shore", 8)}
 NAMES = tuple(name for pool in POOLS.values() for name in pool)
 SIZES = range(1, 13)
 """Numbers of cars."""
+TRAIN_SIZES = range(1, 9)
+"""Those of training problems: most have plans of 3 to 16 steps."""
+LARGER_SIZES = range(9, 13)
+"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
 def generate_problem(n_cars: int, rng: random.Random, name: str, *, n_shores: int | None = None) -> str:

@@ -17,6 +17,10 @@ POOLS = {"room": numbered("room", 6), "ball": numbered("ball", 12), "gripper": (
 NAMES = tuple(name for pool in POOLS.values() for name in pool)
 SIZES = range(2, 13)
 """Numbers of balls."""
+TRAIN_SIZES = range(2, 9)
+"""Those of training problems: most have plans of 3 to 16 steps."""
+LARGER_SIZES = range(9, 13)
+"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
 def generate_problem(

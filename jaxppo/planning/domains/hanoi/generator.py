@@ -11,6 +11,10 @@ POOLS = {"disc": numbered("disc", 7), "peg": numbered("peg", 5)}
 NAMES = tuple(name for pool in POOLS.values() for name in pool)
 SIZES = range(2, 8)
 """Numbers of discs."""
+TRAIN_SIZES = range(2, 6)
+"""Those of training problems: most have plans of 3 to 16 steps."""
+LARGER_SIZES = range(6, 8)
+"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
 def generate_problem(n_discs: int, rng: random.Random, name: str, *, n_pegs: int | None = None) -> str:

@@ -2,8 +2,15 @@
 
 from importlib.resources import files
 
-from jaxppo.planning.domains.logistics.generator import NAMES, POOLS, SIZES, generate_problem
+from jaxppo.planning.domains.logistics.generator import (
+    LARGER_SIZES,
+    NAMES,
+    POOLS,
+    SIZES,
+    TRAIN_SIZES,
+    generate_problem,
+)
 
-__all__ = ["DOMAIN_PDDL", "NAMES", "POOLS", "SIZES", "generate_problem"]
+__all__ = ["DOMAIN_PDDL", "LARGER_SIZES", "NAMES", "POOLS", "SIZES", "TRAIN_SIZES", "generate_problem"]
 
 DOMAIN_PDDL = files(__name__).joinpath("domain.pddl").read_text(encoding="utf-8")

@@ -26,6 +26,10 @@ POOLS = {
 NAMES = tuple(name for pool in POOLS.values() for name in pool)
 SIZES = range(1, 7)
 """Numbers of crates."""
+TRAIN_SIZES = range(1, 4)
+"""Those of training problems: most have plans of 3 to 16 steps."""
+LARGER_SIZES = range(4, 6)
+"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
 def generate_problem(

@@ -18,6 +18,10 @@ POOLS = {"cell": numbered("cell", 30)}
 NAMES = POOLS["cell"]
 SIZES = range(4, 31)
 """Numbers of cells."""
+TRAIN_SIZES = range(4, 17)
+"""Those of training problems: most have plans of 3 to 16 steps."""
+LARGER_SIZES = range(17, 27)
+"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
 def generate_problem(n_cells: int, rng: random.Random, name: str, *, openness: float | None = None) -> str:

@@ -1,0 +1,101 @@
+"""Prompts as turns of a chat, where a tokenizer has a chat template; elsewhere texts stay as they are."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxppo.config import DataConfig
+from jaxppo.errors import ConfigError
+
+_PROMPT, _COMPLETION = "prompt", "completion"
+"""What a template is tried out with."""
+
+
+class Turns(NamedTuple):
+    """How the texts of a row stand in front of a model.
+
+    Attributes:
+        tokenizer: of the model.
+        templated: whether its chat template is used.
+        system_prompt: first turn of every chat; None for none.
+        lead: blanks that the template puts between a prompt and its completion.
+        end_id: the token that ends a completion.
+    """
+
+    tokenizer: Any
+    templated: bool
+    system_prompt: str | None
+    lead: str
+    end_id: int
+
+    def prompt_text(self, prompt: str) -> str:
+        """A prompt, as the user's turn where there are turns, up to where the completion begins."""
+        return _apply(self.tokenizer, self.system_prompt, [prompt]) if self.templated else prompt
+
+    def completion_text(self, completion: str) -> str:
+        """A completion without its end."""
+        return self.lead + completion
+
+
+def make_turns(tokenizer: Any, config: DataConfig | None = None) -> Turns:
+    """How rows are put in front of the model that this tokenizer belongs to.
+
+    Args:
+        tokenizer: of the model.
+        config: says whether the chat template is used, and the system prompt; default `DataConfig()`.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template, or one that does not show where a completion begins and ends.
+    """
+    config = DataConfig() if config is None else config
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if config.use_chat_template and not has_template:
+        raise ConfigError("use_chat_template: expected a tokenizer with a chat template, got one without")
+    # Prompts that are cut are text to be continued.
+    by_default = has_template and config.input_max_text_length is None
+    templated = by_default if config.use_chat_template is None else config.use_chat_template
+    if not templated:
+        if config.system_prompt is not None:
+            raise ConfigError("system_prompt: expected None without a chat template, got a text")
+        return Turns(tokenizer, False, None, "", tokenizer.eos_token_id)
+    lead, end = _around_completion(tokenizer, config.system_prompt)
+    return Turns(tokenizer, True, config.system_prompt, lead, _end_id(tokenizer, end))
+
+
+def _apply(tokenizer: Any, system_prompt: str | None, turns: Sequence[str]) -> str:
+    """A chat that begins with the user's turn, as text; a completion is asked for where that is the last one."""
+    roles = [("user", "assistant")[number % 2] for number in range(len(turns))]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
+    if system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=len(turns) % 2 == 1)
+    except Exception as error:  # whatever a template raises
+        reason = f"{type(error).__name__}: {error}"
+        asked = f"a chat template for the turns {', '.join(message['role'] for message in messages)}"
+        raise ConfigError(f"use_chat_template: expected {asked}, got {reason}") from error
+
+
+def _around_completion(tokenizer: Any, system_prompt: str | None) -> tuple[str, str]:
+    """What a template puts in front of a completion and behind it."""
+    start = _apply(tokenizer, system_prompt, [_PROMPT])
+    whole = _apply(tokenizer, system_prompt, [_PROMPT, _COMPLETION])
+    lead, found, end = whole[len(start) :].partition(_COMPLETION)
+    if not whole.startswith(start) or not found or lead.strip():
+        expected = "False, or a chat template that writes the same prompt with a completion behind it as without"
+        raise ConfigError(f"use_chat_template: expected {expected}, got {whole!r} and {start!r}")
+    return lead, end
+
+
+def _end_id(tokenizer: Any, end: str) -> int:
+    """The first special token behind a completion; the end of sequence where nothing stands there."""
+    ids = tokenizer(end, add_special_tokens=False)["input_ids"] if end.strip() else []
+    special = set(tokenizer.all_special_ids) | {
+        number for number, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
+    place = next((place for place, number in enumerate(ids) if number in special), None)
+    if place is None and not ids:
+        return tokenizer.eos_token_id
+    if place is None or tokenizer.decode(ids[:place]).strip():
+        expected = "False, or a chat template that ends a completion with a special token"
+        raise ConfigError(f"use_chat_template: expected {expected}, got {end!r}")
+    return ids[place]

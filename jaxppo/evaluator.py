@@ -1,0 +1,327 @@
+"""Answers of a model to the rows of the evaluation splits, and what they are worth; for all commands that evaluate."""
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxppo import data, models, ops, plan_reward, reward_sources, rollout
+from jaxppo.chat import make_turns
+from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
+from jaxppo.console import Console
+from jaxppo.data import Row
+from jaxppo.families import ModelConfig
+from jaxppo.intervals import clustered_wilson
+from jaxppo.parallel import DataParallel
+from jaxppo.plan_answers import Answer, JudgedRow, judge_rows
+from jaxppo.plan_metrics import grouped, split_results
+from jaxppo.rewards import Completions, Rewards
+from jaxppo.types import Params
+
+EVAL_FILE = "eval.json"
+
+
+class Completion(NamedTuple):
+    """One decoded completion."""
+
+    text: str
+    ended: bool
+    ids: list[int]
+
+
+class Answered(NamedTuple):
+    """Rows with the answers to them.
+
+    Attributes:
+        rows: of one split.
+        answers: one or more for each row.
+        scores: what reward functions give each answer; None where plans alone are judged.
+    """
+
+    rows: list[Row]
+    answers: list[list[Answer]]
+    scores: list[list[float | None]] | None = None
+
+
+class Evaluator:
+    """Decodes and judges the answers to the evaluation splits; call it with the parameters of a language model.
+
+    Args:
+        model: configuration of the model.
+        tokenizer: its tokenizer.
+        parallel: devices.
+        data_config: which splits.
+        evaluation: batch size, temperature, validator, rows of evaluations during training.
+        reward: how plans are scored.
+        sampling: stop token and most tokens of a completion; the rest comes from `evaluation`.
+        seed: of the sampling, where the temperature is above 0.
+        rewards: the functions that score completions, where there are others than the plan reward.
+        rows: of each split, where they are loaded already.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        tokenizer: Any,
+        parallel: DataParallel,
+        data_config: DataConfig,
+        evaluation: EvalConfig,
+        reward: RewardConfig,
+        sampling: SamplingConfig,
+        seed: int,
+        rewards: Rewards | None = None,
+        rows: Mapping[str, list[Row]] | None = None,
+    ):
+        self._tokenizer, self.parallel, self._config, self._reward = tokenizer, parallel, evaluation, reward
+        self._length, self._seed, self._turns = sampling.response_length, seed, make_turns(tokenizer, data_config)
+        self._rewards = None if reward.reward_funcs == ("plan",) else rewards
+        self.validator = checked_validator(evaluation, reward)
+        self.rows = dict(load_rows(data_config, reward, self.validator) if rows is None else rows)
+        self._fixed = {
+            split: fixed_rows(of_split, evaluation.eval_rows, data_config.data_seed)
+            for split, of_split in self.rows.items()
+        }
+        self._encoded = {
+            split: data.encode_prompts(tokenizer, of_split, data_config.max_prompt_length, turns=self._turns)
+            for split, of_split in self.rows.items()
+        }
+        longest = max(len(ids) for encoded in self._encoded.values() for ids in encoded)
+        models.check_length(model, longest + self._length, "longest prompt of eval_splits and response_length")
+        self._prompt_length = data.bucket(longest)
+        stop_id = sampling.stop_id(self._turns.end_id)
+        program = partial(
+            rollout.generate,
+            model=model,
+            stop_id=self._turns.end_id if stop_id is None else stop_id,  # a plan ends, however training samples
+            pad_id=tokenizer.pad_token_id,
+            temperature=evaluation.eval_temperature,
+            top_k=evaluation.eval_top_k,
+            top_p=evaluation.eval_top_p,
+        )
+        self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
+
+    def __call__(self, params: Params, *, fixed_rows_only: bool = False) -> dict[str, dict[str, Any]]:
+        """{split: results}, as from `results_of`.
+
+        Args:
+            params: of the language model.
+            fixed_rows_only: look at the `eval_rows` rows that evaluations during training look at.
+        """
+        return {
+            split: self._results(self.answer(params, split, rows=self._fixed[split] if fixed_rows_only else None))
+            for split in self.rows
+        }
+
+    def _results(self, answered: Answered) -> dict[str, Any]:
+        return results_of(answered, self._reward, self.validator, self._config.length_edges)[0]
+
+    def answer(
+        self, params: Params, split: str, *, num_samples: int = 1, seed: int = 0, rows: Sequence[int] | None = None
+    ) -> Answered:
+        """Answers to the rows of a split.
+
+        Args:
+            params: of the language model.
+            split: name of the split.
+            num_samples: answers to each row.
+            seed: what the answers call the model that they are from.
+            rows: numbers of the rows to answer, in their order; default: all.
+        """
+        chosen = range(len(self.rows[split])) if rows is None else rows
+        samples = [self.complete(params, split, sample, chosen) for sample in range(num_samples)]
+        answers = [[Answer(text, ended, seed) for text, ended, _ in given] for given in zip(*samples, strict=True)]
+        scores = None
+        if self._rewards is not None:
+            scored = [self._score(self._rewards, completions, split, chosen) for completions in samples]
+            scores = [list(values) for values in zip(*scored, strict=True)]
+        return Answered([self.rows[split][i] for i in chosen], answers, scores)
+
+    def _score(
+        self, rewards: Rewards, completions: Sequence[Completion], split: str, chosen: Sequence[int]
+    ) -> Sequence[float | None]:
+        rows = [self.rows[split][i] for i in chosen]
+        columns = data.columns_of(rows) | {"prompt_ids": [self._encoded[split][i] for i in chosen]}
+        texts, ids = [c.text for c in completions], [c.ids for c in completions]
+        return rewards(Completions([row["prompt"] for row in rows], texts, ids, columns)).values
+
+    def complete(
+        self, params: Params, split: str, sample: int = 0, chosen: Sequence[int] | None = None
+    ) -> list[Completion]:
+        """One completion for each row of a split, or for the chosen ones; longest prompts are decoded together.
+
+        A row's completion depends on seed, split, row and sample, not on the rows beside it.
+        """
+        encoded = self._encoded[split]
+        chosen = range(len(encoded)) if chosen is None else chosen
+        key = jax.random.fold_in(ops.purpose_key(self._seed, ops.Purpose.EVALUATION), zlib.crc32(split.encode()))
+        key = jax.random.fold_in(key, sample) if sample else key
+        uniforms = np.asarray(ops.row_uniforms(key, len(encoded), self._length))
+        completions: dict[int, Completion] = {}
+        for rows in data.chunks(sorted(chosen, key=lambda i: len(encoded[i])), self._batch_size):
+            done = self._complete_batch(params, [encoded[i] for i in rows], uniforms[rows])
+            completions |= zip(rows, done, strict=True)
+        return [completions[i] for i in chosen]
+
+    @property
+    def _batch_size(self) -> int:
+        return data.bucket(self._config.eval_batch_size, self.parallel.num_devices)
+
+    def _complete_batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray) -> list[Completion]:
+        """Decode up to a batch of prompts; a short last batch is filled up with copies of its first row."""
+        missing = self._batch_size - len(encoded)
+        filled = [*encoded, *[encoded[0]] * missing]
+        prompts = data.pad_left(filled, self._prompt_length, self._tokenizer.pad_token_id)
+        draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
+        done = self._generate(params, *self.parallel.put((prompts, draws), 0))
+        ids, mask = np.asarray(done.completion_ids), np.asarray(done.completion_mask)
+        texts = data.decode(self._tokenizer, ids, mask, self._turns.end_id)
+        rows = zip(texts, np.asarray(done.ended), ids, mask, strict=True)
+        return [Completion(text, bool(ended), row[real].tolist()) for text, ended, row, real in rows][: len(encoded)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- input
+
+
+def checked_validator(evaluation: EvalConfig, reward: RewardConfig) -> str | None:
+    """Who judges plans, after a try; None where the data are no planning problems."""
+    if not reward.judges_plans:
+        return None
+    validator = evaluation.eval_validator or plan_reward.default_validator()
+    plan_reward.check_validator(validator)
+    return validator
+
+
+def load_rows(config: DataConfig, reward: RewardConfig, validator: str | None) -> dict[str, list[Row]]:
+    """The rows of every evaluation split; those of planning problems are of the split that was asked for by name."""
+    if validator is None:
+        return {split: data.load_split(config, split, None) for split in config.eval_splits}
+    judges = reward.reads_pddl_for(validator)
+    splits = {split: data.load_split(config, split, judges) for split in config.eval_splits}
+    return {split: [row | {"split": split} for row in rows] for split, rows in splits.items()}
+
+
+def fixed_rows(rows: Sequence[Row], most: int | None, seed: int) -> list[int]:
+    """Numbers of at most `most` rows, as many of each domain as can be; `seed` alone decides which.
+
+    Each domain's rows are shuffled, and the domains take turns; so fewer rows are always among more. Rows without the
+    column `domain` are of one domain.
+    """
+    if most is None or most >= len(rows):
+        return list(range(len(rows)))
+    domains = grouped(range(len(rows)), lambda i: str(rows[i].get("domain", "")))
+    order = [
+        np.random.default_rng((seed, place)).permutation(domains[name]) for place, name in enumerate(sorted(domains))
+    ]
+    turns = [(turn, place, int(i)) for place, shuffled in enumerate(order) for turn, i in enumerate(shuffled)]
+    return sorted(i for _, _, i in sorted(turns)[:most])
+
+
+def make_evaluator(
+    config: TrainConfig | SFTConfig | EvaluateConfig,
+    model: ModelConfig,
+    tokenizer: Any,
+    parallel: DataParallel,
+    rewards: Rewards | None = None,
+    rows: Mapping[str, list[Row]] | None = None,
+) -> Evaluator:
+    """The evaluator that a command's configuration asks for."""
+    if isinstance(config, TrainConfig):
+        sampling = config.sampling
+    else:
+        stop_token_id = config.stop_token_id if isinstance(config, EvaluateConfig) else None
+        sampling = SamplingConfig(response_length=config.response_length, stop_token_id=stop_token_id)
+    return Evaluator(
+        model,
+        tokenizer,
+        parallel,
+        config.data,
+        config.evaluation,
+        config.reward,
+        sampling,
+        config.run.seed,
+        rewards,
+        rows,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+
+def results_of(
+    answered: Answered, reward: RewardConfig, validator: str | None, edges: Sequence[int]
+) -> tuple[dict[str, Any], list[JudgedRow]]:
+    """Results of one split, and its judged rows where plans are judged.
+
+    Returns:
+        `plan_metrics.split_results` and "validator" for plans; "mean_reward" and "reward", with an interval of twice
+        the standard error, for other rewards than the plan reward alone; and "ended".
+    """
+    judged: list[JudgedRow] = []
+    ended = [[bool(answer.ended) for answer in answers] for answers in answered.answers]
+    results: dict[str, Any] = {"ended": clustered_wilson(list(map(sum, ended)), list(map(len, ended)))}
+    if validator is not None:
+        judged = judge_rows(answered.rows, answered.answers, reward_sources.plan_scoring(reward, validator))
+        results = split_results(judged, edges) | {"validator": validator}
+    if answered.scores is not None:
+        results |= _reward_results(answered.scores)
+    return results, judged
+
+
+def _reward_results(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:
+    """Mean over rows of what their answers get on average, with its interval; answers without a score are left out."""
+    known = [[value for value in values if value is not None] for values in scores]
+    numbers = [fmean(values) for values in known if values]
+    error = 2.0 * stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
+    mean = fmean(numbers)
+    return {"mean_reward": mean, "reward": {"mean": mean, "low": mean - error, "high": mean + error, "n": len(numbers)}}
+
+
+def summary_line(split: str, result: dict[str, Any]) -> str:
+    """One line about a split for the terminal."""
+    if "validity" not in result:
+        reward = result["reward"]
+        return (
+            f"{split}: mean reward {reward['mean']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}] of {reward['n']}, "
+            f"ended {result['ended']['rate']:.1%}"
+        )
+    v, e = result["validity"], result["executability"]
+    return (
+        f"{split}: valid {v['rate']:.1%} [{v['low']:.1%}, {v['high']:.1%}] of {v['n']} ({result['validator']}), "
+        f"executable {e['rate']:.1%}, reward {result['mean_reward']:.3f}"
+    )
+
+
+def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """What an evaluation during training adds to the record of its update; of several domains each one's validity."""
+    rewards = {f"eval/{split}/mean_reward": result["mean_reward"] for split, result in results.items()}
+    judged = {split: result for split, result in results.items() if "validity" in result}
+    domains = {
+        f"eval/{split}/{domain}/validity": cell["validity"]["rate"]
+        for split, result in judged.items()
+        if len(result["domains"]) > 1
+        for domain, cell in result["domains"].items()
+    }
+    return (
+        {f"eval/{split}/validity": result["validity"]["rate"] for split, result in judged.items()} | domains | rewards
+    )
+
+
+def print_results(console: Console, results: dict[str, dict[str, Any]]) -> None:
+    """One line per split, and a warning where the validator failed."""
+    for split, result in results.items():
+        console.result(summary_line(split, result))
+    warn_of_failures(console, results)
+
+
+def warn_of_failures(console: Console, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """A warning for each split where the validator failed."""
+    for split, result in results.items():
+        if result.get("validator_failed"):
+            console.warn(
+                f"{split}: {result['validator_failed']:.1%} of the plans got no verdict and count as not valid"
+            )

@@ -1,0 +1,69 @@
+"""The command: python -m jaxppo.planning build|import|inspect [flags]."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from jaxppo import cli
+from jaxppo.config_sources import parse_cli
+from jaxppo.console import Console
+from jaxppo.errors import ConfigError
+
+_USAGE = """usage: python -m jaxppo.planning {build,import,inspect} [flags]
+
+  build    make a data set from the generators of this package
+  import   make a data set from PDDL files, PlanBench or other rows
+  inspect  show what a data set, or a domain and a problem, holds
+
+Each has a --help of its own."""
+
+
+def build(arguments: list[str]) -> None:
+    """Make a data set from the generators of this package."""
+    from jaxppo.planning.build import build_dataset
+    from jaxppo.planning.config import BuildConfig
+
+    config = parse_cli(BuildConfig, "planning build", arguments)
+    build_dataset(config, Console(config.quiet))
+
+
+def import_problems(arguments: list[str]) -> None:
+    """Make a data set from what others made."""
+    from jaxppo.planning.config import ImportConfig
+    from jaxppo.planning.importers import import_problems
+
+    config = parse_cli(ImportConfig, "planning import", arguments)
+    import_problems(config, Console(config.quiet))
+
+
+def inspect(arguments: list[str]) -> None:
+    """Show what there is."""
+    from jaxppo.planning.config import InspectConfig
+    from jaxppo.planning.inspect_data import inspect_data
+
+    inspect_data(parse_cli(InspectConfig, "planning inspect", arguments), Console())
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"build": build, "import": import_problems, "inspect": inspect}
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run a sub-command.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    name, *rest = arguments or [""]
+    if name in ("-h", "--help"):
+        print(_USAGE)
+        return
+    if name not in COMMANDS:
+        raise ConfigError(f"command: expected one of {', '.join(COMMANDS)}, got {name!r}")
+    try:
+        COMMANDS[name](rest)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    cli.main(lambda: run(sys.argv[1:]), uses_jax=False)

@@ -1,0 +1,330 @@
+"""Planning data from our own generators: solved, split without leaks, the same files from the same settings."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+from jaxppo.errors import ConfigError
+from jaxppo.planning.candidates import PROBLEM_NAME, Candidate, Demand, Filling, Solved
+from jaxppo.planning.config import BuildConfig, parse_lengths
+from jaxppo.planning.dataset_folder import Rejected, write_dataset
+from jaxppo.planning.dataset_runs import claim_folder, command_line, is_finished, settings_of, show_report
+from jaxppo.planning.datasets import Row, make_row
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans, planner_version
+from jaxppo.planning.plans import parse_action
+from jaxppo.planning.renaming import OBFUSCATION_STYLES, obfuscate
+from jaxppo.planning.terminal import Progress, Terminal
+from jaxppo.planning.val import HOW_TO_GET_VAL, find_val
+
+PLANS_FILE = "plans.jsonl"
+_ANY = 1_000_000
+"""More objects than any problem has."""
+
+Words = dict[str, dict[str, dict[str, str]]]
+"""Domain to style to the words of its obfuscation."""
+
+
+def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
+    """Make a data set, or go on with one that was stopped; a finished one is left alone.
+
+    What was planned is in `plans.jsonl` at once; the splits are written at the end, whole. Settings that only say how
+    fast (`workers`, `plans`) may differ between the calls.
+
+    Args:
+        config: the settings.
+        terminal: where progress and results go.
+
+    Returns:
+        What `report.json` holds; {} where the data set was finished before.
+
+    Raises:
+        ConfigError: an unknown domain or planner, or a folder that holds something else.
+        DataError: no problem was solved at all.
+    """
+    _check(config)
+    folder = Path(config.output_dir)
+    if is_finished(folder, config):
+        terminal.result(f"finished: {folder} holds this data set; nothing was changed")
+        return {}
+    claim_folder(folder, config)
+    plans = folder / PLANS_FILE if config.planners.plans is None else Path(config.planners.plans)
+    fillings = _fill(config, plans, terminal)
+    rows, words = _rows(config, fillings)
+    if config.planners.optimal_planner is not None:
+        rows = _with_optimal_costs(rows, config, plans, terminal)
+    terminal.print("checking every reference plan, and writing")
+    report = write_dataset(
+        folder,
+        rows,
+        [entry for filling in fillings for entry in _rejected(filling)],
+        file_format=config.file_format,
+        title="Planning problems in PDDL with reference plans",
+        how=command_line(config, "build"),
+        mappings=words,
+        words=_all_names(config, words),
+        figures=_figures(config, fillings),
+        use_val=config.use_val,
+        workers=config.planners.workers,
+    )
+    show_report(report, folder, terminal)
+    return report
+
+
+def _check(config: BuildConfig) -> None:
+    for field in ("domains", "unseen_domains"):
+        for name in getattr(config, field):
+            if name not in DOMAINS:
+                raise ConfigError(f"{field}: expected some of {', '.join(DOMAINS)}, got {name!r}")
+    if config.use_val and find_val() is None:
+        raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
+    planner_version(config.planners.planner)
+    if config.planners.optimal_planner is not None:
+        planner_version(config.planners.optimal_planner)
+        if not PLANNERS[config.planners.optimal_planner].optimal:
+            expected = f"one of {', '.join(name for name, planner in PLANNERS.items() if planner.optimal)}"
+            raise ConfigError(f"optimal_planner: expected {expected}, got {config.planners.optimal_planner!r}")
+
+
+# ------------------------------------------------------------------------------------------------------------ filling
+
+
+def _fill(config: BuildConfig, plans: Path, terminal: Terminal) -> list[Filling]:
+    """Draw and solve in rounds until every split is full or given up."""
+    fillings = [Filling(demand) for demand in _first_demands(config)]
+    waiting = [name for name in config.domains if config.n_test]
+    total = sum(filling.demand.n_rows for filling in fillings) + 2 * config.n_test * len(waiting)
+    terminal.print(f"{total} rows wanted, into {config.output_dir}; stopped and called again, the command goes on")
+    batch = _next_batch(config, waiting, fillings)  # before the bar, which guesses the time left
+    with terminal.progress(total, "build", unit="row") as progress:
+        while batch:
+            _solve(config, plans, batch, fillings, progress)
+            batch = _next_batch(config, waiting, fillings)
+    order = [*config.domains, *config.unseen_domains]  # and not that in which splits became full
+    return sorted(fillings, key=lambda filling: order.index(filling.demand.name))
+
+
+def _next_batch(config: BuildConfig, waiting: list[str], fillings: list[Filling]) -> list[tuple[Filling, Candidate]]:
+    """Candidates for all splits that still want rows; those of `waiting` begin when their domain's others are done."""
+    while True:
+        for name in [name for name in waiting if not _is_open(fillings, name)]:
+            waiting.remove(name)
+            fillings += map(Filling, _later_demands(config, name, fillings))
+        batch = [(filling, candidate) for filling in fillings if filling.is_open for candidate in filling.draw()]
+        if batch or not waiting:
+            return batch
+
+
+def _is_open(fillings: Sequence[Filling], name: str) -> bool:
+    return any(filling.is_open for filling in fillings if filling.demand.name == name)
+
+
+def _first_demands(config: BuildConfig) -> Iterator[Demand]:
+    """Those of splits that depend on no other one."""
+    counts = {"train": config.n_train, "rl": config.n_rl, "test": config.n_test}
+    wanted = [(name, split, count) for name in config.domains for split, count in counts.items()]
+    wanted += [(name, "test_unseen", config.n_test) for name in config.unseen_domains]
+    for name, split, count in wanted:
+        if count:
+            yield Demand(
+                name=name,
+                domain=DOMAINS[name],
+                split=split,
+                n_rows=count,
+                sizes=DOMAINS[name].TRAIN_SIZES,
+                lengths=(parse_lengths(config.short_lengths),),
+                n_objects=range(_ANY),
+                seed=config.seed,
+            )
+
+
+def _later_demands(config: BuildConfig, name: str, fillings: Sequence[Filling]) -> Iterator[Demand]:
+    """Longer plans with no more objects than before, and more objects than before."""
+    own = [filling for filling in fillings if filling.demand.name == name]
+    most = max(chain.from_iterable(filling.object_counts() for filling in own), default=0)
+    taken = frozenset(chain.from_iterable(filling.forms() for filling in own if filling.demand.split == "test"))
+    short, long = parse_lengths(config.short_lengths), parse_lengths(config.long_lengths)
+    domain = DOMAINS[name]
+    upper = range(median_low(domain.TRAIN_SIZES), domain.LARGER_SIZES[-1] + 1)
+    for split, sizes, lengths, n_objects in (
+        ("test_longer", upper, (long,), range(most + 1)),
+        ("test_larger", domain.LARGER_SIZES, (short, long), range(most + 1, _ANY)),
+    ):
+        yield Demand(
+            name=name,
+            domain=domain,
+            split=split,
+            n_rows=config.n_test,
+            sizes=sizes,
+            lengths=lengths,
+            n_objects=n_objects,
+            seed=config.seed,
+            taken=taken,
+        )
+
+
+def _solve(
+    config: BuildConfig,
+    plans: Path,
+    batch: Sequence[tuple[Filling, Candidate]],
+    fillings: Sequence[Filling],
+    progress: Progress,
+) -> None:
+    """One more call of the planners."""
+    tasks = [
+        PlanTask(
+            f"{filling.demand.name}-{filling.demand.split}-{candidate.number}",
+            filling.demand.domain.DOMAIN_PDDL,
+            candidate.problem_pddl,
+        )
+        for filling, candidate in batch
+    ]
+    results = find_plans(
+        tasks,
+        planner=config.planners.planner,
+        timeout_s=config.planners.planner_timeout_s,
+        workers=config.planners.workers,
+        cache=plans,
+    )
+    done = sum(len(filling.accepted) for filling in fillings)
+    for (filling, candidate), result in zip(batch, results, strict=True):
+        if filling.take(Solved(candidate, result)):
+            done += 1
+            demand, n_full = filling.demand, sum(not other.n_missing for other in fillings)
+            progress.update(
+                done,
+                **{f"{demand.name} {demand.split}": f"{len(filling.accepted)}/{demand.n_rows}"},
+                full=f"{n_full}/{len(fillings)}",
+            )
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+
+
+def _rows(config: BuildConfig, fillings: Sequence[Filling]) -> tuple[dict[str, list[Row]], Words]:
+    """The rows of every split, and the words of the obfuscations."""
+    rows: dict[str, list[Row]] = {}
+    words: Words = {}
+    for filling in fillings:
+        own = [
+            _row(filling.demand, number, solved, config.prompt_style) for number, solved in enumerate(filling.accepted)
+        ]
+        rows.setdefault(filling.demand.split, []).extend(own)
+    for name in config.domains if config.obfuscated_domains is None else config.obfuscated_domains:
+        own = [row for row in rows.get("test", []) if row["domain"] == name]
+        if own:
+            words[name] = {style: _obfuscation(name, style, config.seed) for style in _styles(config)}
+            rows.setdefault("test_obfuscated", []).extend(_in_other_words(own, words[name]))
+    return rows, words
+
+
+def _row(demand: Demand, number: int, solved: Solved, prompt_style: str) -> Row:
+    assert solved.result.plan is not None
+    return make_row(
+        id=f"{demand.name}-{demand.split}-{number:05d}",
+        domain=demand.name,
+        split=demand.split,
+        domain_pddl=demand.domain.DOMAIN_PDDL,
+        problem_pddl=solved.candidate.problem_pddl,
+        plan=solved.result.plan,
+        prompt_style=prompt_style,
+        planner=solved.result.planner,
+        obfuscation=None,
+        paired_id=None,
+    )
+
+
+def _styles(config: BuildConfig) -> tuple[str, ...]:
+    return OBFUSCATION_STYLES if config.obfuscation == "both" else (config.obfuscation,)
+
+
+def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
+    """Other words for all that the problems of a domain may say."""
+    domain = DOMAINS[name]
+    objects = " ".join(sorted({word for pool in domain.POOLS.values() for word in pool}))
+    everything = f"(define (problem {PROBLEM_NAME}) (:domain {name}) (:objects {objects}) (:init) (:goal (and)))"
+    rng = random.Random(f"{name}/{style}/{seed}")
+    return dict(obfuscate(domain.DOMAIN_PDDL, everything, (), style, rng=rng).mapping)
+
+
+def _in_other_words(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str]]) -> Iterator[Row]:
+    """The same problems and plans; several styles take turns."""
+    for number, row in enumerate(rows):
+        style = list(mappings)[number % len(mappings)]
+        plan = tuple(map(parse_action, row["reference_plan"]))
+        rng = random.Random(row["id"])
+        other = obfuscate(row["domain_pddl"], row["problem_pddl"], plan, style, rng=rng, known=mappings[style])
+        yield make_row(
+            id=row["id"].replace("-test-", "-test_obfuscated-"),
+            domain=row["domain"],
+            split="test_obfuscated",
+            domain_pddl=other.domain_pddl,
+            problem_pddl=other.problem_pddl,
+            plan=other.plan,
+            prompt_style=row["prompt_style"],
+            planner=row["planner"],
+            obfuscation=style,
+            paired_id=row["id"],
+        )
+
+
+def _with_optimal_costs(
+    rows: Mapping[str, list[Row]], config: BuildConfig, plans: Path, terminal: Terminal
+) -> dict[str, list[Row]]:
+    """Add the column `optimal_cost`: steps of an optimal plan, None where the optimal planner found none."""
+    solved = [row for own in rows.values() for row in own if row["paired_id"] is None]
+    costs: dict[str, int | None] = {}
+    with terminal.progress(len(solved), "optimal", unit="row") as progress:
+        results = find_plans(
+            [PlanTask(row["id"], row["domain_pddl"], row["problem_pddl"]) for row in solved],
+            planner=config.planners.optimal_planner or "",
+            timeout_s=config.planners.planner_timeout_s,
+            workers=config.planners.workers,
+            cache=plans,
+        )
+        for number, result in enumerate(results, 1):
+            costs[result.id] = None if result.plan is None else len(result.plan)
+            progress.update(number)
+    return {
+        split: [{**row, "optimal_cost": costs[row["paired_id"] or row["id"]]} for row in own]
+        for split, own in rows.items()
+    }
+
+
+def _all_names(config: BuildConfig, words: Words) -> set[str]:
+    """Every name that a problem of the domains may use, in all words."""
+    plain = {name for domain in (*config.domains, *config.unseen_domains) for name in DOMAINS[domain].NAMES}
+    mappings = [(DOMAINS[domain].NAMES, mapping) for domain, styles in words.items() for mapping in styles.values()]
+    other = {mapping[name] for names, mapping in mappings for name in names}
+    return plain | other
+
+
+# ------------------------------------------------------------------------------------------------------------- report
+
+
+def _rejected(filling: Filling) -> Iterator[Rejected]:
+    demand = filling.demand
+    for candidate, result in filling.failed:
+        source = f"size {candidate.size}, draw {candidate.number} of seed {demand.seed}"
+        name = f"{demand.name}-{demand.split}-draw-{candidate.number}"
+        yield Rejected(name, demand.name, demand.split, source, result.reason or "no plan")
+
+
+def _figures(config: BuildConfig, fillings: Sequence[Filling]) -> dict[str, Any]:
+    draws: dict[str, dict[str, Any]] = {}
+    for filling in fillings:
+        draws.setdefault(filling.demand.split, {})[filling.demand.name] = filling.figures()
+    names = dict.fromkeys([config.planners.planner, config.planners.optimal_planner])
+    return {
+        "settings": settings_of(config),
+        "draws": draws,
+        "shortfalls": [
+            f"{filling.demand.split} of {filling.demand.name}: {len(filling.accepted)} of {filling.demand.n_rows} rows"
+            for filling in fillings
+            if filling.n_missing
+        ],
+        "planner_licences": {name: PLANNERS[name].licence for name in names if name is not None},
+    }

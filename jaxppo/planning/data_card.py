@@ -1,0 +1,165 @@
+"""The card of a data set: README.md with the metadata that the `datasets` library and the Hugging Face hub read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from jaxppo.redact import redact
+
+LICENCE = "apache-2.0"
+"""Of the rows; a planner's own licence is that of its program and does not pass to its plans."""
+
+_SPLITS = {
+    "train": "for supervised training",
+    "rl": "for reinforcement learning",
+    "test": "new problems like those of train",
+    "test_longer": "longer plans, no more objects than in train, rl and test",
+    "test_larger": "more objects than in train, rl and test",
+    "test_unseen": "domains that train does not have",
+    "test_obfuscated": "the problems of test in other words",
+}
+_COLUMNS = {
+    "id": "unique in the data set",
+    "domain": "name of the domain",
+    "split": "name of the split",
+    "prompt": "the problem, in the prompt style",
+    "completion": "the reference plan, in the prompt style",
+    "reference_plan": "the reference plan as `(action args)` strings (several plans: a list of such lists)",
+    "domain_pddl": "PDDL text of the domain",
+    "problem_pddl": "PDDL text of the problem",
+    "plan_length": "steps of the reference plan",
+    "n_objects": "objects of the problem, constants of the domain among them",
+    "prompt_style": "how prompt and completion are written",
+    "planner": "where the reference plan comes from, with its version",
+    "optimal_cost": "what an optimal plan costs; empty where that is not known",
+    "obfuscation": "style of the other words, `random` or `deceptive`; empty where the words are the domain's",
+    "paired_id": "row of test that has the same problem in the domain's words",
+    "source": "where the problem comes from",
+}
+
+
+def data_card(report: Mapping[str, Any], features: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """Write the card.
+
+    Args:
+        report: what `write_dataset` puts into report.json.
+        features: column to its type.
+        files: split to its file.
+    """
+    parts = [
+        f"---\n{_metadata(report, features, files)}---\n",
+        f"# {_plain(report['title'])}\n",
+        "PDDL planning problems as prompts, each with a reference plan that "
+        f"{' and '.join(_VALIDATORS[name] for name in report['validators'])} accepted.\n",
+        f"## How it was made\n\n{_made(report)}\n",
+        f"## Splits\n\n{_split_table(report['splits'])}\n",
+        f"## Leaks\n\n{leak_text(report['leaks'])}\n",
+        f"## Left out\n\n{_rejected_text(report['rejected'])}\n",
+        f"## Columns\n\n{_column_table(features)}\n",
+        f"## Limits\n\n{_LIMITS}\n",
+    ]
+    return "\n".join(parts)
+
+
+_VALIDATORS = {"builtin": "the validator of jaxppo", "VAL": "VAL"}
+_LIMITS = """\
+- A reference plan is one valid plan of many, and not the shortest one unless its planner says `optimal`.
+- Splits of one data set are compared; whether a language model saw such problems elsewhere is not known.
+- Problems come from distributions of a generator or a collection: a rate on a split is one on that distribution."""
+
+
+def leak_text(leaks: Mapping[str, Any]) -> str:
+    """What the leak report says, in sentences."""
+    pairs = leaks["pairs"]
+    problems, prompts = (sum(pair[kind] for pair in pairs.values()) for kind in ("problems", "prompts"))
+    lines = [
+        f"{problems} shared problems and {prompts} shared prompts between {len(pairs)} pairs of splits; "
+        "problems are compared up to the names of objects and the order of atoms."
+    ]
+    lines += [
+        f"{_plain(name)}: {pair['problems']} shared problems, {pair['prompts']} shared prompts."
+        for name, pair in pairs.items()
+        if any(pair.values())
+    ]
+    lines += [f"{_plain(split)}: plan lengths reach those of test_longer." for split in leaks["touching_bands"]]
+    lines += [f"{_plain(domain)}: in test_unseen and in train." for domain in leaks["seen_domains"]]
+    repeated = {split: count for split, count in leaks["repeated"].items() if count}
+    lines += [f"{_plain(split)}: {count} rows repeat a problem of the split." for split, count in repeated.items()]
+    if leaks["paired"]:
+        lines.append(f"test and test_obfuscated are paired on purpose: {leaks['paired']} problems are in both.")
+    return "\n".join(lines)
+
+
+def _metadata(report: Mapping[str, Any], features: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    split_rows = {split: sum(own["rows"] for own in domains.values()) for split, domains in report["splits"].items()}
+    n_rows = sum(split_rows.values())
+    sizes = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+    content = {
+        "pretty_name": _plain(report["title"]),
+        "license": LICENCE,
+        "language": ["en"],
+        "task_categories": ["text-generation"],
+        "tags": ["planning", "pddl", "reinforcement-learning"],
+        "size_categories": [next((name for most, name in sizes if n_rows < most), "n>1M")],
+        "configs": [
+            {
+                "config_name": "default",
+                "data_files": [{"split": split, "path": path} for split, path in files.items()],
+            }
+        ],
+        "dataset_info": {
+            "features": [
+                {"name": name, **({"dtype": kind} if isinstance(kind, str) else {"list": _inner(kind["list"])})}
+                for name, kind in features.items()
+            ],
+        },
+    }
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def _inner(kind: Any) -> Any:
+    return kind if isinstance(kind, str) else {"list": _inner(kind["list"])}
+
+
+def _made(report: Mapping[str, Any]) -> str:
+    lines = [_plain(redact(report["how"])), ""]
+    planners = sorted({name for own in report["splits"].values() for part in own.values() for name in part["planners"]})
+    lines.append(f"Reference plans are from: {', '.join(map(_plain, planners))}.")
+    for name, licence in report.get("planner_licences", {}).items():
+        lines.append(f"Licence of {_plain(name)}: {_plain(licence)}.")
+    for shortfall in report.get("shortfalls", []):
+        lines.append(f"Fewer rows than asked for: {_plain(shortfall)}.")
+    return "\n".join(lines)
+
+
+def _split_table(splits: Mapping[str, Any]) -> str:
+    lines = ["| split | domain | rows | plan length: least, median, most | objects |", "|---|---|---|---|---|"]
+    for split, domains in splits.items():
+        for domain, own in domains.items():
+            cells = (split, domain, own["rows"], _range(own["plan_length"]), _range(own["n_objects"]))
+            lines.append(f"| {' | '.join(_plain(str(cell)) for cell in cells)} |")
+    notes = [f"- `{split}`: {_SPLITS[split]}" for split in splits if split in _SPLITS]
+    return "\n".join([*lines, "", *notes])
+
+
+def _range(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{figures[name]:g}" for name in ("min", "median", "max"))
+
+
+def _rejected_text(rejected: Mapping[str, int]) -> str:
+    if not rejected:
+        return "Nothing."
+    rows = [f"| {_plain(reason)} | {count} |" for reason, count in rejected.items()]
+    return "\n".join(["| reason | problems |", "|---|---|", *rows, "", "`rejected.jsonl` lists them."])
+
+
+def _column_table(features: Mapping[str, Any]) -> str:
+    rows = [f"| `{_plain(name)}` | {_COLUMNS.get(name, '')} |" for name in features]
+    return "\n".join(["| column | what |", "|---|---|", *rows])
+
+
+def _plain(text: str) -> str:
+    """Text from outside on one line of Markdown, where it can neither end a table nor start markup."""
+    shown = "".join(char if char.isprintable() else " " for char in text)
+    return "".join(f"\\{char}" if char in "\\`*[]<>|" else char for char in shown)

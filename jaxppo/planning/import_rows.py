@@ -1,0 +1,155 @@
+"""Rows: the 10-column JSON lines of the paper, and our own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxppo.errors import DataError
+from jaxppo.planning.config import is_split_name
+from jaxppo.planning.dataset_folder import OBFUSCATION_FILE, Rejected, read_split
+from jaxppo.planning.datasets import COLUMNS, SPLIT_PARTITIONS, Row, checked_row, reference_plans
+from jaxppo.planning.instance_files import Entry, collect
+from jaxppo.planning.pddl_folder import natural_key, read_text
+from jaxppo.planning.plans import Action, parse_action
+from jaxppo.planning.source_problems import Reading, SourceProblem, read_json
+
+PAPER_COLUMNS: Mapping[str, type] = {"domain": str, "instruction": str, "input": str, "raw_plan": list}
+"""Of the paper's ten columns those that are used, beside `instance_id`."""
+_OWN_COLUMNS: Mapping[str, type] = {
+    name: COLUMNS[name] for name in ("id", "domain", "reference_plan", "domain_pddl", "problem_pddl")
+}
+
+
+def read_paper(source: Path, pddl_dir: Path) -> Reading:
+    """Read the paper's JSON lines, a file or all in a folder, with the PDDL of their instances.
+
+    Source of the format: Huang, Cohn and Lipovetzky, ICAPS 2025; github.com/Sino-Huang/official-misconcept-lm-plan-gen.
+    """
+    return collect(_paper_entries(source), pddl_dir, "given")
+
+
+def read_rows(source: Path) -> Reading:
+    """Read a data set folder of ours, or one file of it: problems, plans, and all columns that are not made anew."""
+    for path in [source] if source.is_file() else split_files(source):
+        try:
+            rows = read_split(path.parent, path.stem, {}) if path.suffix == ".parquet" else None
+        except DataError as error:
+            yield Rejected("", "", path.stem, path.name, f"unreadable: {error}")
+            continue
+        for where, row in _json_rows(path, source) if rows is None else _numbered(rows, path.name):
+            yield row if isinstance(row, Rejected) else _own_row(row, where, path.stem)
+
+
+def split_files(source: Path) -> list[Path]:
+    """The files with rows of a data set folder, damaged ones too if they are named like a split.
+
+    A split that is there twice is taken from its JSON lines.
+    """
+    if source.is_file():
+        return [source] if source.suffix == ".parquet" or first_row(source).keys() >= _OWN_COLUMNS.keys() else []
+    first_rows = {path: first_row(path) for path in source.glob("*.jsonl")}
+    lines = [
+        path
+        for path, row in first_rows.items()
+        if row.keys() >= _OWN_COLUMNS.keys()
+        or (path.stem in SPLIT_PARTITIONS and not row.keys() >= PAPER_COLUMNS.keys())
+    ]
+    stems = {path.stem for path in lines}
+    return sorted([*lines, *(path for path in source.glob("*.parquet") if path.stem not in stems)])
+
+
+def first_row(path: Path) -> Row:
+    """The first row of a JSON-lines file; empty where that is none."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            row = read_json(next((line for line in file if line.strip()), ""))
+    except (OSError, UnicodeDecodeError, DataError):
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def read_mappings(folder: Path) -> Mapping[str, Any]:
+    """The words of a data set's obfuscations; empty where it has none.
+
+    Raises:
+        DataError: the file is there, and cannot be read.
+    """
+    path = folder / OBFUSCATION_FILE
+    if not path.exists():
+        return {}
+    mappings = read_json(read_text(path))
+    if not isinstance(mappings, dict):
+        raise DataError(f"{path}: expected a JSON object, got {type(mappings).__name__}")
+    return mappings
+
+
+def _paper_entries(source: Path) -> Iterator[Entry | Rejected]:
+    files = [source] if source.is_file() else source.rglob("*.jsonl")
+    for path in sorted(files, key=lambda path: natural_key(path.as_posix())):
+        for where, row in _json_rows(path, source):
+            yield row if isinstance(row, Rejected) else _paper_entry(row, where)
+
+
+def _paper_entry(row: Row, where: str) -> Entry | Rejected:
+    instance = row.get("instance_id")
+    try:
+        checked_row(row, where, PAPER_COLUMNS)
+        if not isinstance(instance, int | str) or isinstance(instance, bool):
+            raise DataError(f"{where}: field 'instance_id': expected a number or a name, got {instance!r:.60}")
+        if not all(isinstance(step, str) for step in row["raw_plan"]):
+            raise DataError(f"{where}: field 'raw_plan': expected texts, got {row['raw_plan']!r:.60}")
+    except DataError as error:
+        return Rejected("", "", "", where, f"unreadable: {error}")
+    prompt = f"{row['instruction']}\n{row['input']}"
+    columns = {"instance": str(instance), "source_prompt": prompt}
+    return Entry(row["domain"], str(instance), "\n".join(row["raw_plan"]), where, columns)
+
+
+def _json_rows(path: Path, source: Path) -> Iterator[tuple[str, Row | Rejected]]:
+    """The rows of a file and where they stand, read line by line: such files may be larger than memory."""
+    label = path.name if path == source else path.relative_to(source).as_posix()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{label}:{number}"
+            try:
+                row = read_json(line) if line.strip() else None
+            except DataError as error:
+                yield where, Rejected("", "", "", where, f"unreadable: {error}")
+                continue
+            if isinstance(row, dict):
+                yield where, row
+            elif row is not None:
+                yield where, Rejected("", "", "", where, f"unreadable: expected an object, got {type(row).__name__}")
+
+
+def _numbered(rows: Sequence[Row], name: str) -> Iterator[tuple[str, Row]]:
+    return ((f"{name}:{number}", row) for number, row in enumerate(rows, 1))
+
+
+def _own_row(row: Row, where: str, split: str) -> SourceProblem | Rejected:
+    try:
+        checked_row(row, where, _OWN_COLUMNS)
+        if not is_split_name(str(row.get("split") or split)):
+            raise DataError(
+                f"{where}: field 'split': expected letters, digits, '_' and '-', got {row.get('split')!r:.60}"
+            )
+    except DataError as error:
+        return Rejected(str(row.get("id", "")), str(row.get("domain", "")), split, where, f"unreadable: {error}")
+    found = SourceProblem(
+        id=row["id"],
+        domain=row["domain"],
+        domain_pddl=row["domain_pddl"],
+        problem_pddl=row["problem_pddl"],
+        source=where,
+        planner=str(row.get("planner") or "given"),
+        split=str(row.get("split") or split),
+        columns={name: value for name, value in row.items() if name not in COLUMNS},
+    )
+    try:
+        return found._replace(plans=tuple(dict.fromkeys(map(_plan, reference_plans(row["reference_plan"])))))
+    except (TypeError, ValueError) as error:
+        return found._replace(plan_error=f"unreadable plan: {error}")
+
+
+def _plan(steps: Sequence[Any]) -> tuple[Action, ...]:
+    return tuple(parse_action(step) for step in steps)

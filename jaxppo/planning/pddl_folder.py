@@ -1,0 +1,233 @@
+"""A folder of PDDL files: which are domains and which problems, and which domain and which plan belong to a problem."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxppo.errors import DataError
+from jaxppo.planning.sexpr import MAX_CHARACTERS
+
+_COMMENT = re.compile(r";[^\n]*+")
+_DEFINITION = re.compile(r"\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")
+_DOMAIN_OF_PROBLEM = re.compile(r"\(\s*+:domain\s++([^\s()]++)\s*+\)")
+_LAST_NUMBER = re.compile(r"(\d+)\D*+$")
+MOST_BYTES = 4 * MAX_CHARACTERS
+"""Of a PDDL file or a plan: no larger one can be read, so none is loaded."""
+_DOMAIN_FOLDERS = (".", "domain", "domains")
+PLAN_FOLDERS = ("plan", "plans", "solution", "solutions")
+_PLAN_SUFFIXES = (".plan", ".soln", ".sol", ".solution")
+_SAS_PLAN = "sas_plan"  # what Fast Downward writes where it is not told otherwise
+
+
+class Definition(NamedTuple):
+    """A PDDL file.
+
+    Attributes:
+        path: the file.
+        text: its text.
+        kind: "domain" or "problem".
+        name: the name that it gives itself, lower case.
+        domain: of a problem, the name of its domain; "" where it states none, and for domains.
+    """
+
+    path: Path
+    text: str
+    kind: str
+    name: str
+    domain: str
+
+
+def read_text(path: Path, most_bytes: int | None = None) -> str:
+    r"""The text of a file, with `\n` at the end of every line.
+
+    Raises:
+        DataError: the file cannot be read, has more bytes, or is not UTF-8.
+    """
+    try:
+        if most_bytes is not None and path.stat().st_size > most_bytes:
+            raise DataError(f"{path.name}: expected at most {most_bytes} bytes, got {path.stat().st_size}")
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path.name}: expected a UTF-8 text file, got: {_reason(error)}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return str(error) if isinstance(error, UnicodeDecodeError) else error.strerror or type(error).__name__
+
+
+def natural_key(text: str) -> list[tuple[int, str]]:
+    """For sorting: `p2` in front of `p10`."""
+    return [(int(part), "") if part.isascii() and part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def last_number(stem: str) -> int | None:
+    """The number that a file's name ends with: 40 for `instance-40`, and for `p40-domain`."""
+    match = _LAST_NUMBER.search(stem)
+    return int(match[1]) if match and len(match[1]) < 19 else None
+
+
+class PddlFolder:
+    """The PDDL files in a folder and all folders below; each is read when it is asked for, once.
+
+    Args:
+        root: the folder.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._read: dict[Path, Definition | str] = {}
+        self._kinds: dict[tuple[Path, str], list[Definition]] = {}
+        self._prefixes: dict[Path, dict[str, list[Path]]] = {}
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The `.pddl` files, `p2` in front of `p10`."""
+        found = [path for path in self.root.rglob("*") if path.suffix.lower() == ".pddl" and path.is_file()]
+        return sorted(found, key=lambda path: natural_key(self.label(path)))
+
+    def label(self, path: Path) -> str:
+        """A file's path in the folder."""
+        return path.relative_to(self.root).as_posix()
+
+    def definition(self, path: Path) -> Definition:
+        """What a file defines.
+
+        Raises:
+            DataError: it is no text, or defines neither a domain nor a problem.
+        """
+        if path not in self._read:
+            try:
+                self._read[path] = _definition(path, read_text(path, MOST_BYTES))
+            except DataError as error:
+                self._read[path] = str(error)
+        found = self._read[path]
+        if isinstance(found, str):
+            raise DataError(found)
+        return found
+
+    def domain_of(self, problem: Definition) -> Definition:
+        """The domain of a problem: the nearest one with the name that the problem states, else the nearest one.
+
+        Near is the problem's folder, then each folder above, with their subfolders `domains`. Where several domains of
+        a folder have the name, the one that is called like the problem's file (`domain-01` and `p01`) is taken.
+
+        Raises:
+            DataError: there is none, or several that differ.
+        """
+        nearest: list[Definition] = []
+        for folder in self._folders_above(problem.path):
+            found = [domain for place in _DOMAIN_FOLDERS for domain in self._in_folder(folder / place, "domain")]
+            named = [domain for domain in found if domain.name == problem.domain]
+            if named:
+                return self._only(named, problem)
+            nearest = nearest or found
+        if not nearest:
+            raise DataError(f"domain: expected a file that defines the domain '{problem.domain}', got none")
+        return self._only(nearest, problem)
+
+    def plans_of(self, problem: Definition) -> list[Path]:
+        """The files that may hold a plan for a problem, the best name first.
+
+        `p01.plan`, `p01.pddl.soln`, `plans/p01.anything`, and `sas_plan` where it can only belong to this problem. Of
+        numbered ones (`p01.plan.2`, `sas_plan.2`) the last comes first, since planners number them as they get better.
+        """
+        folder, stems = problem.path.parent, (problem.path.stem, problem.path.name)
+        found = [path for suffix in _PLAN_SUFFIXES for stem in stems for path in self._numbered(folder, stem + suffix)]
+        for place in (folder, folder.parent) if folder != self.root else (folder,):
+            for plans in PLAN_FOLDERS:
+                found += self._starting_with(place / plans, problem.path.stem)
+        if len(self._in_folder(folder, "problem")) == 1:
+            found += self._numbered(folder, _SAS_PLAN)
+        return list(dict.fromkeys(found))
+
+    def _folders_above(self, path: Path) -> Iterator[Path]:
+        for folder in path.parents:
+            yield folder
+            if folder == self.root:
+                return
+
+    @cached_property
+    def _by_folder(self) -> dict[Path, list[Path]]:
+        folders: dict[Path, list[Path]] = {}
+        for path in self.files:
+            folders.setdefault(path.parent, []).append(path)
+        return folders
+
+    def _in_folder(self, folder: Path, kind: str) -> list[Definition]:
+        """What the files of a folder define; those that cannot be read are for whoever lists the files."""
+        if (folder, kind) not in self._kinds:
+            found: dict[str, list[Definition]] = {"domain": [], "problem": []}
+            for path in self._by_folder.get(folder, ()):
+                with contextlib.suppress(DataError):
+                    definition = self.definition(path)
+                    found[definition.kind].append(definition)
+            self._kinds |= {(folder, key): definitions for key, definitions in found.items()}
+        return self._kinds[folder, kind]
+
+    def _only(self, domains: list[Definition], problem: Definition) -> Definition:
+        own = [domain for domain in domains if _belong_together(domain.path.stem, problem.path.stem)]
+        domains = own or domains
+        if len({domain.text for domain in domains}) > 1:
+            files = ", ".join(self.label(domain.path) for domain in domains[:3])
+            more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""
+            raise DataError(f"domain: expected one file for the domain '{problem.domain}', got {files}{more}")
+        return domains[0]
+
+    def _starting_with(self, folder: Path, name: str) -> list[Path]:
+        """The files `NAME` and `NAME.anything`: the highest number first, then by their names."""
+        if folder not in self._prefixes:
+            prefixes: dict[str, list[Path]] = {}
+            for path in sorted(folder.glob("*")):
+                parts = path.name.split(".")
+                for length in range(1, len(parts) + 1):
+                    prefixes.setdefault(".".join(parts[:length]), []).append(path)
+            self._prefixes[folder] = prefixes
+        found = self._prefixes[folder].get(name, [])
+        return sorted((path for path in found if path.is_file()), key=lambda path: -_number_suffix(path))
+
+    def _numbered(self, folder: Path, name: str) -> list[Path]:
+        """The files `NAME.2`, `NAME.1` and `NAME`."""
+        found = self._starting_with(folder, name)
+        return [path for path in found if path.name in (name, f"{name}.{_number_suffix(path)}")]
+
+
+def _definition(path: Path, text: str) -> Definition:
+    plain = _COMMENT.sub("", text).lower()
+    match = _DEFINITION.match(plain)
+    if match is None:
+        raise DataError(
+            f"{path.name}: expected '(define (domain NAME)' or '(define (problem NAME)', got {plain[:30]!r}"
+        )
+    domain = _DOMAIN_OF_PROBLEM.search(plain) if match[1] == "problem" else None
+    return Definition(path, _without_spare_parentheses(text), match[1], match[2], domain[1] if domain else "")
+
+
+def _without_spare_parentheses(text: str) -> str:
+    """Drop closing parentheses behind the whole definition: PlanBench's logistics has them, and VAL reads over them."""
+    depth = 0
+    for match in re.finditer(r"[()]|;[^\n]*+", text):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if depth == 0 and match[0] == ")":
+            rest = text[match.end() :]
+            return text[: match.end()] + "\n" if ")" in rest and not rest.strip(") \t\n") else text
+    return text
+
+
+def _number_suffix(path: Path) -> int:
+    digits = path.suffix[1:]
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else -1
+
+
+def _belong_together(domain_stem: str, problem_stem: str) -> bool:
+    """`domain-01` and `p01`, `p01-domain` and `p01`, `domain_a` and `a`."""
+    if "domain" not in domain_stem.lower():
+        return False
+    rest = domain_stem.lower().replace("domain", "").strip("-_.")
+    number = last_number(rest)
+    if rest.isdigit():
+        return number == last_number(problem_stem)
+    return bool(rest) and rest == problem_stem.lower()

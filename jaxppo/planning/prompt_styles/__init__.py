@@ -1,0 +1,1 @@
+"""The prompt styles, a module each; `jaxppo.planning.prompts` chooses among them."""

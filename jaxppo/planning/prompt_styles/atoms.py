@@ -1,0 +1,60 @@
+"""Style `atoms`: the problem's facts and goals as words, `on b a ; ontable a`; the domain is not told."""
+
+import re
+from collections.abc import Iterable
+
+from jaxppo.planning.pddl import Literal, parse_domain, parse_problem
+from jaxppo.planning.plans import NAME_PATTERN, Action, ParsedPlan
+from jaxppo.planning.prompt_styles.words import SPECIAL_WORDS
+from jaxppo.planning.scope import UnsupportedPddlError
+from jaxppo.planning.task import compares_numbers
+from jaxppo.planning.verdicts import PlanError
+
+_SPACE = r"[ \t\r\n]"
+_STEP = re.compile(rf"{_SPACE}*+{NAME_PATTERN}(?:{_SPACE}++{NAME_PATTERN})*+{_SPACE}*+")
+_BLANK = re.compile(rf"{_SPACE}*+")
+_WORDS = (*SPECIAL_WORDS, "<init>", "<goal>", "<plan>", ";", "not")
+
+
+def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
+    """`<init> on b a ; ontable a <goal> on a b <plan>`.
+
+    Raises:
+        UnsupportedPddlError: the goal is more than a conjunction of literals, or numbers have a say in what is valid.
+    """
+    problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
+    if compares_numbers(problem):
+        message = "expected conditions without numbers, which the style 'atoms' cannot write, got a comparison"
+        raise UnsupportedPddlError(f"problem {problem.name}", 1, message)
+    init = " ; ".join(" ".join(atom) for atom in problem.init_order)
+    goal = " ; ".join(map(_literal_words, problem.goal))
+    return " ".join(part for part in ("<init>", init, "<goal>", goal, "<plan>") if part)
+
+
+def _literal_words(literal: Literal) -> str:
+    return " ".join(literal.atom if literal.positive else ("not", *literal.atom))
+
+
+def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:
+    """`unstack b a ; stack a b`."""
+    return " ; ".join(map(" ".join, actions))
+
+
+def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
+    """Read steps with `;` between them."""
+    if _BLANK.fullmatch(text):
+        return ParsedPlan(())
+    actions: list[Action] = []
+    for step in text.split(";"):
+        if not _STEP.fullmatch(step):
+            return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
+        actions.append(tuple(step.lower().split()))
+    return ParsedPlan(tuple(actions))
+
+
+def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
+    """Predicates, actions, names and what stands between them."""
+    words = {*_WORDS, *names}
+    for domain in map(parse_domain, domain_pddls):
+        words.update(domain.predicates, domain.actions, domain.constants)
+    return words

@@ -1,0 +1,92 @@
+"""Facts, conditions and effects of PDDL as English clauses; variables are written in capitals, names as they are."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from jaxppo.planning.conditions import (
+    Comparison,
+    Condition,
+    Implication,
+    Junction,
+    Literal,
+    Negation,
+    Quantified,
+)
+from jaxppo.planning.numeric import Expression, Operation, Update, write_expression
+from jaxppo.planning.prompt_styles.phrases import Phrases, listed
+from jaxppo.planning.scope import TOTAL_COST, Atom, Parameter, Types
+
+NOT = "it is not true that"
+_COMPARED: Mapping[str, str] = {"<": "less than", "<=": "at most", "=": "equal to", ">=": "at least", ">": "more than"}
+_UPDATED: Mapping[str, str] = {
+    "increase": "{0} rises by {1}",
+    "decrease": "{0} falls by {1}",
+    "assign": "{0} becomes {1}",
+    "scale-up": "{0} is multiplied by {1}",
+    "scale-down": "{0} is divided by {1}",
+}
+
+
+class Clauses(NamedTuple):
+    """Writes clauses with the phrases of a domain."""
+
+    phrases: Phrases
+
+    def atom(self, atom: Atom) -> str:
+        """A fact: `block a is on block b`."""
+        terms = list(map(term, atom[1:]))
+        if atom[0] == "=":
+            return f"{listed(terms)} are the same"
+        return self.phrases.predicates[atom[0]].format(*terms)
+
+    def literal(self, literal: Literal) -> str:
+        """A fact or its negation."""
+        return self.atom(literal.atom) if literal.positive else f"{NOT} {self.atom(literal.atom)}"
+
+    def condition(self, condition: Condition) -> str:
+        """Any condition, in parentheses where it has parts."""
+        match condition:
+            case Literal():
+                return self.literal(condition)
+            case Junction(word, parts):
+                return f"({f' {word} '.join(map(self.condition, parts))})" if parts else "(nothing)"
+            case Negation(part):
+                return f"{NOT} {self.condition(part)}"
+            case Implication(left, right):
+                return f"(if {self.condition(left)}, then {self.condition(right)})"
+            case Quantified(word, parameters, body, _):
+                found = {"forall": "for every", "exists": "for some"}[word]
+                return f"({found} {self.variables(parameters)}: {self.condition(body)})"
+            case Comparison(operator, left, right):
+                return f"{expression(left)} is {_COMPARED[operator]} {expression(right)}"
+
+    def variables(self, parameters: Iterable[Parameter]) -> str:
+        """`X that is a truck and Y that is a place`."""
+        return listed([f"{term(name)} that {self.is_of(types)}" for name, types in parameters])
+
+    def is_of(self, types: Types) -> str:
+        """`is a truck`, also of one of several types."""
+        return f"is {' or '.join(self.phrases.kinds[name][0] for name in types)}"
+
+
+def term(name: str) -> str:
+    """A variable `?from` as `FROM`, a name as it is."""
+    return name[1:].upper() if name[0] == "?" else name
+
+
+def expression(value: Expression) -> str:
+    """A number: `3`, `length of home and hub`, `(length of home and hub + 3)`."""
+    if isinstance(value, Operation):
+        parts = list(map(expression, value.arguments))
+        return f"({f' {value.operator} '.join(parts) if len(parts) > 1 else f'- {parts[0]}'})"
+    if isinstance(value, float | int):
+        return write_expression(value)
+    if value == (TOTAL_COST,):
+        return "the total cost"
+    name, *terms = value
+    return f"{name} of {listed(list(map(term, terms)))}" if terms else name
+
+
+def update(change: Update) -> str:
+    """A change of a number: `the total cost rises by 3`."""
+    return _UPDATED[change.operator].format(expression(change.function), expression(change.amount))

@@ -1,0 +1,144 @@
+"""Style `nl`: English. What is possible is told from the domain itself, so that it is right for every domain."""
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from jaxppo.planning.axioms import Rule
+from jaxppo.planning.effects import Effect
+from jaxppo.planning.pddl import parse_domain, parse_problem
+from jaxppo.planning.prompt_styles.clauses import NOT, Clauses, expression, term, update
+from jaxppo.planning.prompt_styles.phrases import listed, phrases_of
+from jaxppo.planning.prompt_styles.sentences import parse_completion, render_completion
+from jaxppo.planning.prompt_styles.words import SPECIAL_WORDS, split_words
+from jaxppo.planning.scope import ROOT_TYPE, TOTAL_COST, Types
+from jaxppo.planning.task import ActionSchema, Domain, Problem
+
+__all__ = ["parse_completion", "render_completion", "render_prompt", "vocabulary"]
+
+_OBJECTS = "Objects: {}."
+_START = "At the start: {}; and nothing else is true."
+_GOAL = "Goal: {}."
+_CHEAP = "The lower the total cost, the better."
+_REQUEST = (
+    "Write a plan: for each action a sentence such as those after You can, with names in place of the capitals.\n"
+    "Plan:\n"
+)
+_FRAMES = (_OBJECTS, _START, _GOAL, _REQUEST, NOT, "nothing , and")
+
+
+def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
+    """What the domain allows, the objects and facts at the start, the goal, and the request for a plan.
+
+    Raises:
+        PddlError: a text cannot be read.
+    """
+    problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
+    clauses = Clauses(phrases_of(problem.domain))
+    start = [*map(clauses.atom, problem.init_order), *_values(problem)]
+    lines = [
+        _domain_text(problem.domain),
+        _OBJECTS.format(_objects(problem)),
+        _START.format(_joined(start)),
+        _GOAL.format(_joined(map(clauses.condition, problem.conditions))),
+        *_metric(problem),
+        _REQUEST,
+    ]
+    return "\n".join(lines)
+
+
+@lru_cache(maxsize=256)
+def _domain_text(domain: Domain) -> str:
+    phrases = phrases_of(domain)
+    clauses = Clauses(phrases)
+    parents = {name: tuple(parent for parent in above if parent != ROOT_TYPE) for name, above in domain.types.items()}
+    lines = [
+        phrases.about,
+        *(f"Whatever {clauses.is_of((name,))} {clauses.is_of(above)}." for name, above in parents.items() if above),
+        *(_action(schema, domain, clauses) for schema in domain.actions.values()),
+        *(_rule(rule, clauses) for rules in domain.rules.values() for rule in rules),
+    ]
+    return "\n".join(lines)
+
+
+def _rule(rule: Rule, clauses: Clauses) -> str:
+    atom = (rule.predicate, *(name for name, _ in rule.parameters))
+    return f"Always true: {clauses.atom(atom)} if {clauses.condition(rule.body)}."
+
+
+def _action(schema: ActionSchema, domain: Domain, clauses: Clauses) -> str:
+    """`You can stack block X on block Y. Needed: ... Then true: ... Then false: ...`."""
+    phrase = clauses.phrases.actions[schema.name].format(*(term(name) for name, _ in schema.parameters))
+    kinds = [f"{term(name)} {clauses.is_of(types)}" for name, types in schema.parameters if types and domain.typed]
+    always = Effect((), (), schema.add, schema.delete, schema.updates)
+    return " ".join(
+        [
+            f"You can {phrase}{', where ' * bool(kinds)}{listed(kinds) if kinds else ''}.",
+            *([f"Needed: {_joined(map(clauses.condition, schema.precondition))}."] if schema.precondition else []),
+            *_results(always, clauses),
+            *(sentence for effect in schema.effects for sentence in _conditional(effect, clauses)),
+        ]
+    )
+
+
+def _results(effect: Effect, clauses: Clauses) -> Iterator[str]:
+    if effect.add:
+        yield f"Then true: {_joined(map(clauses.atom, effect.add))}."
+    if effect.delete:
+        yield f"Then false: {_joined(map(clauses.atom, effect.delete))}."
+    if effect.updates:
+        yield f"Then {_joined(map(update, effect.updates))}."
+
+
+def _conditional(effect: Effect, clauses: Clauses) -> Iterator[str]:
+    """`For every X that is a truck, if X is empty, then true: ...`."""
+    every = [f"for every {clauses.variables(effect.parameters)}"] if effect.parameters else []
+    conditions = [f"if {_joined(map(clauses.condition, effect.conditions))}"] if effect.conditions else []
+    for result in _results(effect, clauses):
+        sentence = ", ".join([*every, *conditions, f"t{result.removeprefix('T')}"])
+        yield sentence[0].upper() + sentence[1:]
+
+
+def _objects(problem: Problem) -> str:
+    """`a, b and c are blocks; d is a table`."""
+    kinds = phrases_of(problem.domain).kinds
+    groups: dict[Types, list[str]] = {}
+    for name, types in problem.objects.items():
+        groups.setdefault(types, []).append(name)
+    return _joined(
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} "
+        + (" and ".join(kinds[name][len(names) > 1] for name in types) or "of no kind")
+        for types, names in groups.items()
+    )
+
+
+def _values(problem: Problem) -> Iterator[str]:
+    return (
+        f"{expression(function)} is {expression(value)}"
+        for function, value in problem.values.items()
+        if function != (TOTAL_COST,)
+    )
+
+
+def _metric(problem: Problem) -> Iterator[str]:
+    if problem.metric is None:
+        return
+    if problem.metric == ("minimize", (TOTAL_COST,)):
+        yield _CHEAP
+    else:
+        better = {"minimize": "lower", "maximize": "higher"}[problem.metric.direction]
+        yield f"The {better} {expression(problem.metric.expression)}, the better."
+
+
+def _joined(clauses: Iterable[str]) -> str:
+    return "; ".join(clauses) or "nothing"
+
+
+def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
+    """The words of the domains and of the problems that have these names; numbers are not among them."""
+    texts = list(_FRAMES)
+    for domain in map(parse_domain, domain_pddls):
+        phrases = phrases_of(domain)
+        kinds = [kind for pair in phrases.kinds.values() for kind in pair]
+        texts += [_domain_text(domain), *kinds, *phrases.predicates.values(), *phrases.actions.values()]
+        texts += ["is are", *domain.constants]
+    return ({*SPECIAL_WORDS, *names}.union(*map(split_words, texts))) - {"{}"}

@@ -1,0 +1,52 @@
+"""Style `pddl`: domain and problem as PDDL, whatever it uses; the plan as one `(action args)` a line."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from jaxppo.planning.plans import Action, ParsedPlan, format_action, parse_plan_text
+from jaxppo.planning.prompt_styles.words import SPECIAL_WORDS, split_words
+from jaxppo.planning.sexpr import Form, read_form
+
+_FRAME = "Planning domain:\n{domain}\n\nProblem:\n{problem}\n\nPlan, one action a line:\n"
+# Problems of a split are told apart by their names, which a model has no use for.
+_PROBLEM_NAME = "task"
+_PROBLEM = f"(define (problem {_PROBLEM_NAME}) (:domain) (:objects -) (:init) (:goal (and (not))))"
+
+
+def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
+    """Domain and problem in lower case, without comments, one section a line; every problem is called `task`.
+
+    Raises:
+        PddlError: a text is not PDDL.
+    """
+    sections = read_form(problem_pddl, "<problem>")[2:]
+    return _FRAME.format(domain=_domain_text(domain_pddl), problem=_definition(f"(problem {_PROBLEM_NAME})", sections))
+
+
+@lru_cache(maxsize=256)
+def _domain_text(domain_pddl: str) -> str:
+    head, *sections = read_form(domain_pddl, "<domain>")[1:]
+    return _definition(_write(head), sections)
+
+
+def _definition(head: str, sections: Iterable[str | Form]) -> str:
+    return "\n".join([f"(define {head}", *(f"  {_write(section)}" for section in sections)]) + ")"
+
+
+def _write(node: str | Form) -> str:
+    return node if isinstance(node, str) else f"({' '.join(map(_write, node))})"
+
+
+def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:
+    """One `(action args)` a line."""
+    return "\n".join(map(format_action, actions))
+
+
+def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
+    """Read PDDL steps, see `parse_plan_text`."""
+    return parse_plan_text(text)
+
+
+def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
+    """The words of the domains and of the problems that have these names; numbers are not among them."""
+    return {*SPECIAL_WORDS, *names}.union(*map(split_words, [_FRAME, _PROBLEM, *map(_domain_text, domain_pddls)]))

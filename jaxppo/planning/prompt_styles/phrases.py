@@ -1,0 +1,73 @@
+"""How domains are told in English: phrases of our own domains, and general ones made of the names of any domain."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+
+from jaxppo.planning.scope import ROOT_TYPE
+from jaxppo.planning.task import Domain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phrases:
+    """What the names of a domain are in English; `{0}`, `{1}`, ... stand for the arguments.
+
+    Attributes:
+        about: what the domain is about, in whole sentences.
+        kinds: type to what stands behind `x is` and behind `x and y are`: ("a truck", "trucks").
+        predicates: name to a clause.
+        actions: name to what stands behind `you can`; a word at least, each argument once, and no two phrases that
+            could be the same words.
+    """
+
+    about: str
+    kinds: Mapping[str, tuple[str, str]]
+    predicates: Mapping[str, str]
+    actions: Mapping[str, str]
+
+
+@lru_cache(maxsize=256)
+def phrases_of(domain: Domain) -> Phrases:
+    """The phrases of a domain: ours where it has all names, types and arguments of one of ours, else general ones."""
+    return _known().get(_signature(domain)) or general_phrases(domain)
+
+
+def general_phrases(domain: Domain) -> Phrases:
+    """Phrases made of names: `use drive on t1, a and b`; what is true of which objects is left open."""
+    kinds = {name: (f"of kind {name}", f"of kind {name}") for name in domain.ancestors}
+    return Phrases(
+        about="This is a planning problem.",
+        kinds=kinds | ({} if domain.typed else {ROOT_TYPE: ("an object", "objects")}),
+        predicates={name: f"{name} holds{_arguments(' for', len(types))}" for name, types in domain.predicates.items()},
+        actions={
+            name: f"use {name}{_arguments(' on', len(schema.parameters))}" for name, schema in domain.actions.items()
+        },
+    )
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _arguments(word: str, count: int) -> str:
+    return f"{word} {listed([f'{{{place}}}' for place in range(count)])}" if count else ""
+
+
+@cache
+def _known() -> Mapping[Hashable, Phrases]:
+    from jaxppo.planning.domains import DOMAINS
+    from jaxppo.planning.pddl import parse_domain
+
+    return {
+        _signature(parse_domain(module.DOMAIN_PDDL)): import_module(f"{module.__name__}.phrases").PHRASES
+        for module in DOMAINS.values()
+    }
+
+
+def _signature(domain: Domain) -> Hashable:
+    """All names, with the types of their arguments; names of variables and of the domain do not count."""
+    actions = {name: tuple(types for _, types in schema.parameters) for name, schema in domain.actions.items()}
+    parts = (domain.types, domain.constants, domain.predicates, actions)
+    return (domain.typed, *(frozenset(part.items()) for part in parts))

@@ -1,0 +1,114 @@
+"""Steps of a plan as English sentences, `stack block a on block b.`, and back.
+
+A sentence is a step where its words are those of an action's phrase, one by one, with a name for each argument. Phrases
+of two actions differ in length or in a word, so that no sentence means two steps, whatever the names are.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from string import Formatter
+from typing import NamedTuple
+
+from jaxppo.errors import DataError
+from jaxppo.planning.pddl import parse_domain
+from jaxppo.planning.plans import NAME_PATTERN, Action, ParsedPlan
+from jaxppo.planning.prompt_styles.phrases import phrases_of
+from jaxppo.planning.prompt_styles.words import split_words
+from jaxppo.planning.verdicts import PlanError
+
+_WORDS = re.compile(rf"(?:{NAME_PATTERN}|[,. \t\r\n])*+")
+_BLANK = " \t\r\n"
+
+Pick = Callable[[Sequence[str]], Action]
+"""Takes some of a sentence's words."""
+
+
+class Templates(NamedTuple):
+    """Actions whose phrases have arguments at the same places.
+
+    Attributes:
+        fixed: picks the words that are no arguments.
+        actions: what it picks to the action's name and to what picks its arguments.
+    """
+
+    fixed: Pick
+    actions: dict[Action, tuple[str, Pick]]
+
+
+def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
+    """One sentence a line.
+
+    Raises:
+        DataError: the domain has no such action.
+    """
+    domain = parse_domain(domain_pddl)
+    phrases = phrases_of(domain).actions
+    lines = []
+    for name, *arguments in actions:
+        if name not in phrases or len(arguments) != len(domain.actions[name].parameters):
+            got = f"'{name}' of {len(arguments)} argument(s)"
+            raise DataError(f"plan: expected actions of the domain {domain.name}, got {got}")
+        lines.append(f"{phrases[name].format(*arguments)}.")
+    return "\n".join(lines)
+
+
+def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
+    """Read sentences; blanks and case do not matter, and every other difference is an error."""
+    templates = _templates_of(domain_pddl)
+    readable = text[: _WORDS.match(text).end()]  # pyright: ignore[reportOptionalMemberAccess] # it matches everywhere
+    *sentences, rest = readable.lower().replace(",", " , ").split(".")
+    actions: list[Action] = []
+    for sentence in sentences:
+        action = _read_sentence(sentence.split(), templates)
+        if action is None:
+            return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
+        actions.append(action)
+    if rest.strip(_BLANK) or len(readable) < len(text):
+        return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
+    return ParsedPlan(tuple(actions))
+
+
+def _read_sentence(words: Sequence[str], templates: dict[int, list[Templates]]) -> Action | None:
+    for fixed, actions in templates.get(len(words), ()):
+        found = actions.get(fixed(words))
+        if found is not None:
+            name, pick = found
+            action = (name, *pick(words))
+            if "," not in action:
+                return action
+    return None
+
+
+@lru_cache(maxsize=256)
+def _templates_of(domain_pddl: str) -> dict[int, list[Templates]]:
+    """The templates of a domain by their number of words, commas among them."""
+    shapes: dict[tuple[int, tuple[int, ...]], Templates] = {}
+    for name, phrase in phrases_of(parse_domain(domain_pddl)).actions.items():
+        words, places = template(phrase)
+        others = tuple(place for place in range(len(words)) if place not in places)
+        shape = shapes.setdefault((len(words), others), Templates(_pick(others), {}))
+        shape.actions[shape.fixed(words)] = (name, _pick(places))
+    templates: dict[int, list[Templates]] = {}
+    for (n_words, _), shape in shapes.items():
+        templates.setdefault(n_words, []).append(shape)
+    return templates
+
+
+def template(phrase: str) -> tuple[list[str], tuple[int, ...]]:
+    """The words of a phrase, empty ones for arguments, and the places of the arguments in their order."""
+    places: dict[int, int] = {}
+    words: list[str] = []
+    for text, argument, _, _ in Formatter().parse(phrase):
+        words += split_words(text)
+        if argument is not None:
+            places[int(argument)] = len(words)
+            words.append("")
+    return words, tuple(places[number] for number in sorted(places))
+
+
+def _pick(places: Sequence[int]) -> Pick:
+    if len(places) > 1:
+        return itemgetter(*places)
+    return (lambda words: (words[places[0]],)) if places else (lambda words: ())

@@ -1,0 +1,20 @@
+"""Texts to the words of a word-level tokenizer."""
+
+import re
+from collections.abc import Iterable
+
+PUNCTUATION = "().,:;"
+"""Each of these is a word of its own wherever it stands."""
+SPECIAL_WORDS = ("<pad>", "<eos>")
+"""What fills up a batch, and what ends a completion."""
+_WORD = re.compile(f"[{PUNCTUATION}]|[^{PUNCTUATION}\\s]+")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text: what stands between blanks, punctuation apart."""
+    return _WORD.findall(text)
+
+
+def words_of(texts: Iterable[str]) -> list[str]:
+    """The words that a word-level tokenizer needs for these texts, sorted, each once, special words among them."""
+    return sorted({*SPECIAL_WORDS}.union(*map(split_words, texts)))

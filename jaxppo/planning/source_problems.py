@@ -1,0 +1,144 @@
+"""What importers read: problems with the plans that came with them, and plans in the layouts that planners write."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from jaxppo.errors import DataError, PddlError, ValidatorError
+from jaxppo.planning import validate_actions
+from jaxppo.planning.dataset_folder import Rejected, describe
+from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.planning.pddl_folder import MOST_BYTES, PLAN_FOLDERS, Definition, PddlFolder, read_text
+from jaxppo.planning.plans import Action, parse_plan_text, parse_timed_plan_text
+from jaxppo.planning.temporal import needs_time_stamps
+from jaxppo.planning.val import find_val, run_val
+from jaxppo.planning.verdicts import PlanError
+
+
+class SourceProblem(NamedTuple):
+    """A problem as a source has it; nothing is checked yet.
+
+    Attributes:
+        id: its name in the data set.
+        domain: name of its domain.
+        domain_pddl: domain text.
+        problem_pddl: problem text.
+        source: where it comes from: a file, or a file and line, relative to the source.
+        plans: the plans that came with it, without repetitions.
+        planner: where those come from.
+        plan_error: why a plan that came with it cannot be read.
+        split: its split in the source; empty where that knows none.
+        columns: further columns of its row.
+    """
+
+    id: str
+    domain: str
+    domain_pddl: str
+    problem_pddl: str
+    source: str
+    plans: tuple[tuple[Action, ...], ...] = ()
+    planner: str = ""
+    plan_error: str | None = None
+    split: str = ""
+    columns: Mapping[str, Any] = {}
+
+    def rejected(self, reason: str) -> Rejected:
+        """This problem as one that is left out."""
+        return Rejected(self.id, self.domain, self.split, self.source, reason)
+
+
+Reading: TypeAlias = "Iterator[SourceProblem | Rejected]"
+"""What a reader yields: one bad file or row never ends it."""
+
+
+def read_json(text: str | bytes) -> Any:
+    """Read JSON.
+
+    Raises:
+        DataError: the text is broken, or has half characters (lone surrogates), which no file can be written with.
+    """
+    try:
+        content = json.loads(text)
+        if (b"\\ud" in text.lower()) if isinstance(text, bytes) else ("\\ud" in text.lower()):
+            json.dumps(content, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"broken JSON ({error})") from error
+    return content
+
+
+def read_plan(text: str) -> tuple[Action, ...]:
+    """Read a plan file: `(action args)` one after another, or with time stamps, which are dropped.
+
+    Raises:
+        DataError: the text is neither.
+    """
+    plan = parse_plan_text(text)
+    if plan.error is None:
+        return plan.actions
+    timed = parse_timed_plan_text(text)
+    if timed.error is None:
+        return tuple(step.action for step in sorted(timed.steps, key=lambda step: step.start))
+    step = max(plan.error_step or 0, timed.error_step or 0)
+    expected = "'(action argument ...)' one after another"
+    raise DataError(f"unreadable plan: expected {expected}, got another text as step {step}")
+
+
+def problem_objection(domain_pddl: str, problem_pddl: str) -> str | None:
+    """Why a problem cannot become a row: time matters in it, or it cannot be read; None where it can."""
+    if needs_time_stamps(domain_pddl, problem_pddl):
+        return "temporal: expected plans that are lists of actions, got durative actions, events or timed facts"
+    try:
+        parse_problem(problem_pddl, parse_domain(domain_pddl))
+    except UnsupportedPddlError as error:
+        return f"unsupported: {error}"
+    except PddlError as error:
+        return f"unreadable: {error}"
+    return None
+
+
+def plan_objection(domain_pddl: str, problem_pddl: str, plan: Sequence[Action]) -> str | None:
+    """What a validator has against a plan: the one in this process, or VAL where that gives no verdict."""
+    try:
+        verdict = validate_actions(domain_pddl, problem_pddl, plan, "auto")
+        if verdict.error is PlanError.VALIDATOR_TIMEOUT and find_val() is not None:
+            verdict = run_val(domain_pddl, problem_pddl, plan)
+    except PddlError as error:
+        return f"unreadable: {error}"
+    except ValidatorError as error:
+        return f"unsupported: {error}"
+    return None if verdict.valid else describe(verdict)
+
+
+def read_pddl(source: Path) -> Reading:
+    """Read a folder of PDDL files with plans beside them; `PddlFolder` says how they find each other."""
+    folder = PddlFolder(source)
+    for path in folder.files:
+        label = folder.label(path)
+        try:
+            definition = folder.definition(path)
+        except DataError as error:
+            if path.parent.name not in PLAN_FOLDERS:
+                yield Rejected(label.removesuffix(path.suffix), "", "", label, f"unreadable: {error}")
+            continue
+        if definition.kind == "problem":
+            yield _with_domain(folder, definition)
+
+
+def _with_domain(folder: PddlFolder, problem: Definition) -> SourceProblem | Rejected:
+    label = folder.label(problem.path)
+    name = label.removesuffix(problem.path.suffix)
+    try:
+        domain = folder.domain_of(problem)
+    except DataError as error:
+        return Rejected(name, problem.domain, "", label, f"no domain: {error}")
+    found = SourceProblem(name, domain.name, domain.text, problem.text, label, columns={"source": label})
+    plans = folder.plans_of(problem)
+    return _with_plan(found, plans[0]) if plans else found
+
+
+def _with_plan(problem: SourceProblem, path: Path) -> SourceProblem:
+    try:
+        return problem._replace(plans=(read_plan(read_text(path, MOST_BYTES)),), planner="given")
+    except DataError as error:
+        return problem._replace(plan_error=str(error))

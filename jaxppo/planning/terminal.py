@@ -1,0 +1,39 @@
+"""What the commands of planning need of a terminal; `jaxppo.console.Console` is one."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+
+class Progress(Protocol):
+    """What `Terminal.progress` hands to the loop."""
+
+    def update(self, step: int, **fields: Any) -> None:
+        """Say that `step` of all are done; `fields` are shown as `name value`."""
+        ...
+
+
+class Terminal(Protocol):
+    """Where a command says what it does."""
+
+    def print(self, text: str = "") -> None:
+        """Print text, unless quiet."""
+        ...
+
+    def result(self, text: str) -> None:
+        """Print text, also when quiet."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Print a warning, also when quiet."""
+        ...
+
+    def sample_table(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Print a table, unless quiet."""
+        ...
+
+    def progress(
+        self, total: int, description: str, start: int = 0, unit: str = "update"
+    ) -> AbstractContextManager[Progress]:
+        """Show a bar while the block runs, from `start` to `total`; `unit` is what is counted."""
+        ...

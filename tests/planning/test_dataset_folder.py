@@ -1,0 +1,244 @@
+"""A data set's folder: nothing invalid in a split, everything left out listed, files that other programs read."""
+
+import json
+import os
+import random
+
+import pytest
+import yaml
+
+from jaxppo.errors import DataError
+from jaxppo.planning import datasets
+from jaxppo.planning.data_card import data_card
+from jaxppo.planning.dataset_folder import Rejected, kind_of_reason, read_split, write_dataset
+from jaxppo.planning.datasets import make_row
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.pddl import parse_domain, parse_problem
+from jaxppo.planning.prompt_styles.words import split_words
+from jaxppo.planning.search import solve
+
+FILES = {"README.md", "obfuscation.json", "rejected.jsonl", "report.json", "vocabulary.json"}
+
+
+def row(split, number, domain="gripper", style="atoms", **others):
+    module = DOMAINS[domain]
+    text = module.generate_problem(3, random.Random(f"{split}{number}"), "task")
+    plan = solve(parse_problem(text, parse_domain(module.DOMAIN_PDDL)))
+    return make_row(
+        id=f"{domain}-{split}-{number}",
+        domain=domain,
+        split=split,
+        domain_pddl=module.DOMAIN_PDDL,
+        problem_pddl=text,
+        plan=plan,
+        prompt_style=style,
+        planner="builtin 1",
+        **others,
+    )
+
+
+@pytest.fixture
+def rows():
+    return {"test": [row("test", 0)], "train": [row("train", 0), row("train", 1), row("train", 2, "ferry")]}
+
+
+def write(folder, rows, rejected=(), **others):
+    return write_dataset(folder, rows, rejected, **{"title": "Title", "how": "by hand", "use_val": False, **others})
+
+
+def listed(folder):
+    return [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
+
+
+def test_write_dataset_writes_rows_report_and_what_was_left_out(rows, tmp_path):
+    rejected = [Rejected("a", "ferry", "train", "somewhere", "timeout")]
+    report = write(tmp_path / "new", rows, rejected, figures={"seed": 3})
+    folder = tmp_path / "new"
+    assert {path.name for path in folder.iterdir()} == FILES | {"train.jsonl", "test.jsonl"}
+    assert {split: read_split(folder, split) for split in rows} == rows
+    assert json.loads((folder / "report.json").read_text()) == report
+    assert listed(folder) == [rejected[0]._asdict()] and report["rejected"] == {"timeout": 1}
+    assert list(report["splits"]) == ["train", "test"] and report["seed"] == 3 and report["leaks"]["leaks"] == 0
+    lengths = [row["plan_length"] for row in rows["train"][:2]]
+    assert report["splits"]["train"]["gripper"] == {
+        "rows": 2,
+        "plan_length": {"min": min(lengths), "median": sum(lengths) / 2, "max": max(lengths)},
+        "n_objects": report["splits"]["train"]["gripper"]["n_objects"],
+        "planners": {"builtin 1": 2},
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"reference_plan": ["(pick ball1 room1 left)"]}, "invalid plan at step 1: "),
+        ({"reference_plan": []}, "invalid plan: goal_not_reached"),
+        ({"reference_plan": ["pick"]}, "invalid plan: "),
+        ({"problem_pddl": "(define (problem p) (:domain gripper) (:objects a"}, "unreadable: <problem>:1: "),
+        ({"id": "gripper-train-0"}, "duplicate id"),
+    ],
+)
+def test_write_dataset_never_writes_a_bad_row(rows, tmp_path, change, reason):
+    bad = rows["train"][1] | change
+    rows["train"][1] = bad
+    report = write(tmp_path, rows)
+    (entry,) = listed(tmp_path)
+    assert entry["reason"].startswith(reason) and entry["id"] == bad["id"] and entry["split"] == "train"
+    assert read_split(tmp_path, "train") == [rows["train"][0], rows["train"][2]]
+    assert report["rejected"] == {kind_of_reason(reason): 1}
+
+
+def test_write_dataset_checks_every_one_of_several_plans(rows, tmp_path):
+    good = rows["train"][0]["reference_plan"]
+    rows["train"][0] |= {"reference_plan": [good, good[:-1]]}
+    rows["train"][1] |= {"reference_plan": [rows["train"][1]["reference_plan"]]}
+    write(tmp_path, rows)
+    (entry,) = listed(tmp_path)
+    assert entry["id"] == "gripper-train-0" and entry["reason"].startswith("invalid plan: goal_not_reached (at ball")
+    # One shape for all, which is what columns of a table need.
+    assert all(isinstance(plan, list) for row in read_split(tmp_path, "test") for plan in row["reference_plan"])
+
+
+def test_write_dataset_asks_val(rows, tmp_path, fake_val):
+    fake_val("print('Plan executed successfully - checking goal\\nGoal not satisfied\\nPlan invalid'); sys.exit(1)")
+    rows["train"][1] |= {"reference_plan": []}
+    with pytest.raises(DataError, match=r"expected at least one row with a valid plan, got none$"):
+        write(tmp_path / "none", rows, use_val=True)
+    assert not (tmp_path / "none").exists()
+    fake_val(
+        "valid = 'car' in PLAN\nprint('Plan executed successfully - checking goal')\n"
+        "print('Plan valid\\nFinal value: 1\\nSuccessful plans:' if valid else 'Goal not satisfied\\nPlan invalid')\n"
+        "sys.exit(0 if valid else 1)"
+    )
+    report = write(tmp_path / "some", rows, use_val=True)
+    assert report["validators"] == ["builtin", "VAL"] and list(report["splits"]) == ["train"]
+    reasons = sorted(entry["reason"] for entry in listed(tmp_path / "some"))
+    assert reasons[:2] == ["invalid plan: goal_not_reached (VAL)"] * 2  # those that only VAL was asked to refuse
+    assert len(reasons) == 3 and reasons[2].startswith("invalid plan: goal_not_reached (at ball")
+
+
+def test_columns_are_equal_in_all_rows(rows, tmp_path):
+    rows["train"][1]["source"] = "a.pddl"
+    write(tmp_path, rows)
+    read = [row for split in rows for row in read_split(tmp_path, split)]
+    assert {tuple(row) for row in read} == {(*datasets.COLUMNS, "source")}
+    assert [row["source"] for row in read] == [None, None, "a.pddl", None]
+
+
+def test_columns_of_other_kinds_are_refused(rows, tmp_path):
+    rows["train"][1]["source"] = {"file": "a.pddl"}
+    with pytest.raises(DataError, match=r"^column source: expected texts, numbers or lists of one of them, got dict$"):
+        write(tmp_path, rows)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet", "both"])
+def test_every_format_gives_the_same_rows_also_to_the_datasets_library(rows, tmp_path, file_format):
+    import datasets as hugging_face
+
+    rows["train"][0] |= {"optimal_cost": 3, "note": "é \u2028 'x'", "share": 0.5, "sure": True, "tags": ["a"]}
+    folder = tmp_path / "data"
+    write(folder, rows, file_format=file_format)
+    suffixes = {"jsonl": {".jsonl"}, "parquet": {".parquet"}, "both": {".jsonl", ".parquet"}}[file_format]
+    assert {path.suffix for path in folder.glob("t*")} == suffixes
+    loaded = hugging_face.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
+    assert set(loaded) == set(rows)
+    for split, own in rows.items():
+        full = [{name: row.get(name) for name in read_split(folder, split)[0]} for row in own]
+        assert read_split(folder, split) == full == list(loaded[split])
+
+
+def test_read_split_names_what_it_cannot_read(rows, tmp_path):
+    write(tmp_path, rows, file_format="parquet")
+    with pytest.raises(DataError, match=r"train.parquet:1: field 'score': expected float, got nothing$"):
+        read_split(tmp_path, "train", {"score": float})
+    with pytest.raises(DataError, match=r"rl.jsonl: expected a UTF-8 text file"):
+        read_split(tmp_path, "rl")
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"train.parquet: expected a Parquet file, got: "):
+        read_split(tmp_path, "train")
+
+
+@pytest.mark.parametrize("style", ["atoms", "pddl", "nl"])
+def test_the_vocabulary_has_every_word(tmp_path, style):
+    rows = {"train": [row("train", 0, "gripper", style), row("train", 1, "ferry", style)]}
+    write(tmp_path, rows, words={"car99"})
+    words = json.loads((tmp_path / "vocabulary.json").read_text())
+    assert words == sorted(set(words)) and {"<pad>", "<eos>", "car99", "room1", "sail"} - {"room1"} <= {*words}
+    used = {word for row in rows["train"] for text in (row["prompt"], row["completion"]) for word in split_words(text)}
+    assert used <= {*words}
+
+
+def test_a_folder_without_a_report_is_not_complete(rows, tmp_path, monkeypatch):
+    """A run that dies at any moment leaves whole files, and the report only at the very end."""
+    write(tmp_path, rows)
+    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    replace = os.replace
+    for n_written in range(len(whole)):
+        targets = []
+
+        def dying_replace(source, target, targets=targets, n_written=n_written):
+            if len(targets) == n_written:
+                raise KeyboardInterrupt
+            targets.append(target)
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", dying_replace)
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path, rows)
+        left = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")}
+        assert "report.json" not in left and left.items() <= whole.items()
+    monkeypatch.undo()
+    write(tmp_path, rows)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("timeout", "timeout"),
+        ("unsolvable", "unsolvable"),
+        ("limit: no plan within 50000 states", "limit"),
+        ("invalid plan at step 3: precondition (clear a)", "invalid plan"),
+        ("duplicate of ferry-train-00003", "duplicate"),
+        ("duplicate id", "duplicate id"),
+        ("plan length 18 in no band", "plan length"),
+        ("unreadable: <problem>:1: expected", "unreadable"),
+        ("unsupported: durative actions", "unsupported"),
+    ],
+)
+def test_kind_of_reason(reason, kind):
+    assert kind_of_reason(reason) == kind
+
+
+def test_the_card_has_figures_and_metadata(rows, tmp_path):
+    write(tmp_path, rows, [Rejected("a", "ferry", "train", "", "timeout")] * 2)
+    text = (tmp_path / "README.md").read_text()
+    metadata = yaml.safe_load(text.split("---\n")[1])
+    assert metadata["license"] == "apache-2.0" and metadata["size_categories"] == ["n<1K"]
+    assert metadata["configs"][0]["data_files"] == [
+        {"split": "train", "path": "train.jsonl"},
+        {"split": "test", "path": "test.jsonl"},
+    ]
+    lengths = sorted(row["plan_length"] for row in rows["train"][:2])
+    assert f"| train | gripper | 2 | {lengths[0]}, {sum(lengths) / 2:g}, {lengths[1]} |" in text
+    assert "0 shared problems and 0 shared prompts between 1 pairs of splits" in text
+    assert "| timeout | 2 |" in text and "by hand" in text and "builtin 1" in text
+
+
+def test_the_card_shows_text_from_outside_as_text(rows, tmp_path):
+    hostile = "x|y`<script>alert(1)</script>\n---\n# Title [a](b) \u202e"
+    rows["train"][0] |= {"domain": hostile, "planner": hostile}
+    write(tmp_path, rows, title=hostile, how=f"{hostile} --token hf_abcdefghijklmnopqrstuvwxyzabcdefgh")
+    text = (tmp_path / "README.md").read_text()
+    assert "<script>" not in text.split("---\n", 2)[2] and "\n# Title [" not in text and "hf_abcdef" not in text
+    assert text.count("\n---\n") == 1 and "\u202e" not in text
+    assert yaml.safe_load(text.split("---\n")[1])["license"] == "apache-2.0"
+    rows_of_table = [line for line in text.splitlines() if line.startswith("| train |")]
+    assert len(rows_of_table) == 3 and all(line.replace("\\|", "").count("|") == 6 for line in rows_of_table)
+
+
+def test_data_card_says_which_rows_are_missing(rows, tmp_path):
+    report = write(tmp_path, rows) | {"shortfalls": ["rl of ferry: 3 of 50 rows"], "planner_licences": {"p": "MIT"}}
+    card = data_card(report, {"id": "string"}, {"train": "train.jsonl"})
+    assert "Fewer rows than asked for: rl of ferry: 3 of 50 rows." in card and "Licence of p: MIT." in card

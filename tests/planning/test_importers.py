@@ -1,0 +1,921 @@
+import json
+import os
+import shlex
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxppo.config_sources import parse_cli
+from jaxppo.console import Console
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning.__main__ import run
+from jaxppo.planning.build import build_dataset
+from jaxppo.planning.config import BuildConfig, ImportConfig, PlannerConfig
+from jaxppo.planning.datasets import partition, read_jsonl
+from jaxppo.planning.importers import import_problems
+from jaxppo.planning.pddl import parse_domain, parse_problem
+from tests.planning import kiln
+from tests.planning.import_samples import (
+    LAMPS,
+    PIPES,
+    json_lines,
+    lamp_plan,
+    lamp_problem,
+    lines,
+    paper_row,
+    pipe_plan,
+    pipe_problem,
+    planbench_json,
+    write_files,
+)
+
+NO_PLANNER = PlannerConfig(planner="none", workers=1)
+BUILTIN = PlannerConfig(planner="builtin", workers=1, planner_timeout_s=20)
+
+
+def import_into(out: Path, source: Path, **settings):
+    """Import everything into `test`, unless told otherwise: rows by id, reasons by source, and the report."""
+    settings = {"split": "test", "planners": NO_PLANNER, "use_val": False, **settings}
+    report = import_problems(ImportConfig(source=str(source), output_dir=str(out), **settings), Console(quiet=True))
+    rows = {row["id"]: row for split in report["splits"] for row in read_jsonl(out / f"{split}.jsonl")}
+    entries = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    return rows, {entry["source"]: entry["reason"] for entry in entries}, report
+
+
+def plans_of(rows):
+    return {name: row["reference_plan"] for name, row in rows.items()}
+
+
+# ----------------------------------------------------------------------------------------------------- folders of PDDL
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        pytest.param(
+            {
+                "lamps/domain.pddl": LAMPS,
+                "lamps/instance-2.pddl": lamp_problem(3, 1),
+                "lamps/instance-10.pddl": lamp_problem(3, 2),
+                "lamps/instance-2.plan": lines(lamp_plan(1)),
+                "lamps/instance-10.plan": lines(lamp_plan(2)),
+                "pipes/domain.pddl": PIPES,
+                "pipes/p01.pddl": pipe_problem(3),
+                "pipes/p01.pddl.soln": lines(pipe_plan(3)),
+            },
+            {
+                "lamps/instance-2": lamp_plan(1),
+                "lamps/instance-10": lamp_plan(2),
+                "pipes/p01": pipe_plan(3),
+            },
+            id="a folder for each domain",
+        ),
+        pytest.param(
+            {
+                "lamps/domain.pddl": LAMPS,
+                "lamps/problems/p1.pddl": lamp_problem(3, 1),
+                "lamps/plans/p1.txt": lines(lamp_plan(1)),
+                "lamps/problems/p10.pddl": lamp_problem(3, 2),
+                "lamps/plans/p10.txt": lines(lamp_plan(2)),
+            },
+            {"lamps/problems/p1": lamp_plan(1), "lamps/problems/p10": lamp_plan(2)},
+            id="problems and plans in folders of their own",
+        ),
+        pytest.param(
+            {
+                "domain-01.pddl": LAMPS.replace("(lamp ?x) (not (on ?x))", "(lamp ?x)"),
+                "p01.pddl": lamp_problem(3, 1),
+                "p01.soln": lines(["(switch-on l0)", *lamp_plan(1)]),
+                "domain-02.pddl": LAMPS,
+                "p02.pddl": lamp_problem(4, 2),
+                "p02.soln": lines(lamp_plan(2)),
+            },
+            {"p01": ["(switch-on l0)", *lamp_plan(1)], "p02": lamp_plan(2)},
+            id="a domain for each problem",
+        ),
+        pytest.param(
+            {
+                "domains/domain-1.pddl": LAMPS,
+                "domains/domain-2.pddl": LAMPS + "; another",
+                "instances/instance-1.pddl": lamp_problem(3, 1),
+                "instances/instance-2.pddl": lamp_problem(3, 2),
+                "solutions/instance-1.pddl.1": lines(lamp_plan(1)),
+                "solutions/instance-2": lines(lamp_plan(2)),
+            },
+            {"instances/instance-1": lamp_plan(1), "instances/instance-2": lamp_plan(2)},
+            id="domains and instances in folders of their own",
+        ),
+        pytest.param(
+            {
+                "instances/lamps/generated_domain.pddl": LAMPS,
+                "instances/lamps/generated_basic/instance-1.pddl": lamp_problem(3, 1),
+                "instances/lamps/generated_basic/sas_plan": lines(lamp_plan(1)),
+                "instances/pipes/generated_domain.pddl": PIPES,
+                "instances/pipes/generated_basic/instance-1.pddl": pipe_problem(4),
+                "instances/pipes/generated_basic/sas_plan": lines(pipe_plan(4)),
+            },
+            {
+                "instances/lamps/generated_basic/instance-1": lamp_plan(1),
+                "instances/pipes/generated_basic/instance-1": pipe_plan(4),
+            },
+            id="PlanBench",
+        ),
+        pytest.param(
+            {"a.pddl": lamp_problem(3, 1), "b.PDDL": LAMPS, "a.plan": lines(lamp_plan(1))},
+            {"a": lamp_plan(1)},
+            id="told apart by content, not by name",
+        ),
+        pytest.param(
+            {"domain.pddl": LAMPS, "p.pddl": lamp_problem(3, 1, domain="lamps-2"), "p.plan": lines(lamp_plan(1))},
+            {"p": lamp_plan(1)},
+            id="a problem that calls its domain otherwise",
+        ),
+        pytest.param(
+            {
+                "x/domain.pddl": PIPES,
+                "domain.pddl": LAMPS,
+                "x/p.pddl": lamp_problem(3, 1),
+                "x/p.plan": lines(lamp_plan(1)),
+            },
+            {"x/p": lamp_plan(1)},
+            id="a domain of the right name further up",
+        ),
+    ],
+)
+def test_import_problems_reads_layouts(files, found, tmp_path):
+    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
+    assert plans_of(rows) == found
+    assert rejected == {}
+    assert list(rows) == list(found)  # 2 in front of 10
+
+
+@pytest.mark.parametrize(
+    ("files", "plan"),
+    [
+        ({"p.plan": "; found in 0.1 s\n(SWITCH-ON L0)\r\n(Pass l0 l1)\r\n; cost = 2 (unit cost)"}, lamp_plan(1)),
+        ({"p.plan": "0.002: (pass l0 l1) [1.000]\n0.001: (switch-on l0) [1.000]\n"}, lamp_plan(1)),
+        ({"sas_plan": "(switch-on l0)", "sas_plan.1": "junk", "sas_plan.2": lines(lamp_plan(1))}, lamp_plan(1)),
+        ({"p.plan.9": "junk", "p.plan.10": lines(lamp_plan(1)), "sas_plan": "junk"}, lamp_plan(1)),
+        ({"p.pddl.sol": lines(lamp_plan(1)), "plans/p.plan": "junk"}, lamp_plan(1)),
+        ({"plans/p.pddl": lines(lamp_plan(1)), "plans/p2.plan": "junk", "plans/pp": "junk"}, lamp_plan(1)),
+        ({"p.plan": b"\xef\xbb\xbf(switch-on l0)\n(pass l0 l1)\n"}, lamp_plan(1)),
+    ],
+)
+def test_import_problems_reads_plan_files(files, plan, tmp_path):
+    source = write_files(tmp_path / "in", {"domain.pddl": LAMPS, "p.pddl": lamp_problem(3, 1), **files})
+    rows, rejected, _ = import_into(tmp_path / "out", source)
+    assert (plans_of(rows), rejected) == ({"p": plan}, {})
+
+
+def test_import_problems_makes_rows_of_texts_and_plans(tmp_path):
+    source = write_files(
+        tmp_path / "in",
+        {"domain.pddl": LAMPS.replace("\n", "\r\n"), "p.pddl": lamp_problem(3, 2), "p.plan": lines(lamp_plan(2))},
+    )
+    rows, _, report = import_into(tmp_path / "out", source)
+    row = rows["p"]
+    assert row["domain_pddl"] == LAMPS
+    assert row["problem_pddl"] == lamp_problem(3, 2)
+    assert row["prompt"] == "<init> lamp l0 ; next l0 l1 ; next l1 l2 <goal> on l2 <plan>"
+    assert row["completion"] == "switch-on l0 ; pass l0 l1 ; pass l1 l2"
+    assert (row["domain"], row["split"], row["planner"], row["source"]) == ("lamps", "test", "given", "p.pddl")
+    assert (row["plan_length"], row["n_objects"]) == (3, 3)
+    assert report["plans"] == {"given": 1, "found": 0, "not found": 0}
+
+
+def test_import_problems_drops_spare_parentheses_behind_a_problem(tmp_path):
+    spare, comment = lamp_problem(3, 1) + ")\n)", lamp_problem(4, 1) + "; (a comment)"
+    files = {"domain.pddl": LAMPS, "p.pddl": spare, "p.plan": lines(lamp_plan(1))}
+    files |= {"q.pddl": comment, "q.plan": lines(lamp_plan(1))}
+    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
+    assert rejected == {}
+    assert [row["problem_pddl"] for row in rows.values()] == [lamp_problem(3, 1), comment]
+
+
+GOOD = {"good/domain.pddl": LAMPS, "good/p.pddl": lamp_problem(3, 1), "good/p.plan": lines(lamp_plan(1))}
+TEMPORAL = "temporal: expected plans that are lists of actions, got durative actions, events or timed facts"
+
+
+@pytest.mark.parametrize(
+    ("files", "source", "reason"),
+    [
+        (
+            {"bad/p.pddl": b"(define (problem \xff))"},
+            "bad/p.pddl",
+            "unreadable: p.pddl: expected a UTF-8 text file, got: 'utf-8' codec can't decode byte 0xff in position 17: "
+            "invalid start byte",
+        ),
+        (
+            {"bad/p.pddl": "(defined (problem x))"},
+            "bad/p.pddl",
+            "unreadable: p.pddl: expected '(define (domain NAME)' or '(define (problem NAME)', got "
+            "'(defined (problem x))'",
+        ),
+        (
+            {"bad/p.pddl": pipe_problem(3)},
+            "bad/p.pddl",
+            "no domain: domain: expected a file that defines the domain 'pipes', got none",
+        ),
+        (
+            {"bad/a.pddl": LAMPS, "bad/b.pddl": PIPES.replace("pipes", "lamps"), "bad/p.pddl": lamp_problem(3, 1)},
+            "bad/p.pddl",
+            "no domain: domain: expected one file for the domain 'lamps', got bad/a.pddl, bad/b.pddl",
+        ),
+        (
+            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(3, 1).replace("(on l1)", "(off l1)")},
+            "bad/p.pddl",
+            "unreadable: <problem>:2: expected a predicate declared under ':predicates', got '(off l1)'",
+        ),
+        (
+            {
+                "bad/domain.pddl": LAMPS.replace("(:predicates", "(:constraints) (:predicates"),
+                "bad/p.pddl": lamp_problem(3, 1),
+            },
+            "bad/p.pddl",
+            "unsupported: <domain>:2: got ':constraints', which is not supported by the built-in validator",
+        ),
+        (
+            {"bad/domain.pddl": kiln.DOMAIN, "bad/p.pddl": kiln.PROBLEM, "bad/p.plan": kiln.PLAN},
+            "bad/p.pddl",
+            TEMPORAL,
+        ),
+        (
+            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(3, 1).replace("(:init", "(:init (at 5 (on l1))")},
+            "bad/p.pddl",
+            TEMPORAL,
+        ),
+        (
+            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 1), "bad/p.plan": "(switch-on l0) and more"},
+            "bad/p.pddl",
+            "unreadable plan: expected '(action argument ...)' one after another, got another text as step 2",
+        ),
+        (
+            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 2), "bad/p.plan": lines(lamp_plan(2)[1:])},
+            "bad/p.pddl",
+            "invalid plan at step 1: precondition (on l0)",
+        ),
+        (
+            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 2), "bad/p.plan": lines(lamp_plan(1))},
+            "bad/p.pddl",
+            "invalid plan: goal_not_reached (on l2)",
+        ),
+        (
+            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 2), "bad/p.plan": "(switch-on l9)"},
+            "bad/p.pddl",
+            "invalid plan at step 1: unknown_object",
+        ),
+        (
+            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 2)},
+            "bad/p.pddl",
+            "no plan: expected one in the source with planner none, got none",
+        ),
+        (
+            {"good/q.pddl": lamp_problem(3, 1).rstrip()[:-1], "good/q.plan": lines(lamp_plan(1))},
+            "good/q.pddl",
+            "unreadable: <problem>:2: expected ')' for the '(' of line 1, got the end of the text",
+        ),
+    ],
+)
+def test_import_problems_lists_what_is_wrong_and_goes_on(files, source, reason, tmp_path):
+    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", {**GOOD, **files}))
+    assert list(rows) == ["good/p"]
+    assert list(rejected) == [source]
+    assert rejected[source].startswith(reason)
+
+
+def test_import_problems_leaves_duplicates_out_once_for_each_domain(tmp_path):
+    renamed = lamp_problem(3, 1).replace(" l0", " a").replace(" l1", " b").replace(" l2", " c").replace("l1)", "b)")
+    renamed = renamed.replace("(lamp l0)", "(lamp a)")
+    files = {
+        "lamps/domain.pddl": LAMPS,
+        "lamps/p1.pddl": lamp_problem(3, 1),
+        "lamps/p1.plan": lines(lamp_plan(1)),
+        "lamps/p2.pddl": renamed,
+        "lamps/p2.plan": "(switch-on a)(pass a b)",
+        "lamps/p3.pddl": lamp_problem(3, 2),
+        "lamps/p3.plan": lines(lamp_plan(2)),
+        "other/domain.pddl": LAMPS.replace("(domain lamps)", "(domain lights)"),
+        "other/p1.pddl": lamp_problem(3, 1, domain="lights"),
+        "other/p1.plan": lines(lamp_plan(1)),
+    }
+    rows, rejected, report = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
+    assert list(rows) == ["lamps/p1", "lamps/p3", "other/p1"]
+    assert rejected == {"lamps/p2.pddl": "duplicate of lamps/p1"}
+    assert report["rejected"] == {"duplicate": 1}
+
+
+def test_import_problems_keeps_domains_of_one_name_apart(tmp_path):
+    slower = LAMPS.replace("(not (on ?x)))))", "(on ?x))))")  # lamps stay on
+    files = {f"{name}/p.pddl": lamp_problem(3, 1) for name in ("a", "b", "c")}
+    files |= {f"{name}/p.plan": lines(lamp_plan(1)) for name in ("a", "b", "c")}
+    files |= {"a/domain.pddl": LAMPS, "b/domain.pddl": slower, "c/domain.pddl": "; the first again\n" + LAMPS.upper()}
+    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
+    assert list(rows) == ["a/p", "b/p"]
+    assert rejected == {"c/p.pddl": "duplicate of a/p"}
+
+
+def test_import_problems_does_not_load_files_that_are_too_large(tmp_path):
+    files = {**GOOD, "good/q.pddl": lamp_problem(4, 1) + ";" * 3_000_000}
+    _, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
+    size = len(files["good/q.pddl"])
+    assert rejected == {"good/q.pddl": f"unreadable: q.pddl: expected at most 2400000 bytes, got {size}"}
+
+
+def test_import_problems_rejects_what_the_prompt_style_cannot_write(tmp_path):
+    goal = lamp_problem(3, 1).replace("(:goal (on l1))", "(:goal (or (on l1) (on l2)))")
+    files = {**GOOD, "good/q.pddl": goal, "good/q.plan": lines(lamp_plan(1))}
+    source = write_files(tmp_path / "in", files)
+    rows, rejected, _ = import_into(tmp_path / "atoms", source)
+    assert list(rows) == ["good/p"]
+    assert rejected["good/q.pddl"].startswith("prompt style: ")
+    rows, rejected, _ = import_into(tmp_path / "pddl", source, prompt_style="pddl")
+    assert (list(rows), rejected) == (["good/p", "good/q"], {})
+
+
+# ------------------------------------------------------------------------------------------------------------ planners
+
+
+def test_import_problems_finds_missing_plans_and_goes_on_from_the_cache(tmp_path):
+    unsolvable = lamp_problem(3, 1).replace("(lamp l0)", "(next l2 l0)")
+    files = {"domain.pddl": LAMPS, "p1.pddl": lamp_problem(3, 1), "p2.pddl": lamp_problem(3, 2), "p3.pddl": unsolvable}
+    source, out = write_files(tmp_path / "in", {**files, "p1.plan": lines(lamp_plan(1))}), tmp_path / "out"
+    rows, rejected, report = import_into(out, source, planners=BUILTIN)
+    assert plans_of(rows) == {"p1": lamp_plan(1), "p2": lamp_plan(2)}
+    assert [rows[name]["planner"].split()[0] for name in ("p1", "p2")] == ["given", "builtin"]
+    assert rejected == {"p3.pddl": "unsolvable"}
+    assert report["plans"] == {"given": 1, "found": 1, "not found": 1}
+    first, planned = (out / "test.jsonl").read_bytes(), (out / "plans.jsonl").read_text()
+    assert len(planned.splitlines()) == 2
+    (out / "report.json").unlink()
+    (out / "test.jsonl").unlink()
+    import_into(out, source, planners=BUILTIN)
+    assert (out / "test.jsonl").read_bytes() == first
+    assert (out / "plans.jsonl").read_text() == planned  # nothing was solved again
+
+
+def test_import_problems_replaces_invalid_plans_where_asked(tmp_path):
+    files = {
+        "domain.pddl": LAMPS,
+        "p1.pddl": lamp_problem(3, 1),
+        "p1.plan": "(pass l0 l1)",
+        "p2.pddl": lamp_problem(3, 2),
+    }
+    source = write_files(tmp_path / "in", {**files, "p2.plan": "no plan"})
+    rows, rejected, _ = import_into(tmp_path / "out", source, planners=BUILTIN, replace_invalid_plans=True)
+    assert plans_of(rows) == {"p1": lamp_plan(1), "p2": lamp_plan(2)}
+    assert rejected == {}
+    with pytest.raises(DataError) as error:
+        import_into(tmp_path / "none", source)
+    assert str(error.value) == (
+        f"source: expected a problem that can become a row in {source}, got only rejected ones "
+        "(invalid plan 1, unreadable plan 1); the first is p1.pddl: invalid plan at step 1: precondition (on l0)"
+    )
+
+
+def test_import_problems_adds_optimal_costs(tmp_path):
+    detour = ["(switch-on l0)", "(pass l0 l1)", "(switch-on l0)", "(pass l1 l2)"]
+    source = write_files(tmp_path / "in", {"domain.pddl": LAMPS, "p.pddl": lamp_problem(3, 2), "p.plan": lines(detour)})
+    planners = PlannerConfig(planner="none", optimal_planner="builtin-optimal", workers=1)
+    rows, _, _ = import_into(tmp_path / "out", source, planners=planners)
+    assert (rows["p"]["plan_length"], rows["p"]["optimal_cost"]) == (4, 3)
+
+
+# -------------------------------------------------------------------------------------------------------------- splits
+
+
+def test_import_problems_splits_by_length_objects_and_canonical_form(tmp_path):
+    cases = {f"p{n}-{goal}": (n, goal) for n in (*range(5, 13), 25, 50) for goal in range(1, min(n, 30))}
+    files = {f"{name}.pddl": lamp_problem(*case) for name, case in cases.items()}
+    files |= {f"{name}.plan": lines(lamp_plan(goal)) for name, (_, goal) in cases.items()}
+    files |= {
+        "domain.pddl": LAMPS,
+        "x/domain.pddl": PIPES,
+        "x/p.pddl": pipe_problem(3),
+        "x/p.plan": lines(pipe_plan(3)),
+    }
+    source = write_files(tmp_path / "in", files)
+    settings = {"split": "auto", "short_lengths": "2-8", "long_lengths": "10-20", "unseen_domains": ("pipes",)}
+    rows, rejected, report = import_into(tmp_path / "out", source, max_train_objects=12, **settings)
+    expected = {}
+    for name, (n, goal) in cases.items():
+        part, length = partition(parse_problem(lamp_problem(n, goal), parse_domain(LAMPS))), goal + 1
+        if length in range(2, 9) and n <= 12:
+            expected[name] = part
+        elif length in (*range(2, 9), *range(10, 21)) and part == "test":
+            expected[name] = "test_longer" if n <= 12 else "test_larger"
+    assert {name: row["split"] for name, row in rows.items()} == {**expected, "x/p": "test_unseen"}
+    assert set(report["splits"]) == {"train", "rl", "test", "test_longer", "test_larger", "test_unseen"}
+    assert report["leaks"]["leaks"] == 0
+    reasons = Counter(report["rejected"])
+    assert reasons["plan length"] == sum(goal + 1 not in (*range(2, 9), *range(10, 21)) for _, goal in cases.values())
+    assert reasons.total() == len(cases) + 1 - len(rows)
+    assert rejected["p12-8.pddl"] == "plan length 9 in no band"
+
+
+def test_import_problems_calls_larger_what_has_more_objects_than_train_rl_and_test(tmp_path):
+    def of_test(n: int, goals) -> int:
+        return next(g for g in goals if partition(parse_problem(lamp_problem(n, g), parse_domain(LAMPS))) == "test")
+
+    cases = {"small": (20, 2), "longer": (20, of_test(20, range(4, 20))), "larger": (30, of_test(30, range(4, 30)))}
+    files = {f"{name}.pddl": lamp_problem(*case) for name, case in cases.items()}
+    files |= {f"{name}.plan": lines(lamp_plan(goal)) for name, (_, goal) in cases.items()}
+    source = write_files(tmp_path / "in", {"domain.pddl": LAMPS, **files})
+    rows, _, _ = import_into(tmp_path / "out", source, split="auto", short_lengths="2-3", long_lengths="5-40")
+    assert rows["small"]["split"] in ("train", "rl", "test")
+    assert (rows["longer"]["split"], rows["larger"]["split"]) == ("test_longer", "test_larger")
+
+
+# ----------------------------------------------------------------------------------------------------------- PlanBench
+
+MYSTERY = LAMPS.replace("lamps", "mystery-4ops").replace("switch-on", "attack").replace("pass", "feast")
+CONFIG = """\
+instance_dir: mystery/generated_basic
+domain_file: mystery/generated_domain.pddl
+domain_name: obscure_lamps
+instances_template: instance-{}.pddl
+actions: {attack: "attack {}", feast: "feast {} from {}"}
+encoded_objects: {"l0": "object a", "l": "object_{}"}
+"""
+
+
+def mystery_instances(*plans: str):
+    return [{"instance_id": n, "example_instance_ids": [1], "query": f"query {n}", "ground_truth_plan": plan}
+            for n, plan in enumerate(plans, 2)]  # fmt: skip
+
+
+def test_import_problems_reads_planbench(tmp_path):
+    pddl = {f"lamps/generated_basic/instance-{n}.pddl": lamp_problem(n, n - 1) + ")" for n in range(2, 6)}
+    pddl |= {"lamps/generated_domain.pddl": LAMPS, "pipes/generated_domain.pddl": PIPES}
+    pddl |= {f"pipes/generated_basic/instance-{n}.pddl": pipe_problem(n) for n in range(2, 6)}
+    plans = [
+        lines(lamp_plan(1)) + "; cost = 2 (unit cost)\n",
+        "(switch-on object l0)\n(pass object l0 object l1)\n(pass object l1 object l2)\n",
+        "(switch-on l1)\n",
+        "",
+    ]
+    bench = {
+        "a.json": planbench_json("lamps", mystery_instances(*plans)),
+        "b.json": planbench_json("pipes", mystery_instances(lines(pipe_plan(2)))),
+    }
+    source, pddl_dir = write_files(tmp_path / "in", bench), write_files(tmp_path / "pddl", pddl)
+    rows, rejected, _ = import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir))
+    assert plans_of(rows) == {
+        "lamps/generated_basic/instance-2": lamp_plan(1),
+        "lamps/generated_basic/instance-3": lamp_plan(2),
+        "pipes/generated_basic/instance-2": pipe_plan(2),
+    }
+    row = rows["lamps/generated_basic/instance-3"]
+    assert (row["domain"], row["instance"], row["source_prompt"]) == ("lamps", "3", "query 3")
+    assert row["problem_pddl"] == lamp_problem(3, 2)
+    assert rejected == {
+        "a.json: instance 3": "invalid plan at step 1: precondition (lamp l1)",
+        "a.json: instance 4": "no plan: expected one in the source with planner none, got none",
+    }
+
+
+def test_import_problems_reads_planbench_sentences_with_its_configuration(tmp_path):
+    pddl = {f"instances/mystery/generated_basic/instance-{n}.pddl": lamp_problem(n, n - 1) for n in (2, 3, 4)}
+    # The same names elsewhere: only the configuration tells which are meant.
+    pddl |= {f"instances/other/generated_basic/instance-{n}.pddl": lamp_problem(n, 0) for n in (2, 3, 4)}
+    pddl |= {"instances/mystery/generated_domain.pddl": MYSTERY, "instances/other/generated_domain.pddl": LAMPS}
+    pddl |= {"configs/x.yaml": CONFIG, "configs/broken.yaml": "{"}
+    sentences = "[PLAN]\nattack object a\nfeast object a from object_1\n[PLAN END]\n"
+    instances = mystery_instances(sentences, "attack object a\nfeast object a to object_1\n", "")
+    bench = {"task_1.json": planbench_json("obscure_lamps", instances)}
+    folder = write_files(tmp_path / "bench", {**pddl, **bench})
+    rows, rejected, _ = import_into(tmp_path / "out", folder / "task_1.json", pddl_dir=str(folder))
+    assert plans_of(rows) == {"instances/mystery/generated_basic/instance-2": ["(attack l0)", "(feast l0 l1)"]}
+    assert rejected == {
+        "task_1.json: instance 2": "unreadable plan: expected a sentence for one of attack, feast, got "
+        "'feast object a to object_1'",
+        "task_1.json: instance 3": "no plan: expected one in the source with planner none, got none",
+    }
+
+
+def test_import_problems_does_not_take_a_problem_of_another_domain(tmp_path):
+    pddl = {"x/domain.pddl": LAMPS, **{f"x/instance-{n}.pddl": lamp_problem(n, n - 1) for n in (2, 3, 4, 5)}}
+    plans = ("", lines(pipe_plan(3)), lines(lamp_plan(3)))
+    files = {"pipes.json": planbench_json("pipes", mystery_instances(*plans))}
+    files |= {"lamps.json": planbench_json("LAMPS", [{"instance_id": 5, "ground_truth_plan": ""}])}
+    folders = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
+    rows, rejected, _ = import_into(tmp_path / "out", folders[0], pddl_dir=str(folders[1]), planners=BUILTIN)
+    # The plan shows that the fourth is meant; the fifth's domain calls itself as the file does.
+    assert plans_of(rows) == {"x/instance-4": lamp_plan(3), "x/instance-5": lamp_plan(4)}
+    unclear = "unclear problem file: expected one file for instance "
+    assert rejected == {
+        "pipes.json: instance 1": f"{unclear}2 of pipes, got x/instance-2.pddl: it has no plan that tells which",
+        "pipes.json: instance 2": f"{unclear}3 of pipes, got x/instance-3.pddl: its plan is valid for none of them",
+    }
+
+
+def test_import_problems_lists_what_is_wrong_with_planbench_files(tmp_path):
+    pddl = {"lamps/domain.pddl": LAMPS, "lamps/a/instance-2.pddl": lamp_problem(3, 1)}
+    pddl |= {"lamps/b/instance-2.pddl": lamp_problem(4, 1), "lamps/a/instance-3.pddl": lamp_problem(5, 2)}
+    instances = [*mystery_instances(lines(lamp_plan(1)), lines(lamp_plan(2)), lines(lamp_plan(1)))]
+    instances += [
+        {"query": "x"},
+        {"instance_id": 3, "ground_truth_plan": 5},
+        {"instance_id": 2, "ground_truth_plan": "(x)"},
+    ]
+    files = {
+        "good.json": planbench_json("lamps", instances),
+        "verify.json": planbench_json("lamps", [], task="task_3_plan_verification"),
+        "broken.json": "{",
+        "list.json": "[1]",
+        "nameless.json": '{"instances": []}',
+    }
+    source, pddl_dir = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
+    rows, _, _ = import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir))
+    assert list(rows) == ["lamps/a/instance-3"]
+    entries = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
+    several = "unclear problem file: expected one file for instance 2 of lamps, got lamps/a/instance-2.pddl, "
+    assert [(entry["source"], entry["reason"]) for entry in entries if "broken" not in entry["source"]] == [
+        ("good.json: instance 1", several + "lamps/b/instance-2.pddl: its plan is valid for several"),
+        ("good.json: instance 3", "no problem file: expected instance 4 of lamps in pddl_dir, got none"),
+        (
+            "good.json",
+            "unreadable: good.json: instance 4: field 'instance_id': expected a number or a name, got {'query': 'x'}",
+        ),
+        (
+            "good.json",
+            "unreadable: good.json: instance 5: fields 'ground_truth_plan' and 'query': expected text, got 5, ''",
+        ),
+        ("good.json: instance 6", several + "lamps/b/instance-2.pddl: its plan is valid for none of them"),
+        ("list.json", "unreadable: list.json: expected a JSON object, got list"),
+        ("nameless.json", "unreadable: nameless.json: field 'domain': expected str, got nothing"),
+        (
+            "verify.json",
+            "unreadable: verify.json: task: expected plan generation (task_1) or optimality (task_2), got "
+            "'task_3_plan_verification'",
+        ),
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------- the paper
+
+
+def test_import_problems_reads_the_papers_rows(tmp_path):
+    basic, longer = "instances/lamps/generated_basic", "instances/lamps/generated_basic_longer_plan_len"
+    pddl = {"instances/lamps/generated_domain.pddl": LAMPS}
+    pddl |= {f"{basic}/instance-{n}.pddl": lamp_problem(n, 1) for n in (2, 3)}
+    pddl |= {f"{longer}/instance-{n}.pddl": lamp_problem(n + 5, n + 4) for n in (2, 3)}
+    rows = [
+        paper_row("lamps", "2", lamp_plan(1)),
+        paper_row("lamps", "2", lamp_plan(1), prompt_id=1, input="the same in other words"),
+        paper_row("lamps", 3, lamp_plan(7)),
+        paper_row("lamps", "2", ["(switch-on l0)", "(switch-on l0)"], prompt_id=2),
+        paper_row("pipes", "2", pipe_plan(2)),
+        paper_row("lamps", "3", "(switch-on l0)"),
+        paper_row("lamps", None, lamp_plan(1)),
+        paper_row("lamps", "3", [1]),
+        [],
+        paper_row("lamps", "2", lamp_plan(1), input="half a character: \ud800"),
+        paper_row("lamps", "0" * 5000 + "2", []),
+    ]
+    files = {"t0/test/chunk_0.jsonl": json_lines(rows) + "\n{broken\n"}
+    source, pddl_dir = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
+    imported, rejected, report = import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir))
+    assert report["kind"] == "paper"
+    assert plans_of(imported) == {f"{basic}/instance-2": lamp_plan(1), f"{longer}/instance-3": lamp_plan(7)}
+    assert imported[f"{basic}/instance-2"]["source_prompt"] == (
+        "You switch lamps.\nAs initial conditions I have that, ..."
+    )
+    where = "t0/test/chunk_0.jsonl"
+    several = f"unclear problem file: expected one file for instance 2 of lamps, got {basic}/instance-2.pddl, "
+    assert rejected == {
+        f"{where}:4": f"{several}{longer}/instance-2.pddl: its plan is valid for none of them",
+        f"{where}:5": f"unclear problem file: expected one file for instance 2 of pipes, got {basic}/instance-2.pddl, "
+        f"{longer}/instance-2.pddl: its plan is valid for none of them",
+        f"{where}:6": f"unreadable: {where}:6: field 'raw_plan': expected list, got '(switch-on l0)'",
+        f"{where}:7": f"unreadable: {where}:7: field 'instance_id': expected a number or a name, got None",
+        f"{where}:8": f"unreadable: {where}:8: field 'raw_plan': expected texts, got [1]",
+        f"{where}:9": "unreadable: expected an object, got list",
+        f"{where}:10": "unreadable: broken JSON ('utf-8' codec can't encode character '\\ud800' in position 141: "
+        "surrogates not allowed)",
+        f"{where}:11": f"{several.replace('instance 2 ', 'instance ' + '0' * 60 + ' ')}{longer}/instance-2.pddl: "
+        "it has no plan that tells which",
+        f"{where}:13": "unreadable: broken JSON (Expecting property name enclosed in double quotes: line 1 column 2 "
+        "(char 1))",
+    }
+
+
+def test_import_problems_keeps_all_valid_plans_of_a_problem(tmp_path):
+    detour = ["(switch-on l0)", "(pass l0 l1)", "(switch-on l0)"]
+    rows = [paper_row("lamps", "2", plan) for plan in (lamp_plan(1), ["(pass l0 l1)"], detour, lamp_plan(1))]
+    files = {"lamps/domain.pddl": LAMPS, "lamps/instance-2.pddl": lamp_problem(2, 1), "rows.jsonl": json_lines(rows)}
+    imported, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
+    assert plans_of(imported) == {"lamps/instance-2": [lamp_plan(1), detour]}
+    assert imported["lamps/instance-2"]["completion"] == "switch-on l0 ; pass l0 l1"
+    assert rejected == {}
+
+
+# ------------------------------------------------------------------------------------------------------------ our rows
+
+
+def test_import_problems_writes_our_rows_in_another_style(tmp_path):
+    cases = {f"p{n}": (n, n - 1) for n in range(2, 8)}
+    files = {f"{name}.pddl": lamp_problem(*case) for name, case in cases.items()}
+    files |= {f"{name}.plan": lines(lamp_plan(goal)) for name, (_, goal) in cases.items()}
+    source = write_files(tmp_path / "in", {"domain.pddl": LAMPS, **files})
+    settings = {"split": "auto", "short_lengths": "2-4", "long_lengths": "6-9"}
+    before, _, report = import_into(tmp_path / "one", source, file_format="both", **settings)
+    (tmp_path / "one" / "train.jsonl").unlink(missing_ok=True)  # its Parquet file is read then
+    after, rejected, second = import_into(tmp_path / "two", tmp_path / "one", split="keep", prompt_style="pddl")
+    assert second["kind"] == "rows"
+    assert rejected == {}
+    assert second["splits"].keys() == report["splits"].keys()
+    made_anew = ("prompt", "completion", "prompt_style")
+    kept = [{k: v for k, v in row.items() if k not in made_anew} for row in before.values()]
+    assert [{k: v for k, v in row.items() if k not in made_anew} for row in after.values()] == kept
+    assert {row["prompt_style"] for row in after.values()} == {"pddl"}
+
+
+def test_import_problems_takes_obfuscated_rows_as_they_are_split(tmp_path):
+    source = tmp_path / "one"
+    settings = {"domains": ("ferry",), "unseen_domains": (), "n_train": 2, "n_rl": 0, "n_test": 2, "use_val": False}
+    build_dataset(
+        BuildConfig(output_dir=str(source), short_lengths="2-9", long_lengths="11-20", planners=BUILTIN, **settings),
+        Console(quiet=True),
+    )
+    _, rejected, report = import_into(tmp_path / "kept", source, split="keep", prompt_style="nl")
+    assert rejected == {}
+    assert report["splits"].keys() == {"train", "test", "test_longer", "test_larger", "test_obfuscated"}
+    assert (report["leaks"]["leaks"], report["leaks"]["paired"]) == (0, 2)
+    rows, rejected, _ = import_into(tmp_path / "split", source, split="auto")
+    reasons = Counter(rejected.values())
+    assert reasons.pop("obfuscated: expected split keep for a row in other words, got auto") == 2
+    assert all(reason.startswith("plan length ") for reason in reasons)
+    assert len(rows) + reasons.total() == 8
+
+
+def test_import_problems_lists_what_is_wrong_with_our_rows(tmp_path):
+    first, _, _ = import_into(tmp_path / "one", write_files(tmp_path / "in", GOOD))
+    row = next(iter(first.values()))
+    spoiled = [
+        row,
+        {**row, "id": "no-plan", "reference_plan": ["switch-on l0"]},
+        {**row, "id": "wrong-plan", "reference_plan": ["(pass l0 l1)"]},
+        {key: value for key, value in row.items() if key != "problem_pddl"},
+        {**row, "id": "elsewhere", "split": "../test"},
+    ]
+    source = write_files(tmp_path / "rows", {"test.jsonl": json_lines(spoiled), "train.jsonl": "{broken"})
+    rows, rejected, _ = import_into(tmp_path / "two", source, split="keep")
+    assert list(rows) == ["good/p"]
+    assert rejected == {
+        "test.jsonl:2": "unreadable plan: expected one action such as '(pick-up a)', got 'switch-on l0'",
+        "test.jsonl:3": "invalid plan at step 1: precondition (on l0)",
+        "test.jsonl:4": "unreadable: test.jsonl:4: field 'problem_pddl': expected str, got nothing",
+        "test.jsonl:5": "unreadable: test.jsonl:5: field 'split': expected letters, digits, '_' and '-', got '../test'",
+        "train.jsonl:1": "unreadable: broken JSON (Expecting property name enclosed in double quotes: line 1 column 2 "
+        "(char 1))",
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- damaged files
+
+SOUND = {
+    "bad/domain.pddl": LAMPS.encode(),
+    "bad/p.pddl": lamp_problem(5, 2).encode(),
+    "bad/p.plan": lines(lamp_plan(2)).encode(),
+    "bad/x.json": planbench_json("lamps", [{"instance_id": 5, "ground_truth_plan": lines(lamp_plan(2))}]).encode(),
+    "bad/x.jsonl": json_lines([paper_row("lamps", "5", lamp_plan(2))]).encode(),
+    "bad/configs/x.yaml": CONFIG.encode(),
+}
+
+
+@given(
+    kind=st.sampled_from(["pddl", "planbench", "paper", "rows"]),
+    name=st.sampled_from(list(SOUND)),
+    start=st.floats(0, 1),
+    length=st.integers(0, 20),
+    junk=st.binary(max_size=8)
+    | st.sampled_from([b"(", b")", b'"', b"{", b"[]", b"\n", b"\x00", b"l0", b"null", b"9" * 5000]),
+)
+@settings(max_examples=150, deadline=None)
+def test_import_problems_survives_damaged_files(kind, name, start, length, junk):
+    at = int(start * len(SOUND[name]))
+    damaged = SOUND[name][:at] + junk + SOUND[name][at + length :]
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"good/domain.pddl": LAMPS, "good/p-7.pddl": lamp_problem(7, 1), "good/p-7.plan": lines(lamp_plan(1))}
+        files |= {
+            "good/x.json": planbench_json("lamps", [{"instance_id": 7, "ground_truth_plan": lines(lamp_plan(1))}])
+        }
+        files |= {"good/x.jsonl": json_lines([paper_row("lamps", "7", lamp_plan(1))])}
+        row = {"id": "good", "domain": "lamps", "reference_plan": lamp_plan(1)}
+        row |= {"domain_pddl": LAMPS, "problem_pddl": lamp_problem(7, 1)}
+        files |= {"test.jsonl": json_lines([row]).encode() + damaged.replace(b"\n", b" ") + b"\n"}
+        source = write_files(Path(folder) / "in", {**SOUND, **files, name: damaged})
+        rows, _, _ = import_into(Path(folder) / "out", source, kind=kind)
+        assert ("good" if kind == "rows" else "good/p-7") in rows
+        assert all(row["completion"] for row in rows.values())
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": None}, "source: expected an existing file or folder, got None"),
+        ({"source": "nowhere"}, "source: expected an existing file or folder, got 'nowhere'"),
+        (
+            {"source": "empty"},
+            "source: expected a folder of PDDL files, or JSON of PlanBench, of the paper or of our own ",
+        ),
+        ({"source": "bench.json"}, "pddl_dir: expected the folder with the PDDL files of bench.json, got nothing"),
+        ({"source": "in", "pddl_dir": "nowhere"}, "pddl_dir: expected a folder, got 'nowhere'"),
+        ({"source": "in", "split": "keep"}, "split: expected auto or the name of a split for kind pddl, got 'keep'"),
+        ({"source": "in", "output_dir": "in/out"}, "output_dir: expected a folder outside the source in, got in/out"),
+        ({"source": "in/p.pddl", "kind": "pddl"}, "source: expected a folder for kind pddl, got the file in/p.pddl"),
+        (
+            {"source": "in", "replace_invalid_plans": True},
+            "replace_invalid_plans: expected False with planner none, got True",
+        ),
+        (
+            {"source": "in", "planners": PlannerConfig(planner="none", optimal_planner="builtin")},
+            "optimal_planner: expected one of builtin-optimal, ",
+        ),
+        ({"source": "in", "planners": PlannerConfig(planner="magic")}, "planner: expected one of builtin, "),
+    ],
+)
+def test_import_problems_refuses_settings_that_do_not_fit(settings, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path, {"in/domain.pddl": LAMPS, "in/p.pddl": lamp_problem(3, 1), "empty/x.txt": ""})
+    write_files(tmp_path, {"bench.json": planbench_json("lamps", [])})
+    with pytest.raises(ConfigError) as error:
+        import_problems(ImportConfig(**{"planners": NO_PLANNER, **settings}), Console(quiet=True))
+    assert str(error.value).startswith(message)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"split": "a/b"}, "split: expected auto, keep, or a name of letters, digits, '_' and '-', got 'a/b'"),
+        ({"split": ""}, "split: expected auto, keep, or a name of letters, digits, '_' and '-', got ''"),
+        ({"max_train_objects": 0}, "max_train_objects: expected a number above 0, got 0"),
+        (
+            {"split": "test", "max_train_objects": 5},
+            "max_train_objects: expected nothing unless split is auto, got 5",
+        ),
+        (
+            {"split": "test", "unseen_domains": ("a",)},
+            "unseen_domains: expected nothing unless split is auto, got ('a',)",
+        ),
+        (
+            {"long_lengths": "17-20"},
+            "long_lengths: expected plan lengths that begin at least 2 above the end of short_lengths (3-16), "
+            "got '17-20'",
+        ),
+    ],
+)
+def test_import_config_refuses_bad_values(settings, message):
+    with pytest.raises(ConfigError) as error:
+        ImportConfig(**settings)
+    assert str(error.value) == message
+
+
+def test_import_problems_tells_the_command_that_repeats_it(tmp_path):
+    source, planners = write_files(tmp_path / "in it's", GOOD), PlannerConfig(planner_timeout_s=5.5, workers=1)
+    config = ImportConfig(
+        source=str(source),
+        unseen_domains=("lamps", "pipes"),
+        short_lengths="2-5",
+        replace_invalid_plans=True,
+        use_val=False,
+        planners=planners,
+        output_dir=str(tmp_path / "out"),
+    )
+    how = import_problems(config, Console(quiet=True))["how"]
+    command = shlex.split(how)
+    assert command[:4] == ["python", "-m", "jaxppo.planning", "import"]
+    again = parse_cli(
+        ImportConfig, "planning import", [*command[4:], "--output_dir", config.output_dir, "--workers", "1"]
+    )
+    assert again == config
+
+
+def test_import_command_leaves_a_finished_data_set_alone(tmp_path, capsys):
+    source, out = write_files(tmp_path / "in", GOOD), tmp_path / "out"
+    command = ["import", "--source", str(source), "--output_dir", str(out), "--split", "rl", "--planner", "none"]
+    run(command)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["rl", "lamps", "1", "2-2-2", "3-3-3"] in shown
+    made = {path.name: path.read_bytes() for path in out.iterdir()}
+    run([*command, "--workers", "1"])
+    assert capsys.readouterr().out == f"finished: {out} holds this data set; nothing was changed\n"
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == made
+    with pytest.raises(ConfigError, match=r"output_dir: expected another folder, .* got split 'test' \(was 'rl'\)"):
+        run([*command, "--split", "test"])
+    assert json.loads(made["report.json"])["how"].endswith(f"--source {source} --split rl --planner none")
+
+
+# ------------------------------------------------------------------------------------------- recorded verdicts of VAL
+
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[2] / ".." / "shared" / "val-corpus"))
+needs_corpus = pytest.mark.skipif(
+    not (CORPUS / "cases.jsonl").is_file(), reason=f"no recorded VAL verdicts at {CORPUS} (set JAXPPO_VAL_CORPUS)"
+)
+# Changes of the actions of a plan; VAL and the import read all of them alike.
+ACTION_KINDS = ("reference", "alt_plan", "drop_action", "drop_last", "swap_adjacent", "swap_valid", "repeat_action")
+
+
+@cache
+def corpus_references():
+    """Every other reference plan of the corpus, at most 60 steps long."""
+    records = [json.loads(line) for line in (CORPUS / "reference_plans.jsonl").read_text().splitlines()]
+    return [record for record in records if len(record["plan"]) <= 60][::2]
+
+
+def corpus_files(layout: str):
+    """The corpus's files in a layout, and the recorded plan of each problem by the id it should get."""
+    files, plans = {}, {}
+    for number, record in enumerate(corpus_references()):
+        domain, problem = (Path(record[key]) for key in ("domain_file", "problem_file"))
+        name, texts = problem.parent.name, [(CORPUS / path).read_text() for path in (domain, problem)]
+        if layout == "ipc":
+            places = (f"{name}/{domain.name}", f"{name}/{problem.stem}.pddl", f"{name}/{problem.stem}.pddl.soln")
+        elif layout == "numbered":
+            places = (f"{name}/domain-{number:03}.pddl", f"{name}/p{number:03}.pddl", f"{name}/plans/p{number:03}.plan")
+        else:
+            root = f"{name}-{number}" if domain.name != "domain.pddl" else name
+            basic = f"{root}/generated_basic/instance-{number}"
+            places = (f"{root}/generated_domain.pddl", f"{basic}.pddl", f"{basic}.plan")
+        files |= dict(zip(places, (*texts, lines(record["plan"])), strict=True))
+        plans[places[1].removesuffix(".pddl")] = (record["plan"], *texts)
+    return files, plans
+
+
+@needs_corpus
+@pytest.mark.parametrize("layout", ["ipc", "numbered", "planbench"])
+def test_import_problems_gives_back_the_corpus(layout, tmp_path):
+    files, plans = corpus_files(layout)
+    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files), prompt_style="pddl")
+    assert len(plans) > 200
+    assert {reason.split(" of ")[0] for reason in rejected.values()} <= {"duplicate"}
+    assert rows.keys() | {source.removesuffix(".pddl") for source in rejected} == plans.keys()
+    for name, row in rows.items():
+        plan, domain_pddl, problem_pddl = plans[name]
+        assert row["reference_plan"] == plan
+        assert (row["domain_pddl"], row["problem_pddl"]) == (domain_pddl, problem_pddl)
+
+
+@needs_corpus
+@pytest.mark.parametrize("kind", ["planbench", "paper"])
+def test_import_problems_gives_back_the_numbered_instances_of_the_corpus(kind, tmp_path):
+    records = [json.loads(line) for line in (CORPUS / "reference_plans.jsonl").read_text().splitlines()]
+    files, plans, rows = {}, {}, {}
+    for record in records:
+        name, _, number = Path(record["problem_file"]).stem.partition("-")
+        if name in ("basic", "longer") and len(record["plan"]) <= 40:
+            domain = Path(record["problem_file"]).parent.name
+            instance = f"{domain}/generated_basic{'' if name == 'basic' else '_longer_plan_len'}/instance-{number}"
+            files[f"{domain}/generated_domain.pddl"] = (CORPUS / record["domain_file"]).read_text()
+            files[f"{instance}.pddl"] = (CORPUS / record["problem_file"]).read_text()
+            plans[instance] = record["plan"]
+            rows.setdefault(domain, []).append((number, record["plan"]))
+    if kind == "paper":
+        ten_columns = [paper_row(domain, number, plan) for domain, own in rows.items() for number, plan in own]
+        source = {"chunk_0.jsonl": json_lines(ten_columns)}
+    else:
+        source = {
+            f"{domain}.json": planbench_json(
+                domain, [{"instance_id": int(n), "query": "q", "ground_truth_plan": lines(plan)} for n, plan in own]
+            )
+            for domain, own in rows.items()
+        }
+    folders = write_files(tmp_path / "in", source), write_files(tmp_path / "pddl", files)
+    imported, rejected, report = import_into(
+        tmp_path / "out", folders[0], pddl_dir=str(folders[1]), prompt_style="pddl"
+    )
+    assert report["kind"] == kind
+    assert {reason.split(" of ")[0] for reason in rejected.values()} <= {"duplicate"}
+    assert len(imported) == len(plans) - len(rejected) > 140
+    assert plans_of(imported) == {name: plans[name] for name in imported}
+    assert all(row["problem_pddl"] == files[f"{name}.pddl"] for name, row in imported.items())
+
+
+@needs_corpus
+def test_import_problems_accepts_the_plans_that_val_accepts(tmp_path):
+    cases = [json.loads(line) for line in (CORPUS / "cases.jsonl").read_text().splitlines()]
+    wanted = [case for case in cases if case["kind"] in ACTION_KINDS and case["plan"].count("\n") <= 60]
+    files = {}
+    for case in wanted[::9]:
+        texts = ((CORPUS / case[key]).read_text() for key in ("domain_file", "problem_file"))
+        folder = case["id"]
+        files |= dict(
+            zip((f"{folder}/domain.pddl", f"{folder}/p.pddl", f"{folder}/p.plan"), (*texts, case["plan"]), strict=True)
+        )
+    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files), prompt_style="pddl")
+    valid = {case["id"]: case["valid"] for case in wanted[::9]}
+    assert len(valid) > 100
+    assert min(Counter(valid.values()).values()) > 40
+    refused = {source.split("/")[0] for source, reason in rejected.items() if reason.startswith("invalid plan")}
+    repeated = {source.split("/")[0] for source, reason in rejected.items() if reason.startswith("duplicate of")}
+    assert {name.split("/")[0] for name in rows} | repeated == {name for name, is_valid in valid.items() if is_valid}
+    assert refused == {name for name, is_valid in valid.items() if not is_valid}

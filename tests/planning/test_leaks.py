@@ -1,0 +1,127 @@
+"""Leaks that were planted on purpose are counted; what is paired on purpose is not one."""
+
+import random
+
+import pytest
+
+from jaxppo.errors import DataError
+from jaxppo.planning import canonical_form, parse_action, parse_domain, parse_problem
+from jaxppo.planning.datasets import make_row
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.leaks import find_leaks
+from jaxppo.planning.renaming import obfuscate, permute_atoms, rename_objects
+from jaxppo.planning.search import solve
+
+FERRY = DOMAINS["ferry"]
+
+
+def ferry_problems(count):
+    """Problems of which no two are the same up to renaming."""
+    problems, seed = {}, 0
+    while len(problems) < count:
+        text = FERRY.generate_problem(3, random.Random(seed), "task")
+        form = canonical_form(parse_problem(text, parse_domain(FERRY.DOMAIN_PDDL)))
+        problems.setdefault(form, text)
+        seed += 1
+    return list(problems.values())
+
+
+PROBLEMS = ferry_problems(8)
+
+
+def row(split, problem_pddl, number=0, domain_pddl=FERRY.DOMAIN_PDDL, **others):
+    plan = others.pop("plan", None) or solve(parse_problem(problem_pddl, parse_domain(domain_pddl)))
+    fields = {"domain": "ferry", "prompt_style": "atoms", "planner": "test", **others}
+    return make_row(
+        id=f"{split}-{number}", split=split, domain_pddl=domain_pddl, problem_pddl=problem_pddl, plan=plan, **fields
+    )
+
+
+def in_other_names(problem_pddl):
+    rng = random.Random(5)
+    renamed, _ = rename_objects(problem_pddl, parse_domain(FERRY.DOMAIN_PDDL), rng, FERRY.POOLS)
+    return permute_atoms(renamed, rng)
+
+
+def in_other_words(original, split="test_obfuscated", style="random"):
+    plan = tuple(map(parse_action, original["reference_plan"]))
+    other = obfuscate(FERRY.DOMAIN_PDDL, original["problem_pddl"], plan, style, rng=random.Random(1))
+    made = row(
+        split, other.problem_pddl, domain_pddl=other.domain_pddl, plan=other.plan, obfuscation=style, paired_id="x"
+    )
+    return made, {"ferry": {style: other.mapping}}
+
+
+@pytest.fixture
+def splits():
+    return {
+        "train": [row("train", text, number) for number, text in enumerate(PROBLEMS[:3])],
+        "rl": [row("rl", PROBLEMS[3])],
+        "test": [row("test", text, number) for number, text in enumerate(PROBLEMS[4:6])],
+    }
+
+
+def test_find_leaks_finds_nothing_where_there_is_nothing(splits):
+    found = find_leaks(splits, {})
+    none = {"problems": 0, "prompts": 0}
+    assert found == {
+        "leaks": 0,
+        "pairs": {"train / rl": none, "train / test": none, "rl / test": none},
+        "paired": 0,
+        "repeated": {"train": 0, "rl": 0, "test": 0},
+        "touching_bands": [],
+        "seen_domains": [],
+    }
+
+
+def test_find_leaks_sees_through_other_names_and_another_order(splits):
+    splits["test"].append(row("test", in_other_names(PROBLEMS[0]), 9))
+    found = find_leaks(splits, {})
+    assert found["pairs"]["train / test"] == {"problems": 1, "prompts": 0} and found["leaks"] == 1
+
+
+def test_find_leaks_counts_equal_prompts_beside_equal_problems(splits):
+    splits["rl"].append(splits["train"][1] | {"split": "rl", "id": "rl-1"})
+    found = find_leaks(splits, {})
+    assert found["pairs"]["train / rl"] == {"problems": 1, "prompts": 1} and found["leaks"] == 2
+
+
+def test_find_leaks_counts_a_shared_problem_once_however_often_it_is_there(splits):
+    splits["rl"] += [row("rl", in_other_names(PROBLEMS[0]), 1), row("rl", PROBLEMS[0], 2)]
+    found = find_leaks(splits, {})
+    assert found["pairs"]["train / rl"]["problems"] == 1 and found["repeated"]["rl"] == 1
+
+
+@pytest.mark.parametrize("style", ["random", "deceptive"])
+def test_find_leaks_turns_obfuscated_rows_back(splits, style):
+    splits["test_obfuscated"], mappings = [None], None
+    splits["test_obfuscated"][0], mappings = in_other_words(splits["test"][1], style=style)
+    found = find_leaks(splits, mappings)
+    assert found["paired"] == 1 and found["leaks"] == 0 and "test / test_obfuscated" not in found["pairs"]
+    splits["test_obfuscated"][0], mappings = in_other_words(splits["train"][0], style=style)
+    found = find_leaks(splits, mappings)
+    assert found["paired"] == 0 and found["pairs"]["train / test_obfuscated"]["problems"] == found["leaks"] == 1
+
+
+def test_find_leaks_needs_the_words_of_an_obfuscated_row(splits):
+    splits["test_obfuscated"] = [in_other_words(splits["test"][0])[0]]
+    with pytest.raises(
+        DataError, match=r"^row test_obfuscated-0: expected the words of the obfuscation 'random', got "
+    ):
+        find_leaks(splits, {})
+
+
+@pytest.mark.parametrize(("shortest", "touching"), [(29, ["train"]), (30, ["train"]), (31, ["train"]), (32, [])])
+def test_find_leaks_compares_the_bands_of_plan_lengths(splits, shortest, touching):
+    assert max(row["plan_length"] for own in splits.values() for row in own) < 25
+    splits["train"][0]["plan_length"] = 30
+    splits["test_longer"] = [row("test_longer", PROBLEMS[6]) | {"plan_length": shortest}]
+    found = find_leaks(splits, {})
+    assert found["touching_bands"] == touching and found["leaks"] == len(touching)
+
+
+def test_find_leaks_names_unseen_domains_that_were_seen(splits):
+    splits["test_unseen"] = [row("test_unseen", PROBLEMS[6])]
+    assert find_leaks(splits, {})["seen_domains"] == ["ferry"]
+    splits["test_unseen"][0]["domain"] = "hanoi"
+    assert find_leaks(splits, {})["seen_domains"] == []

@@ -1,0 +1,470 @@
+"""The styles `pddl` and `nl`: what they write, that they read it back, and that they read nothing else."""
+
+import itertools
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxppo.errors import DataError, PddlError
+from jaxppo.planning import (
+    ParsedPlan,
+    PlanError,
+    UnsupportedPddlError,
+    canonical_form,
+    parse_action,
+    parse_completion,
+    parse_domain,
+    parse_problem,
+    render_completion,
+    render_prompt,
+    vocabulary,
+)
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.prompt_styles.phrases import general_phrases, phrases_of
+from jaxppo.planning.prompt_styles.sentences import template
+from jaxppo.planning.prompts import PROMPT_STYLES, split_words, words_of
+from jaxppo.planning.renaming import obfuscate
+
+from . import kiln
+from .test_pddl import DELIVERY, ERRAND
+
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[2] / ".." / "shared" / "val-corpus"))
+BLOCKSWORLD = DOMAINS["blocksworld"].DOMAIN_PDDL
+SWAP = """(define (problem swap) (:domain blocksworld) (:objects a b)
+  (:init (on b a) (ontable a) (clear b) (handempty)) (:goal (and (on a b) (not (holding b)))))"""
+
+each_domain = pytest.mark.parametrize("name", DOMAINS)
+each_style = pytest.mark.parametrize("style", PROMPT_STYLES)
+
+
+def problems(name, count=4, seed=0):
+    """Problems of several sizes."""
+    module, rng = DOMAINS[name], random.Random(seed)
+    sizes = list(getattr(module, "SIZES", range(2, 17)))
+    return [module.generate_problem(rng.choice(sizes), rng, f"p-{number}") for number in range(count)]
+
+
+def names_of_types(name):
+    """Every name that a problem of the domain may use, with its types; untyped domains have one type."""
+    module = DOMAINS[name]
+    domain = parse_domain(module.DOMAIN_PDDL)
+    if not domain.typed:
+        return domain, {name: ("object",) for name in module.NAMES}
+    pools = {name: (kind,) for kind, pool in module.POOLS.items() for name in pool}
+    return domain, pools | dict(domain.constants)
+
+
+def ground_actions(name):
+    """All actions on all names of the pools."""
+    domain, names = names_of_types(name)
+    for schema in domain.actions.values():
+        fitting = [
+            [name for name, types in names.items() if domain.is_of_type(types, parameter.types)]
+            for parameter in schema.parameters
+        ]
+        yield from ((schema.name, *arguments) for arguments in itertools.product(*fitting))
+
+
+# --- plans there and back
+
+
+@each_domain
+@each_style
+def test_every_ground_action_is_read_back_and_no_two_are_written_alike(name, style):
+    actions, domain_pddl = tuple(ground_actions(name)), DOMAINS[name].DOMAIN_PDDL
+    text = render_completion(actions, style, domain_pddl)
+    assert parse_completion(text, style, domain_pddl) == ParsedPlan(actions)
+    steps = text.split(" ; ") if style == "atoms" else text.split("\n")
+    assert len(steps) == len(set(steps)) == len(actions) > 10
+
+
+@each_domain
+@pytest.mark.parametrize("style", ["pddl", "nl"])
+def test_plans_are_read_from_the_words_that_a_word_level_tokenizer_gives(name, style):
+    actions, domain_pddl = random.Random(0).sample(list(ground_actions(name)), 10), DOMAINS[name].DOMAIN_PDDL
+    words = split_words(render_completion(actions, style, domain_pddl))
+    assert parse_completion(" ".join(words), style, domain_pddl) == ParsedPlan(tuple(actions))
+
+
+def may_be_the_same(first, second):
+    """Whether names could make two templates one sentence: they differ in no word that both fix."""
+    return len(first) == len(second) and all(a == b or "" in (a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("make_phrases", [phrases_of, general_phrases])
+@each_domain
+def test_no_sentence_can_mean_two_actions_whatever_the_names(name, make_phrases):
+    domain = parse_domain(DOMAINS[name].DOMAIN_PDDL)
+    templates = {name: template(phrase)[0] for name, phrase in make_phrases(domain).actions.items()}
+    for first, second in itertools.combinations(templates, 2):
+        assert not may_be_the_same(templates[first], templates[second]), (first, second)
+
+
+@each_domain
+def test_phrases_cover_the_domain_with_each_argument_once(name):
+    domain = parse_domain(DOMAINS[name].DOMAIN_PDDL)
+    phrases = phrases_of(domain)
+    assert phrases.about != general_phrases(domain).about
+    assert phrases.kinds.keys() >= domain.ancestors.keys()
+    arities = {name: len(schema.parameters) for name, schema in domain.actions.items()}
+    assert phrases.actions.keys() == arities.keys()
+    assert phrases.predicates.keys() == domain.predicates.keys()
+    arities |= {f"{name} (predicate)": len(types) for name, types in domain.predicates.items()}
+    texts = dict(phrases.actions) | {f"{name} (predicate)": phrase for name, phrase in phrases.predicates.items()}
+    for name, phrase in texts.items():
+        words, places = template(phrase)
+        assert len(places) == words.count("") == arities[name], name
+        assert "." not in words and "," not in words
+
+
+NAME = st.text("ab_-9", max_size=3).map("x".__add__) | st.sampled_from(["on", "and", "use", "drive", "a", "the"])
+STEP = (
+    st.tuples(st.just("drive"), NAME, NAME, NAME)
+    | st.tuples(st.just("open"), NAME)
+    | st.tuples(st.just("load"), NAME, NAME)
+)
+
+
+@each_style
+@settings(deadline=None)
+@given(plan=st.lists(STEP).map(tuple))
+def test_plans_of_other_domains_are_read_back_whatever_the_names(style, plan):
+    assert parse_completion(render_completion(plan, style, DELIVERY), style, DELIVERY) == ParsedPlan(plan)
+
+
+@pytest.mark.parametrize("style", ["pddl", "nl"])
+@pytest.mark.parametrize("words", ["random", "deceptive"])
+def test_plans_of_obfuscated_domains_are_read_back(style, words):
+    module = DOMAINS["logistics"]
+    plan = random.Random(0).sample(list(ground_actions("logistics")), 20)
+    text = module.generate_problem(10, random.Random(0), "p")
+    other = obfuscate(module.DOMAIN_PDDL, text, plan, words, rng=random.Random(1))
+    completion = render_completion(other.plan, style, other.domain_pddl)
+    assert parse_completion(completion, style, other.domain_pddl) == ParsedPlan(tuple(other.plan))
+    written = {*split_words(render_prompt(other.domain_pddl, other.problem_pddl, style)), *split_words(completion)}
+    told = {"truck", "package", "airplane", "logistics", "load", "unload", "in-city", "truck1"}
+    assert not written & told  # nothing of the old words
+
+
+# --- what is no plan
+
+TWO = "unstack block b from block a.\nput down block b."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TWO,
+        "unstack block b from block a . put down block b .",
+        "Unstack  BLOCK b\tfrom\r\nblock A.put down block b.\n",
+    ],
+)
+def test_nl_reads_sentences_with_any_blanks_and_case(text):
+    plan = (("unstack", "b", "a"), ("put-down", "b"))
+    assert parse_completion(text, "nl", BLOCKSWORLD) == ParsedPlan(plan)
+
+
+@pytest.mark.parametrize("style", ["pddl", "nl"])
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_the_empty_plan_is_read(style, text):
+    assert parse_completion(text, style, BLOCKSWORLD) == ParsedPlan(())
+    assert render_completion((), style, BLOCKSWORLD) == ""
+
+
+NO_SENTENCES = [
+    ("unstack block b from block a. put down block b", 1),  # no full stop
+    ("unstack block b from block a put down block b.", 0),
+    ("unstack block b from block a.. put down block b.", 1),
+    (". put down block b.", 0),
+    ("first unstack block b from block a.", 0),
+    ("unstack block b from block a now.", 0),
+    ("unstack the block b from block a.", 0),
+    ("unstack b from a.", 0),
+    ("unstack ball b from ball a.", 0),
+    ("unstack block b from block.", 0),
+    ("unstack block b off block a.", 0),
+    ("unstack block b, from block a.", 0),
+    ("unstack block, from block a.", 0),
+    ("unstack block b from block ,.", 0),
+    ("unstack block 1 from block a.", 0),
+    ("unstack block -b from block a.", 0),
+    ("unstack block b1.5 from block a.", 0),
+    ("pick-up block b.", 0),
+    ("put down block b. (stack b a)", 1),
+    ("put down block b. Done!", 1),
+    ("put down block b. The plan ends here.", 1),
+    ("put down block b. <eos>", 1),
+    ("put down block b.\x00", 1),
+    ("put down block\u00a0b.", 0),
+    ("put down block \u0430.", 0),
+    ("put down block\x1cb.", 0),
+    ("put down \u212alock b.", 0),
+    ("put down block b;", 0),
+    ("1. put down block b.", 0),
+    ("." * 500_000, 0),
+    ("put " * 250_000, 0),
+    ("put down block b" * 60_000 + "!", 0),
+]
+
+
+@pytest.mark.parametrize(("text", "n_actions"), NO_SENTENCES)
+def test_nl_stops_at_anything_else(text, n_actions):
+    plan = parse_completion(text, "nl", BLOCKSWORLD)
+    assert (len(plan.actions), plan.error, plan.error_step) == (n_actions, PlanError.SYNTAX, n_actions + 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "use drive on v and home and hub.",
+        "use drive on v, home, hub.",
+        "use drive on v home and hub.",
+        "use drive on v, home and hub and hub.",
+        "use drive on ,, home and hub.",
+        "use drive on v and home.",
+        "use fly on v, home and hub.",
+        "drive v home hub.",
+        "drive on v, home and hub.",
+    ],
+)
+def test_general_sentences_are_read_as_strictly(text):
+    assert parse_completion(text, "nl", DELIVERY) == ParsedPlan((), PlanError.SYNTAX, 1)
+
+
+@each_domain
+def test_nl_reads_no_sentence_with_a_word_more_less_or_other(name):
+    domain_pddl, rng = DOMAINS[name].DOMAIN_PDDL, random.Random(0)
+    names = set(DOMAINS[name].NAMES)
+    for action in rng.sample(list(ground_actions(name)), 30):
+        words = split_words(render_completion([action], "nl", domain_pddl))
+        place = rng.randrange(len(words))
+        others = [words[:place] + words[place + 1 :], [*words[:place], "very", *words[place:]]]
+        if words[place] not in names:
+            others.append([*words[:place], "wrong", *words[place + 1 :]])
+        for other in others:
+            assert parse_completion(" ".join(other), "nl", domain_pddl).error is PlanError.SYNTAX, other
+
+
+@pytest.mark.parametrize(
+    ("text", "n_actions"),
+    [
+        ("(unstack b a) put-down b", 1),
+        ("unstack b a", 0),
+        ("(unstack b a) (put-down b", 1),
+        ("1. (unstack b a)", 0),
+        ("(unstack b a).", 1),
+    ],
+)
+def test_pddl_stops_at_anything_else(text, n_actions):
+    plan = parse_completion(text, "pddl", BLOCKSWORLD)
+    assert (len(plan.actions), plan.error, plan.error_step) == (n_actions, PlanError.SYNTAX, n_actions + 1)
+
+
+@pytest.mark.parametrize("step", [("fly", "b"), ("stack", "b"), ("pick-up", "a", "b")])
+def test_nl_refuses_to_write_what_the_domain_does_not_have(step):
+    expected = rf"plan: expected actions of the domain blocksworld, got '{step[0]}' of {len(step) - 1} argument\(s\)"
+    with pytest.raises(DataError, match=f"^{expected}$"):
+        render_completion([("pick-up", "a"), step], "nl", BLOCKSWORLD)
+
+
+# --- prompts
+
+
+def test_nl_prompt_of_our_own_domain():
+    assert render_prompt(BLOCKSWORLD, SWAP, "nl") == (
+        "Blocks stand on a table or on one another, and one hand moves them. The hand holds one block at most.\n"
+        "You can pick up block X. Needed: nothing is on block X; block X is on the table; the hand is empty. Then true:"
+        " the hand holds block X. Then false: block X is on the table; nothing is on block X; the hand is empty.\n"
+        "You can put down block X. Needed: the hand holds block X. Then true: block X is on the table; nothing is on"
+        " block X; the hand is empty. Then false: the hand holds block X.\n"
+        "You can stack block X on block Y. Needed: the hand holds block X; nothing is on block Y. Then true: block X is"
+        " on block Y; nothing is on block X; the hand is empty. Then false: the hand holds block X; nothing is on"
+        " block Y.\n"
+        "You can unstack block X from block Y. Needed: block X is on block Y; nothing is on block X; the hand is empty."
+        " Then true: the hand holds block X; nothing is on block Y. Then false: block X is on block Y; nothing is on"
+        " block X; the hand is empty.\n"
+        "Objects: a and b are blocks.\n"
+        "At the start: block b is on block a; block a is on the table; nothing is on block b; the hand is empty; and"
+        " nothing else is true.\n"
+        "Goal: block a is on block b; it is not true that the hand holds block b.\n"
+        "Write a plan: for each action a sentence such as those after You can, with names in place of the capitals.\n"
+        "Plan:\n"
+    )
+
+
+def test_nl_prompt_tells_kinds_constants_equality_negation_and_costs():
+    lines = render_prompt(DELIVERY, ERRAND, "nl").split("\n")
+    assert lines[1:5] == [
+        "Whatever is of kind truck is of kind thing.",
+        "Whatever is of kind box is of kind thing.",
+        "Whatever is of kind van is of kind truck.",
+        "Whatever is of kind raft is of kind truck or of kind box.",
+    ]
+    assert lines[5] == (
+        "You can use drive on T, FROM and TO, where T is of kind truck, FROM is of kind place and TO is of kind place."
+        " Needed: at holds for T and FROM; it is not true that FROM and TO are the same; it is not true that shut holds"
+        " for TO. Then true: at holds for T and TO. Then false: at holds for T and FROM. Then the total cost rises by"
+        " length of FROM and TO."
+    )
+    assert lines[6] == "You can use open on P, where P is of kind place. Then false: shut holds for P."
+    assert lines[7].startswith("You can use load on B and T, where B is of kind box or of kind raft and T is of kind")
+    assert lines[8:12] == [
+        "Objects: hub and home are of kind place; v is of kind van; b1 and b2 are of kind box.",
+        "At the start: at holds for v and home; at holds for b1 and hub; length of home and hub is 3; and nothing else"
+        " is true.",
+        "Goal: in holds for b1 and v; it is not true that at holds for v and hub.",
+        "The lower the total cost, the better.",
+    ]
+
+
+ADL = """(define (domain lamps) (:requirements :adl :fluents :derived-predicates)
+  (:types lamp room) (:predicates (lit ?l - lamp) (in ?l - lamp ?r - room) (bright ?r - room))
+  (:functions (power) - number)
+  (:derived (bright ?r - room) (exists (?l - lamp) (and (in ?l ?r) (lit ?l))))
+  (:action flip :parameters (?r - room)
+    :precondition (and (>= (power) 2) (or (not (bright ?r)) (forall (?l - lamp) (imply (in ?l ?r) (lit ?l)))))
+    :effect (and (decrease (power) (* 2 1.5))
+      (forall (?l - lamp) (when (in ?l ?r) (lit ?l))) (when (bright ?r) (not (bright2 ?r))))))"""
+
+
+def test_nl_prompt_has_general_words_for_everything_that_can_be_read():
+    domain_pddl = ADL.replace("(bright ?r - room))", "(bright ?r - room) (bright2 ?r - room))", 1)
+    problem_pddl = """(define (problem p) (:domain lamps) (:objects a - lamp r - room) (:init (= (power) 5))
+        (:goal (or (bright r) (not (and (lit a) (in a r))))) (:metric maximize (- (power) 1)))"""
+    lines = render_prompt(domain_pddl, problem_pddl, "nl").split("\n")
+    assert lines[1] == (
+        "You can use flip on R, where R is of kind room. Needed: power is at least 2; (it is not true that bright holds"
+        " for R or (for every L that is of kind lamp: (if in holds for L and R, then lit holds for L)))."
+        " Then power falls by (2 * 1.5). For every L that is of kind lamp, if in holds for L and R, then true: lit"
+        " holds for L. If bright holds for R, then false: bright2 holds for R."
+    )
+    assert lines[2] == (
+        "Always true: bright holds for R if (for some L that is of kind lamp: (in holds for L and R and lit holds"
+        " for L))."
+    )
+    assert lines[4:7] == [
+        "At the start: power is 5; and nothing else is true.",
+        "Goal: (bright holds for r or it is not true that (lit holds for a and in holds for a and r)).",
+        "The higher (power - 1), the better.",
+    ]
+
+
+@pytest.mark.parametrize("style", ["pddl", "nl"])
+@each_domain
+def test_prompts_say_all_facts_and_goals_in_their_order(name, style):
+    domain_pddl = DOMAINS[name].DOMAIN_PDDL
+    for text in problems(name):
+        problem = parse_problem(text, parse_domain(domain_pddl))
+        prompt = render_prompt(domain_pddl, text, style)
+        if style == "nl":
+            phrases = phrases_of(problem.domain).predicates
+            facts = [phrases[atom[0]].format(*atom[1:]) for atom in problem.init_order]
+            goals = [phrases[literal.atom[0]].format(*literal.atom[1:]) for literal in problem.goal]
+            assert f"At the start: {'; '.join(facts)}; and" in prompt
+            assert f"Goal: {'; '.join(goals)}." in prompt
+        else:
+            facts = " ".join(f"({' '.join(atom)})" for atom in problem.init_order)
+            assert f"(:init {facts})" in prompt
+        assert text.split()[2].rstrip(")") not in prompt  # the problem's name
+
+
+@each_domain
+def test_pddl_prompt_holds_the_domain_and_the_problem(name):
+    domain_pddl = DOMAINS[name].DOMAIN_PDDL
+    for text in problems(name, 2):
+        prompt = render_prompt(domain_pddl, text, "pddl")
+        first, second = prompt.removeprefix("Planning domain:\n").split("\n\nProblem:\n")
+        second = second.removesuffix("\n\nPlan, one action a line:\n")
+        domain, problem = parse_domain(first), parse_problem(text, parse_domain(domain_pddl))
+        assert domain.actions == problem.domain.actions and domain.predicates == problem.domain.predicates
+        again = parse_problem(second, domain)
+        assert (again.init_order, again.conditions, again.objects) == (
+            problem.init_order,
+            problem.conditions,
+            problem.objects,
+        )
+        assert canonical_form(again) == canonical_form(problem)
+
+
+def test_pddl_prompt_is_written_in_one_way():
+    domain_pddl = (
+        "; two\n(DEFINE (domain D)(:predicates(p))  (:action  GO\n:parameters ()\n:precondition()\n:effect (p)))"
+    )
+    problem_pddl = "(define (problem Long-Name-7) (:domain d) ; start\n (:init)\t(:goal (P)))"
+    assert render_prompt(domain_pddl, problem_pddl, "pddl") == (
+        "Planning domain:\n"
+        "(define (domain d)\n"
+        "  (:predicates (p))\n"
+        "  (:action go :parameters () :precondition () :effect (p)))\n"
+        "\n"
+        "Problem:\n"
+        "(define (problem task)\n"
+        "  (:domain d)\n"
+        "  (:init)\n"
+        "  (:goal (p)))\n"
+        "\n"
+        "Plan, one action a line:\n"
+    )
+
+
+def test_pddl_prompt_of_what_only_other_validators_cover():
+    with pytest.raises(UnsupportedPddlError):
+        parse_domain(kiln.DOMAIN)
+    assert "(:durative-action" in render_prompt(kiln.DOMAIN, "(define (problem p) (:domain kiln))", "pddl")
+
+
+@pytest.mark.parametrize("style", ["pddl", "nl"])
+def test_prompts_of_broken_text_are_errors(style):
+    with pytest.raises(PddlError, match=r"^<problem>:2: expected '\)' for the '\(' of line 2"):
+        render_prompt(BLOCKSWORLD, "(define (problem p)\n (:domain", style)
+
+
+# --- words
+
+
+@each_domain
+@each_style
+def test_vocabulary_holds_the_words_of_all_problems(name, style):
+    module = DOMAINS[name]
+    words = vocabulary([module.DOMAIN_PDDL], module.NAMES, style)
+    assert words == sorted(set(words))
+    texts = [render_prompt(module.DOMAIN_PDDL, text, style) for text in problems(name, 8)]
+    texts.append(render_completion(random.Random(0).sample(list(ground_actions(name)), 50), style, module.DOMAIN_PDDL))
+    assert set(words_of(texts)) <= set(words)
+    assert "{}" not in "".join(words)
+
+
+def test_words_of_splits_at_blanks_and_punctuation():
+    assert words_of(["Goal: (on a b), b.", "a;b <plan> x-1?y"]) == sorted(
+        ["<pad>", "<eos>", "Goal", ":", "(", "on", "a", "b", ")", ",", ".", ";", "<plan>", "x-1?y"]
+    )
+
+
+# --- real problems
+
+
+def corpus_problems():
+    """The reference plans of real problems that can be read."""
+    for line in (CORPUS / "reference_plans.jsonl").read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        texts = [(CORPUS / entry[name]).read_text(encoding="utf-8") for name in ("domain_file", "problem_file")]
+        yield *texts, tuple(map(parse_action, entry["plan"]))
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="no corpus of real problems beside the repository")
+@pytest.mark.parametrize("style", ["pddl", "nl"])
+def test_real_problems_are_written_and_their_plans_read_back(style):
+    n_domains = set()
+    for domain_pddl, problem_pddl, plan in itertools.islice(corpus_problems(), 0, None, 4):
+        prompt = render_prompt(domain_pddl, problem_pddl, style)
+        completion = render_completion(plan, style, domain_pddl)
+        assert parse_completion(completion, style, domain_pddl) == ParsedPlan(plan)
+        assert parse_completion(" ".join(split_words(completion)), style, domain_pddl) == ParsedPlan(plan)
+        assert {name for action in plan for name in action[1:]} <= set(split_words(prompt))
+        n_domains.add(domain_pddl)
+    assert len(n_domains) > 20

@@ -1,0 +1,203 @@
+"""Prompts as turns of a chat: what the template puts around them, where completions end, and unfit templates."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers import models as tokenizer_models
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from jaxppo import data
+from jaxppo.chat import make_turns
+from jaxppo.config import DataConfig
+from jaxppo.errors import ConfigError, DataError
+
+WORDS = (
+    "<pad> <eos> <s> <|system|> <|user|> <|assistant|> <|end|> be brief on b a unstack stack ; ### prompt completion"
+)
+SPECIAL = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+TURN = "<|{{ message['role'] }}|>\n{{ message['content'] }} <|end|>\n"
+ASKED = "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+TEMPLATE = "<s> {% for message in messages %}" + TURN + "{% endfor %}" + ASKED
+
+ROWS = [{"id": "r-0", "prompt": "on b a", "completion": "unstack b a"}, {"id": "r-1", "prompt": "b", "completion": ""}]
+
+
+def chat_tokenizer(template=TEMPLATE, eos="<eos>", words=WORDS):
+    """A word-level tokenizer that puts `<s>` in front where it is asked for special tokens."""
+    core = Tokenizer(tokenizer_models.WordLevel({word: i for i, word in enumerate(words.split())}))
+    core.pre_tokenizer = WhitespaceSplit()
+    core.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token=eos, pad_token="<pad>", padding_side="left"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": [word for word in SPECIAL if word != eos]})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def words(tokenizer, ids):
+    return " ".join(tokenizer.convert_ids_to_tokens(ids))
+
+
+def test_prompts_become_the_users_turn_with_one_start_token():
+    tokenizer = chat_tokenizer()
+    turns = make_turns(tokenizer, DataConfig())
+    assert turns.prompt_text("on b a") == "<s> <|user|>\non b a <|end|>\n<|assistant|>\n"
+    first, second = data.encode_prompts(tokenizer, ROWS, 64, turns=turns)
+    assert words(tokenizer, first) == "<s> <|user|> on b a <|end|> <|assistant|>"
+    assert words(tokenizer, second) == "<s> <|user|> b <|end|> <|assistant|>"
+
+
+def test_the_system_prompt_is_the_first_turn():
+    tokenizer = chat_tokenizer()
+    turns = make_turns(tokenizer, DataConfig(system_prompt="be brief"))
+    ids = data.encode_prompts(tokenizer, ROWS[:1], 64, turns=turns)[0]
+    assert words(tokenizer, ids) == "<s> <|system|> be brief <|end|> <|user|> on b a <|end|> <|assistant|>"
+
+
+@pytest.mark.parametrize("eos", ["<eos>", "<|end|>"])
+def test_completions_end_with_the_first_special_token_behind_the_assistants_turn(eos):
+    tokenizer = chat_tokenizer(eos=eos)
+    turns = make_turns(tokenizer, DataConfig())
+    encoded = data.encode_completions(tokenizer, ROWS, turns)
+    assert [words(tokenizer, ids) for ids in encoded] == ["unstack b a <|end|>", "<|end|>"]
+    assert (turns.end_id == tokenizer.eos_token_id) == (eos == "<|end|>")
+
+
+def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_completion():
+    tokenizer = chat_tokenizer()
+    rows = [{"id": "r", "prompt": "on b a", "completion": "stack b a"}]
+    supervised = data.SupervisedData(rows, tokenizer, 1, 0, 64, make_turns(tokenizer, DataConfig()))
+    batch = supervised.batch(0)
+    messages = [{"role": "user", "content": "on b a"}, {"role": "assistant", "content": "stack b a"}]
+    whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    assert list(batch.input_ids[0][: len(whole)]) == whole
+    assert int(batch.prompt_lengths[0]) + int(batch.completion_mask.sum()) == len(whole)
+
+
+def test_decode_strips_exactly_the_end_marker():
+    tokenizer = chat_tokenizer()
+    end = make_turns(tokenizer, DataConfig()).end_id
+    texts = [
+        "stack b a <|end|>",
+        "stack b a <eos>",
+        "stack <|end|> <|end|>",
+        "stack b <|user|>",
+        "<|end|>",
+        "stack b a",
+    ]
+    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    ids, mask = np.zeros((len(rows), 4), np.int32), np.zeros((len(rows), 4), bool)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = row, True
+    assert data.decode(tokenizer, ids, mask, end) == [
+        "stack b a",
+        "stack b a <eos>",
+        "stack <|end|>",
+        "stack b <|user|>",
+        "",
+        "stack b a",
+    ]
+
+
+def test_blanks_between_a_prompt_and_its_completion_are_kept():
+    template = "{% for m in messages %}<|{{ m.role }}|>\t{{ m.content }}<|end|>{% endfor %}"
+    turns = make_turns(chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|>{% endif %}"))
+    assert turns.completion_text("stack b a") == "\tstack b a"
+
+
+@pytest.mark.parametrize("behind", ["", "\n"])
+def test_a_turn_without_an_end_marker_ends_with_the_end_of_sequence(behind):
+    template = "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}" + behind + "{% endfor %}"
+    tokenizer = chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|> {% endif %}")
+    assert make_turns(tokenizer).end_id == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("template", "config"),
+    [
+        (None, DataConfig()),
+        (None, DataConfig(use_chat_template=False)),
+        (TEMPLATE, DataConfig(use_chat_template=False)),
+        (TEMPLATE, DataConfig(input_min_text_length=2, input_max_text_length=3)),
+    ],
+)
+def test_texts_stay_as_they_are_without_a_chat_template(template, config):
+    tokenizer = chat_tokenizer(template)
+    turns = make_turns(tokenizer, config)
+    plain = data.encode_prompts(tokenizer, ROWS, 64), data.encode_completions(tokenizer, ROWS)
+    assert (data.encode_prompts(tokenizer, ROWS, 64, turns=turns), data.encode_completions(tokenizer, ROWS, turns)) == (
+        plain
+    )
+    assert [words(tokenizer, ids) for ids in plain[0] + plain[1]] == ["on b a", "b", "unstack b a <eos>", "<eos>"]
+    assert not turns.templated and turns.end_id == tokenizer.eos_token_id
+
+
+REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + TEMPLATE
+OTHER_START = "{% if messages|length > 1 %}### {% endif %}" + TEMPLATE
+SHOUTING = TEMPLATE.replace("message['content']", "message['content']|upper")
+WORDY_END = "{% for m in messages %}{{ m.content }} ### {% endfor %}"
+WORDS_BEFORE_END = TEMPLATE.replace(" <|end|>", " ### <|end|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "config", "message"),
+    [
+        (None, {"use_chat_template": True}, "use_chat_template: expected a tokenizer with a chat template, got one"),
+        (None, {"system_prompt": "be brief"}, "system_prompt: expected None without a chat template, got a text"),
+        (
+            TEMPLATE,
+            {"use_chat_template": False, "system_prompt": "be brief"},
+            "system_prompt: expected None without a chat template, got a text",
+        ),
+        (
+            REFUSING,
+            {"system_prompt": "be brief"},
+            "use_chat_template: expected a chat template for the turns system, user, got TemplateError: no system turn",
+        ),
+        (
+            OTHER_START,
+            {},
+            "use_chat_template: expected False, or a chat template that writes the same prompt with a",
+        ),
+        (
+            SHOUTING,
+            {},
+            "use_chat_template: expected False, or a chat template that writes the same prompt with a completion",
+        ),
+        (
+            WORDY_END,
+            {},
+            "use_chat_template: expected False, or a chat template that ends a completion with a special token, got",
+        ),
+        (
+            WORDS_BEFORE_END,
+            {},
+            "use_chat_template: expected False, or a chat template that ends a completion with a special",
+        ),
+    ],
+)
+def test_templates_that_cannot_do_are_refused(template, config, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        make_turns(chat_tokenizer(template), DataConfig(**config))
+
+
+def test_text_to_be_continued_is_no_turn():
+    expected = "use_chat_template: expected None or False with input_max_text_length"
+    with pytest.raises(ConfigError, match=f"^{expected}"):
+        DataConfig(use_chat_template=True, input_min_text_length=2, input_max_text_length=3)
+
+
+def test_the_longest_prompt_counts_the_template():
+    tokenizer = chat_tokenizer()
+    with pytest.raises(DataError, match=r"^prompt of row r-0: expected 1 to max_prompt_length=6 tokens, got 7$"):
+        data.encode_prompts(tokenizer, ROWS, 6, turns=make_turns(tokenizer))
+
+
+def test_an_unknown_word_in_a_chat_is_named():
+    tokenizer = chat_tokenizer()
+    rows = [ROWS[0], {"id": "r-9", "prompt": "on b zebra"}]
+    with pytest.raises(DataError, match=r"^prompt of row r-9: expected words that .* tokenizer knows, got 'zebra'$"):
+        data.encode_prompts(tokenizer, rows, 64, turns=make_turns(tokenizer))
