@@ -21,7 +21,9 @@ from jaxppo.types import PromptBatch, Sequences
 Row = dict[str, Any]
 T = TypeVar("T")
 PROMPT_BUCKET = 8
-"""Prompt and sequence lengths are rounded up to a multiple of this, so that few shapes are compiled."""
+"""Prompt lengths are rounded up to a multiple of this, so that few shapes are compiled."""
+SEQUENCE_BUCKET = 32
+"""Packed sequences of a batch are rounded up to a multiple of this (or to the longest possible), for the same reason."""
 
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of a built-in domain."""
@@ -362,7 +364,10 @@ def encode_completions(tokenizer: Any, rows: Sequence[Row], turns: Turns | None 
 
 
 class SupervisedData:
-    """Prompts with their reference completions, packed and right-padded; ordered as `PromptData`."""
+    """Prompts with their reference completions, packed and right-padded; ordered as `PromptData`.
+
+    A batch is no longer than the bucket of its longest row.
+    """
 
     def __init__(
         self,
@@ -378,13 +383,14 @@ class SupervisedData:
         self.seed, self.batch_size, self._pad_id = seed, batch_size, tokenizer.pad_token_id
         self._prompts = encode_prompts(tokenizer, rows, max_prompt_length, turns=turns)
         self._completions = encode_completions(tokenizer, rows, turns)
-        lengths = [len(p) + len(c) for p, c in zip(self._prompts, self._completions, strict=True)]
-        self.length, self.completion_length = bucket(max(lengths)), bucket(max(map(len, self._completions)))
+        self._lengths = [len(p) + len(c) for p, c in zip(self._prompts, self._completions, strict=True)]
+        self.length, self.completion_length = bucket(max(self._lengths)), bucket(max(map(len, self._completions)))
 
     def batch(self, step: int) -> Sequences:
         """The sequences of step `step` (0-based), numpy arrays."""
         order = row_order(len(self._prompts), self.seed, step * self.batch_size, self.batch_size)
-        ids = np.full((self.batch_size, self.length), self._pad_id, np.int32)
+        length = min(bucket(max(self._lengths[i] for i in order), SEQUENCE_BUCKET), self.length)
+        ids = np.full((self.batch_size, length), self._pad_id, np.int32)
         completions = np.full((self.batch_size, self.completion_length), self._pad_id, np.int32)
         prompt_lengths = np.array([len(self._prompts[i]) for i in order], np.int32)
         completion_lengths = np.array([len(self._completions[i]) for i in order], np.int32)

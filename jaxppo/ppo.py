@@ -30,9 +30,6 @@ from jaxppo.types import (
     Weights,
 )
 
-SEQUENCE_BUCKET = 32
-"""Packed sequences are rounded up to a multiple of this (or to the longest possible), so that few shapes compile."""
-
 
 class PPO:
     """Compiled programs of one policy architecture, for PPO or RLOO.
@@ -264,7 +261,7 @@ class PPO:
         self._check_rows("prompts", len(prompts.prompt_ids) * self.config.ppo.group_size)
         lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), len(completions) // len(prompts.prompt_ids))
         longest = prompts.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
-        length = min(data.bucket(int((lengths + completions).max()), SEQUENCE_BUCKET), longest)
+        length = min(data.bucket(int((lengths + completions).max()), data.SEQUENCE_BUCKET), longest)
         return self._pack(self.parallel.put(prompts, 0), rollout, length=length)
 
     def _check_rows(self, name: str, rows: int) -> None:

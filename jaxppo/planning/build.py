@@ -9,14 +9,15 @@ from typing import Any
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.candidates import PROBLEM_NAME, Candidate, Demand, Filling, Solved
-from jaxppo.planning.config import BuildConfig, parse_lengths
+from jaxppo.planning.config import BuildConfig, parse_domain_sizes, parse_lengths
 from jaxppo.planning.dataset_folder import Rejected, write_dataset
 from jaxppo.planning.dataset_runs import claim_folder, command_line, is_finished, settings_of, show_report
 from jaxppo.planning.datasets import Row, make_row
 from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.pddl import parse_domain
 from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans, planner_version
 from jaxppo.planning.plans import parse_action
-from jaxppo.planning.renaming import OBFUSCATION_STYLES, obfuscate
+from jaxppo.planning.renaming import OBFUSCATION_STYLES, obfuscate, permute_atoms, rename_objects, rename_plan
 from jaxppo.planning.terminal import Progress, Terminal
 from jaxppo.planning.val import HOW_TO_GET_VAL, find_val
 
@@ -81,6 +82,11 @@ def _check(config: BuildConfig) -> None:
                 raise ConfigError(f"{field}: expected some of {', '.join(DOMAINS)}, got {name!r}")
     if config.use_val and find_val() is None:
         raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
+    for name, sizes in parse_domain_sizes(config.train_sizes).items():
+        known = name in (*config.domains, *config.unseen_domains)
+        if not known or not {*sizes} <= {*DOMAINS[name].SIZES}:
+            expected = f"sizes {DOMAINS[name].SIZES[0]} to {DOMAINS[name].SIZES[-1]}" if known else "a domain in use"
+            raise ConfigError(f"train_sizes: expected {expected}, got {name}:{sizes[0]}-{sizes[-1]}")
     planner_version(config.planners.planner)
     if config.planners.optimal_planner is not None:
         planner_version(config.planners.optimal_planner)
@@ -129,16 +135,22 @@ def _first_demands(config: BuildConfig) -> Iterator[Demand]:
     wanted += [(name, "test_unseen", config.n_test) for name in config.unseen_domains]
     for name, split, count in wanted:
         if count:
+            lengths = config.rl_lengths if split == "rl" else None
             yield Demand(
                 name=name,
                 domain=DOMAINS[name],
                 split=split,
                 n_rows=count,
-                sizes=DOMAINS[name].TRAIN_SIZES,
-                lengths=(parse_lengths(config.short_lengths),),
+                sizes=_train_sizes(config, name),
+                lengths=(parse_lengths(lengths or config.short_lengths),),
                 n_objects=range(_ANY),
                 seed=config.seed,
             )
+
+
+def _train_sizes(config: BuildConfig, name: str) -> range:
+    sizes = parse_domain_sizes(config.train_sizes)
+    return sizes[name] if name in sizes else DOMAINS[name].TRAIN_SIZES
 
 
 def _later_demands(config: BuildConfig, name: str, fillings: Sequence[Filling]) -> Iterator[Demand]:
@@ -147,11 +159,12 @@ def _later_demands(config: BuildConfig, name: str, fillings: Sequence[Filling]) 
     most = max(chain.from_iterable(filling.object_counts() for filling in own), default=0)
     taken = frozenset(chain.from_iterable(filling.forms() for filling in own if filling.demand.split == "test"))
     short, long = parse_lengths(config.short_lengths), parse_lengths(config.long_lengths)
-    domain = DOMAINS[name]
-    upper = range(median_low(domain.TRAIN_SIZES), domain.LARGER_SIZES[-1] + 1)
+    domain, own_sizes = DOMAINS[name], _train_sizes(config, name)
+    end = max(domain.LARGER_SIZES[-1], min(own_sizes[-1] + 1, domain.SIZES[-1])) + 1
+    larger = range(min(own_sizes[-1] + 1, domain.SIZES[-1]), end)
     for split, sizes, lengths, n_objects in (
-        ("test_longer", upper, (long,), range(most + 1)),
-        ("test_larger", domain.LARGER_SIZES, (short, long), range(most + 1, _ANY)),
+        ("test_longer", range(median_low(own_sizes), end), (long,), range(most + 1)),
+        ("test_larger", larger, (short, long), range(most + 1, _ANY)),
     ):
         yield Demand(
             name=name,
@@ -212,6 +225,8 @@ def _rows(config: BuildConfig, fillings: Sequence[Filling]) -> tuple[dict[str, l
         own = [
             _row(filling.demand, number, solved, config.prompt_style) for number, solved in enumerate(filling.accepted)
         ]
+        if filling.demand.split == "train":
+            own = [same for row in own for same in (row, *_renamed(row, filling.demand, config.n_renamings))]
         rows.setdefault(filling.demand.split, []).extend(own)
     for name in config.domains if config.obfuscated_domains is None else config.obfuscated_domains:
         own = [row for row in rows.get("test", []) if row["domain"] == name]
@@ -235,6 +250,27 @@ def _row(demand: Demand, number: int, solved: Solved, prompt_style: str) -> Row:
         obfuscation=None,
         paired_id=None,
     )
+
+
+def _renamed(row: Row, demand: Demand, count: int) -> Iterator[Row]:
+    """The same problem and plan with other names for the objects and another order of atoms."""
+    domain = parse_domain(row["domain_pddl"])
+    plan = tuple(map(parse_action, row["reference_plan"]))
+    for number in range(1, count + 1):
+        rng = random.Random(f"{row['id']}/{number}/{demand.seed}")
+        problem_pddl, mapping = rename_objects(row["problem_pddl"], domain, rng, demand.domain.POOLS)
+        yield make_row(
+            id=f"{row['id']}-{number}",
+            domain=row["domain"],
+            split=row["split"],
+            domain_pddl=row["domain_pddl"],
+            problem_pddl=permute_atoms(problem_pddl, rng),
+            plan=rename_plan(plan, mapping),
+            prompt_style=row["prompt_style"],
+            planner=row["planner"],
+            obfuscation=None,
+            paired_id=row["id"],
+        )
 
 
 def _styles(config: BuildConfig) -> tuple[str, ...]:

@@ -38,6 +38,23 @@ def parse_lengths(text: str, name: str = "lengths") -> range:
     return range(int(match[1]), int(match[2]) + 1)  # type: ignore[index]
 
 
+def parse_domain_sizes(texts: tuple[str, ...]) -> dict[str, range]:
+    """Read `("blocksworld:3-6", ...)` as {domain: sizes}.
+
+    Raises:
+        ConfigError: a text is not a domain, a colon and a range, or a domain comes twice.
+    """
+    sizes: dict[str, range] = {}
+    for text in texts:
+        domain, _, span = text.partition(":")
+        match = re.fullmatch(r"(\d+)-(\d+)", span.strip())
+        well_formed = match is not None and int(match[1]) <= int(match[2])
+        require(well_formed, "train_sizes", "DOMAIN:LOW-HIGH such as blocksworld:3-6", text)
+        require(domain not in sizes, "train_sizes", "each domain once", domain)
+        sizes[domain] = range(int(match[1]), int(match[2]) + 1)  # type: ignore[index]
+    return sizes
+
+
 def is_split_name(text: str) -> bool:
     """Whether a split may be called so: its files have the name, too."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", text) is not None
@@ -94,10 +111,17 @@ class BuildConfig:
     """Rows of rl for each domain."""
     n_test: int = 50
     """Rows of each test split for each domain."""
+    n_renamings: int = 0
+    """Further rows of train for each of its problems, with other names for the objects and another order of atoms."""
     short_lengths: str = SHORT_LENGTHS
     """Lengths of reference plans in all splits but test_longer and test_larger."""
     long_lengths: str = LONG_LENGTHS
     """Lengths of reference plans in test_longer; test_larger has both."""
+    rl_lengths: str | None = None
+    """Lengths of reference plans in rl; default: short_lengths."""
+    train_sizes: tuple[str, ...] = ()
+    """Sizes in train, rl, test and test_unseen as DOMAIN:LOW-HIGH, such as blocksworld:3-6, where they are not the
+    generator's own; docs/datasets.md says what a size counts."""
     seed: int = 0
     """Decides the problems; the same seed gives the same files."""
     prompt_style: PromptStyle = "atoms"
@@ -112,7 +136,10 @@ class BuildConfig:
 
     def __post_init__(self) -> None:
         _check_bands(self.short_lengths, self.long_lengths)
-        for name in ("n_train", "n_rl", "n_test"):
+        if self.rl_lengths is not None:
+            parse_lengths(self.rl_lengths, "rl_lengths")
+        parse_domain_sizes(self.train_sizes)
+        for name in ("n_train", "n_rl", "n_test", "n_renamings"):
             require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
         require(self.n_train + self.n_rl + self.n_test > 0, "n_train", "some rows in some split", self.n_train)
         both = sorted({*self.domains} & {*self.unseen_domains})
