@@ -23,7 +23,7 @@ T = TypeVar("T")
 PROMPT_BUCKET = 8
 """Prompt lengths are rounded up to a multiple of this, so that few shapes are compiled."""
 SEQUENCE_BUCKET = 32
-"""Packed sequences of a batch are rounded up to a multiple of this (or to the longest possible), for the same reason."""
+"""Packed sequences of a batch are rounded up to a multiple of this, or to the longest possible, for the same reason."""
 
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of a built-in domain."""

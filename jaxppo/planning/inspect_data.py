@@ -13,7 +13,7 @@ from jaxppo.planning.config import InspectConfig
 from jaxppo.planning.data_card import leak_text
 from jaxppo.planning.dataset_folder import REPORT_FILE, describe, figures_of, read_split
 from jaxppo.planning.datasets import SPLIT_PARTITIONS, Row, reference_plans
-from jaxppo.planning.import_rows import read_mappings, split_files
+from jaxppo.planning.importing.rows import read_mappings, split_files
 from jaxppo.planning.leaks import find_leaks
 from jaxppo.planning.pddl import parse_domain, parse_problem
 from jaxppo.planning.plans import Action, parse_action

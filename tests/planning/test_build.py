@@ -170,6 +170,40 @@ def test_more_rows_begin_with_the_same_rows(rows, tmp_path):
     assert [row for row in more if int(row["id"][-5:]) < 6] == rows["train"]
 
 
+def test_renamed_copies_of_training_problems_are_the_same_problems_in_other_names(rows, tmp_path):
+    make(tmp_path, n_renamings=2, n_rl=0, n_test=0)
+    copied = read_split(tmp_path, "train")
+    originals = {row["id"]: row for row in copied if row["paired_id"] is None}
+    assert list(originals.values()) == [row for row in rows["train"]]
+    copies = [row for row in copied if row["paired_id"] is not None]
+    assert Counter(row["paired_id"] for row in copies) == dict.fromkeys(originals, 2)
+    for row in copies:
+        original, problem = originals[row["paired_id"]], problem_of(row)
+        assert canonical_form(problem) == canonical_form(problem_of(original))
+        assert execute(problem, [parse_action(step) for step in row["reference_plan"]]).valid
+        assert row["plan_length"] == original["plan_length"]
+        assert {*problem.objects} <= {*DOMAINS[row["domain"]].NAMES}
+    assert len({row["prompt"] for row in copied}) == len(copied) == 36
+
+
+def test_rl_may_have_other_lengths_and_a_domain_other_sizes(tmp_path):
+    changes = {"domains": ("blocksworld",), "unseen_domains": (), "n_rl": 12}
+    make(
+        tmp_path,
+        short_lengths="2-6",
+        long_lengths="8-10",
+        rl_lengths="2-10",
+        train_sizes=("blocksworld:4-5",),
+        **changes,
+    )
+    of = {split: read_split(tmp_path, split) for split in ("train", "rl", "test", "test_longer", "test_larger")}
+    assert {row["n_objects"] for split in ("train", "rl", "test") for row in of[split]} == {4, 5}
+    assert all(row["n_objects"] <= 5 for row in of["test_longer"]) and all(
+        row["n_objects"] > 5 for row in of["test_larger"]
+    )
+    assert max(row["plan_length"] for row in of["train"]) <= 6 < max(row["plan_length"] for row in of["rl"]) <= 10
+
+
 def test_the_command_in_the_report_makes_the_same_files(built, tmp_path):
     command = shlex.split(built[2]["how"])
     assert command[:4] == ["python", "-m", "jaxppo.planning", "build"]
@@ -341,6 +375,12 @@ def test_optimal_costs_come_from_the_second_planner(tmp_path):
         ({"short_lengths": "16-3"}, r"^short_lengths: expected a band of plan lengths such as '3-16', got '16-3'$"),
         ({"long_lengths": "17-40"}, r"^long_lengths: expected plan lengths that begin at least 2 above the end of "),
         ({"workers": 0}, r"^workers: expected a number above 0, got 0$"),
+        ({"rl_lengths": "9"}, r"^rl_lengths: expected a band of plan lengths such as '3-16', got '9'$"),
+        ({"n_renamings": -1}, r"^n_renamings: expected 0 or more, got -1$"),
+        ({"train_sizes": ("ferry",)}, r"^train_sizes: expected DOMAIN:LOW-HIGH such as blocksworld:3-6, got 'ferry'$"),
+        ({"train_sizes": ("ferry:1-2", "ferry:3-4")}, r"^train_sizes: expected each domain once, got 'ferry'$"),
+        ({"train_sizes": ("depots:1-2",)}, r"^train_sizes: expected a domain in use, got depots:1-2$"),
+        ({"train_sizes": ("ferry:1-99",)}, r"^train_sizes: expected sizes 1 to 12, got ferry:1-99$"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(tmp_path, changes, message):

@@ -17,7 +17,7 @@ from jaxppo.planning.__main__ import run
 from jaxppo.planning.build import build_dataset
 from jaxppo.planning.config import BuildConfig, ImportConfig, PlannerConfig
 from jaxppo.planning.datasets import partition, read_jsonl
-from jaxppo.planning.importers import import_problems
+from jaxppo.planning.importing.importers import import_problems
 from jaxppo.planning.pddl import parse_domain, parse_problem
 from tests.planning import kiln
 from tests.planning.import_samples import (

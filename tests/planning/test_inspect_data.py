@@ -8,7 +8,7 @@ from jaxppo.planning import find_val
 from jaxppo.planning.__main__ import run
 from jaxppo.planning.config import ImportConfig, InspectConfig, PlannerConfig
 from jaxppo.planning.datasets import read_jsonl, write_jsonl
-from jaxppo.planning.importers import import_problems
+from jaxppo.planning.importing.importers import import_problems
 from jaxppo.planning.inspect_data import inspect_data
 from tests.planning.import_samples import LAMPS, lamp_plan, lamp_problem, lines, pipe_plan, pipe_problem, write_files
 from tests.planning.import_samples import PIPES as PIPES_PDDL

@@ -10,13 +10,19 @@ from jaxppo.planning.config import ImportConfig
 from jaxppo.planning.dataset_folder import Rejected, kind_of_reason, write_dataset
 from jaxppo.planning.dataset_runs import claim_folder, command_line, is_finished, settings_of, show_report
 from jaxppo.planning.datasets import Row, make_row
-from jaxppo.planning.import_planbench import is_planbench, read_planbench
-from jaxppo.planning.import_rows import PAPER_COLUMNS, first_row, read_mappings, read_paper, read_rows, split_files
-from jaxppo.planning.import_splits import KEEP, Solved, assign_splits
+from jaxppo.planning.importing.planbench import is_planbench, read_planbench
+from jaxppo.planning.importing.rows import PAPER_COLUMNS, first_row, read_mappings, read_paper, read_rows, split_files
+from jaxppo.planning.importing.source_problems import (
+    Reading,
+    SourceProblem,
+    plan_objection,
+    problem_objection,
+    read_pddl,
+)
+from jaxppo.planning.importing.splits import KEEP, Solved, assign_splits
 from jaxppo.planning.pddl import parse_domain, parse_problem
 from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans, planner_version
 from jaxppo.planning.plans import format_action
-from jaxppo.planning.source_problems import Reading, SourceProblem, plan_objection, problem_objection, read_pddl
 from jaxppo.planning.terminal import Terminal
 from jaxppo.planning.val import HOW_TO_GET_VAL, find_val
 from jaxppo.planning.validator import execute

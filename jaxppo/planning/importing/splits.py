@@ -9,10 +9,10 @@ from jaxppo.planning.canonical import canonical_form
 from jaxppo.planning.config import ImportConfig, parse_lengths
 from jaxppo.planning.dataset_folder import Rejected
 from jaxppo.planning.datasets import partition_of_form
+from jaxppo.planning.importing.source_problems import SourceProblem
 from jaxppo.planning.pddl import parse_domain, parse_problem
 from jaxppo.planning.plans import Action
 from jaxppo.planning.sexpr import read_fast
-from jaxppo.planning.source_problems import SourceProblem
 
 AUTO, KEEP = "auto", "keep"
 _SHORT = ("train", "rl", "test")

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.planning import validate_actions
 from jaxppo.planning.dataset_folder import Rejected, describe
+from jaxppo.planning.importing.pddl_folder import MOST_BYTES, PLAN_FOLDERS, Definition, PddlFolder, read_text
 from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
-from jaxppo.planning.pddl_folder import MOST_BYTES, PLAN_FOLDERS, Definition, PddlFolder, read_text
 from jaxppo.planning.plans import Action, parse_plan_text, parse_timed_plan_text
 from jaxppo.planning.temporal import needs_time_stamps
 from jaxppo.planning.val import find_val, run_val

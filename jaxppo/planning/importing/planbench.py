@@ -10,9 +10,9 @@ from typing import Any
 from jaxppo.errors import DataError
 from jaxppo.planning.dataset_folder import Rejected
 from jaxppo.planning.datasets import checked_row
-from jaxppo.planning.instance_files import Entry, collect
-from jaxppo.planning.pddl_folder import natural_key, read_text
-from jaxppo.planning.source_problems import Reading, read_json
+from jaxppo.planning.importing.instance_files import Entry, collect
+from jaxppo.planning.importing.pddl_folder import natural_key, read_text
+from jaxppo.planning.importing.source_problems import Reading, read_json
 
 # In the other tasks the plan is not one for the instance as it is in its file.
 _TASKS = ("task_1", "task_2")
