@@ -12,7 +12,7 @@ _USAGE = """usage: python -m jaxppo.planning {build,import,inspect} [flags]
 
   build    make a data set from the generators of this package
   import   make a data set from PDDL files, PlanBench or other rows
-  inspect  show what a data set, or a domain and a problem, holds
+  inspect  check a data set and show what it holds
 
 Each has a --help of its own."""
 

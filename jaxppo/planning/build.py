@@ -22,6 +22,8 @@ from jaxppo.planning.terminal import Progress, Terminal
 from jaxppo.planning.val import HOW_TO_GET_VAL, find_val
 
 PLANS_FILE = "plans.jsonl"
+LICENCE = "apache-2.0"
+"""Of the rows; a planner's own licence is that of its program and does not pass to its plans."""
 _ANY = 1_000_000
 """More objects than any problem has."""
 
@@ -65,6 +67,7 @@ def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
         file_format=config.file_format,
         title="Planning problems in PDDL with reference plans",
         how=command_line(config, "build"),
+        licence=LICENCE,
         mappings=words,
         words=_all_names(config, words),
         figures=_figures(config, fillings),

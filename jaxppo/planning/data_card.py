@@ -7,9 +7,6 @@ import yaml
 
 from jaxppo.redact import redact
 
-LICENCE = "apache-2.0"
-"""Of the rows; a planner's own licence is that of its program and does not pass to its plans."""
-
 _SPLITS = {
     "train": "for supervised training",
     "rl": "for reinforcement learning",
@@ -34,7 +31,7 @@ _COLUMNS = {
     "planner": "where the reference plan comes from, with its version",
     "optimal_cost": "what an optimal plan costs; empty where that is not known",
     "obfuscation": "style of the other words, `random` or `deceptive`; empty where the words are the domain's",
-    "paired_id": "row of test that has the same problem in the domain's words",
+    "paired_id": "row that has the same problem under other names; empty where this one was there first",
     "source": "where the problem comes from",
 }
 
@@ -97,7 +94,7 @@ def _metadata(report: Mapping[str, Any], features: Mapping[str, Any], files: Map
     sizes = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
     content = {
         "pretty_name": _plain(report["title"]),
-        "license": LICENCE,
+        **({} if report["licence"] is None else {"license": report["licence"]}),
         "language": ["en"],
         "task_categories": ["text-generation"],
         "tags": ["planning", "pddl", "reinforcement-learning"],

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,16 @@ from typing import Any, Literal, NamedTuple
 from jaxppo.errors import DataError, PddlError
 from jaxppo.planning import validate_actions
 from jaxppo.planning.data_card import data_card
-from jaxppo.planning.datasets import COLUMNS, SPLIT_PARTITIONS, Row, checked_row, read_jsonl, reference_plans
+from jaxppo.planning.datasets import (
+    COLUMNS,
+    SPLIT_PARTITIONS,
+    Row,
+    checked_row,
+    read_jsonl,
+    reference_plans,
+    write_jsonl,
+    write_whole,
+)
 from jaxppo.planning.leaks import Mappings, find_leaks
 from jaxppo.planning.plans import parse_action
 from jaxppo.planning.prompt_styles.words import split_words
@@ -56,6 +64,7 @@ def write_dataset(
     file_format: FileFormat = "jsonl",
     title: str,
     how: str,
+    licence: str | None = None,
     mappings: Mappings | None = None,
     words: Collection[str] = (),
     figures: Mapping[str, Any] | None = None,
@@ -74,6 +83,7 @@ def write_dataset(
         file_format: how splits are written.
         title: heading of the card.
         how: the command, or a sentence, that says how the data set was made.
+        licence: of the rows, as the Hugging Face hub names it; None: nobody knows.
         mappings: domain to style to the words of its obfuscation; rows name the style in a column `obfuscation`.
         words: further words for the vocabulary, such as names that no row has.
         figures: what else the report should hold.
@@ -99,6 +109,7 @@ def write_dataset(
     report = {
         "title": title,
         "how": how,
+        "licence": licence,
         "validators": ["builtin", "VAL"] if with_val else ["builtin"],
         "splits": {split: _figures_of_split(own) for split, own in kept.items()},
         "rejected": dict(sorted(Counter(kind_of_reason(entry.reason) for entry in left_out).items())),
@@ -108,10 +119,10 @@ def write_dataset(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / REPORT_FILE).unlink(missing_ok=True)
     _write_splits(folder, kept, file_format, features)
-    _write_lines(folder / REJECTED_FILE, [entry._asdict() for entry in left_out])
+    write_jsonl([entry._asdict() for entry in left_out], folder / REJECTED_FILE)
     _write_json(folder / VOCABULARY_FILE, _vocabulary([row for own in kept.values() for row in own], words))
     _write_json(folder / OBFUSCATION_FILE, mappings or {})
-    _write(folder / CARD_FILE, data_card(report, features, _data_files(kept, file_format)).encode())
+    write_whole(folder / CARD_FILE, data_card(report, features, _data_files(kept, file_format)).encode())
     _write_json(folder / REPORT_FILE, report)
     return report
 
@@ -261,9 +272,9 @@ def _write_splits(
 ) -> None:
     for split, own in rows.items():
         if file_format in ("jsonl", "both"):
-            _write_lines(folder / f"{split}.jsonl", own)
+            write_jsonl(own, folder / f"{split}.jsonl")
         if file_format in ("parquet", "both"):
-            _write(folder / f"{split}.parquet", _parquet(own, features))
+            write_whole(folder / f"{split}.parquet", _parquet(own, features))
 
 
 def _parquet(rows: Sequence[Row], features: Mapping[str, Any]) -> bytes:
@@ -292,19 +303,8 @@ def _read_parquet(path: Path, columns: Mapping[str, type]) -> list[Row]:
     return [checked_row(row, f"{path}:{number}", columns) for number, row in enumerate(rows, 1)]
 
 
-def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    _write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
 def _write_json(path: Path, content: Any) -> None:
-    _write(path, (json.dumps(content, indent=1) + "\n").encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Put a file there whole; what a killed process left behind is written over."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 # ------------------------------------------------------------------------------------------------------------- report

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import random
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,15 +98,19 @@ def partition(problem: Problem) -> str:
 
 def write_jsonl(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
     """Write rows, one JSON object a line; the file appears whole or not at all."""
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def write_whole(path: Path | str, content: bytes) -> None:
+    """Write a file that appears whole or not at all, also where several processes write it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-        os.replace(temporary, path)
+        partial.write_bytes(content)
+        os.replace(partial, path)
     except BaseException:
-        os.unlink(temporary)
+        partial.unlink(missing_ok=True)
         raise
 
 
