@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +25,9 @@ PROMPT_BUCKET = 8
 """Prompt lengths are rounded up to a multiple of this, so that few shapes are compiled."""
 SEQUENCE_BUCKET = 32
 """Packed sequences of a batch are rounded up to a multiple of this, or to the longest possible, for the same reason."""
+
+SHIPPED_DATA, REQUESTS_FILE = Path(__file__).parent / "shipped_data", "requests.json"
+"""The splits of the default run, ready made; `runs/shipped_data.py` writes them."""
 
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of a built-in domain."""
@@ -165,17 +169,35 @@ def _reference_actions(value: list[Any], where: str) -> list[Any]:
 
 
 def _built_in_split(config: DataConfig, split: str) -> list[Row]:
-    request: dict[str, Any] = {
+    request = built_in_request(config, split)
+    if request == _shipped_requests().get(split):
+        return dataset_folder.read_split(SHIPPED_DATA, split)
+    path = cache_dir() / "datasets" / f"blocksworld-{split}-{_digest(request)}.jsonl"
+    if not path.exists():
+        datasets.write_jsonl(build_request(request), path)
+    return datasets.read_jsonl(path)
+
+
+def built_in_request(config: DataConfig, split: str) -> dict[str, Any]:
+    """What decides the rows of a split of the built-in data set, as JSON keeps it."""
+    return {
         "split": split,
-        "sizes": parse_sizes(getattr(config, f"{split}_sizes"), f"{split}_sizes"),
+        "sizes": getattr(config, f"{split}_sizes"),
         "seed": config.data_seed,
         "prompt_style": config.prompt_style,
         "unique": split != "train",
     }
-    path = cache_dir() / "datasets" / f"blocksworld-{split}-{_digest(request)}.jsonl"
-    if not path.exists():
-        datasets.write_jsonl(datasets.build_split(**request), path)
-    return datasets.read_jsonl(path)
+
+
+def build_request(request: Mapping[str, Any]) -> list[Row]:
+    """The rows that a request is about, drawn and solved now."""
+    return datasets.build_split(**{**request, "sizes": parse_sizes(request["sizes"])})
+
+
+@cache
+def _shipped_requests() -> dict[str, dict[str, Any]]:
+    """Split to the request whose rows are shipped: those of the default run."""
+    return json.loads((SHIPPED_DATA / REQUESTS_FILE).read_text(encoding="utf-8"))
 
 
 def _digest(request: dict[str, Any]) -> str:

@@ -241,6 +241,20 @@ def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
     assert data.load_split(SMALL, "test") == built
 
 
+@pytest.mark.parametrize("split", ["rl", "test", "test_longer"])
+def test_the_shipped_splits_are_what_would_be_built(split, monkeypatch):
+    config = DataConfig()
+    built = data.build_request(data.built_in_request(config, split))
+    with monkeypatch.context() as patch:
+        patch.setattr(data.datasets, "build_split", lambda **_: pytest.fail("built"))
+        assert data.load_split(config, split) == built
+    with monkeypatch.context() as patch:
+        patch.setattr(data.dataset_folder, "read_split", lambda *_: pytest.fail("another request was read"))
+        assert data.load_split(
+            DataConfig(data_seed=1, rl_sizes="3:2", test_sizes="3:2", test_longer_sizes="3:2"), split
+        )
+
+
 def test_load_split_builds_again_when_the_code_that_builds_it_changes(monkeypatch, tmp_path):
     data.load_split(SMALL, "rl")
     (tmp_path / "planning").mkdir()

@@ -274,10 +274,20 @@ def _write_splits(
         if file_format in ("jsonl", "both"):
             write_jsonl(own, folder / f"{split}.jsonl")
         if file_format in ("parquet", "both"):
-            write_whole(folder / f"{split}.parquet", _parquet(own, features))
+            write_parquet(own, folder / f"{split}.parquet", features)
 
 
-def _parquet(rows: Sequence[Row], features: Mapping[str, Any]) -> bytes:
+def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] | None = None) -> None:
+    """Write rows as a parquet file, which appears whole or not at all.
+
+    Args:
+        rows: with the same columns in all of them.
+        path: the file.
+        features: column to its type; default: as the rows have them.
+
+    Raises:
+        DataError: a column cannot be written.
+    """
     import pyarrow as pa  # slow to import, and not needed for JSON lines
     import pyarrow.parquet
 
@@ -286,10 +296,11 @@ def _parquet(rows: Sequence[Row], features: Mapping[str, Any]) -> bytes:
             return pa.list_(arrow(feature["list"]))
         return {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}[feature]
 
-    schema = pa.schema([(name, arrow(feature)) for name, feature in features.items()])
+    types = _features(rows) if features is None else features
+    schema = pa.schema([(name, arrow(feature)) for name, feature in types.items()])
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), schema), buffer)
-    return buffer.getvalue()
+    pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), schema), buffer, compression="zstd")
+    write_whole(path, buffer.getvalue())
 
 
 def _read_parquet(path: Path, columns: Mapping[str, type]) -> list[Row]:
