@@ -12,6 +12,6 @@ done
 for algorithm in ppo rloo; do
   # Both runs as two seeds of one method, against the model they started from.
   python -m jaxppo.evaluate --model "$out/$algorithm-1/policy" "$out/$algorithm-2/policy" --compare_with "$out/sft/policy" \
-    --data data/planning-multi --splits test test_longer test_larger test_obfuscated --response_length 96 \
+    --data data/planning-multi --splits test test_longer test_larger test_obfuscated --response_length 72 \
     --output_dir "$out/$algorithm-against-sft"
 done
