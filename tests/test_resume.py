@@ -30,7 +30,6 @@ RUN = """
 import json, os, signal, sys, threading
 from jaxppo import checkpoint, cli, config, config_sources, ppo, preemption, rewards, train
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
 stage, update, signum, delay_s, checks = json.loads(sys.argv.pop(1))
 current = []
 
