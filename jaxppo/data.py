@@ -33,9 +33,6 @@ SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of a built-in domain."""
 
 
-VOCABULARY_FILE = "vocabulary.json"
-"""In a folder with a data set: the words for a word-level tokenizer, a JSON list."""
-
 PROMPT_ONLY: Mapping[str, type] = {"prompt": str}
 """Columns of rows that a reward needs no more of."""
 
@@ -220,7 +217,7 @@ def words_of_dataset(config: DataConfig) -> list[str]:
     """
     if config.dataset == "blocksworld":
         return prompts.vocabulary([blocksworld.DOMAIN_PDDL], blocksworld.NAMES, config.prompt_style)
-    path = Path(config.dataset) / VOCABULARY_FILE
+    path = Path(config.dataset) / dataset_folder.VOCABULARY_FILE
     if path.is_file():
         return _read_words(path)
     splits = dict.fromkeys((config.train_split, *config.eval_splits))

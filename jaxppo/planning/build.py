@@ -11,17 +11,24 @@ from jaxppo.errors import ConfigError
 from jaxppo.planning.candidates import PROBLEM_NAME, Candidate, Demand, Filling, Solved
 from jaxppo.planning.config import BuildConfig, parse_domain_sizes, parse_lengths
 from jaxppo.planning.dataset_folder import Rejected, write_dataset
-from jaxppo.planning.dataset_runs import claim_folder, command_line, is_finished, settings_of, show_report
+from jaxppo.planning.dataset_runs import (
+    check_planners,
+    claim_folder,
+    command_line,
+    is_finished,
+    optimal_plans,
+    plans_file,
+    settings_of,
+    show_report,
+)
 from jaxppo.planning.datasets import Row, make_row
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.pddl import parse_domain
 from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans, planner_version
-from jaxppo.planning.plans import parse_action
+from jaxppo.planning.plans import Action, parse_action
 from jaxppo.planning.renaming import OBFUSCATION_STYLES, obfuscate, permute_atoms, rename_objects, rename_plan
 from jaxppo.planning.terminal import Progress, Terminal
-from jaxppo.planning.val import HOW_TO_GET_VAL, find_val
 
-PLANS_FILE = "plans.jsonl"
 LICENCE = "apache-2.0"
 """Of the rows; a planner's own licence is that of its program and does not pass to its plans."""
 _ANY = 1_000_000
@@ -54,11 +61,13 @@ def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
         terminal.result(f"finished: {folder} holds this data set; nothing was changed")
         return {}
     claim_folder(folder, config)
-    plans = folder / PLANS_FILE if config.planners.plans is None else Path(config.planners.plans)
+    plans = plans_file(folder, config.planners)
     fillings = _fill(config, plans, terminal)
     rows, words = _rows(config, fillings)
     if config.planners.optimal_planner is not None:
-        rows = _with_optimal_costs(rows, config, plans, terminal)
+        solved = [row for own in rows.values() for row in own if row["paired_id"] is None]
+        optimal = optimal_plans(solved, config.planners.optimal_planner, config.planners, plans, terminal)
+        rows = _with_optimal_costs(rows, {row["id"]: plan for row, plan in zip(solved, optimal, strict=True)})
     terminal.print("checking every reference plan, and writing")
     report = write_dataset(
         folder,
@@ -83,19 +92,13 @@ def _check(config: BuildConfig) -> None:
         for name in getattr(config, field):
             if name not in DOMAINS:
                 raise ConfigError(f"{field}: expected some of {', '.join(DOMAINS)}, got {name!r}")
-    if config.use_val and find_val() is None:
-        raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
     for name, sizes in parse_domain_sizes(config.train_sizes).items():
         known = name in (*config.domains, *config.unseen_domains)
         if not known or not {*sizes} <= {*DOMAINS[name].SIZES}:
             expected = f"sizes {DOMAINS[name].SIZES[0]} to {DOMAINS[name].SIZES[-1]}" if known else "a domain in use"
             raise ConfigError(f"train_sizes: expected {expected}, got {name}:{sizes[0]}-{sizes[-1]}")
-    planner_version(config.planners.planner)
-    if config.planners.optimal_planner is not None:
-        planner_version(config.planners.optimal_planner)
-        if not PLANNERS[config.planners.optimal_planner].optimal:
-            expected = f"one of {', '.join(name for name, planner in PLANNERS.items() if planner.optimal)}"
-            raise ConfigError(f"optimal_planner: expected {expected}, got {config.planners.optimal_planner!r}")
+    planner_version(config.planners.planner)  # here there has to be one
+    check_planners(config.planners, config.use_val)
 
 
 # ------------------------------------------------------------------------------------------------------------ filling
@@ -311,22 +314,10 @@ def _in_other_words(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str
 
 
 def _with_optimal_costs(
-    rows: Mapping[str, list[Row]], config: BuildConfig, plans: Path, terminal: Terminal
+    rows: Mapping[str, list[Row]], found: Mapping[str, tuple[Action, ...] | None]
 ) -> dict[str, list[Row]]:
     """Add the column `optimal_cost`: steps of an optimal plan, None where the optimal planner found none."""
-    solved = [row for own in rows.values() for row in own if row["paired_id"] is None]
-    costs: dict[str, int | None] = {}
-    with terminal.progress(len(solved), "optimal", unit="row") as progress:
-        results = find_plans(
-            [PlanTask(row["id"], row["domain_pddl"], row["problem_pddl"]) for row in solved],
-            planner=config.planners.optimal_planner or "",
-            timeout_s=config.planners.planner_timeout_s,
-            workers=config.planners.workers,
-            cache=plans,
-        )
-        for number, result in enumerate(results, 1):
-            costs[result.id] = None if result.plan is None else len(result.plan)
-            progress.update(number)
+    costs = {name: None if plan is None else len(plan) for name, plan in found.items()}
     return {
         split: [{**row, "optimal_cost": costs[row["paired_id"] or row["id"]]} for row in own]
         for split, own in rows.items()

@@ -100,7 +100,7 @@ def write_dataset(
     """
     folder = Path(folder)
     with_val = find_val() is not None if use_val is None else use_val
-    kept, refused = _valid_rows(_ordered(rows), with_val, workers)
+    kept, refused = _valid_rows({split: rows[split] for split in ordered_splits(rows)}, with_val, workers)
     kept = _with_equal_columns({split: own for split, own in kept.items() if own})
     if not kept:
         raise DataError(f"{folder}: expected at least one row with a valid plan, got none")
@@ -150,10 +150,9 @@ def figures_of(values: Sequence[int]) -> dict[str, float]:
     return {"min": min(values), "median": median(values), "max": max(values)}
 
 
-def _ordered(rows: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
+def ordered_splits(names: Collection[str]) -> list[str]:
     """The splits in their usual order, others behind them."""
-    names = [*(split for split in SPLIT_PARTITIONS if split in rows), *(s for s in rows if s not in SPLIT_PARTITIONS)]
-    return {name: rows[name] for name in names}
+    return [*(split for split in SPLIT_PARTITIONS if split in names), *(s for s in names if s not in SPLIT_PARTITIONS)]
 
 
 # ------------------------------------------------------------------------------------------------------------- checks

@@ -1,16 +1,24 @@
-"""A folder that a command makes a data set in: whose it is, whether it is finished, and what is shown at the end."""
+"""What the commands that make data sets share: the folder, the planners, and what is shown at the end."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
+from jaxppo.planning.config import PlannerConfig
 from jaxppo.planning.data_card import leak_text
 from jaxppo.planning.dataset_folder import REPORT_FILE, split_table
+from jaxppo.planning.datasets import Row
+from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans, planner_version
+from jaxppo.planning.plans import Action
 from jaxppo.planning.terminal import Terminal
+from jaxppo.planning.val import HOW_TO_GET_VAL, find_val
 
+NO_PLANNER = "none"
+"""In place of a planner: only plans that came with the problems."""
+_PLANS_FILE = "plans.jsonl"
 _HOW_FAST = ("workers", "plans")
 """Settings that do not decide the result."""
 
@@ -68,6 +76,52 @@ def command_line(config: Any, command: str) -> str:
         elif value != usual[name]:
             words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)
+
+
+def check_planners(planners: PlannerConfig, use_val: bool | None) -> None:
+    """Refuse planners, or VAL, that are asked for and not there.
+
+    Raises:
+        ConfigError: one is not installed, or the second planner does not make optimal plans.
+    """
+    if use_val and find_val() is None:
+        raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
+    if planners.planner != NO_PLANNER:
+        planner_version(planners.planner)
+    if planners.optimal_planner is not None:
+        planner_version(planners.optimal_planner)
+        if not PLANNERS[planners.optimal_planner].optimal:
+            expected = f"one of {', '.join(name for name, planner in PLANNERS.items() if planner.optimal)}"
+            raise ConfigError(f"optimal_planner: expected {expected}, got {planners.optimal_planner!r}")
+
+
+def plans_file(folder: Path, planners: PlannerConfig) -> Path:
+    """Where the planners' results are kept."""
+    return Path(planners.plans or folder / _PLANS_FILE)
+
+
+def optimal_plans(
+    rows: Sequence[Row], planner: str, planners: PlannerConfig, plans: Path, terminal: Terminal
+) -> list[tuple[Action, ...] | None]:
+    """Plans of the second planner, in the order of the rows; None where there was none in time.
+
+    Args:
+        rows: the problems.
+        planner: name of the second planner.
+        planners: how long, and with how many processes.
+        plans: from `plans_file`.
+        terminal: where progress goes.
+    """
+    with terminal.progress(len(rows), "optimal", unit="row") as progress:
+        results = find_plans(
+            [PlanTask(row["id"], row["domain_pddl"], row["problem_pddl"]) for row in rows],
+            planner=planner,
+            timeout_s=planners.planner_timeout_s,
+            workers=planners.workers,
+            cache=plans,
+            progress=lambda done, _: progress.update(done),
+        )
+        return [result.plan for result in results]
 
 
 def show_report(report: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:

@@ -11,8 +11,8 @@ from jaxppo.errors import ConfigError, DataError, JaxppoError
 from jaxppo.planning import PlanVerdict, run_val_many, validate_actions
 from jaxppo.planning.config import InspectConfig
 from jaxppo.planning.data_card import leak_text
-from jaxppo.planning.dataset_folder import REPORT_FILE, describe, figures_of, read_split
-from jaxppo.planning.datasets import SPLIT_PARTITIONS, Row, reference_plans
+from jaxppo.planning.dataset_folder import REPORT_FILE, describe, figures_of, ordered_splits, read_split
+from jaxppo.planning.datasets import Row, reference_plans
 from jaxppo.planning.importing.rows import read_mappings, split_files
 from jaxppo.planning.leaks import find_leaks
 from jaxppo.planning.pddl import parse_domain, parse_problem
@@ -66,8 +66,7 @@ def _splits(config: InspectConfig) -> tuple[Path, list[str]]:
     if config.dataset is None or not Path(config.dataset).is_dir():
         raise ConfigError(f"dataset: expected the folder of a data set, got {config.dataset!r}")
     folder = Path(config.dataset)
-    stems = [path.stem for path in split_files(folder)]
-    there = [*(split for split in SPLIT_PARTITIONS if split in stems), *(s for s in stems if s not in SPLIT_PARTITIONS)]
+    there = ordered_splits([path.stem for path in split_files(folder)])
     if not there:
         raise ConfigError(f"dataset: expected a folder with <split>.jsonl or <split>.parquet, got {folder}")
     missing = [split for split in config.splits or () if split not in there]

