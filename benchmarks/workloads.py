@@ -1,0 +1,149 @@
+"""What the benchmarks compute: sizes of models and batches, inputs as a user has them, and the least work they take."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Random GPT-NeoX models of one size for policy, reference, value and reward; one mini-batch per epoch."""
+
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    batch: int
+    prompt: int  # prompts have half of it to all of it, in tokens
+    response: int  # every completion has that many tokens: a random model hardly ever ends one
+    dtype: str = "float32"
+    epochs: int = 4
+
+    def to_json(self) -> str:
+        """All fields, as a process of another project reads them."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+WORKLOADS = {
+    "W1": Workload(layers=6, hidden=128, heads=4, vocab=50304, batch=32, prompt=64, response=53),
+    "W2": Workload(layers=4, hidden=256, heads=4, vocab=512, batch=64, prompt=128, response=96),
+    "gpu-160m": Workload(
+        layers=12, hidden=768, heads=12, vocab=50304, batch=256, prompt=512, response=128, dtype="bfloat16"
+    ),
+    "gpu-1b": Workload(
+        layers=16, hidden=2048, heads=8, vocab=50304, batch=128, prompt=512, response=128, dtype="bfloat16"
+    ),
+    "tiny": Workload(layers=2, hidden=64, heads=2, vocab=1000, batch=8, prompt=16, response=8),
+}
+
+
+def model_config(work: Workload) -> Any:
+    """The architecture that all four models share."""
+    from jaxppo.families.gpt_neox import GPTNeoXConfig
+
+    return GPTNeoXConfig(
+        vocab_size=work.vocab,
+        hidden_size=work.hidden,
+        num_hidden_layers=work.layers,
+        num_attention_heads=work.heads,
+        intermediate_size=4 * work.hidden,
+        max_position_embeddings=1024,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+
+
+def write_inputs(work: Workload, folder: Path) -> None:
+    """Models with random weights, a tokenizer and 512 prompts, in the files that a run reads."""
+    import jax
+    import numpy as np
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from jaxppo import hf
+    from jaxppo.models import init_params
+
+    words = {"<eos>": 0, "<pad>": 1} | {f"w{i}": i for i in range(2, min(500, work.vocab))}
+    core = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
+    config = model_config(work)
+    for name, head, seed in (("policy", "lm", 0), ("value", "score", 1), ("reward", "score", 2)):
+        hf.save_pretrained(folder / name, config, init_params(config, jax.random.key(seed), head), tokenizer)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(work.prompt // 2, work.prompt + 1, 512)
+    lengths[0] = work.prompt  # the bucket of the prompts is the same whatever else is drawn
+    prompts = [" ".join(f"w{i}" for i in rng.integers(2, len(words), length)) for length in lengths]
+    for split, rows in (("train", prompts), ("test", prompts[:2])):
+        lines = (json.dumps({"id": f"{split}-{i}", "prompt": prompt}) for i, prompt in enumerate(rows))
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def train_config(work: Workload, folder: Path) -> Any:
+    """The run on `write_inputs(work, folder)` as `python -m jaxppo.train` would be asked for it."""
+    from jaxppo.config import TrainConfig
+    from jaxppo.config_sources import replace
+
+    return replace(
+        TrainConfig(),
+        dataset=str(folder),
+        train_split="train",
+        eval_splits=("test",),
+        headline_split="test",
+        sft_model_path=str(folder / "policy"),
+        value_model_path=str(folder / "value"),
+        reward_funcs=("model",),
+        reward_model_path=str(folder / "reward"),
+        total_episodes=work.batch * 1000,
+        batch_size=work.batch,
+        num_ppo_epochs=work.epochs,
+        response_length=work.response,
+        missing_eos_penalty=1.0,
+        dtype=work.dtype,
+        quiet=True,
+    )
+
+
+def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
+    """The matrix products of an update, ((batch, m, k, n), how often): [m, k] x [k, n], `batch` of them at once.
+
+    Sampling: a pass over the prompts, then one token per row and step. Scoring: a pass of the reference, the value and
+    the reward model each (the sampler's log-probabilities are kept). Learning: forward and backward of policy and value
+    model in every epoch; a backward pass has two products for each of the forward pass.
+    """
+    d, heads, rows = work.hidden, work.heads, work.batch
+    length = work.prompt + work.response
+    found: dict[tuple[int, int, int, int], int] = {}
+
+    def add(shape: tuple[int, int, int, int], times: int) -> None:
+        found[shape] = found.get(shape, 0) + times
+
+    def linear(m: int, k: int, n: int, forward: int, backward: int) -> None:
+        add((1, m, k, n), forward)
+        add((1, m, n, k), backward)
+        add((1, k, m, n), backward)
+
+    def trunk(tokens: int, seen: int, forward: int, backward: int) -> None:
+        passes = (work.layers * forward, work.layers * backward)
+        for k, n in ((d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)):
+            linear(rows * tokens, k, n, *passes)
+        head = d // heads
+        add((rows * heads, tokens, head, seen), work.layers * (forward + 2 * backward))
+        add((rows * heads, tokens, seen, head), work.layers * (forward + 2 * backward))
+
+    trunk(work.prompt, work.prompt, 1, 0)
+    trunk(1, length, work.response - 1, 0)
+    linear(rows, d, work.vocab, work.response, 0)
+    trunk(length, length, 3, 0)
+    linear(rows * work.response, d, work.vocab, 1, 0)
+    trunk(length, length, 2 * work.epochs, 2 * work.epochs)
+    linear(rows * work.response, d, work.vocab, work.epochs, work.epochs)
+    return list(found.items())
+
+
+def flops(work: Workload) -> float:
+    """Floating-point operations of `products`."""
+    return float(sum(2 * b * m * k * n * times for (b, m, k, n), times in products(work)))
