@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxppo import ops
+from jaxppo.logprobs import token_logprobs
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -43,7 +43,7 @@ def with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 CASES = {"forward": lambda function: function, "gradient": with_gradient}
-WAYS = {"chunked": ops.token_logprobs, "naive": naive}
+WAYS = {"chunked": token_logprobs, "naive": naive}
 
 
 def inputs(rows: int, args: argparse.Namespace) -> tuple[Any, Any, Any]:

@@ -1,19 +1,14 @@
-"""Masked statistics that are global over devices, and log-probabilities without a [B, T, V] array.
+"""Masked statistics that are global over devices, packing of sequences, and random keys.
 
 `axis_name` is the mapped device axis inside a per-device program, or None outside of one.
 """
 
-from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxppo.types import Array
-
-LOGITS_PER_CHUNK = 2**20
-"""Logits held at once by `token_logprobs`: 4 MiB in fp32, about the size of a last-level cache slice."""
 
 
 def global_sum(x: Array, axis_name: str | None = None) -> Array:
@@ -128,95 +123,6 @@ def completion_hidden(hidden: Array, prompt_lengths: Array, completion_length: i
     positions = prompt_lengths[:, None] - 1 + jnp.arange(completion_length)[None, :]
     positions = jnp.clip(positions, 0, hidden.shape[1] - 1)
     return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
-
-
-def token_logprobs(
-    hidden: Array, kernel: Array, ids: Array, *, temperature: float = 1.0, chunk: int | None = None
-) -> tuple[Array, Array]:
-    """Log-probability of each id and entropy of its distribution, from hidden states, in chunks of rows.
-
-    logp = z[id] - logsumexp(z) and H = logsumexp(z) - sum_v softmax(z)[v] z[v], with z = hidden @ kernel / temperature
-    in fp32. A chunk's logits are recomputed in the backward pass, so no [N, V] array outlives a chunk.
-
-    Args:
-        hidden: [..., D].
-        kernel: [D, V].
-        ids: [...] int32.
-        temperature: divides the logits.
-        chunk: rows per chunk; default: as many as make `LOGITS_PER_CHUNK` logits.
-
-    Returns:
-        Log-probabilities and entropies in nats, both [...] fp32.
-    """
-
-    @jax.checkpoint
-    def of_chunk(rows: tuple[Array, Array]) -> tuple[Array, Array]:
-        h, i = rows
-        return _logprobs_and_entropy(jnp.dot(h, kernel, preferred_element_type=jnp.float32) / temperature, i)
-
-    rows = (hidden.reshape(ids.size, -1), ids.reshape(ids.size))
-    logprobs, entropy = _by_chunks(of_chunk, rows, _rows_per_chunk(kernel) if chunk is None else chunk)
-    return logprobs.reshape(ids.shape), entropy.reshape(ids.shape)
-
-
-def _rows_per_chunk(kernel: Array) -> int:
-    return max(1, LOGITS_PER_CHUNK // kernel.shape[1])
-
-
-def _by_chunks(function: Callable[[Any], Any], rows: Any, chunk: int) -> Any:
-    """`function(rows)` with at most `chunk` rows of every array at once; the last chunk is filled up with zeros."""
-    count = jax.tree.leaves(rows)[0].shape[0]
-    if chunk >= count:
-        return function(rows)
-    fill = lambda x: jnp.pad(x, ((0, -count % chunk), *[(0, 0)] * (x.ndim - 1)))  # noqa: E731
-    chunks = jax.tree.map(lambda x: fill(x).reshape(-1, chunk, *x.shape[1:]), rows)
-    results = jax.lax.map(function, chunks)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], results)
-
-
-def _logprobs_and_entropy(logits: Array, ids: Array) -> tuple[Array, Array]:
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
-    mean_logit = jnp.sum(jnp.exp(logits - log_z[:, None]) * logits, axis=-1)
-    return chosen - log_z, log_z - mean_logit
-
-
-def token_kl(
-    hidden: Array,
-    kernel: Array,
-    ref_hidden: Array,
-    ref_kernel: Array,
-    *,
-    temperature: float = 1.0,
-    chunk: int | None = None,
-) -> Array:
-    """Exact KL(p || q) = sum_v p[v] (log p[v] - log q[v]) of two next-token distributions, in chunks of rows.
-
-    Args:
-        hidden: [..., D], of p.
-        kernel: [D, V], of p.
-        ref_hidden: [..., D'], of q.
-        ref_kernel: [D', V], of q.
-        temperature: divides both logits.
-        chunk: rows per chunk; default: as many as make `LOGITS_PER_CHUNK` logits.
-
-    Returns:
-        [...] fp32, nats.
-
-    Source: TRL 0.11 `PPOTrainer._kl_penalty`, `kl_penalty="full"`.
-    """
-    shape = hidden.shape[:-1]
-
-    def of_chunk(rows: tuple[Array, Array]) -> Array:
-        h, ref_h = rows
-        log_p = jax.nn.log_softmax(jnp.dot(h, kernel, preferred_element_type=jnp.float32) / temperature, axis=-1)
-        log_q = jax.nn.log_softmax(
-            jnp.dot(ref_h, ref_kernel, preferred_element_type=jnp.float32) / temperature, axis=-1
-        )
-        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
-
-    rows = (hidden.reshape(-1, hidden.shape[-1]), ref_hidden.reshape(-1, ref_hidden.shape[-1]))
-    return _by_chunks(of_chunk, rows, _rows_per_chunk(kernel) if chunk is None else chunk).reshape(shape)
 
 
 class Purpose(IntEnum):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxppo import models, ops
 from jaxppo.families import ModelConfig
+from jaxppo.logprobs import token_kl, token_logprobs
 from jaxppo.types import Array, Params, PromptBatch, Rollout, Sequences
 
 SAMPLING_BLOCK = 128
@@ -254,7 +255,7 @@ def logprobs_of_hidden(
 ) -> tuple[Array, Array]:
     """The head's part of `completion_logprobs`, for hidden states already at hand."""
     kernel = models.lm_head_kernel(model, params)
-    logprobs, entropy = ops.token_logprobs(hidden, kernel, sequences.completion_ids, temperature=temperature)
+    logprobs, entropy = token_logprobs(hidden, kernel, sequences.completion_ids, temperature=temperature)
     mask = sequences.completion_mask
     return jnp.where(mask, logprobs, 0.0), jnp.where(mask, entropy, 0.0)
 
@@ -282,5 +283,5 @@ def completion_kl(params: Params, sequences: Sequences, *, model: ModelConfig, t
     `params` is {"policy", "reference"}.
     """
     of = lambda p: (completion_hidden(p, sequences, model), models.lm_head_kernel(model, p))  # noqa: E731
-    kl = ops.token_kl(*of(params["policy"]), *of(params["reference"]), temperature=temperature)
+    kl = token_kl(*of(params["policy"]), *of(params["reference"]), temperature=temperature)
     return jnp.where(sequences.completion_mask, kl, 0.0)

@@ -1,4 +1,4 @@
-"""Masked statistics, packing, log-probabilities in chunks, and random numbers."""
+"""Masked statistics, packing, and random numbers."""
 
 from functools import partial
 from itertools import product
@@ -14,8 +14,6 @@ from jaxppo.parallel import DATA, DataParallel
 masked_mean, masked_var = jax.jit(ops.masked_mean), jax.jit(ops.masked_var)
 masked_whiten = jax.jit(ops.masked_whiten, static_argnames="shift_mean")
 pack = jax.jit(ops.pack, static_argnames="length")
-token_logprobs = jax.jit(ops.token_logprobs, static_argnames=("temperature", "chunk"))
-token_kl = jax.jit(ops.token_kl, static_argnames=("temperature", "chunk"))
 row_uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
 
 LENGTHS = np.array([5, 1, 3, 0, 4, 2, 5, 1])
@@ -186,126 +184,6 @@ def test_completion_hidden_takes_the_state_before_each_token():
     hidden = jnp.arange(12.0).reshape(2, 6, 1)
     taken = ops.completion_hidden(hidden, jnp.array([3, 1]), 3)
     np.testing.assert_array_equal(taken[..., 0], [[2, 3, 4], [6, 7, 8]])
-
-
-# --- log-probabilities and KL in chunks
-
-
-@partial(jax.jit, static_argnames="temperature")
-def naive_logprobs(hidden, kernel, ids, temperature=1.0):
-    """Log-softmax of the whole logits array."""
-    log_p = jax.nn.log_softmax(jnp.einsum("btd,dv->btv", hidden, kernel) / temperature, axis=-1)
-    entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
-    return jnp.take_along_axis(log_p, ids[..., None], axis=-1)[..., 0], entropy
-
-
-def head_inputs(rows=3, length=7, width=4, vocabulary=11):
-    rng = np.random.default_rng(2)
-    hidden = rng.normal(size=(rows, length, width)).astype(np.float32)
-    kernel = (rng.normal(size=(width, vocabulary)) / width**0.5).astype(np.float32)
-    return jnp.asarray(hidden), jnp.asarray(kernel), jnp.asarray(rng.integers(0, vocabulary, (rows, length)))
-
-
-def test_token_logprobs_on_hand_numbers():
-    hidden, kernel = jnp.ones((1, 1)), jnp.log(jnp.array([[1.0, 2.0, 5.0]]))
-    logprobs, entropy = token_logprobs(hidden, kernel, jnp.array([2]))
-    np.testing.assert_allclose(logprobs, [np.log(5 / 8)], rtol=1e-6)
-    np.testing.assert_allclose(entropy, [-sum(p * np.log(p) for p in (1 / 8, 2 / 8, 5 / 8))], rtol=1e-6)
-    cold, _ = token_logprobs(hidden, kernel, jnp.array([2]), temperature=0.5)
-    np.testing.assert_allclose(cold, [np.log(25 / 30)], rtol=1e-6)
-
-
-# 21 rows: chunks of 4 and 20 leave a remainder, 1 and 7 divide, 21 and 100 are one chunk.
-CHUNKS = [None, 1, 4, 7, 20, 21, 100]
-
-
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_logprobs_equal_the_naive_form(chunk, temperature):
-    hidden, kernel, ids = head_inputs()
-    actual = token_logprobs(hidden, kernel, ids, temperature=temperature, chunk=chunk)
-    for ours, naive in zip(actual, naive_logprobs(hidden, kernel, ids, temperature), strict=True):
-        assert ours.shape == ids.shape
-        np.testing.assert_allclose(ours, naive, atol=1e-5)
-
-
-@pytest.mark.parametrize("chunk", [4, None])
-def test_token_logprobs_gradients_equal_the_naive_form(chunk):
-    hidden, kernel, ids = head_inputs()
-    weights = jnp.asarray(np.random.default_rng(3).normal(size=(2, *ids.shape)), jnp.float32)
-
-    def loss(function, hidden, kernel):
-        logprobs, entropy = function(hidden, kernel, ids, temperature=0.7)
-        return jnp.sum(weights[0] * logprobs + weights[1] * entropy)
-
-    ours = jax.jit(jax.grad(partial(loss, partial(ops.token_logprobs, chunk=chunk)), argnums=(0, 1)))(hidden, kernel)
-    naive = jax.jit(jax.grad(partial(loss, naive_logprobs), argnums=(0, 1)))(hidden, kernel)
-    for our, expected in zip(ours, naive, strict=True):
-        np.testing.assert_allclose(our, expected, rtol=1e-5, atol=1e-5)
-
-
-def array_sizes(jaxpr):
-    """Sizes of all intermediate results, those of loops and nested functions included."""
-    for equation in jaxpr.eqns:
-        yield from (variable.aval.size for variable in equation.outvars)
-        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
-            inner = getattr(parameter, "jaxpr", parameter)
-            if hasattr(inner, "eqns"):
-                yield from array_sizes(inner)
-
-
-def test_token_logprobs_never_holds_the_logits_of_all_tokens():
-    hidden, kernel, ids = head_inputs(vocabulary=64)  # 21 tokens x 64 = 1344 logits
-
-    def largest(function):
-        gradient = jax.grad(lambda h, k: jnp.sum(function(h, k, ids)[0]), argnums=(0, 1))
-        return max(array_sizes(jax.make_jaxpr(gradient)(hidden, kernel).jaxpr))
-
-    assert largest(naive_logprobs) >= 1344
-    assert largest(partial(ops.token_logprobs, chunk=5)) == 5 * 64  # the logits of a chunk; the kernel has 256 numbers
-
-
-def test_token_kl_on_hand_numbers():
-    hidden = jnp.ones((1, 1))
-    p, q = (jnp.log(jnp.array([weights])) for weights in ([2.0, 1.0, 1.0], [1.0, 1.0, 2.0]))
-    # 1/2 ln(2) + 1/4 ln(1) - 1/4 ln(2)
-    np.testing.assert_allclose(token_kl(hidden, p, hidden, q), [0.25 * np.log(2)], rtol=1e-6)
-    one_sided = jnp.log(jnp.array([[1.0, 1.0, 1.0]]))
-    np.testing.assert_allclose(token_kl(hidden, p, hidden, one_sided), [np.log(3) - 1.5 * np.log(2)], rtol=1e-5)
-    np.testing.assert_allclose(token_kl(hidden, one_sided, hidden, p), [5 / 3 * np.log(2) - np.log(3)], rtol=1e-5)
-
-
-def kl_inputs():
-    """Hidden states and kernels of two models, the second one narrower."""
-    hidden, kernel, _ = head_inputs()
-    rng = np.random.default_rng(4)
-    return hidden, kernel, *(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 7, 3), (3, 11)))
-
-
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_kl_equals_numpy(chunk, temperature):
-    inputs = kl_inputs()
-
-    def softmax(hidden, kernel):
-        exponentials = np.exp(np.asarray(hidden, np.float64) @ np.asarray(kernel, np.float64) / temperature)
-        return exponentials / exponentials.sum(-1, keepdims=True)
-
-    p, q = softmax(*inputs[:2]), softmax(*inputs[2:])
-    kl = token_kl(*inputs, temperature=temperature, chunk=chunk)
-    assert (kl.shape, kl.dtype) == ((3, 7), jnp.float32)
-    np.testing.assert_allclose(kl, np.sum(p * np.log(p / q), axis=-1), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("chunk", [None, 4])
-def test_token_kl_of_a_distribution_to_itself_is_exactly_0(chunk):
-    hidden, kernel, _ = head_inputs()
-    np.testing.assert_array_equal(token_kl(hidden, kernel, hidden, kernel, chunk=chunk), np.zeros((3, 7)))
-
-
-def test_token_kl_never_holds_the_logits_of_all_tokens():
-    hidden, kernel, _ = head_inputs(vocabulary=64)
-    assert max(array_sizes(jax.make_jaxpr(partial(ops.token_kl, chunk=5))(hidden, kernel, hidden, kernel).jaxpr)) == 320
 
 
 # --- random numbers

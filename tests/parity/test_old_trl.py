@@ -8,6 +8,7 @@ import pytest
 from jaxppo import losses, ops, trajectories
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import replace
+from jaxppo.logprobs import Block, token_kl
 from jaxppo.types import Rollout, Scored, Sequences
 
 from . import old_trl
@@ -43,7 +44,7 @@ def make_config(**changes) -> TrainConfig:
 def our_trajectories(controls, batch, config):
     """`make_trajectories` on what the models said."""
     full = (batch["log_p"], batch["log_q"], jnp.eye(VOCAB)) if config.ppo.kl_estimator == "full" else None
-    full_kl = None if full is None else ops.token_kl(full[0], full[2], full[1], full[2]) * batch["mask"]
+    full_kl = None if full is None else token_kl(full[0], full[2], full[1], full[2]) * batch["mask"]
     ids = jnp.zeros((ROWS, LENGTH), jnp.int32)
     scored = Scored(
         jnp.float32(batch["logprobs"]), jnp.float32(batch["ref_logprobs"]), jnp.float32(batch["values"]), full_kl
@@ -149,6 +150,6 @@ def test_exact_kl_of_one_distribution_and_another():
         ]
     )
     eye = jnp.eye(VOCAB)
-    for chunk in (None, 5, 1000):
-        kl = jax.jit(ops.token_kl, static_argnames="chunk")(batch["log_p"], eye, batch["log_q"], eye, chunk=chunk)
+    for block in (None, Block(5, 3), Block(1000, 1000)):
+        kl = jax.jit(token_kl, static_argnames="block")(batch["log_p"], eye, batch["log_q"], eye, block=block)
         np.testing.assert_allclose(kl, expected, atol=1e-5)

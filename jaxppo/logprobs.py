@@ -1,0 +1,273 @@
+"""Log-probabilities, entropies and exact KL of next-token distributions, without a [B, T, V] array.
+
+The head's product with the hidden states is computed in blocks of some rows and some columns of the vocabulary. Sums
+over the vocabulary go from block to block as in an online softmax (arXiv:1805.02867); the backward pass computes each
+block once more. Nothing of the size of the logits outlives a block, whatever the number of tokens.
+
+Shape letters: N rows (tokens), D hidden size, V vocabulary, R rows and C columns of a block.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxppo.types import Array
+
+
+class Block(NamedTuple):
+    """Most logits that are computed at once."""
+
+    rows: int
+    columns: int
+
+
+CPU_BLOCK = Block(1024, 1024)
+"""4 MiB in fp32: a block stays in the cache between the product and what is done with it."""
+ACCELERATOR_BLOCK = Block(4096, 8192)
+"""128 MiB in fp32: products large enough for a GPU or TPU."""
+
+
+def default_block() -> Block:
+    """What suits the devices that JAX computes on."""
+    return CPU_BLOCK if jax.default_backend() == "cpu" else ACCELERATOR_BLOCK
+
+
+def token_logprobs(
+    hidden: Array, kernel: Array, ids: Array, *, temperature: float = 1.0, block: Block | None = None
+) -> tuple[Array, Array]:
+    """Log-probability of each id and entropy of its distribution, from hidden states.
+
+    logp = z[id] - logsumexp(z) and H = logsumexp(z) - sum_v softmax(z)[v] z[v], with z = hidden @ kernel / temperature
+    in fp32.
+
+    Args:
+        hidden: [..., D].
+        kernel: [D, V].
+        ids: [...] int32.
+        temperature: divides the logits.
+        block: most logits at once; default: `default_block`.
+
+    Returns:
+        Log-probabilities and entropies in nats, both [...] fp32; both can be differentiated.
+    """
+    flat = (hidden.reshape(ids.size, -1), kernel, ids.reshape(ids.size))
+    logprobs, entropy = _logprobs(*flat, float(temperature), block or default_block())
+    return logprobs.reshape(ids.shape), entropy.reshape(ids.shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _logprobs(hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block) -> tuple[Array, Array]:
+    return _forward(hidden, kernel, ids, temperature, block)[:2]
+
+
+def _forward(hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block) -> tuple[Array, Array, Array]:
+    """Log-probability, entropy and logsumexp of each row, [N] each."""
+    columns = _columns(kernel, block)
+
+    def of_rows(rows: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        h, i = rows
+
+        def step(carry: tuple[_Softmax, Array], c: Array) -> tuple[tuple[_Softmax, Array], None]:
+            softmax, chosen = carry
+            z = _logits(h, columns.of(kernel, c), temperature)
+            softmax = _extend(softmax, z, columns.new(c))
+            local = i - columns.start(c)
+            picked = jnp.take_along_axis(z, jnp.clip(local, 0, columns.width - 1)[:, None], axis=1)[:, 0]
+            return (softmax, jnp.where(columns.holds(c, i), picked, chosen)), None
+
+        zero = jnp.zeros(i.shape, jnp.float32)
+        (softmax, chosen), _ = jax.lax.scan(step, (_empty(zero), zero), jnp.arange(columns.count))
+        log_z = softmax.largest + jnp.log(softmax.total)
+        # H = logsumexp(z) - E[z], both relative to the largest logit
+        return chosen - log_z, jnp.log(softmax.total) - softmax.weighted / softmax.total, log_z
+
+    return _by_rows(of_rows, (hidden, ids), block.rows)
+
+
+def _forward_rule(hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block) -> tuple[Any, Any]:
+    logprobs, entropy, log_z = _forward(hidden, kernel, ids, temperature, block)
+    return (logprobs, entropy), (hidden, kernel, ids, log_z, entropy)
+
+
+def _backward_rule(
+    temperature: float, block: Block, kept: Any, grads: tuple[Array, Array]
+) -> tuple[Array, Array, None]:
+    """dlogp/dz[v] = 1[v = id] - p[v] and dH/dz[v] = -p[v] (z[v] - E[z]).
+
+    Blocks of columns are the outer loop: the head's gradient is finished one block after the other, and the hidden
+    states' gradient, which is small, is what accumulates.
+    """
+    hidden, kernel, ids, log_z, entropy = kept
+    columns = _columns(kernel, block)
+    rows = _split((hidden, ids, log_z, log_z - entropy, *grads), block.rows)
+
+    def of_columns(carry: tuple[Array, Array], c: Array) -> tuple[tuple[Array, Array], None]:
+        d_hidden, d_kernel = carry
+        part = columns.of(kernel, c)
+
+        def of_rows(d_part: Array, row_block: tuple[Any, Array]) -> tuple[Array, Array]:
+            (h, i, log_z, mean, d_logprob, d_entropy), d_h = row_block
+            z = _logits(h, part, temperature)
+            chosen = jnp.arange(columns.width) == (i - columns.start(c))[:, None]
+            pull = d_logprob[:, None] + d_entropy[:, None] * (z - mean[:, None])
+            d_z = jnp.where(chosen, d_logprob[:, None], 0.0) - jnp.exp(z - log_z[:, None]) * pull
+            d_z = (_where(columns.new(c), d_z) / temperature).astype(h.dtype)
+            d_h += jnp.einsum("rc,dc->rd", d_z, part, preferred_element_type=jnp.float32)
+            return d_part + jnp.einsum("rd,rc->dc", h, d_z, preferred_element_type=jnp.float32), d_h
+
+        d_part, d_hidden = jax.lax.scan(of_rows, jnp.zeros(part.shape, jnp.float32), (rows, d_hidden))
+        return (d_hidden, columns.put(d_kernel, c, columns.of(d_kernel, c) + d_part)), None
+
+    start = (jnp.zeros(rows[0].shape, jnp.float32), jnp.zeros(kernel.shape, jnp.float32))
+    (d_hidden, d_kernel), _ = jax.lax.scan(of_columns, start, jnp.arange(columns.count))
+    d_hidden = d_hidden.reshape(-1, hidden.shape[1])[: hidden.shape[0]]
+    return d_hidden.astype(hidden.dtype), d_kernel.astype(kernel.dtype), None
+
+
+_logprobs.defvjp(_forward_rule, _backward_rule)
+
+
+def token_kl(
+    hidden: Array,
+    kernel: Array,
+    ref_hidden: Array,
+    ref_kernel: Array,
+    *,
+    temperature: float = 1.0,
+    block: Block | None = None,
+) -> Array:
+    """Exact KL(p || q) = sum_v p[v] (log p[v] - log q[v]) of two next-token distributions.
+
+    Args:
+        hidden: [..., D], of p.
+        kernel: [D, V], of p.
+        ref_hidden: [..., D'], of q.
+        ref_kernel: [D', V], of q.
+        temperature: divides both logits.
+        block: most logits at once; default: `default_block`.
+
+    Returns:
+        [...] fp32, nats.
+
+    Source: TRL 0.11 `PPOTrainer._kl_penalty`, `kl_penalty="full"`.
+    """
+    block = block or default_block()
+    columns = _columns(kernel, block)
+
+    def of_rows(rows: tuple[Array, Array]) -> Array:
+        h, ref_h = rows
+
+        def step(carry: tuple[_Softmax, _Softmax], c: Array) -> tuple[tuple[_Softmax, _Softmax], None]:
+            p, q = carry
+            z = _logits(h, columns.of(kernel, c), temperature)
+            ref_z = _logits(ref_h, columns.of(ref_kernel, c), temperature)
+            return (_extend(p, z, columns.new(c), z - ref_z), _extend(q, ref_z, columns.new(c))), None
+
+        zero = jnp.zeros(h.shape[:1], jnp.float32)
+        (p, q), _ = jax.lax.scan(step, (_empty(zero), _empty(zero)), jnp.arange(columns.count))
+        # sum_v p (z - ref_z) - logsumexp(z) + logsumexp(ref_z)
+        return p.weighted / p.total + (q.largest - p.largest) + (jnp.log(q.total) - jnp.log(p.total))
+
+    rows = (hidden.reshape(-1, hidden.shape[-1]), ref_hidden.reshape(-1, ref_hidden.shape[-1]))
+    return _by_rows(of_rows, rows, block.rows).reshape(hidden.shape[:-1])
+
+
+# ----------------------------------------------------------------------------------------- sums over the vocabulary
+
+
+class _Softmax(NamedTuple):
+    """Sums over the columns so far, relative to the largest logit m among them, [R] each."""
+
+    largest: Array  # m
+    total: Array  # sum of exp(z - m)
+    weighted: Array  # sum of exp(z - m) x, for x = z - m or some other x per column
+
+
+def _empty(zero: Array) -> _Softmax:
+    return _Softmax(zero + jnp.finfo(jnp.float32).min, zero, zero)
+
+
+def _extend(sums: _Softmax, z: Array, new: Array | None, x: Array | None = None) -> _Softmax:
+    """Add those columns of z [R, C] that are new; x [R, C] is what they are weighted for, default: z - m."""
+    largest = jnp.maximum(sums.largest, z.max(axis=1))
+    shift, shifted = sums.largest - largest, z - largest[:, None]
+    scale, weights = jnp.exp(shift), _where(new, jnp.exp(shifted))
+    before = sums.weighted
+    if x is None:  # the columns before move with m
+        before, x = before + jnp.where(sums.total > 0, shift * sums.total, 0.0), shifted
+    return _Softmax(largest, scale * sums.total + weights.sum(axis=1), scale * before + (weights * x).sum(axis=1))
+
+
+def _where(new: Array | None, values: Array) -> Array:
+    """`values` [R, C], and 0 in columns that are not new."""
+    return values if new is None else jnp.where(new, values, 0.0)
+
+
+# --------------------------------------------------------------------------------------------------------- blocks
+
+
+class _Columns(NamedTuple):
+    """The vocabulary in `count` blocks of `width` columns; the last block begins early where they do not fit evenly."""
+
+    vocab: int
+    width: int
+
+    @property
+    def count(self) -> int:
+        return -(-self.vocab // self.width)
+
+    def start(self, c: Array) -> Array:
+        return jnp.minimum(c * self.width, self.vocab - self.width)
+
+    def holds(self, c: Array, ids: Array) -> Array:
+        """Whether block c is the one that counts these columns."""
+        return ids // self.width == c
+
+    def new(self, c: Array) -> Array | None:
+        """[C] bool, columns that the block before has not counted; None where that is so for all columns."""
+        even = self.vocab % self.width == 0
+        return None if even else self.start(c) + jnp.arange(self.width) >= c * self.width
+
+    def of(self, matrix: Array, c: Array) -> Array:
+        """Columns of a [D, V] matrix."""
+        return jax.lax.dynamic_slice_in_dim(matrix, self.start(c), self.width, axis=1)
+
+    def put(self, matrix: Array, c: Array, values: Array) -> Array:
+        """The [D, V] matrix with these columns."""
+        return jax.lax.dynamic_update_slice_in_dim(matrix, values, self.start(c), axis=1)
+
+
+def _columns(kernel: Array, block: Block) -> _Columns:
+    vocab = kernel.shape[1]
+    return _Columns(vocab, min(vocab, _even(vocab, block.columns, multiple=min(block.columns, 128))))
+
+
+def _even(count: int, most: int, multiple: int = 1) -> int:
+    """Size of as few equal parts as `most` allows, rounded up to a multiple."""
+    size = -(-count // -(-count // most))
+    return -(-size // multiple) * multiple
+
+
+def _logits(hidden: Array, kernel: Array, temperature: float) -> Array:
+    """[R, D] and [D, C] -> [R, C] fp32."""
+    return jnp.dot(hidden, kernel, preferred_element_type=jnp.float32) / temperature
+
+
+def _split(tree: Any, most: int) -> Any:
+    """[N, ...] -> [blocks, R, ...] in equal blocks of at most `most` rows; the last is filled up with zeros."""
+    count = jax.tree.leaves(tree)[0].shape[0]
+    rows = _even(count, most)
+    fill = lambda x: jnp.pad(x, ((0, -count % rows), *[(0, 0)] * (x.ndim - 1)))  # noqa: E731
+    return jax.tree.map(lambda x: fill(x).reshape(-1, rows, *x.shape[1:]), tree)
+
+
+def _by_rows(function: Callable[[Any], Any], tree: Any, most: int) -> Any:
+    """`function` of all rows, at most `most` of them at once."""
+    count = jax.tree.leaves(tree)[0].shape[0]
+    if count <= most:
+        return function(tree)
+    results = jax.lax.map(function, _split(tree, most))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], results)
