@@ -8,7 +8,6 @@ Shape letters: N rows (tokens), D hidden size, V vocabulary, R rows and C column
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -58,8 +57,9 @@ def token_logprobs(
     return logprobs.reshape(ids.shape), entropy.reshape(ids.shape)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _logprobs(hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block) -> tuple[Array, Array]:
+def _without_gradient(
+    hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block
+) -> tuple[Array, Array]:
     return _forward(hidden, kernel, ids, temperature, block)[:2]
 
 
@@ -79,7 +79,7 @@ def _forward(hidden: Array, kernel: Array, ids: Array, temperature: float, block
             return (softmax, jnp.where(columns.holds(c, i), picked, chosen)), None
 
         zero = jnp.zeros(i.shape, jnp.float32)
-        (softmax, chosen), _ = jax.lax.scan(step, (_empty(zero), zero), jnp.arange(columns.count))
+        (softmax, chosen), _ = jax.lax.scan(step, (_empty(zero), zero), jnp.arange(columns.blocks))
         log_z = softmax.largest + jnp.log(softmax.total)
         # H = logsumexp(z) - E[z], both relative to the largest logit
         return chosen - log_z, jnp.log(softmax.total) - softmax.weighted / softmax.total, log_z
@@ -122,11 +122,12 @@ def _backward_rule(
         return (d_hidden, columns.put(d_kernel, c, columns.of(d_kernel, c) + d_part)), None
 
     start = (jnp.zeros(rows[0].shape, jnp.float32), jnp.zeros(kernel.shape, jnp.float32))
-    (d_hidden, d_kernel), _ = jax.lax.scan(of_columns, start, jnp.arange(columns.count))
+    (d_hidden, d_kernel), _ = jax.lax.scan(of_columns, start, jnp.arange(columns.blocks))
     d_hidden = d_hidden.reshape(-1, hidden.shape[1])[: hidden.shape[0]]
     return d_hidden.astype(hidden.dtype), d_kernel.astype(kernel.dtype), None
 
 
+_logprobs = jax.custom_vjp(_without_gradient, nondiff_argnums=(3, 4))
 _logprobs.defvjp(_forward_rule, _backward_rule)
 
 
@@ -167,7 +168,7 @@ def token_kl(
             return (_extend(p, z, columns.new(c), z - ref_z), _extend(q, ref_z, columns.new(c))), None
 
         zero = jnp.zeros(h.shape[:1], jnp.float32)
-        (p, q), _ = jax.lax.scan(step, (_empty(zero), _empty(zero)), jnp.arange(columns.count))
+        (p, q), _ = jax.lax.scan(step, (_empty(zero), _empty(zero)), jnp.arange(columns.blocks))
         # sum_v p (z - ref_z) - logsumexp(z) + logsumexp(ref_z)
         return p.weighted / p.total + (q.largest - p.largest) + (jnp.log(q.total) - jnp.log(p.total))
 
@@ -210,13 +211,13 @@ def _where(new: Array | None, values: Array) -> Array:
 
 
 class _Columns(NamedTuple):
-    """The vocabulary in `count` blocks of `width` columns; the last block begins early where they do not fit evenly."""
+    """The vocabulary in `blocks` parts of `width` columns; the last block begins early where they do not fit evenly."""
 
     vocab: int
     width: int
 
     @property
-    def count(self) -> int:
+    def blocks(self) -> int:
         return -(-self.vocab // self.width)
 
     def start(self, c: Array) -> Array:
