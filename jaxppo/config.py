@@ -331,10 +331,12 @@ class PPOConfig:
     """Passes over each rollout batch."""
     num_mini_batches: int = 1
     """Optimizer steps per pass."""
-    gradient_accumulation_steps: int = 1
-    """Micro-batches that a mini-batch is cut into to save memory; the optimizer step is the same."""
+    gradient_accumulation_steps: int | None = None
+    """Micro-batches that a mini-batch is cut into to save memory; the optimizer step is the same. Default: 1 on
+    accelerators, on a CPU as many as keep a layer's activations in its cache."""
     local_rollout_forward_batch_size: int | None = None
-    """Completions per device scored at once, to save memory; default: all."""
+    """Completions per device scored at once, to save memory. Default: all on accelerators, on a CPU as many as its
+    cache takes."""
     cliprange: float = 0.2
     """Policy ratio is clipped to 1 +- this."""
     cliprange_high: float | None = None
@@ -388,13 +390,14 @@ class PPOConfig:
     program (default with bfloat16, where one pass over a completion and its steps round differently)."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "num_ppo_epochs", "num_mini_batches", "gradient_accumulation_steps", "target_kl")
+        _require_positive(self, "num_ppo_epochs", "num_mini_batches", "target_kl")
         _require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
         _require_fraction(self, "gamma", "lam")
         _require_finite(self, "kl_coef", "vf_coef", "entropy_coef")
         if self.ratio_threshold is not None:
             require(self.ratio_threshold > 1, "ratio_threshold", "a number above 1", self.ratio_threshold)
-        for name in ("cliprange_high", "kl_target", "local_rollout_forward_batch_size"):
+        rows = ("gradient_accumulation_steps", "local_rollout_forward_batch_size")
+        for name in ("cliprange_high", "kl_target", *rows):
             if getattr(self, name) is not None:
                 _require_positive(self, name)
         if self.missing_eos_penalty is not None:
@@ -613,7 +616,7 @@ class TrainConfig:
         ppo, splits = self.ppo, self.data.eval_splits
         _require_divisible("batch_size", self.batch_size, "num_generations", ppo.group_size)
         _require_divisible("batch_size", self.batch_size, "num_mini_batches", ppo.num_mini_batches)
-        mini, accumulated = self.mini_batch_size, ppo.gradient_accumulation_steps
+        mini, accumulated = self.mini_batch_size, ppo.gradient_accumulation_steps or 1
         _require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
         require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
         self._check_combinations()
@@ -681,8 +684,8 @@ class TrainConfig:
 
     @property
     def micro_batch_size(self) -> int:
-        """Completions per forward and backward pass, over all devices."""
-        return self.mini_batch_size // self.ppo.gradient_accumulation_steps
+        """Most completions per forward and backward pass, over all devices."""
+        return self.mini_batch_size // (self.ppo.gradient_accumulation_steps or 1)
 
     @property
     def sample_steps(self) -> int:

@@ -7,12 +7,12 @@ block once more. Nothing of the size of the logits outlives a block, whatever th
 Shape letters: N rows (tokens), D hidden size, V vocabulary, R rows and C columns of a block.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxppo import ops
 from jaxppo.types import Array
 
 
@@ -84,7 +84,7 @@ def _forward(hidden: Array, kernel: Array, ids: Array, temperature: float, block
         # H = logsumexp(z) - E[z], both relative to the largest logit
         return chosen - log_z, jnp.log(softmax.total) - softmax.weighted / softmax.total, log_z
 
-    return _by_rows(of_rows, (hidden, ids), block.rows)
+    return ops.by_rows(of_rows, (hidden, ids), block.rows)
 
 
 def _forward_rule(hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block) -> tuple[Any, Any]:
@@ -102,7 +102,7 @@ def _backward_rule(
     """
     hidden, kernel, ids, log_z, entropy = kept
     columns = _columns(kernel, block)
-    rows = _split((hidden, ids, log_z, log_z - entropy, *grads), block.rows)
+    rows = ops.split_rows((hidden, ids, log_z, log_z - entropy, *grads), block.rows)
 
     def of_columns(carry: tuple[Array, Array], c: Array) -> tuple[tuple[Array, Array], None]:
         d_hidden, d_kernel = carry
@@ -173,7 +173,7 @@ def token_kl(
         return p.weighted / p.total + (q.largest - p.largest) + (jnp.log(q.total) - jnp.log(p.total))
 
     rows = (hidden.reshape(-1, hidden.shape[-1]), ref_hidden.reshape(-1, ref_hidden.shape[-1]))
-    return _by_rows(of_rows, rows, block.rows).reshape(hidden.shape[:-1])
+    return ops.by_rows(of_rows, rows, block.rows).reshape(hidden.shape[:-1])
 
 
 # ----------------------------------------------------------------------------------------- sums over the vocabulary
@@ -243,32 +243,9 @@ class _Columns(NamedTuple):
 
 def _columns(kernel: Array, block: Block) -> _Columns:
     vocab = kernel.shape[1]
-    return _Columns(vocab, min(vocab, _even(vocab, block.columns, multiple=min(block.columns, 128))))
-
-
-def _even(count: int, most: int, multiple: int = 1) -> int:
-    """Size of as few equal parts as `most` allows, rounded up to a multiple."""
-    size = -(-count // -(-count // most))
-    return -(-size // multiple) * multiple
+    return _Columns(vocab, min(vocab, ops.equal_parts(vocab, block.columns, multiple=min(block.columns, 128))))
 
 
 def _logits(hidden: Array, kernel: Array, temperature: float) -> Array:
     """[R, D] and [D, C] -> [R, C] fp32."""
     return jnp.dot(hidden, kernel, preferred_element_type=jnp.float32) / temperature
-
-
-def _split(tree: Any, most: int) -> Any:
-    """[N, ...] -> [blocks, R, ...] in equal blocks of at most `most` rows; the last is filled up with zeros."""
-    count = jax.tree.leaves(tree)[0].shape[0]
-    rows = _even(count, most)
-    fill = lambda x: jnp.pad(x, ((0, -count % rows), *[(0, 0)] * (x.ndim - 1)))  # noqa: E731
-    return jax.tree.map(lambda x: fill(x).reshape(-1, rows, *x.shape[1:]), tree)
-
-
-def _by_rows(function: Callable[[Any], Any], tree: Any, most: int) -> Any:
-    """`function` of all rows, at most `most` of them at once."""
-    count = jax.tree.leaves(tree)[0].shape[0]
-    if count <= most:
-        return function(tree)
-    results = jax.lax.map(function, _split(tree, most))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], results)

@@ -11,13 +11,12 @@ Shape letters: B rows, T tokens.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxppo import models
+from jaxppo import models, ops
 from jaxppo.data import bucket, chunks
 from jaxppo.errors import ModelError
 from jaxppo.families import ModelConfig
@@ -145,7 +144,12 @@ class RowScorer:
 
     def __init__(self, model: ModelConfig, parallel: DataParallel, batch_size: int, max_length: int | None = None):
         self._parallel, self._batch_size, self._max_length = parallel, batch_size, max_length
-        self._program = parallel.map(partial(row_scores, model=model), row_axes=(None, 0, 0), out_axes=0)
+
+        def in_parts(params: Params, input_ids: Array, lengths: Array) -> Array:
+            most = models.rows_at_once(model, input_ids.shape[1])
+            return ops.by_rows(lambda part: row_scores(params, *part, model=model), (input_ids, lengths), most)
+
+        self._program = parallel.map(in_parts, row_axes=(None, 0, 0), out_axes=0)
 
     def __call__(self, params: Params, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """Score rows of at least one token each.

@@ -1,8 +1,7 @@
 """The sampling and scoring programs, for the rows of one device."""
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -218,19 +217,6 @@ def to_sequences(prompts: PromptBatch, rollout: Rollout, *, length: int) -> Sequ
         completion_ids=rollout.completion_ids,
         completion_mask=rollout.completion_mask,
     )
-
-
-def by_chunks(
-    program: Callable[[Params, Sequences], Any], params: Params, sequences: Sequences, chunk: int | None
-) -> Any:
-    """`program(params, sequences)` with at most `chunk` rows in memory at once (a divisor of the rows is taken)."""
-    rows = sequences.input_ids.shape[0]
-    if chunk is None or chunk >= rows:
-        return program(params, sequences)
-    chunk = next(size for size in range(chunk, 0, -1) if rows % size == 0)
-    chunks = jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), sequences)
-    results = jax.lax.map(lambda part: program(params, part), chunks)
-    return jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), results)
 
 
 def completion_hidden(params: Params, sequences: Sequences, model: ModelConfig) -> Array:

@@ -179,8 +179,3 @@ def test_a_frozen_head_costs_no_gradient():
 
     product = 2 * 128 * 64 * 512
     assert flops((0, 1)) - flops(0) > 0.9 * product
-
-
-@pytest.mark.parametrize(("count", "most", "multiple", "size"), [(1696, 1024, 1, 848), (50304, 1024, 128, 1024)])
-def test_blocks_are_of_equal_size(count, most, multiple, size):
-    assert logprobs._even(count, most, multiple) == size

@@ -10,7 +10,7 @@ import pytest
 from jaxppo import models, ops, rollout
 from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
-from jaxppo.types import PromptBatch, Rollout, Sequences
+from jaxppo.types import PromptBatch, Rollout
 
 MODEL = GPTNeoXConfig(
     vocab_size=32,
@@ -562,31 +562,3 @@ def test_completion_kl_of_a_policy_to_itself_is_exactly_0(params, recorded):
     sequences = rollout.to_sequences(*recorded, length=13)
     kl = completion_kl({"policy": params, "reference": params}, sequences)
     np.testing.assert_array_equal(kl, np.zeros((5, LENGTH)))
-
-
-# --- by_chunks
-
-
-@pytest.mark.parametrize("chunk", [None, 1, 2, 4, 5, 100])  # 2 and 4 do not divide 5 rows
-def test_by_chunks_gives_the_same_as_all_rows_at_once(both, recorded, chunk):
-    sequences = rollout.to_sequences(*recorded, length=13)
-    program = partial(rollout.completion_logprobs, model=MODEL, temperature=TEMPERATURE)
-    chunked = jax.jit(lambda p, s: rollout.by_chunks(program, p, s, chunk))(both["policy"], sequences)
-    whole = score(both, sequences)[:2]
-    for ours, expected in zip(chunked, whole, strict=True):
-        assert ours.shape == expected.shape
-        np.testing.assert_allclose(ours, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(("chunk", "rows"), [(None, 10), (1, 1), (2, 2), (3, 2), (5, 5), (7, 5), (10, 10), (64, 10)])
-def test_by_chunks_takes_the_largest_divisor_that_fits(chunk, rows):
-    seen = []
-
-    def program(params, sequences):
-        seen.append(sequences.input_ids.shape[0])
-        return params * sequences.input_ids[:, 0]
-
-    ids = jnp.arange(20).reshape(10, 2)
-    sequences = Sequences(ids, jnp.zeros(10), ids, ids > 0)
-    np.testing.assert_array_equal(rollout.by_chunks(program, 3, sequences, chunk), 6 * np.arange(10))
-    assert set(seen) == {rows}

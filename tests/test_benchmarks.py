@@ -1,0 +1,123 @@
+"""The benchmarks of speed: their arithmetic, their protocol, and small runs of the real commands."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+CONTESTANT = """
+import sys, time
+sys.path.insert(0, {folder!r})
+from turns import serve
+print("noise on standard output")
+serve(lambda turn: time.sleep({seconds}))
+"""
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Imports a module of benchmarks/ as a script there would."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+def run(script: str, *args: str) -> list[dict]:
+    command = [sys.executable, str(FOLDER / script), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_flops_of_a_model_counted_by_hand(benchmark):
+    workloads = benchmark("workloads")
+    work = workloads.Workload(layers=1, hidden=4, heads=2, vocab=10, batch=3, prompt=5, response=2, epochs=1)
+    trunk = lambda tokens, seen: 2 * tokens * 12 * 16 + 2 * 2 * tokens * seen * 4  # linear layers; scores and mixing  # noqa: E731
+    head = 2 * 4 * 10
+    sampling = 3 * trunk(5, 5) + 3 * trunk(1, 7) + 2 * 3 * head
+    scoring = 3 * 3 * trunk(7, 7) + 6 * head
+    learning = 3 * (2 * 3 * trunk(7, 7) + 6 * head)  # a backward pass is two forward passes
+    assert workloads.flops(work) == sampling + scoring + learning
+
+
+def test_workloads_are_those_of_the_peers(benchmark):
+    workloads = benchmark("workloads")
+    assert round(workloads.flops(workloads.WORKLOADS["W1"]) / 1e9) == 590
+    assert round(workloads.flops(workloads.WORKLOADS["W2"]) / 1e9) == 2913
+
+
+def test_contestants_take_turns_and_are_compared(benchmark):
+    turns = benchmark("turns")
+    commands = {
+        name: [sys.executable, "-c", CONTESTANT.format(folder=str(FOLDER), seconds=seconds)]
+        for name, seconds in {"ours": 0.02, "peer": 0.2}.items()
+    }
+    results = turns.take_turns(commands, turns=3, warm_up=1)
+    assert {name: len(each) for name, each in results.items()} == {"ours": 3, "peer": 3}
+    compared = turns.compare(results, "ours")
+    assert compared["ours_s"] >= 0.02 and compared["peer_s"] >= 0.2
+    assert 1 < compared["peer_over_ours"] <= 10.001
+
+
+def test_compare_takes_the_median_of_the_ratios(benchmark):
+    turn = lambda seconds, peak=7: {"seconds": seconds, "maxrss_mib": peak}  # noqa: E731
+    results = {"ours": [turn(1.0), turn(2.0), turn(4.0, 9)], "peer": [turn(3.0), turn(2.0), turn(8.0)]}
+    assert benchmark("turns").compare(results, "ours") == {
+        "ours_s": 2.0,
+        "ours_maxrss_mib": 9,
+        "peer_s": 3.0,
+        "peer_maxrss_mib": 7,
+        "peer_over_ours": 2.0,
+        "peer_over_ours_range": [1.0, 3.0],
+    }
+
+
+def test_a_contestant_that_fails_is_named(benchmark):
+    turns = benchmark("turns")
+    with pytest.raises(SystemExit, match=r"^peer ended with status 3 before it said READY$"):
+        turns.take_turns({"peer": [sys.executable, "-c", "raise SystemExit(3)"]}, turns=1, warm_up=0)
+
+
+def test_ppo_update_reports_the_agreed_fields():
+    (line,) = run("ppo_update.py", "--workload", "tiny", "--updates", "1", "--vs-products", "--response", "6")
+    assert (line["workload"], line["updates"], line["response"]) == ("tiny", 1, 6)
+    assert line["s_per_update"] > 0
+    assert line["samples_per_s"] == pytest.approx(8 / line["s_per_update"], rel=0.01)
+    assert 100 < line["maxrss_mib"] < 4000
+    assert line["products_over_jaxppo"] == pytest.approx(line["products_s"] / line["s_per_update"], rel=0.1)
+
+
+def test_logprobs_reports_memory_and_time():
+    sizes = {"rows": 2, "tokens": 64, "vocab": 4096, "hidden": 32, "turns": 1}
+    lines = run("logprobs.py", *(text for name, value in sizes.items() for text in (f"--{name}", str(value))))
+    assert [line["case"] for line in lines] == ["forward", "gradient"]
+    for line in lines:
+        assert line["array_mib"] == 2.0
+        assert line["naive_share"] >= 0.9
+        assert line["naive_over_chunked"] > 0
+
+
+@pytest.mark.slow
+def test_decode_beside_generate():
+    (line,) = run("decode.py", "--workload", "tiny", "--turns", "1")
+    assert line["jaxppo_tokens_per_s"] > 0 and line["hf_tokens_per_s"] > 0
+    assert line["memory_limit_tokens_per_s"] > line["jaxppo_tokens_per_s"]
+
+
+@pytest.mark.slow
+def test_a_warm_start_compiles_less():
+    (line,) = run("compile.py", "--preset", "tiny", "--turns", "1")
+    assert line["warm_updated_s"] < line["cold_updated_s"]
+    assert line["cold_imported_s"] < line["cold_loaded_s"] < line["cold_updated_s"]
+
+
+@pytest.mark.slow
+def test_scaling_measures_each_quantity(tmp_path):
+    lines = run("scaling.py", "--updates", "1", "--plot", str(tmp_path / "scaling.png"))
+    assert [line["quantity"] for line in lines] == ["batch", "response", "layers", "vocab"]
+    assert all(line["gflop_factor"] > 1 for line in lines)
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
