@@ -601,9 +601,15 @@ class TrainConfig:
     """Stop after this many updates in a row with a loss or gradient that was not finite."""
     old_metric_names: bool = False
     """Log metrics under their TRL 0.11 names too, where these differ."""
+    peak_tflops: float | None = None
+    """Most TFLOP/s of one device in dense matrix products, for throughput/mfu; default: as its maker says, where the
+    device is known."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "batch_size", "max_bad_updates")
+        if self.peak_tflops is not None:
+            finite = 0.0 < self.peak_tflops < math.inf
+            require(finite, "peak_tflops", "a finite number above 0", self.peak_tflops)
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
         if self.total_episodes is not None:

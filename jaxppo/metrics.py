@@ -620,6 +620,22 @@ _TIME = (
         meaning="Completions of this update divided by its wall time (TRL's `eps` is the average since the start).",
         healthy="Steady to about 20 % after the first update.",
     ),
+    Metric(
+        name="throughput/tflops",
+        unit="TFLOP/s (`10^12` operations per second)",
+        meaning="Floating-point operations of the matrix products in sampling, scoring and learning, divided by the "
+        "wall time of the update; all devices together. They are counted from shapes: padding counts, what is computed "
+        "again to save memory, learned rewards and the optimizer do not, and an early stop is not noticed.",
+        healthy="Steady after the first update. Falls where the host holds up the devices, and with short completions.",
+    ),
+    Metric(
+        name="throughput/mfu",
+        unit="fraction of the peak",
+        meaning="Model FLOPs utilisation: `throughput/tflops` divided by what all devices could do at most in this "
+        "dtype, as their maker says or as `peak_tflops` says; absent where neither does.",
+        healthy="0.1 to 0.5 on GPUs in bfloat16: sampling reads all weights for one token of each row. Larger batches "
+        "raise it. Below 0.05 look at `time/rollout_s` and `time/reward_s`.",
+    ),
 )
 
 METRICS: tuple[Metric, ...] = (

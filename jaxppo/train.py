@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import cli, data, hf, lora, models, plan_reward, preemption, reward_sources, run_folder
+from jaxppo import cli, data, flops, hf, lora, models, plan_reward, preemption, reward_sources, run_folder
 from jaxppo.chat import Turns, make_turns
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import TrainConfig
@@ -34,6 +34,7 @@ from jaxppo.ppo import PPO
 from jaxppo.preemption import Preempted, Preemption
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.supervised import print_best
+from jaxppo.throughput import Throughput
 from jaxppo.types import Params, TrainState, Trajectories
 
 
@@ -52,6 +53,7 @@ class Setup:
     rewards: Rewards
     evaluator: Evaluator
     ppo: PPO
+    throughput: Throughput
 
 
 class Start(NamedTuple):
@@ -83,6 +85,7 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
     rewards = _rewards(config, policy, parallel, folder)
     rewards.check_columns([*data.columns_of(rows), "prompt_ids"])
     ppo = PPO(config, model, turns.end_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape)
+    start = Start(policy.params, value, adapter)
     setup = Setup(
         config=config,
         console=console,
@@ -101,8 +104,14 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
         rewards=rewards,
         evaluator=make_evaluator(config, ppo.model, tokenizer, parallel, rewards),
         ppo=ppo,
+        throughput=_throughput(ppo, start),
     )
-    return setup, Start(policy.params, value, adapter)
+    return setup, start
+
+
+def _throughput(ppo: PPO, start: Start) -> Throughput:
+    params = jax.eval_shape(lambda *start: ppo.models_of(ppo.init_state(*start)), *start)
+    return Throughput(ppo.config, flops.of_models(ppo.model, ppo.value_model, params), ppo.parallel)
 
 
 def _rewards(config: TrainConfig, policy: hf.Policy, parallel: DataParallel, folder: Path) -> Rewards:
@@ -196,8 +205,9 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
         "time/rollout_s": sampled - began,
         "time/reward_s": rewarded - sampled,
         "time/update_s": done - rewarded,
-        "throughput/samples_per_s": len(texts) / (done - began),
     }
+    shapes = flops.shapes_of(batch.prompts.prompt_ids, mask, sequences.input_ids)
+    record |= setup.throughput.metrics(shapes, done - began)
     samples = [
         {"step": step + 1, "id": name, "prompt": prompt, "completion": text, "score": value}
         | {column: values[row] for column, values in scores.extras.items()}

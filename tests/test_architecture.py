@@ -23,7 +23,7 @@ PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", 
 LEVELS = [
     {"jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
     {"advantages", "chat", "families", "intervals", "losses", "ops", "planning", "reward_contract"},
-    {"data", "models", "parallel", "plan_reward", "preferences", "reward_client"}
+    {"data", "flops", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
     {"checkpoint", "cli", "console", "curves", "health", "hf", "logs", "lora", "metrics", "model_card", "model_files"}
     | {
@@ -35,6 +35,7 @@ LEVELS = [
         "reward_sources",
         "rollout",
         "run_folder",
+        "throughput",
         "trajectories",
         "update",
     }
