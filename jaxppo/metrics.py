@@ -567,6 +567,29 @@ _CACHE = (
         meaning="Completions whose reward was known from an equal completion, summed over functions.",
         healthy="Rises as the policy becomes sure of itself. Near the batch size it has stopped exploring.",
     ),
+    Metric(
+        name="cache/hits",
+        unit="programs",
+        meaning="Programs that this update read from JAX's persistent cache of compiled programs.",
+        healthy="0 from the third update on, but for those that are the first with longer or shorter sequences.",
+    ),
+)
+
+_COMPILE = (
+    Metric(
+        name="compile/count",
+        unit="programs",
+        meaning="Programs that XLA compiled during this update; those read from its persistent cache are `cache/hits`.",
+        healthy="0 from the third update on, but for those that are the first with longer or shorter sequences; the "
+        "run says which. Never 0: something changes its shape in every update.",
+    ),
+    Metric(
+        name="compile/s",
+        unit="seconds",
+        meaning="Time of XLA for these programs, reading from the cache included, tracing in Python not; it is within "
+        "`time/rollout_s`, `time/reward_s` and `time/update_s`.",
+        healthy="0 from the third update on, as `compile/count`.",
+    ),
 )
 
 _EVAL = (
@@ -652,6 +675,7 @@ METRICS: tuple[Metric, ...] = (
     *_CACHE,
     *_EVAL,
     *_TIME,
+    *_COMPILE,
 )
 
 GROUPS = {
@@ -666,10 +690,11 @@ GROUPS = {
     "tokens": "Prompts",
     "reward": "What the reward functions report",
     "rewards": "Each reward function",
-    "cache": "Repeated completions",
+    "cache": "Results kept",
     "eval": "Evaluation during training",
     "time": "Time",
     "throughput": "Throughput",
+    "compile": "Compilation",
 }
 """Title of each prefix of the names, in the order of the documentation."""
 

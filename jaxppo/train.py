@@ -17,6 +17,7 @@ import numpy as np
 from jaxppo import cli, data, flops, hf, lora, models, plan_reward, preemption, reward_sources, run_folder
 from jaxppo.chat import Turns, make_turns
 from jaxppo.checkpoint import Checkpoints
+from jaxppo.compilation import Compilations
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
@@ -275,6 +276,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     with (
         Preemption(folder),
         checkpoints,
+        Compilations(console.print) as compilations,
         JsonlLog(folder / "metrics.jsonl") as metrics,
         JsonlLog(folder / "samples.jsonl") as samples_log,
         console.progress(last, config.ppo.algorithm.upper(), start) as progress,
@@ -284,7 +286,9 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
         for step in range(start, last):
             try:
                 preemption.check()
+                compilations.begin()
                 state, record, samples, trajectories = train_step(setup, state, reference, step)
+                record |= compilations.end(step + 1, trajectories.sequences.input_ids.shape[1])
             except Preempted:
                 if saved < step:
                     checkpoints.save(step, state, _checkpoint_meta(setup, record), record)

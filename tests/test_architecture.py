@@ -25,10 +25,24 @@ LEVELS = [
     {"advantages", "chat", "families", "intervals", "losses", "ops", "planning", "reward_contract"},
     {"data", "flops", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
-    {"checkpoint", "cli", "console", "curves", "health", "hf", "logs", "lora", "metrics", "model_card", "model_files"}
+    {
+        "checkpoint",
+        "cli",
+        "compilation",
+        "console",
+        "curves",
+        "health",
+        "hf",
+        "logs",
+        "lora",
+        "metrics",
+        "model_card",
+        "model_files",
+    }
     | {
         "evaluator",
         "learned_reward",
+        "model_files",
         "optimizer",
         "ppo",
         "reward_scores",

@@ -92,6 +92,8 @@ def test_train_writes_the_run_folder(finished):
     assert abs(records[0]["val/ratio_first"] - 1) < 1e-5
     assert all(record["throughput/tflops"] > 0 for record in records)
     assert "throughput/mfu" not in records[0]  # nobody knows the peak of this CPU
+    assert records[0]["compile/count"] + records[0]["cache/hits"] > 0 < records[0]["compile/s"]
+    assert [records[-1][name] for name in ("compile/count", "cache/hits", "compile/s")] == [0, 0, 0]
     evals = json.loads((finished / "eval.json").read_text())
     assert evals["headline_split"] == "test_longer"
     for moment in ("before", "after"):
