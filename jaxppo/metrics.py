@@ -627,7 +627,14 @@ _TIME = (
         name="time/reward_s",
         unit="seconds",
         meaning="Wall time of the reward on the host, decoding included; the device scores meanwhile.",
-        healthy="Below the time of a rollout. Otherwise the validator holds the run up.",
+        healthy="Below the time of a rollout; only what exceeds the scoring costs time, see `time/reward_wait_s`.",
+    ),
+    Metric(
+        name="time/reward_wait_s",
+        unit="seconds",
+        meaning="Wall time for which the rewards held the devices up: from the end of scoring to the last reward; 0 "
+        "where the rewards were there first. A learned reward is computed after scoring, and counts in full.",
+        healthy="Near 0. Otherwise make the reward faster: more `reward_workers`, a cache, a faster server.",
     ),
     Metric(
         name="time/update_s",

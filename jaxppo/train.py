@@ -17,6 +17,7 @@ import numpy as np
 from jaxppo import cli, data, flops, hf, lora, models, plan_reward, preemption, reward_sources, run_folder
 from jaxppo.chat import Turns, make_turns
 from jaxppo.checkpoint import Checkpoints
+from jaxppo.clock import FinishClock
 from jaxppo.compilation import Compilations
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
@@ -55,6 +56,7 @@ class Setup:
     evaluator: Evaluator
     ppo: PPO
     throughput: Throughput
+    clock: FinishClock
 
 
 class Start(NamedTuple):
@@ -106,6 +108,7 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
         evaluator=make_evaluator(config, ppo.model, tokenizer, parallel, rewards),
         ppo=ppo,
         throughput=_throughput(ppo, start),
+        clock=FinishClock(),
     )
     return setup, start
 
@@ -183,6 +186,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     sampled = time.monotonic()
     preemption.check()
     scored = ppo.score(state, reference, sequences, rollout)
+    scored_at = setup.clock.finish_time(scored)
     ids, mask = np.asarray(rollout.completion_ids), np.asarray(rollout.completion_mask)
     texts = data.decode(setup.tokenizer, ids, mask, setup.turns.end_id)
     id_lists = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
@@ -205,6 +209,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     record |= {
         "time/rollout_s": sampled - began,
         "time/reward_s": rewarded - sampled,
+        "time/reward_wait_s": max(0.0, rewarded - scored_at.result()),
         "time/update_s": done - rewarded,
     }
     shapes = flops.shapes_of(batch.prompts.prompt_ids, mask, sequences.input_ids)
@@ -235,7 +240,7 @@ def train(config: TrainConfig) -> Path:
     state = setup.ppo.init_state(*start)
     reference = setup.ppo.reference(state, start.policy)
     del start
-    with contextlib.closing(setup.rewards):
+    with contextlib.closing(setup.rewards), contextlib.closing(setup.clock):
         _carry_out(setup, folder, state, reference, evals)
     return folder
 

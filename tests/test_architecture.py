@@ -22,7 +22,7 @@ PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", 
 # The command of planning/ lies in that folder, but is a room of its own.
 LEVELS = [
     {"jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
-    {"advantages", "chat", "families", "intervals", "losses", "ops", "planning", "reward_contract"},
+    {"advantages", "chat", "clock", "families", "intervals", "losses", "ops", "planning", "reward_contract"},
     {"data", "flops", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
     {

@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +19,11 @@ import pytest
 
 from jaxppo import cli, hf, metrics, models, train
 from jaxppo.checkpoint import Checkpoints
+from jaxppo.clock import FinishClock
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import parse_cli
 from jaxppo.logs import read_metrics
+from jaxppo.ppo import PPO
 
 # Whatever an update hands to the next one beside the models changes in these runs: KL coefficient, score moments.
 TINY = [
@@ -444,6 +448,62 @@ def test_train_rloo_compares_each_score_with_those_of_the_same_prompt(rloo):
         expected.append(score - sum(siblings) / 3)
     assert max(map(abs, expected)) > 0.1
     np.testing.assert_allclose(rloo.steps[0].trajectories.advantages, expected, atol=1e-5)
+
+
+@pytest.fixture
+def slow_reward(monkeypatch):
+    """A reward that begins when the devices have finished scoring, and then takes its time: seconds of each call."""
+    scores, took = [], []
+    score = PPO.score
+
+    def spy(*args):
+        scores.append(score(*args))
+        return scores[-1]
+
+    def reward(completions, **_):
+        jax.block_until_ready(scores[-1])
+        began = time.monotonic()
+        time.sleep(0.4)
+        took.append(time.monotonic() - began)
+        return [1.0] * len(completions)
+
+    monkeypatch.setattr(PPO, "score", spy)
+    return reward, took
+
+
+def test_train_measures_for_how_long_rewards_hold_the_devices_up(run_recorded, slow_reward):
+    reward, took = slow_reward
+    run = run_recorded("--preset", "tiny", "--total_episodes", "32", *SMALL_TESTS, reward=reward)
+    assert run.status == 0, run.err
+    records = read_metrics(run.folder / "metrics.jsonl")
+    assert len(records) == 2
+    for record, seconds in zip(records, took[-2:], strict=True):
+        assert seconds / 2 < record["time/reward_wait_s"] <= record["time/reward_s"]  # a busy machine may note it late
+
+
+@pytest.fixture
+def slow_scoring(monkeypatch):
+    """Devices that finish scoring long after the rewards are there: in the middle of the update."""
+    scored, update = threading.Event(), PPO.update
+
+    class Scoring:
+        def block_until_ready(self):
+            assert scored.wait(60)
+
+    def finish_scoring(self, state, batch, step):
+        scored.set()
+        return update(self, state, batch, step)
+
+    monkeypatch.setattr(PPO, "update", finish_scoring)
+    finish_time = FinishClock.finish_time
+    monkeypatch.setattr(FinishClock, "finish_time", lambda self, _: finish_time(self, Scoring()))
+
+
+@pytest.mark.usefixtures("slow_scoring")
+def test_train_does_not_wait_for_rewards_that_are_there_before_the_scoring(run_recorded):
+    run = run_recorded("--preset", "tiny", "--total_episodes", "16", *SMALL_TESTS)
+    assert run.status == 0, run.err
+    assert [record["time/reward_wait_s"] for record in read_metrics(run.folder / "metrics.jsonl")] == [0.0]
 
 
 @pytest.fixture(scope="module")
