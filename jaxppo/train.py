@@ -1,7 +1,7 @@
 """PPO or RLOO on planning problems: `python -m jaxppo.train`.
 
 Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `checkpoints/`, `policy/` and `value/`
-(Hugging Face folders), `eval.json` (before and after) and `curves.png`.
+(Hugging Face folders), `eval.json` (before and after) and `curves.png`; with `--profile` also `profile/`.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ from jaxppo.metrics import with_old_names
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.preemption import Preempted, Preemption
+from jaxppo.profiling import Profile, check_updates
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.supervised import print_best
 from jaxppo.throughput import Throughput
@@ -75,6 +76,7 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
         plan_reward.check_validator(config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     config = config.with_episodes(len(rows)).with_best_metric()
+    check_updates(config.profile, config.num_updates)
     console = Console(config.run.quiet)
     policy = hf.load_policy(config.sft_model_path, parallel.replicated)
     model, tokenizer = policy.config, policy.tokenizer
@@ -277,11 +279,13 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     if checkpoints.steps:
         state = checkpoints.restore(state, console.warn)
     start, health = int(state.step), Health(console, folder, config.max_bad_updates)
+    profile = Profile(config.profile, start, last, folder, console)
     saved, record = start, {}
     with (
         Preemption(folder),
         checkpoints,
         Compilations(console.print) as compilations,
+        profile,
         JsonlLog(folder / "metrics.jsonl") as metrics,
         JsonlLog(folder / "samples.jsonl") as samples_log,
         console.progress(last, config.ppo.algorithm.upper(), start) as progress,
@@ -292,7 +296,9 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
             try:
                 preemption.check()
                 compilations.begin()
+                profile.begin(step)
                 state, record, samples, trajectories = train_step(setup, state, reference, step)
+                profile.end(step)
                 record |= compilations.end(step + 1, trajectories.sequences.input_ids.shape[1])
             except Preempted:
                 if saved < step:

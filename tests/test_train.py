@@ -212,6 +212,7 @@ BAD_INPUT = {
     ),
     "rloo alone": (["--algorithm", "rloo", "--num_generations", "1"], ["num_generations", "rloo"]),
     "stop token": (["--preset", "tiny", "--stop_token_id", "50000"], ["stop_token_id", "vocabulary", "50000"]),
+    "profile of a short run": (["--preset", "tiny", "--profile", "3"], ["profile", "at most 2", "4 updates", "got 3"]),
     "no model": (["--sft_model_path", "no/such/model"], ["no/such/model"]),
     "no data": (["--dataset", "no/such/data"], ["no/such/data"]),
     "no config": (["--config", "no/such.yaml"], ["no/such.yaml"]),
@@ -388,6 +389,25 @@ def run_recorded(tmp_path_factory):
         return Recorded(folder, steps, references, status, out.getvalue(), err.getvalue())
 
     return run
+
+
+def test_a_profile_is_of_the_process_that_was_asked_for_it(run_recorded, run_here):
+    """A resume knows nothing of it, may ask for its own, and is refused one that is too long."""
+    args = ["--preset", "tiny", "--total_episodes", "48", "--save_steps", "1", *SMALL_TESTS]
+    run = run_recorded(*args, "--profile", "1")
+    assert run.status == 0, run.err
+    table = (run.folder / "profile" / "top_ops.txt").read_text()
+    assert "operations in update 3 (" in table and table in run.out
+    assert len(table.splitlines()) == 2 + 10 and "jit__update_program/" in table
+    assert (run.folder / "profile" / "perfetto_trace.json.gz").is_file()
+    assert "\nprofile:" not in (run.folder / "config.yaml").read_text()
+    (run.folder / "eval.json").unlink()
+    shutil.rmtree(run.folder / "checkpoints" / "3")
+    resume = ["--output_dir", run.folder, "--resume"]
+    assert_refused(run_here(*resume, "--profile", "1"), ["profile: expected at most 0 (1 updates are left", "got 1"])
+    train.train(parse_cli(TrainConfig, "train", list(map(str, resume))))
+    assert len(read_metrics(run.folder / "metrics.jsonl")) == 3
+    assert (run.folder / "profile" / "top_ops.txt").read_text() == table
 
 
 @pytest.fixture(scope="module")
