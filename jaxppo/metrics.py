@@ -575,6 +575,17 @@ _CACHE = (
     ),
 )
 
+_MEMORY = (
+    Metric(
+        name="memory/peak_mib",
+        unit="MiB",
+        meaning="Most memory in use at once so far on the fullest device, evaluations included; on CPU, whose devices "
+        "do not say, most that the whole process had in memory (its largest resident set), and absent on Windows.",
+        healthy="Steady after the first updates, with steps where sequences are longer than before, and below what the "
+        "device has. A resumed run begins anew.",
+    ),
+)
+
 _COMPILE = (
     Metric(
         name="compile/count",
@@ -682,6 +693,7 @@ METRICS: tuple[Metric, ...] = (
     *_CACHE,
     *_EVAL,
     *_TIME,
+    *_MEMORY,
     *_COMPILE,
 )
 
@@ -701,6 +713,7 @@ GROUPS = {
     "eval": "Evaluation during training",
     "time": "Time",
     "throughput": "Throughput",
+    "memory": "Memory",
     "compile": "Compilation",
 }
 """Title of each prefix of the names, in the order of the documentation."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import cli, data, flops, hf, lora, models, plan_reward, preemption, reward_sources, run_folder
+from jaxppo import cli, data, flops, hf, lora, memory, models, plan_reward, preemption, reward_sources, run_folder
 from jaxppo.chat import Turns, make_turns
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.clock import FinishClock
@@ -304,6 +304,9 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 if saved < step:
                     checkpoints.save(step, state, _checkpoint_meta(setup, record), record)
                 raise
+            record |= memory.measured(setup.ppo.parallel.devices)
+            if step == start:
+                console.print(memory.describe_measured(record, setup.ppo.parallel.devices))
             if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(setup.evaluator(setup.ppo.models_of(state)["policy"], fixed_rows_only=True))
             loop.check_record(record, last)
@@ -381,7 +384,7 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
         f"update, old log-probabilities by {config.logprobs}, {parameters:,} parameters in {config.dtype}, "
         f"{parallel.num_devices} {parallel.devices[0].platform} device(s) by {parallel.mode}, into {folder}"
     )
-    setup.console.print(_memory(setup, start))
+    _print_memory(setup, start)
     if config.sampling.truncates and config.logprobs == "sampler":
         setup.console.warn(
             "top_k, top_p and min_p sample from a truncated distribution: its log-probabilities are kept, so the KL "
@@ -396,24 +399,25 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
         setup.console.print("kl_coef 0: no reference, and no KL is measured")
 
 
-def _memory(setup: Setup, start: Start) -> str:
-    """What parameters and optimizer take on each device; activations and the cache come on top."""
-    ppo = setup.ppo
+def _print_memory(setup: Setup, start: Start) -> None:
+    """What the run will take on each device, and a warning where that is too much."""
+    config, ppo = setup.config, setup.ppo
     state = jax.eval_shape(ppo.init_state, *start)
     held = {f"{name} to train": tree for name, tree in state.params.items()} | {"optimizer": state.opt_state}
     if state.frozen is not None:  # one set of arrays may lie under several adapters
         held["frozen base"] = state.frozen["policy"]
         if start.value is not None and "trunk" in start.value:
             held["frozen value base"] = state.frozen["value"]
-    elif setup.config.ppo.kl_coef > 0:
+    elif config.ppo.kl_coef > 0:
         held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
-    sizes = {name: _mebibytes(tree) for name, tree in held.items()}
-    parts = ", ".join(f"{name} {size:,.1f}" for name, size in sizes.items())
-    return f"memory per device in MiB: {parts}; {sum(sizes.values()):,.1f} without activations and cache"
-
-
-def _mebibytes(tree: Any) -> float:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) / 2**20
+    weights = jax.eval_shape(ppo.models_of, state)
+    learned = [ppo.model, ppo.value_model] if "trunk" in weights.get("value", {}) else [ppo.model]
+    prompt_length, num_devices = setup.prompts.prompt_length, ppo.parallel.num_devices
+    budget = memory.budget(config, learned, held, state.params, weights, prompt_length, num_devices)
+    setup.console.print(budget.describe())
+    warning = memory.excess(budget, ppo.parallel.devices)
+    if warning is not None:
+        setup.console.warn(warning)
 
 
 def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:

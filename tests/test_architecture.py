@@ -23,7 +23,7 @@ PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", 
 LEVELS = [
     {"jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
     {"advantages", "chat", "clock", "families", "intervals", "losses", "ops", "planning", "reward_contract"},
-    {"data", "flops", "models", "parallel", "plan_reward", "preferences", "reward_client"}
+    {"data", "flops", "memory", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
     {
         "checkpoint",

@@ -94,7 +94,7 @@ def test_train_writes_the_run_folder(finished):
     assert all(np.isfinite(record["loss/policy_avg"]) for record in records)
     assert abs(records[0]["objective/kl"]) < 1e-5
     assert abs(records[0]["val/ratio_first"] - 1) < 1e-5
-    assert all(record["throughput/tflops"] > 0 for record in records)
+    assert all(record["throughput/tflops"] > 0 and record["memory/peak_mib"] > 100 for record in records)
     assert "throughput/mfu" not in records[0]  # nobody knows the peak of this CPU
     assert records[0]["compile/count"] + records[0]["cache/hits"] > 0 < records[0]["compile/s"]
     assert [records[-1][name] for name in ("compile/count", "cache/hits", "compile/s")] == [0, 0, 0]
@@ -341,6 +341,9 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     assert code == 0, err
     assert "4 updates of 16 completions" in out
     assert "16 optimizer steps (2 epochs x 2 mini-batches of 8 completions per update)" in out
+    budget = next(line for line in out.splitlines() if line.startswith("memory per device in MiB, estimated: "))
+    parts = ("policy to train", "value to train", "optimizer", "reference", "KV cache", "gradients", "activations")
+    assert all(f"{part} " in budget for part in parts) and "at the peak" in budget
     assert not (tmp_path / "run").exists()
 
 
