@@ -604,9 +604,19 @@ class TrainConfig:
     """Stop after this many updates in a row with a loss or gradient that was not finite."""
     old_metric_names: bool = False
     """Log metrics under their TRL 0.11 names too, where these differ."""
+    profile: int = 0
+    """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and
+    the table of the ten most expensive operations, top_ops.txt."""
+    peak_tflops: float | None = None
+    """Most TFLOP/s of one device in dense matrix products, for throughput/mfu; default: as its maker says, where the
+    device is known."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "batch_size", "max_bad_updates")
+        require(self.profile >= 0, "profile", "an integer of at least 0", self.profile)
+        if self.peak_tflops is not None:
+            finite = 0.0 < self.peak_tflops < math.inf
+            require(finite, "peak_tflops", "a finite number above 0", self.peak_tflops)
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
         if self.total_episodes is not None:

@@ -21,7 +21,7 @@ from jaxppo.redact import redact
 
 Config = TypeVar("Config")
 
-CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet")
+CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet", "profile", "peak_tflops")
 """Settings of one call, which are not saved with a run and may change on resume."""
 
 ALIASES = {"data": "dataset", "splits": "eval_splits"}

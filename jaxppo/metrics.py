@@ -567,6 +567,40 @@ _CACHE = (
         meaning="Completions whose reward was known from an equal completion, summed over functions.",
         healthy="Rises as the policy becomes sure of itself. Near the batch size it has stopped exploring.",
     ),
+    Metric(
+        name="cache/hits",
+        unit="programs",
+        meaning="Programs that this update read from JAX's persistent cache of compiled programs.",
+        healthy="0 from the third update on, but for those that are the first with longer or shorter sequences.",
+    ),
+)
+
+_MEMORY = (
+    Metric(
+        name="memory/peak_mib",
+        unit="MiB",
+        meaning="Most memory in use at once so far on the fullest device, evaluations included; on CPU, whose devices "
+        "do not say, most that the whole process had in memory (its largest resident set), and absent on Windows.",
+        healthy="Steady after the first updates, with steps where sequences are longer than before, and below what the "
+        "device has. A resumed run begins anew.",
+    ),
+)
+
+_COMPILE = (
+    Metric(
+        name="compile/count",
+        unit="programs",
+        meaning="Programs that XLA compiled during this update; those read from its persistent cache are `cache/hits`.",
+        healthy="0 from the third update on, but for those that are the first with longer or shorter sequences; the "
+        "run says which. Never 0: something changes its shape in every update.",
+    ),
+    Metric(
+        name="compile/s",
+        unit="seconds",
+        meaning="Time of XLA for these programs, reading from the cache included, tracing in Python not; it is within "
+        "`time/rollout_s`, `time/reward_s` and `time/update_s`.",
+        healthy="0 from the third update on, as `compile/count`.",
+    ),
 )
 
 _EVAL = (
@@ -604,7 +638,14 @@ _TIME = (
         name="time/reward_s",
         unit="seconds",
         meaning="Wall time of the reward on the host, decoding included; the device scores meanwhile.",
-        healthy="Below the time of a rollout. Otherwise the validator holds the run up.",
+        healthy="Below the time of a rollout; only what exceeds the scoring costs time, see `time/reward_wait_s`.",
+    ),
+    Metric(
+        name="time/reward_wait_s",
+        unit="seconds",
+        meaning="Wall time for which the rewards held the devices up: from the end of scoring to the last reward; 0 "
+        "where the rewards were there first. A learned reward is computed after scoring, and counts in full.",
+        healthy="Near 0. Otherwise make the reward faster: more `reward_workers`, a cache, a faster server.",
     ),
     Metric(
         name="time/update_s",
@@ -619,6 +660,22 @@ _TIME = (
         unit="completions per second",
         meaning="Completions of this update divided by its wall time (TRL's `eps` is the average since the start).",
         healthy="Steady to about 20 % after the first update.",
+    ),
+    Metric(
+        name="throughput/tflops",
+        unit="TFLOP/s (`10^12` operations per second)",
+        meaning="Floating-point operations of the matrix products in sampling, scoring and learning, divided by the "
+        "wall time of the update; all devices together. They are counted from shapes: padding counts, what is computed "
+        "again to save memory, learned rewards and the optimizer do not, and an early stop is not noticed.",
+        healthy="Steady after the first update. Falls where the host holds up the devices, and with short completions.",
+    ),
+    Metric(
+        name="throughput/mfu",
+        unit="fraction of the peak",
+        meaning="Model FLOPs utilisation: `throughput/tflops` divided by what all devices could do at most in this "
+        "dtype, as their maker says or as `peak_tflops` says; absent where neither does.",
+        healthy="0.1 to 0.5 on GPUs in bfloat16: sampling reads all weights for one token of each row. Larger batches "
+        "raise it. Below 0.05 look at `time/rollout_s` and `time/reward_s`.",
     ),
 )
 
@@ -636,6 +693,8 @@ METRICS: tuple[Metric, ...] = (
     *_CACHE,
     *_EVAL,
     *_TIME,
+    *_MEMORY,
+    *_COMPILE,
 )
 
 GROUPS = {
@@ -650,10 +709,12 @@ GROUPS = {
     "tokens": "Prompts",
     "reward": "What the reward functions report",
     "rewards": "Each reward function",
-    "cache": "Repeated completions",
+    "cache": "Results kept",
     "eval": "Evaluation during training",
     "time": "Time",
     "throughput": "Throughput",
+    "memory": "Memory",
+    "compile": "Compilation",
 }
 """Title of each prefix of the names, in the order of the documentation."""
 

@@ -32,13 +32,6 @@ MASKED = -1e30
 """Added to the attention scores of hidden slots; finite, so that a row with nothing to attend to gives no NaN."""
 
 
-CPU_ACTIVATIONS = 920_000
-"""Numbers in the widest activation of a layer, for all rows that a CPU computes at once: 3.5 MiB in fp32.
-
-Measured on two cores with 1 MiB of second-level cache each: twice and half of it are slower (docs/performance.md).
-"""
-
-
 class ModelOutput(NamedTuple):
     """What `apply` returns.
 
@@ -156,18 +149,6 @@ def apply(
     bias = jnp.where(visible[:, None], 0.0, MASKED)
     hidden, cache = trunk(input_ids, positions, bias, cache, cache_index)
     return ModelOutput(hidden, lm_logits(config, params, hidden) if logits else None, cache)
-
-
-def rows_at_once(config: ModelConfig, length: int) -> int | None:
-    """Rows of `length` tokens that a pass through the model should take at once; None: as many as there are.
-
-    On a CPU, so many that the widest activation of a layer stays in the cache: large temporaries cost time there,
-    fresh memory pages above all. Accelerators are best with all rows, as far as memory allows.
-    """
-    if jax.default_backend() != "cpu":
-        return None
-    widest = max(config.intermediate_size, config.num_attention_heads * length)
-    return max(1, CPU_ACTIVATIONS // (length * widest))
 
 
 def cast(config: ModelConfig, tree: Any) -> Any:

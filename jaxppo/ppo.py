@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxppo import data, lora, models, ops, optimizer, rollout, trajectories, update
+from jaxppo import data, lora, memory, models, ops, optimizer, rollout, trajectories, update
 from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import DataError
 from jaxppo.families import ModelConfig
@@ -96,7 +96,7 @@ class PPO:
 
         def scoring(program: Any) -> Any:
             def in_parts(params: Params, sequences: Sequences) -> Any:
-                most = self.config.ppo.local_rollout_forward_batch_size or self._rows_at_once(sequences)
+                most = memory.scored_rows(self.config, self._learned(), sequences.input_ids.shape[1])
                 return ops.by_rows(lambda part: program(params, part), sequences, most)
 
             return self.parallel.map(in_parts, row_axes=(None, 0), out_axes=0)
@@ -106,11 +106,9 @@ class PPO:
         self._values = scoring(partial(rollout.completion_values, model=self.model, value_model=self.value_model))
         self._full_kl = scoring(partial(rollout.completion_kl, **with_temperature))
 
-    def _rows_at_once(self, sequences: Sequences) -> int | None:
-        """What suits the larger one of policy and value model, see `models.rows_at_once`."""
-        length = sequences.input_ids.shape[-1]
-        both = (models.rows_at_once(model, length) for model in (self.model, self.value_model))
-        return min((rows for rows in both if rows is not None), default=None)
+    def _learned(self) -> list[ModelConfig]:
+        """Architectures of what is learned: the policy, and a value model."""
+        return [self.model, self.value_model] if self.has_value_model else [self.model]
 
     def _guards(self) -> update.Guards:
         ppo = self.config.ppo
@@ -326,17 +324,9 @@ class PPO:
         rows = update.mini_batch_rows(key, self.config.batch_size, ppo.num_ppo_epochs, ppo.num_mini_batches)
         mini_batches = jax.tree.map(lambda x: x[rows], batch)
         both = (mini_batches, trajectories.weigh(mini_batches))
-        parts = self._micro_batches(batch.sequences)
+        length = batch.sequences.input_ids.shape[1]
+        parts = memory.micro_batches(self.config, self._learned(), length, self.parallel.num_devices)
         return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), both)
-
-    def _micro_batches(self, sequences: Sequences) -> int:
-        """Micro-batches of a mini-batch: as configured, or the fewest that are small enough on every device."""
-        config = self.config
-        if config.ppo.gradient_accumulation_steps is not None:
-            return config.ppo.gradient_accumulation_steps
-        rows = config.mini_batch_size // self.parallel.num_devices
-        most = self._rows_at_once(sequences) or rows
-        return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= most)
 
 
 def adapter_of(config: PeftConfig) -> LoraConfig:

@@ -1,7 +1,7 @@
 """PPO or RLOO on planning problems: `python -m jaxppo.train`.
 
 Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `checkpoints/`, `policy/` and `value/`
-(Hugging Face folders), `eval.json` (before and after) and `curves.png`.
+(Hugging Face folders), `eval.json` (before and after) and `curves.png`; with `--profile` also `profile/`.
 """
 
 import contextlib
@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import cli, data, hf, lora, models, plan_reward, preemption, reward_sources, run_folder
+from jaxppo import cli, data, flops, hf, lora, memory, models, plan_reward, preemption, reward_sources, run_folder
 from jaxppo.chat import Turns, make_turns
 from jaxppo.checkpoint import Checkpoints
+from jaxppo.clock import FinishClock
+from jaxppo.compilation import Compilations
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
@@ -32,8 +34,10 @@ from jaxppo.metrics import with_old_names
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.preemption import Preempted, Preemption
+from jaxppo.profiling import Profile, check_updates
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.supervised import print_best
+from jaxppo.throughput import Throughput
 from jaxppo.types import Params, TrainState, Trajectories
 
 
@@ -52,6 +56,8 @@ class Setup:
     rewards: Rewards
     evaluator: Evaluator
     ppo: PPO
+    throughput: Throughput
+    clock: FinishClock
 
 
 class Start(NamedTuple):
@@ -70,6 +76,7 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
         plan_reward.check_validator(config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     config = config.with_episodes(len(rows)).with_best_metric()
+    check_updates(config.profile, config.num_updates)
     console = Console(config.run.quiet)
     policy = hf.load_policy(config.sft_model_path, parallel.replicated)
     model, tokenizer = policy.config, policy.tokenizer
@@ -83,6 +90,7 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
     rewards = _rewards(config, policy, parallel, folder)
     rewards.check_columns([*data.columns_of(rows), "prompt_ids"])
     ppo = PPO(config, model, turns.end_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape)
+    start = Start(policy.params, value, adapter)
     setup = Setup(
         config=config,
         console=console,
@@ -101,8 +109,15 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
         rewards=rewards,
         evaluator=make_evaluator(config, ppo.model, tokenizer, parallel, rewards),
         ppo=ppo,
+        throughput=_throughput(ppo, start),
+        clock=FinishClock(),
     )
-    return setup, Start(policy.params, value, adapter)
+    return setup, start
+
+
+def _throughput(ppo: PPO, start: Start) -> Throughput:
+    params = jax.eval_shape(lambda *start: ppo.models_of(ppo.init_state(*start)), *start)
+    return Throughput(ppo.config, flops.of_models(ppo.model, ppo.value_model, params), ppo.parallel)
 
 
 def _rewards(config: TrainConfig, policy: hf.Policy, parallel: DataParallel, folder: Path) -> Rewards:
@@ -173,6 +188,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     sampled = time.monotonic()
     preemption.check()
     scored = ppo.score(state, reference, sequences, rollout)
+    scored_at = setup.clock.finish_time(scored)
     ids, mask = np.asarray(rollout.completion_ids), np.asarray(rollout.completion_mask)
     texts = data.decode(setup.tokenizer, ids, mask, setup.turns.end_id)
     id_lists = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
@@ -195,9 +211,11 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     record |= {
         "time/rollout_s": sampled - began,
         "time/reward_s": rewarded - sampled,
+        "time/reward_wait_s": max(0.0, rewarded - scored_at.result()),
         "time/update_s": done - rewarded,
-        "throughput/samples_per_s": len(texts) / (done - began),
     }
+    shapes = flops.shapes_of(batch.prompts.prompt_ids, mask, sequences.input_ids)
+    record |= setup.throughput.metrics(shapes, done - began)
     samples = [
         {"step": step + 1, "id": name, "prompt": prompt, "completion": text, "score": value}
         | {column: values[row] for column, values in scores.extras.items()}
@@ -224,7 +242,7 @@ def train(config: TrainConfig) -> Path:
     state = setup.ppo.init_state(*start)
     reference = setup.ppo.reference(state, start.policy)
     del start
-    with contextlib.closing(setup.rewards):
+    with contextlib.closing(setup.rewards), contextlib.closing(setup.clock):
         _carry_out(setup, folder, state, reference, evals)
     return folder
 
@@ -261,10 +279,13 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     if checkpoints.steps:
         state = checkpoints.restore(state, console.warn)
     start, health = int(state.step), Health(console, folder, config.max_bad_updates)
+    profile = Profile(config.profile, start, last, folder, console)
     saved, record = start, {}
     with (
         Preemption(folder),
         checkpoints,
+        Compilations(console.print) as compilations,
+        profile,
         JsonlLog(folder / "metrics.jsonl") as metrics,
         JsonlLog(folder / "samples.jsonl") as samples_log,
         console.progress(last, config.ppo.algorithm.upper(), start) as progress,
@@ -274,11 +295,18 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
         for step in range(start, last):
             try:
                 preemption.check()
+                compilations.begin()
+                profile.begin(step)
                 state, record, samples, trajectories = train_step(setup, state, reference, step)
+                profile.end(step)
+                record |= compilations.end(step + 1, trajectories.sequences.input_ids.shape[1])
             except Preempted:
                 if saved < step:
                     checkpoints.save(step, state, _checkpoint_meta(setup, record), record)
                 raise
+            record |= memory.measured(setup.ppo.parallel.devices)
+            if step == start:
+                console.print(memory.describe_measured(record, setup.ppo.parallel.devices))
             if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(setup.evaluator(setup.ppo.models_of(state)["policy"], fixed_rows_only=True))
             loop.check_record(record, last)
@@ -357,7 +385,7 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
         f"update, old log-probabilities by {config.logprobs}, {parameters:,} parameters in {config.dtype}, "
         f"{parallel.num_devices} {parallel.devices[0].platform} device(s) by {parallel.mode}, into {folder}"
     )
-    setup.console.print(_memory(setup, start))
+    _print_memory(setup, start)
     if config.sampling.truncates and config.logprobs == "sampler":
         setup.console.warn(
             "top_k, top_p and min_p sample from a truncated distribution: its log-probabilities are kept, so the KL "
@@ -372,24 +400,25 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
         setup.console.print("kl_coef 0: no reference, and no KL is measured")
 
 
-def _memory(setup: Setup, start: Start) -> str:
-    """What parameters and optimizer take on each device; activations and the cache come on top."""
-    ppo = setup.ppo
+def _print_memory(setup: Setup, start: Start) -> None:
+    """What the run will take on each device, and a warning where that is too much."""
+    config, ppo = setup.config, setup.ppo
     state = jax.eval_shape(ppo.init_state, *start)
     held = {f"{name} to train": tree for name, tree in state.params.items()} | {"optimizer": state.opt_state}
     if state.frozen is not None:  # one set of arrays may lie under several adapters
         held["frozen base"] = state.frozen["policy"]
         if start.value is not None and "trunk" in start.value:
             held["frozen value base"] = state.frozen["value"]
-    elif setup.config.ppo.kl_coef > 0:
+    elif config.ppo.kl_coef > 0:
         held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
-    sizes = {name: _mebibytes(tree) for name, tree in held.items()}
-    parts = ", ".join(f"{name} {size:,.1f}" for name, size in sizes.items())
-    return f"memory per device in MiB: {parts}; {sum(sizes.values()):,.1f} without activations and cache"
-
-
-def _mebibytes(tree: Any) -> float:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) / 2**20
+    weights = jax.eval_shape(ppo.models_of, state)
+    learned = [ppo.model, ppo.value_model] if "trunk" in weights.get("value", {}) else [ppo.model]
+    prompt_length, num_devices = setup.prompts.prompt_length, ppo.parallel.num_devices
+    budget = memory.budget(config, learned, held, state.params, weights, prompt_length, num_devices)
+    setup.console.print(budget.describe())
+    warning = memory.excess(budget, ppo.parallel.devices)
+    if warning is not None:
+        setup.console.warn(warning)
 
 
 def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:

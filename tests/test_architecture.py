@@ -22,19 +22,36 @@ PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", 
 # The command of planning/ lies in that folder, but is a room of its own.
 LEVELS = [
     {"jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
-    {"advantages", "chat", "families", "intervals", "logprobs", "losses", "ops", "planning", "reward_contract"},
-    {"data", "models", "parallel", "plan_reward", "preferences", "reward_client"}
+    {"advantages", "chat", "clock", "families", "intervals", "logprobs", "losses", "ops", "planning"}
+    | {"reward_contract"},
+    {"data", "flops", "memory", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
-    {"checkpoint", "cli", "console", "curves", "health", "hf", "logs", "lora", "metrics", "model_card", "model_files"}
+    {
+        "checkpoint",
+        "cli",
+        "compilation",
+        "console",
+        "curves",
+        "health",
+        "hf",
+        "logs",
+        "lora",
+        "metrics",
+        "model_card",
+        "model_files",
+    }
     | {
         "evaluator",
         "learned_reward",
+        "model_files",
         "optimizer",
         "ppo",
+        "profiling",
         "reward_scores",
         "reward_sources",
         "rollout",
         "run_folder",
+        "throughput",
         "trajectories",
         "update",
     }
@@ -49,6 +66,7 @@ SAME_LEVEL = {
     ("config_sources", "errors"),
     ("config_sources", "redact"),
     ("advantages", "ops"),
+    ("logprobs", "ops"),
     ("losses", "ops"),
     ("hf", "model_files"),
     ("lora", "hf"),
@@ -71,6 +89,8 @@ SAME_LEVEL = {
     ("health", "console"),
     ("health", "logs"),
     ("cli", "console"),
+    ("profiling", "compilation"),
+    ("profiling", "console"),
     ("model_card", "console"),
     ("plan_scores", "plan_answers"),
     *(("plan_metrics", room) for room in ("plan_answers", "plan_scores")),

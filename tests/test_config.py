@@ -96,6 +96,8 @@ CONTRADICTIONS = {
     ),
     "no time": ({"reward_timeout_s": 0.0}, "reward_timeout_s: expected a number above 0, got 0.0"),
     "an audit of more than all": ({"audit_rate": 1.5}, "audit_rate: expected a number in [0, 1], got 1.5"),
+    "a negative profile": ({"profile": -1}, "profile: expected an integer of at least 0, got -1"),
+    "no peak": ({"peak_tflops": 0.0}, "peak_tflops: expected a finite number above 0, got 0.0"),
     "a negative cache": ({"reward_cache_size": -1}, "reward_cache_size: expected at least 0, got -1"),
     "penalty without a stop token": (
         {"stop_token": "none", "missing_eos_penalty": 0.1},

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxppo import data, models
+from jaxppo import data, memory, models
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.errors import DataError
@@ -214,6 +214,11 @@ def test_mini_batches_are_the_same_on_any_device_count(recorded):
     ]
     assert_same(updates[0], updates[1])
     assert_same(updates[0], updates[2])
+
+
+def test_parts_that_fit_the_cache_change_nothing(recorded, monkeypatch):
+    monkeypatch.setattr(memory, "rows_at_once", lambda model, length: 3)
+    assert_same(update_from(make_ppo(VARIANTS["full-kl"]), make_prompts(), recorded), baseline_of("full-kl"))
 
 
 def test_scoring_in_chunks_changes_nothing(recorded):

@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +19,11 @@ import pytest
 
 from jaxppo import cli, hf, metrics, models, train
 from jaxppo.checkpoint import Checkpoints
+from jaxppo.clock import FinishClock
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import parse_cli
 from jaxppo.logs import read_metrics
+from jaxppo.ppo import PPO
 
 # Whatever an update hands to the next one beside the models changes in these runs: KL coefficient, score moments.
 TINY = [
@@ -90,6 +94,10 @@ def test_train_writes_the_run_folder(finished):
     assert all(np.isfinite(record["loss/policy_avg"]) for record in records)
     assert abs(records[0]["objective/kl"]) < 1e-5
     assert abs(records[0]["val/ratio_first"] - 1) < 1e-5
+    assert all(record["throughput/tflops"] > 0 and record["memory/peak_mib"] > 100 for record in records)
+    assert "throughput/mfu" not in records[0]  # nobody knows the peak of this CPU
+    assert records[0]["compile/count"] + records[0]["cache/hits"] > 0 < records[0]["compile/s"]
+    assert [records[-1][name] for name in ("compile/count", "cache/hits", "compile/s")] == [0, 0, 0]
     evals = json.loads((finished / "eval.json").read_text())
     assert evals["headline_split"] == "test_longer"
     for moment in ("before", "after"):
@@ -204,6 +212,7 @@ BAD_INPUT = {
     ),
     "rloo alone": (["--algorithm", "rloo", "--num_generations", "1"], ["num_generations", "rloo"]),
     "stop token": (["--preset", "tiny", "--stop_token_id", "50000"], ["stop_token_id", "vocabulary", "50000"]),
+    "profile of a short run": (["--preset", "tiny", "--profile", "3"], ["profile", "at most 2", "4 updates", "got 3"]),
     "no model": (["--sft_model_path", "no/such/model"], ["no/such/model"]),
     "no data": (["--dataset", "no/such/data"], ["no/such/data"]),
     "no config": (["--config", "no/such.yaml"], ["no/such.yaml"]),
@@ -332,6 +341,9 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     assert code == 0, err
     assert "4 updates of 16 completions" in out
     assert "16 optimizer steps (2 epochs x 2 mini-batches of 8 completions per update)" in out
+    budget = next(line for line in out.splitlines() if line.startswith("memory per device in MiB, estimated: "))
+    parts = ("policy to train", "value to train", "optimizer", "reference", "KV cache", "gradients", "activations")
+    assert all(f"{part} " in budget for part in parts) and "at the peak" in budget
     assert not (tmp_path / "run").exists()
 
 
@@ -380,6 +392,25 @@ def run_recorded(tmp_path_factory):
         return Recorded(folder, steps, references, status, out.getvalue(), err.getvalue())
 
     return run
+
+
+def test_a_profile_is_of_the_process_that_was_asked_for_it(run_recorded, run_here):
+    """A resume knows nothing of it, may ask for its own, and is refused one that is too long."""
+    args = ["--preset", "tiny", "--total_episodes", "48", "--save_steps", "1", *SMALL_TESTS]
+    run = run_recorded(*args, "--profile", "1")
+    assert run.status == 0, run.err
+    table = (run.folder / "profile" / "top_ops.txt").read_text()
+    assert "operations in update 3 (" in table and table in run.out
+    assert len(table.splitlines()) == 2 + 10 and "jit__update_program/" in table
+    assert (run.folder / "profile" / "perfetto_trace.json.gz").is_file()
+    assert "\nprofile:" not in (run.folder / "config.yaml").read_text()
+    (run.folder / "eval.json").unlink()
+    shutil.rmtree(run.folder / "checkpoints" / "3")
+    resume = ["--output_dir", run.folder, "--resume"]
+    assert_refused(run_here(*resume, "--profile", "1"), ["profile: expected at most 0 (1 updates are left", "got 1"])
+    train.train(parse_cli(TrainConfig, "train", list(map(str, resume))))
+    assert len(read_metrics(run.folder / "metrics.jsonl")) == 3
+    assert (run.folder / "profile" / "top_ops.txt").read_text() == table
 
 
 @pytest.fixture(scope="module")
@@ -440,6 +471,62 @@ def test_train_rloo_compares_each_score_with_those_of_the_same_prompt(rloo):
         expected.append(score - sum(siblings) / 3)
     assert max(map(abs, expected)) > 0.1
     np.testing.assert_allclose(rloo.steps[0].trajectories.advantages, expected, atol=1e-5)
+
+
+@pytest.fixture
+def slow_reward(monkeypatch):
+    """A reward that begins when the devices have finished scoring, and then takes its time: seconds of each call."""
+    scores, took = [], []
+    score = PPO.score
+
+    def spy(*args):
+        scores.append(score(*args))
+        return scores[-1]
+
+    def reward(completions, **_):
+        jax.block_until_ready(scores[-1])
+        began = time.monotonic()
+        time.sleep(0.4)
+        took.append(time.monotonic() - began)
+        return [1.0] * len(completions)
+
+    monkeypatch.setattr(PPO, "score", spy)
+    return reward, took
+
+
+def test_train_measures_for_how_long_rewards_hold_the_devices_up(run_recorded, slow_reward):
+    reward, took = slow_reward
+    run = run_recorded("--preset", "tiny", "--total_episodes", "32", *SMALL_TESTS, reward=reward)
+    assert run.status == 0, run.err
+    records = read_metrics(run.folder / "metrics.jsonl")
+    assert len(records) == 2
+    for record, seconds in zip(records, took[-2:], strict=True):
+        assert seconds / 2 < record["time/reward_wait_s"] <= record["time/reward_s"]  # a busy machine may note it late
+
+
+@pytest.fixture
+def slow_scoring(monkeypatch):
+    """Devices that finish scoring long after the rewards are there: in the middle of the update."""
+    scored, update = threading.Event(), PPO.update
+
+    class Scoring:
+        def block_until_ready(self):
+            assert scored.wait(60)
+
+    def finish_scoring(self, state, batch, step):
+        scored.set()
+        return update(self, state, batch, step)
+
+    monkeypatch.setattr(PPO, "update", finish_scoring)
+    finish_time = FinishClock.finish_time
+    monkeypatch.setattr(FinishClock, "finish_time", lambda self, _: finish_time(self, Scoring()))
+
+
+@pytest.mark.usefixtures("slow_scoring")
+def test_train_does_not_wait_for_rewards_that_are_there_before_the_scoring(run_recorded):
+    run = run_recorded("--preset", "tiny", "--total_episodes", "16", *SMALL_TESTS)
+    assert run.status == 0, run.err
+    assert [record["time/reward_wait_s"] for record in read_metrics(run.folder / "metrics.jsonl")] == [0.0]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,83 @@
+"""Counts what XLA compiles during updates, and tells of updates that had to compile when all should be compiled."""
+
+from collections.abc import Callable
+from types import TracebackType
+
+import jax
+
+from jaxppo.data import SEQUENCE_BUCKET
+
+WARM_UP = 2
+"""Updates of a process that compile in any case; the programs of later ones should be there."""
+
+# Names of events of jax.monitoring, the same in jax 0.10 and 0.11. The first one comes with its seconds, also where a
+# program was only read from the persistent cache, of which the second one tells.
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_READ = "/jax/compilation_cache/cache_hits"
+
+
+class Compilations:
+    """Listens to the compilations of this process while its block runs.
+
+    Args:
+        tell: prints a line.
+    """
+
+    def __init__(self, tell: Callable[[str], None]):
+        self._tell = tell
+        self._requests, self._hits, self._seconds = 0, 0, 0.0
+        self._updates = 0
+        self._lengths: set[int] = set()  # of sequences, met so far
+        self._told: set[int] = set()
+
+    def __enter__(self) -> "Compilations":
+        jax.monitoring.register_event_duration_secs_listener(self._note_duration)
+        jax.monitoring.register_event_listener(self._note_event)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        jax.monitoring.unregister_event_listener(self._note_event)
+        jax.monitoring.unregister_event_duration_listener(self._note_duration)
+
+    def begin(self) -> None:
+        """An update begins: what was compiled before, for instance by an evaluation, is not counted."""
+        self._requests, self._hits, self._seconds = 0, 0, 0.0
+
+    def end(self, step: int, length: int) -> dict[str, float]:
+        """The metrics of the update that ends here; tells of programs that it compiled after the warm-up.
+
+        Args:
+            step: number of the update, from 1.
+            length: tokens of its sequences, padding included.
+        """
+        compiled = self._requests - self._hits
+        self._updates += 1
+        if compiled and self._updates > WARM_UP and length not in self._told:
+            self._told.add(length)
+            self._tell(
+                f"update {step}: compiled {compiled} program(s) in {self._seconds:.1f} s: {self._reason(length)}"
+            )
+        self._lengths.add(length)
+        return {"compile/count": compiled, "compile/s": self._seconds, "cache/hits": self._hits}
+
+    def _reason(self, length: int) -> str:
+        if length in self._lengths:
+            return (
+                f"not for its sequences, whose {length} tokens are no new length; a learned reward that meets longer "
+                "texts compiles, for instance"
+            )
+        return (
+            f"its sequences have {length} tokens, for the first time in this process; lengths are rounded up to a "
+            f"multiple of {SEQUENCE_BUCKET}, and each one is compiled once"
+        )
+
+    def _note_duration(self, event: str, duration_secs: float, **details: str | int) -> None:
+        del details
+        if event == _COMPILED:
+            self._requests += 1
+            self._seconds += duration_secs
+
+    def _note_event(self, event: str, **details: str | int) -> None:
+        del details
+        if event == _READ:
+            self._hits += 1

@@ -1,0 +1,162 @@
+"""The floating-point operations of an update, counted by arithmetic from the shapes of its models and its batch.
+
+Counted are the matrix products that the mathematics asks for: 2 operations per weight and token in a forward pass, as
+much again for the gradient of the inputs and for that of the weights, and 4 operations per query, key and width in
+attention, where every token is taken to see its whole row. Padding counts, since it is computed; what is computed a
+second time to save memory does not, nor do norms, activations, softmax and the optimizer.
+
+Source: PaLM (arXiv:2204.02311), appendix B, 6 N + 12 L H Q T per token of a training step, taken apart into forward and
+backward passes, so that sampling and scoring can be counted too.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxppo.config import TrainConfig
+from jaxppo.families import ModelConfig
+from jaxppo.types import Params
+
+
+class Products(NamedTuple):
+    """What a token is multiplied with on its way through one model."""
+
+    trunk: int  # weights of the linear layers
+    adapter: int  # weights of adapters on them; 0: the trunk itself is trained
+    head: int  # weights of the language model head
+    attention: int  # layers x heads x head size: multiplications with each token seen, of queries with keys
+
+
+class Models(NamedTuple):
+    """The models of a run."""
+
+    policy: Products
+    value: Products | None  # of a separate value model
+
+
+class Shapes(NamedTuple):
+    """The batch of one update, padding included, over all devices."""
+
+    prompts: int
+    prompt_length: int  # tokens
+    completions: int
+    completion_length: int  # tokens that a completion has room for
+    longest_completion: int  # tokens drawn for each completion
+    sequence_length: int  # tokens of prompt and completion together, as scored and learned from
+
+
+def products(config: ModelConfig, params: Params) -> Products:
+    """Read off a model's shapes.
+
+    Args:
+        config: of the model.
+        params: its nested dict of arrays, or of their shapes, adapters attached.
+    """
+    sizes: dict[str, int] = {"kernel": 0, "lora_a": 0, "lora_b": 0}
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params["trunk"]):
+        name = keys[-1].key
+        if name in sizes:
+            sizes[name] += leaf.size
+    return Products(
+        trunk=sizes["kernel"],
+        adapter=sizes["lora_a"] + sizes["lora_b"],
+        head=config.hidden_size * config.vocab_size,
+        attention=config.num_hidden_layers * config.num_attention_heads * config.head_dim,
+    )
+
+
+def of_models(model: ModelConfig, value_model: ModelConfig, params: Params) -> Models:
+    """Read off the shapes of policy and value model.
+
+    Args:
+        model: architecture of the policy.
+        value_model: that of a separate value model.
+        params: {"policy", "value"} as `models.apply` takes them, or their shapes.
+    """
+    separate = "trunk" in params.get("value", {})
+    return Models(products(model, params["policy"]), products(value_model, params["value"]) if separate else None)
+
+
+def forward(model: Products, tokens: int, seen: int, predictions: int = 0) -> int:
+    """Operations of a forward pass.
+
+    Args:
+        model: what is multiplied.
+        tokens: new tokens, all rows together.
+        seen: tokens that each of them attends to.
+        predictions: tokens whose next one is predicted by the head.
+    """
+    return 2 * tokens * (model.trunk + model.adapter + 2 * seen * model.attention) + 2 * predictions * model.head
+
+
+def backward(model: Products, tokens: int, seen: int, predictions: int = 0) -> int:
+    """Operations of a backward pass: two products for each of the forward pass, or one where a weight is frozen.
+
+    Args:
+        model: what is multiplied.
+        tokens: as in the forward pass.
+        seen: as in the forward pass.
+        predictions: as in the forward pass.
+    """
+    trained = forward(model, tokens, seen, predictions)
+    frozen = 2 * tokens * model.trunk + 2 * predictions * model.head if model.adapter else 0
+    return 2 * trained - frozen
+
+
+def sampling(policy: Products, shapes: Shapes) -> int:
+    """A pass over every prompt, then one over each token drawn but the last; adapters are merged into the weights."""
+    merged = policy._replace(adapter=0)
+    row = shapes.prompt_length + shapes.completion_length
+    prompts = forward(merged, shapes.prompts * shapes.prompt_length, shapes.prompt_length, shapes.prompts)
+    drawn = shapes.completions * (shapes.longest_completion - 1)
+    return prompts + forward(merged, drawn, row, drawn)
+
+
+def scoring(config: TrainConfig, models: Models, shapes: Shapes) -> int:
+    """Forward passes of the policy where its log-probabilities are recomputed, of the reference and the value model."""
+    size = _size(shapes)
+    *trunk_only, _ = size
+    policy = forward(models.policy, *size)
+    reference = forward(models.policy._replace(adapter=0), *size)
+    total = policy if config.logprobs == "recompute" else 0
+    if config.ppo.kl_coef > 0:
+        total += reference
+        if config.ppo.kl_estimator == "full":
+            total += policy + reference
+    if config.ppo.algorithm == "ppo":
+        total += forward(models.policy if models.value is None else models.value, *trunk_only)
+    return total
+
+
+def learning(config: TrainConfig, models: Models, shapes: Shapes) -> int:
+    """Forward and backward passes of policy and value model in every epoch, none of them stopped early."""
+    size = _size(shapes)
+    *trunk_only, _ = size
+    total = forward(models.policy, *size) + backward(models.policy, *size)
+    if models.value is not None:
+        total += forward(models.value, *trunk_only) + backward(models.value, *trunk_only)
+    return config.ppo.num_ppo_epochs * total
+
+
+def of_update(config: TrainConfig, models: Models, shapes: Shapes) -> int:
+    """Operations of an update: sampling, scoring and learning; rewards are not counted."""
+    return sampling(models.policy, shapes) + scoring(config, models, shapes) + learning(config, models, shapes)
+
+
+def _size(shapes: Shapes) -> tuple[int, int, int]:
+    """(tokens, seen, predictions) of a pass over all sequences."""
+    tokens = shapes.completions * shapes.sequence_length
+    return tokens, shapes.sequence_length, shapes.completions * shapes.completion_length
+
+
+def shapes_of(prompt_ids: Any, completion_mask: Any, input_ids: Any) -> Shapes:
+    """Read off the shapes of a batch.
+
+    Args:
+        prompt_ids: [G, P] int32.
+        completion_mask: [B, C] bool, on the host.
+        input_ids: [B, T] int32.
+    """
+    (prompts, prompt_length), (completions, completion_length) = prompt_ids.shape, completion_mask.shape
+    longest = int(completion_mask.sum(axis=1).max())
+    return Shapes(prompts, prompt_length, completions, completion_length, longest, input_ids.shape[1])

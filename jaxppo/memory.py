@@ -1,0 +1,255 @@
+"""How much memory a run takes on each device: a budget by arithmetic before it starts, and what was measured.
+
+What is held from the first update to the last is exact. What a stage of an update adds is partly an estimate, and as
+the stages come one after the other, the peak is what is held plus what the greediest stage adds. Not counted are a
+learned reward and evaluations.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxppo import logprobs
+from jaxppo.config import TrainConfig
+from jaxppo.families import ModelConfig
+
+if sys.platform != "win32":
+    import resource
+
+MIB = 2**20
+
+FP32 = 4
+"""Bytes."""
+
+WIDTHS, INNER_WIDTHS = 10, 3
+"""Numbers that the gradient of a layer keeps per token: so many times its hidden and its intermediate size.
+
+10: the input of the layer, two norms, queries, keys and values before and after rotation or transposition (6), and what
+attention gives. 3: the MLP's activation, its input and its derivative. Attention weights come on top. Fitted to
+`memory_analysis()` of the update of GPT-NeoX on CPU, in which all three grow like this.
+"""
+
+LOGITS_COPIES = 2
+"""Blocks of logits that are alive together: probabilities and their gradient."""
+
+CPU_ACTIVATIONS = 920_000
+"""Numbers in the widest activation of a layer, for all rows that a CPU computes at once: 3.5 MiB in fp32.
+
+Measured on two cores with 1 MiB of second-level cache each: twice and half of it are slower (docs/performance.md).
+"""
+
+
+def rows_at_once(model: ModelConfig, length: int) -> int | None:
+    """Rows of `length` tokens that a pass through the model should take at once; None: as many as there are.
+
+    On a CPU, so many that the widest activation of a layer stays in the cache: large temporaries cost time there,
+    fresh memory pages above all. Accelerators are best with all rows, as far as memory allows.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    widest = max(model.intermediate_size, model.num_attention_heads * length)
+    return max(1, CPU_ACTIVATIONS // (length * widest))
+
+
+def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int) -> int | None:
+    """Rows per device and scoring pass: as configured, or `rows_at_once` of the widest model; None: all."""
+    if config.ppo.local_rollout_forward_batch_size is not None:
+        return config.ppo.local_rollout_forward_batch_size
+    both = (rows_at_once(model, length) for model in models)
+    return min((rows for rows in both if rows is not None), default=None)
+
+
+def micro_batches(config: TrainConfig, models: Sequence[ModelConfig], length: int, num_devices: int) -> int:
+    """Micro-batches of a mini-batch: as configured, or the fewest that `rows_at_once` takes on every device."""
+    if config.ppo.gradient_accumulation_steps is not None:
+        return config.ppo.gradient_accumulation_steps
+    rows = config.mini_batch_size // num_devices
+    most = min((rows_at_once(model, length) or rows for model in models), default=rows)
+    return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= most)
+
+
+class Budget(NamedTuple):
+    """Bytes on each device."""
+
+    held: dict[str, int]  # from the first update to the last
+    stages: dict[str, dict[str, int]]  # what each stage of an update adds while it runs
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the same time, at most."""
+        return sum(self.held.values()) + max(sum(stage.values()) for stage in self.stages.values())
+
+    def describe(self) -> str:
+        """The budget in words, in MiB."""
+        held = f"{_sum(self.held)} throughout ({_parts(self.held)})"
+        stages = [f"{name} adds {_sum(stage)} ({_parts(stage)})" for name, stage in self.stages.items()]
+        return f"memory per device in MiB, estimated: {'; '.join([held, *stages])}; {self.peak / MIB:,.1f} at the peak"
+
+
+def _sum(parts: Mapping[str, int]) -> str:
+    return f"{sum(parts.values()) / MIB:,.1f}"
+
+
+def _parts(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size / MIB:,.1f}" for name, size in parts.items())
+
+
+def budget(
+    config: TrainConfig,
+    models: Sequence[ModelConfig],
+    held: Mapping[str, Any],
+    trained: Any,
+    weights: Mapping[str, Any],
+    prompt_length: int,
+    num_devices: int,
+) -> Budget:
+    """What a run will take.
+
+    Args:
+        config: hyper-parameters.
+        models: architectures of what is learned: the policy, then a separate value model.
+        held: what stays on the devices, by name: trees of arrays or of their shapes.
+        trained: tree of what has gradients.
+        weights: {"policy", "value"}, whole models: trees of arrays or of their shapes.
+        prompt_length: tokens of a prompt, padding included.
+        num_devices: devices that rows are split over.
+    """
+    policy = models[0]
+    response = config.sampling.response_length
+    length = prompt_length + response
+    rows, parts = config.batch_size // num_devices, micro_batches(config, models, length, num_devices)
+    micro_rows = config.mini_batch_size // num_devices // parts
+    at_once = min(rows, scored_rows(config, models, length) or rows)
+    gradients = tree_bytes(trained) * (2 if parts > 1 else 1)  # a sum, and the next term
+    return Budget(
+        held={name: tree_bytes(tree) for name, tree in held.items()},
+        stages={
+            "sampling": {
+                "weights": copy_bytes(policy, weights["policy"], merged=config.peft.use_peft),
+                "KV cache": kv_cache_bytes(policy, rows, length),
+                "logits": LOGITS_COPIES * FP32 * rows * policy.vocab_size,
+            },
+            "scoring": {
+                "weights": max(copy_bytes(policy, tree) for tree in weights.values()),
+                "activations": max(layer_bytes(model, at_once, length) for model in models),
+                "logits": logits_bytes(policy, at_once * response),
+            },
+            "learning": {
+                "weights": copy_bytes(policy, weights),
+                "gradients": gradients,
+                "activations": sum(activation_bytes(model, micro_rows, length) for model in models),
+                "logits": logits_bytes(policy, micro_rows * response),
+            },
+        },
+    )
+
+
+def tree_bytes(tree: Any) -> int:
+    """Bytes of all arrays of a tree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def copy_bytes(model: ModelConfig, weights: Any, merged: bool = False) -> int:
+    """What weights take a second time while they are computed with: 0 where they are used as they are.
+
+    Args:
+        model: gives the dtype of the computation.
+        weights: tree of arrays or of their shapes.
+        merged: adapters are added to them.
+    """
+    if model.compute_dtype is None and not merged:
+        return 0
+    return sum(leaf.size for leaf in jax.tree.leaves(weights)) * _itemsize(model)
+
+
+def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:
+    """Keys and values of every layer: 2 L B H S K numbers in the dtype of the computation.
+
+    Args:
+        model: gives L layers, H heads of keys, and their size K.
+        rows: B.
+        length: S, tokens of prompt and completion.
+    """
+    numbers = 2 * model.num_hidden_layers * rows * model.num_key_value_heads * length * model.head_dim
+    return numbers * _itemsize(model)
+
+
+def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
+    """Estimate of what one layer computes on the way through: B T (10 D + 3 I) numbers, and B H T T attention weights.
+
+    Args:
+        model: gives D, I (intermediate size), H and the dtype of the computation.
+        rows: B.
+        length: T.
+    """
+    tokens = rows * length
+    numbers = tokens * (WIDTHS * model.hidden_size + INNER_WIDTHS * model.intermediate_size)
+    # Softmax is computed in float32 whatever the dtype; its result is cast.
+    weight = FP32 if model.compute_dtype is None else FP32 + _itemsize(model)
+    return numbers * _itemsize(model) + tokens * length * model.num_attention_heads * weight
+
+
+def activation_bytes(model: ModelConfig, rows: int, length: int) -> int:
+    """Estimate of what the gradient keeps of a forward pass: `layer_bytes` of every layer.
+
+    Args:
+        model: what is learned.
+        rows: of a micro-batch on one device.
+        length: tokens of a row, padding included.
+    """
+    return model.num_hidden_layers * layer_bytes(model, rows, length)
+
+
+def logits_bytes(model: ModelConfig, predictions: int) -> int:
+    """Logits of one block of predictions, and as many numbers beside them.
+
+    Args:
+        model: gives the vocabulary.
+        predictions: completion tokens, padding included.
+    """
+    rows, columns = logprobs.default_block()
+    return LOGITS_COPIES * FP32 * min(predictions, rows) * min(model.vocab_size, columns)
+
+
+def _itemsize(model: ModelConfig) -> int:
+    return FP32 if model.compute_dtype is None else jnp.dtype(model.compute_dtype).itemsize
+
+
+def excess(budget: Budget, devices: Sequence[Any]) -> str | None:
+    """A warning where the budget is more than the smallest of these devices allows; else None, also if none says."""
+    limit = min((stats["bytes_limit"] for stats in _stats(devices) if "bytes_limit" in stats), default=None)
+    if limit is None or budget.peak <= limit:
+        return None
+    return (
+        f"memory: expected at most the {limit / MIB:,.1f} MiB that a device allows, got an estimate of "
+        f"{budget.peak / MIB:,.1f}; more gradient_accumulation_steps, a smaller local_rollout_forward_batch_size or "
+        "batch_size, dtype bfloat16 or use_peft take less"
+    )
+
+
+def measured(devices: Sequence[Any]) -> dict[str, float]:
+    """The metric of what was in use at most so far.
+
+    On the fullest of these devices or, where they do not say, in the whole process; {} on Windows, where neither is
+    known.
+    """
+    peaks = [stats["peak_bytes_in_use"] for stats in _stats(devices) if "peak_bytes_in_use" in stats]
+    if peaks:
+        return {"memory/peak_mib": max(peaks) / MIB}
+    if sys.platform == "win32":
+        return {}
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+    return {"memory/peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MIB}
+
+
+def describe_measured(record: Mapping[str, Any], devices: Sequence[Any]) -> str:
+    """A line about the metric of a record."""
+    whose = "each device" if any("peak_bytes_in_use" in stats for stats in _stats(devices)) else "the whole process"
+    return f"memory of {whose} after update {record['step']}: {record['memory/peak_mib']:,.1f} MiB at the peak"
+
+
+def _stats(devices: Sequence[Any]) -> list[dict[str, int]]:
+    return [device.memory_stats() or {} for device in devices]

@@ -1,0 +1,112 @@
+"""Counted by hand, beside the products that the benchmark lists one by one, and beside XLA's own count."""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxppo import flops, lora, models
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import replace
+from jaxppo.families.gpt2 import GPT2Config
+from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.flops import Models, Products, Shapes
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+import workloads
+
+SIZES = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+NEOX = GPTNeoXConfig(**SIZES)
+LINEAR = 2 * (8 * 24 + 8 * 8 + 2 * 8 * 24)  # 2 layers: queries, keys and values; output; two of the MLP
+PLAIN = Products(trunk=LINEAR, adapter=0, head=8 * 50, attention=2 * 8)
+SHAPES = Shapes(
+    prompts=3, prompt_length=5, completions=6, completion_length=7, longest_completion=4, sequence_length=11
+)
+# One of each, in operations: per token, per token and token seen, and per prediction.
+TOKEN, PAIR, HEAD = 2 * LINEAR, 4 * 2 * 8, 2 * 8 * 50
+SEQUENCES = 66 * TOKEN + 66 * 11 * PAIR
+PREDICTIONS = 42 * HEAD
+
+
+def shapes_of_params(config, head="lm"):
+    return jax.eval_shape(lambda: models.init_params(config, jax.random.key(0), head))
+
+
+@pytest.mark.parametrize("config", [NEOX, GPT2Config(**SIZES)], ids=["gpt_neox", "gpt2"])
+def test_products_are_those_of_the_linear_layers_the_head_and_attention(config):
+    assert flops.products(config, shapes_of_params(config)) == PLAIN
+
+
+def test_products_count_adapters_apart():
+    adapter = lora.init_adapter(NEOX, lora.LoraConfig(r=3), jax.random.key(0))
+    params = lora.attach(shapes_of_params(NEOX), adapter, 2.0)
+    sums = 2 * 3 * ((8 + 24) + (8 + 8) + (8 + 24) + (24 + 8))
+    assert flops.products(NEOX, params) == PLAIN._replace(adapter=sums)
+
+
+def test_sampling_reads_prompts_once_and_then_one_token_of_each_row():
+    prompts = 15 * TOKEN + 15 * 5 * PAIR + 3 * HEAD
+    steps = 18 * TOKEN + 18 * 12 * PAIR + 18 * HEAD
+    assert flops.sampling(PLAIN, SHAPES) == prompts + steps
+    assert flops.sampling(PLAIN._replace(adapter=100), SHAPES) == prompts + steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes", "heads"),
+    [
+        ({}, 2, 1),
+        ({"kl_coef": 0.0}, 1, 0),
+        ({"logprobs": "recompute"}, 3, 2),
+        ({"kl_estimator": "full"}, 4, 3),
+        ({"value_model": "shared"}, 2, 1),
+        ({"algorithm": "rloo", "num_generations": 2, "batch_size": 6}, 1, 1),
+    ],
+)
+def test_scoring_counts_the_passes_that_the_settings_ask_for(settings, passes, heads):
+    config = replace(TrainConfig(), **settings)
+    separate = config.ppo.algorithm == "ppo" and config.value_model == "separate"
+    found = flops.scoring(config, Models(PLAIN, PLAIN if separate else None), SHAPES)
+    assert found == passes * SEQUENCES + heads * PREDICTIONS
+
+
+def test_learning_is_three_passes_of_each_model_and_epoch():
+    config = replace(TrainConfig(), num_ppo_epochs=2)
+    assert flops.learning(config, Models(PLAIN, PLAIN), SHAPES) == 2 * 3 * (2 * SEQUENCES + PREDICTIONS)
+    assert flops.learning(config, Models(PLAIN, None), SHAPES) == 2 * 3 * (SEQUENCES + PREDICTIONS)
+
+
+def test_frozen_weights_have_no_gradient_of_their_own():
+    adapted = PLAIN._replace(adapter=10)
+    forward = flops.forward(adapted, 66, 11, 42)
+    assert forward == SEQUENCES + PREDICTIONS + 66 * 2 * 10
+    assert flops.backward(adapted, 66, 11, 42) == 2 * forward - 66 * TOKEN - PREDICTIONS
+
+
+def test_shapes_of_takes_the_longest_completion():
+    mask = np.arange(7) < np.array([[2], [4], [1]])
+    assert flops.shapes_of(np.zeros((3, 5)), mask, np.zeros((3, 9))) == Shapes(3, 5, 3, 7, 4, 9)
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_of_update_agrees_with_the_products_of_the_benchmark(name, tmp_path):
+    work = workloads.WORKLOADS[name]
+    config = replace(workloads.train_config(work, tmp_path), logprobs="sampler")
+    model, length = workloads.model_config(work), work.prompt + work.response
+    params = {"policy": shapes_of_params(model), "value": shapes_of_params(model, "score")}
+    shapes = Shapes(work.batch, work.prompt, work.batch, work.response, work.response, length)
+    tokens, width = work.batch * length, work.hidden
+    reward_model = work.layers * (2 * tokens * 12 * width**2 + 4 * tokens * length * width)
+    found = flops.of_update(config, flops.of_models(model, model, params), shapes)
+    assert found == pytest.approx(workloads.flops(work) - reward_model, rel=0.02)
+
+
+@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config])
+def test_forward_agrees_with_what_xla_counts(family):
+    config = family(vocab_size=2048, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)
+    params, ids = shapes_of_params(config), jax.ShapeDtypeStruct((4, 64), np.int32)
+    program = jax.jit(lambda params, ids: models.apply(config, params, ids).logits)
+    counted = program.lower(params, ids).cost_analysis()["flops"]
+    assert flops.forward(flops.products(config, params), 4 * 64, 64, 4 * 64) == pytest.approx(counted, rel=0.05)

@@ -1,0 +1,174 @@
+"""Exact where the arithmetic is exact; within a factor of 2 of what XLA reserves where it is an estimate."""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxppo import memory, models
+from jaxppo.config import TrainConfig
+from jaxppo.config_sources import replace
+from jaxppo.families.gpt2 import GPT2Config
+from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.memory import MIB, Budget
+from jaxppo.parallel import DataParallel
+from jaxppo.ppo import PPO
+from jaxppo.types import Sequences, Trajectories
+
+SIZES = {"vocab_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
+NEOX = GPTNeoXConfig(**SIZES, hidden_size=64)
+
+
+class Device:
+    """A device that says what it has."""
+
+    def __init__(self, **stats):
+        self.stats = stats
+
+    def memory_stats(self):
+        return self.stats or None
+
+
+def make_budget(config, **held):
+    trained = {"w": np.zeros(100, np.float32)}
+    return memory.budget(config, [NEOX, NEOX], held, trained, {"policy": trained}, 16, 2)
+
+
+CONFIG = replace(TrainConfig(), batch_size=8, response_length=8)
+
+
+def test_what_is_held_is_exact():
+    params = models.init_params(NEOX, jax.random.key(0))
+    ppo = PPO(replace(CONFIG, total_episodes=80), NEOX, 0, 1, DataParallel(devices=jax.devices()[:1]))
+    state = ppo.init_state(params)
+    arrays = {name: jax.tree.leaves(tree) for name, tree in [("value", state.params["value"]), ("o", state.opt_state)]}
+    found = make_budget(CONFIG, **arrays).held
+    assert found == {name: sum(array.nbytes for array in leaves) for name, leaves in arrays.items()}
+    shapes = jax.eval_shape(ppo.init_state, params)
+    assert memory.tree_bytes(shapes.opt_state) == found["o"] > 2 * memory.tree_bytes(params)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config])
+def test_kv_cache_bytes_are_those_of_the_cache(family, dtype):
+    model = models.computing_in(family(**SIZES, hidden_size=64), dtype)
+    cache = jax.eval_shape(lambda: models.init_cache(model, 6, 40))
+    assert memory.kv_cache_bytes(model, 6, 40) == memory.tree_bytes(cache)
+
+
+def test_budget_splits_rows_over_devices_and_micro_batches():
+    whole = make_budget(CONFIG).stages
+    assert whole["sampling"]["KV cache"] == memory.kv_cache_bytes(NEOX, 4, 24)
+    assert whole["learning"]["gradients"] == 400
+    assert whole["learning"]["activations"] == 2 * memory.activation_bytes(NEOX, 4, 24)
+    parts = make_budget(replace(CONFIG, gradient_accumulation_steps=2, local_rollout_forward_batch_size=1)).stages
+    assert parts["learning"]["activations"] == whole["learning"]["activations"] / 2
+    assert parts["learning"]["gradients"] == 2 * whole["learning"]["gradients"]
+    assert parts["scoring"]["activations"] == whole["scoring"]["activations"] / 4
+
+
+def test_logits_bytes_are_those_of_a_block_whatever_the_vocabulary():
+    assert memory.logits_bytes(NEOX, 10) == 2 * 4 * 10 * 512
+    assert memory.logits_bytes(NEOX, 10**6) == 2 * 4 * 1024 * 512
+    wide = GPTNeoXConfig(**SIZES | {"vocab_size": 2**21}, hidden_size=64)
+    assert memory.logits_bytes(wide, 10**6) == 2 * 4 * 1024 * 1024
+
+
+# The widest activation: 512 numbers per token in the MLP, or one per head and token attended to.
+@pytest.mark.parametrize(
+    ("sizes", "length", "rows"),
+    [({}, 117, 15), ({"num_attention_heads": 8}, 30, 59), ({"num_attention_heads": 8}, 300, 1), ({}, 10**5, 1)],
+)
+def test_rows_at_once_fit_the_cache_of_a_cpu(monkeypatch, sizes, length, rows):
+    model = GPTNeoXConfig(**SIZES | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 512} | sizes)
+    assert memory.rows_at_once(model, length) == rows
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert memory.rows_at_once(model, length) is None
+
+
+def test_micro_batches_are_the_fewest_equal_ones_that_fit(monkeypatch):
+    config = replace(TrainConfig(), batch_size=24, num_mini_batches=2)
+    narrow, wide = (GPTNeoXConfig(**SIZES, hidden_size=size) for size in (32, 64))
+    monkeypatch.setattr(memory, "rows_at_once", lambda model, length: {32: 100, 64: 5}[model.hidden_size])
+    assert memory.micro_batches(config, [narrow], 10, 1) == 1
+    assert memory.micro_batches(config, [narrow, wide], 10, 1) == 3  # 12 rows: 6 are too many, 5 do not divide
+    assert memory.micro_batches(config, [narrow, wide], 10, 2) == 2
+    assert memory.micro_batches(replace(config, gradient_accumulation_steps=1), [wide], 10, 1) == 1
+    assert memory.scored_rows(config, [narrow, wide], 10) == 5
+    assert memory.scored_rows(replace(config, local_rollout_forward_batch_size=7), [wide], 10) == 7
+    monkeypatch.setattr(memory, "rows_at_once", lambda model, length: None)
+    assert memory.micro_batches(config, [narrow, wide], 10, 1) == 1
+    assert memory.scored_rows(config, [narrow, wide], 10) is None
+
+
+def test_the_peak_is_that_of_the_greediest_stage():
+    budget = Budget({"policy": 3 * MIB, "optimizer": 6 * MIB}, {"a": {"x": MIB}, "b": {"y": MIB, "z": 2 * MIB}})
+    assert budget.peak == 12 * MIB
+    assert budget.describe() == (
+        "memory per device in MiB, estimated: 9.0 throughout (policy 3.0, optimizer 6.0); a adds 1.0 (x 1.0); "
+        "b adds 3.0 (y 1.0, z 2.0); 12.0 at the peak"
+    )
+
+
+def test_excess_is_told_where_a_device_has_less():
+    budget = Budget({"policy": 3 * MIB}, {"a": {"x": MIB}})
+    small, large, silent = Device(bytes_limit=4 * MIB - 1), Device(bytes_limit=4 * MIB), Device()
+    assert memory.excess(budget, [large]) is None
+    assert memory.excess(budget, [silent]) is None
+    warning = memory.excess(budget, [large, small])
+    assert warning is not None and "expected at most the 4.0 MiB" in warning and "got an estimate of 4.0" in warning
+
+
+def test_measured_is_of_the_fullest_device_or_of_the_process():
+    full, empty = Device(peak_bytes_in_use=5 * MIB), Device(peak_bytes_in_use=MIB)
+    assert memory.measured([empty, full]) == {"memory/peak_mib": 5.0}
+    assert "each device" in memory.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [full])
+    assert "whole process" in memory.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [Device()])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_measured_is_the_most_that_the_process_had_where_devices_do_not_say():
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    assert memory.measured([Device()])["memory/peak_mib"] == pytest.approx(int(line.split()[1]) / 1024, rel=0.02)
+
+
+def test_copy_bytes_are_those_of_a_cast_or_a_merge():
+    weights = {"kernel": np.zeros((3, 5), np.float32), "bias": np.zeros(5, np.float32)}
+    half = models.computing_in(NEOX, "bfloat16")
+    assert [memory.copy_bytes(NEOX, weights), memory.copy_bytes(NEOX, weights, merged=True)] == [0, 80]
+    assert [memory.copy_bytes(half, weights), memory.copy_bytes(half, weights, merged=True)] == [40, 40]
+
+
+def reserved(config, model, prompt_length):
+    """Temporary bytes of the compiled update, as XLA counts them."""
+    ppo = PPO(config, model, 0, 1, DataParallel(devices=jax.devices()[:1]))
+    state = jax.eval_shape(ppo.init_state, jax.eval_shape(lambda: models.init_params(model, jax.random.key(0))))
+    rows, response = config.batch_size, config.sampling.response_length
+    shape = jax.ShapeDtypeStruct
+    ids, mask, numbers = (shape((rows, response), kind) for kind in (np.int32, bool, np.float32))
+    sequences = Sequences(shape((rows, prompt_length + response), np.int32), shape((rows,), np.int32), ids, mask)
+    batch = Trajectories(sequences, *[numbers] * 5, mask)
+    mini_batches = jax.eval_shape(ppo._mini_batches, batch, jax.eval_shape(lambda: jax.random.key(0)))
+    return ppo._update.lower(state, None, mini_batches).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    ("family", "hidden_size", "batch_size", "prompt_length", "settings"),
+    [
+        (GPTNeoXConfig, 64, 8, 64, {}),
+        (GPTNeoXConfig, 128, 4, 192, {"value_model": "shared"}),
+        (GPT2Config, 64, 8, 64, {"gradient_accumulation_steps": 2}),
+    ],
+)
+def test_learning_is_estimated_within_a_factor_of_2(family, hidden_size, batch_size, prompt_length, settings):
+    config = replace(TrainConfig(), batch_size=batch_size, response_length=64, total_episodes=800, **settings)
+    model = family(**SIZES, hidden_size=hidden_size)
+    learned = [model] if config.value_model == "shared" else [model, model]
+    params = jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
+    trained = {name: params for name, _ in zip(("policy", "value"), learned, strict=False)}
+    stage = memory.budget(config, learned, {}, trained, trained, prompt_length, 1).stages["learning"]
+    found = reserved(config, model, prompt_length)
+    assert found / 2 < stage["activations"] < found * 2
+    assert found / 2 < sum(stage.values()) < found * 2

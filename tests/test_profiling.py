@@ -1,0 +1,124 @@
+import gzip
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxppo.console import Console
+from jaxppo.errors import ConfigError
+from jaxppo.profiling import Profile, check_updates, ops_of, read_trace, table_of
+
+
+def named(pid, name, tid=None):
+    kind = {"name": "process_name"} if tid is None else {"name": "thread_name", "tid": tid}
+    return {"ph": "M", "pid": pid, "args": {"name": name}} | kind
+
+
+def call(name, ts, dur, pid=1, tid=1, program="jit_update", **args):
+    args = {"hlo_op": name, "hlo_module": program} | args if program else args
+    return {"ph": "X", "pid": pid, "tid": tid, "ts": ts, "dur": dur, "name": name, "args": args}
+
+
+def found(*events):
+    return [(op.name, op.calls, op.total_ms, op.share) for op in ops_of({"traceEvents": list(events)})]
+
+
+def test_ops_of_adds_calls_up_over_threads_and_leaves_frames_of_the_host_out():
+    frames = [call("train_step", 0, 9e6, program=None), {"ph": "X", "pid": 1, "tid": 1, "ts": 0, "dur": 5, "name": "x"}]
+    ops = [call("dot.1", 0, 3000), call("dot.1", 5000, 1000, tid=2), call("add", 9000, 1000)]
+    assert found(*ops, *frames) == [("jit_update/dot.1", 2, 4.0, 0.8), ("jit_update/add", 1, 1.0, 0.2)]
+
+
+def test_ops_of_tells_programs_apart():
+    assert {name for name, *_ in found(call("dot", 0, 2), call("dot", 4, 1, program="jit_generate"))} == {
+        "jit_update/dot",
+        "jit_generate/dot",
+    }
+
+
+def test_a_loop_counts_without_its_body():
+    body = [call("dot", 1000 + 3000 * i, 2000) for i in range(3)]
+    inner = call("fusion", 1500, 1000)
+    assert found(call("while", 0, 10000), *body, inner, call("add", 10000, 1000)) == [
+        ("jit_update/dot", 3, 5.0, 5 / 11),
+        ("jit_update/while", 1, 4.0, 4 / 11),
+        ("jit_update/add", 1, 1.0, 1 / 11),
+        ("jit_update/fusion", 1, 1.0, 1 / 11),
+    ]
+
+
+def test_where_there_are_devices_the_host_does_not_count():
+    names = [named(1, "/host:CPU"), named(2, "/device:GPU:0"), named(2, "Stream #13(Compute)", 7)]
+    assert found(*names, call("launch", 0, 9), call("gemm", 0, 2000, pid=2, tid=7)) == [("jit_update/gemm", 1, 2.0, 1)]
+
+
+def test_the_line_of_operations_counts_where_a_device_has_one():
+    names = [named(3, "/device:TPU:0"), named(3, "XLA Modules", 1), named(3, "XLA Ops", 2)]
+    modules = call("jit_update(123)", 0, 5000, pid=3, tid=1)
+    ops = [call("fusion.1", 0, 3000, pid=3, tid=2, program=None), call("fusion.2", 3000, 1000, pid=3, tid=2)]
+    assert found(*names, modules, *ops) == [("fusion.1", 1, 3.0, 0.75), ("jit_update/fusion.2", 1, 1.0, 0.25)]
+
+
+def test_table_of_shows_ten_and_no_control_characters():
+    events = [call(f"op{i}\x1b[31m", 20000 * i, 1000 * (i + 1)) for i in range(12)]
+    lines = table_of({"traceEvents": events}, "update 3").splitlines()
+    assert lines[0].startswith("most expensive of 12 operations in update 3")
+    assert lines[1].split() == ["operation", "calls", "total", "ms", "share"]
+    assert [line.split() for line in lines[2:]] == [
+        [f"jit_update/op{i}\\x1b[31m", "1", f"{i + 1:.1f}", f"{(i + 1) / 78:.1%}"] for i in range(11, 1, -1)
+    ]
+
+
+def test_table_of_a_trace_without_operations_has_no_rows():
+    assert len(table_of({"traceEvents": []}, "update 3").splitlines()) == 2
+
+
+@pytest.mark.parametrize(("wanted", "left", "most"), [(3, 4, 2), (1, 2, 0), (1, 0, 0)])
+def test_check_updates_wants_enough_updates_after_those_that_compile(wanted, left, most):
+    with pytest.raises(ConfigError, match=f"profile: expected at most {most} .{left} updates are left.*, got {wanted}"):
+        check_updates(wanted, left)
+    check_updates(most, left)
+
+
+@jax.jit
+def product(x):
+    return jnp.tanh(x @ x)
+
+
+def run(profile, start, last):
+    x = np.ones((64, 64), np.float32)
+    with profile:
+        for step in range(start, last):
+            profile.begin(step)
+            product(x).block_until_ready()
+            profile.end(step)
+
+
+def test_profile_writes_a_trace_of_the_updates_after_the_first_two_and_a_table(tmp_path, capsys):
+    product(np.ones((64, 64), np.float32))
+    run(Profile(3, 10, 20, tmp_path, Console()), 10, 20)
+    path = tmp_path / "profile" / "perfetto_trace.json.gz"
+    with gzip.open(path, "rt") as file:
+        trace = json.load(file)
+    assert trace["traceEvents"] and "metadata" not in trace  # which Perfetto does not open
+    ops = ops_of(read_trace(path))
+    assert {op.name.split("/")[0] for op in ops} == {"jit_product"} and sum(op.share for op in ops) == pytest.approx(1)
+    assert ops[0].calls == 3 and ops[0].total_ms > 0
+    table = (tmp_path / "profile" / "top_ops.txt").read_text()
+    assert "updates 13 to 15" in table and ops[0].name in table
+    out = capsys.readouterr().out
+    assert table in out and str(path) in out.replace("\n", "")
+
+
+def test_without_updates_nothing_is_written(tmp_path):
+    run(Profile(0, 0, 2, tmp_path, Console()), 0, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_breaks_off_ends_its_trace(tmp_path):
+    for _ in range(2):  # a trace that still went on would be in the way of the next one
+        with pytest.raises(ZeroDivisionError), Profile(2, 0, 9, tmp_path, Console()) as profile:
+            profile.begin(2)
+            raise ZeroDivisionError
