@@ -119,6 +119,7 @@ def gradients(loss: Loss, params: Params, micro_batches: tuple[Any, Any], axis_n
     Every term is a weighted sum whose weights know the whole mini-batch, so any partition of the rows gives the same.
     """
 
+    @jax.jit  # traced once for the shapes of its results and for the loop
     def of_one(micro_batch: tuple[Any, Any]) -> MiniBatch:
         (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *micro_batch)
         return MiniBatch(value, grads, stats, jnp.sum(jax.tree.leaves(micro_batch[1])[0]))

@@ -939,6 +939,17 @@ def test_load_tokenizer_reads_what_save_pretrained_wrote(tmp_path):
     assert (loaded.pad_token_id, loaded.eos_token_id) == (1, 2)
 
 
+def test_load_tokenizer_of_the_plain_class_is_what_transformers_chooses_and_imports_no_torch(tmp_path):
+    word_tokenizer(bos_token="<s>", pad_token="<pad>", eos_token="</s>", padding_side="left").save_pretrained(tmp_path)
+    transformers = pytest.importorskip("transformers")
+    ours, theirs = hf.load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert type(ours) is type(theirs)
+    assert ours.init_kwargs == theirs.init_kwargs
+    assert ours("put-down b1 w7") == theirs("put-down b1 w7")
+    code = f"import sys; from jaxppo import hf; hf.load_tokenizer({str(tmp_path)!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_load_tokenizer_runs_no_code_of_the_folder(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))

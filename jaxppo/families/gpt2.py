@@ -148,7 +148,7 @@ class GPT2Trunk(nnx.Module):
         tokens must not (`ModelConfig.max_length`).
         """
         hidden = look_up(self.embed_in, input_ids) + look_up(self.embed_positions, positions, mode="clip")
-        hidden, cache = run_layers(self.layers, hidden, cache, lambda layer, x, kept: layer(x, bias, kept, cache_index))
+        hidden, cache = run_layers(self.layers, hidden, (bias,), cache, cache_index)
         return self.final_layer_norm(hidden), cache
 
 

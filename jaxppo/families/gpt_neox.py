@@ -191,9 +191,7 @@ class NeoXTrunk(nnx.Module):
         """
         hidden = look_up(self.embed_in, input_ids)
         rotary = rotary_angles(self.config, positions, hidden.dtype)
-        hidden, cache = run_layers(
-            self.layers, hidden, cache, lambda layer, x, kept: layer(x, rotary, bias, kept, cache_index)
-        )
+        hidden, cache = run_layers(self.layers, hidden, (rotary, bias), cache, cache_index)
         return self.final_layer_norm(hidden), cache
 
 

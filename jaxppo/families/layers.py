@@ -5,6 +5,7 @@ K head size.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -184,11 +185,35 @@ def _write_cache(cache: LayerCache, key: jax.Array, value: jax.Array, cache_inde
 
 
 def run_layers(
-    layers: nnx.Dict, hidden: jax.Array, cache: Cache | None, layer: Callable[..., tuple[jax.Array, Any]]
+    layers: nnx.Dict, hidden: jax.Array, shared: tuple[Any, ...], cache: Cache | None, cache_index: int | jax.Array
 ) -> tuple[jax.Array, Cache | None]:
-    """Pass the residual stream through `layer(module, hidden, layer cache)` for each layer in order."""
+    """Pass the residual stream through `layer(hidden, *shared, layer cache, cache_index)` for each layer in order.
+
+    Layers of one shape are traced and lowered once, whatever their number.
+
+    Args:
+        layers: modules by their numbers "0", "1", ...
+        hidden: [B, T, D], the input of the first one.
+        shared: what every layer gets.
+        cache: of all layers, or None.
+        cache_index: slot of the first token.
+    """
     new_cache = []
     for i in range(len(layers)):
-        hidden, layer_cache = layer(layers[str(i)], hidden, None if cache is None else cache[i])
+        graph, weights = nnx.split(layers[str(i)])
+        layer_cache = None if cache is None else cache[i]
+        hidden, layer_cache = _run_layer(graph, weights, hidden, shared, layer_cache, cache_index)
         new_cache.append(layer_cache)
     return hidden, None if cache is None else tuple(new_cache)
+
+
+@partial(jax.jit, static_argnums=0)
+def _run_layer(
+    graph: nnx.GraphDef,
+    weights: nnx.State,
+    hidden: jax.Array,
+    shared: tuple[Any, ...],
+    cache: LayerCache | None,
+    cache_index: int | jax.Array,
+) -> tuple[jax.Array, LayerCache | None]:
+    return nnx.merge(graph, weights)(hidden, *shared, cache, cache_index)
