@@ -50,7 +50,8 @@ def token_logprobs(
         block: most logits at once; default: `default_block`.
 
     Returns:
-        Log-probabilities and entropies in nats, both [...] fp32; both can be differentiated.
+        Log-probabilities and entropies in nats, both [...] fp32; both can be differentiated. An id outside of the
+        vocabulary has the log-probability NaN.
     """
     flat = (hidden.reshape(ids.size, -1), kernel, ids.reshape(ids.size))
     logprobs, entropy = _logprobs(*flat, float(temperature), block or default_block())
@@ -79,7 +80,8 @@ def _forward(hidden: Array, kernel: Array, ids: Array, temperature: float, block
             return (softmax, jnp.where(columns.holds(c, i), picked, chosen)), None
 
         zero = jnp.zeros(i.shape, jnp.float32)
-        (softmax, chosen), _ = jax.lax.scan(step, (_empty(zero), zero), jnp.arange(columns.blocks))
+        nowhere = zero + jnp.nan  # what an id outside of the vocabulary gets
+        (softmax, chosen), _ = jax.lax.scan(step, (_empty(zero), nowhere), jnp.arange(columns.blocks))
         log_z = softmax.largest + jnp.log(softmax.total)
         # H = logsumexp(z) - E[z], both relative to the largest logit
         return chosen - log_z, jnp.log(softmax.total) - softmax.weighted / softmax.total, log_z
@@ -157,23 +159,30 @@ def token_kl(
     """
     block = block or default_block()
     columns = _columns(kernel, block)
+    width = max(kernel.shape[0], ref_kernel.shape[0])
+    widen = lambda x, axis: jnp.pad(x, [(0, width - x.shape[i] if i == axis else 0) for i in range(2)])  # noqa: E731
+    kernels = widen(kernel, 0), widen(ref_kernel, 0)
 
     def of_rows(rows: tuple[Array, Array]) -> Array:
-        h, ref_h = rows
+        # p and q go through one product and one sum, the rows of q below those of p: equal ones give exactly 0.
+        hidden_of_both = jnp.stack(rows)
 
-        def step(carry: tuple[_Softmax, _Softmax], c: Array) -> tuple[tuple[_Softmax, _Softmax], None]:
-            p, q = carry
-            z = _logits(h, columns.of(kernel, c), temperature)
-            ref_z = _logits(ref_h, columns.of(ref_kernel, c), temperature)
-            return (_extend(p, z, columns.new(c), z - ref_z), _extend(q, ref_z, columns.new(c))), None
+        def step(both: _Softmax, c: Array) -> tuple[_Softmax, None]:
+            parts = jnp.stack([columns.of(each, c) for each in kernels])
+            z = jnp.einsum("nrd,ndc->nrc", hidden_of_both, parts, preferred_element_type=jnp.float32)
+            # Not z / temperature less ref_z / temperature: with a fused multiply-add that is not 0 for equal ones.
+            gap = jnp.concatenate([(z[0] - z[1]) / temperature, jnp.zeros_like(z[1])])
+            return _extend(both, z.reshape(gap.shape) / temperature, columns.new(c), gap), None
 
-        zero = jnp.zeros(h.shape[:1], jnp.float32)
-        (p, q), _ = jax.lax.scan(step, (_empty(zero), _empty(zero)), jnp.arange(columns.blocks))
+        start = _empty(jnp.zeros(2 * rows[0].shape[0], jnp.float32))
+        both, _ = jax.lax.scan(step, start, jnp.arange(columns.blocks))
+        largest, log_total = both.largest.reshape(2, -1), jnp.log(both.total).reshape(2, -1)
+        mean_gap = (both.weighted / both.total).reshape(2, -1)[0]
         # sum_v p (z - ref_z) - logsumexp(z) + logsumexp(ref_z)
-        return p.weighted / p.total + (q.largest - p.largest) + (jnp.log(q.total) - jnp.log(p.total))
+        return mean_gap + (largest[1] - largest[0]) + (log_total[1] - log_total[0])
 
-    rows = (hidden.reshape(-1, hidden.shape[-1]), ref_hidden.reshape(-1, ref_hidden.shape[-1]))
-    return ops.by_rows(of_rows, rows, block.rows).reshape(hidden.shape[:-1])
+    both = (widen(x.reshape(-1, x.shape[-1]), 1) for x in (hidden, ref_hidden))
+    return ops.by_rows(of_rows, tuple(both), block.rows).reshape(hidden.shape[:-1])
 
 
 # ----------------------------------------------------------------------------------------- sums over the vocabulary
@@ -225,7 +234,7 @@ class _Columns(NamedTuple):
 
     def holds(self, c: Array, ids: Array) -> Array:
         """Whether block c is the one that counts these columns."""
-        return ids // self.width == c
+        return (ids // self.width == c) & (ids < self.vocab)
 
     def new(self, c: Array) -> Array | None:
         """[C] bool, columns that the block before has not counted; None where that is so for all columns."""

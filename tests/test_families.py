@@ -243,9 +243,7 @@ class ToyTrunk(nnx.Module):
     def __call__(self, input_ids, positions, bias, cache, cache_index):
         hidden = look_up(self.embed_in, input_ids)
         waves = jnp.sin(positions[..., None] * jnp.arange(1, hidden.shape[-1] + 1) / 10).astype(hidden.dtype)
-        hidden, cache = run_layers(
-            self.layers, hidden + waves, cache, lambda layer, x, kept: layer(x, bias, kept, cache_index)
-        )
+        hidden, cache = run_layers(self.layers, hidden + waves, (bias,), cache, cache_index)
         return self.last_norm(hidden), cache
 
 

@@ -133,7 +133,7 @@ def test_token_kl_of_a_distribution_to_itself_is_exactly_0(block):
 def test_token_kl_never_holds_the_logits_of_all_tokens():
     hidden, kernel, _ = head_inputs(vocabulary=64)
     kl = partial(logprobs.token_kl, block=Block(11, 32))
-    assert max(array_sizes(jax.make_jaxpr(kl)(hidden, kernel, hidden, kernel).jaxpr)) == 11 * 32
+    assert max(array_sizes(jax.make_jaxpr(kl)(hidden, kernel, hidden, kernel).jaxpr)) == 2 * 11 * 32  # of p and of q
 
 
 def test_token_logprobs_stay_exact_far_from_zero():
@@ -153,6 +153,13 @@ def test_token_logprobs_pass_on_what_is_not_a_number():
     for values in token_logprobs(broken, kernel, ids, block=Block(4, 4)):
         assert np.isnan(values[1, 2])
         assert np.isnan(values).sum() == 1
+
+
+@pytest.mark.parametrize("block", [None, Block(4, 4)])
+def test_token_logprobs_of_ids_outside_of_the_vocabulary_are_not_numbers(block):
+    hidden, kernel, ids = head_inputs(vocabulary=11)
+    broken, _ = token_logprobs(hidden, kernel, ids.at[0, 3].set(11).at[2, 1].set(-1), block=block)
+    assert np.argwhere(np.isnan(broken)).tolist() == [[0, 3], [2, 1]]
 
 
 def test_token_logprobs_of_bfloat16_add_up_in_float32():
