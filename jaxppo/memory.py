@@ -38,28 +38,27 @@ LOGITS_COPIES = 2
 CPU_ACTIVATIONS = 920_000
 """Numbers in the widest activation of a layer, for all rows that a CPU computes at once: 3.5 MiB in fp32.
 
-Measured on two cores with 1 MiB of second-level cache each: twice and half of it are slower (docs/performance.md).
+Measured on two cores with 1 MiB of second-level cache each (docs/performance.md): W1 takes longer with twice as many
+rows, W2 with twice and with half as many.
 """
 
 
-def rows_at_once(model: ModelConfig, length: int) -> int | None:
-    """Rows of `length` tokens that a pass through the model should take at once; None: as many as there are.
+def rows_at_once(models: Sequence[ModelConfig], length: int) -> int | None:
+    """Rows of `length` tokens that a pass through any of the models should take at once; None: all there are.
 
     On a CPU, so many that the widest activation of a layer stays in the cache: large temporaries cost time there,
     fresh memory pages above all. Accelerators are best with all rows, as far as memory allows.
     """
     if jax.default_backend() != "cpu":
         return None
-    widest = max(model.intermediate_size, model.num_attention_heads * length)
+    widest = max(max(model.intermediate_size, model.num_attention_heads * length) for model in models)
     return max(1, CPU_ACTIVATIONS // (length * widest))
 
 
 def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int) -> int | None:
-    """Rows per device and scoring pass: as configured, or `rows_at_once` of the widest model; None: all."""
-    if config.ppo.local_rollout_forward_batch_size is not None:
-        return config.ppo.local_rollout_forward_batch_size
-    both = (rows_at_once(model, length) for model in models)
-    return min((rows for rows in both if rows is not None), default=None)
+    """Rows per device and scoring pass: as configured, or `rows_at_once`; None: all."""
+    configured = config.ppo.local_rollout_forward_batch_size
+    return rows_at_once(models, length) if configured is None else configured
 
 
 def micro_batches(config: TrainConfig, models: Sequence[ModelConfig], length: int, num_devices: int) -> int:
@@ -67,7 +66,7 @@ def micro_batches(config: TrainConfig, models: Sequence[ModelConfig], length: in
     if config.ppo.gradient_accumulation_steps is not None:
         return config.ppo.gradient_accumulation_steps
     rows = config.mini_batch_size // num_devices
-    most = min((rows_at_once(model, length) or rows for model in models), default=rows)
+    most = rows_at_once(models, length) or rows
     return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= most)
 
 

@@ -96,7 +96,7 @@ class PPO:
 
         def scoring(program: Any) -> Any:
             def in_parts(params: Params, sequences: Sequences) -> Any:
-                most = memory.scored_rows(self.config, self._learned(), sequences.input_ids.shape[1])
+                most = memory.scored_rows(self.config, self.learned, sequences.input_ids.shape[1])
                 return ops.by_rows(lambda part: program(params, part), sequences, most)
 
             return self.parallel.map(in_parts, row_axes=(None, 0), out_axes=0)
@@ -105,10 +105,6 @@ class PPO:
         self._logprobs = scoring(partial(rollout.completion_logprobs, **with_temperature))
         self._values = scoring(partial(rollout.completion_values, model=self.model, value_model=self.value_model))
         self._full_kl = scoring(partial(rollout.completion_kl, **with_temperature))
-
-    def _learned(self) -> list[ModelConfig]:
-        """Architectures of what is learned: the policy, and a value model."""
-        return [self.model, self.value_model] if self.has_value_model else [self.model]
 
     def _guards(self) -> update.Guards:
         ppo = self.config.ppo
@@ -147,6 +143,12 @@ class PPO:
     def has_value_model(self) -> bool:
         """PPO learns a value function, RLOO does without."""
         return self.config.ppo.algorithm == "ppo"
+
+    @property
+    def learned(self) -> list[ModelConfig]:
+        """Architectures of what is learned: the policy, and a separate value model."""
+        separate = self.has_value_model and self.config.value_model == "separate"
+        return [self.model, self.value_model] if separate else [self.model]
 
     def init_state(self, policy: Params, value: Params | None = None, adapter: Params | None = None) -> TrainState:
         """The state before the first update, on all devices; copies, since updates take over the memory of a state.
@@ -325,7 +327,7 @@ class PPO:
         mini_batches = jax.tree.map(lambda x: x[rows], batch)
         both = (mini_batches, trajectories.weigh(mini_batches))
         length = batch.sequences.input_ids.shape[1]
-        parts = memory.micro_batches(self.config, self._learned(), length, self.parallel.num_devices)
+        parts = memory.micro_batches(self.config, self.learned, length, self.parallel.num_devices)
         return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), both)
 
 

@@ -146,7 +146,7 @@ class RowScorer:
         self._parallel, self._batch_size, self._max_length = parallel, batch_size, max_length
 
         def in_parts(params: Params, input_ids: Array, lengths: Array) -> Array:
-            most = memory.rows_at_once(model, input_ids.shape[1])
+            most = memory.rows_at_once([model], input_ids.shape[1])
             return ops.by_rows(lambda part: row_scores(params, *part, model=model), (input_ids, lengths), most)
 
         self._program = parallel.map(in_parts, row_axes=(None, 0, 0), out_axes=0)

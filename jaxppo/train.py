@@ -412,9 +412,8 @@ def _print_memory(setup: Setup, start: Start) -> None:
     elif config.ppo.kl_coef > 0:
         held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
     weights = jax.eval_shape(ppo.models_of, state)
-    learned = [ppo.model, ppo.value_model] if "trunk" in weights.get("value", {}) else [ppo.model]
     prompt_length, num_devices = setup.prompts.prompt_length, ppo.parallel.num_devices
-    budget = memory.budget(config, learned, held, state.params, weights, prompt_length, num_devices)
+    budget = memory.budget(config, ppo.learned, held, state.params, weights, prompt_length, num_devices)
     setup.console.print(budget.describe())
     warning = memory.excess(budget, ppo.parallel.devices)
     if warning is not None:

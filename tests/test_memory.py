@@ -83,22 +83,23 @@ def test_logits_bytes_are_those_of_a_block_whatever_the_vocabulary():
 )
 def test_rows_at_once_fit_the_cache_of_a_cpu(monkeypatch, sizes, length, rows):
     model = GPTNeoXConfig(**SIZES | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 512} | sizes)
-    assert memory.rows_at_once(model, length) == rows
+    assert memory.rows_at_once([model], length) == rows
+    assert memory.rows_at_once([NEOX, model], length) == min(memory.rows_at_once([NEOX], length), rows)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert memory.rows_at_once(model, length) is None
+    assert memory.rows_at_once([model], length) is None
 
 
 def test_micro_batches_are_the_fewest_equal_ones_that_fit(monkeypatch):
     config = replace(TrainConfig(), batch_size=24, num_mini_batches=2)
     narrow, wide = (GPTNeoXConfig(**SIZES, hidden_size=size) for size in (32, 64))
-    monkeypatch.setattr(memory, "rows_at_once", lambda model, length: {32: 100, 64: 5}[model.hidden_size])
+    monkeypatch.setattr(memory, "rows_at_once", lambda models, length: 5 if wide in models else 100)
     assert memory.micro_batches(config, [narrow], 10, 1) == 1
     assert memory.micro_batches(config, [narrow, wide], 10, 1) == 3  # 12 rows: 6 are too many, 5 do not divide
     assert memory.micro_batches(config, [narrow, wide], 10, 2) == 2
     assert memory.micro_batches(replace(config, gradient_accumulation_steps=1), [wide], 10, 1) == 1
     assert memory.scored_rows(config, [narrow, wide], 10) == 5
     assert memory.scored_rows(replace(config, local_rollout_forward_batch_size=7), [wide], 10) == 7
-    monkeypatch.setattr(memory, "rows_at_once", lambda model, length: None)
+    monkeypatch.setattr(memory, "rows_at_once", lambda models, length: None)
     assert memory.micro_batches(config, [narrow, wide], 10, 1) == 1
     assert memory.scored_rows(config, [narrow, wide], 10) is None
 
