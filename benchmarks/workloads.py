@@ -110,6 +110,8 @@ def train_config(work: Workload, folder: Path) -> Any:
 def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
     """The matrix products of an update, ((batch, m, k, n), how often): [m, k] x [k, n], `batch` of them at once.
 
+    In the last layer tokens that predict nothing have keys and values only.
+
     Sampling: a pass over the prompts, then one token per row and step. Scoring: a pass of the reference, the value and
     the reward model each (the sampler's log-probabilities are kept). Learning: forward and backward of policy and value
     model in every epoch; a backward pass has two products for each of the forward pass.
@@ -126,20 +128,26 @@ def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
         add((1, m, n, k), backward)
         add((1, k, m, n), backward)
 
-    def trunk(tokens: int, seen: int, forward: int, backward: int) -> None:
-        passes = (work.layers * forward, work.layers * backward)
-        for k, n in ((d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)):
-            linear(rows * tokens, k, n, *passes)
+    def layers(count: int, tokens: int, seen: int, read: int, forward: int, backward: int) -> None:
+        passes = (count * forward, count * backward)
+        linear(rows * tokens, d, 2 * d, *passes)
+        for k, n in ((d, d), (d, d), (d, 4 * d), (4 * d, d)):
+            linear(rows * read, k, n, *passes)
         head = d // heads
-        add((rows * heads, tokens, head, seen), work.layers * (forward + 2 * backward))
-        add((rows * heads, tokens, seen, head), work.layers * (forward + 2 * backward))
+        add((rows * heads, read, head, seen), count * (forward + 2 * backward))
+        add((rows * heads, read, seen, head), count * (forward + 2 * backward))
 
-    trunk(work.prompt, work.prompt, 1, 0)
-    trunk(1, length, work.response - 1, 0)
+    def trunk(tokens: int, seen: int, read: int, forward: int, backward: int) -> None:
+        layers(work.layers - 1, tokens, seen, tokens, forward, backward)
+        layers(1, tokens, seen, read, forward, backward)
+
+    trunk(work.prompt, work.prompt, 1, 1, 0)
+    trunk(1, length, 1, work.response - 1, 0)
     linear(rows, d, work.vocab, work.response, 0)
-    trunk(length, length, 3, 0)
+    trunk(length, length, work.response, 2, 0)
+    trunk(length, length, 1, 1, 0)
     linear(rows * work.response, d, work.vocab, 1, 0)
-    trunk(length, length, 2 * work.epochs, 2 * work.epochs)
+    trunk(length, length, work.response, 2 * work.epochs, 2 * work.epochs)
     linear(rows * work.response, d, work.vocab, work.epochs, work.epochs)
     return list(found.items())
 

@@ -2,7 +2,8 @@
 
 Counted are the matrix products that the mathematics asks for: 2 operations per weight and token in a forward pass, as
 much again for the gradient of the inputs and for that of the weights, and 4 operations per query, key and width in
-attention, where every token is taken to see its whole row. Padding counts, since it is computed; what is computed a
+attention, where every token is taken to see its whole row. In the last layer, tokens whose hidden state nobody reads
+have keys and values only. Padding counts, since it is computed; what is computed a
 second time to save memory does not, nor do norms, activations, softmax and the optimizer.
 
 Source: PaLM (arXiv:2204.02311), appendix B, 6 N + 12 L H Q T per token of a training step, taken apart into forward and
@@ -22,9 +23,11 @@ class Products(NamedTuple):
     """What a token is multiplied with on its way through one model."""
 
     trunk: int  # weights of the linear layers
+    last: int  # of those, weights of the last layer but for keys and values: only tokens that are read need them
     adapter: int  # weights of adapters on them; 0: the trunk itself is trained
     head: int  # weights of the language model head
-    attention: int  # layers x heads x head size: multiplications with each token seen, of queries with keys
+    attention: int  # heads x head size of one layer: multiplications with each token seen, of queries with keys
+    layers: int
 
 
 class Models(NamedTuple):
@@ -52,16 +55,20 @@ def products(config: ModelConfig, params: Params) -> Products:
         config: of the model.
         params: its nested dict of arrays, or of their shapes, adapters attached.
     """
-    sizes: dict[str, int] = {"kernel": 0, "lora_a": 0, "lora_b": 0}
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(params["trunk"]):
-        name = keys[-1].key
-        if name in sizes:
-            sizes[name] += leaf.size
+
+    def size(tree: Params, *names: str) -> int:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return sum(leaf.size for keys, leaf in leaves if keys[-1].key in names)
+
+    trunk, layers = params["trunk"], config.num_hidden_layers
+    keys_and_values = 2 * config.hidden_size * config.num_key_value_heads * config.head_dim
     return Products(
-        trunk=sizes["kernel"],
-        adapter=sizes["lora_a"] + sizes["lora_b"],
+        trunk=size(trunk, "kernel"),
+        last=size(trunk["layers"][str(layers - 1)], "kernel") - keys_and_values,
+        adapter=size(trunk, "lora_a", "lora_b"),
         head=config.hidden_size * config.vocab_size,
-        attention=config.num_hidden_layers * config.num_attention_heads * config.head_dim,
+        attention=config.num_attention_heads * config.head_dim,
+        layers=layers,
     )
 
 
@@ -77,64 +84,64 @@ def of_models(model: ModelConfig, value_model: ModelConfig, params: Params) -> M
     return Models(products(model, params["policy"]), products(value_model, params["value"]) if separate else None)
 
 
-def forward(model: Products, tokens: int, seen: int, predictions: int = 0) -> int:
-    """Operations of a forward pass.
+class Pass(NamedTuple):
+    """Size of a pass through a model, all rows together."""
 
-    Args:
-        model: what is multiplied.
-        tokens: new tokens, all rows together.
-        seen: tokens that each of them attends to.
-        predictions: tokens whose next one is predicted by the head.
-    """
-    return 2 * tokens * (model.trunk + model.adapter + 2 * seen * model.attention) + 2 * predictions * model.head
+    tokens: int
+    seen: int  # tokens that each of them attends to
+    read: int  # tokens whose hidden states are wanted
 
 
-def backward(model: Products, tokens: int, seen: int, predictions: int = 0) -> int:
-    """Operations of a backward pass: two products for each of the forward pass, or one where a weight is frozen.
+def forward(model: Products, size: Pass, head: bool = True) -> int:
+    """Operations of a forward pass; with a `head` that predicts what comes after every token that is read."""
+    adapted = 2 * size.tokens * model.adapter
+    pairs = size.tokens * (model.layers - 1) + size.read
+    return _linear(model, size, head) + adapted + 4 * pairs * size.seen * model.attention
 
-    Args:
-        model: what is multiplied.
-        tokens: as in the forward pass.
-        seen: as in the forward pass.
-        predictions: as in the forward pass.
-    """
-    trained = forward(model, tokens, seen, predictions)
-    frozen = 2 * tokens * model.trunk + 2 * predictions * model.head if model.adapter else 0
-    return 2 * trained - frozen
+
+def backward(model: Products, size: Pass, head: bool = True) -> int:
+    """Operations of a backward pass: two products for each of the forward pass, or one where a weight is frozen."""
+    frozen = _linear(model, size, head) if model.adapter else 0
+    return 2 * forward(model, size, head) - frozen
+
+
+def _linear(model: Products, size: Pass, head: bool) -> int:
+    """The part of a forward pass that multiplies with weights of the model itself."""
+    trunk = size.tokens * model.trunk - (size.tokens - size.read) * model.last
+    return 2 * (trunk + size.read * model.head * head)
 
 
 def sampling(policy: Products, shapes: Shapes) -> int:
     """A pass over every prompt, then one over each token drawn but the last; adapters are merged into the weights."""
     merged = policy._replace(adapter=0)
-    row = shapes.prompt_length + shapes.completion_length
-    prompts = forward(merged, shapes.prompts * shapes.prompt_length, shapes.prompt_length, shapes.prompts)
+    prompts = Pass(shapes.prompts * shapes.prompt_length, shapes.prompt_length, read=shapes.prompts)
     drawn = shapes.completions * (shapes.longest_completion - 1)
-    return prompts + forward(merged, drawn, row, drawn)
+    return forward(merged, prompts) + forward(
+        merged, Pass(drawn, shapes.prompt_length + shapes.completion_length, read=drawn)
+    )
 
 
 def scoring(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     """Forward passes of the policy where its log-probabilities are recomputed, of the reference and the value model."""
     size = _size(shapes)
-    *trunk_only, _ = size
-    policy = forward(models.policy, *size)
-    reference = forward(models.policy._replace(adapter=0), *size)
+    policy = forward(models.policy, size)
+    reference = forward(models.policy._replace(adapter=0), size)
     total = policy if config.logprobs == "recompute" else 0
     if config.ppo.kl_coef > 0:
         total += reference
         if config.ppo.kl_estimator == "full":
             total += policy + reference
     if config.ppo.algorithm == "ppo":
-        total += forward(models.policy if models.value is None else models.value, *trunk_only)
+        total += forward(models.policy if models.value is None else models.value, size, head=False)
     return total
 
 
 def learning(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     """Forward and backward passes of policy and value model in every epoch, none of them stopped early."""
     size = _size(shapes)
-    *trunk_only, _ = size
-    total = forward(models.policy, *size) + backward(models.policy, *size)
+    total = forward(models.policy, size) + backward(models.policy, size)
     if models.value is not None:
-        total += forward(models.value, *trunk_only) + backward(models.value, *trunk_only)
+        total += forward(models.value, size, head=False) + backward(models.value, size, head=False)
     return config.ppo.num_ppo_epochs * total
 
 
@@ -143,10 +150,10 @@ def of_update(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     return sampling(models.policy, shapes) + scoring(config, models, shapes) + learning(config, models, shapes)
 
 
-def _size(shapes: Shapes) -> tuple[int, int, int]:
-    """(tokens, seen, predictions) of a pass over all sequences."""
+def _size(shapes: Shapes) -> Pass:
+    """A pass over all sequences, in which the completions are predicted or valued."""
     tokens = shapes.completions * shapes.sequence_length
-    return tokens, shapes.sequence_length, shapes.completions * shapes.completion_length
+    return Pass(tokens, shapes.sequence_length, read=shapes.completions * shapes.completion_length)
 
 
 def shapes_of(prompt_ids: Any, completion_mask: Any, input_ids: Any) -> Shapes:

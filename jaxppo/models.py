@@ -10,8 +10,8 @@ Any subset of heads may sit on one trunk, under any name. Kernels are stored as 
 has an adapter (`lora.py`) also holds its factors. The computation is in the configuration's `compute_dtype`, or in the
 dtype of the arrays; softmax, layer norm statistics, logits and scores are float32 in any case.
 
-Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of the cache), V vocabulary, D hidden size,
-H heads, K head size.
+Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of the cache), R of the T tokens that are
+read, V vocabulary, D hidden size, H heads, K head size.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ class ModelOutput(NamedTuple):
     """What `apply` returns.
 
     Attributes:
-        hidden: [B, T, D], after the final layer norm.
-        logits: [B, T, V] float32, or None where they were not asked for.
+        hidden: [B, T or R, D], after the final layer norm.
+        logits: [B, T or R, V] float32, or None where they were not asked for.
         cache: the cache with this call's keys and values written, or None where none was given.
     """
 
@@ -112,6 +112,7 @@ def apply(
     attention_mask: jax.Array | None = None,
     cache: Cache | None = None,
     cache_index: int | jax.Array = 0,
+    read: jax.Array | None = None,
     logits: bool = True,
 ) -> ModelOutput:
     """Run the model; without further arguments every token is real, whatever its id.
@@ -129,7 +130,9 @@ def apply(
             those written by this call included. Default: all are real.
         cache: from `init_cache` or an earlier call.
         cache_index: slot of the first new token, int or int32 scalar (may be traced); must be <= S - T.
-        logits: whether to compute them; False where a caller wants `lm_logits` at selected positions only.
+        read: [B, R] int, numbers in [0, T) of the tokens whose hidden states are wanted; default: all, in their order.
+            The last layer computes no more than the keys and values of the others.
+        logits: whether to compute them; False where a caller computes them in blocks, or has no head.
 
     Returns:
         Hidden states, logits and the new cache. What is computed at a padding token is finite and means nothing.
@@ -147,7 +150,7 @@ def apply(
     params_of_trunk = cast(config, params["trunk"])
     trunk = nnx.merge(_graphdef(config, _adapted(params_of_trunk)), params_of_trunk)
     bias = jnp.where(visible[:, None], 0.0, MASKED)
-    hidden, cache = trunk(input_ids, positions, bias, cache, cache_index)
+    hidden, cache = trunk(input_ids, positions, bias, cache, cache_index, read)
     return ModelOutput(hidden, lm_logits(config, params, hidden) if logits else None, cache)
 
 

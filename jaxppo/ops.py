@@ -109,22 +109,19 @@ def pack(prompt_ids: Array, prompt_mask: Array, completion_ids: Array, length: i
     return jnp.where(columns < both.shape[1], packed, 0)
 
 
-def completion_hidden(hidden: Array, prompt_lengths: Array, completion_length: int) -> Array:
-    """Hidden states that predict each completion token.
-
-    Token t of a completion is predicted at position prompt_length - 1 + t of the packed sequence.
+def prediction_columns(prompt_lengths: Array, completion_length: int, length: int) -> Array:
+    """Columns of packed sequences that predict each completion token: prompt_length - 1 + t for token t.
 
     Args:
-        hidden: [B, T, D] of right-padded packed sequences.
         prompt_lengths: [B] int32.
         completion_length: C.
+        length: T of the packed sequences.
 
     Returns:
-        [B, C, D]; positions past the end repeat the last one.
+        [B, C] int32; past the end, the last column.
     """
     positions = prompt_lengths[:, None] - 1 + jnp.arange(completion_length)[None, :]
-    positions = jnp.clip(positions, 0, hidden.shape[1] - 1)
-    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+    return jnp.clip(positions, 0, length - 1)
 
 
 def equal_parts(count: int, most: int, multiple: int = 1) -> int:

@@ -60,8 +60,8 @@ def row_scores(params: Params, input_ids: Array, lengths: Array, *, model: Model
     Returns:
         [B] fp32.
     """
-    hidden = models.apply(model, params, input_ids, logits=False).hidden
-    return models.scores(params, _pick(hidden, lengths - 1))
+    hidden = models.apply(model, params, input_ids, read=lengths[:, None] - 1, logits=False).hidden
+    return models.scores(params, hidden[:, 0])
 
 
 def trl_scores(params: Params, input_ids: Array, *, model: ModelConfig, pad_id: int, context_length: int) -> TrlScores:
@@ -90,7 +90,7 @@ def trl_scores(params: Params, input_ids: Array, *, model: ModelConfig, pad_id: 
     length = input_ids.shape[1] - context_length
     columns = jnp.where(real[:, context_length:], length, jnp.arange(length, dtype=jnp.int32))
     last = jnp.min(columns, axis=1, initial=length) - 1 + context_length
-    return TrlScores(scores, _pick(scores, last), last)
+    return TrlScores(scores, scores[jnp.arange(len(last)), last], last)
 
 
 def pooled_scores(
@@ -125,9 +125,12 @@ def pooled_scores(
     if pad_id is None and rows != 1:
         raise ModelError(f"pad_token_id: expected an id, without which only one row can be scored, got {rows} rows")
     columns = jnp.arange(length, dtype=jnp.int32)[None]
-    output = models.apply(model, params, input_ids, positions=columns, attention_mask=attention_mask, logits=False)
     counted = jnp.ones_like(input_ids, bool) if pad_id is None else input_ids != pad_id
-    return models.scores(params, _pick(output.hidden, jnp.max(jnp.where(counted, columns, 0), axis=1)))
+    last = jnp.max(jnp.where(counted, columns, 0), axis=1, keepdims=True)
+    output = models.apply(
+        model, params, input_ids, positions=columns, attention_mask=attention_mask, read=last, logits=False
+    )
+    return models.scores(params, output.hidden[:, 0])
 
 
 class RowScorer:
@@ -175,8 +178,3 @@ class RowScorer:
         filled = [*rows, *[rows[0]] * (size - len(rows))]
         ids, lengths = right_padded(filled, padded_size(max(map(len, rows)), self._max_length))
         return self._program(params, *self._parallel.put((ids, lengths), 0))
-
-
-def _pick(x: Array, columns: Array) -> Array:
-    """The entry of each row at its column, negative ones from the end: [B, T, ...], [B] -> [B, ...]."""
-    return x[jnp.arange(x.shape[0]), columns]

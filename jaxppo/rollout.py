@@ -179,9 +179,11 @@ def _prefill(
 ) -> tuple[Array, models.Cache]:
     """Logits behind each prompt and the cache that holds it, `copies` times each: [B, V] and B rows."""
     cache = models.init_cache(model, *slots.shape)
-    out = models.apply(model, params, prompts.prompt_ids, attention_mask=slots, cache=cache, logits=False)
+    last = jnp.full((slots.shape[0], 1), prompts.prompt_ids.shape[1] - 1)
+    out = models.apply(model, params, prompts.prompt_ids, attention_mask=slots, cache=cache, read=last)
+    assert out.logits is not None
     assert out.cache is not None
-    both = (models.lm_logits(model, params, out.hidden[:, -1]), out.cache)
+    both = (out.logits[:, 0], out.cache)
     return both if copies == 1 else jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), both)
 
 
@@ -221,8 +223,9 @@ def to_sequences(prompts: PromptBatch, rollout: Rollout, *, length: int) -> Sequ
 
 def completion_hidden(params: Params, sequences: Sequences, model: ModelConfig) -> Array:
     """Final hidden states that predict each completion token: [B, C, D]."""
-    hidden = models.apply(model, params, sequences.input_ids, logits=False).hidden
-    return ops.completion_hidden(hidden, sequences.prompt_lengths, sequences.completion_ids.shape[1])
+    sizes = (sequences.completion_ids.shape[1], sequences.input_ids.shape[1])
+    read = ops.prediction_columns(sequences.prompt_lengths, *sizes)
+    return models.apply(model, params, sequences.input_ids, read=read, logits=False).hidden
 
 
 def completion_logprobs(

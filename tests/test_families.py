@@ -20,7 +20,7 @@ from jaxppo import hf, models
 from jaxppo.errors import ModelError
 from jaxppo.families import FAMILIES
 from jaxppo.families.config import SCORE_NAMES, Family, HfName, ModelConfig, check_bool, linear_names, norm_names
-from jaxppo.families.layers import Linear, attend_cached, embedding, layer_norm, look_up, run_layers
+from jaxppo.families.layers import Linear, attend_cached, columns, embedding, layer_norm, look_up, run_layers
 
 assert_equal_trees = partial(jax.tree.map, np.testing.assert_array_equal)
 
@@ -223,12 +223,13 @@ class ToyLayer(nnx.Module):
         self.query, self.key, self.value = linear(), linear(use_bias=False), linear()
         self.gate, self.out = linear(), linear()
 
-    def __call__(self, x, bias, cache, cache_index):
+    def __call__(self, x, bias, cache, cache_index, read):
         normed = self.norm(x)
+        x, read_only = columns((x, normed), read, 1)
         split = lambda y: y.reshape(*y.shape[:2], self.heads, -1).transpose(0, 2, 1, 3)  # noqa: E731
-        query, key, value = (split(layer(normed)) for layer in (self.query, self.key, self.value))
-        attended, cache = attend_cached(query, key, value, bias, cache, cache_index)
-        gate = jax.nn.sigmoid(self.gate(normed)) if self.gated else 1.0
+        query, key, value = split(self.query(read_only)), split(self.key(normed)), split(self.value(normed))
+        attended, cache = attend_cached(query, key, value, columns(bias, read, 2), cache, cache_index)
+        gate = jax.nn.sigmoid(self.gate(read_only)) if self.gated else 1.0
         return x + self.out(gate * attended), cache
 
 
@@ -240,10 +241,10 @@ class ToyTrunk(nnx.Module):
         self.layers = nnx.Dict({str(i): ToyLayer(config, rngs) for i in range(config.num_hidden_layers)})
         self.last_norm = layer_norm(config, rngs)
 
-    def __call__(self, input_ids, positions, bias, cache, cache_index):
+    def __call__(self, input_ids, positions, bias, cache, cache_index, read):
         hidden = look_up(self.embed_in, input_ids)
         waves = jnp.sin(positions[..., None] * jnp.arange(1, hidden.shape[-1] + 1) / 10).astype(hidden.dtype)
-        hidden, cache = run_layers(self.layers, hidden + waves, (bias,), cache, cache_index)
+        hidden, cache = run_layers(self.layers, hidden + waves, (bias,), cache, cache_index, read)
         return self.last_norm(hidden), cache
 
 

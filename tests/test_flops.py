@@ -12,7 +12,7 @@ from jaxppo.config import TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.families.gpt2 import GPT2Config
 from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.flops import Models, Products, Shapes
+from jaxppo.flops import Models, Pass, Products, Shapes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
@@ -21,14 +21,16 @@ import workloads
 SIZES = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 NEOX = GPTNeoXConfig(**SIZES)
 LINEAR = 2 * (8 * 24 + 8 * 8 + 2 * 8 * 24)  # 2 layers: queries, keys and values; output; two of the MLP
-PLAIN = Products(trunk=LINEAR, adapter=0, head=8 * 50, attention=2 * 8)
+LAST = 2 * 8 * 8 + 2 * 8 * 24  # queries, output, MLP
+PLAIN = Products(trunk=LINEAR, last=LAST, adapter=0, head=8 * 50, attention=8, layers=2)
 SHAPES = Shapes(
     prompts=3, prompt_length=5, completions=6, completion_length=7, longest_completion=4, sequence_length=11
 )
-# One of each, in operations: per token, per token and token seen, and per prediction.
-TOKEN, PAIR, HEAD = 2 * LINEAR, 4 * 2 * 8, 2 * 8 * 50
-SEQUENCES = 66 * TOKEN + 66 * 11 * PAIR
+# One of each, in operations: per token, per token not read, per token and token seen in a layer, and per prediction.
+TOKEN, UNREAD, PAIR, HEAD = 2 * LINEAR, 2 * LAST, 4 * 8, 2 * 8 * 50
+SEQUENCES = 66 * TOKEN - 24 * UNREAD + (66 + 42) * 11 * PAIR
 PREDICTIONS = 42 * HEAD
+SIZE = Pass(tokens=66, seen=11, read=42)
 
 
 def shapes_of_params(config, head="lm"):
@@ -48,8 +50,8 @@ def test_products_count_adapters_apart():
 
 
 def test_sampling_reads_prompts_once_and_then_one_token_of_each_row():
-    prompts = 15 * TOKEN + 15 * 5 * PAIR + 3 * HEAD
-    steps = 18 * TOKEN + 18 * 12 * PAIR + 18 * HEAD
+    prompts = 15 * TOKEN - 12 * UNREAD + (15 + 3) * 5 * PAIR + 3 * HEAD
+    steps = 18 * TOKEN + 2 * 18 * 12 * PAIR + 18 * HEAD
     assert flops.sampling(PLAIN, SHAPES) == prompts + steps
     assert flops.sampling(PLAIN._replace(adapter=100), SHAPES) == prompts + steps
 
@@ -80,9 +82,9 @@ def test_learning_is_three_passes_of_each_model_and_epoch():
 
 def test_frozen_weights_have_no_gradient_of_their_own():
     adapted = PLAIN._replace(adapter=10)
-    forward = flops.forward(adapted, 66, 11, 42)
+    forward = flops.forward(adapted, SIZE)
     assert forward == SEQUENCES + PREDICTIONS + 66 * 2 * 10
-    assert flops.backward(adapted, 66, 11, 42) == 2 * forward - 66 * TOKEN - PREDICTIONS
+    assert flops.backward(adapted, SIZE) == 2 * forward - (66 * TOKEN - 24 * UNREAD) - PREDICTIONS
 
 
 def test_shapes_of_takes_the_longest_completion():
@@ -97,16 +99,20 @@ def test_of_update_agrees_with_the_products_of_the_benchmark(name, tmp_path):
     model, length = workloads.model_config(work), work.prompt + work.response
     params = {"policy": shapes_of_params(model), "value": shapes_of_params(model, "score")}
     shapes = Shapes(work.batch, work.prompt, work.batch, work.response, work.response, length)
-    tokens, width = work.batch * length, work.hidden
-    reward_model = work.layers * (2 * tokens * 12 * width**2 + 4 * tokens * length * width)
+    reward_model = flops.forward(
+        flops.products(model, params["value"]), Pass(work.batch * length, length, work.batch), head=False
+    )
     found = flops.of_update(config, flops.of_models(model, model, params), shapes)
-    assert found == pytest.approx(workloads.flops(work) - reward_model, rel=0.02)
+    assert found == pytest.approx(workloads.flops(work) - reward_model, rel=0.005)
 
 
 @pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config])
 def test_forward_agrees_with_what_xla_counts(family):
     config = family(vocab_size=2048, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)
     params, ids = shapes_of_params(config), jax.ShapeDtypeStruct((4, 64), np.int32)
-    program = jax.jit(lambda params, ids: models.apply(config, params, ids).logits)
-    counted = program.lower(params, ids).cost_analysis()["flops"]
-    assert flops.forward(flops.products(config, params), 4 * 64, 64, 4 * 64) == pytest.approx(counted, rel=0.05)
+    products = flops.products(config, params)
+    for read in (None, jax.ShapeDtypeStruct((4, 16), np.int32)):
+        program = jax.jit(lambda params, ids, read: models.apply(config, params, ids, read=read).logits)
+        counted = program.lower(params, ids, read).cost_analysis()["flops"]
+        size = Pass(4 * 64, 64, read=4 * 64 if read is None else 4 * 16)
+        assert flops.forward(products, size) == pytest.approx(counted, rel=0.05)

@@ -228,6 +228,33 @@ def test_apply_gives_a_row_the_same_logits_at_any_offset(default_model):
     np.testing.assert_allclose(left_logits[mask[:, ::-1]], right_logits[mask], atol=1e-5)
 
 
+@pytest.mark.parametrize("compute_dtype", [None, "bfloat16"])
+def test_apply_reads_any_tokens_as_if_it_had_read_all(default_model, compute_dtype):
+    _, config, params = default_model
+    config = dataclasses.replace(config, compute_dtype=compute_dtype)
+    params = adapted(params, ADAPTED[config.model_type])
+    ids, mask = (jnp.asarray(x) for x in ragged_batch("left"))
+    read = jnp.asarray(np.random.default_rng(1).integers(0, ids.shape[1], (len(ids), 3)))  # some twice, in any order
+    cache = models.init_cache(config, *ids.shape)
+
+    def of_read(params, whole):
+        output = models.apply(
+            config, params, ids, attention_mask=mask, cache=cache, read=None if whole else read, logits=False
+        )
+        hidden = jnp.take_along_axis(output.hidden, read[..., None], axis=1) if whole else output.hidden
+        assert hidden.shape == (*read.shape, config.hidden_size)
+        hidden = jnp.where(jnp.take_along_axis(mask, read, axis=1)[..., None], hidden, 0)
+        return jnp.sum(jnp.sin(hidden.astype(jnp.float32))), (hidden, output.cache)
+
+    run = jax.jit(jax.value_and_grad(of_read, has_aux=True), static_argnums=1)
+    (_, (hidden, new_cache)), grads = run(params, False)
+    (_, (whole, whole_cache)), whole_grads = run(params, True)
+    close = partial(np.testing.assert_allclose, **({"atol": 1e-4} if compute_dtype is None else {"atol": 0.1}))
+    jax.tree.map(close, (hidden, new_cache), (whole, whole_cache))
+    scale = max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(whole_grads))
+    jax.tree.map(lambda a, b: close(a / scale, b / scale), grads, whole_grads)
+
+
 @pytest.mark.parametrize("cached", [False, True])
 def test_apply_counts_positions_from_the_mask_and_not_from_the_left(default_model, cached):
     """The classic defect of left padding: GPT-2 with the positions of padded columns computes something else."""

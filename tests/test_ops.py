@@ -180,10 +180,9 @@ def test_pack_may_cut_what_lies_past_the_completions():
     np.testing.assert_array_equal(pack(prompt_ids, mask, completion_ids, 9), whole[:, :9])
 
 
-def test_completion_hidden_takes_the_state_before_each_token():
-    hidden = jnp.arange(12.0).reshape(2, 6, 1)
-    taken = ops.completion_hidden(hidden, jnp.array([3, 1]), 3)
-    np.testing.assert_array_equal(taken[..., 0], [[2, 3, 4], [6, 7, 8]])
+def test_each_token_is_predicted_in_the_column_before_it():
+    columns = ops.prediction_columns(jnp.array([3, 1]), 3, 4)
+    np.testing.assert_array_equal(columns, [[2, 3, 3], [0, 1, 2]])  # past the end: the last column
 
 
 # --- parts of the rows

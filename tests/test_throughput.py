@@ -6,7 +6,7 @@ from jaxppo.flops import Models, Products, Shapes, of_update
 from jaxppo.parallel import DataParallel
 from jaxppo.throughput import Throughput, peak_tflops
 
-MODELS = Models(Products(1000, 0, 500, 32), None)
+MODELS = Models(Products(trunk=1000, last=400, adapter=0, head=500, attention=16, layers=2), None)
 SHAPES = Shapes(8, 16, 8, 16, 12, 32)
 
 

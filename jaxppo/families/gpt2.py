@@ -24,9 +24,11 @@ from jaxppo.families.layers import (
     LayerCache,
     Linear,
     attend_cached,
+    columns,
     embedding,
     layer_norm,
     look_up,
+    project,
     run_layers,
 )
 
@@ -83,13 +85,17 @@ class GPT2Attention(nnx.Module):
         )
 
     def __call__(
-        self, x_btd: jax.Array, bias: jax.Array, cache: LayerCache | None, cache_index: int | jax.Array
+        self,
+        x_btd: jax.Array,
+        bias: jax.Array,
+        cache: LayerCache | None,
+        cache_index: int | jax.Array,
+        read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
-        """Mix the tokens: [B, T, D] -> [B, T, D] and the cache with their keys and values."""
-        b, t, d = x_btd.shape
-        fused = self.c_attn(x_btd).reshape(b, t, 3, self.num_heads, d // self.num_heads)
-        query, key, value = fused.transpose(2, 0, 3, 1, 4)
-        attended, cache = attend_cached(query, key, value, bias, cache, cache_index, self.scale)
+        """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
+        shape = (3, self.num_heads, x_btd.shape[2] // self.num_heads)
+        query, key, value = project(self.c_attn, x_btd, read, shape, axis=0)
+        attended, cache = attend_cached(query, key, value, columns(bias, read, 2), cache, cache_index, self.scale)
         return self.c_proj(attended), cache
 
 
@@ -117,11 +123,16 @@ class GPT2Layer(nnx.Module):
         self.mlp = GPT2Mlp(config, rngs)
 
     def __call__(
-        self, x_btd: jax.Array, bias: jax.Array, cache: LayerCache | None, cache_index: int | jax.Array
+        self,
+        x_btd: jax.Array,
+        bias: jax.Array,
+        cache: LayerCache | None,
+        cache_index: int | jax.Array,
+        read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
-        """Transform the residual stream: [B, T, D] -> [B, T, D] and the cache of this layer."""
-        attended, cache = self.attn(self.ln_1(x_btd), bias, cache, cache_index)
-        x_btd = attended + x_btd
+        """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
+        attended, cache = self.attn(self.ln_1(x_btd), bias, cache, cache_index, read)
+        x_btd = attended + columns(x_btd, read, 1)
         return self.mlp(self.ln_2(x_btd)) + x_btd, cache
 
 
@@ -141,14 +152,15 @@ class GPT2Trunk(nnx.Module):
         bias: jax.Array,
         cache: Cache | None,
         cache_index: int | jax.Array,
+        read: jax.Array | None,
     ) -> tuple[jax.Array, Cache | None]:
-        """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T, D] and the cache.
+        """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T or R, D] and the cache.
 
         Arguments as of `NeoXTrunk`. Positions past the table take its last row: right padding may reach there, real
         tokens must not (`ModelConfig.max_length`).
         """
         hidden = look_up(self.embed_in, input_ids) + look_up(self.embed_positions, positions, mode="clip")
-        hidden, cache = run_layers(self.layers, hidden, (bias,), cache, cache_index)
+        hidden, cache = run_layers(self.layers, hidden, (bias,), cache, cache_index, read)
         return self.final_layer_norm(hidden), cache
 
 

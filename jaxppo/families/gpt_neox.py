@@ -26,9 +26,11 @@ from jaxppo.families.layers import (
     LayerCache,
     Linear,
     attend_cached,
+    columns,
     embedding,
     layer_norm,
     look_up,
+    project,
     run_layers,
 )
 
@@ -118,14 +120,19 @@ class NeoXAttention(nnx.Module):
         self.dense = Linear(config, size, size, use_bias=bias, rngs=rngs)
 
     def __call__(
-        self, x_btd: jax.Array, rotary: Rotary, bias: jax.Array, cache: LayerCache | None, cache_index: int | jax.Array
+        self,
+        x_btd: jax.Array,
+        rotary: Rotary,
+        bias: jax.Array,
+        cache: LayerCache | None,
+        cache_index: int | jax.Array,
+        read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
-        """Mix the tokens: [B, T, D] -> [B, T, D] and the cache with their keys and values."""
-        b, t, d = x_btd.shape
-        fused = self.query_key_value(x_btd).reshape(b, t, self.num_heads, 3, d // self.num_heads)
-        query, key, value = fused.transpose(3, 0, 2, 1, 4)
-        query, key = rotate(query, rotary), rotate(key, rotary)
-        attended, cache = attend_cached(query, key, value, bias, cache, cache_index)
+        """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
+        shape = (self.num_heads, 3, x_btd.shape[2] // self.num_heads)
+        query, key, value = project(self.query_key_value, x_btd, read, shape, axis=1)
+        query, key = rotate(query, columns(rotary, read, 2)), rotate(key, rotary)
+        attended, cache = attend_cached(query, key, value, columns(bias, read, 2), cache, cache_index)
         return self.dense(attended), cache
 
 
@@ -153,10 +160,17 @@ class NeoXLayer(nnx.Module):
         self.mlp = NeoXMlp(config, rngs)
 
     def __call__(
-        self, x_btd: jax.Array, rotary: Rotary, bias: jax.Array, cache: LayerCache | None, cache_index: int | jax.Array
+        self,
+        x_btd: jax.Array,
+        rotary: Rotary,
+        bias: jax.Array,
+        cache: LayerCache | None,
+        cache_index: int | jax.Array,
+        read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
-        """Transform the residual stream: [B, T, D] -> [B, T, D] and the cache of this layer."""
-        attended, cache = self.attention(self.input_layernorm(x_btd), rotary, bias, cache, cache_index)
+        """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
+        attended, cache = self.attention(self.input_layernorm(x_btd), rotary, bias, cache, cache_index, read)
+        x_btd = columns(x_btd, read, 1)
         if self.use_parallel_residual:
             return self.mlp(self.post_attention_layernorm(x_btd)) + attended + x_btd, cache
         x_btd = attended + x_btd
@@ -179,8 +193,9 @@ class NeoXTrunk(nnx.Module):
         bias: jax.Array,
         cache: Cache | None,
         cache_index: int | jax.Array,
+        read: jax.Array | None,
     ) -> tuple[jax.Array, Cache | None]:
-        """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T, D] and the cache.
+        """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T or R, D] and the cache.
 
         Args:
             input_ids: [B, T] int.
@@ -188,10 +203,11 @@ class NeoXTrunk(nnx.Module):
             bias: [B or 1, 1, T, S] float32, added to the attention scores.
             cache: the slots to write to and to attend to, or None to attend to these tokens alone.
             cache_index: slot of the first token.
+            read: [B, R] int, tokens whose hidden states are wanted, or None for all.
         """
         hidden = look_up(self.embed_in, input_ids)
         rotary = rotary_angles(self.config, positions, hidden.dtype)
-        hidden, cache = run_layers(self.layers, hidden, (rotary, bias), cache, cache_index)
+        hidden, cache = run_layers(self.layers, hidden, (rotary, bias), cache, cache_index, read)
         return self.final_layer_norm(hidden), cache
 
 

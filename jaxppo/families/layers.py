@@ -1,7 +1,7 @@
 """Building blocks of the families, in Flax NNX.
 
-Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of the cache), D hidden size, H heads,
-K head size.
+Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of the cache), R of the T tokens that are
+read, D hidden size, H heads, K head size.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class Linear(nnx.Linear):
+class Linear(nnx.Module):
     """x W + b, and (x A) B on top where an adapter is attached (see `with_adapters`).
 
     Source of the latter: LoRA, arXiv:2106.09685; its factor alpha / r is in B already. W is drawn from
@@ -88,15 +88,21 @@ class Linear(nnx.Linear):
         init_scale: float = 1.0,
         rngs: nnx.Rngs,
     ):
-        kernel_init = nnx.initializers.normal(config.initializer_range * init_scale)
-        super().__init__(inputs, outputs, use_bias=use_bias, kernel_init=kernel_init, rngs=rngs)
+        draw = nnx.initializers.normal(config.initializer_range * init_scale)
+        self.kernel = nnx.Param(draw(rngs.params(), (inputs, outputs)))
+        # A bias takes its turn in the stream of keys, though it starts at 0: models of old seeds stay as they were.
+        self.bias = nnx.Param(nnx.initializers.zeros(rngs.params(), (outputs,))) if use_bias else None
 
-    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
-        """Map the last axis: [..., inputs] -> [..., outputs]."""
-        result = super().__call__(inputs, out_sharding)
+    def __call__(
+        self, inputs: jax.Array, pick: Callable[[jax.Array], jax.Array] = lambda outputs: outputs
+    ) -> jax.Array:
+        """Map the last axis: [..., inputs] -> [..., outputs], or those outputs that `pick` takes of [..., outputs]."""
+        result = inputs @ pick(self.kernel[...])
+        if self.bias is not None:
+            result += pick(self.bias[...])
         if not hasattr(self, "lora_a"):
             return result
-        return result + ((inputs @ self.lora_a[...]) @ self.lora_b[...]).astype(result.dtype)
+        return result + ((inputs @ self.lora_a[...]) @ pick(self.lora_b[...])).astype(result.dtype)
 
 
 def with_adapters(trunk: nnx.Module, paths: tuple[str, ...]) -> nnx.Module:
@@ -125,6 +131,58 @@ def look_up(table: nnx.Embed, ids: jax.Array, mode: str = "fill") -> jax.Array:
     """Rows of a table: [B, T] -> [B, T, D]. Ids outside of it give NaN ("fill") or its last row ("clip")."""
     # nnx.Embed would cast to the dtype of its construction, and take another row for ids outside.
     return jnp.take(table.embedding[...], ids, axis=0, mode=mode)
+
+
+def columns(tree: Any, read: jax.Array | None, axis: int) -> Any:
+    """Of the tokens along an axis of every array only those that are read: [B or 1, ..., T, ...] -> [B, ..., R, ...].
+
+    Args:
+        tree: arrays.
+        read: [B, R] int, numbers of tokens; None: all, in their order.
+        axis: that of the tokens, at least 1.
+    """
+    if read is None:
+        return tree
+
+    def take(x: jax.Array) -> jax.Array:
+        shape = (read.shape[0], *[1] * (axis - 1), read.shape[1], *[1] * (x.ndim - axis - 1))
+        return jnp.take_along_axis(x, read.reshape(shape), axis=axis)
+
+    return jax.tree.map(take, tree)
+
+
+def project(
+    linear: Linear, x_btd: jax.Array, read: jax.Array | None, shape: tuple[int, int, int], axis: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries of the tokens that are read, keys and values of all, from one layer that computes the three of a token.
+
+    Args:
+        linear: maps D to 3 H K.
+        x_btd: [B, T, D].
+        read: see `columns`.
+        shape: how the outputs lie: (3, H, K), or (H, 3, K).
+        axis: that of the 3.
+
+    Returns:
+        [B, H, T or R, K], and twice [B, H, T, K].
+    """
+    part_first = (axis + 2, 0, 3 - axis, 1, 4)  # [B, T, *shape] -> [3, B, H, T, K]
+    if read is None:
+        query, key, value = linear(x_btd).reshape(*x_btd.shape[:2], *shape).transpose(part_first)
+        return query, key, value
+
+    def parts(x_btd: jax.Array, start: int, stop: int) -> jax.Array:
+        def pick(outputs: jax.Array) -> jax.Array:
+            apart = outputs.reshape(*outputs.shape[:-1], *shape)
+            of_these = jax.lax.slice_in_dim(apart, start, stop, axis=axis - 3 + apart.ndim)
+            return of_these.reshape(*outputs.shape[:-1], -1)
+
+        sizes = list(shape)
+        sizes[axis] = stop - start
+        return linear(x_btd, pick).reshape(*x_btd.shape[:2], *sizes).transpose(part_first)
+
+    (query,), (key, value) = parts(columns(x_btd, read, 1), 0, 1), parts(x_btd, 1, 3)
+    return query, key, value
 
 
 def attend(
@@ -185,11 +243,17 @@ def _write_cache(cache: LayerCache, key: jax.Array, value: jax.Array, cache_inde
 
 
 def run_layers(
-    layers: nnx.Dict, hidden: jax.Array, shared: tuple[Any, ...], cache: Cache | None, cache_index: int | jax.Array
+    layers: nnx.Dict,
+    hidden: jax.Array,
+    shared: tuple[Any, ...],
+    cache: Cache | None,
+    cache_index: int | jax.Array,
+    read: jax.Array | None,
 ) -> tuple[jax.Array, Cache | None]:
-    """Pass the residual stream through `layer(hidden, *shared, layer cache, cache_index)` for each layer in order.
+    """Pass the residual stream through `layer(hidden, *shared, layer cache, cache_index, read)` for each in order.
 
-    Layers of one shape are traced and lowered once, whatever their number.
+    Layers of one shape are traced and lowered once, whatever their number. All but the last get `read` None: they read
+    every token. The last one computes only keys and values of the tokens that are not read.
 
     Args:
         layers: modules by their numbers "0", "1", ...
@@ -197,12 +261,18 @@ def run_layers(
         shared: what every layer gets.
         cache: of all layers, or None.
         cache_index: slot of the first token.
+        read: [B, R] int, tokens whose result is wanted; None: all.
+
+    Returns:
+        [B, R or T, D] and the new cache.
     """
     new_cache = []
+    last = len(layers) - 1
     for i in range(len(layers)):
         graph, weights = nnx.split(layers[str(i)])
         layer_cache = None if cache is None else cache[i]
-        hidden, layer_cache = _run_layer(graph, weights, hidden, shared, layer_cache, cache_index)
+        of_these = read if i == last else None
+        hidden, layer_cache = _run_layer(graph, weights, hidden, shared, layer_cache, cache_index, of_these)
         new_cache.append(layer_cache)
     return hidden, None if cache is None else tuple(new_cache)
 
@@ -215,5 +285,6 @@ def _run_layer(
     shared: tuple[Any, ...],
     cache: LayerCache | None,
     cache_index: int | jax.Array,
+    read: jax.Array | None,
 ) -> tuple[jax.Array, LayerCache | None]:
-    return nnx.merge(graph, weights)(hidden, *shared, cache, cache_index)
+    return nnx.merge(graph, weights)(hidden, *shared, cache, cache_index, read)
