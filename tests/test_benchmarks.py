@@ -36,11 +36,14 @@ def run(script: str, *args: str) -> list[dict]:
 def test_flops_of_a_model_counted_by_hand(benchmark):
     workloads = benchmark("workloads")
     work = workloads.Workload(layers=1, hidden=4, heads=2, vocab=10, batch=3, prompt=5, response=2, epochs=1)
-    trunk = lambda tokens, seen: 2 * tokens * 12 * 16 + 2 * 2 * tokens * seen * 4  # linear layers; scores and mixing  # noqa: E731
+
+    def trunk(tokens, seen, read):  # keys and values of all; queries, output and MLP of those read; scores and mixing
+        return 2 * tokens * 2 * 16 + 2 * read * 10 * 16 + 2 * 2 * read * seen * 4
+
     head = 2 * 4 * 10
-    sampling = 3 * trunk(5, 5) + 3 * trunk(1, 7) + 2 * 3 * head
-    scoring = 3 * 3 * trunk(7, 7) + 6 * head
-    learning = 3 * (2 * 3 * trunk(7, 7) + 6 * head)  # a backward pass is two forward passes
+    sampling = 3 * trunk(5, 5, 1) + 3 * trunk(1, 7, 1) + 2 * 3 * head
+    scoring = 2 * 3 * trunk(7, 7, 2) + 3 * trunk(7, 7, 1) + 6 * head
+    learning = 3 * (2 * 3 * trunk(7, 7, 2) + 6 * head)  # a backward pass is two forward passes
     assert workloads.flops(work) == sampling + scoring + learning
 
 
