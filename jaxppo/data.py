@@ -364,7 +364,8 @@ class PromptData:
             self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, lengths.tolist())
             self.rows = [row | {"prompt": tokenizer.decode(ids)} for row, ids in zip(rows, self._encoded, strict=True)]
         self._pad_id = tokenizer.pad_token_id
-        self.longest = max(map(len, self._encoded))
+        self.lengths = [len(ids) for ids in self._encoded]
+        self.longest = max(self.lengths)
         self.prompt_length = bucket(self.longest)
 
     def batch(self, step: int) -> Batch:

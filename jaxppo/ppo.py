@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxppo import data, lora, memory, models, ops, optimizer, rollout, trajectories, update
+from jaxppo import data, lora, memory, models, ops, optimizer, padding, rollout, trajectories, update
 from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import DataError
 from jaxppo.families import ModelConfig
@@ -42,6 +42,7 @@ class PPO:
         parallel: devices.
         value_model: architecture of a separate value model; default: the policy's.
         adapter: shape of the LoRA adapters; default: as configured.
+        shorter: what `padding.shortfalls` says of the prompts; default: micro-batches are not cut.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class PPO:
         parallel: DataParallel,
         value_model: ModelConfig | None = None,
         adapter: LoraConfig | None = None,
+        shorter: Sequence[int] = (),
     ):
         self.config, self.model, self.parallel = config, models.computing_in(model, config.dtype), parallel
         self.value_model = models.computing_in(value_model or model, config.dtype)
+        self._shorter = shorter
         self.adapter = (adapter or adapter_of(config.peft)) if config.peft.use_peft else None
         self.stop_id, self.pad_id = config.sampling.stop_id(eos_id), pad_id
         self._optimizer = optimizer.make_optimizer(config.optimizer)
@@ -136,7 +139,14 @@ class PPO:
             )
 
         return update.update(
-            state, mini_batches, loss=loss, optimizer=self._optimizer, rates=rates, guards=guards, axis_name=DATA
+            state,
+            mini_batches,
+            loss=loss,
+            optimizer=self._optimizer,
+            rates=rates,
+            guards=guards,
+            axis_name=DATA,
+            shorter=self._shorter,
         )
 
     @property
@@ -324,10 +334,13 @@ class PPO:
         """[B, ...] -> [S, M, rows of a micro-batch, ...], the same rows on any device count, and their weights."""
         ppo = self.config.ppo
         rows = update.mini_batch_rows(key, self.config.batch_size, ppo.num_ppo_epochs, ppo.num_mini_batches)
-        mini_batches = jax.tree.map(lambda x: x[rows], batch)
-        both = (mini_batches, trajectories.weigh(mini_batches))
         length = batch.sequences.input_ids.shape[1]
         parts = memory.micro_batches(self.config, self.learned, length, self.parallel.num_devices)
+        if parts > 1 and len(padding.cut_lengths(length, self._shorter)) > 1:
+            by_length = jnp.argsort(padding.real_lengths(batch.sequences)[rows], axis=1)
+            rows = jnp.take_along_axis(rows, by_length, axis=1)
+        mini_batches = jax.tree.map(lambda x: x[rows], batch)
+        both = (mini_batches, trajectories.weigh(mini_batches))
         return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), both)
 
 

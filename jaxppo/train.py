@@ -14,7 +14,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import cli, data, flops, hf, lora, memory, models, plan_reward, preemption, reward_sources, run_folder
+from jaxppo import (
+    cli,
+    data,
+    flops,
+    hf,
+    lora,
+    memory,
+    models,
+    padding,
+    plan_reward,
+    preemption,
+    reward_sources,
+    run_folder,
+)
 from jaxppo.chat import Turns, make_turns
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.clock import FinishClock
@@ -89,7 +102,8 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
     models.check_length(model, prompts.longest + config.sampling.response_length, "longest prompt and response_length")
     rewards = _rewards(config, policy, parallel, folder)
     rewards.check_columns([*data.columns_of(rows), "prompt_ids"])
-    ppo = PPO(config, model, turns.end_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape)
+    shorter = padding.shortfalls(prompts.lengths)
+    ppo = PPO(config, model, turns.end_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape, shorter)
     start = Start(policy.params, value, adapter)
     setup = Setup(
         config=config,

@@ -1,13 +1,13 @@
 """The update program: every epoch, mini-batch and micro-batch of one rollout, for the rows of one device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxppo import losses, ops, rollout
+from jaxppo import losses, ops, padding, rollout
 from jaxppo.config import PPOConfig
 from jaxppo.families import ModelConfig
 from jaxppo.optimizer import LearningRates, apply_gradients
@@ -113,23 +113,33 @@ class MiniBatch(NamedTuple):
     tokens: Array  # [] sum of the token weights: 1, or 0 where no token counts
 
 
-def gradients(loss: Loss, params: Params, micro_batches: tuple[Any, Any], axis_name: str | None) -> MiniBatch:
+def gradients(
+    loss: Loss,
+    params: Params,
+    micro_batches: tuple[Any, Any],
+    axis_name: str | None,
+    shorter: Sequence[int] = (),
+) -> MiniBatch:
     """Gradients and statistics of a mini-batch: sums over its micro-batches [M, ...] and over all devices.
 
     Every term is a weighted sum whose weights know the whole mini-batch, so any partition of the rows gives the same.
+    Several micro-batches are cut to the lengths that `shorter` allows, see `padding.cut_to_longest`.
     """
+
+    def of_columns(micro_batch: tuple[Any, Any]) -> MiniBatch:
+        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *micro_batch)
+        return MiniBatch(value, grads, stats, jnp.sum(jax.tree.leaves(micro_batch[1])[0]))
 
     @jax.jit  # traced once for the shapes of its results and for the loop
     def of_one(micro_batch: tuple[Any, Any]) -> MiniBatch:
-        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *micro_batch)
-        return MiniBatch(value, grads, stats, jnp.sum(jax.tree.leaves(micro_batch[1])[0]))
+        return padding.cut_to_longest(of_columns, micro_batch, shorter)
 
     def add(total: MiniBatch, micro_batch: tuple[Any, Any]) -> tuple[MiniBatch, None]:
         return jax.tree.map(jnp.add, total, of_one(micro_batch)), None
 
     one = jax.tree.map(lambda x: x[0], micro_batches)
     if jax.tree.leaves(micro_batches)[0].shape[0] == 1:
-        total = of_one(one)
+        total = of_columns(one)
     else:
         total, _ = jax.lax.scan(add, _zeros(of_one, one), micro_batches)
     return total if axis_name is None else jax.lax.psum(total, axis_name)
@@ -156,6 +166,7 @@ def update(
     rates: LearningRates,
     guards: Guards = NO_GUARDS,
     axis_name: str | None = None,
+    shorter: Sequence[int] = (),
 ) -> tuple[TrainState, Stats]:
     """One optimizer step per mini-batch, in order.
 
@@ -171,6 +182,7 @@ def update(
         rates: learning rates.
         guards: when to leave out steps.
         axis_name: mapped device axis.
+        shorter: see `gradients`.
 
     Returns:
         The state after the update, and each statistic averaged over the mini-batches that were finite, had a token and
@@ -179,7 +191,7 @@ def update(
     """
 
     def compute(params: Params, batch: tuple[Any, Any]) -> MiniBatch:
-        return gradients(loss, params, batch, axis_name)
+        return gradients(loss, params, batch, axis_name, shorter)
 
     def step(carry: tuple[TrainState, Array], batch: tuple[Any, Any]) -> tuple[tuple[TrainState, Array], _Step]:
         state, stopped = carry

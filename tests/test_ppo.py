@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxppo import data, memory, models
+from jaxppo import data, memory, models, padding
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.errors import DataError
@@ -219,6 +219,33 @@ def test_mini_batches_are_the_same_on_any_device_count(recorded):
 def test_parts_that_fit_the_cache_change_nothing(recorded, monkeypatch):
     monkeypatch.setattr(memory, "rows_at_once", lambda models, length: 3)
     assert_same(update_from(make_ppo(VARIANTS["full-kl"]), make_prompts(), recorded), baseline_of("full-kl"))
+
+
+@pytest.mark.parametrize(
+    ("variant", "mode", "num_devices"), [("full-kl", "shard_map", 1), ("lora", "pmap", 2), ("rloo", "shard_map", 2)]
+)
+def test_micro_batches_cut_to_their_lengths_change_nothing(variant, mode, num_devices, monkeypatch):
+    monkeypatch.setattr(padding, "SEQUENCE_BUCKET", 1)
+    monkeypatch.setattr(padding, "WORTH_CUTTING", 0.99)
+    copies, columns = VARIANTS[variant].ppo.group_size, set()
+    prompts, rollout = make_prompts(copies=copies), rollout_of(copies)
+    lengths = np.sort(np.repeat(prompts.prompt_mask.sum(1), copies) + rollout.completion_mask.sum(1))
+    full = lengths[-1]
+    shorter = (full - lengths[ROWS // 2 - 1], 0, 0)
+    assert len(padding.cut_lengths(full, shorter)) > 1  # the shorter half of the rows may be cut
+    apply = models.apply
+
+    def spy(config, params, input_ids, **options):
+        columns.add(input_ids.shape[1])
+        return apply(config, params, input_ids, **options)
+
+    monkeypatch.setattr(models, "apply", spy)
+    config = replace(VARIANTS[variant], gradient_accumulation_steps=2)
+    parallel = DataParallel(mode, jax.devices()[:num_devices])
+    ppo = PPO(config, MODEL, EOS, PAD, parallel, shorter=shorter)
+    monkeypatch.setattr(data, "SEQUENCE_BUCKET", 1)
+    assert_same(update_from(ppo, prompts, rollout), baseline_of(variant), tolerance=3e-5)
+    assert columns == {full, full - shorter[0]}
 
 
 def test_scoring_in_chunks_changes_nothing(recorded):

@@ -1,0 +1,67 @@
+"""Leaving out columns of padding: sequences sorted by length, and each part of them cut to one of few lengths.
+
+A compiled program has one shape, so that every row of a batch is as long as the longest. Sorted by length, the rows of
+a micro-batch are of similar length, and `lax.switch` takes the program that was compiled for the shortest of a few
+lengths that hold them. Each length is compiled, so there are few: they come from the quartiles of the prompts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxppo.data import SEQUENCE_BUCKET, bucket
+from jaxppo.types import Array, Sequences
+
+R = TypeVar("R")
+
+WORTH_CUTTING = 7 / 8
+"""A shorter length is compiled only if it is at most this share of the full one."""
+
+
+def shortfalls(prompt_lengths: Sequence[int]) -> tuple[int, ...]:
+    """By how many tokens the prompts at the three quartiles are shorter than the longest: [N] -> 3 numbers."""
+    return tuple(max(prompt_lengths) - int(n) for n in np.percentile(prompt_lengths, (25, 50, 75), method="higher"))
+
+
+def cut_lengths(full: int, shorter: Sequence[int]) -> list[int]:
+    """Lengths to compile for, rising, the full one last.
+
+    Args:
+        full: T, columns of the batch.
+        shorter: from `shortfalls`.
+    """
+    lengths = {bucket(max(full - by, 1), SEQUENCE_BUCKET) for by in shorter}
+    return [*sorted(n for n in lengths if n <= WORTH_CUTTING * full), full]
+
+
+def real_lengths(sequences: Sequences) -> Array:
+    """Tokens of prompt and completion: [..., B] int32."""
+    return sequences.prompt_lengths + jnp.sum(sequences.completion_mask, axis=-1, dtype=jnp.int32)
+
+
+def cut_to_longest(function: Callable[[Any], R], batch: Any, shorter: Sequence[int]) -> R:
+    """`function(batch)`, its sequences cut to the shortest of `cut_lengths` that holds all their tokens.
+
+    Args:
+        function: of the batch; its result has the same shapes whatever the sequences' number of columns, and does not
+            depend on columns that are padding in every row.
+        batch: a tree with one `Sequences` in it, if `shorter` names anything.
+        shorter: from `shortfalls`; empty: nothing is cut.
+    """
+    if not shorter:
+        return function(batch)
+    is_sequences = lambda x: isinstance(x, Sequences)  # noqa: E731
+    (sequences,) = filter(is_sequences, jax.tree.leaves(batch, is_leaf=is_sequences))
+    lengths = cut_lengths(sequences.input_ids.shape[1], shorter)
+
+    def of_length(length: int) -> Callable[[Any], R]:
+        cut = lambda x: x._replace(input_ids=x.input_ids[:, :length]) if is_sequences(x) else x  # noqa: E731
+        return lambda batch: function(jax.tree.map(cut, batch, is_leaf=is_sequences))
+
+    if len(lengths) == 1:
+        return function(batch)
+    which = jnp.searchsorted(jnp.array(lengths), jnp.max(real_lengths(sequences)))
+    return jax.lax.switch(which, [of_length(length) for length in lengths], batch)
