@@ -3,8 +3,9 @@
 Counted are the matrix products that the mathematics asks for: 2 operations per weight and token in a forward pass, as
 much again for the gradient of the inputs and for that of the weights, and 4 operations per query, key and width in
 attention, where every token is taken to see its whole row. In the last layer, tokens whose hidden state nobody reads
-have keys and values only. Padding counts, since it is computed; what is computed a
-second time to save memory does not, nor do norms, activations, softmax and the optimizer.
+have keys and values only. Padding counts, also what `padding.cut_to_longest` leaves out, so that the rate is too high
+where prompts differ much in length; what is computed a second time to save memory does not count, nor do norms,
+activations, softmax and the optimizer.
 
 Source: PaLM (arXiv:2204.02311), appendix B, 6 N + 12 L H Q T per token of a training step, taken apart into forward and
 backward passes, so that sampling and scoring can be counted too.
