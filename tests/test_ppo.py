@@ -248,6 +248,25 @@ def test_micro_batches_cut_to_their_lengths_change_nothing(variant, mode, num_de
     assert columns == {full, full - shorter[0]}
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_micro_batches_that_can_be_cut_are_sorted_by_length(recorded, parts, monkeypatch):
+    monkeypatch.setattr(padding, "cut_lengths", lambda full, shorter: [full - 1, full])
+    config = replace(CONFIG, num_mini_batches=2, gradient_accumulation_steps=parts)
+    ppo = PPO(config, MODEL, EOS, PAD, DataParallel(devices=jax.devices()[:1]), shorter=(1,))
+    sequences = ppo.pack(make_prompts(), recorded)
+    scored = ppo.score(start(ppo), None, sequences, recorded)
+    trajectories = ppo.make_trajectories(start(ppo), scored, recorded, sequences, SCORES)[1]
+    (batch, weights) = ppo._mini_batches(trajectories, jax.random.key(0))
+    lengths = np.asarray(padding.real_lengths(batch.sequences)).reshape(4, -1)  # two epochs of two mini-batches
+    assert np.all(np.diff(lengths, axis=1) >= 0) == (parts > 1)
+    np.testing.assert_array_equal(np.sort(lengths[:2].ravel()), np.sort(padding.real_lengths(sequences)))
+    for name in ("tokens", "policy"):  # each mini-batch's weights belong to its rows
+        weight = np.asarray(getattr(weights, name)).reshape(4, -1, LENGTH)
+        mask = np.asarray(batch.sequences.completion_mask).reshape(weight.shape)
+        np.testing.assert_array_equal(weight > 0, mask)
+        np.testing.assert_allclose(weight.sum(axis=(1, 2)), 1.0, rtol=1e-5)
+
+
 def test_scoring_in_chunks_changes_nothing(recorded):
     chunked = make_ppo(replace(VARIANTS["full-kl"], local_rollout_forward_batch_size=3))
     assert_same(update_from(chunked, make_prompts(), recorded), baseline_of("full-kl"))

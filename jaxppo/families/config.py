@@ -122,7 +122,7 @@ class Family:
     Attributes:
         config: its class of configuration.
         trunk: its module, token ids to hidden states: `trunk(config, rngs)`, then
-            `trunk(input_ids, positions, bias, cache, cache_index) -> (hidden, cache)`, see `layers.py`.
+            `trunk(input_ids, positions, bias, cache, cache_index, read) -> (hidden, cache)`, see `layers.py`.
             Its embedding of tokens is `embed_in`, its layers are `layers`, a dict by number.
         from_hf: content of `config.json` -> keyword arguments of `config`, `vocab_size`, `bos_token_id` and
             `eos_token_id` among them; raises `ModelError` for what is unsupported.
