@@ -387,7 +387,7 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
     steps = config.num_updates * ppo.num_ppo_epochs * ppo.num_mini_batches
     tokens = setup.prompts.prompt_length + config.sampling.response_length
     generations = f" ({config.num_prompts} prompts x {ppo.group_size})" if ppo.group_size > 1 else ""
-    accumulated = ppo.gradient_accumulation_steps or 1
+    accumulated = memory.micro_batches(config, setup.ppo.learned, tokens, parallel.num_devices)
     micro = f", {accumulated} micro-batches each" if accumulated > 1 else ""
     setup.console.print(
         f"{ppo.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -637,6 +638,12 @@ def test_dry_run_of_rloo_prints_prompts_times_generations_and_micro_batches(dry_
         "16 optimizer steps (2 epochs x 2 mini-batches of 8 completions per update, 2 micro-batches each)" in plan
     )
     assert "warning" not in plan and "kl_coef 0" not in plan
+
+
+def test_dry_run_prints_the_micro_batches_that_fit_the_cache(dry_run):
+    many = ["--batch_size", "4096", "--total_episodes", "4096", "--num_mini_batches", "1"]
+    assert re.search(r"of 4096 completions per update, \d+ micro-batches each", dry_run(*many))
+    assert "micro-batches" not in dry_run(*many, "--gradient_accumulation_steps", "1")
 
 
 def test_dry_run_counts_passes_over_the_prompts_where_no_episodes_are_given(dry_run):
