@@ -130,8 +130,12 @@ def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
 
     def layers(count: int, tokens: int, seen: int, read: int, forward: int, backward: int) -> None:
         passes = (count * forward, count * backward)
-        linear(rows * tokens, d, 2 * d, *passes)
-        for k, n in ((d, d), (d, d), (d, 4 * d), (4 * d, d)):
+        if read == tokens:
+            linear(rows * tokens, d, 3 * d, *passes)
+        else:
+            linear(rows * tokens, d, 2 * d, *passes)
+            linear(rows * read, d, d, *passes)
+        for k, n in ((d, d), (d, 4 * d), (4 * d, d)):
             linear(rows * read, k, n, *passes)
         head = d // heads
         add((rows * heads, read, head, seen), count * (forward + 2 * backward))

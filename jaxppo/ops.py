@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxppo.types import Array
+from jaxppo.types import Array, Sequences
 
 
 def global_sum(x: Array, axis_name: str | None = None) -> Array:
@@ -88,6 +88,11 @@ def masked_whiten(
 def prompt_lengths(prompt_mask: Array) -> Array:
     """Number of real tokens of each prompt: [B, P] bool -> [B] int32."""
     return jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
+
+
+def real_lengths(sequences: Sequences) -> Array:
+    """Tokens of prompt and completion together: [..., B] int32."""
+    return sequences.prompt_lengths + jnp.sum(sequences.completion_mask, axis=-1, dtype=jnp.int32)
 
 
 def pack(prompt_ids: Array, prompt_mask: Array, completion_ids: Array, length: int) -> Array:

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxppo import ops
 from jaxppo.data import SEQUENCE_BUCKET, bucket
-from jaxppo.types import Array, Sequences
+from jaxppo.types import Sequences
 
 R = TypeVar("R")
 
@@ -37,11 +38,6 @@ def cut_lengths(full: int, shorter: Sequence[int]) -> list[int]:
     return [*sorted(n for n in lengths if n <= WORTH_CUTTING * full), full]
 
 
-def real_lengths(sequences: Sequences) -> Array:
-    """Tokens of prompt and completion: [..., B] int32."""
-    return sequences.prompt_lengths + jnp.sum(sequences.completion_mask, axis=-1, dtype=jnp.int32)
-
-
 def cut_to_longest(function: Callable[[Any], R], batch: Any, shorter: Sequence[int]) -> R:
     """`function(batch)`, its sequences cut to the shortest of `cut_lengths` that holds all their tokens.
 
@@ -63,5 +59,5 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, shorter: Sequence[i
 
     if len(lengths) == 1:
         return function(batch)
-    which = jnp.searchsorted(jnp.array(lengths), jnp.max(real_lengths(sequences)))
+    which = jnp.searchsorted(jnp.array(lengths), jnp.max(ops.real_lengths(sequences)))
     return jax.lax.switch(which, [of_length(length) for length in lengths], batch)

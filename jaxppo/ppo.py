@@ -337,7 +337,7 @@ class PPO:
         length = batch.sequences.input_ids.shape[1]
         parts = memory.micro_batches(self.config, self.learned, length, self.parallel.num_devices)
         if parts > 1 and len(padding.cut_lengths(length, self._shorter)) > 1:
-            by_length = jnp.argsort(padding.real_lengths(batch.sequences)[rows], axis=1)
+            by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
         mini_batches = jax.tree.map(lambda x: x[rows], batch)
         both = (mini_batches, trajectories.weigh(mini_batches))

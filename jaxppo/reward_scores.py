@@ -44,8 +44,7 @@ def last_token_scores(params: Params, sequences: Sequences, *, model: ModelConfi
     Returns:
         [B] fp32; where a completion is empty, the score of the prompt.
     """
-    lengths = sequences.prompt_lengths + jnp.sum(sequences.completion_mask, axis=1, dtype=jnp.int32)
-    return row_scores(params, sequences.input_ids, lengths, model=model)
+    return row_scores(params, sequences.input_ids, ops.real_lengths(sequences), model=model)
 
 
 def row_scores(params: Params, input_ids: Array, lengths: Array, *, model: ModelConfig) -> Array:

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import padding
+from jaxppo import ops, padding
 from jaxppo.types import Sequences
 
 
@@ -64,4 +64,4 @@ def test_nothing_is_compiled_twice_where_nothing_can_be_cut():
 
 
 def test_real_lengths_count_prompt_and_completion():
-    np.testing.assert_array_equal(padding.real_lengths(sequences_of([3, 5], [4, 0], 12)), [7, 5])
+    np.testing.assert_array_equal(ops.real_lengths(sequences_of([3, 5], [4, 0], 12)), [7, 5])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxppo import data, memory, models, padding
+from jaxppo import data, memory, models, ops, padding
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.errors import DataError
@@ -255,9 +255,9 @@ def test_micro_batches_that_can_be_cut_are_sorted_by_length(recorded, parts, mon
     scored = ppo.score(start(ppo), None, sequences, recorded)
     trajectories = ppo.make_trajectories(start(ppo), scored, recorded, sequences, SCORES)[1]
     (batch, weights) = ppo._mini_batches(trajectories, jax.random.key(0))
-    lengths = np.asarray(padding.real_lengths(batch.sequences)).reshape(4, -1)  # two epochs of two mini-batches
+    lengths = np.asarray(ops.real_lengths(batch.sequences)).reshape(4, -1)  # two epochs of two mini-batches
     assert np.all(np.diff(lengths, axis=1) >= 0) == (parts > 1)
-    np.testing.assert_array_equal(np.sort(lengths[:2].ravel()), np.sort(padding.real_lengths(sequences)))
+    np.testing.assert_array_equal(np.sort(lengths[:2].ravel()), np.sort(ops.real_lengths(sequences)))
     for name in ("tokens", "policy"):  # each mini-batch's weights belong to its rows
         weight = np.asarray(getattr(weights, name)).reshape(4, -1, LENGTH)
         mask = np.asarray(batch.sequences.completion_mask).reshape(weight.shape)

@@ -167,9 +167,6 @@ def project(
         [B, H, T or R, K], and twice [B, H, T, K].
     """
     part_first = (axis + 2, 0, 3 - axis, 1, 4)  # [B, T, *shape] -> [3, B, H, T, K]
-    if read is None:
-        query, key, value = linear(x_btd).reshape(*x_btd.shape[:2], *shape).transpose(part_first)
-        return query, key, value
 
     def parts(x_btd: jax.Array, start: int, stop: int) -> jax.Array:
         def pick(outputs: jax.Array) -> jax.Array:
@@ -181,7 +178,10 @@ def project(
         sizes[axis] = stop - start
         return linear(x_btd, pick).reshape(*x_btd.shape[:2], *sizes).transpose(part_first)
 
-    (query,), (key, value) = parts(columns(x_btd, read, 1), 0, 1), parts(x_btd, 1, 3)
+    if read is None:
+        query, key, value = parts(x_btd, 0, 3)
+    else:
+        (query,), (key, value) = parts(columns(x_btd, read, 1), 0, 1), parts(x_btd, 1, 3)
     return query, key, value
 
 
