@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.ops import global_sum, masked_mean, masked_var, masked_whiten
-from jaxppo.types import Array, ScoreMoments
+from jaxppo.types import Array, Axes, ScoreMoments
 
 
 class Advantages(NamedTuple):
@@ -25,7 +25,7 @@ def initial_moments() -> ScoreMoments:
     return ScoreMoments(seen=jnp.float32(0), mean=jnp.float32(0), m2=jnp.float32(0))
 
 
-def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: str | None = None) -> ScoreMoments:
+def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: Axes = None) -> ScoreMoments:
     """Running moments after a batch of scores of all devices.
 
     With delta = mean_batch - mean: mean += delta n_batch / n;  m2 += m2_batch + delta^2 n_old n_batch / n. Where the
@@ -159,7 +159,7 @@ def whitened_gae(
     gamma: float,
     lam: float,
     whiten_rewards: bool = False,
-    axis_name: str | None = None,
+    axis_name: Axes = None,
 ) -> Advantages:
     """`gae` with advantages whitened over all real tokens of all devices, and optionally rewards scaled before.
 
@@ -203,7 +203,7 @@ def leave_one_out(rewards: Array, num_generations: int, counted: Array) -> Array
     return jnp.where(counted & (siblings > 0), groups - others, 0.0).reshape(-1)
 
 
-def normalise(advantages: Array, counted: Array, axis_name: str | None = None, eps: float = 1e-4) -> Array:
+def normalise(advantages: Array, counted: Array, axis_name: Axes = None, eps: float = 1e-4) -> Array:
     """(A - mean) / (std + eps) over the counted completions of all devices, with the unbiased deviation; others 0.
 
     Source: TRL `RLOOTrainer`, `normalize_advantages`.

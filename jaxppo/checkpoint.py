@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxppo import processes
 from jaxppo.errors import DataError
 from jaxppo.types import Params, TrainState
 
@@ -206,12 +207,13 @@ class Checkpoints:
         in_the_way = self._folder / str(step)
         if in_the_way.exists() and self._damage(step, ITEMS) is not None:
             self._damaged.add(step)
-        for damaged in sorted(self._damaged):
+        for damaged in sorted(self._damaged) if processes.is_first() else ():
             aside = self._folder / f"{damaged}.damaged"
             if aside.exists():
                 shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
             if (self._folder / str(damaged)).exists():
                 (self._folder / str(damaged)).rename(aside)
+        processes.wait_for_all()
         if self._damaged and self._manager is not None:
             self._manager.reload()
         self._damaged.clear()

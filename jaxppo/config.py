@@ -78,15 +78,46 @@ class RunConfig:
     """Continue the run in --output_dir from its last checkpoint; a finished run is left as it is."""
     dry_run: bool = False
     """Print the plan of the run and stop before any training."""
-    parallel: Literal["shard_map", "pmap"] = "shard_map"
-    """How the per-device program is mapped over all local devices (data parallel; same numbers either way)."""
+    parallel: Literal["shard_map", "pmap", "fsdp"] = "shard_map"
+    """How the per-device programs are mapped over all devices: shard_map and pmap keep all weights on each device, fsdp
+    splits them, gradients and optimizer over the axes of --mesh. The numbers are the same (docs/scaling.md)."""
+    mesh: str | None = None
+    """Sizes of the device axes, e.g. data=2,fsdp=4 or fsdp=4,tensor=2; -1 takes what is left. Rows are split over data
+    and fsdp, weights over fsdp and tensor. Default: fsdp=-1 for --parallel fsdp, otherwise data=-1."""
+    distributed: bool = False
+    """Join the other processes of this run, as SLURM, Open MPI, Kubernetes or a TPU slice started them, or as the
+    variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say (docs/scaling.md)."""
+    coordinator_address: str | None = None
+    """HOST:PORT of the first process, which the others connect to; implies --distributed."""
+    num_processes: int | None = None
+    """Processes of this run; with --coordinator_address, where the cluster does not say."""
+    process_id: int | None = None
+    """Number of this process, from 0; with --coordinator_address, where the cluster does not say."""
+    connect_timeout_s: int = 120
+    """Seconds that a process waits for the others at the start."""
     quiet: bool = False
     """Print results and warnings only."""
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**32, "seed", "an integer in [0, 2^32)", self.seed)
+        address = self.coordinator_address
+        if address is not None:
+            host, _, port = address.rpartition(":")
+            require(bool(host) and port.isdecimal(), "coordinator_address", "HOST:PORT", address)
+        for name in ("num_processes", "connect_timeout_s"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, "an integer >= 1", value)
+        if self.process_id is not None:
+            expected = f"an integer in [0, num_processes={self.num_processes})"
+            fits = self.num_processes is not None and 0 <= self.process_id < self.num_processes
+            require(fits, "process_id", expected, self.process_id)
         if self.resume:
             require(self.output_dir is not None, "resume", "--output_dir with the run to continue", None)
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are other processes to connect to."""
+        return self.distributed or self.coordinator_address is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,8 @@ class _Run:
     """What an evaluation needs, with everything that can be wrong found out before anything is written."""
 
     def __init__(self, config: EvaluateConfig, console: Console):
-        self.config, self._console, self._parallel = config, console, DataParallel(config.run.parallel)
+        self.config, self._console = config, console
+        self._parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
         self.validator = checked_validator(config.evaluation, config.reward)
         self.rows = load_rows(config.data, config.reward, self.validator)
         self.sides = _sides(config)

@@ -169,7 +169,7 @@ class Evaluator:
 
     @property
     def _batch_size(self) -> int:
-        return data.bucket(self._config.eval_batch_size, self.parallel.num_devices)
+        return data.bucket(self._config.eval_batch_size, self.parallel.row_shards)
 
     def _complete_batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray) -> list[Completion]:
         """Decode up to a batch of prompts; a short last batch is filled up with copies of its first row."""
@@ -177,10 +177,10 @@ class Evaluator:
         filled = [*encoded, *[encoded[0]] * missing]
         prompts = data.pad_left(filled, self._prompt_length, self._tokenizer.pad_token_id)
         draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
-        done = self._generate(params, *self.parallel.put((prompts, draws), 0))
-        ids, mask = np.asarray(done.completion_ids), np.asarray(done.completion_mask)
+        done = self.parallel.to_host(self._generate(params, *self.parallel.put((prompts, draws), 0)))
+        ids, mask = done.completion_ids, done.completion_mask
         texts = data.decode(self._tokenizer, ids, mask, self._turns.end_id)
-        rows = zip(texts, np.asarray(done.ended), ids, mask, strict=True)
+        rows = zip(texts, done.ended, ids, mask, strict=True)
         return [Completion(text, bool(ended), row[real].tolist()) for text, ended, row, real in rows][: len(encoded)]
 
 

@@ -1,11 +1,13 @@
 """What a run watches for after every update: losses that are not finite, and KL estimates that cannot be right."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxppo import processes
 from jaxppo.console import Console
 from jaxppo.errors import TrainingError
 from jaxppo.logs import JsonlLog
@@ -47,10 +49,14 @@ class Health:
         console: for warnings.
         folder: run folder.
         max_bad_updates: bad updates in a row that end the run.
+        to_host: fetches a batch from the devices.
     """
 
-    def __init__(self, console: Console, folder: Path, max_bad_updates: int):
+    def __init__(
+        self, console: Console, folder: Path, max_bad_updates: int, to_host: Callable[[Any], Any] = jax.device_get
+    ):
         self._console, self._folder, self._max_bad_updates = console, folder, max_bad_updates
+        self._to_host = to_host
         self._warned_of_kl = False
         self._warned_of_reward: set[str] = set()
 
@@ -70,7 +76,8 @@ class Health:
             TrainingError: there were too many of them.
         """
         if record["policy/nonfinite_steps"]:
-            saved = save_batch(self._folder / BAD_BATCHES, record["step"], trajectories, samples)
+            batch = self._to_host(trajectories)
+            saved = processes.on_first(lambda: save_batch(self._folder / BAD_BATCHES, record["step"], batch, samples))
             self._console.warn(
                 f"update {record['step']}: {record['policy/nonfinite_steps']} optimizer step(s) left out, "
                 f"their loss or gradient was NaN or infinite; batch saved in {saved}"

@@ -188,7 +188,7 @@ def load_learned_reward(
     config, head = hf.read_config(folder)
     if head != "score":
         raise ModelError(f"{folder}: expected a reward model (...ForSequenceClassification), got one without its head")
-    loaded = hf.load_model(folder, placement=parallel.replicated)
+    loaded = hf.load_model(folder, placement=parallel.placement)
     if loaded.fresh:
         raise ModelError(f"{folder}: expected a trained score head, got no tensor {', '.join(loaded.fresh)}")
     settings = {"bias": hf.reward_bias(config), "name": Path(path).name} | settings

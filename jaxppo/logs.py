@@ -19,13 +19,15 @@ class JsonlLog:
 
     Args:
         path: the file; its folder is made, existing records are kept.
+        enabled: False: nothing is read or kept, as another process has this log.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            os.truncate(self.path, len(_complete_part(self.path.read_bytes())))
+    def __init__(self, path: str | os.PathLike[str], enabled: bool = True):
+        self.path, self._enabled = Path(path), enabled
+        if enabled:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                os.truncate(self.path, len(_complete_part(self.path.read_bytes())))
         self._file = self._open()
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -40,6 +42,8 @@ class JsonlLog:
         Raises:
             DataError: a line is not a JSON object with a `step`.
         """
+        if not self._enabled:
+            return
         self._file.close()
         try:
             kept = [line for line, record in _read(self.path) if _step(record, self.path) <= step]
@@ -60,7 +64,8 @@ class JsonlLog:
         self.close()
 
     def _open(self) -> TextIO:
-        return self.path.open("a", encoding="utf-8", buffering=1, newline="\n")
+        path = self.path if self._enabled else Path(os.devnull)
+        return path.open("a", encoding="utf-8", buffering=1, newline="\n")
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -61,11 +61,11 @@ def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int)
     return rows_at_once(models, length) if configured is None else configured
 
 
-def micro_batches(config: TrainConfig, models: Sequence[ModelConfig], length: int, num_devices: int) -> int:
+def micro_batches(config: TrainConfig, models: Sequence[ModelConfig], length: int, row_shards: int) -> int:
     """Micro-batches of a mini-batch: as configured, or the fewest that `rows_at_once` takes on every device."""
     if config.ppo.gradient_accumulation_steps is not None:
         return config.ppo.gradient_accumulation_steps
-    rows = config.mini_batch_size // num_devices
+    rows = config.mini_batch_size // row_shards
     most = rows_at_once(models, length) or rows
     return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= most)
 
@@ -103,7 +103,7 @@ def budget(
     trained: Any,
     weights: Mapping[str, Any],
     prompt_length: int,
-    num_devices: int,
+    row_shards: int,
 ) -> Budget:
     """What a run will take.
 
@@ -114,13 +114,13 @@ def budget(
         trained: tree of what has gradients.
         weights: {"policy", "value"}, whole models: trees of arrays or of their shapes.
         prompt_length: tokens of a prompt, padding included.
-        num_devices: devices that rows are split over.
+        row_shards: parts that rows are split into.
     """
     policy = models[0]
     response = config.sampling.response_length
     length = prompt_length + response
-    rows, parts = config.batch_size // num_devices, micro_batches(config, models, length, num_devices)
-    micro_rows = config.mini_batch_size // num_devices // parts
+    rows, parts = config.batch_size // row_shards, micro_batches(config, models, length, row_shards)
+    micro_rows = config.mini_batch_size // row_shards // parts
     at_once = min(rows, scored_rows(config, models, length) or rows)
     gradients = tree_bytes(trained) * (2 if parts > 1 else 1)  # a sum, and the next term
     return Budget(

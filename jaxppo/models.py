@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.families import FAMILIES, ModelConfig
+from jaxppo.families import FAMILIES, ModelConfig, partition
 from jaxppo.families.layers import Cache, with_adapters
 
 Params = dict[str, Any]
@@ -100,7 +100,8 @@ def init_cache(config: ModelConfig, batch_size: int, length: int, dtype: Any = N
     """
     shape = (batch_size, config.num_key_value_heads, length, config.head_dim)
     dtype = dtype or config.compute_dtype or jnp.float32
-    return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers))
+    empty = lambda: partition.over_tensor(jnp.zeros(shape, dtype), axis=1)  # noqa: E731
+    return tuple((empty(), empty()) for _ in range(config.num_hidden_layers))
 
 
 def apply(
@@ -148,6 +149,8 @@ def apply(
     if positions is None:
         positions = _count_before(query_slots, attention_mask)
     params_of_trunk = cast(config, params["trunk"])
+    layers = params_of_trunk["layers"]  # gathered one by one, where this device holds shards
+    params_of_trunk = partition.whole(params_of_trunk | {"layers": {}}, config.hidden_size) | {"layers": layers}
     trunk = nnx.merge(_graphdef(config, _adapted(params_of_trunk)), params_of_trunk)
     bias = jnp.where(visible[:, None], 0.0, MASKED)
     hidden, cache = trunk(input_ids, positions, bias, cache, cache_index, read)
@@ -169,7 +172,7 @@ def computing_in(config: ModelConfig, dtype: str) -> ModelConfig:
 def for_decoding(config: ModelConfig, params: Params) -> Params:
     """The parameters of a language model, ready for many steps: adapters merged, in the dtype of the computation.
 
-    W + A B takes the place of W, A and B.
+    W + A B takes the place of W, A and B. What devices hold shards of is gathered, once for all steps.
     """
 
     def merged(tree: Params) -> Params:
@@ -180,7 +183,10 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
         return rest | {"kernel": (kernel + tree["lora_a"] @ tree["lora_b"]).astype(kernel.dtype)}
 
     names = [name for name in ("trunk", "lm_head") if name in params]
-    return params | cast(config, {name: merged(params[name]) for name in names})
+    parts = {name: params[name] for name in names}
+    if not _adapted(parts):  # gathered in the dtype that is computed in
+        return params | partition.whole(cast(config, parts), config.hidden_size)
+    return params | cast(config, merged(partition.whole(parts, config.hidden_size)))
 
 
 def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:
@@ -190,10 +196,12 @@ def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:
         ModelError: the parameters have no language model head.
     """
     if config.tie_word_embeddings:
-        return cast(config, params["trunk"]["embed_in"]["embedding"]).T
+        embedding = {"embed_in": params["trunk"]["embed_in"]}
+        return partition.whole(cast(config, embedding), config.hidden_size)["embed_in"]["embedding"].T
     if "lm_head" not in params:
         raise ModelError(f"lm_head: expected among the parameters, got {', '.join(params)}; pass logits=False")
-    return cast(config, params["lm_head"]["kernel"])
+    head = {"lm_head": params["lm_head"]}
+    return partition.whole(cast(config, head), config.hidden_size)["lm_head"]["kernel"]
 
 
 def lm_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:

@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxppo.types import Array, Sequences
+from jaxppo.types import Array, Axes, Sequences
 
 
-def global_sum(x: Array, axis_name: str | None = None) -> Array:
+def global_sum(x: Array, axis_name: Axes = None) -> Array:
     """Sum of all elements over all devices."""
     total = jnp.sum(x)
     return total if axis_name is None else jax.lax.psum(total, axis_name)
 
 
-def masked_mean(x: Array, mask: Array, axis_name: str | None = None) -> Array:
+def masked_mean(x: Array, mask: Array, axis_name: Axes = None) -> Array:
     """Mean of x over the True positions of mask on all devices; 0 where there are none.
 
     It is sum / count with both taken over all devices: a mean of per-device means weighs rows wrongly.
@@ -33,18 +33,18 @@ def masked_mean(x: Array, mask: Array, axis_name: str | None = None) -> Array:
     return global_sum(jnp.where(mask, x, 0), axis_name) / jnp.maximum(count, 1)
 
 
-def global_max(x: Array, axis_name: str | None = None) -> Array:
+def global_max(x: Array, axis_name: Axes = None) -> Array:
     """Largest of all elements on all devices."""
     largest = jnp.max(x)
     return largest if axis_name is None else jax.lax.pmax(largest, axis_name)
 
 
-def mean(x: Array, axis_name: str | None = None) -> Array:
+def mean(x: Array, axis_name: Axes = None) -> Array:
     """Mean of all elements on all devices."""
     return masked_mean(x, jnp.ones(x.shape, bool), axis_name)
 
 
-def std(x: Array, axis_name: str | None = None) -> Array:
+def std(x: Array, axis_name: Axes = None) -> Array:
     """Standard deviation (n - 1) of all elements on all devices."""
     return jnp.sqrt(masked_var(x, jnp.ones(x.shape, bool), axis_name))
 
@@ -64,7 +64,7 @@ def weighted_sum(x: Array, weights: Array) -> Array:
     return jnp.sum(jnp.where(weights > 0, x, 0.0) * weights)
 
 
-def masked_var(x: Array, mask: Array, axis_name: str | None = None) -> Array:
+def masked_var(x: Array, mask: Array, axis_name: Axes = None) -> Array:
     """Unbiased (n - 1) variance over the True positions of mask on all devices; 0 for fewer than two."""
     count = global_sum(mask.astype(x.dtype), axis_name)
     centred = x - masked_mean(x, mask, axis_name)
@@ -72,7 +72,7 @@ def masked_var(x: Array, mask: Array, axis_name: str | None = None) -> Array:
 
 
 def masked_whiten(
-    x: Array, mask: Array, *, shift_mean: bool = True, axis_name: str | None = None, eps: float = 1e-8
+    x: Array, mask: Array, *, shift_mean: bool = True, axis_name: Axes = None, eps: float = 1e-8
 ) -> Array:
     """Scale x to unit variance, and zero mean if `shift_mean`, over the mask on all devices; 0 outside of it.
 

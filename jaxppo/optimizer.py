@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxppo.config import OptimizerConfig
-from jaxppo.types import Params, TrainState
+from jaxppo.types import Array, Params, TrainState
 
 Schedule = Callable[[Any], Any]
 
@@ -44,9 +45,24 @@ def make_learning_rates(config: OptimizerConfig, num_updates: int) -> LearningRa
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Global-norm clipping, then AdamW's direction; the learning rate is applied by `apply_gradients`."""
-    clip = optax.identity() if config.max_grad_norm is None else optax.clip_by_global_norm(config.max_grad_norm)
+    clip = optax.identity() if config.max_grad_norm is None else clip_by_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(config.adam_beta1, config.adam_beta2, config.adam_epsilon)
     return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay, mask=_is_matrix))
+
+
+def clip_by_norm(most: float) -> optax.GradientTransformation:
+    """Global-norm clipping, g min(1, most / norm), by a norm that `update` is told as `norm`: devices may hold shards.
+
+    Source: optax.clip_by_global_norm, which computes the norm of what it is given.
+    """
+
+    def clip(updates: Any, state: Any, params: Any = None, **told: Any) -> tuple[Any, Any]:
+        del params
+        norm = told["norm"]
+        clipped = jax.tree.map(lambda g: jnp.where(norm < most, g, g / norm.astype(g.dtype) * most), updates)
+        return clipped, state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, clip)
 
 
 def _is_matrix(params: Params) -> Params:
@@ -55,11 +71,25 @@ def _is_matrix(params: Params) -> Params:
 
 
 def apply_gradients(
-    state: TrainState, grads: Params, optimizer: optax.GradientTransformation, rates: LearningRates
+    state: TrainState,
+    grads: Params,
+    optimizer: optax.GradientTransformation,
+    rates: LearningRates,
+    norm: Array | None = None,
 ) -> TrainState:
-    """One optimizer step at the learning rates of `state.step`, which stays as it is."""
+    """One optimizer step at the learning rates of `state.step`, which stays as it is.
+
+    Args:
+        state: before the step.
+        grads: of its parameters.
+        optimizer: from `make_optimizer`.
+        rates: learning rates.
+        norm: global norm of the gradients, [] fp32; default: that of these arrays.
+    """
     directions: Any
-    directions, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    norm = optax.tree.norm(grads) if norm is None else norm
+    optimizer = optax.with_extra_args_support(optimizer)
+    directions, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm)
     rate_of = {"policy": rates.policy(state.step), "value": rates.value(state.step)}
     params = {
         model: jax.tree.map(lambda p, d, rate=rate_of[model]: p - rate * d, state.params[model], directions[model])

@@ -1,7 +1,11 @@
-"""Data parallelism: the one place that knows about devices.
+"""Devices and processes: the one place that knows about them.
 
-Every device program is written for the rows of one device, with collectives over the axis `DATA`; `DataParallel.map`
-runs it on all local devices, through `shard_map` or literally through `pmap`. One device is the trivial case.
+Every device program is written for the rows of one device, with collectives over the axes that rows are split over;
+`DataParallel.map` runs it on all devices. Parameters are whole on every device (`shard_map`, or literally `pmap`), or
+split over the axes of a mesh (`fsdp`), see `families/partition.py`. One device is the trivial case of each.
+
+With several processes (`processes.py`) the devices are those of all of them: rows are in the order of the processes,
+and each has its own part of every array of rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,43 +15,151 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-DATA = "data"
-"""Name of the mapped device axis."""
+from jaxppo.errors import ConfigError
+from jaxppo.families import ModelConfig, partition
+from jaxppo.families.partition import DATA, FSDP, TENSOR
+from jaxppo.types import Axes
 
 RowAxis: TypeAlias = int | None
-"""Which axis of every array in an argument or result counts rows; None: the same on all devices."""
-
-
-def _along_rows(axis: RowAxis) -> PartitionSpec:
-    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, DATA)
+"""Which axis of every array in an argument or result counts rows; None: parameters, or the same on all devices."""
 
 
 class DataParallel:
-    """Rows split over devices, parameters on every one.
+    """Rows split over devices, parameters on every one or split as well.
 
     Args:
-        mode: "shard_map" or "pmap".
-        devices: default: all local devices.
+        mode: "shard_map", "pmap" or "fsdp".
+        devices: default: all devices of all processes.
+        mesh: sizes of the device axes, as in "data=2,fsdp=4"; default: all in `data`, or all in `fsdp` (mode "fsdp").
+
+    Raises:
+        ConfigError: the mesh does not fit the devices or the mode.
     """
 
-    def __init__(self, mode: str = "shard_map", devices: Sequence[Any] | None = None):
+    def __init__(self, mode: str = "shard_map", devices: Sequence[Any] | None = None, mesh: str | None = None):
         self.mode = mode
-        self.devices = list(jax.local_devices() if devices is None else devices)
-        self.mesh = Mesh(np.asarray(self.devices), (DATA,), axis_types=(AxisType.Auto,))
+        self.devices = list(jax.devices() if devices is None else devices)
+        default = f"{FSDP if mode == 'fsdp' else DATA}=-1"
+        try:
+            self.sizes = partition.parse_mesh(mesh or default, len(self.devices))
+        except ValueError as error:
+            raise ConfigError(f"mesh: expected {error}") from None
+        if mode != "fsdp" and self.row_shards != self.sizes[DATA] * self.sizes[TENSOR]:
+            raise ConfigError(f"mesh: expected {DATA} alone with parallel {mode}, got {mesh!r}; use parallel fsdp")
+        self._check_processes()
+        names = (DATA, FSDP, TENSOR) if mode == "fsdp" else (DATA,)
+        shape = tuple(self.sizes[name] for name in names)
+        self.mesh = Mesh(np.asarray(self.devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+        self._copy_to_all = jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
+
+    def _check_processes(self) -> None:
+        """Rows of a process must be its own: an axis that splits no rows may not reach over processes."""
+        local = len(self.local_devices)
+        if local % self.sizes[TENSOR]:
+            raise ConfigError(
+                f"mesh: expected {TENSOR} to divide the {local} devices of a process, got {self.sizes[TENSOR]}"
+            )
+
+    @property
+    def axes(self) -> Axes:
+        """The mapped axes that rows are split over, for collectives inside of a program."""
+        return (DATA, FSDP) if self.mode == "fsdp" else DATA
 
     @property
     def num_devices(self) -> int:
-        """Devices that rows are split over; a batch must be a multiple of it."""
+        """All devices."""
         return len(self.devices)
 
-    def replicated(self, path: tuple[str, ...], shape: tuple[int, ...]) -> NamedSharding:
-        """Where a parameter goes: a copy on each device. A `Placement` of `hf.load_model`."""
-        del path, shape
-        return NamedSharding(self.mesh, PartitionSpec())
+    @property
+    def row_shards(self) -> int:
+        """Parts that rows are split into; a batch must be a multiple of it."""
+        return self.sizes[DATA] * self.sizes[FSDP]
+
+    @property
+    def local_devices(self) -> list[Any]:
+        """The devices of this process."""
+        return [device for device in self.devices if device.process_index == jax.process_index()]
+
+    def of_process(self) -> "DataParallel":
+        """The devices of this process alone, used in the same way: for what each process computes by itself."""
+        if jax.process_count() == 1:
+            return self
+        tensor = f",{TENSOR}={self.sizes[TENSOR]}" if self.sizes[TENSOR] > 1 else ""
+        axis = FSDP if self.mode == "fsdp" else DATA
+        return DataParallel(self.mode, self.local_devices, f"{axis}=-1{tensor}")
+
+    def check_model(self, model: ModelConfig) -> None:
+        """Raise a `ConfigError` where a model cannot be split over this mesh."""
+        needed = {
+            FSDP: ("hidden_size",),
+            TENSOR: ("num_attention_heads", "num_key_value_heads", "intermediate_size"),
+        }
+        for axis, names in needed.items():
+            for name in names:
+                if getattr(model, name) % self.sizes[axis]:
+                    raise ConfigError(
+                        f"mesh: expected {axis} to divide the model's {name}={getattr(model, name)}, "
+                        f"got {axis}={self.sizes[axis]}"
+                    )
+
+    def describe(self) -> str:
+        """Devices and how they are used, in words."""
+        processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        sizes = ",".join(f"{name}={size}" for name, size in self.sizes.items() if size > 1)
+        mesh = f" ({sizes})" if self.mode == "fsdp" and sizes else ""
+        return f"{self.num_devices} {self.devices[0].platform} device(s){processes} by {self.mode}{mesh}"
+
+    # --- placement
+
+    def placement(self, path: tuple[str, ...], shape: tuple[int, ...]) -> NamedSharding:
+        """Where a parameter goes. A `Placement` of `hf.load_model`."""
+        return NamedSharding(self.mesh, self._spec("/".join(path), shape))
+
+    def shardings(self, tree: Any) -> Any:
+        """Where the arrays of a tree of parameters, or of what goes with them, are on the devices."""
+        return jax.tree_util.tree_map_with_path(
+            lambda keys, x: NamedSharding(self.mesh, self._spec(partition.path_of(keys), x.shape)), tree
+        )
 
     def put(self, tree: Any, row_axis: RowAxis = None) -> Any:
-        """Move host arrays to the devices: split along `row_axis`, or a copy on each."""
-        return jax.device_put(tree, NamedSharding(self.mesh, _along_rows(row_axis)))
+        """Move arrays that every process has whole to the devices: split along `row_axis`, or as parameters are."""
+        rows = NamedSharding(self.mesh, self._along_rows(row_axis))
+        shardings = self.shardings(tree) if row_axis is None else jax.tree.map(lambda _: rows, tree)
+        if jax.process_count() == 1:
+            return jax.device_put(tree, shardings)
+        return jax.tree.map(_put_local, tree, shardings)
+
+    def local_rows(self, count: int) -> slice:
+        """Which of so many rows are those of this process."""
+        size = count // jax.process_count()
+        return slice(jax.process_index() * size, (jax.process_index() + 1) * size)
+
+    def to_host(self, tree: Any) -> Any:
+        """Whole arrays on the host, on every process; all of them must call this."""
+
+        def fetch(x: Any) -> Any:
+            if isinstance(x, jax.Array) and not x.is_fully_addressable and not x.is_fully_replicated:
+                x = self._copy_to_all(x)
+            return jax.device_get(x)
+
+        return jax.tree.map(fetch, tree)
+
+    def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+        if self.mode != "fsdp":
+            return PartitionSpec()
+        axes = partition.axes_of(path)
+        if len(axes) != len(shape):
+            return PartitionSpec()
+        fits = (
+            axis if axis is None or size % self.sizes[axis] == 0 else None
+            for axis, size in zip(axes, shape, strict=True)
+        )
+        return PartitionSpec(*fits)
+
+    def _along_rows(self, axis: RowAxis) -> PartitionSpec:
+        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, self.axes)
+
+    # --- programs
 
     def map(
         self,
@@ -59,22 +171,60 @@ class DataParallel:
         """Compile a per-device program for all devices.
 
         Args:
-            program: function of per-device arrays; it may use collectives over `DATA`.
-            row_axes: per positional argument, the axis that counts rows, or None for one that every device has whole.
+            program: function of per-device arrays; it may use collectives over `axes`.
+            row_axes: per positional argument, the axis that counts rows, or None for one that every device has whole,
+                but for the parameters in it that are split.
             out_axes: the same for the result, or for each element of a tuple of results; whatever is None must have
                 come out equal on all devices.
-            donate: positions of arguments whose memory the result may take over.
+            donate: positions of arguments whose memory the result may take over; of the first of them, the first
+                result has the structure.
 
         Returns:
             A function of whole arrays that returns whole arrays.
         """
         if self.mode == "pmap":
             return self._pmap(program, tuple(row_axes), out_axes, donate)
-        out_specs = tuple(map(_along_rows, out_axes)) if isinstance(out_axes, tuple) else _along_rows(out_axes)
-        mapped = jax.shard_map(
-            program, mesh=self.mesh, in_specs=tuple(map(_along_rows, row_axes)), out_specs=out_specs, check_vma=False
-        )
+        if self.mode == "fsdp":
+            return self._split_map(program, tuple(row_axes), out_axes, donate)
+        out_specs = self._out_specs(out_axes)
+        in_specs = tuple(map(self._along_rows, row_axes))
+        mapped = jax.shard_map(program, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         return jax.jit(mapped, donate_argnums=donate)
+
+    def _out_specs(self, out_axes: RowAxis | tuple[RowAxis, ...]) -> Any:
+        return tuple(map(self._along_rows, out_axes)) if isinstance(out_axes, tuple) else self._along_rows(out_axes)
+
+    def _split_map(
+        self,
+        program: Callable[..., Any],
+        row_axes: tuple[RowAxis, ...],
+        out_axes: RowAxis | tuple[RowAxis, ...],
+        donate: tuple[int, ...],
+    ) -> Callable[..., Any]:
+        """As `shard_map`, with parameters split as the table says; the compiler sees to the axis `TENSOR`."""
+
+        def call(*args: Any) -> Any:
+            placed = [self.shardings(arg) if axis is None else None for arg, axis in zip(args, row_axes, strict=True)]
+            in_specs = tuple(
+                self._along_rows(axis) if shardings is None else jax.tree.map(_manual, shardings)
+                for shardings, axis in zip(placed, row_axes, strict=True)
+            )
+            out_specs = self._out_specs(out_axes)
+            if donate:
+                out_specs = (in_specs[donate[0]], *out_specs[1:])
+            results = jax.shard_map(
+                program,
+                mesh=self.mesh,
+                in_specs=in_specs,
+                out_specs=out_specs,
+                axis_names={DATA, FSDP},
+                check_vma=False,
+            )(*args)
+            if not donate:
+                return results
+            return jax.lax.with_sharding_constraint(results[0], placed[donate[0]]), *results[1:]
+
+        return jax.jit(call, donate_argnums=donate)
 
     def _pmap(
         self,
@@ -111,6 +261,19 @@ class DataParallel:
             return x.reshape(*x.shape[:axis], self.num_devices, rows, *x.shape[axis + 1 :])
 
         return self.put(jax.tree.map(split, tree), axis)
+
+
+def _put_local(x: Any, sharding: NamedSharding) -> jax.Array:
+    """Each process takes its parts of an array that all have; `device_put` would compare all of it first."""
+    if isinstance(x, jax.core.Tracer) or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+        return jax.device_put(x, sharding)
+    on_host = np.asarray(x)
+    return jax.make_array_from_callback(on_host.shape, sharding, lambda index: on_host[index])
+
+
+def _manual(sharding: NamedSharding) -> PartitionSpec:
+    """What a per-device program sees of a placement: all but the axis that the compiler looks after."""
+    return PartitionSpec(*(None if axis == TENSOR else axis for axis in sharding.spec))
 
 
 def _join(tree: Any, axis: RowAxis) -> Any:

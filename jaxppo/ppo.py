@@ -16,7 +16,7 @@ from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import DataError
 from jaxppo.families import ModelConfig
 from jaxppo.lora import LoraConfig
-from jaxppo.parallel import DATA, DataParallel
+from jaxppo.parallel import DataParallel
 from jaxppo.types import (
     Array,
     Params,
@@ -79,7 +79,7 @@ class PPO:
             out_axes=0,
         )
         self._trajectories = parallel.map(
-            partial(trajectories.make_trajectories, config=config, axis_name=DATA),
+            partial(trajectories.make_trajectories, config=config, axis_name=parallel.axes),
             row_axes=(None, 0, 0, 0, 0),
             out_axes=(None, 0, None),
         )
@@ -145,7 +145,7 @@ class PPO:
             optimizer=self._optimizer,
             rates=rates,
             guards=guards,
-            axis_name=DATA,
+            axis_name=self.parallel.axes,
             shorter=self._shorter,
         )
 
@@ -271,7 +271,7 @@ class PPO:
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
         """Right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
-        completions = np.sum(np.asarray(rollout.completion_mask), axis=1)
+        completions = np.sum(self.parallel.to_host(rollout.completion_mask), axis=1)
         self._check_rows("completions", len(completions))
         self._check_rows("prompts", len(prompts.prompt_ids) * self.config.ppo.group_size)
         lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), len(completions) // len(prompts.prompt_ids))
@@ -316,7 +316,7 @@ class PPO:
 
         A score of NaN says that a completion has none; it is left out of what is learned.
         """
-        values = jnp.asarray(scores, jnp.float32)
+        values = np.asarray(scores, np.float32)
         if values.shape != (self.config.batch_size,):
             raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")
         device_scores = self.parallel.put(values, 0)
@@ -335,7 +335,7 @@ class PPO:
         ppo = self.config.ppo
         rows = update.mini_batch_rows(key, self.config.batch_size, ppo.num_ppo_epochs, ppo.num_mini_batches)
         length = batch.sequences.input_ids.shape[1]
-        parts = memory.micro_batches(self.config, self.learned, length, self.parallel.num_devices)
+        parts = memory.micro_batches(self.config, self.learned, length, self.parallel.row_shards)
         if parts > 1 and len(padding.cut_lengths(length, self._shorter)) > 1:
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)

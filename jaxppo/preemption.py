@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -30,17 +31,18 @@ class Preemption:
 
     Args:
         folder: run folder, for the message.
+        agree: makes of the signals noted by all processes of the run (0: none) one that all of them act on.
     """
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, agree: Callable[[int], int] = lambda signum: signum):
+        self._folder, self._agree = folder, agree
         self._signum: int | None = None
         self._earlier: dict[int, Any] = {}
 
     @property
     def requested(self) -> bool:
-        """Whether the run was asked to stop."""
-        return self._signum is not None
+        """Whether the run was asked to stop, on any of its processes."""
+        return self._agree(self._signum or 0) != 0
 
     def check(self) -> None:
         """Do nothing, or stop.
@@ -48,8 +50,9 @@ class Preemption:
         Raises:
             Preempted: the run was asked to stop.
         """
-        if self._signum is not None:
-            raise Preempted(self._folder, self._signum)
+        signum = self._agree(self._signum or 0)
+        if signum:
+            raise Preempted(self._folder, signum)
 
     def __enter__(self) -> "Preemption":
         if threading.current_thread() is threading.main_thread():

@@ -26,12 +26,12 @@ from jaxppo.families import ModelConfig
 from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.intervals import wilson
 from jaxppo.lora import LoraConfig
-from jaxppo.parallel import DATA, DataParallel
+from jaxppo.parallel import DataParallel
 from jaxppo.ppo import adapter_of
 from jaxppo.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.reward_scores import RowScorer, row_scores
 from jaxppo.supervised import Steps, run_steps
-from jaxppo.types import Array, Params, Stats, TrainState
+from jaxppo.types import Array, Axes, Params, Stats, TrainState
 
 MODEL = "policy"
 """Name of the model in the state: the one under which the update program knows a model that is trained alone."""
@@ -43,7 +43,7 @@ def preference_loss(
     margins: Array,
     weights: Array,
     center_rewards_coefficient: float | None = None,
-    axis_name: str | None = None,
+    axis_name: Axes = None,
 ) -> tuple[Array, Stats]:
     """Bradley-Terry loss of score pairs, and TRL's metrics; this device's part of both.
 
@@ -170,10 +170,11 @@ class Training(NamedTuple):
         def loss(trained: Params, batch: PairBatch, weights: Array) -> tuple[Array, Stats]:
             chosen, rejected = pair_scores(self.whole(trained, state.frozen), batch, model=self.model)
             coefficient = self.config.center_rewards_coefficient
-            return preference_loss(chosen, rejected, batch.margins, weights, coefficient, DATA)
+            return preference_loss(chosen, rejected, batch.margins, weights, coefficient, self.parallel.axes)
 
         optimiser = optimizer.make_optimizer(self.config.optimizer)
-        return update.update(state, mini_batches, loss=loss, optimizer=optimiser, rates=rates, axis_name=DATA)
+        axes = self.parallel.axes
+        return update.update(state, mini_batches, loss=loss, optimizer=optimiser, rates=rates, axis_name=axes)
 
 
 class PairEvaluator:
@@ -255,8 +256,8 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     if run_folder.check(folder, config, config.run) and (folder / EVAL_FILE).exists():
         console.print(f"{folder} is finished: nothing to resume")
         return folder
-    parallel = DataParallel(config.run.parallel)
-    config.check_devices(parallel.num_devices)
+    parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
+    config.check_devices(parallel.row_shards)
     start = start_model(config)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")

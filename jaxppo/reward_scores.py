@@ -173,7 +173,7 @@ class RowScorer:
 
     def _dispatch(self, params: Params, rows: list[Sequence[int]]) -> Array:
         """Start a batch, filled up with copies of its first row to one of few sizes."""
-        size = bucket(padded_size(len(rows), self._batch_size), self._parallel.num_devices)
+        size = bucket(padded_size(len(rows), self._batch_size), self._parallel.row_shards)
         filled = [*rows, *[rows[0]] * (size - len(rows))]
         ids, lengths = right_padded(filled, padded_size(max(map(len, rows)), self._max_length))
         return self._program(params, *self._parallel.put((ids, lengths), 0))

@@ -68,6 +68,9 @@ class Scores(NamedTuple):
     extras: dict[str, list[Any]]  # one entry per completion
 
 
+Gather = Callable[[list[Scores]], list[list[Scores]]]
+"""What each process has -> what all of them have, in their order."""
+
 Scorer = Callable[[Completions], Scores]
 """A reward function in any form: called in this process, row by row, or in processes of its own."""
 
@@ -187,13 +190,21 @@ class Rewards:
     def __init__(self, rewards: Sequence[Reward]):
         self.rewards = tuple(rewards)
 
-    def __call__(self, completions: Completions) -> Scores:
+    def __call__(self, completions: Completions, gather: Gather | None = None) -> Scores:
         """Score completions: [B] sums, None where there is none.
+
+        Args:
+            completions: what to score.
+            gather: gets what other processes found for their completions, all as many as here; the result is then of
+                all completions together. What a function reports is averaged over the processes.
 
         Raises:
             DataError: see `Reward`; or no completion at all could be scored.
         """
         parts = {reward: reward(completions) for reward in self.rewards}
+        if gather is not None:
+            everywhere = zip(*gather(list(parts.values())), strict=True)
+            parts = {reward: _together(scores) for reward, scores in zip(self.rewards, everywhere, strict=True)}
         rows = zip(*(scores.values for scores in parts.values()), strict=True)
         values = [self._sum(row) for row in rows]
         metrics: dict[str, float] = {}
@@ -204,7 +215,7 @@ class Rewards:
             metrics |= {name: value for name, value in scores.metrics.items() if name not in _COUNTS}
             metrics |= _moments(reward.name, scores.values)
             extras |= scores.extras | ({f"reward_{reward.name}": scores.values} if len(parts) > 1 else {})
-        if completions.texts and all(value is None for value in values):
+        if values and all(value is None for value in values):
             reasons = [value for column in extras.values() for value in column if isinstance(value, str)]
             raise DataError(f"reward: expected a number for a completion at least, got none ({reasons[:1]})")
         unscored = sum(value is None for value in values)
@@ -224,6 +235,19 @@ class Rewards:
         weights = [reward.weight for reward in self.rewards]
         terms = [weight * value for weight, value in zip(weights, values, strict=True) if value is not None]
         return math.fsum(terms) if terms else None
+
+
+def _together(processes: Sequence[Scores]) -> Scores:
+    """The scores of equally many completions each: values in order, counts in sum, other metrics on average."""
+    if len(processes) == 1:
+        return processes[0]
+    counts = {name: sum(scores.metrics[name] for scores in processes) for name in _COUNTS}
+    columns = dict.fromkeys(column for scores in processes for column in scores.extras)
+    extras = {
+        column: [v for s in processes for v in s.extras.get(column, [None] * len(s.values))] for column in columns
+    }
+    values = [value for scores in processes for value in scores.values]
+    return Scores(values, joined(processes).metrics | counts, extras)
 
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")

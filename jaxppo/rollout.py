@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo import models, ops
-from jaxppo.families import ModelConfig
+from jaxppo.families import ModelConfig, partition
 from jaxppo.logprobs import token_kl, token_logprobs
 from jaxppo.types import Array, Params, PromptBatch, Rollout, Sequences
 
@@ -148,7 +148,7 @@ def generate(
 
     def append(rollout: Rollout, logits: Array, t: Array) -> Rollout:
         u = jax.lax.dynamic_slice_in_dim(uniforms, t, 1, axis=1)[:, 0]
-        sampled = sample_tokens(logits, u, temperature, top_k, top_p, min_p)
+        sampled = sample_tokens(partition.over_tensor(logits, None), u, temperature, top_k, top_p, min_p)
         return _append(rollout, sampled, t, limits, stop_id, pad_id)
 
     def step(state: _Decoding) -> _Decoding:
@@ -243,7 +243,7 @@ def logprobs_of_hidden(
     params: Params, hidden: Array, sequences: Sequences, *, model: ModelConfig, temperature: float
 ) -> tuple[Array, Array]:
     """The head's part of `completion_logprobs`, for hidden states already at hand."""
-    kernel = models.lm_head_kernel(model, params)
+    kernel = partition.over_tensor(models.lm_head_kernel(model, params), None)  # its blocks go over all columns
     logprobs, entropy = token_logprobs(hidden, kernel, sequences.completion_ids, temperature=temperature)
     mask = sequences.completion_mask
     return jnp.where(mask, logprobs, 0.0), jnp.where(mask, entropy, 0.0)
@@ -271,6 +271,7 @@ def completion_kl(params: Params, sequences: Sequences, *, model: ModelConfig, t
 
     `params` is {"policy", "reference"}.
     """
-    of = lambda p: (completion_hidden(p, sequences, model), models.lm_head_kernel(model, p))  # noqa: E731
+    kernel = lambda p: partition.over_tensor(models.lm_head_kernel(model, p), None)  # noqa: E731
+    of = lambda p: (completion_hidden(p, sequences, model), kernel(p))  # noqa: E731
     kl = token_kl(*of(params["policy"]), *of(params["reference"]), temperature=temperature)
     return jnp.where(sequences.completion_mask, kl, 0.0)

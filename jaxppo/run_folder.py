@@ -13,6 +13,12 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.redact import redact_command
 
 
+def find(command: str, config: Any, run: RunConfig) -> tuple[Path, bool]:
+    """The folder of a run, and whether it holds the run to resume; see `default_folder` and `check`."""
+    folder = default_folder(command, run)
+    return folder, check(folder, config, run)
+
+
 def default_folder(command: str, run: RunConfig) -> Path:
     """`--output_dir`, or a new folder named by command, preset and time."""
     if run.output_dir is not None:

@@ -18,7 +18,7 @@ from jaxppo.evaluator import EVAL_FILE, eval_metrics, make_evaluator, print_resu
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
 from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DATA, DataParallel
+from jaxppo.parallel import DataParallel
 from jaxppo.supervised import Steps, run_steps
 from jaxppo.types import Array, Params, Sequences, Stats
 
@@ -65,7 +65,7 @@ def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> 
         loss=partial(sft_loss, model=model),
         optimizer=optimizer.make_optimizer(config.optimizer),
         rates=optimizer.make_learning_rates(config.optimizer, config.num_updates),
-        axis_name=DATA,
+        axis_name=parallel.axes,
     )
     return parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
 
@@ -83,8 +83,8 @@ def sft(config: SFTConfig) -> Path:
     if run_folder.check(folder, config, config.run) and (folder / EVAL_FILE).exists():
         console.print(f"{folder} is finished: nothing to resume")
         return folder
-    parallel = DataParallel(config.run.parallel)
-    config.check_devices(parallel.num_devices)
+    parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
+    config.check_devices(parallel.row_shards)
     start = start_model(config)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")

@@ -25,6 +25,7 @@ from jaxppo import (
     padding,
     plan_reward,
     preemption,
+    processes,
     reward_sources,
     run_folder,
 )
@@ -83,16 +84,17 @@ class Start(NamedTuple):
 
 def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
     """Load models and data, compile nothing yet; every bad input is met here, before anything is written."""
-    parallel = DataParallel(config.run.parallel)
-    config.check_devices(parallel.num_devices)
+    parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
+    config.check_devices(parallel.row_shards)
     if config.reward.judges_plans:
         plan_reward.check_validator(config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     config = config.with_episodes(len(rows)).with_best_metric()
     check_updates(config.profile, config.num_updates)
-    console = Console(config.run.quiet)
-    policy = hf.load_policy(config.sft_model_path, parallel.replicated)
+    console = Console(config.run.quiet, processes.output())
+    policy = hf.load_policy(config.sft_model_path, parallel.placement)
     model, tokenizer = policy.config, policy.tokenizer
+    parallel.check_model(model)
     console.print(f"policy from {policy.loaded.describe()}")
     _check_names(config, model)
     value_model, value, value_base = _value_model(config, model, parallel, console)
@@ -136,7 +138,7 @@ def _throughput(ppo: PPO, start: Start) -> Throughput:
 
 def _rewards(config: TrainConfig, policy: hf.Policy, parallel: DataParallel, folder: Path) -> Rewards:
     model = models.computing_in(policy.config, config.dtype)
-    learned = reward_sources.learned_by(model, policy.params, policy.tokenizer, parallel)
+    learned = reward_sources.learned_by(model, policy.params, policy.tokenizer, parallel.of_process())
     return reward_sources.make_rewards(
         config.reward, validator=config.validator, seed=config.run.seed, folder=folder, learned=learned
     )
@@ -162,7 +164,7 @@ def _value_model(
         head = hf.load_value_head(folder, model)
         console.print(f"value head from {folder}")
         return model, {"score": head}, None
-    loaded = hf.load_model(folder, head="score", placement=parallel.replicated)
+    loaded = hf.load_model(folder, head="score", placement=parallel.placement)
     console.print(f"value model from {loaded.describe()}")
     if loaded.config.vocab_size < model.vocab_size:
         expected = f"a vocabulary of at least the policy's {model.vocab_size} tokens"
@@ -203,11 +205,14 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     preemption.check()
     scored = ppo.score(state, reference, sequences, rollout)
     scored_at = setup.clock.finish_time(scored)
-    ids, mask = np.asarray(rollout.completion_ids), np.asarray(rollout.completion_mask)
-    texts = data.decode(setup.tokenizer, ids, mask, setup.turns.end_id)
-    id_lists = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
     prompts, columns = batch.per_completion(setup.config.ppo.group_size)
-    scores = setup.rewards(Completions(prompts, texts, id_lists, columns))
+    ids, mask = ppo.parallel.to_host((rollout.completion_ids, rollout.completion_mask))
+    own = ppo.parallel.local_rows(len(prompts))
+    texts = data.decode(setup.tokenizer, ids[own], mask[own], setup.turns.end_id)
+    id_lists = [row[real].tolist() for row, real in zip(ids[own], mask[own], strict=True)]
+    own_columns = {name: column[own] for name, column in columns.items()}
+    scores = setup.rewards(Completions(prompts[own], texts, id_lists, own_columns), processes.gather)
+    texts = [text for of_process in processes.gather(texts) for text in of_process]
     rewarded = time.monotonic()
     preemption.check()
     values = np.array(scores.values, np.float32)  # None, for a completion without a score, becomes NaN
@@ -242,17 +247,18 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
 
 def train(config: TrainConfig) -> Path:
     """Carry out a run, or what is left of it; returns the run folder."""
-    folder = run_folder.default_folder("train", config.run)
-    resumed = run_folder.check(folder, config, config.run)
-    evals = run_folder.read_json(folder / EVAL_FILE) if resumed else {}
+    processes.join(config.run)
+    processes.check_same(flatten(config))
+    folder, resumed = processes.on_first(lambda: run_folder.find("train", config, config.run))
+    evals = processes.on_first(lambda: run_folder.read_json(folder / EVAL_FILE) if resumed else {})
     if "after" in evals:
-        Console(config.run.quiet).print(f"{folder} is finished: nothing to resume")
+        Console(config.run.quiet, processes.output()).print(f"{folder} is finished: nothing to resume")
         return folder
     setup, start = set_up(config, folder)
     _print_plan(setup, start, folder)
     if config.run.dry_run:
         return folder
-    run_folder.claim(folder, config, config.run)
+    processes.on_first(lambda: run_folder.claim(folder, config, config.run))
     state = setup.ppo.init_state(*start)
     reference = setup.ppo.reference(state, start.policy)
     del start
@@ -267,17 +273,18 @@ def _carry_out(setup: Setup, folder: Path, state: TrainState, reference: Params 
     if "before" not in evals:
         before = _evaluate(setup, "before", state)
         evals |= {"headline_split": config.headline_split, "before": before}
+    if processes.is_first():
         run_folder.write_json(folder / EVAL_FILE, evals)
-    setup.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+        setup.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
     state = _run_updates(setup, folder, state, reference)
     evals["after"] = _evaluate(setup, "after", state)
     setup.console.stage("Saving")
-    records = read_metrics(folder / "metrics.jsonl")
-    meta = _checkpoint_meta(setup, records[-1])
-    params, frozen = jax.device_get((state.params, state.frozen))
-    write_models(folder, meta, params, frozen, setup.tokenizer, evals)
-    plot_curves(records, evals, folder / "curves.png")
-    run_folder.write_json(folder / EVAL_FILE, evals)  # last: "after" marks a run as finished
+    params, frozen = setup.ppo.parallel.to_host((state.params, state.frozen))
+    if processes.is_first():
+        records = read_metrics(folder / "metrics.jsonl")
+        write_models(folder, _checkpoint_meta(setup, records[-1]), params, frozen, setup.tokenizer, evals)
+        plot_curves(records, evals, folder / "curves.png")
+        run_folder.write_json(folder / EVAL_FILE, evals)  # last: "after" marks a run as finished
     _print_result(setup, folder, evals)
 
 
@@ -288,20 +295,21 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
         Preempted: the run was asked to stop, and the last finished update is saved.
     """
     config, loop, last, console = setup.config, setup.config.loop, setup.config.num_updates, setup.console
+    parallel = setup.ppo.parallel
     console.stage(config.ppo.algorithm.upper())
     checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, loop.best_metric, loop.greater_is_better)
     if checkpoints.steps:
         state = checkpoints.restore(state, console.warn)
-    start, health = int(state.step), Health(console, folder, config.max_bad_updates)
-    profile = Profile(config.profile, start, last, folder, console)
+    start, health = int(state.step), Health(console, folder, config.max_bad_updates, parallel.to_host)
+    profile = Profile(config.profile if processes.is_first() else 0, start, last, folder, console)
     saved, record = start, {}
     with (
-        Preemption(folder),
+        Preemption(folder, processes.largest),
         checkpoints,
         Compilations(console.print) as compilations,
         profile,
-        JsonlLog(folder / "metrics.jsonl") as metrics,
-        JsonlLog(folder / "samples.jsonl") as samples_log,
+        JsonlLog(folder / "metrics.jsonl", enabled=processes.is_first()) as metrics,
+        JsonlLog(folder / "samples.jsonl", enabled=processes.is_first()) as samples_log,
         console.progress(last, config.ppo.algorithm.upper(), start) as progress,
     ):
         metrics.truncate_after(start)
@@ -318,9 +326,9 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 if saved < step:
                     checkpoints.save(step, state, _checkpoint_meta(setup, record), record)
                 raise
-            record |= memory.measured(setup.ppo.parallel.devices)
+            record |= memory.measured(parallel.local_devices)
             if step == start:
-                console.print(memory.describe_measured(record, setup.ppo.parallel.devices))
+                console.print(memory.describe_measured(record, parallel.local_devices))
             if loop.evaluates_at(step + 1, last):
                 record |= eval_metrics(setup.evaluator(setup.ppo.models_of(state)["policy"], fixed_rows_only=True))
             loop.check_record(record, last)
@@ -387,7 +395,7 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
     steps = config.num_updates * ppo.num_ppo_epochs * ppo.num_mini_batches
     tokens = setup.prompts.prompt_length + config.sampling.response_length
     generations = f" ({config.num_prompts} prompts x {ppo.group_size})" if ppo.group_size > 1 else ""
-    accumulated = memory.micro_batches(config, setup.ppo.learned, tokens, parallel.num_devices)
+    accumulated = memory.micro_batches(config, setup.ppo.learned, tokens, parallel.row_shards)
     micro = f", {accumulated} micro-batches each" if accumulated > 1 else ""
     setup.console.print(
         f"{ppo.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
@@ -397,7 +405,7 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
         f"{steps} optimizer steps ({ppo.num_ppo_epochs} epochs x {ppo.num_mini_batches} mini-batches of "
         f"{config.mini_batch_size} completions per update{micro}), at most {config.batch_size * tokens:,} tokens per "
         f"update, old log-probabilities by {config.logprobs}, {parameters:,} parameters in {config.dtype}, "
-        f"{parallel.num_devices} {parallel.devices[0].platform} device(s) by {parallel.mode}, into {folder}"
+        f"{parallel.describe()}, into {folder}"
     )
     _print_memory(setup, start)
     if config.sampling.truncates and config.logprobs == "sampler":
@@ -426,10 +434,10 @@ def _print_memory(setup: Setup, start: Start) -> None:
     elif config.ppo.kl_coef > 0:
         held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
     weights = jax.eval_shape(ppo.models_of, state)
-    prompt_length, num_devices = setup.prompts.prompt_length, ppo.parallel.num_devices
-    budget = memory.budget(config, ppo.learned, held, state.params, weights, prompt_length, num_devices)
+    prompt_length, row_shards = setup.prompts.prompt_length, ppo.parallel.row_shards
+    budget = memory.budget(config, ppo.learned, held, state.params, weights, prompt_length, row_shards)
     setup.console.print(budget.describe())
-    warning = memory.excess(budget, ppo.parallel.devices)
+    warning = memory.excess(budget, ppo.parallel.local_devices)
     if warning is not None:
         setup.console.warn(warning)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxppo import advantages, losses, ops
 from jaxppo.config import PPOConfig, TrainConfig
-from jaxppo.types import Array, Controls, Rollout, Scored, Sequences, Stats, Trajectories, Weights
+from jaxppo.types import Array, Axes, Controls, Rollout, Scored, Sequences, Stats, Trajectories, Weights
 
 
 def initial_controls(ppo: PPOConfig) -> Controls:
@@ -24,7 +24,7 @@ def make_trajectories(
     scores: Array,
     *,
     config: TrainConfig,
-    axis_name: str | None = None,
+    axis_name: Axes = None,
 ) -> tuple[Controls, Trajectories, Stats]:
     """Rewards, advantages and returns of a scored rollout, and what they look like.
 
@@ -71,7 +71,7 @@ def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array,
 
 
 def _kl(
-    controls: Controls, scored: Scored, mask: Array, config: TrainConfig, axis_name: str | None
+    controls: Controls, scored: Scored, mask: Array, config: TrainConfig, axis_name: Axes
 ) -> tuple[Array, Stats, Array]:
     """Per-token KL, its statistics, and the KL coefficient of the next update. No reference: no KL."""
     ppo = config.ppo
@@ -108,7 +108,7 @@ def _ppo(
     kl: Array,
     kl_coef: Array,
     config: TrainConfig,
-    axis_name: str | None,
+    axis_name: Axes,
 ) -> tuple[Trajectories, Stats]:
     ppo, mask, values = config.ppo, sequences.completion_mask, scored.values
     assert values is not None
@@ -147,7 +147,7 @@ def _rloo(
     kl: Array,
     kl_coef: Array,
     ppo: PPOConfig,
-    axis_name: str | None,
+    axis_name: Axes,
 ) -> tuple[Trajectories, Stats]:
     """Source: Ahmadian et al. 2024; TRL `RLOOTrainer`, whose unbiased advantages are neither whitened nor clipped."""
     rewards = scores - kl_coef * jnp.sum(jnp.where(sequences.completion_mask, kl, 0.0), axis=1)
@@ -180,19 +180,19 @@ def weigh(trajectories: Trajectories) -> Weights:
 # ----------------------------------------------------------------------------------------------------------- statistics
 
 
-def _mean_row_sum(x: Array, mask: Array, axis_name: str | None) -> Array:
+def _mean_row_sum(x: Array, mask: Array, axis_name: Axes) -> Array:
     """Sum over the real tokens of each completion, mean over completions."""
     return ops.mean(jnp.sum(jnp.where(mask, x, 0.0), axis=1), axis_name)
 
 
-def _score_stats(scores: Array, counted: Array, axis_name: str | None) -> Stats:
+def _score_stats(scores: Array, counted: Array, axis_name: Axes) -> Stats:
     return {
         "objective/scores": ops.masked_mean(scores, counted, axis_name),
         "objective/scores_std": jnp.sqrt(ops.masked_var(scores, counted, axis_name)),
     }
 
 
-def _length_stats(rollout: Rollout, sequences: Sequences, axis_name: str | None) -> Stats:
+def _length_stats(rollout: Rollout, sequences: Sequences, axis_name: Axes) -> Stats:
     """Lengths in tokens of completions and prompts, and the fraction of completions that did not end."""
     lengths = jnp.sum(sequences.completion_mask, axis=1, dtype=jnp.float32)
     prompts = sequences.prompt_lengths.astype(jnp.float32)
@@ -208,7 +208,7 @@ def _length_stats(rollout: Rollout, sequences: Sequences, axis_name: str | None)
     }
 
 
-def _value_stats(values: Array, returns: Array, mask: Array, axis_name: str | None) -> Stats:
+def _value_stats(values: Array, returns: Array, mask: Array, axis_name: Axes) -> Stats:
     """Old values and returns, and how much of the returns' variance the values explain: 1 - var(R - V) / var(R)."""
     error_var, returns_var = (ops.masked_var(x, mask, axis_name) for x in (returns - values, returns))
     return {

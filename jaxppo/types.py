@@ -8,11 +8,13 @@ S optimizer steps of an update    M micro-batches of an optimizer step
 Masks are True at real tokens and come from lengths, never from comparing ids with the pad id, so pad = eos is safe.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 Array = jax.Array
+Axes: TypeAlias = str | tuple[str, ...] | None
+"""Mapped device axes that rows are split over, inside of a per-device program; None outside of one."""
 Params = dict[str, Any]
 Stats = dict[str, Array]
 """Named numbers, [] each."""

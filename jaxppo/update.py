@@ -9,9 +9,9 @@ import optax
 
 from jaxppo import losses, ops, padding, rollout
 from jaxppo.config import PPOConfig
-from jaxppo.families import ModelConfig
+from jaxppo.families import ModelConfig, partition
 from jaxppo.optimizer import LearningRates, apply_gradients
-from jaxppo.types import Array, Controls, Params, Stats, TrainState, Trajectories, Weights
+from jaxppo.types import Array, Axes, Controls, Params, Stats, TrainState, Trajectories, Weights
 
 Loss = Callable[[Params, Any, Any], tuple[Array, Stats]]
 """(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device."""
@@ -117,7 +117,7 @@ def gradients(
     loss: Loss,
     params: Params,
     micro_batches: tuple[Any, Any],
-    axis_name: str | None,
+    axis_name: Axes,
     shorter: Sequence[int] = (),
 ) -> MiniBatch:
     """Gradients and statistics of a mini-batch: sums over its micro-batches [M, ...] and over all devices.
@@ -142,7 +142,7 @@ def gradients(
         total = of_columns(one)
     else:
         total, _ = jax.lax.scan(add, _zeros(of_one, one), micro_batches)
-    return total if axis_name is None else jax.lax.psum(total, axis_name)
+    return partition.total(total, axis_name)
 
 
 def _zeros(function: Callable[..., MiniBatch], *args: Any) -> MiniBatch:
@@ -150,10 +150,10 @@ def _zeros(function: Callable[..., MiniBatch], *args: Any) -> MiniBatch:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
-def norms(grads: Params) -> Stats:
+def norms(grads: Params, axis_name: Axes = None) -> Stats:
     """Global norm of the gradient before clipping, of everything and of each model."""
-    return {"grad_norm": optax.tree.norm(grads)} | {
-        f"{name}/grad_norm": optax.tree.norm(grad) for name, grad in grads.items()
+    return {"grad_norm": partition.norm(grads, axis_name)} | {
+        f"{name}/grad_norm": partition.norm(grad, axis_name) for name, grad in grads.items()
     }
 
 
@@ -165,7 +165,7 @@ def update(
     optimizer: optax.GradientTransformation,
     rates: LearningRates,
     guards: Guards = NO_GUARDS,
-    axis_name: str | None = None,
+    axis_name: Axes = None,
     shorter: Sequence[int] = (),
 ) -> tuple[TrainState, Stats]:
     """One optimizer step per mini-batch, in order.
@@ -200,10 +200,10 @@ def update(
         else:
             skip = lambda params, batch: _zeros(compute, params, batch)  # noqa: E731
             result = jax.lax.cond(stopped, skip, compute, state.params, batch)
-        stats = result.stats | norms(result.grads)
+        stats = result.stats | norms(result.grads, axis_name)
         finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(result.loss)
         reached, allowed = _guarded(stats, stopped, guards)
-        learn = lambda s: apply_gradients(s, result.grads, optimizer, rates)  # noqa: E731
+        learn = lambda s: apply_gradients(s, result.grads, optimizer, rates, stats["grad_norm"])  # noqa: E731
         real = result.tokens > 0
         state = jax.lax.cond(finite & allowed & real, learn, lambda s: s, state)
         outcome = _Step(stats, counts=finite & ~stopped & real, bad=allowed & ~finite, skipped=~allowed)

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
+from jaxppo.families import partition
 from jaxppo.families.config import ModelConfig
 
 LayerCache: TypeAlias = tuple[jax.Array, jax.Array]
@@ -272,7 +274,8 @@ def run_layers(
         graph, weights = nnx.split(layers[str(i)])
         layer_cache = None if cache is None else cache[i]
         of_these = read if i == last else None
-        hidden, layer_cache = _run_layer(graph, weights, hidden, shared, layer_cache, cache_index, of_these)
+        run = _run_shards if partition.is_split(weights, hidden.shape[-1]) else _run_layer
+        hidden, layer_cache = run(graph, weights, hidden, shared, layer_cache, cache_index, of_these)
         new_cache.append(layer_cache)
     return hidden, None if cache is None else tuple(new_cache)
 
@@ -288,3 +291,17 @@ def _run_layer(
     read: jax.Array | None,
 ) -> tuple[jax.Array, LayerCache | None]:
     return nnx.merge(graph, weights)(hidden, *shared, cache, cache_index, read)
+
+
+def _run_shards(graph: nnx.GraphDef, weights: nnx.State, hidden: jax.Array, *rest: Any) -> Any:
+    """`_run_layer` on weights of which this device holds shards: gathered here, and once more for the gradient.
+
+    What was gathered is not kept from one pass to the other, so that no device ever holds all layers.
+    """
+
+    def run(weights: nnx.State, hidden: jax.Array, rest: tuple[Any, ...]) -> Any:
+        gathered = partition.whole(weights, hidden.shape[-1])
+        return _run_layer(graph, checkpoint_name(gathered, "gathered"), hidden, *rest)
+
+    kept = jax.checkpoint_policies.save_anything_except_these_names("gathered")
+    return jax.checkpoint(run, policy=kept)(weights, hidden, rest)

@@ -1,0 +1,160 @@
+"""How parameters are split over devices: one table for all families, and what a per-device program does about it.
+
+Two axes split parameters. Over `FSDP` a program holds shards of a matrix, always along its hidden size, and gathers
+them where it computes with them; rows are split over it, too. Over `TENSOR` the compiler splits the products
+themselves: columns of the matrices that widen, rows of those that narrow, heads of the attention. Neither is there in
+pure data parallel.
+
+Source: ZeRO stage 3 (arXiv:1910.02054) for `FSDP`; Megatron-LM (arXiv:1909.08053) for `TENSOR`.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from jaxppo.types import Axes
+
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+"""Names of the device axes: rows are split over the first two."""
+
+WIDENS, NARROWS = (FSDP, TENSOR), (TENSOR, FSDP)
+
+# End of a parameter's path -> the axis that each of its dimensions is split over. What has no entry is on every device:
+# norms, adapters, heads with one output.
+GPT_NEOX: dict[str, tuple[str | None, ...]] = {
+    "attention/query_key_value/kernel": WIDENS,
+    "attention/query_key_value/bias": (TENSOR,),
+    "attention/dense/kernel": NARROWS,
+    "mlp/dense_h_to_4h/kernel": WIDENS,
+    "mlp/dense_h_to_4h/bias": (TENSOR,),
+    "mlp/dense_4h_to_h/kernel": NARROWS,
+}
+GPT2: dict[str, tuple[str | None, ...]] = {
+    "embed_positions/embedding": (None, FSDP),
+    "attn/c_attn/kernel": WIDENS,
+    "attn/c_attn/bias": (TENSOR,),
+    "attn/c_proj/kernel": NARROWS,
+    "mlp/c_fc/kernel": WIDENS,
+    "mlp/c_fc/bias": (TENSOR,),
+    "mlp/c_proj/kernel": NARROWS,
+}
+TABLE: dict[str, tuple[str | None, ...]] = {
+    "embed_in/embedding": (TENSOR, FSDP),
+    "lm_head/kernel": (FSDP, TENSOR),
+    **GPT_NEOX,
+    **GPT2,
+}
+
+
+def axes_of(path: str) -> tuple[str | None, ...]:
+    """The entry of the table for a path like "policy/trunk/layers/0/attention/dense/kernel"; () where there is none."""
+    parts = path.split("/")
+    return next((TABLE[end] for end in ("/".join(parts[-3:]), "/".join(parts[-2:])) if end in TABLE), ())
+
+
+def path_of(keys: Any) -> str:
+    """The path of a leaf, as `jax.tree_util` names it, in the words of the table."""
+    return jax.tree_util.keystr(keys, simple=True, separator="/").removesuffix("/value")
+
+
+def whole(tree: Any, size: int) -> Any:
+    """Parameters of which this device may hold shards, gathered; the very same arrays where it does not.
+
+    The gradient of what was gathered is summed over the devices and split again.
+
+    Args:
+        tree: parameters.
+        size: the hidden size, by which a shard is told from a whole matrix.
+    """
+
+    def gather(keys: Any, x: jax.Array) -> jax.Array:
+        axes = axes_of(path_of(keys))
+        if FSDP not in axes or x.shape[axes.index(FSDP)] == size:
+            return x
+        return jax.lax.all_gather(x, FSDP, axis=axes.index(FSDP), tiled=True)
+
+    return jax.tree_util.tree_map_with_path(gather, tree)
+
+
+def is_split(tree: Any, size: int) -> bool:
+    """Whether this device holds shards of these parameters."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    of_table = ((axes_of(path_of(keys)), leaf) for keys, leaf in leaves)
+    return any(FSDP in axes and leaf.shape[axes.index(FSDP)] != size for axes, leaf in of_table)
+
+
+def total(tree: Any, axes: Axes) -> Any:
+    """Sums over all devices; gradients of what was gathered are summed over `FSDP` already, and stay split.
+
+    Args:
+        tree: anything; parameters' gradients are told by their paths.
+        axes: that rows are split over.
+    """
+    if axes is None:
+        return tree
+    if not _splits(axes):
+        return jax.lax.psum(tree, axes)
+    others = tuple(axis for axis in axes if axis != FSDP)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    split = [FSDP in axes_of(path_of(keys)) for keys, _ in leaves]
+    sums = [jax.lax.psum(leaf, others if is_shard else axes) for (_, leaf), is_shard in zip(leaves, split, strict=True)]
+    return jax.tree.unflatten(structure, sums)
+
+
+def norm(tree: Any, axes: Axes) -> jax.Array:
+    """Global norm of parameters or gradients that are the same on all devices, or split over `FSDP`: [] fp32."""
+    if not _splits(axes):
+        return optax.tree.norm(tree)
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    shards = [leaf for keys, leaf in leaves if FSDP in axes_of(path_of(keys))]
+    others = [leaf for keys, leaf in leaves if FSDP not in axes_of(path_of(keys))]
+    squares = lambda of: jnp.asarray(optax.tree.norm(of, squared=True), jnp.float32)  # noqa: E731
+    return jnp.sqrt(squares(others) + jax.lax.psum(squares(shards), FSDP))
+
+
+def _splits(axes: Axes) -> bool:
+    """Whether programs over these axes may hold shards."""
+    return isinstance(axes, tuple) and FSDP in axes
+
+
+def over_tensor(x: jax.Array, axis: int | None) -> jax.Array:
+    """Tell the compiler to split one axis of an array over `TENSOR`, or none; without effect where there is no such.
+
+    Args:
+        x: array of a program for the rows of one device.
+        axis: which; None: every device has it whole.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    devices = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)).get(TENSOR, 1)
+    if devices == 1 or (axis is not None and x.shape[axis] % devices):
+        return x
+    spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, TENSOR)
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
+    """Sizes of the axes from a text like "data=2,fsdp=4": {axis: devices}; one of -1 takes what is left.
+
+    Raises:
+        ValueError: the text says something else, or the sizes do not multiply to the number of devices.
+    """
+    expected = f"axis=size for the axes {DATA}, {FSDP}, {TENSOR}, each at most once"
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        if name not in (DATA, FSDP, TENSOR) or name in sizes or not size.removeprefix("-").isdecimal():
+            raise ValueError(f"{expected}, got {text!r}")
+        sizes[name] = int(size)
+    open_axes = [name for name, size in sizes.items() if size == -1]
+    if len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise ValueError(f"sizes of at least 1, one of them perhaps -1 for what is left, got {text!r}")
+    given = math.prod(size for size in sizes.values() if size != -1)
+    if open_axes and num_devices % given == 0:
+        sizes[open_axes[0]] = num_devices // given
+    if math.prod(sizes.values()) != num_devices:
+        raise ValueError(f"sizes that multiply to the number of devices, {num_devices}, got {text!r}")
+    return {name: sizes.get(name, 1) for name in (DATA, FSDP, TENSOR)}

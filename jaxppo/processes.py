@@ -1,0 +1,135 @@
+"""Several processes, one run: each has its own devices and its own rows, and all carry out the same program.
+
+JAX's coordination service connects them (`jax.distributed`); nothing here talks to a network by itself. What only one
+process may do, such as writing logs, the first one does (`is_first`). Whatever decides which device programs run must
+be the same everywhere: `check_same`, `on_first` and `largest` see to it.
+
+With one process every function does the obvious thing.
+"""
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxppo.config import RunConfig
+from jaxppo.errors import ConfigError, JaxppoError
+
+T = TypeVar("T")
+
+HEARTBEAT_S = 30
+"""A process that says nothing for so long counts as dead, and ends the others."""
+
+
+def join(run: RunConfig) -> None:
+    """Connect to the other processes of this run, if there are any; once per process, before JAX looks for devices.
+
+    Args:
+        run: `distributed`, or address, number of processes and number of this one.
+
+    Raises:
+        ConfigError: the flags do not say enough, or the others cannot be reached in time.
+    """
+    if not run.is_distributed or jax.distributed.is_initialized():
+        return
+    from_environment = lambda name: int(os.environ[name]) if name in os.environ else None  # noqa: E731
+    count, number = run.num_processes, run.process_id
+    try:
+        jax.distributed.initialize(
+            run.coordinator_address,
+            from_environment("JAX_NUM_PROCESSES") if count is None else count,
+            from_environment("JAX_PROCESS_ID") if number is None else number,
+            initialization_timeout=run.connect_timeout_s,
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+            shutdown_timeout_seconds=HEARTBEAT_S,
+        )
+    except (ValueError, RuntimeError) as error:
+        address = run.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS") or "the cluster's coordinator"
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"coordinator_address: expected {run.num_processes or 'all'} processes at {address} within "
+            f"{run.connect_timeout_s} s, got: {reason}"
+        ) from None
+
+
+def is_first() -> bool:
+    """Whether this process writes logs, samples and models."""
+    return jax.process_index() == 0
+
+
+def output() -> TextIO | None:
+    """Where this process shows its view of the run: standard output (None), or nowhere if it is not the first."""
+    return None if is_first() else open(os.devnull, "w", encoding="utf-8")
+
+
+def gather(value: T) -> list[T]:
+    """What each process has, in their order, on every process; all of them must call this.
+
+    Args:
+        value: anything that `pickle` can write.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    data = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.int64(data.size))).ravel()
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: data.size] = data
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def wait_for_all() -> None:
+    """Go on when all processes have come here."""
+    gather(None)
+
+
+def largest(number: int) -> int:
+    """The largest of the processes' numbers, on every process; all of them must call this."""
+    return max(gather(number))
+
+
+def on_first(function: Callable[[], T]) -> T:
+    """What a function returns or refuses on the first process, on every process; all of them must call this.
+
+    Raises:
+        JaxppoError: as the function does, everywhere.
+    """
+    answer: Any = None
+    if is_first():
+        try:
+            answer = function()
+        except JaxppoError as error:
+            answer = error
+    answer = gather(answer)[0]
+    if isinstance(answer, JaxppoError):
+        raise answer
+    return answer
+
+
+def check_same(settings: Mapping[str, Any]) -> None:
+    """Raise a `ConfigError` on every process unless all have the same settings; all of them must call this."""
+    own = {name: value for name, value in settings.items() if name != "process_id"}
+    for process, others in enumerate(gather(own)):
+        differences = [name for name in own if others.get(name) != own[name]]
+        if differences:
+            name = differences[0]
+            raise ConfigError(
+                f"{name}: expected the same on all processes, got {own[name]!r} on process "
+                f"{jax.process_index()} and {others.get(name)!r} on process {process}"
+            )
+
+
+def give_up(error: BaseException) -> None:
+    """End this process at once after an error, where others are waiting for it: they are told by its silence.
+
+    An orderly end would first wait for all processes to come to theirs.
+    """
+    if jax.process_count() > 1:
+        print(f"error: process {jax.process_index()} of {jax.process_count()} stops: {error}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
