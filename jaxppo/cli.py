@@ -34,6 +34,12 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     except Preempted as stop:
         print(sanitize(str(stop)))
         sys.exit(stop.exit_status)
+    except Exception as error:
+        if uses_jax:
+            from jaxppo import processes
+
+            processes.give_up(error)
+        raise
     except KeyboardInterrupt:
         print("interrupted; --resume with the same --output_dir goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)

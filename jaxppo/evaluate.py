@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxppo import cli, hf, models, plan_metrics, plan_reward, reward_sources, run_folder
+from jaxppo import cli, hf, models, plan_metrics, plan_reward, processes, reward_sources, run_folder
 from jaxppo.config import EvaluateConfig
 from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
@@ -65,9 +65,8 @@ class Opened(NamedTuple):
 
 def evaluate(config: EvaluateConfig) -> Path:
     """Evaluate models or a file of plans, compare them where asked; returns the run folder."""
-    console = Console(config.run.quiet)
-    folder = run_folder.default_folder("evaluate", config.run)
-    if run_folder.check(folder, config, config.run) and (folder / EVAL_FILE).exists():
+    console, folder, resumed = run_folder.begin("evaluate", config)
+    if resumed and (folder / EVAL_FILE).exists():
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     run = _Run(config, console)
@@ -75,10 +74,11 @@ def evaluate(config: EvaluateConfig) -> Path:
         names = " against ".join(", ".join(side.sources) for side in run.sides)
         console.print(f"would evaluate {names} on {', '.join(run.rows)} into {folder}")
         return folder
-    run_folder.claim(folder, config, config.run)
+    processes.on_first(lambda: run_folder.claim(folder, config, config.run))
     done = [run.evaluated(side) for side in run.sides]
     comparison = compare_splits(done[1].judged, done[0].judged) if len(done) > 1 else {}
-    _write(folder, config, done, comparison, run.validator)
+    if processes.is_first():
+        _write(folder, config, done, comparison, run.validator)
     _print(console, folder, done, comparison)
     return folder
 

@@ -148,13 +148,22 @@ def apply(
     visible = _visible(query_slots, num_slots, attention_mask)
     if positions is None:
         positions = _count_before(query_slots, attention_mask)
-    params_of_trunk = cast(config, params["trunk"])
-    layers = params_of_trunk["layers"]  # gathered one by one, where this device holds shards
-    params_of_trunk = partition.whole(params_of_trunk | {"layers": {}}, config.hidden_size) | {"layers": layers}
+    params_of_trunk = _ready(config, params["trunk"])
     trunk = nnx.merge(_graphdef(config, _adapted(params_of_trunk)), params_of_trunk)
     bias = jnp.where(visible[:, None], 0.0, MASKED)
     hidden, cache = trunk(input_ids, positions, bias, cache, cache_index, read)
     return ModelOutput(hidden, lm_logits(config, params, hidden) if logits else None, cache)
+
+
+def _ready(config: ModelConfig, trunk: Params) -> Params:
+    """The parameters of a trunk in the dtype of the computation; what this device has shards of is gathered.
+
+    But for the layers, which gather their shards one by one (`layers.run_layers`).
+    """
+    if not partition.is_split(trunk, config.hidden_size):
+        return cast(config, trunk)
+    rest = {name: part for name, part in trunk.items() if name != "layers"}
+    return partition.whole(rest, config.hidden_size, config.compute_dtype) | {"layers": trunk["layers"]}
 
 
 def cast(config: ModelConfig, tree: Any) -> Any:
@@ -185,7 +194,7 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
     names = [name for name in ("trunk", "lm_head") if name in params]
     parts = {name: params[name] for name in names}
     if not _adapted(parts):  # gathered in the dtype that is computed in
-        return params | partition.whole(cast(config, parts), config.hidden_size)
+        return params | partition.whole(parts, config.hidden_size, config.compute_dtype)
     return params | cast(config, merged(partition.whole(parts, config.hidden_size)))
 
 
@@ -197,11 +206,11 @@ def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:
     """
     if config.tie_word_embeddings:
         embedding = {"embed_in": params["trunk"]["embed_in"]}
-        return partition.whole(cast(config, embedding), config.hidden_size)["embed_in"]["embedding"].T
+        return partition.whole(embedding, config.hidden_size, config.compute_dtype)["embed_in"]["embedding"].T
     if "lm_head" not in params:
         raise ModelError(f"lm_head: expected among the parameters, got {', '.join(params)}; pass logits=False")
     head = {"lm_head": params["lm_head"]}
-    return partition.whole(cast(config, head), config.hidden_size)["lm_head"]["kernel"]
+    return partition.whole(head, config.hidden_size, config.compute_dtype)["lm_head"]["kernel"]
 
 
 def lm_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:

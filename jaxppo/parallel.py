@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.core import Tracer
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxppo.errors import ConfigError
@@ -246,26 +248,32 @@ class DataParallel:
             split = [self._split(arg, axis) for arg, axis in zip(args, row_axes, strict=True)]
             results = mapped(*split)
             if isinstance(out_axes, tuple):
-                return tuple(_join(result, axis) for result, axis in zip(results, out_axes, strict=True))
-            return _join(results, out_axes)
+                return tuple(self._join(result, axis) for result, axis in zip(results, out_axes, strict=True))
+            return self._join(results, out_axes)
 
         return call
 
     def _split(self, tree: Any, axis: RowAxis) -> Any:
-        """Give every array an explicit device axis before its row axis."""
+        """Give every array an explicit device axis before its row axis; of several processes each has its devices'."""
+        if axis is not None:
+            parts = lambda shape: (*shape[:axis], self.num_devices, shape[axis] // self.num_devices, *shape[axis + 1 :])  # noqa: E731
+            tree = self.put(jax.tree.map(lambda x: x.reshape(parts(x.shape)), tree), axis)
+        if jax.process_count() == 1:
+            return tree
+        return multihost_utils.global_array_to_host_local_array(tree, self.mesh, self._along_rows(axis))
+
+    def _join(self, tree: Any, axis: RowAxis) -> Any:
+        """Merge the device axis back into the row axis that follows it."""
+        if jax.process_count() > 1:
+            tree = multihost_utils.host_local_array_to_global_array(tree, self.mesh, self._along_rows(axis))
         if axis is None:
             return tree
-
-        def split(x: Any) -> Any:
-            rows = x.shape[axis] // self.num_devices
-            return x.reshape(*x.shape[:axis], self.num_devices, rows, *x.shape[axis + 1 :])
-
-        return self.put(jax.tree.map(split, tree), axis)
+        return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), tree)
 
 
 def _put_local(x: Any, sharding: NamedSharding) -> jax.Array:
     """Each process takes its parts of an array that all have; `device_put` would compare all of it first."""
-    if isinstance(x, jax.core.Tracer) or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+    if isinstance(x, Tracer) or (isinstance(x, jax.Array) and not x.is_fully_addressable):
         return jax.device_put(x, sharding)
     on_host = np.asarray(x)
     return jax.make_array_from_callback(on_host.shape, sharding, lambda index: on_host[index])
@@ -274,10 +282,3 @@ def _put_local(x: Any, sharding: NamedSharding) -> jax.Array:
 def _manual(sharding: NamedSharding) -> PartitionSpec:
     """What a per-device program sees of a placement: all but the axis that the compiler looks after."""
     return PartitionSpec(*(None if axis == TENSOR else axis for axis in sharding.spec))
-
-
-def _join(tree: Any, axis: RowAxis) -> Any:
-    """Merge the device axis back into the row axis that follows it."""
-    if axis is None:
-        return tree
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), tree)

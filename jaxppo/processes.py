@@ -10,6 +10,7 @@ With one process every function does the obvious thing.
 import os
 import pickle
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeVar
 
@@ -125,11 +126,19 @@ def check_same(settings: Mapping[str, Any]) -> None:
 
 
 def give_up(error: BaseException) -> None:
-    """End this process at once after an error, where others are waiting for it: they are told by its silence.
+    """End this process at once after an error that nobody expected, if there are others; else do nothing.
 
-    An orderly end would first wait for all processes to come to theirs.
+    An orderly end would first wait for all processes to come to theirs, and one of them may be gone: that is what most
+    such errors say. The others notice by the silence of this one.
     """
-    if jax.process_count() > 1:
-        print(f"error: process {jax.process_index()} of {jax.process_count()} stops: {error}", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(1)
+    if jax.process_count() == 1:
+        return
+    traceback.print_exception(error)
+    print(
+        f"error: process {jax.process_index()} of {jax.process_count()} stops: this one failed, or another one is gone "
+        "(see above, and what the others print); the same commands with --resume go on from the last checkpoint",
+        file=sys.stderr,
+        flush=True,
+    )
+    sys.stdout.flush()
+    os._exit(1)

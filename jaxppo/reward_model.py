@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxppo import cli, hf, lora, models, ops, optimizer, run_folder, update
+from jaxppo import cli, hf, lora, models, ops, optimizer, processes, run_folder, update
 from jaxppo.config import RewardModelConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
@@ -251,9 +251,8 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     """Train a reward model; returns the run folder."""
     if config.dataset is None:
         raise DataError("dataset: expected a folder with preference data or a hub id, got None")
-    console = Console(config.run.quiet)
-    folder = run_folder.default_folder("reward_model", config.run)
-    if run_folder.check(folder, config, config.run) and (folder / EVAL_FILE).exists():
+    console, folder, resumed = run_folder.begin("reward_model", config)
+    if resumed and (folder / EVAL_FILE).exists():
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
@@ -271,8 +270,10 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     )
     if config.run.dry_run:
         return folder
-    run_folder.claim(folder, config, config.run)
-    start.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+    parallel.check_model(start.model)
+    processes.on_first(lambda: run_folder.claim(folder, config, config.run))
+    if processes.is_first():
+        start.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
     _train(training, start, splits, num_steps, folder, console)
@@ -309,9 +310,10 @@ def _train(
     results["after"] = evaluator(whole(state))
     if config.center_on == "chosen":
         results["reward_bias"] = evaluator.mean_score(whole(state), pairs)
-    params, frozen = jax.device_get((state.params, state.frozen))
-    write_models(folder, last, params, frozen, start.tokenizer, results)
-    run_folder.write_json(folder / EVAL_FILE, results)
+    params, frozen = parallel.to_host((state.params, state.frozen))
+    if processes.is_first():
+        write_models(folder, last, params, frozen, start.tokenizer, results)
+        run_folder.write_json(folder / EVAL_FILE, results)
     for split, result in results["after"].items():
         console.result(summary_line(split, result))
     console.print(f"model in {folder / REWARD_MODEL}")

@@ -168,7 +168,7 @@ class RowScorer:
         running = [self._dispatch(params, [rows[i] for i in part]) for part in parts]  # the devices work meanwhile
         scores = np.empty(len(rows), np.float32)
         for part, batch in zip(parts, running, strict=True):
-            scores[part] = np.asarray(batch)[: len(part)]
+            scores[part] = self._parallel.to_host(batch)[: len(part)]
         return scores
 
     def _dispatch(self, params: Params, rows: list[Sequence[int]]) -> Array:

@@ -7,16 +7,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jaxppo import processes
 from jaxppo.config import RunConfig
 from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
+from jaxppo.console import Console
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.redact import redact_command
 
 
-def find(command: str, config: Any, run: RunConfig) -> tuple[Path, bool]:
-    """The folder of a run, and whether it holds the run to resume; see `default_folder` and `check`."""
-    folder = default_folder(command, run)
-    return folder, check(folder, config, run)
+def begin(command: str, config: Any) -> tuple[Console, Path, bool]:
+    """Join the processes of a run; its view, its folder, and whether that holds the run to resume.
+
+    Args:
+        command: name of the command.
+        config: its configuration, with `run`.
+
+    Raises:
+        ConfigError: as for `processes.join`, `processes.check_same` and `check`.
+    """
+    processes.join(config.run)
+    processes.check_same(flatten(config))
+
+    def find() -> tuple[Path, bool]:
+        folder = default_folder(command, config.run)
+        return folder, check(folder, config, config.run)
+
+    folder, resumed = processes.on_first(find)
+    return Console(config.run.quiet, processes.output()), folder, resumed
 
 
 def default_folder(command: str, run: RunConfig) -> Path:

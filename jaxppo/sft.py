@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxppo import cli, data, hf, models, ops, optimizer, reward_sources, rollout, run_folder, update
+from jaxppo import cli, data, hf, models, ops, optimizer, processes, reward_sources, rollout, run_folder, update
 from jaxppo.chat import make_turns
 from jaxppo.config import SFTConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
-from jaxppo.console import Console
 from jaxppo.evaluator import EVAL_FILE, eval_metrics, make_evaluator, print_results
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
@@ -78,9 +77,8 @@ def _weighted_batch(supervised: data.SupervisedData, step: int) -> tuple[Sequenc
 
 def sft(config: SFTConfig) -> Path:
     """Train a model on reference plans; returns the run folder."""
-    console = Console(config.run.quiet)
-    folder = run_folder.default_folder("sft", config.run)
-    if run_folder.check(folder, config, config.run) and (folder / EVAL_FILE).exists():
+    console, folder, resumed = run_folder.begin("sft", config)
+    if resumed and (folder / EVAL_FILE).exists():
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
@@ -89,13 +87,14 @@ def sft(config: SFTConfig) -> Path:
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
     model, tokenizer = models.computing_in(start.model, config.dtype), start.tokenizer
+    parallel.check_model(model)
     judges = "builtin" if config.reward.judges_plans else None
     rows = data.load_split(config.data, config.data.train_split, judges, {"prompt": str, "completion": str})
     turns = make_turns(tokenizer, config.data)
     supervised = data.SupervisedData(
         rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, turns
     )
-    learned = reward_sources.learned_by(model, start.params, tokenizer, parallel)
+    learned = reward_sources.learned_by(model, start.params, tokenizer, parallel.of_process())
     rewards = reward_sources.make_rewards(config.reward, learned=learned)
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
     console.print(
@@ -104,8 +103,9 @@ def sft(config: SFTConfig) -> Path:
     )
     if config.run.dry_run:
         return folder
-    run_folder.claim(folder, config, config.run)
-    tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+    processes.on_first(lambda: run_folder.claim(folder, config, config.run))
+    if processes.is_first():
+        tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
     base = base_of(config.model_path, start.loaded, model, "lm")
     meta = {
         "config": plain_values(flatten(config)),
@@ -123,8 +123,10 @@ def sft(config: SFTConfig) -> Path:
     loop = config.with_best_metric().loop
     state, last = run_steps(steps, loop, folder, state, meta, parallel, console)
     results = evaluator(state.params["policy"])
-    write_models(folder, last, jax.device_get(state.params), None, tokenizer, {"after": results})
-    run_folder.write_json(folder / EVAL_FILE, results)
+    params = parallel.to_host(state.params)
+    if processes.is_first():
+        write_models(folder, last, params, None, tokenizer, {"after": results})
+        run_folder.write_json(folder / EVAL_FILE, results)
     print_results(console, results)
     console.print(f"model in {folder / 'policy'}")
     return folder

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxppo import processes
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import LoopConfig
 from jaxppo.console import Console
@@ -61,9 +62,9 @@ def run_steps(
         state = checkpoints.restore(state, console.warn)
     start = int(state.step)
     with (
-        Preemption(folder) as preemption,
+        Preemption(folder, processes.largest) as preemption,
         checkpoints,
-        JsonlLog(folder / "metrics.jsonl") as log,
+        JsonlLog(folder / "metrics.jsonl", enabled=processes.is_first()) as log,
         console.progress(last, steps.title, start) as progress,
     ):
         log.truncate_after(start)
@@ -83,7 +84,8 @@ def run_steps(
                 checkpoints.save(step + 1, state, meta | {"step": step + 1}, record)
             preemption.check()
     print_best(console, checkpoints, folder)
-    return state, meta | {"step": last, "metrics": read_metrics(folder / "metrics.jsonl")[-1]}
+    record = processes.on_first(lambda: read_metrics(folder / "metrics.jsonl")[-1])
+    return state, meta | {"step": last, "metrics": record}
 
 
 def print_best(console: Console, checkpoints: Checkpoints, folder: Path) -> None:

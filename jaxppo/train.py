@@ -82,7 +82,7 @@ class Start(NamedTuple):
     adapter: Params | None  # of the policy; None: a fresh one, or none
 
 
-def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
+def set_up(config: TrainConfig, folder: Path, console: Console) -> tuple[Setup, Start]:
     """Load models and data, compile nothing yet; every bad input is met here, before anything is written."""
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
@@ -91,7 +91,6 @@ def set_up(config: TrainConfig, folder: Path) -> tuple[Setup, Start]:
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     config = config.with_episodes(len(rows)).with_best_metric()
     check_updates(config.profile, config.num_updates)
-    console = Console(config.run.quiet, processes.output())
     policy = hf.load_policy(config.sft_model_path, parallel.placement)
     model, tokenizer = policy.config, policy.tokenizer
     parallel.check_model(model)
@@ -247,14 +246,12 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
 
 def train(config: TrainConfig) -> Path:
     """Carry out a run, or what is left of it; returns the run folder."""
-    processes.join(config.run)
-    processes.check_same(flatten(config))
-    folder, resumed = processes.on_first(lambda: run_folder.find("train", config, config.run))
+    console, folder, resumed = run_folder.begin("train", config)
     evals = processes.on_first(lambda: run_folder.read_json(folder / EVAL_FILE) if resumed else {})
     if "after" in evals:
-        Console(config.run.quiet, processes.output()).print(f"{folder} is finished: nothing to resume")
+        console.print(f"{folder} is finished: nothing to resume")
         return folder
-    setup, start = set_up(config, folder)
+    setup, start = set_up(config, folder, console)
     _print_plan(setup, start, folder)
     if config.run.dry_run:
         return folder

@@ -221,7 +221,7 @@ def test_help_shows_the_docstrings_and_defaults_of_all_groups(capsys):
         "Weight of the KL penalty to the reference policy in the reward, at the start; 0 needs no reference." in shown
     )
     assert "Completions to sample over the whole run, rounded up to whole updates; default: num_train_epochs" in shown
-    assert "--parallel {shard_map,pmap}" in shown
+    assert "--parallel {shard_map,pmap,fsdp}" in shown
     assert [name for name in flatten(TrainConfig()) if f"--{name} " not in shown and f"--{name}," not in shown] == []
 
 

@@ -300,7 +300,7 @@ def _run_shards(graph: nnx.GraphDef, weights: nnx.State, hidden: jax.Array, *res
     """
 
     def run(weights: nnx.State, hidden: jax.Array, rest: tuple[Any, ...]) -> Any:
-        gathered = partition.whole(weights, hidden.shape[-1])
+        gathered = partition.whole(weights, hidden.shape[-1], hidden.dtype)
         return _run_layer(graph, checkpoint_name(gathered, "gathered"), hidden, *rest)
 
     kept = jax.checkpoint_policies.save_anything_except_these_names("gathered")

@@ -9,14 +9,14 @@ Source: ZeRO stage 3 (arXiv:1910.02054) for `FSDP`; Megatron-LM (arXiv:1909.0805
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
-
-from jaxppo.types import Axes
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 """Names of the device axes: rows are split over the first two."""
@@ -61,23 +61,65 @@ def path_of(keys: Any) -> str:
     return jax.tree_util.keystr(keys, simple=True, separator="/").removesuffix("/value")
 
 
-def whole(tree: Any, size: int) -> Any:
-    """Parameters of which this device may hold shards, gathered; the very same arrays where it does not.
+def whole(tree: Any, size: int, dtype: Any = None) -> Any:
+    """Parameters of which this device may hold shards, gathered; the very same arrays where there is nothing to do.
 
-    The gradient of what was gathered is summed over the devices and split again.
+    The gradient of what was gathered is summed over the devices, in float32, and split again.
 
     Args:
         tree: parameters.
         size: the hidden size, by which a shard is told from a whole matrix.
+        dtype: of the result; shards travel in it. Default: as they are.
     """
 
     def gather(keys: Any, x: jax.Array) -> jax.Array:
-        axes = axes_of(path_of(keys))
+        axes, result_dtype = axes_of(path_of(keys)), jnp.dtype(x.dtype if dtype is None else dtype)
         if FSDP not in axes or x.shape[axes.index(FSDP)] == size:
-            return x
-        return jax.lax.all_gather(x, FSDP, axis=axes.index(FSDP), tiled=True)
+            return x.astype(result_dtype)
+        return _gather(x, axes, jnp.dtype(x.dtype), result_dtype)
 
     return jax.tree_util.tree_map_with_path(gather, tree)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather(shard: jax.Array, axes: tuple[str | None, ...], own: jnp.dtype, result: jnp.dtype) -> jax.Array:
+    del own
+    program = partial(jax.lax.all_gather, axis_name=FSDP, axis=axes.index(FSDP), tiled=True)
+    return _beside_tensor(program, shard.astype(result), axes)
+
+
+def _gather_forward(
+    shard: jax.Array, axes: tuple[str | None, ...], own: jnp.dtype, result: jnp.dtype
+) -> tuple[jax.Array, None]:
+    return _gather(shard, axes, own, result), None
+
+
+def _gather_backward(
+    axes: tuple[str | None, ...], own: jnp.dtype, result: jnp.dtype, _: None, grad: jax.Array
+) -> tuple[jax.Array]:
+    del result
+    program = partial(jax.lax.psum_scatter, axis_name=FSDP, scatter_dimension=axes.index(FSDP), tiled=True)
+    of_all = grad.astype(jnp.float32)  # sums of bfloat16 would lose digits
+    return (_beside_tensor(program, of_all, axes).astype(own),)
+
+
+def _beside_tensor(program: Callable[[jax.Array], jax.Array], x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+    """A collective over `FSDP` of an array that the compiler has split over `TENSOR`, and is to leave so."""
+    sizes = _mesh_sizes()
+    spec = [axis if axis == TENSOR and n % sizes[TENSOR] == 0 else None for axis, n in zip(axes, x.shape, strict=True)]
+    if TENSOR not in spec or sizes[TENSOR] == 1:
+        return program(x)
+    inner = PartitionSpec(*spec)
+    return jax.shard_map(program, in_specs=inner, out_specs=inner, axis_names={TENSOR}, check_vma=False)(x)
+
+
+def _mesh_sizes() -> dict[str, int]:
+    """Devices along each axis where this is traced; 1 for an axis that is not there."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return {DATA: 1, FSDP: 1, TENSOR: 1} | dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
 
 
 def is_split(tree: Any, size: int) -> bool:
@@ -87,7 +129,7 @@ def is_split(tree: Any, size: int) -> bool:
     return any(FSDP in axes and leaf.shape[axes.index(FSDP)] != size for axes, leaf in of_table)
 
 
-def total(tree: Any, axes: Axes) -> Any:
+def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
     """Sums over all devices; gradients of what was gathered are summed over `FSDP` already, and stay split.
 
     Args:
@@ -105,7 +147,7 @@ def total(tree: Any, axes: Axes) -> Any:
     return jax.tree.unflatten(structure, sums)
 
 
-def norm(tree: Any, axes: Axes) -> jax.Array:
+def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
     """Global norm of parameters or gradients that are the same on all devices, or split over `FSDP`: [] fp32."""
     if not _splits(axes):
         return optax.tree.norm(tree)
@@ -116,7 +158,7 @@ def norm(tree: Any, axes: Axes) -> jax.Array:
     return jnp.sqrt(squares(others) + jax.lax.psum(squares(shards), FSDP))
 
 
-def _splits(axes: Axes) -> bool:
+def _splits(axes: str | tuple[str, ...] | None) -> bool:
     """Whether programs over these axes may hold shards."""
     return isinstance(axes, tuple) and FSDP in axes
 
@@ -128,8 +170,7 @@ def over_tensor(x: jax.Array, axis: int | None) -> jax.Array:
         x: array of a program for the rows of one device.
         axis: which; None: every device has it whole.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    devices = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)).get(TENSOR, 1)
+    devices = _mesh_sizes()[TENSOR]
     if devices == 1 or (axis is not None and x.shape[axis] % devices):
         return x
     spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, TENSOR)
