@@ -54,7 +54,7 @@ def base_of(name: str | None, loaded: Loaded | None, config: ModelConfig, head: 
         "base": str(Path(name).absolute()) if loaded.folder == Path(name) else name,
         "license": license_of(loaded.folder),
         "generation_config": read_json(generation) if generation.is_file() else {},
-        "fingerprint": lora.fingerprint(loaded.params),
+        "fingerprint": None if loaded.shapes_only else lora.fingerprint(loaded.params),
     }
 
 

@@ -77,6 +77,7 @@ class Loaded(NamedTuple):
         loaded: names of the tensors that were read.
         fresh: names of those that the folder does not have, to be drawn.
         unused: names of those that this model has no place for.
+        shapes_only: `params` are shapes; nothing was read.
     """
 
     config: ModelConfig
@@ -85,11 +86,13 @@ class Loaded(NamedTuple):
     loaded: tuple[str, ...]
     fresh: tuple[str, ...]
     unused: tuple[str, ...]
+    shapes_only: bool = False
 
     def describe(self) -> str:
         """One line: which weights were loaded, which are fresh, which were not used."""
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        line = f"{self.folder}: {len(self.loaded)} tensors loaded ({count:,} parameters)"
+        what_of = "shapes alone" if self.shapes_only else f"{len(self.loaded)} tensors loaded"
+        line = f"{self.folder}: {what_of} ({count:,} parameters)"
         for what, names in (("fresh", self.fresh), ("not used", self.unused)):
             if names:
                 rest = f" and {len(names) - _MAX_PROBLEMS} more" if len(names) > _MAX_PROBLEMS else ""
@@ -150,6 +153,7 @@ def load_model(
     head: str | None = "saved",
     dtype: str = "float32",
     placement: Placement | None = None,
+    shapes_only: bool = False,
 ) -> Loaded:
     """Read a model folder as transformers writes it: `config.json` and weights, in one file or in shards.
 
@@ -162,6 +166,7 @@ def load_model(
         dtype: of the parameters, "auto" for that on disk.
         placement: where parameters go; every device then reads its own parts, and none holds more. Default: whole, on
             the default device.
+        shapes_only: give `jax.ShapeDtypeStruct`s in place of arrays; a folder without weights will do.
 
     Raises:
         ModelError: the folder or a file is missing or unreadable, the model is of an unsupported kind, or tensors are
@@ -177,6 +182,9 @@ def load_model(
     with naming(folder):
         if head != saved:
             config = config_from_hf(config_to_hf(config, head))
+        if shapes_only and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*")):
+            params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
+            return Loaded(config, params, folder, (), (), (), shapes_only=True)
         tensors = open_tensors(folder)
         expected = _expected_tensors(config, head, tensors)
         fresh = tuple(name for name, e in expected.items() if e.path[0] == "score" and name not in tensors)
@@ -184,8 +192,13 @@ def load_model(
         unused = _check_tensors(config, head, expected, tensors)
         params: Params = {}
         for name, entry in expected.items():
-            _put(params, entry.path, _read(tensors[name], entry, None if dtype == "auto" else dtype, placement))
-    return Loaded(config, params, folder, tuple(expected), fresh, unused)
+            array_dtype = None if dtype == "auto" else dtype
+            if shapes_only:
+                shape = entry.shape[::-1] if entry.transpose else entry.shape
+                _put(params, entry.path, jax.ShapeDtypeStruct(shape, array_dtype or jnp.float32))
+            else:
+                _put(params, entry.path, _read(tensors[name], entry, array_dtype, placement))
+    return Loaded(config, params, folder, tuple(expected), fresh, unused, shapes_only)
 
 
 def read_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, str | None]:
@@ -293,7 +306,7 @@ class Policy(NamedTuple):
     loaded: Loaded
 
 
-def load_policy(name: str | os.PathLike[str], placement: Placement | None = None) -> Policy:
+def load_policy(name: str | os.PathLike[str], placement: Placement | None = None, shapes_only: bool = False) -> Policy:
     """Read a language model with its tokenizer, ready to sample from.
 
     A tokenizer without a pad token pads with its end of sequence; nothing ever reads a mask from ids.
@@ -301,6 +314,7 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
     Args:
         name: see `find_model`.
         placement: see `load_model`.
+        shapes_only: see `load_model`.
 
     Raises:
         ModelError: as for `load_model` and `load_tokenizer`, or the folder holds no language model, the tokenizer
@@ -311,7 +325,7 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
     if head != "lm":
         architecture = family_of(config.model_type).architectures["lm"]
         raise ModelError(f"{folder}: expected a language model ({architecture}), got one without lm_head")
-    model = load_model(folder, placement=placement)
+    model = load_model(folder, placement=placement, shapes_only=shapes_only)
     tokenizer = load_tokenizer(folder)
     check_tokenizer(tokenizer, config, str(folder))
     if tokenizer.pad_token_id is None:
@@ -518,7 +532,7 @@ def _read(tensor: Tensor, entry: Expected, dtype: str | None, placement: Placeme
     return jax.make_array_from_callback(shape, placement(entry.path, shape), part)
 
 
-def _put(params: Params, path: tuple[str, ...], array: jax.Array) -> None:
+def _put(params: Params, path: tuple[str, ...], array: Any) -> None:
     for part in path[:-1]:
         params = params.setdefault(part, {})
     params[path[-1]] = array

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxppo import logprobs
 from jaxppo.config import TrainConfig
 from jaxppo.families import ModelConfig
+from jaxppo.families.partition import FSDP, TENSOR
 
 if sys.platform != "win32":
     import resource
@@ -104,17 +105,19 @@ def budget(
     weights: Mapping[str, Any],
     prompt_length: int,
     row_shards: int,
+    mesh: Mapping[str, int] | None = None,
 ) -> Budget:
     """What a run will take.
 
     Args:
         config: hyper-parameters.
         models: architectures of what is learned: the policy, then a separate value model.
-        held: what stays on the devices, by name: trees of arrays or of their shapes.
-        trained: tree of what has gradients.
+        held: what stays on a device, by name: trees of arrays or of their shapes.
+        trained: tree of what has gradients, as far as it is on a device.
         weights: {"policy", "value"}, whole models: trees of arrays or of their shapes.
         prompt_length: tokens of a prompt, padding included.
         row_shards: parts that rows are split into.
+        mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`; default: none does.
     """
     policy = models[0]
     response = config.sampling.response_length
@@ -122,24 +125,33 @@ def budget(
     rows, parts = config.batch_size // row_shards, micro_batches(config, models, length, row_shards)
     micro_rows = config.mini_batch_size // row_shards // parts
     at_once = min(rows, scored_rows(config, models, length) or rows)
+    tensor, split = (mesh or {}).get(TENSOR, 1), (mesh or {}).get(FSDP, 1) > 1
+    if split:
+        decoding = compute_bytes(policy, weights["policy"]) // tensor
+        scoring = max(gathered_bytes(model, tree, tensor) for model, tree in _pairs(models, weights))
+        learning = sum(gathered_bytes(model, tree, tensor) for model, tree in _pairs(models, weights))
+    else:
+        decoding = copy_bytes(policy, weights["policy"], merged=config.peft.use_peft) // tensor
+        scoring = max(copy_bytes(policy, tree) for tree in weights.values()) // tensor
+        learning = copy_bytes(policy, weights) // tensor
     gradients = tree_bytes(trained) * (2 if parts > 1 else 1)  # a sum, and the next term
     return Budget(
         held={name: tree_bytes(tree) for name, tree in held.items()},
         stages={
             "sampling": {
-                "weights": copy_bytes(policy, weights["policy"], merged=config.peft.use_peft),
-                "KV cache": kv_cache_bytes(policy, rows, length),
+                "weights": decoding,
+                "KV cache": kv_cache_bytes(policy, rows, length) // tensor,
                 "logits": LOGITS_COPIES * FP32 * rows * policy.vocab_size,
             },
             "scoring": {
-                "weights": max(copy_bytes(policy, tree) for tree in weights.values()),
-                "activations": max(layer_bytes(model, at_once, length) for model in models),
+                "weights": scoring,
+                "activations": max(layer_bytes(model, at_once, length) for model in models) // tensor,
                 "logits": logits_bytes(policy, at_once * response),
             },
             "learning": {
-                "weights": copy_bytes(policy, weights),
+                "weights": learning,
                 "gradients": gradients,
-                "activations": sum(activation_bytes(model, micro_rows, length) for model in models),
+                "activations": sum(activation_bytes(model, micro_rows, length) for model in models) // tensor,
                 "logits": logits_bytes(policy, micro_rows * response),
             },
         },
@@ -161,7 +173,34 @@ def copy_bytes(model: ModelConfig, weights: Any, merged: bool = False) -> int:
     """
     if model.compute_dtype is None and not merged:
         return 0
+    return compute_bytes(model, weights)
+
+
+def compute_bytes(model: ModelConfig, weights: Any) -> int:
+    """All weights in the dtype of the computation."""
     return sum(leaf.size for leaf in jax.tree.leaves(weights)) * _itemsize(model)
+
+
+def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
+    """What a device gathers at once of a model that is split over `FSDP`.
+
+    That is embedding and head, and two layers, one that is computed with and one that is on its way. The head's
+    blocks go over the whole vocabulary, so that it is not split over `TENSOR` while they are computed.
+
+    Args:
+        model: gives the dtype of the computation.
+        weights: whole model: tree of arrays or of their shapes.
+        tensor: devices along `TENSOR`.
+    """
+    trunk = weights.get("trunk", {})
+    layers = [compute_bytes(model, layer) for layer in trunk.get("layers", {}).values()]
+    outside = compute_bytes(model, weights) - sum(layers)
+    return outside + 2 * max(layers, default=0) // tensor
+
+
+def _pairs(models: Sequence[ModelConfig], weights: Mapping[str, Any]) -> list[tuple[ModelConfig, Any]]:
+    """Each model that has a trunk, with its weights."""
+    return list(zip(models, [tree for tree in weights.values() if "trunk" in tree], strict=True))
 
 
 def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:

@@ -123,6 +123,11 @@ class DataParallel:
             lambda keys, x: NamedSharding(self.mesh, self._spec(partition.path_of(keys), x.shape)), tree
         )
 
+    def shards(self, tree: Any) -> Any:
+        """Shapes of what one device holds of parameters, or of what goes with them."""
+        shard = lambda x, sharding: jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
+        return jax.tree.map(shard, tree, self.shardings(tree))
+
     def put(self, tree: Any, row_axis: RowAxis = None) -> Any:
         """Move arrays that every process has whole to the devices: split along `row_axis`, or as parameters are."""
         rows = NamedSharding(self.mesh, self._along_rows(row_axis))

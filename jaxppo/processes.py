@@ -10,6 +10,7 @@ With one process every function does the obvious thing.
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeVar
@@ -30,32 +31,47 @@ HEARTBEAT_S = 30
 def join(run: RunConfig) -> None:
     """Connect to the other processes of this run, if there are any; once per process, before JAX looks for devices.
 
+    Where they cannot be reached in time this process ends, with one line and status 2: JAX would end it, too, but with
+    a trace of its own insides.
+
     Args:
         run: `distributed`, or address, number of processes and number of this one.
 
     Raises:
-        ConfigError: the flags do not say enough, or the others cannot be reached in time.
+        ConfigError: the flags and the cluster do not say enough.
     """
     if not run.is_distributed or jax.distributed.is_initialized():
         return
     from_environment = lambda name: int(os.environ[name]) if name in os.environ else None  # noqa: E731
-    count, number = run.num_processes, run.process_id
+    count = from_environment("JAX_NUM_PROCESSES") if run.num_processes is None else run.num_processes
+    number = from_environment("JAX_PROCESS_ID") if run.process_id is None else run.process_id
+    address = run.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    limit = threading.Timer(run.connect_timeout_s, _end_unconnected, (address, count, run.connect_timeout_s))
+    limit.daemon = True
+    limit.start()
     try:
         jax.distributed.initialize(
-            run.coordinator_address,
-            from_environment("JAX_NUM_PROCESSES") if count is None else count,
-            from_environment("JAX_PROCESS_ID") if number is None else number,
-            initialization_timeout=run.connect_timeout_s,
+            address,
+            count,
+            number,
+            initialization_timeout=run.connect_timeout_s + HEARTBEAT_S,
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=HEARTBEAT_S,
         )
     except (ValueError, RuntimeError) as error:
-        address = run.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS") or "the cluster's coordinator"
-        reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"coordinator_address: expected {run.num_processes or 'all'} processes at {address} within "
-            f"{run.connect_timeout_s} s, got: {reason}"
+            "distributed: expected a cluster that JAX knows, or coordinator_address, num_processes and process_id, "
+            f"got: {str(error).strip().splitlines()[0]}"
         ) from None
+    finally:
+        limit.cancel()
+
+
+def _end_unconnected(address: str | None, count: int | None, seconds: int) -> None:
+    who, where = "all processes" if count is None else f"{count} processes", address or "the cluster's coordinator"
+    message = f"expected {who} at {where} within {seconds} s, got an answer from fewer or from none"
+    print(f"error: coordinator_address: {message}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def is_first() -> bool:

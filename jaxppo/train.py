@@ -91,7 +91,8 @@ def set_up(config: TrainConfig, folder: Path, console: Console) -> tuple[Setup, 
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     config = config.with_episodes(len(rows)).with_best_metric()
     check_updates(config.profile, config.num_updates)
-    policy = hf.load_policy(config.sft_model_path, parallel.placement)
+    shapes_only = config.run.dry_run and config.reward.reward_funcs == ("plan",)  # else a reward may share the weights
+    policy = hf.load_policy(config.sft_model_path, parallel.placement, shapes_only)
     model, tokenizer = policy.config, policy.tokenizer
     parallel.check_model(model)
     console.print(f"policy from {policy.loaded.describe()}")
@@ -432,7 +433,9 @@ def _print_memory(setup: Setup, start: Start) -> None:
         held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
     weights = jax.eval_shape(ppo.models_of, state)
     prompt_length, row_shards = setup.prompts.prompt_length, ppo.parallel.row_shards
-    budget = memory.budget(config, ppo.learned, held, state.params, weights, prompt_length, row_shards)
+    held, trained = ppo.parallel.shards(held), ppo.parallel.shards(state.params)
+    sizes = ppo.parallel.sizes
+    budget = memory.budget(config, ppo.learned, held, trained, weights, prompt_length, row_shards, sizes)
     setup.console.print(budget.describe())
     warning = memory.excess(budget, ppo.parallel.local_devices)
     if warning is not None:

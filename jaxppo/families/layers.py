@@ -293,6 +293,7 @@ def _run_layer(
     return nnx.merge(graph, weights)(hidden, *shared, cache, cache_index, read)
 
 
+@partial(jax.jit, static_argnums=0)
 def _run_shards(graph: nnx.GraphDef, weights: nnx.State, hidden: jax.Array, *rest: Any) -> Any:
     """`_run_layer` on weights of which this device holds shards: gathered here, and once more for the gradient.
 

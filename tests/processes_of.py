@@ -1,0 +1,52 @@
+"""Starts processes with a number of devices of their own, for tests of what depends on it."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def environment(num_devices: int) -> dict[str, str]:
+    """That of the tests, with another number of devices."""
+    count = "--xla_force_host_platform_device_count="
+    flags = re.sub(rf"{count}\d+", f"{count}{num_devices}", os.environ["XLA_FLAGS"])
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def started(commands: Sequence[Sequence[object]], num_devices: int) -> Iterator[list[subprocess.Popen]]:
+    """Python commands that run side by side; what is left of them at the end of the block is killed."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env=environment(num_devices),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command in commands
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def outputs_of(processes: Sequence[subprocess.Popen], timeout_s: float = 900) -> list[str]:
+    """What they print, waiting for their ends."""
+    return [process.communicate(timeout=timeout_s)[0] for process in processes]

@@ -1,0 +1,130 @@
+"""Several processes of one run: they agree or refuse together, and end together when one is gone."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from processes_of import free_port, outputs_of, started
+
+from jaxppo import processes
+from jaxppo.config import RunConfig
+from jaxppo.errors import ConfigError
+
+
+def commands(folder: Path, *flags: str, each: tuple[tuple[str, ...], ...] = ((), ())) -> list[list[object]]:
+    """The same run for two processes; `each` adds flags of its own to one."""
+    address = f"127.0.0.1:{free_port()}"
+    shared = ["-m", "jaxppo.train", "--preset", "tiny", "--output_dir", folder, "--num_processes", "2", *flags]
+    return [
+        [*shared, "--coordinator_address", address, "--process_id", number, *own] for number, own in enumerate(each)
+    ]
+
+
+def steps_of(folder: Path) -> list[dict]:
+    path = folder / "metrics.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def comparable(record: dict) -> dict:
+    """Without what may differ between equal runs."""
+    apart = ("time/", "throughput/", "memory/", "compile/", "cache/")
+    return {name: value for name, value in record.items() if not name.startswith(apart)}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run whose second process is killed after its third update, what the first says then, and the records."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    flags = ("--total_episodes", "128", "--save_steps", "2", "--num_sample_generations", "0")
+    with started(commands(folder, *flags), num_devices=4) as (first, second):
+        limit = time.monotonic() + 600
+        while len(steps_of(folder)) < 3:
+            assert time.monotonic() < limit and first.poll() is None, first.communicate()[0][-3000:]
+            time.sleep(0.2)
+        second.send_signal(signal.SIGKILL)
+        at = time.monotonic()
+        said = outputs_of([first], timeout_s=120)[0]
+        return folder, flags, first.returncode, time.monotonic() - at, said, steps_of(folder)
+
+
+def test_a_process_that_dies_ends_the_other_within_a_minute(killed):
+    _, _, status, seconds, said, _ = killed
+    assert status != 0
+    assert seconds < 60
+    assert "--resume" in said or "another task died" in said
+
+
+def test_the_restart_repeats_the_updates_after_the_last_checkpoint_exactly(killed):
+    folder, flags, _, _, _, before = killed
+    with started(commands(folder, *flags, "--resume"), num_devices=4) as both:
+        outputs = outputs_of(both)
+    assert [process.returncode for process in both] == [0, 0], "\n".join(outputs)[-4000:]
+    after = steps_of(folder)
+    assert [record["step"] for record in after] == list(range(1, 9))
+    assert list(map(comparable, after[: len(before)])) == list(map(comparable, before))
+    assert (folder / "policy" / "model.safetensors").is_file()
+    assert "after" in json.loads((folder / "eval.json").read_text(encoding="utf-8"))
+
+
+def test_processes_with_different_settings_all_refuse(tmp_path):
+    different = commands(tmp_path / "run", each=((), ("--learning_rate", "3e-4")))
+    with started(different, num_devices=1) as both:
+        outputs = outputs_of(both, timeout_s=120)
+    assert [process.returncode for process in both] == [2, 2], outputs
+    for said in outputs:
+        assert "error: learning_rate: expected the same on all processes" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refusal_of_the_first_process_is_that_of_all(tmp_path):
+    (tmp_path / "file").write_text("no run")
+    with started(commands(tmp_path), num_devices=1) as both:
+        outputs = outputs_of(both, timeout_s=120)
+    assert [process.returncode for process in both] == [2, 2], outputs
+    for said in outputs:
+        assert "error: output_dir: expected a new or empty folder" in said
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_waiting_for_the_others_is_bounded(tmp_path, number):
+    alone = commands(tmp_path / "run", "--connect_timeout_s", "2")[number]
+    with started([alone], num_devices=1) as processes_:
+        (said,) = outputs_of(processes_, timeout_s=60)
+    assert processes_[0].returncode == 2
+    assert "error: coordinator_address: expected 2 processes at 127.0.0.1:" in said
+    assert "within 2 s" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"coordinator_address": "somewhere"}, "coordinator_address: expected HOST:PORT"),
+        ({"coordinator_address": "host:1", "process_id": 2, "num_processes": 2}, r"process_id: expected .*\[0, num_p"),
+        ({"coordinator_address": "host:1", "process_id": 0}, "process_id: expected"),
+        ({"coordinator_address": "host:1", "num_processes": 0}, "num_processes: expected an integer >= 1"),
+        ({"connect_timeout_s": 0}, "connect_timeout_s: expected an integer >= 1"),
+    ],
+)
+def test_flags_that_cannot_be(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        RunConfig(**flags)
+
+
+def test_distributed_without_a_cluster_is_refused(monkeypatch):
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="distributed: expected a cluster that JAX knows, or coordinator_address"):
+        processes.join(RunConfig(distributed=True))
+
+
+def test_one_process_agrees_with_itself():
+    assert processes.gather({"a": 1}) == [{"a": 1}]
+    assert processes.largest(3) == 3
+    assert processes.on_first(lambda: "here") == "here"
+    processes.check_same({"a": 1})
+    assert processes.is_first() and processes.output() is None
+    with pytest.raises(ConfigError, match="no"):
+        processes.on_first(lambda: (_ for _ in ()).throw(ConfigError("no")))
