@@ -43,7 +43,7 @@ class DataParallel:
         self.devices = list(jax.devices() if devices is None else devices)
         default = f"{FSDP if mode == 'fsdp' else DATA}=-1"
         try:
-            self.sizes = partition.parse_mesh(mesh or default, len(self.devices))
+            self.sizes = partition.parse_mesh(default if mesh is None else mesh, len(self.devices))
         except ValueError as error:
             raise ConfigError(f"mesh: expected {error}") from None
         if mode != "fsdp" and self.row_shards != self.sizes[DATA] * self.sizes[TENSOR]:

@@ -140,11 +140,13 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
         return tree
     if not _splits(axes):
         return jax.lax.psum(tree, axes)
-    others = tuple(axis for axis in axes if axis != FSDP)
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    split = [FSDP in axes_of(path_of(keys)) for keys, _ in leaves]
-    sums = [jax.lax.psum(leaf, others if is_shard else axes) for (_, leaf), is_shard in zip(leaves, split, strict=True)]
-    return jax.tree.unflatten(structure, sums)
+    sizes = _mesh_sizes()
+
+    def of_leaf(keys: Any, leaf: jax.Array) -> jax.Array:
+        done = (FSDP,) if FSDP in axes_of(path_of(keys)) else ()
+        return jax.lax.psum(leaf, [axis for axis in axes if axis not in done and sizes[axis] > 1])
+
+    return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
 
 def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
