@@ -102,6 +102,29 @@ def test_restore_places_arrays_as_those_of_the_template(tmp_path, mode):
         assert_equal_bits(state, make_state(1, 1))
 
 
+PLACES = {
+    "one": lambda: DataParallel(devices=jax.local_devices()[:1]),
+    "pmap": lambda: DataParallel("pmap"),
+    "fsdp": lambda: DataParallel("fsdp"),
+    "tensor": lambda: DataParallel("fsdp", mesh="fsdp=2,tensor=2"),
+}
+
+
+@pytest.mark.parametrize("saved_by", PLACES)
+def test_checkpoints_move_between_modes_and_meshes(tmp_path, saved_by):
+    kernel = jnp.arange(128, dtype=jnp.float32).reshape(16, 8)
+    params = {"policy": {"lm_head": {"kernel": kernel}, "norm": {"scale": jnp.ones(16)}}}
+    state = make_state(1, 1)._replace(params=params, opt_state={"mu": params})
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        checkpoints.save(1, PLACES[saved_by]().put(state), {})
+    for name, place in PLACES.items():
+        like = place().put(jax.tree.map(jnp.zeros_like, state))
+        found = restored(tmp_path, like=like)
+        assert_equal_bits(found, state)
+        shard = found.opt_state["mu"]["policy"]["lm_head"]["kernel"].addressable_shards[0].data.shape
+        assert shard == {"one": (16, 8), "pmap": (16, 8), "fsdp": (4, 8), "tensor": (8, 4)}[name]
+
+
 @pytest.mark.parametrize("saved_rows", [True, False])
 @pytest.mark.parametrize("wanted_rows", [True, False])
 def test_restore_takes_another_sharding_than_that_of_the_save(tmp_path, saved_rows, wanted_rows):
