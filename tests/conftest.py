@@ -37,6 +37,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _as_in_a_command() -> None:
+    """JAX set up as by every command: what one test has compiled the others read from disk, in any process."""
+    from jaxppo import cli
+
+    cli.main(lambda: None)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _drop_compiled_programs() -> Iterator[None]:
     """Compiled programs hold memory maps, whose number per process is limited: those of all tests are too many."""

@@ -11,12 +11,6 @@ from jaxppo.config_sources import parse_cli
 from jaxppo.errors import ConfigError, DataError, ModelError, PddlError, ValidatorError
 
 
-@pytest.fixture(autouse=True)
-def no_compilation_cache(monkeypatch):
-    """The persistent cache would stay on for the tests that follow."""
-    monkeypatch.setattr(cli, "_keep_compiled_programs", lambda: None)
-
-
 def outcome(command, capsys):
     """Exit status, standard output and standard error of a command."""
     with pytest.raises(SystemExit) as stop:
