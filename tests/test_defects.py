@@ -55,13 +55,23 @@ def make_prompts(pad_id=PAD):
     return data.pad_left([[3 + row, 4, 5][: 1 + row % 3] for row in range(ROWS)], 4, pad_id)
 
 
-def learn(ppo, rollout, prompts=None, scores=SCORES):
-    """One update from a rollout: state before and after, trajectories, statistics."""
+def estimate(ppo, rollout, prompts=None):
+    """The stages before learning, from a rollout: state, trajectories, statistics."""
     prompts = make_prompts() if prompts is None else prompts
-    before = ppo.init_state(POLICY)
     state, sequences = ppo.init_state(POLICY), ppo.pack(prompts, rollout)
     scored = ppo.score(state, REFERENCE, sequences, rollout)
-    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores)
+    return ppo.make_trajectories(state, scored, rollout, sequences, SCORES)
+
+
+def estimated(ppo, rollout, prompts=None):
+    """What such a rollout would be learned from."""
+    return jax.device_get(estimate(ppo, rollout, prompts)[1])
+
+
+def learn(ppo, rollout):
+    """One update from a rollout: state before and after, trajectories, statistics."""
+    before = ppo.init_state(POLICY)
+    state, trajectories, stats = estimate(ppo, rollout)
     state, update_stats = ppo.update(state, trajectories, 0)
     return jax.device_get((before, state, trajectories, stats | update_stats))
 
@@ -82,13 +92,13 @@ def test_d01_fractional_scores_are_not_cut_to_integers(dtype):
     mask = jnp.asarray(np.tri(4, 4), dtype) > 0
     rewards = advantages.token_rewards(scores, jnp.zeros((4, 4), dtype), mask, 0.0)
     np.testing.assert_allclose(rewards.sum(1), scores, rtol=1e-6)
-    trajectories = learn(make_ppo(replace(CONFIG, kl_coef=0.0)), make_ppo().rollout_of(COMPLETIONS))[2]
+    trajectories = estimated(make_ppo(replace(CONFIG, kl_coef=0.0)), make_ppo().rollout_of(COMPLETIONS))
     np.testing.assert_allclose(trajectories.rewards.sum(1), SCORES, atol=1e-6)
 
 
 def test_d02_with_pad_equal_to_eos_the_eos_is_trained_and_carries_the_score():
     ppo = make_ppo(replace(CONFIG, kl_coef=0.0), EOS)
-    _, _, trajectories, _ = learn(ppo, ppo.rollout_of(COMPLETIONS), make_prompts(EOS))
+    trajectories = estimated(ppo, ppo.rollout_of(COMPLETIONS), make_prompts(EOS))
     for row, completion in enumerate(COMPLETIONS):
         last = len(completion) - 1
         assert trajectories.sequences.completion_mask[row].sum() == len(completion)
@@ -149,7 +159,7 @@ def test_d06_averages_are_not_diluted_by_mini_batches_micro_batches_or_padding()
 
 
 def test_d07_entropy_is_that_of_the_real_tokens():
-    _, _, trajectories, stats = learn(make_ppo(), make_ppo().rollout_of(COMPLETIONS))
+    _, trajectories, stats = jax.device_get(estimate(make_ppo(), make_ppo().rollout_of(COMPLETIONS)))
     mask = trajectories.sequences.completion_mask
     expected = -np.where(mask, trajectories.logprobs, 0.0).sum(1).mean()
     np.testing.assert_allclose(stats["objective/entropy"], expected, rtol=1e-5)
@@ -183,7 +193,7 @@ def test_d09_with_pad_equal_to_eos_real_eos_tokens_are_attended_to():
 def test_d10_the_penalty_looks_for_the_stop_token_in_force():
     config = replace(CONFIG, stop_token_id=STOP, missing_eos_penalty=1.0, kl_coef=0.0)
     completions = [[5, STOP], [5, EOS, 7], [STOP], [EOS] * LENGTH, [3], [4, STOP], [EOS, STOP], [6, 6]]
-    trajectories = learn(make_ppo(config), make_ppo(config).rollout_of(completions))[2]
+    trajectories = estimated(make_ppo(config), make_ppo(config).rollout_of(completions))
     missing = np.array([completion[-1] != STOP for completion in completions])
     np.testing.assert_allclose(trajectories.rewards.sum(1), SCORES - missing, atol=1e-6)
 
@@ -271,9 +281,9 @@ def test_d14_the_score_goes_to_the_last_token_on_either_side_of_padding():
     wider = Rollout(*(np.pad(x, ((0, 0), (0, 3))) for x in jax.device_get(rollout)[:2]), None, rollout.ended)
     ids, mask = make_prompts()
     left = PromptBatch(np.pad(ids, ((0, 0), (3, 0))), np.pad(mask, ((0, 0), (3, 0))))
-    plain = learn(ppo, rollout)[2]
-    np.testing.assert_allclose(learn(ppo, wider)[2].rewards[:, :LENGTH], plain.rewards, atol=1e-6)
-    np.testing.assert_allclose(learn(ppo, rollout, left)[2].rewards, plain.rewards, atol=1e-6)
+    plain = estimated(ppo, rollout)
+    np.testing.assert_allclose(estimated(ppo, wider).rewards[:, :LENGTH], plain.rewards, atol=1e-6)
+    np.testing.assert_allclose(estimated(ppo, rollout, left).rewards, plain.rewards, atol=1e-6)
 
 
 def test_d15_completions_of_one_problem_are_judged_apart():
