@@ -25,6 +25,7 @@ peft = pytest.importorskip("peft")
 
 SECRET = "hf_" + "a1B2c3D4" * 4
 SMALL = ["--preset", "tiny", "--total_episodes", "32", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--quiet"]
+SMALL += ["--response_length", "16"]  # so short that all sequences have one length, for which programs are compiled
 
 
 def run_train(folder, *args):
@@ -283,5 +284,6 @@ def test_gpt2_trains_in_bfloat16_and_comes_out_as_gpt2(tmp_path):
 
 def test_rows_longer_than_the_positions_of_gpt2_are_met_before_the_run(tmp_path):
     with pytest.raises(ModelError, match="longest prompt and response_length: expected at most 64 tokens"):
-        run_train(tmp_path / "run", "--sft_model_path", random_gpt2(tmp_path / "gpt2", 64))
+        model = random_gpt2(tmp_path / "gpt2", 64)
+        run_train(tmp_path / "run", "--sft_model_path", model, "--response_length", 48)
     assert not (tmp_path / "run").exists()
