@@ -56,13 +56,17 @@ def functions(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path, functions, monkeypatch):
-    """`train.train` of the preset tiny, two updates, with these settings."""
+    """`train.train` of the preset tiny, two updates, with these settings.
+
+    Completions so short that sequences have one length, and one learning rate: all runs share their compiled programs.
+    """
     monkeypatch.syspath_prepend(str(functions))
     monkeypatch.setenv("PYTHONPATH", str(functions))
 
     def run_it(**settings):
         tiny = preset_values("train", "tiny") | {"total_episodes": 32, "num_ppo_epochs": 1, "num_mini_batches": 1}
-        tiny |= {"test_sizes": "4:4", "test_longer_sizes": "5:4", "response_length": 24, "quiet": True}
+        tiny |= {"test_sizes": "4:4", "test_longer_sizes": "5:4", "response_length": 22, "quiet": True}
+        tiny |= {"lr_scheduler_type": "constant"}
         config = replace(TrainConfig(), **tiny | {"output_dir": str(tmp_path / "run")} | settings)
         train.train(config)
         return tmp_path / "run"
