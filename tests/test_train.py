@@ -40,6 +40,10 @@ TINY = [
 ]
 TINY += ["--use_score_scaling", "--use_score_norm"]
 SMALL_TESTS = ["--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
+# Runs in this process: completions so short that all sequences have one length, for which programs are compiled.
+SMALL = ["--preset", "tiny", "--response_length", "16", *SMALL_TESTS]
+# Of which the numbers do not matter: those of any number of updates share their programs.
+SAME_PROGRAMS = [*SMALL, "--num_ppo_epochs", "1", "--num_mini_batches", "1", "--lr_scheduler_type", "constant"]
 
 MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
 
@@ -139,13 +143,14 @@ def test_train_exports_a_policy_that_transformers_computes_equally(finished):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(finished / "policy").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(finished / "policy")
     config, params = hf.load_pretrained(finished / "policy")
+    apply = jax.jit(models.apply, static_argnums=0)
     prompts = [json.loads(line)["prompt"] for line in (finished / "samples.jsonl").read_text().splitlines()[:20]]
     assert len(prompts) == 20
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
         with torch.no_grad():
             expected = theirs(ids).logits.numpy()
-        ours = models.apply(config, params, ids.numpy()).logits
+        ours = apply(config, params, ids.numpy()).logits
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4)
 
 
@@ -397,7 +402,7 @@ def run_recorded(tmp_path_factory):
 
 def test_a_profile_is_of_the_process_that_was_asked_for_it(run_recorded, run_here):
     """A resume knows nothing of it, may ask for its own, and is refused one that is too long."""
-    args = ["--preset", "tiny", "--total_episodes", "48", "--save_steps", "1", *SMALL_TESTS]
+    args = [*SAME_PROGRAMS, "--total_episodes", "48", "--save_steps", "1"]
     run = run_recorded(*args, "--profile", "1")
     assert run.status == 0, run.err
     table = (run.folder / "profile" / "top_ops.txt").read_text()
@@ -417,8 +422,7 @@ def test_a_profile_is_of_the_process_that_was_asked_for_it(run_recorded, run_her
 @pytest.fixture(scope="module")
 def rloo(run_recorded):
     """Two updates of 4 completions for each of 4 prompts, evaluated in between, scores as the reward gave them."""
-    args = ["--preset", "tiny", "--algorithm", "rloo", "--total_episodes", "32", "--eval_steps", "0.5", *SMALL_TESTS]
-    args += ["--eval_rows", "3"]
+    args = [*SMALL, "--algorithm", "rloo", "--total_episodes", "32", "--eval_steps", "0.5", "--eval_rows", "3"]
     run = run_recorded(*args, "--missing_eos_penalty", "None")
     assert run.status == 0, run.err
     return run
@@ -497,7 +501,7 @@ def slow_reward(monkeypatch):
 
 def test_train_measures_for_how_long_rewards_hold_the_devices_up(run_recorded, slow_reward):
     reward, took = slow_reward
-    run = run_recorded("--preset", "tiny", "--total_episodes", "32", *SMALL_TESTS, reward=reward)
+    run = run_recorded(*SAME_PROGRAMS, "--total_episodes", "32", reward=reward)
     assert run.status == 0, run.err
     records = read_metrics(run.folder / "metrics.jsonl")
     assert len(records) == 2
@@ -525,7 +529,7 @@ def slow_scoring(monkeypatch):
 
 @pytest.mark.usefixtures("slow_scoring")
 def test_train_does_not_wait_for_rewards_that_are_there_before_the_scoring(run_recorded):
-    run = run_recorded("--preset", "tiny", "--total_episodes", "16", *SMALL_TESTS)
+    run = run_recorded(*SAME_PROGRAMS, "--total_episodes", "16")
     assert run.status == 0, run.err
     assert [record["time/reward_wait_s"] for record in read_metrics(run.folder / "metrics.jsonl")] == [0.0]
 
@@ -539,8 +543,8 @@ def overflowing(run_recorded):
         high = 1.0 if next(updates) == 2 else 3e38
         return [high * (row % 2) for row in range(len(completions))]
 
-    args = ["--preset", "tiny", "--kl_coef", "0", "--max_bad_updates", "2", "--total_episodes", "96"]
-    return run_recorded(*args, "--save_steps", "50", "--old_metric_names", *SMALL_TESTS, reward=reward)
+    args = [*SMALL, "--kl_coef", "0", "--max_bad_updates", "2", "--total_episodes", "96"]
+    return run_recorded(*args, "--save_steps", "50", "--old_metric_names", reward=reward)
 
 
 def test_train_stops_after_too_many_bad_updates_in_a_row_with_one_line_and_status_2(overflowing):
