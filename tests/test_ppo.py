@@ -106,8 +106,8 @@ class Update(NamedTuple):
     opt_state: object
 
 
-def update_from(ppo, prompts, rollout, scores=SCORES, reference=REFERENCE, extra_padding=0) -> Update:
-    """Everything after sampling, from a given rollout."""
+def estimate_from(ppo, prompts, rollout, scores=SCORES, reference=REFERENCE, extra_padding=0):
+    """The stages between sampling and learning, from a given rollout: state, trajectories, statistics."""
     state = start(ppo)
     sequences = ppo.pack(prompts, rollout)
     if extra_padding:
@@ -115,7 +115,12 @@ def update_from(ppo, prompts, rollout, scores=SCORES, reference=REFERENCE, extra
         sequences = Sequences(jnp.asarray(wider), *sequences[1:])
     reference = None if reference is None else ppo.parallel.put(reference)
     scored = ppo.score(state, reference, sequences, rollout)
-    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores)
+    return ppo.make_trajectories(state, scored, rollout, sequences, scores)
+
+
+def update_from(ppo, prompts, rollout, *args, **options) -> Update:
+    """Everything after sampling, from a given rollout."""
+    state, trajectories, stats = estimate_from(ppo, prompts, rollout, *args, **options)
     state, update_stats = ppo.update(state, trajectories, 0)
     return Update(jax.device_get(stats | update_stats), jax.device_get(state.params), jax.device_get(state.opt_state))
 
@@ -147,13 +152,14 @@ def variant(request):
 @pytest.mark.parametrize("kl_estimator", ["k1", "k3"])
 def test_first_update_kl_is_zero_with_sampler_logprobs(recorded, kl_estimator):
     ppo = make_ppo(replace(CONFIG, kl_estimator=kl_estimator))
-    stats = update_from(ppo, make_prompts(), recorded, reference=POLICY).stats
+    *_, stats = estimate_from(ppo, make_prompts(), recorded, reference=POLICY)
     assert abs(stats["objective/kl"]) < 1e-5
 
 
 def test_first_update_kl_is_exactly_zero_when_recomputed(recorded):
     ppo = make_ppo(replace(CONFIG, logprobs="recompute"))
-    assert update_from(ppo, make_prompts(), recorded, reference=POLICY).stats["objective/kl"] == 0.0
+    *_, stats = estimate_from(ppo, make_prompts(), recorded, reference=POLICY)
+    assert stats["objective/kl"] == 0.0
 
 
 @pytest.mark.parametrize("logprobs", ["sampler", "recompute"])
