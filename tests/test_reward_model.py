@@ -341,8 +341,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, small_preferences, to
     assert snapshot(folder) == before
 
 
-def test_pmap_gives_the_same_run(whole, small_preferences, tokenizer_folder, tmp_path):
-    folder = train_reward_model(small_run(tmp_path, small_preferences, tokenizer_folder, "--parallel", "pmap"))
+@pytest.mark.parametrize("flags", ["--parallel pmap", "--parallel fsdp --mesh fsdp=2,tensor=2"])
+def test_other_modes_give_the_same_run(whole, small_preferences, tokenizer_folder, tmp_path, flags):
+    folder = train_reward_model(small_run(tmp_path, small_preferences, tokenizer_folder, *flags.split()))
     for ours, theirs in zip(comparable(folder), comparable(whole), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
