@@ -52,7 +52,6 @@ class DataParallel:
         names = (DATA, FSDP, TENSOR) if mode == "fsdp" else (DATA,)
         shape = tuple(self.sizes[name] for name in names)
         self.mesh = Mesh(np.asarray(self.devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
-        self._copy_to_all = jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
 
     def _check_processes(self) -> None:
         """Rows of a process must be its own: an axis that splits no rows may not reach over processes."""
@@ -143,13 +142,7 @@ class DataParallel:
 
     def to_host(self, tree: Any) -> Any:
         """Whole arrays on the host, on every process; all of them must call this."""
-
-        def fetch(x: Any) -> Any:
-            if isinstance(x, jax.Array) and not x.is_fully_addressable and not x.is_fully_replicated:
-                x = self._copy_to_all(x)
-            return jax.device_get(x)
-
-        return jax.tree.map(fetch, tree)
+        return jax.tree.map(_whole_on_host, tree)
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         if self.mode != "fsdp":
@@ -276,10 +269,21 @@ class DataParallel:
         return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), tree)
 
 
+def _whole_on_host(x: Any) -> Any:
+    """An array as a whole; where other processes have parts of it, all of them must call this."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable and not x.is_fully_replicated:
+        return multihost_utils.process_allgather(x, tiled=True)  # a global array comes back whole
+    return jax.device_get(x)
+
+
 def _put_local(x: Any, sharding: NamedSharding) -> jax.Array:
     """Each process takes its parts of an array that all have; `device_put` would compare all of it first."""
-    if isinstance(x, Tracer) or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+    if isinstance(x, Tracer):
         return jax.device_put(x, sharding)
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        if x.sharding.device_set == sharding.device_set:
+            return jax.device_put(x, sharding)
+        x = _whole_on_host(x)
     on_host = np.asarray(x)
     return jax.make_array_from_callback(on_host.shape, sharding, lambda index: on_host[index])
 

@@ -107,7 +107,9 @@ def wait_for_all() -> None:
 
 def largest(number: int) -> int:
     """The largest of the processes' numbers, on every process; all of them must call this."""
-    return max(gather(number))
+    if jax.process_count() == 1:
+        return number
+    return int(np.max(multihost_utils.process_allgather(np.int64(number))))
 
 
 def on_first(function: Callable[[], T]) -> T:
@@ -115,15 +117,16 @@ def on_first(function: Callable[[], T]) -> T:
 
     Raises:
         JaxppoError: as the function does, everywhere.
+        OSError: as the function does, everywhere.
     """
     answer: Any = None
     if is_first():
         try:
             answer = function()
-        except JaxppoError as error:
+        except (JaxppoError, OSError) as error:
             answer = error
     answer = gather(answer)[0]
-    if isinstance(answer, JaxppoError):
+    if isinstance(answer, JaxppoError | OSError):
         raise answer
     return answer
 

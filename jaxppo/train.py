@@ -91,13 +91,14 @@ def set_up(config: TrainConfig, folder: Path, console: Console) -> tuple[Setup, 
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     config = config.with_episodes(len(rows)).with_best_metric()
     check_updates(config.profile, config.num_updates)
-    shapes_only = config.run.dry_run and config.reward.reward_funcs == ("plan",)  # else a reward may share the weights
+    # A reward may share the weights, and an adapter is compared with them.
+    shapes_only = config.run.dry_run and config.reward.reward_funcs == ("plan",) and config.peft.lora_path is None
     policy = hf.load_policy(config.sft_model_path, parallel.placement, shapes_only)
     model, tokenizer = policy.config, policy.tokenizer
     parallel.check_model(model)
     console.print(f"policy from {policy.loaded.describe()}")
     _check_names(config, model)
-    value_model, value, value_base = _value_model(config, model, parallel, console)
+    value_model, value, value_base = _value_model(config, model, parallel, console, shapes_only)
     adapter_shape, adapter = _adapter(config, model, policy.params)
     turns = make_turns(tokenizer, config.data)
     prompts = _prompts(config, rows, turns)
@@ -154,7 +155,7 @@ def _check_names(config: TrainConfig, model: ModelConfig) -> None:
 
 
 def _value_model(
-    config: TrainConfig, model: ModelConfig, parallel: DataParallel, console: Console
+    config: TrainConfig, model: ModelConfig, parallel: DataParallel, console: Console, shapes_only: bool
 ) -> tuple[ModelConfig, Params | None, dict[str, Any] | None]:
     """Architecture, parameters and origin of what the value function starts from; None where all of it is fresh."""
     if config.value_model_path is None:
@@ -164,7 +165,8 @@ def _value_model(
         head = hf.load_value_head(folder, model)
         console.print(f"value head from {folder}")
         return model, {"score": head}, None
-    loaded = hf.load_model(folder, head="score", placement=parallel.placement)
+    loaded = hf.load_model(folder, head="score", placement=parallel.placement, shapes_only=shapes_only)
+    parallel.check_model(loaded.config)
     console.print(f"value model from {loaded.describe()}")
     if loaded.config.vocab_size < model.vocab_size:
         expected = f"a vocabulary of at least the policy's {model.vocab_size} tokens"
