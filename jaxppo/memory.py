@@ -127,7 +127,7 @@ def budget(
     at_once = min(rows, scored_rows(config, models, length) or rows)
     tensor, split = (mesh or {}).get(TENSOR, 1), (mesh or {}).get(FSDP, 1) > 1
     if split:
-        decoding = compute_bytes(policy, weights["policy"]) // tensor
+        decoding = compute_bytes(policy, weights["policy"]) // tensor  # adapters are merged before
         scoring = max(gathered_bytes(model, tree, tensor) for model, tree in _pairs(models, weights))
         learning = sum(gathered_bytes(model, tree, tensor) for model, tree in _pairs(models, weights))
     else:

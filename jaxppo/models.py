@@ -189,13 +189,11 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
             return {name: merged(child) if isinstance(child, dict) else child for name, child in tree.items()}
         rest = {name: child for name, child in tree.items() if name not in ("lora_a", "lora_b")}
         kernel = tree["kernel"]
-        return rest | {"kernel": (kernel + tree["lora_a"] @ tree["lora_b"]).astype(kernel.dtype)}
+        product = partition.shard_of(tree["lora_a"] @ tree["lora_b"], kernel.shape)
+        return rest | {"kernel": (kernel + product).astype(kernel.dtype)}
 
-    names = [name for name in ("trunk", "lm_head") if name in params]
-    parts = {name: params[name] for name in names}
-    if not _adapted(parts):  # gathered in the dtype that is computed in
-        return params | partition.whole(parts, config.hidden_size, config.compute_dtype)
-    return params | cast(config, merged(partition.whole(parts, config.hidden_size)))
+    parts = {name: merged(params[name]) for name in ("trunk", "lm_head") if name in params}
+    return params | partition.whole(parts, config.hidden_size, config.compute_dtype)
 
 
 def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:

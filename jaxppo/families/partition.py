@@ -122,6 +122,14 @@ def _mesh_sizes() -> dict[str, int]:
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
+def shard_of(matrix: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """This device's part of a matrix, whose shape tells along which axis it is split, if any."""
+    for axis, (size, whole_size) in enumerate(zip(shape, matrix.shape, strict=True)):
+        if size != whole_size:
+            return jax.lax.dynamic_slice_in_dim(matrix, jax.lax.axis_index(FSDP) * size, size, axis)
+    return matrix
+
+
 def is_split(tree: Any, size: int) -> bool:
     """Whether this device holds shards of these parameters."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
