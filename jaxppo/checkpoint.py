@@ -126,7 +126,7 @@ class Checkpoints:
             DataError: there is no undamaged checkpoint, or it is that of another model.
         """
         self.wait()
-        step = self._newest_undamaged(ITEMS, warn)
+        step, self._damaged = processes.on_first(lambda: (self._newest_undamaged(ITEMS, warn), self._damaged))
         self._check_fits(step, like)
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
             restored = {

@@ -25,6 +25,8 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
             # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would disagree.
             jax.config.update("jax_default_matmul_precision", "highest")
         command()
+        if uses_jax:
+            _wait_for_others()
     except JaxppoError as error:
         _refuse(str(error))
     except OSError as error:  # a path that cannot be read or written, a full disk
@@ -33,6 +35,8 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
         )
     except Preempted as stop:
         print(sanitize(str(stop)))
+        if uses_jax:
+            _wait_for_others()
         sys.exit(stop.exit_status)
     except Exception as error:
         if uses_jax:
@@ -46,8 +50,19 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    print(f"error: {sanitize(message)}", file=sys.stderr)
+    print(f"error: {sanitize(message)}", file=sys.stderr, flush=True)
+    if "jax" in sys.modules:
+        from jaxppo import processes
+
+        processes.end_with(2)
     sys.exit(2)
+
+
+def _wait_for_others() -> None:
+    """One process may have more to write than the others, whose end would be taken for a failure."""
+    from jaxppo import processes
+
+    processes.wait_for_all()
 
 
 def _keep_compiled_programs() -> None:

@@ -733,11 +733,13 @@ class TrainConfig:
         """Updates between two shows of sample completions."""
         return max(1, self.num_updates // max(1, self.num_sample_generations))
 
-    def check_devices(self, num_devices: int) -> None:
+    def check_devices(self, row_shards: int) -> None:
         """Raise a `ConfigError` unless prompts and every micro-batch divide over the devices."""
-        _require_divisible("batch_size / num_generations", self.num_prompts, "number of devices", num_devices)
+        _require_divisible(
+            "batch_size / num_generations", self.num_prompts, "number of devices that rows are split over", row_shards
+        )
         name = "batch_size / num_mini_batches / gradient_accumulation_steps"
-        _require_divisible(name, self.micro_batch_size, "number of devices", num_devices)
+        _require_divisible(name, self.micro_batch_size, "devices along data and fsdp", row_shards)
 
 
 def _with_best_metric(config: Any, split: str) -> Any:
@@ -803,9 +805,9 @@ class SFTConfig:
         """Optimizer steps in the whole run."""
         return -(-self.total_episodes // self.batch_size)
 
-    def check_devices(self, num_devices: int) -> None:
+    def check_devices(self, row_shards: int) -> None:
         """Raise a `ConfigError` unless every batch divides over the devices."""
-        _require_divisible("batch_size", self.batch_size, "number of devices", num_devices)
+        _require_divisible("batch_size", self.batch_size, "devices along data and fsdp", row_shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -878,9 +880,9 @@ class RewardModelConfig:
             episodes = max(1, int(self.num_train_epochs * num_pairs))
         return -(-episodes // self.batch_size)
 
-    def check_devices(self, num_devices: int) -> None:
+    def check_devices(self, row_shards: int) -> None:
         """Raise a `ConfigError` unless every batch divides over the devices."""
-        _require_divisible("batch_size", self.batch_size, "number of devices", num_devices)
+        _require_divisible("batch_size", self.batch_size, "devices along data and fsdp", row_shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

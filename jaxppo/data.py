@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -257,6 +258,11 @@ def word_tokenizer(words: Sequence[str] | None = None) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", padding_side="left", model_max_length=2048
     )
+
+
+def fingerprint(rows: Sequence[Row]) -> str:
+    """A short name of rows by their number and prompts, to compare what two processes have read."""
+    return f"{len(rows)} rows {zlib.crc32(json.dumps([row['prompt'] for row in rows]).encode()):08x}"
 
 
 def encode_prompts(

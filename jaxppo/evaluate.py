@@ -66,7 +66,7 @@ class Opened(NamedTuple):
 def evaluate(config: EvaluateConfig) -> Path:
     """Evaluate models or a file of plans, compare them where asked; returns the run folder."""
     console, folder, resumed = run_folder.begin("evaluate", config)
-    if resumed and (folder / EVAL_FILE).exists():
+    if processes.on_first(lambda: resumed and (folder / EVAL_FILE).exists()):
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     run = _Run(config, console)
@@ -124,11 +124,12 @@ class _Run:
 
     def _open(self, source: str) -> Opened:
         policy = hf.load_policy(source)
+        self._parallel.check_model(policy.config)
         model, tokenizer = models.computing_in(policy.config, self.config.dtype), policy.tokenizer
         rewards = reward_sources.make_rewards(
             self.config.reward,
             validator=self.validator or plan_reward.default_validator(),
-            learned=reward_sources.learned_by(model, policy.params, tokenizer, self._parallel),
+            learned=reward_sources.learned_by(model, policy.params, tokenizer, self._parallel.of_process()),
         )
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
         return Opened(policy.params, evaluator, rewards)

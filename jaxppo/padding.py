@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxppo import ops
 from jaxppo.data import SEQUENCE_BUCKET, bucket
-from jaxppo.types import Sequences
+from jaxppo.families import partition
+from jaxppo.types import Axes, Sequences
 
 R = TypeVar("R")
 
@@ -38,7 +39,7 @@ def cut_lengths(full: int, shorter: Sequence[int]) -> list[int]:
     return [*sorted(n for n in lengths if n <= WORTH_CUTTING * full), full]
 
 
-def cut_to_longest(function: Callable[[Any], R], batch: Any, shorter: Sequence[int]) -> R:
+def cut_to_longest(function: Callable[[Any], R], batch: Any, shorter: Sequence[int], axis_name: Axes = None) -> R:
     """`function(batch)`, its sequences cut to the shortest of `cut_lengths` that holds all their tokens.
 
     Args:
@@ -46,6 +47,7 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, shorter: Sequence[i
             depend on columns that are padding in every row.
         batch: a tree with one `Sequences` in it, if `shorter` names anything.
         shorter: from `shortfalls`; empty: nothing is cut.
+        axis_name: mapped device axes.
     """
     if not shorter:
         return function(batch)
@@ -59,5 +61,6 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, shorter: Sequence[i
 
     if len(lengths) == 1:
         return function(batch)
-    which = jnp.searchsorted(jnp.array(lengths), jnp.max(ops.real_lengths(sequences)))
+    longest = partition.largest(jnp.max(ops.real_lengths(sequences)), axis_name)
+    which = jnp.searchsorted(jnp.array(lengths), longest)
     return jax.lax.switch(which, [of_length(length) for length in lengths], batch)

@@ -46,7 +46,7 @@ class DataParallel:
             self.sizes = partition.parse_mesh(default if mesh is None else mesh, len(self.devices))
         except ValueError as error:
             raise ConfigError(f"mesh: expected {error}") from None
-        if mode != "fsdp" and self.row_shards != self.sizes[DATA] * self.sizes[TENSOR]:
+        if mode != "fsdp" and self.sizes[DATA] != len(self.devices):
             raise ConfigError(f"mesh: expected {DATA} alone with parallel {mode}, got {mesh!r}; use parallel fsdp")
         self._check_processes()
         names = (DATA, FSDP, TENSOR) if mode == "fsdp" else (DATA,)
@@ -55,7 +55,10 @@ class DataParallel:
 
     def _check_processes(self) -> None:
         """Rows of a process must be its own: an axis that splits no rows may not reach over processes."""
+        owners = [device.process_index for device in self.devices]
         local = len(self.local_devices)
+        if owners != sorted(owners) or len(owners) != local * len(set(owners)):
+            raise ConfigError(f"num_processes: expected as many devices in each, got those of processes {owners}")
         if local % self.sizes[TENSOR]:
             raise ConfigError(
                 f"mesh: expected {TENSOR} to divide the {local} devices of a process, got {self.sizes[TENSOR]}"

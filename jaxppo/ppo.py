@@ -59,6 +59,8 @@ class PPO:
         self.config, self.model, self.parallel = config, models.computing_in(model, config.dtype), parallel
         self.value_model = models.computing_in(value_model or model, config.dtype)
         self._shorter = shorter
+        for each in (self.model, self.value_model):
+            parallel.check_model(each)
         self.adapter = (adapter or adapter_of(config.peft)) if config.peft.use_peft else None
         self.stop_id, self.pad_id = config.sampling.stop_id(eos_id), pad_id
         self._optimizer = optimizer.make_optimizer(config.optimizer)

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeVar
@@ -49,11 +50,14 @@ def join(run: RunConfig) -> None:
     limit = threading.Timer(run.connect_timeout_s, _end_unconnected, (address, count, run.connect_timeout_s))
     limit.daemon = True
     limit.start()
+    known = None not in (address, count, number)
     try:
         jax.distributed.initialize(
             address,
             count,
             number,
+            # Else JAX may find a cluster and take one device per process.
+            cluster_detection_method="deactivate" if known else None,
             initialization_timeout=run.connect_timeout_s + HEARTBEAT_S,
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=HEARTBEAT_S,
@@ -102,7 +106,21 @@ def gather(value: T) -> list[T]:
 
 def wait_for_all() -> None:
     """Go on when all processes have come here."""
-    gather(None)
+    if jax.distributed.is_initialized():
+        gather(None)
+
+
+def end_with(status: int) -> None:
+    """End this process after it has told its error, where there are others; else do nothing.
+
+    An orderly end would wait for the others, who may be waiting for this one. The first process stays a moment longer:
+    without it the others would be ended before they have told theirs.
+    """
+    if not jax.distributed.is_initialized():
+        return
+    time.sleep(3.0 if is_first() else 1.0)
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def largest(number: int) -> int:

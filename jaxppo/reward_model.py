@@ -252,12 +252,13 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     if config.dataset is None:
         raise DataError("dataset: expected a folder with preference data or a hub id, got None")
     console, folder, resumed = run_folder.begin("reward_model", config)
-    if resumed and (folder / EVAL_FILE).exists():
+    if processes.on_first(lambda: resumed and (folder / EVAL_FILE).exists()):
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
     start = start_model(config)
+    parallel.check_model(start.model)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
     longest = min(config.max_length, start.model.max_length or config.max_length)
@@ -270,7 +271,6 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     )
     if config.run.dry_run:
         return folder
-    parallel.check_model(start.model)
     processes.on_first(lambda: run_folder.claim(folder, config, config.run))
     if processes.is_first():
         start.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)

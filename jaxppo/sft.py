@@ -78,7 +78,7 @@ def _weighted_batch(supervised: data.SupervisedData, step: int) -> tuple[Sequenc
 def sft(config: SFTConfig) -> Path:
     """Train a model on reference plans; returns the run folder."""
     console, folder, resumed = run_folder.begin("sft", config)
-    if resumed and (folder / EVAL_FILE).exists():
+    if processes.on_first(lambda: resumed and (folder / EVAL_FILE).exists()):
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)

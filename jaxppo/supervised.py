@@ -58,7 +58,7 @@ def run_steps(
     last, best = steps.num_steps, loop.best_metric
     checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, best, loop.greater_is_better)
     state = parallel.put(state)
-    if checkpoints.steps:
+    if processes.on_first(lambda: checkpoints.steps):
         state = checkpoints.restore(state, console.warn)
     start = int(state.step)
     with (

@@ -89,13 +89,13 @@ def set_up(config: TrainConfig, folder: Path, console: Console) -> tuple[Setup, 
     if config.reward.judges_plans:
         plan_reward.check_validator(config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
+    processes.check_same({"dataset": data.fingerprint(rows)})
     config = config.with_episodes(len(rows)).with_best_metric()
     check_updates(config.profile, config.num_updates)
     # A reward may share the weights, and an adapter is compared with them.
     shapes_only = config.run.dry_run and config.reward.reward_funcs == ("plan",) and config.peft.lora_path is None
     policy = hf.load_policy(config.sft_model_path, parallel.placement, shapes_only)
     model, tokenizer = policy.config, policy.tokenizer
-    parallel.check_model(model)
     console.print(f"policy from {policy.loaded.describe()}")
     _check_names(config, model)
     value_model, value, value_base = _value_model(config, model, parallel, console, shapes_only)
@@ -166,7 +166,6 @@ def _value_model(
         console.print(f"value head from {folder}")
         return model, {"score": head}, None
     loaded = hf.load_model(folder, head="score", placement=parallel.placement, shapes_only=shapes_only)
-    parallel.check_model(loaded.config)
     console.print(f"value model from {loaded.describe()}")
     if loaded.config.vocab_size < model.vocab_size:
         expected = f"a vocabulary of at least the policy's {model.vocab_size} tokens"
@@ -298,7 +297,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     parallel = setup.ppo.parallel
     console.stage(config.ppo.algorithm.upper())
     checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, loop.best_metric, loop.greater_is_better)
-    if checkpoints.steps:
+    if processes.on_first(lambda: checkpoints.steps):
         state = checkpoints.restore(state, console.warn)
     start, health = int(state.step), Health(console, folder, config.max_bad_updates, parallel.to_host)
     profile = Profile(config.profile if processes.is_first() else 0, start, last, folder, console)

@@ -132,7 +132,7 @@ def gradients(
 
     @jax.jit  # traced once for the shapes of its results and for the loop
     def of_one(micro_batch: tuple[Any, Any]) -> MiniBatch:
-        return padding.cut_to_longest(of_columns, micro_batch, shorter)
+        return padding.cut_to_longest(of_columns, micro_batch, shorter, axis_name)
 
     def add(total: MiniBatch, micro_batch: tuple[Any, Any]) -> tuple[MiniBatch, None]:
         return jax.tree.map(jnp.add, total, of_one(micro_batch)), None

@@ -66,8 +66,9 @@ def test_meshes_that_cannot_be(text, message):
 def test_only_fsdp_splits_parameters(mode):
     with pytest.raises(ConfigError, match=f"mesh: expected data alone with parallel {mode}, got 'data=2,fsdp=2'"):
         DataParallel(mode, jax.devices()[:4], "data=2,fsdp=2")
-    with pytest.raises(ConfigError, match="expected data alone"):
-        DataParallel(mode, jax.devices()[:4], "data=2,tensor=2")
+    for mesh in ("data=2,tensor=2", "fsdp=2,tensor=2"):
+        with pytest.raises(ConfigError, match="expected data alone"):
+            DataParallel(mode, jax.devices()[:4], mesh)
     assert DataParallel(mode, jax.devices()[:4], "data=4").row_shards == 4
 
 

@@ -157,6 +157,11 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
     return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
 
+def largest(x: jax.Array, axes: str | tuple[str, ...] | None) -> jax.Array:
+    """The largest of an integer over the devices that gather shards together, so that all of them take one branch."""
+    return jax.lax.pmax(x, FSDP) if _splits(axes) else x
+
+
 def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
     """Global norm of parameters or gradients that are the same on all devices, or split over `FSDP`: [] fp32."""
     if not _splits(axes):
