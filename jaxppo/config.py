@@ -739,7 +739,7 @@ class TrainConfig:
             "batch_size / num_generations", self.num_prompts, "number of devices that rows are split over", row_shards
         )
         name = "batch_size / num_mini_batches / gradient_accumulation_steps"
-        _require_divisible(name, self.micro_batch_size, "devices along data and fsdp", row_shards)
+        _require_divisible(name, self.micro_batch_size, "data x fsdp devices", row_shards)
 
 
 def _with_best_metric(config: Any, split: str) -> Any:
@@ -807,7 +807,7 @@ class SFTConfig:
 
     def check_devices(self, row_shards: int) -> None:
         """Raise a `ConfigError` unless every batch divides over the devices."""
-        _require_divisible("batch_size", self.batch_size, "devices along data and fsdp", row_shards)
+        _require_divisible("batch_size", self.batch_size, "data x fsdp devices", row_shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -882,7 +882,7 @@ class RewardModelConfig:
 
     def check_devices(self, row_shards: int) -> None:
         """Raise a `ConfigError` unless every batch divides over the devices."""
-        _require_divisible("batch_size", self.batch_size, "devices along data and fsdp", row_shards)
+        _require_divisible("batch_size", self.batch_size, "data x fsdp devices", row_shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxppo import data, models, processes
+from jaxppo import data, models, padding, processes
 from jaxppo.config import RunConfig, TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.families.gpt_neox import GPTNeoXConfig
@@ -65,7 +65,9 @@ def recorded() -> list[list[int]]:
 
 def run(config: TrainConfig, parallel: DataParallel) -> dict[str, Any]:
     """An update from the recorded completions, and several whole updates."""
-    ppo, prompts = PPO(config, MODEL, EOS, PAD, parallel), prompts_of(config)
+    prompts = prompts_of(config)
+    shorter = padding.shortfalls(prompts.prompt_mask.sum(axis=1).tolist())
+    ppo = PPO(config, MODEL, EOS, PAD, parallel, shorter=shorter)
     policy, other = (jax.device_get(models.init_params(MODEL, jax.random.key(seed))) for seed in (0, 1))
     value = {"trunk": other["trunk"], "score": {"kernel": np.full((16, 1), 0.1, np.float32)}}
     near = jax.tree.map(lambda x, y: np.float32(0.9) * x + np.float32(0.1) * y, policy, other)
@@ -98,6 +100,8 @@ def run(config: TrainConfig, parallel: DataParallel) -> dict[str, Any]:
 def main(out: str, *args: str) -> None:
     """Run the cases, and write what the first process has to a file."""
     jax.config.update("jax_default_matmul_precision", "highest")
+    data.SEQUENCE_BUCKET = padding.SEQUENCE_BUCKET = 1  # micro-batches of rows this short are cut, too
+    padding.WORTH_CUTTING = 0.99
     cases = list(args)
     if "--process" in cases:
         at = cases.index("--process")

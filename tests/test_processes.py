@@ -98,6 +98,45 @@ def test_waiting_for_the_others_is_bounded(tmp_path, number):
     assert "within 2 s" in said
 
 
+ALONE = """
+import sys, time
+from jaxppo import cli, processes
+from jaxppo.config import RunConfig
+from jaxppo.errors import DataError
+
+processes.HEARTBEAT_S = 4
+number, address, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+def command():
+    processes.join(RunConfig(coordinator_address=address, num_processes=2, process_id=number))
+    processes.wait_for_all()
+    if what == "writes" and number == 0:
+        time.sleep(9)
+        print("written")
+    if what == "fails" and number == 1:
+        raise DataError("reward: expected a number, got none")
+    if what == "fails":
+        processes.wait_for_all()
+
+cli.main(command)
+"""
+
+
+@pytest.mark.parametrize("what", ["writes", "fails"])
+def test_what_one_process_does_alone_at_the_end(what):
+    """It may take longer than others are silent; its error ends the others, and is told."""
+    address = f"127.0.0.1:{free_port()}"
+    with started([["-c", ALONE, number, address, what] for number in range(2)], num_devices=1) as both:
+        outputs = outputs_of(both, timeout_s=60)
+    if what == "writes":
+        assert [process.returncode for process in both] == [0, 0], outputs
+        assert "written" in outputs[0]
+    else:
+        assert both[1].returncode == 2
+        assert "error: reward: expected a number, got none" in outputs[1]
+        assert both[0].returncode not in (0, None)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
