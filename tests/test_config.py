@@ -243,9 +243,7 @@ def test_check_devices_names_the_size_and_the_number_of_devices():
         train.check_devices(2)
         with pytest.raises(ConfigError, match=message):
             train.check_devices(4)
-    with pytest.raises(
-        ConfigError, match=r"batch_size: expected a multiple of data x fsdp devices \(4\), got 6"
-    ):
+    with pytest.raises(ConfigError, match=r"batch_size: expected a multiple of data x fsdp devices \(4\), got 6"):
         replace(SFTConfig(), batch_size=6).check_devices(4)
 
 
