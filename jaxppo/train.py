@@ -82,8 +82,9 @@ class Start(NamedTuple):
     adapter: Params | None  # of the policy; None: a fresh one, or none
 
 
-def set_up(config: TrainConfig, folder: Path, console: Console) -> tuple[Setup, Start]:
+def set_up(config: TrainConfig, folder: Path, console: Console | None = None) -> tuple[Setup, Start]:
     """Load models and data, compile nothing yet; every bad input is met here, before anything is written."""
+    console = console or Console(config.run.quiet)
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
     if config.reward.judges_plans:
