@@ -426,7 +426,7 @@ BAD_INPUT = {
     "no data": ([], DataError, "dataset: expected a folder with preference data or a hub id, got None"),
     "no such split": (["--eval_splits", "tset"], DataError, "tset.jsonl: expected a UTF-8 text file"),
     "no such model": (["--model_path", "no/such/model/folder"], ModelError, "no/such/model/folder"),
-    "batch": (["--batch_size", "6"], ConfigError, "batch_size: expected a multiple of number of devices (4), got 6"),
+    "batch": (["--batch_size", "6"], ConfigError, "batch_size: expected a multiple of data x fsdp devices (4), got 6"),
     "too long": (["--max_length", "3"], DataError, "split train: expected a pair of at most 3 tokens, got 60 longer"),
     "adapter on nothing": (["--use_peft"], ConfigError, "model_path: expected a model under the adapter with use_peft"),
     "adapter to start from": (["--use_peft", "--lora_path", "x"], ConfigError, "lora_path: expected None"),
