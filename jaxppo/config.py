@@ -735,9 +735,7 @@ class TrainConfig:
 
     def check_devices(self, row_shards: int) -> None:
         """Raise a `ConfigError` unless prompts and every micro-batch divide over the devices."""
-        _require_divisible(
-            "batch_size / num_generations", self.num_prompts, "number of devices that rows are split over", row_shards
-        )
+        _require_divisible("batch_size / num_generations", self.num_prompts, "data x fsdp devices", row_shards)
         name = "batch_size / num_mini_batches / gradient_accumulation_steps"
         _require_divisible(name, self.micro_batch_size, "data x fsdp devices", row_shards)
 

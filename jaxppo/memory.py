@@ -128,8 +128,9 @@ def budget(
     tensor, split = (mesh or {}).get(TENSOR, 1), (mesh or {}).get(FSDP, 1) > 1
     if split:
         decoding = compute_bytes(policy, weights["policy"]) // tensor  # adapters are merged before
-        scoring = max(gathered_bytes(model, tree, tensor) for model, tree in _pairs(models, weights))
-        learning = sum(gathered_bytes(model, tree, tensor) for model, tree in _pairs(models, weights))
+        with_trunk = [tree for tree in weights.values() if "trunk" in tree]
+        gathered = [gathered_bytes(model, tree, tensor) for model, tree in zip(models, with_trunk, strict=True)]
+        scoring, learning = max(gathered), sum(gathered)
     else:
         decoding = copy_bytes(policy, weights["policy"], merged=config.peft.use_peft) // tensor
         scoring = max(copy_bytes(policy, tree) for tree in weights.values()) // tensor
@@ -192,15 +193,9 @@ def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
         weights: whole model: tree of arrays or of their shapes.
         tensor: devices along `TENSOR`.
     """
-    trunk = weights.get("trunk", {})
-    layers = [compute_bytes(model, layer) for layer in trunk.get("layers", {}).values()]
+    layers = [compute_bytes(model, layer) for layer in weights["trunk"]["layers"].values()]
     outside = compute_bytes(model, weights) - sum(layers)
-    return outside + 2 * max(layers, default=0) // tensor
-
-
-def _pairs(models: Sequence[ModelConfig], weights: Mapping[str, Any]) -> list[tuple[ModelConfig, Any]]:
-    """Each model that has a trunk, with its weights."""
-    return list(zip(models, [tree for tree in weights.values() if "trunk" in tree], strict=True))
+    return outside + 2 * max(layers) // tensor
 
 
 def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:

@@ -155,18 +155,14 @@ def test_bytes_per_device_fall_with_fsdp(fsdp):
     check_state(programs, programs.update())
 
 
-def test_1b_split_over_fsdp():
-    programs = Programs(PYTHIA_1B, RLOO_CONFIG, "fsdp")
-    assert programs.state_bytes == pytest.approx(12 * 1_011_781_632 / 4, rel=0.01)
-    update = programs.update()
-    check_state(programs, update)
-    check_learning(programs, update)
-    check_decoding(programs, programs.generate())
-
-
-def test_7b_split_over_fsdp_and_tensor():
-    programs = Programs(PYTHIA_7B, RLOO_CONFIG, "fsdp", "fsdp=2,tensor=2")
-    assert programs.state_bytes == pytest.approx(12 * 6_857_302_016 / 4, rel=0.01)
+@pytest.mark.parametrize(
+    ("model", "mesh", "parameters"),
+    [(PYTHIA_1B, "fsdp=4", 1_011_781_632), (PYTHIA_7B, "fsdp=2,tensor=2", 6_857_302_016)],
+    ids=["1b", "7b"],
+)
+def test_big_models_are_split(model, mesh, parameters):
+    programs = Programs(model, RLOO_CONFIG, "fsdp", mesh)
+    assert programs.state_bytes == pytest.approx(12 * parameters / 4, rel=0.01)
     update = programs.update()
     check_state(programs, update)
     check_learning(programs, update)

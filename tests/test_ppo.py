@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_modes import EOS, MODEL, PAD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,17 +20,7 @@ from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.types import PromptBatch, Rollout, Sequences
 
-EOS, PAD, ROWS, LENGTH = 0, 1, 8, 12
-MODEL = GPTNeoXConfig(
-    vocab_size=24,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    initializer_range=0.3,
-    eos_token_id=EOS,
-    pad_token_id=PAD,
-)
+ROWS, LENGTH = 8, 12
 CONFIG = replace(
     TrainConfig(),
     batch_size=ROWS,
