@@ -156,7 +156,10 @@ def test_samples_of_a_split_model_with_adapters():
     completions = []
     for parallel in (DataParallel(devices=jax.devices()[:1]), split()):
         ppo = PPO(config, GPT2, 0, 1, parallel)
-        rollout = ppo.generate(ppo.init_state(jax.tree.map(jnp.array, policy)), prompts, 0)
+        state = ppo.init_state(jax.tree.map(jnp.array, policy))
+        waves = jax.tree.map(lambda x: 0.3 * np.cos(np.arange(x.size, dtype=np.float32)).reshape(x.shape), state.params)
+        state = state._replace(params=parallel.put(waves))  # fresh adapters change nothing
+        rollout = ppo.generate(state, prompts, 0)
         completions.append(np.asarray(rollout.completion_ids))
     np.testing.assert_array_equal(*completions)
     assert len(np.unique(completions[0])) > 5
