@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from jaxppo.cache import cache_dir
 from jaxppo.console import sanitize
-from jaxppo.data import cache_dir
 from jaxppo.errors import JaxppoError
 from jaxppo.preemption import Preempted
 

@@ -213,16 +213,22 @@ class DataConfig:
     """Built-in domains: blocks:problems of split `test` (same sizes as `train`, no shared problem)."""
     test_longer_sizes: str = "6:1024"
     """Built-in domains: blocks:problems of split `test_longer` (more blocks than `train`)."""
+    prompt_column: str = "prompt"
+    """Column of the prompts in data that are no planning problems, such as `text`."""
+    min_prompt_characters: int = 0
+    """Leave out rows of such data with a shorter prompt."""
     max_prompt_length: int = 512
-    """Rows whose prompt has more tokens are an error, not a silent cut."""
+    """Rows whose prompt has more tokens are an error, not a silent cut; or see filter_overlong_prompts."""
+    filter_overlong_prompts: bool = False
+    """Leave out rows whose prompt has more than max_prompt_length tokens, and say how many they are."""
     use_chat_template: bool | None = None
     """Give the model each prompt as the user's turn of a chat, by the tokenizer's chat template; rewards see the plain
     prompt. Default: where the tokenizer has a template and prompts are not cut."""
     system_prompt: str | None = None
     """First turn of every chat; default: none."""
     input_min_text_length: int | None = None
-    """With input_max_text_length: cut each training prompt to a number of tokens drawn once from this range (both ends
-    may come out), as with TRL 0.11's LengthSampler; for text to be continued."""
+    """With input_max_text_length: cut each prompt to a number of tokens drawn once from this range (both ends may come
+    out), as with TRL 0.11's LengthSampler; for text to be continued."""
     input_max_text_length: int | None = None
     """See input_min_text_length."""
 
@@ -237,6 +243,14 @@ class DataConfig:
         for name in ("train_sizes", "rl_sizes", "test_sizes", "test_longer_sizes"):
             parse_sizes(getattr(self, name), name)
         _require_positive(self, "max_prompt_length")
+        least = self.min_prompt_characters
+        require(least >= 0, "min_prompt_characters", "an integer of at least 0", least)
+
+    @property
+    def text_lengths(self) -> tuple[int, int] | None:
+        """Fewest and most tokens that a prompt is cut to; None where prompts are whole."""
+        low, high = self.input_min_text_length, self.input_max_text_length
+        return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -763,6 +777,10 @@ class SFTConfig:
     below."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
+    tokenizer_path: str | None = None
+    """Fresh model: folder or hub id whose tokenizer it takes; default: one token for each word of the data set."""
+    model_type: Literal["gpt_neox", "gpt2"] = "gpt_neox"
+    """Fresh model: family."""
     hidden_size: int = 128
     """Fresh model: width."""
     num_hidden_layers: int = 4
@@ -770,7 +788,7 @@ class SFTConfig:
     num_attention_heads: int = 4
     """Fresh model: attention heads."""
     rotary_pct: float = 1.0
-    """Fresh model: fraction of each head that rotates with the position."""
+    """Fresh GPT-NeoX: fraction of each head that rotates with the position."""
     total_episodes: int = 76800
     """Rows to learn from over the whole run, rounded up to whole steps; a row seen twice counts twice."""
     batch_size: int = 64
@@ -792,6 +810,9 @@ class SFTConfig:
         require(len(self.data.eval_splits) > 0, "eval_splits", "at least one split", self.data.eval_splits)
         rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
         require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
+        if self.model_path is not None:
+            tokenizer = self.tokenizer_path
+            require(tokenizer is None, "tokenizer_path", "None with model_path, which has a tokenizer", tokenizer)
         require(cut is None, "input_max_text_length", "None: sft learns whole rows", cut)
 
     def with_best_metric(self) -> "SFTConfig":

@@ -95,7 +95,11 @@ def _check_kind(value: Any, annotation: Any) -> None:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a flat YAML mapping; an unreadable or nested file is a `ConfigError` that names it."""
+    """Read a flat YAML mapping, maybe with the `preset` it lies over.
+
+    Raises:
+        ConfigError: the file is unreadable or nested; the message names it.
+    """
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -107,9 +111,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"config: expected `flag: value` lines in {path}, got {type(content).__name__}")
     for name in content:
-        # Those two are read before any file: in a file they would be ignored.
-        if not isinstance(name, str) or name in ("preset", "config"):
-            raise ConfigError(f"config: expected names of fields, without preset and config, in {path}, got {name!r}")
+        if not isinstance(name, str) or name == "config":  # a file that names another one would hide it
+            raise ConfigError(f"config: expected names of fields, without config, in {path}, got {name!r}")
     return content
 
 
@@ -139,7 +142,7 @@ def _comment(text: str) -> str:
 
 
 def preset_values(command: str, name: str) -> dict[str, Any]:
-    """The flat values of a shipped preset.
+    """The flat values of a shipped preset, over those of the one that it names as its own `preset`.
 
     Raises:
         ConfigError: no such preset; the message lists those there are.
@@ -148,7 +151,9 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
     names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name not in names:
         raise ConfigError(f"preset: expected one of {', '.join(names)} for {command}, got {name!r}")
-    return read_yaml(str(folder / f"{name}.yaml"))
+    values = read_yaml(str(folder / f"{name}.yaml"))
+    base = values.pop("preset", None)
+    return values if base is None else preset_values(command, base) | values
 
 
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
@@ -183,16 +188,18 @@ def _without_aliases(args: list[str], config_class: type) -> list[str]:
 
 
 def _base_config(config_class: type[Config], command: str, args: list[str]) -> Config:
-    """What the flags go over: preset and YAML file, or with --resume alone the configuration of that run."""
+    """What the flags go over: preset and YAML file, or with --resume alone the configuration of that run.
+
+    The preset is that of the command line, else that of the file, else, without a file, `default`.
+    """
     preset, config_file, output_dir = (_flag_value(args, name) for name in ("preset", "config", "output_dir"))
     if preset is None and config_file is None and output_dir is not None and "--resume" in args:
         saved = Path(output_dir) / CONFIG_FILE
         config_file = str(saved) if saved.exists() else None
-    values: dict[str, Any] = {}
-    if preset is not None or config_file is None:
-        values |= preset_values(command, "default" if preset is None else preset)
-    if config_file is not None:
-        values |= read_yaml(config_file)
+    values = {"preset": "default"} if config_file is None else read_yaml(config_file)
+    in_file = values.pop("preset", None)
+    if (preset := preset or in_file) is not None:
+        values = preset_values(command, preset) | values
     return replace(config_class(), **values)
 
 

@@ -2,16 +2,16 @@
 
 import hashlib
 import json
-import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import platformdirs
 
+from jaxppo import toys
+from jaxppo.cache import cache_dir
 from jaxppo.chat import Turns
 from jaxppo.config import DataConfig, parse_sizes
 from jaxppo.errors import DataError, PddlError
@@ -51,11 +51,6 @@ class Batch(NamedTuple):
         return repeat(self.texts), {name: repeat(values) for name, values in self.columns.items()}
 
 
-def cache_dir() -> Path:
-    """The private folder of all caches: $JAXPPO_CACHE, or the user's cache folder."""
-    return Path(os.environ.get("JAXPPO_CACHE") or platformdirs.user_cache_dir("jaxppo"))
-
-
 def bucket(length: int, multiple: int = PROMPT_BUCKET) -> int:
     """The smallest multiple that is at least `length`."""
     return -(-length // multiple) * multiple
@@ -81,26 +76,41 @@ def load_split(
         if split not in SPLITS:
             raise DataError(f"split: expected one of {', '.join(SPLITS)} for blocksworld, got {split!r}")
         return _built_in_split(config, split)
-    rows = read_rows(config.dataset, split, datasets.COLUMNS if validator is not None else columns)
     if validator is None:
-        return [{"id": f"{split}-{i}"} | row for i, row in enumerate(rows)]
+        return _text_rows(config, split, columns)
+    rows = read_rows(config.dataset, split, datasets.COLUMNS)
     for row in rows:
         check_row(row, f"{config.dataset}, split {split}, row {row['id']}", validator)
     return rows
+
+
+def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> list[Row]:
+    """Rows of a split that are no planning problems, with `id` and `prompt`, and with a prompt that is long enough."""
+    name, least = config.prompt_column, config.min_prompt_characters
+    wanted = {name if column == "prompt" else column: kind for column, kind in columns.items()}
+    rows = read_rows(config.dataset, split, wanted)
+    kept = [
+        {"id": f"{split}-{i}"} | row | {"prompt": row[name]} for i, row in enumerate(rows) if len(row[name]) >= least
+    ]
+    if not kept:
+        raise DataError(
+            f"min_prompt_characters: expected a row of split {split} with at least {least}, got none of {len(rows)}"
+        )
+    return kept
 
 
 def read_rows(dataset: str, split: str, columns: Mapping[str, type]) -> list[Row]:
     """The rows of `<dataset>/<split>.jsonl` or `.parquet`, or of whatever the `datasets` library reads.
 
     Args:
-        dataset: a folder or a hub id.
+        dataset: a folder, a toy or a hub id.
         split: name of the split.
         columns: which every row must have, with their types.
 
     Raises:
         DataError: the data set or the split is missing or empty, or a row is malformed.
     """
-    folder = Path(dataset)
+    folder = toys.find(dataset) or Path(dataset)
     if folder.is_dir() and not (folder / "dataset_dict.json").exists():
         rows = dataset_folder.read_split(folder, split, columns)
     else:
@@ -296,6 +306,51 @@ def encode_prompts(
     return encoded
 
 
+def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, turns: Turns) -> list[Row]:
+    """The rows that `encode_prompts` takes, where `filter_overlong_prompts` is set; otherwise all.
+
+    Raises:
+        DataError: there is none.
+    """
+    if not config.filter_overlong_prompts or config.text_lengths is not None:
+        return list(rows)
+    encoded = _encode(tokenizer, rows, [turns.prompt_text(row["prompt"]) for row in rows], "prompt")
+    kept = [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= config.max_prompt_length]
+    if not kept:
+        raise DataError(
+            f"max_prompt_length: expected a prompt of at most {config.max_prompt_length} tokens, got {len(rows)} "
+            f"longer ones, the shortest with {min(map(len, encoded))}"
+        )
+    return kept
+
+
+def tell_left_out(tell: Callable[[str], None], config: DataConfig, counts: Mapping[str, int]) -> None:
+    """Says how many rows of which split `without_overlong` has left out, where there are any."""
+    for split, count in counts.items():
+        if count:
+            tell(f"{count} rows of split {split} left out: prompts longer than {config.max_prompt_length} tokens")
+
+
+def cut_prompts(
+    tokenizer: Any, rows: Sequence[Row], max_length: int, text_lengths: tuple[int, int], seed: int
+) -> tuple[list[Row], list[list[int]]]:
+    """Rows whose prompt is the beginning of the one given, and its token ids.
+
+    Args:
+        tokenizer: of the model.
+        rows: with `prompt`.
+        max_length: most tokens of a prompt.
+        text_lengths: range of the lengths in tokens, both ends included.
+        seed: of the lengths.
+
+    Raises:
+        DataError: as for `encode_prompts`.
+    """
+    lengths = np.random.default_rng((seed, len(rows))).integers(*text_lengths, len(rows), endpoint=True)
+    encoded = encode_prompts(tokenizer, rows, max_length, lengths.tolist())
+    return [row | {"prompt": tokenizer.decode(ids)} for row, ids in zip(rows, encoded, strict=True)], encoded
+
+
 def _encode(tokenizer: Any, rows: Sequence[Row], texts: Sequence[str], column: str) -> list[list[int]]:
     try:
         return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
@@ -366,9 +421,7 @@ class PromptData:
         if text_lengths is None:
             self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, turns=turns)
         else:
-            lengths = np.random.default_rng((seed, len(rows))).integers(*text_lengths, len(rows), endpoint=True)
-            self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, lengths.tolist())
-            self.rows = [row | {"prompt": tokenizer.decode(ids)} for row, ids in zip(rows, self._encoded, strict=True)]
+            self.rows, self._encoded = cut_prompts(tokenizer, rows, max_prompt_length, text_lengths, seed)
         self._pad_id = tokenizer.pad_token_id
         self.lengths = [len(ids) for ids in self._encoded]
         self.longest = max(self.lengths)

@@ -17,6 +17,10 @@ class ModelError(JaxppoError):
     """A model folder is missing, unsupported or does not fit."""
 
 
+class ToyError(JaxppoError):
+    """A toy model or data set could not be made."""
+
+
 class TrainingError(JaxppoError):
     """A run cannot go on: its losses or gradients are not finite."""
 

@@ -62,6 +62,11 @@ class Evaluator:
         seed: of the sampling, where the temperature is above 0.
         rewards: the functions that score completions, where there are others than the plan reward.
         rows: of each split, where they are loaded already.
+
+    Attributes:
+        rows: of each split, those with an overlong prompt left out where the data settings say so.
+        left_out: how many that are.
+        validator: who judges plans; None where the data are no planning problems.
     """
 
     def __init__(
@@ -81,13 +86,13 @@ class Evaluator:
         self._length, self._seed, self._turns = sampling.response_length, seed, make_turns(tokenizer, data_config)
         self._rewards = None if reward.reward_funcs == ("plan",) else rewards
         self.validator = checked_validator(evaluation, reward)
-        self.rows = dict(load_rows(data_config, reward, self.validator) if rows is None else rows)
+        self.rows, self._encoded = {}, {}
+        self.left_out: dict[str, int] = {}
+        for split, loaded in (load_rows(data_config, reward, self.validator) if rows is None else rows).items():
+            self.rows[split], self._encoded[split] = self._encode(loaded, data_config)
+            self.left_out[split] = len(loaded) - len(self.rows[split])
         self._fixed = {
             split: fixed_rows(of_split, evaluation.eval_rows, data_config.data_seed)
-            for split, of_split in self.rows.items()
-        }
-        self._encoded = {
-            split: data.encode_prompts(tokenizer, of_split, data_config.max_prompt_length, turns=self._turns)
             for split, of_split in self.rows.items()
         }
         longest = max(len(ids) for encoded in self._encoded.values() for ids in encoded)
@@ -117,8 +122,15 @@ class Evaluator:
             for split in self.rows
         }
 
+    def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
+        fitting, longest = data.without_overlong(self._tokenizer, rows, config, self._turns), config.max_prompt_length
+        if config.text_lengths is not None:
+            return data.cut_prompts(self._tokenizer, fitting, longest, config.text_lengths, config.data_seed)
+        return fitting, data.encode_prompts(self._tokenizer, fitting, longest, turns=self._turns)
+
     def _results(self, answered: Answered) -> dict[str, Any]:
-        return results_of(answered, self._reward, self.validator, self._config.length_edges)[0]
+        results, judged = results_of(answered, self._reward, self.validator, self._config.length_edges)
+        return results | {"samples": samples_of(answered, judged)}
 
     def answer(
         self, params: Params, split: str, *, num_samples: int = 1, seed: int = 0, rows: Sequence[int] | None = None
@@ -270,6 +282,42 @@ def results_of(
     if answered.scores is not None:
         results |= _reward_results(answered.scores)
     return results, judged
+
+
+def samples_of(answered: Answered, judged: Sequence[JudgedRow], most: int = 5) -> list[dict[str, Any]]:
+    """The first rows of a split with their first answer: id, prompt, completion, score, and the verdict on a plan."""
+    samples = []
+    for i, (row, answers) in enumerate(zip(answered.rows[:most], answered.answers, strict=False)):
+        sample = {"id": row["id"], "prompt": row["prompt"], "completion": answers[0].text}
+        if judged:
+            outcome = judged[i].answers[0].outcome
+            sample |= {"verdict": plan_reward.describe(outcome.verdict), "score": outcome.reward}
+        if answered.scores is not None:
+            sample["score"] = answered.scores[i][0]
+        samples.append(sample)
+    return samples
+
+
+def print_before_and_after(console: Console, split: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """A table of the sample rows of a split: what was answered before and after training, and its score."""
+    earlier = {sample["id"]: sample for sample in before.get("samples", ())}
+    rows = [
+        {
+            "prompt": sample["prompt"],
+            "before": earlier[sample["id"]]["completion"],
+            "after": sample["completion"],
+            "score": f"{score_text(earlier[sample['id']]['score'])} -> {score_text(sample['score'])}",
+        }
+        for sample in after.get("samples", ())
+        if sample["id"] in earlier
+    ]
+    if rows:
+        console.sample_table(f"{split}, before and after", rows, ["prompt", "before", "after", "score"])
+
+
+def score_text(score: float | None) -> str:
+    """A score with two digits; `none` for a completion that nobody scored."""
+    return "none" if score is None else f"{score:.2f}"
 
 
 def _reward_results(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:

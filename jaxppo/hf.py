@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxppo import toys
 from jaxppo.errors import ModelError
 from jaxppo.families import Family, ModelConfig, family_of
 from jaxppo.families.config import HfName
@@ -101,16 +102,18 @@ class Loaded(NamedTuple):
 
 
 def find_model(name: str) -> Path:
-    """The folder of a model: shipped with jaxppo, on this machine, or downloaded from the hub.
+    """The folder of a model: shipped with jaxppo, a toy, on this machine, or downloaded from the hub.
 
     Args:
-        name: name of a shipped model, path of a folder, or a hub id, "user/name" or "user/name@revision".
+        name: name of a shipped model or a toy, path of a folder, or a hub id, "user/name" or "user/name@revision".
 
     Raises:
         ModelError: it is none of these, or the hub cannot be reached.
     """
     if name in _shipped_models():
         return ASSETS / name
+    if (toy := toys.find(name)) is not None:
+        return toy
     match = _HUB_ID.fullmatch(name)
     if Path(name).is_dir() or match is None:
         return existing_folder(name)
@@ -309,8 +312,6 @@ class Policy(NamedTuple):
 def load_policy(name: str | os.PathLike[str], placement: Placement | None = None, shapes_only: bool = False) -> Policy:
     """Read a language model with its tokenizer, ready to sample from.
 
-    A tokenizer without a pad token pads with its end of sequence; nothing ever reads a mask from ids.
-
     Args:
         name: see `find_model`.
         placement: see `load_model`.
@@ -326,19 +327,35 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
         architecture = family_of(config.model_type).architectures["lm"]
         raise ModelError(f"{folder}: expected a language model ({architecture}), got one without lm_head")
     model = load_model(folder, placement=placement, shapes_only=shapes_only)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_padding_tokenizer(folder)
     check_tokenizer(tokenizer, config, str(folder))
+    return Policy(config, model.params, tokenizer, model)
+
+
+def load_padding_tokenizer(folder: str | os.PathLike[str]) -> Any:
+    """`load_tokenizer`; one without a pad token pads with its end of sequence, as nothing reads a mask from ids.
+
+    Raises:
+        ModelError: as for `load_tokenizer`, or the tokenizer has no end of sequence.
+    """
+    tokenizer = load_tokenizer(folder)
+    check_end(tokenizer, str(folder))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return Policy(config, model.params, tokenizer, model)
+    return tokenizer
 
 
 def check_tokenizer(tokenizer: Any, config: ModelConfig, where: str) -> None:
     """Raise a `ModelError` unless a tokenizer has an end of sequence, and no more tokens than the model."""
-    if tokenizer.eos_token_id is None:
-        raise ModelError(f"{where}: expected a tokenizer with an eos_token, got none")
+    check_end(tokenizer, where)
     if len(tokenizer) > config.vocab_size:
         raise ModelError(f"{where}: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}")
+
+
+def check_end(tokenizer: Any, where: str) -> None:
+    """Raise a `ModelError` unless a tokenizer has an end of sequence."""
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"{where}: expected a tokenizer with an eos_token, got none")
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxppo import toys
 from jaxppo.config import require
 from jaxppo.errors import ConfigError, ModelError
 
@@ -28,7 +29,7 @@ def make_sentiment_reward(
     """A reward function: the score of a label by a text-classification pipeline.
 
     Args:
-        model_path: folder or hub id (user/name or user/name@revision) of a sequence classification model with its
+        model_path: toy, folder or hub id (user/name or user/name@revision) of a sequence classification model with its
             tokenizer and weights in safetensors; code in it is not run.
         label: name of the label, in any case, whatever its index.
         function_to_apply: none for the raw logit (as in TRL's example), softmax over the labels, or sigmoid.
@@ -110,9 +111,9 @@ def _load(model_path: str) -> tuple[Any, Any]:
         raise ModelError("sentiment: expected torch to be installed: pip install 'jaxppo[sentiment]'") from None
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    name, revision = model_path, None
-    if not Path(model_path).exists() and "@" in model_path:
-        name, _, revision = model_path.partition("@")
+    name, revision = str(toys.find(model_path) or model_path), None
+    if not Path(name).exists() and "@" in name:
+        name, _, revision = name.partition("@")
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **options)

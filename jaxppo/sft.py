@@ -16,6 +16,7 @@ from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.evaluator import EVAL_FILE, eval_metrics, make_evaluator, print_results
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
+from jaxppo.families.gpt2 import GPT2Config
 from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.supervised import Steps, run_steps
@@ -39,21 +40,27 @@ class Start(NamedTuple):
 
 
 def start_model(config: SFTConfig) -> Start:
-    """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones for the data set's words."""
+    """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones."""
     if config.model_path is not None:
         return Start(*hf.load_policy(config.model_path))
-    tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
-    model = GPTNeoXConfig(
-        vocab_size=data.bucket(len(tokenizer)),
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=4 * config.hidden_size,
-        rotary_pct=config.rotary_pct,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    if config.tokenizer_path is None:
+        tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
+    else:
+        tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path))
+    sizes: dict[str, Any] = {
+        "vocab_size": data.bucket(len(tokenizer)),
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": 4 * config.hidden_size,
+        "bos_token_id": tokenizer.eos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if config.model_type == "gpt2":
+        model: ModelConfig = GPT2Config(**sizes)
+    else:
+        model = GPTNeoXConfig(rotary_pct=config.rotary_pct, **sizes)
     return Start(model, models.init_params(model, ops.purpose_key(config.run.seed, ops.Purpose.INIT)), tokenizer, None)
 
 
@@ -91,12 +98,16 @@ def sft(config: SFTConfig) -> Path:
     judges = "builtin" if config.reward.judges_plans else None
     rows = data.load_split(config.data, config.data.train_split, judges, {"prompt": str, "completion": str})
     turns = make_turns(tokenizer, config.data)
+    count = len(rows)
+    rows = data.without_overlong(tokenizer, rows, config.data, turns)
+    data.tell_left_out(console.print, config.data, {config.data.train_split: count - len(rows)})
     supervised = data.SupervisedData(
         rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, turns
     )
     learned = reward_sources.learned_by(model, start.params, tokenizer, parallel.of_process())
     rewards = reward_sources.make_rewards(config.reward, learned=learned)
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
+    data.tell_left_out(console.print, config.data, evaluator.left_out)
     console.print(
         f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {len(rows)}, "
         f"{sum(p.size for p in jax.tree.leaves(start.params)):,} parameters, into {folder}"

@@ -38,7 +38,15 @@ from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
 from jaxppo.curves import plot_curves
 from jaxppo.errors import ConfigError, ModelError
-from jaxppo.evaluator import EVAL_FILE, Evaluator, eval_metrics, make_evaluator, print_results
+from jaxppo.evaluator import (
+    EVAL_FILE,
+    Evaluator,
+    eval_metrics,
+    make_evaluator,
+    print_before_and_after,
+    print_results,
+    score_text,
+)
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
 from jaxppo.health import Health
@@ -91,8 +99,6 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
         plan_reward.check_validator(config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     processes.check_same({"dataset": data.fingerprint(rows)})
-    config = config.with_episodes(len(rows)).with_best_metric()
-    check_updates(config.profile, config.num_updates)
     # A reward may share the weights, and an adapter is compared with them.
     shapes_only = config.run.dry_run and config.reward.reward_funcs == ("plan",) and config.peft.lora_path is None
     policy = hf.load_policy(config.sft_model_path, parallel.placement, shapes_only)
@@ -102,12 +108,18 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
     value_model, value, value_base = _value_model(config, model, parallel, console, shapes_only)
     adapter_shape, adapter = _adapter(config, model, policy.params)
     turns = make_turns(tokenizer, config.data)
-    prompts = _prompts(config, rows, turns)
+    fitting = data.without_overlong(tokenizer, rows, config.data, turns)
+    data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
+    config = config.with_episodes(len(fitting)).with_best_metric()
+    check_updates(config.profile, config.num_updates)
+    prompts = _prompts(config, fitting, turns)
     models.check_length(model, prompts.longest + config.sampling.response_length, "longest prompt and response_length")
     rewards = _rewards(config, policy, parallel, folder)
     rewards.check_columns([*data.columns_of(rows), "prompt_ids"])
     shorter = padding.shortfalls(prompts.lengths)
     ppo = PPO(config, model, turns.end_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape, shorter)
+    evaluator = make_evaluator(config, ppo.model, tokenizer, parallel, rewards)
+    data.tell_left_out(console.print, config.data, evaluator.left_out)
     start = Start(policy.params, value, adapter)
     setup = Setup(
         config=config,
@@ -125,7 +137,7 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
         ),
         prompts=prompts,
         rewards=rewards,
-        evaluator=make_evaluator(config, ppo.model, tokenizer, parallel, rewards),
+        evaluator=evaluator,
         ppo=ppo,
         throughput=_throughput(ppo, start),
         clock=FinishClock(),
@@ -182,10 +194,8 @@ def _adapter(config: TrainConfig, model: ModelConfig, base: Params) -> tuple[lor
 
 
 def _prompts(config: TrainConfig, rows: list[data.Row], turns: Turns) -> data.PromptData:
-    shortest, longest = config.data.input_min_text_length, config.data.input_max_text_length
-    lengths = None if shortest is None or longest is None else (shortest, longest)
-    longest_prompt, seed = config.data.max_prompt_length, config.run.seed
-    return data.PromptData(rows, turns.tokenizer, config.num_prompts, seed, longest_prompt, lengths, turns)
+    longest, lengths, seed = config.data.max_prompt_length, config.data.text_lengths, config.run.seed
+    return data.PromptData(rows, turns.tokenizer, config.num_prompts, seed, longest, lengths, turns)
 
 
 class Step(NamedTuple):
@@ -370,13 +380,9 @@ def _shown(record: dict[str, Any]) -> dict[str, Any]:
 def _show_samples(setup: Setup, log: JsonlLog, samples: list[dict[str, Any]], shown: int = 3) -> None:
     for sample in samples:
         log.append(sample)
-    rows = [sample | {"score": _score_text(sample["score"])} for sample in samples[:shown]]
+    rows = [sample | {"score": score_text(sample["score"])} for sample in samples[:shown]]
     names = [name for name in ("prompt", "completion", "verdict", "score") if name in rows[0]]
     setup.console.sample_table(f"Samples of update {samples[0]['step']}", rows, names)
-
-
-def _score_text(score: float | None) -> str:
-    return "none" if score is None else f"{score:.2f}"
 
 
 def _evaluate(setup: Setup, moment: str, state: TrainState) -> dict[str, Any]:
@@ -447,6 +453,7 @@ def _print_memory(setup: Setup, start: Start) -> None:
 def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:
     split, algorithm = setup.config.headline_split, setup.config.ppo.algorithm.upper()
     before, after = (evals[moment][split] for moment in ("before", "after"))
+    print_before_and_after(setup.console, split, before, after)
     setup.console.stage("Result")
     title, key = ("valid plans", "validity") if "validity" in after else ("mean reward", "reward")
     setup.console.result(

@@ -18,12 +18,12 @@ PACKAGE = Path(jaxppo.__file__).parent
 # What judges plans after they were made.
 PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", "plan_page", "plan_scores"}
 
-# A room is a module of the package or the folder planning/; it imports rooms of lower levels. "jaxppo" is __init__.py.
-# The command of planning/ lies in that folder, but is a room of its own.
+# A room is a module of the package or a folder of it; it imports rooms of lower levels. "jaxppo" is __init__.py.
+# The commands of planning/ and toys/ lie in these folders, but are rooms of their own.
 LEVELS = [
-    {"jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
+    {"cache", "jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
     {"advantages", "chat", "clock", "families", "intervals", "logprobs", "losses", "ops", "planning"}
-    | {"processes", "reward_contract"},
+    | {"processes", "reward_contract", "toys"},
     {"data", "flops", "memory", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
     {
@@ -57,7 +57,17 @@ LEVELS = [
         "update",
     }
     | PLAN_ROOMS,
-    {"evaluate", "export", "planning/__main__", "reward_model", "reward_server", "sft", "supervised", "train"},
+    {
+        "evaluate",
+        "export",
+        "planning/__main__",
+        "reward_model",
+        "reward_server",
+        "sft",
+        "supervised",
+        "toys/__main__",
+        "train",
+    },
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -114,7 +124,7 @@ SAME_LEVEL = {
 ONLY_IN = {
     "flax": {"families/gpt2.py", "families/gpt_neox.py", "families/layers.py", "models.py"},
     "orbax": {"checkpoint.py"},
-    "subprocess": {"planning/planner_process.py", "planning/val.py", "reward_workers.py"},
+    "subprocess": {"planning/planner_process.py", "planning/val.py", "reward_workers.py", "toys/__init__.py"},
 }
 PARALLEL_NAMES = {"Mesh", "NamedSharding", "shard_map", "pmap"}
 
@@ -141,8 +151,8 @@ def module_files() -> list[str]:
 
 
 def room_of(file: str) -> str:
-    if file == "planning/__main__.py":
-        return "planning/__main__"
+    if file.endswith("/__main__.py"):
+        return file.removesuffix(".py")
     name = file.split("/")[0].removesuffix(".py")
     return "jaxppo" if name == "__init__" else name
 

@@ -33,6 +33,15 @@ def test_parse_cli_without_preset_and_config_takes_the_preset_default():
     assert flatten(parse()) == flatten(replace(TrainConfig(), **preset_values("train", "default")))
 
 
+def test_a_file_may_name_the_preset_that_it_lies_over_and_the_command_line_another(tmp_path):
+    path = tmp_path / "given.yaml"
+    path.write_text("preset: tiny\nkl_coef: 0.125\n")
+    assert flatten(parse("--config", str(path))) | {"config": None} == flatten(
+        replace(TrainConfig(), **preset_values("train", "tiny") | {"kl_coef": 0.125})
+    )
+    assert parse("--config", str(path), "--preset", "paper-rloo").ppo.algorithm == "rloo"
+
+
 def test_parse_cli_with_a_config_file_leaves_the_preset_default_out(tmp_path):
     assert parse("--config", yaml_file(tmp_path, "seed: 7")).total_episodes == TrainConfig().total_episodes
 
@@ -111,7 +120,8 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
         ("eval_splits: []", ["headline_split", "eval_splits ()"]),
         ("1: 2", ["given.yaml", "1"]),
         ("config: other.yaml", ["given.yaml", "'config'"]),
-        ("preset: tiny", ["given.yaml", "'preset'"]),
+        ("preset: huge", ["preset", "default, ", "'huge'"]),
+        ("preset: [tiny]", ["preset", "default, ", "['tiny']"]),
         ("- seed", ["given.yaml", "flag: value", "list"]),
         ("", ["given.yaml", "NoneType"]),
         ("seed: [1", ["given.yaml", "not YAML"]),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxppo import data
+from jaxppo.cache import cache_dir
 from jaxppo.config import DataConfig
 from jaxppo.errors import DataError, PddlError
 from jaxppo.planning import datasets
@@ -331,7 +332,7 @@ def test_load_split_names_the_row_and_line_of_a_syntax_error_in_pddl(write_split
 @pytest.mark.parametrize(("environment", "expected"), [("/some/where", "/some/where"), ("", "jaxppo")])
 def test_cache_dir_is_the_environments_or_the_users(monkeypatch, environment, expected):
     monkeypatch.setenv("JAXPPO_CACHE", environment)
-    assert str(data.cache_dir()).endswith(expected)
+    assert str(cache_dir()).endswith(expected)
 
 
 def test_chunks_cover_all_items_in_order():

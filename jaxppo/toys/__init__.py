@@ -1,0 +1,120 @@
+"""Small models and data sets that are made on first use: what the `-offline` recipes take in place of the hub.
+
+Wherever a model or a data set is named, the name of a toy will do. It is made by a command of jaxppo, in a process of
+its own on the CPU, and kept in the cache; `python -m jaxppo.toys` lists all of them.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jaxppo
+from jaxppo.cache import cache_dir
+from jaxppo.config_sources import preset_values
+from jaxppo.errors import ToyError
+
+LOG_FILE = "build.log"
+
+
+class Toy(NamedTuple):
+    """How a toy is made.
+
+    Attributes:
+        command: of jaxppo; it takes the preset of the toy's name, `toys` the name itself.
+        result: what is wanted of the folder that the command writes.
+        about: one line for people.
+    """
+
+    command: str
+    result: str
+    about: str
+
+
+TOYS = {
+    "toy-reviews": Toy("toys", "", "data: film reviews, half of them favourable"),
+    "toy-reviews-gpt2": Toy("sft", "policy", "model: a GPT-2 that writes such reviews"),
+    "toy-reviews-classifier": Toy("toys", "", "model: a DistilBERT that tells favourable reviews from others"),
+    "toy-tldr": Toy("toys", "", "data: posts with summaries, good and bad, and preferences between them"),
+    "toy-tldr-sft": Toy("sft", "policy", "model: a GPT-NeoX that summarises such posts, often badly"),
+    "toy-tldr-reward": Toy("reward_model", "reward_model", "model: scores summaries, learned from the preferences"),
+    "toy-tldr-reward-lora": Toy("reward_model", "adapters/reward_model", "adapter: the same for toy-tldr-sft"),
+    "toy-planning": Toy("planning build", "", "data: planning problems of four domains"),
+    "toy-planning-sft": Toy("sft", "policy", "model: a GPT-NeoX that plans in these domains, with mistakes"),
+}
+
+
+def find(name: str) -> Path | None:
+    """The folder of a toy, which is made where it is not there yet; None for other names.
+
+    Raises:
+        ToyError: the command that makes it failed.
+    """
+    if name not in TOYS:
+        return None
+    folder = cache_dir() / "toys" / f"{name}-{_digest(name)}"
+    if not folder.exists():
+        _make(name, folder)
+    return folder / TOYS[name].result
+
+
+def command_of(name: str, folder: Path | str) -> list[str]:
+    """The arguments of `python` that make a toy in a folder."""
+    command = TOYS[name].command
+    chosen = [name] if command == "toys" else ["--preset", name]
+    return ["-m", *f"jaxppo.{command}".split(), *chosen, "--output_dir", str(folder)]
+
+
+def _make(name: str, folder: Path) -> None:
+    """Makes a toy beside its place and moves it there whole; of two processes at it, the later one's is dropped."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    partial.mkdir(parents=True)
+    log = partial.with_name(f"{partial.name}.log")
+    shown = " ".join(command_of(name, "..."))
+    print(f"making {name}, once: python {shown}", file=sys.stderr, flush=True)
+    try:
+        with log.open("w", encoding="utf-8") as output:
+            status = subprocess.run(
+                [sys.executable, *command_of(name, partial / "made")],
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            ).returncode
+        if status != 0:
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise ToyError(
+                f"{name}: expected `python {shown}` to end with status 0, got {status}: {lines[-1] if lines else ''}"
+            )
+        log.replace(partial / "made" / LOG_FILE)
+        if not folder.exists():
+            (partial / "made").rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        log.unlink(missing_ok=True)
+
+
+def _environment() -> dict[str, str]:
+    """On the CPU, whatever the run itself computes on: a toy is small, and accelerators have one owner."""
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+
+
+def _digest(name: str) -> str:
+    """Changes with the version, with what writes texts and trains classifiers, and with all presets on the way."""
+    sources = [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.name != "__init__.py"]
+    parts = [jaxppo.__version__.encode(), *(path.read_bytes() for path in sources)]
+    return hashlib.sha256(b"\0".join([*parts, *_presets(name)])).hexdigest()[:12]
+
+
+def _presets(name: str) -> list[bytes]:
+    """The preset of a toy and those of the toys that it is made from."""
+    command = TOYS[name].command
+    if command == "toys":
+        return [name.encode()]
+    values = preset_values(command, name)
+    needed = [value for value in values.values() if isinstance(value, str) and value in TOYS]
+    return [repr(values).encode(), *(part for toy in needed for part in _presets(toy))]
