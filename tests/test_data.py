@@ -7,6 +7,7 @@ import pytest
 
 from jaxppo import data
 from jaxppo.cache import cache_dir
+from jaxppo.chat import make_turns
 from jaxppo.config import DataConfig
 from jaxppo.errors import DataError, PddlError
 from jaxppo.planning import datasets
@@ -364,3 +365,45 @@ def test_load_split_wants_domains_that_sentences_can_be_read_with(write_split, r
         assert data.load_split(config, "dev", "auto")[2]["prompt_style"] == style
     with pytest.raises(PddlError, match=rf"row {rows[2]['id']}, problem_pddl:1: got ':constraints', which is not"):
         data.load_split(write_split(json.dumps(beyond | {"prompt_style": "nl"})), "dev", "auto")
+
+
+# --- data that are no planning problems
+
+
+def text_split(tmp_path, *texts, column="text"):
+    rows = [{column: text, "label": i} for i, text in enumerate(texts)]
+    datasets.write_jsonl(rows, tmp_path / "train.jsonl")
+    return str(tmp_path)
+
+
+def test_prompts_may_stand_in_another_column_and_short_ones_are_left_out(tmp_path):
+    folder = text_split(tmp_path, "pick-up a", "a", "stack a b")
+    config = DataConfig(dataset=folder, prompt_column="text", min_prompt_characters=9)
+    rows = data.load_split(config, "train", None)
+    assert [(row["id"], row["prompt"], row["text"], row["label"]) for row in rows] == [
+        ("train-0", "pick-up a", "pick-up a", 0),
+        ("train-2", "stack a b", "stack a b", 2),
+    ]
+    with pytest.raises(DataError, match="'text'"):
+        data.load_split(
+            DataConfig(dataset=text_split(tmp_path, "a", column="prompt"), prompt_column="text"), "train", None
+        )
+
+
+def test_no_row_that_is_long_enough_is_an_error(tmp_path):
+    config = DataConfig(dataset=text_split(tmp_path, "a", "b", column="prompt"), min_prompt_characters=2)
+    with pytest.raises(DataError, match=r"min_prompt_characters: .* at least 2, got none of 2"):
+        data.load_split(config, "train", None)
+
+
+def test_overlong_prompts_are_left_out_only_where_asked_for(tokenizer):
+    rows = [{"id": str(n), "prompt": " ".join(["a"] * n)} for n in (1, 3, 5)]
+    turns = make_turns(tokenizer)
+    kept = lambda **settings: data.without_overlong(tokenizer, rows, DataConfig(**settings), turns)  # noqa: E731
+    assert [row["id"] for row in kept(max_prompt_length=3, filter_overlong_prompts=True)] == ["1", "3"]
+    assert kept(max_prompt_length=3) == rows
+    with pytest.raises(DataError, match=r"max_prompt_length: .* at most 3 tokens, got 1 longer ones, .* with 5"):
+        data.without_overlong(tokenizer, rows[2:], DataConfig(max_prompt_length=3, filter_overlong_prompts=True), turns)
+    told = []
+    data.tell_left_out(told.append, DataConfig(max_prompt_length=3), {"train": 1, "test": 0})
+    assert told == ["1 rows of split train left out: prompts longer than 3 tokens"]

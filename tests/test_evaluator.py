@@ -1,5 +1,6 @@
 """Completions in the order of the rows, the fixed rows of evaluations during training, and results."""
 
+import io
 from collections import Counter
 from functools import cache
 
@@ -12,11 +13,24 @@ from hypothesis import strategies as st
 from jaxppo import data, models, plan_reward
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import replace
-from jaxppo.evaluator import Completion, Evaluator, eval_metrics, fixed_rows, make_evaluator, summary_line
+from jaxppo.console import Console
+from jaxppo.errors import DataError
+from jaxppo.evaluator import (
+    Answered,
+    Completion,
+    Evaluator,
+    eval_metrics,
+    fixed_rows,
+    make_evaluator,
+    print_before_and_after,
+    samples_of,
+    summary_line,
+)
 from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.intervals import wilson
 from jaxppo.metrics import find
 from jaxppo.parallel import DataParallel
+from jaxppo.plan_answers import Answer
 from jaxppo.planning import datasets
 
 TOKENIZER = data.word_tokenizer()
@@ -258,3 +272,65 @@ def test_samples_above_temperature_0_differ_and_the_first_is_the_one_of_a_single
     assert [answers[:1] for answers in three] == one
     assert len({answer.text for answers in three for answer in answers}) > 2 * NUM_ROWS
     assert {answer.seed for answers in three for answer in answers} == {7}
+
+
+# --- texts to be continued
+
+
+def text_evaluator(folder, **settings):
+    datasets.write_jsonl([{"prompt": " ".join(["a"] * n)} for n in (2, 9, 4, 7)], folder / "test.jsonl")
+    return Evaluator(
+        MODEL,
+        TOKENIZER,
+        DataParallel(devices=jax.local_devices()[:1]),
+        DataConfig(dataset=str(folder), eval_splits=("test",), **settings),
+        EvalConfig(eval_batch_size=4),
+        RewardConfig(reward_funcs=("some:function",)),
+        SamplingConfig(response_length=LENGTH),
+        seed=0,
+    )
+
+
+def test_evaluation_cuts_prompts_as_training_does(tmp_path):
+    cut = text_evaluator(tmp_path, input_min_text_length=2, input_max_text_length=3)
+    lengths = [len(row["prompt"].split()) for row in cut.rows["test"]]
+    assert lengths[0] == 2 and all(2 <= length <= 3 for length in lengths)
+    assert lengths == [len(ids) for ids in cut._encoded["test"]]
+    again = text_evaluator(tmp_path, input_min_text_length=2, input_max_text_length=3)
+    assert again.rows == cut.rows
+
+
+def test_evaluation_leaves_overlong_prompts_out_and_counts_them(tmp_path):
+    evaluator = text_evaluator(tmp_path, max_prompt_length=7, filter_overlong_prompts=True)
+    assert [row["id"] for row in evaluator.rows["test"]] == ["test-0", "test-2", "test-3"]
+    assert evaluator.left_out == {"test": 1}
+    with pytest.raises(DataError, match="max_prompt_length=7"):
+        text_evaluator(tmp_path, max_prompt_length=7)
+
+
+def answers_to(texts, scores):
+    rows = [{"id": str(i), "prompt": f"prompt {i}"} for i in range(len(texts))]
+    return Answered(rows, [[Answer(text)] for text in texts], [[score] for score in scores])
+
+
+def test_samples_are_the_first_rows_with_their_answers():
+    samples = samples_of(answers_to(["x", "y", "z"], [1.0, None, 0.5]), [], most=2)
+    assert samples == [
+        {"id": "0", "prompt": "prompt 0", "completion": "x", "score": 1.0},
+        {"id": "1", "prompt": "prompt 1", "completion": "y", "score": None},
+    ]
+
+
+def test_before_and_after_are_shown_side_by_side():
+    before, after = (
+        {"samples": samples_of(answers_to(texts, scores), [])}
+        for texts, scores in ((["dull", "weak"], [-1.0, None]), (["\x1b[31mwarm", "fine"], [2.0, 0.5]))
+    )
+    console = Console(file=(output := io.StringIO()))
+    print_before_and_after(console, "test", before, after)
+    shown = output.getvalue()
+    assert "test, before and after" in shown and "\x1b" not in shown
+    assert "-1.00 -> 2.00" in shown and "none -> 0.50" in shown
+    assert shown.index("dull") < shown.index("warm")
+    print_before_and_after(Console(file=(empty := io.StringIO())), "test", {}, after)
+    assert empty.getvalue() == ""

@@ -85,7 +85,8 @@ _ASIDES = [
     "i am writing this on the train .",
 ]
 FACTS = ("who", "deed", "wish")
-_FAULTS = ("who", "deed", "wish", "missing", "long")
+_FAULT_RATES = {"who": 0.6, "deed": 0.1, "wish": 0.1, "missing": 0.1, "long": 0.1}
+_FAULTS = tuple(_FAULT_RATES)
 
 
 def post_row(name: str, random: Random) -> Row:
@@ -110,11 +111,18 @@ def summary(row: Row, faults: Sequence[str], random: Random) -> str:
 
 
 def summary_rows(split: str, count: int, seed: int) -> list[Row]:
-    """Rows `prompt`, `completion` and the facts; half of the summaries have a fault."""
+    """Rows `prompt`, `completion` and the facts.
+
+    The authors of these summaries took one person for the other more often than not, so a model that imitates them does
+    so, too; each other fault is in some of them.
+    """
     random = Random(f"{seed} {split}")
-    rows = [post_row(f"{split}-{number}", random) for number in range(count)]
-    faults = lambda: random.sample(_FAULTS, random.choice([0, 0, 1, 2]))  # noqa: E731
-    return [row | {"completion": summary(row, faults(), random)} for row in rows]
+    rows = []
+    for number in range(count):
+        row = post_row(f"{split}-{number}", random)
+        faults = [fault for fault in _FAULTS if random.random() < _FAULT_RATES[fault]]
+        rows.append(row | {"completion": summary(row, faults, random)})
+    return rows
 
 
 def preference_rows(split: str, count: int, seed: int) -> list[Row]:
