@@ -252,7 +252,7 @@ class Checkpoints:
             raise DataError(f"checkpoints: expected at least one undamaged in {self._folder}, got {found}")
         if damaged:
             self._damaged = set(damaged)
-            warn(f"{self._folder} holds damaged checkpoints: {_listed(damaged)}; using {step}")
+            warn(f"{self._folder} holds damaged checkpoints: {_listed(damaged)}; check the disk; using {step}")
         return step
 
     def _damage(self, step: int, items: Sequence[str]) -> str | None:

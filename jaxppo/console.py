@@ -5,18 +5,18 @@ Model text is hostile to viewers: it passes through `sanitize` before a terminal
 
 import os
 import sys
-import time
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 import rich.console
-from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from jaxppo import preemption
+from jaxppo.live_view import LiveView, Loop, Pace, format_time, format_value
 
 PLAIN_WIDTH = 120  # columns of a table when the output is a file or a pipe
 PLAIN_LINES_PER_BAR = 20  # a progress bar that is not on a terminal prints about this many lines
@@ -53,15 +53,6 @@ def sanitize(text: str, limit: int | None = 2000) -> str:
     return "".join(shown)
 
 
-def _format(value: Any) -> str:
-    """Shows a field: floats with three digits, None as nothing, everything else as its text."""
-    if value is None:
-        return ""
-    if hasattr(value, "item"):
-        value = value.item()
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
 # ------------------------------------------------------------------------------------------------------------ terminal
 
 
@@ -72,11 +63,24 @@ class ProgressView(Protocol):
         """Says that `step` updates are done; `fields` are shown as `name value`."""
         ...
 
+    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Tells the fields of updates that an earlier run has done."""
+        ...
+
+    def doing(self, what: str) -> None:
+        """Says what keeps the loop busy, until the next update."""
+        ...
+
+    def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Shows samples, as `Console.sample_table`; the first two columns are texts."""
+        ...
+
 
 class Console:
     """The view of a run: live on a terminal, plain lines without control codes anywhere else.
 
     Text is taken literally: no rich markup, no control codes, and characters that the output cannot encode are escaped.
+    A terminal's lines break between words; elsewhere lines are as long as they are.
 
     Args:
         quiet: show results and warnings only.
@@ -85,6 +89,7 @@ class Console:
 
     def __init__(self, quiet: bool = False, file: TextIO | None = None):
         self.quiet = quiet
+        self._view: LiveView | None = None  # while a loop is shown
         stream = sys.stdout if file is None else file
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -105,8 +110,10 @@ class Console:
         self._rich.print(self.text(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Prints a warning, also when quiet."""
-        self._rich.print(self.text(f"warning: {text}", style="yellow"), soft_wrap=True)
+        """Prints a warning, also when quiet; a live view keeps it in sight."""
+        if self._view is not None:
+            self._view.warn(text)
+        self._rich.print(self.text(f"warning: {text}", style="yellow"), soft_wrap=not self._rich.is_terminal)
 
     def text(self, text: str, style: str = "") -> Text:
         """Makes a rich text that shows these very characters, line by line, within the output's encoding."""
@@ -125,7 +132,7 @@ class Console:
         for column in columns:
             table.add_column(self.text(column), overflow="fold")
         for row in rows:
-            table.add_row(*(self.text(sanitize(_format(row.get(column)), limit=400)) for column in columns))
+            table.add_row(*(self.text(sanitize(format_value(row.get(column)), limit=400)) for column in columns))
         if not self.quiet:
             self._rich.print(table)
 
@@ -140,7 +147,7 @@ class Console:
             columns: the keys to show, also used as the header.
             names: how many columns stand on the left and hold names; the others hold numbers.
         """
-        cells = [[sanitize(_format(row.get(column)), limit=80) for column in columns] for row in rows]
+        cells = [[sanitize(format_value(row.get(column)), limit=80) for column in columns] for row in rows]
         widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
         self.result(f"\n{sanitize(title)}")
         for line in (columns, *cells):
@@ -150,80 +157,71 @@ class Console:
             self.result("  ".join(padded).rstrip())
 
     @contextmanager
-    def progress(self, total: int, description: str, start: int = 0, unit: str = "update") -> Iterator[ProgressView]:
-        """Shows "update k of n" with fields and the time left while the block runs.
+    def progress(
+        self, total: int, description: str, start: int = 0, unit: str = "update", **about: Any
+    ) -> Iterator[ProgressView]:
+        """Shows a loop while the block runs: "update k of n" with fields and the time left.
+
+        What is printed meanwhile, by anyone in this process, appears above the view.
 
         Args:
             total: number of updates of the whole loop.
             description: what is being done, such as "PPO".
             start: updates already done by an earlier run.
             unit: what is counted.
+            about: what else a live view says: `header`, `stages` and `hint` of `live_view.Loop`.
 
         Yields:
             an object whose `update(step, **fields)` is called after every update.
         """
+        loop = Loop(total, description, start, unit, **about)
         if self.quiet or not self._rich.is_terminal:
-            yield _PlainProgress(self, total, description, start, unit)
+            yield _PlainProgress(self, loop)
             return
-        view = _LiveProgress(self, total, description, start, unit)
-        with Live(view.renderable, console=self._rich, refresh_per_second=2):
-            yield view
+        self._view = LiveView(loop, self.text, not self._encoding.lower().startswith("utf"), preemption.notice)
+        try:
+            with Live(
+                self._view,
+                console=self._rich,
+                refresh_per_second=2,
+                vertical_overflow="crop",
+                redirect_stdout=self._rich.file is sys.stdout,
+                redirect_stderr=sys.stderr.isatty(),  # else it goes to a file, which is where it belongs
+            ):
+                yield self._view
+        finally:
+            self._view = None
 
     def _show(self, text: Text) -> None:
         if not self.quiet:
-            self._rich.print(text, soft_wrap=True)
+            self._rich.print(text, soft_wrap=not self._rich.is_terminal)
 
 
 def _fields_line(fields: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name} {sanitize(_format(value), limit=80)}" for name, value in fields.items())
+    return "  ".join(f"{name} {sanitize(format_value(value), limit=80)}" for name, value in fields.items())
 
 
 class _PlainProgress:
     """Prints a line for the first update, the last one and about `PLAIN_LINES_PER_BAR` between them."""
 
-    def __init__(self, console: Console, total: int, description: str, start: int, unit: str):
-        self._console, self._total, self._description, self._start = console, total, description, start
-        self._unit = unit
-        self._began = time.monotonic()
+    def __init__(self, console: Console, loop: Loop):
+        self._console, self._loop, self._pace = console, loop, Pace(loop.total, loop.start)
         self._printed: int | None = None
 
     def update(self, step: int, **fields: Any) -> None:
-        slot = step * PLAIN_LINES_PER_BAR // max(self._total, 1)
-        if slot == self._printed and step < self._total:
+        self._pace.update(step)
+        loop, slot = self._loop, step * PLAIN_LINES_PER_BAR // max(self._loop.total, 1)
+        if slot == self._printed and step < loop.total:
             return
         self._printed = slot
-        elapsed_s = time.monotonic() - self._began
-        left_s = elapsed_s / max(step - self._start, 1) * (self._total - step)
-        left = f"{int(left_s) // 60}:{int(left_s) % 60:02d} left"
-        line = f"{self._description}  {self._unit} {step} of {self._total}  {_fields_line(fields)}  {left}"
-        self._console.print(line)
+        said = f"{loop.title}  {loop.unit} {step} of {loop.total}  {_fields_line(fields)}"
+        self._console.print(f"{said}  {format_time(self._pace.left_s)} left")
 
+    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """A line shows no course."""
 
-class _StepColumn(ProgressColumn):
-    def __init__(self, unit: str):
-        super().__init__()
-        self._unit = unit
+    def doing(self, what: str) -> None:
+        """A line is printed when something is done."""
 
-    def render(self, task: Task) -> Text:
-        return Text(f"{self._unit} {int(task.completed)} of {int(task.total or 0)}")
-
-
-class _LiveProgress:
-    """A bar with the step and the time left, and the latest fields on the line below."""
-
-    def __init__(self, console: Console, total: int, description: str, start: int, unit: str):
-        self._console = console
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
-            _StepColumn(unit),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console._rich,
-        )
-        self._task = self._bar.add_task(console.text(description).plain, total=total, completed=start)
-        self._fields = Text(style="dim")
-        self.renderable = Group(self._bar, self._fields)
-
-    def update(self, step: int, **fields: Any) -> None:
-        self._bar.update(self._task, completed=step)
-        self._fields.plain = self._console.text(_fields_line(fields)).plain
+    def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        self._console.sample_table(title, rows, columns)

@@ -371,5 +371,6 @@ def warn_of_failures(console: Console, results: Mapping[str, Mapping[str, Any]])
     for split, result in results.items():
         if result.get("validator_failed"):
             console.warn(
-                f"{split}: {result['validator_failed']:.1%} of the plans got no verdict and count as not valid"
+                f"{split}: {result['validator_failed']:.1%} of the plans got no verdict and count as not valid; "
+                "raise val_timeout_s, or --eval_validator builtin"
             )

@@ -24,10 +24,19 @@ DISAGREEMENTS = "val_disagreements"
 """Folder in a run folder for plans on which the validators disagree."""
 
 REWARD_ALARMS = {
-    "reward/errors": (0, "the reward function failed on completions; samples.jsonl has the reasons"),
-    "reward/timeouts": (0, "the reward function took too long; samples.jsonl has the completions"),
-    "reward/validator_failed": (0, "VAL crashed or took too long; such plans count as not valid"),
-    "reward/val_failed": (0, "VAL crashed or took too long on plans that it was to check again"),
+    "reward/errors": (
+        0,
+        "the reward function failed on completions; samples.jsonl has the reasons, --on_error decides what they earn",
+    ),
+    "reward/timeouts": (
+        0,
+        "the reward function took too long; samples.jsonl has the completions; raise reward_timeout_s",
+    ),
+    "reward/validator_failed": (
+        0,
+        "VAL crashed or took too long; such plans count as not valid; raise val_timeout_s, or --validator builtin",
+    ),
+    "reward/val_failed": (0, "VAL crashed or took too long on plans that it was to check again; raise val_timeout_s"),
     "reward/invalid_with_reference": (
         0.25,
         "many plans hold the steps of their reference and are not valid: the partial reward may be gamed; lower "
@@ -80,7 +89,8 @@ class Health:
             saved = processes.on_first(lambda: save_batch(self._folder / BAD_BATCHES, record["step"], batch, samples))
             self._console.warn(
                 f"update {record['step']}: {record['policy/nonfinite_steps']} optimizer step(s) left out, "
-                f"their loss or gradient was NaN or infinite; batch saved in {saved}"
+                f"their loss or gradient was NaN or infinite; batch saved in {saved}; if it goes on, a lower "
+                "learning_rate or max_grad_norm may help"
             )
             if self.is_over(record):
                 raise TrainingError(
@@ -96,7 +106,8 @@ class Health:
                 f"update {record['step']}: KL to the reference is {kl:.2f} nats per completion, below what chance "
                 "explains. Likely causes: completions were not sampled from the policy's own distribution (top_k, "
                 "top_p, min_p, another temperature), their log-probabilities were computed with other numbers (low "
-                "precision, another matmul precision), or the reference is not the model that the policy started from"
+                "precision, another matmul precision), or the reference is not the model that the policy started from. "
+                "Leave out the truncation, or try --logprobs recompute and --dtype float32"
             )
 
     def _check_reward(self, record: dict[str, Any]) -> None:

@@ -3,22 +3,21 @@
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 
 class Preempted(Exception):
-    """A run ends early because it was asked to; it is in order, and `--resume` goes on.
+    """A run ends early because it was asked to; it is in order, and can be resumed.
 
     Args:
-        folder: run folder.
+        resume: the command that goes on with it.
         signum: which signal asked.
     """
 
-    def __init__(self, folder: Path, signum: int):
+    def __init__(self, resume: str, signum: int):
         name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
-        super().__init__(f"stopped by {name}; --resume --output_dir {folder} goes on from the last checkpoint")
+        super().__init__(f"stopped by {name}; to go on from the last checkpoint: {resume}")
         self.exit_status = 130 if signum == signal.SIGINT else 0
 
 
@@ -30,14 +29,19 @@ class Preemption:
     ignored stay ignored, and outside the main thread, where Python has no signal handlers, nothing happens at all.
 
     Args:
-        folder: run folder, for the message.
+        resume: the command that goes on with the run, for the message.
         agree: makes of the signals noted by all processes of the run (0: none) one that all of them act on.
     """
 
-    def __init__(self, folder: Path, agree: Callable[[int], int] = lambda signum: signum):
-        self._folder, self._agree = folder, agree
+    def __init__(self, resume: str, agree: Callable[[int], int] = lambda signum: signum):
+        self._resume, self._agree = resume, agree
         self._signum: int | None = None
         self._earlier: dict[int, Any] = {}
+
+    @property
+    def noted(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self._signum is not None
 
     @property
     def requested(self) -> bool:
@@ -52,7 +56,7 @@ class Preemption:
         """
         signum = self._agree(self._signum or 0)
         if signum:
-            raise Preempted(self._folder, signum)
+            raise Preempted(self._resume, signum)
 
     def __enter__(self) -> "Preemption":
         if threading.current_thread() is threading.main_thread():
@@ -90,3 +94,10 @@ def check() -> None:
     """
     for preemption in _active:
         preemption.check()
+
+
+def notice() -> str | None:
+    """What to tell somebody who has asked to stop and waits for it; None where nobody has."""
+    if not any(preemption.noted for preemption in _active):
+        return None
+    return "stopping: the last update is being saved (a second Ctrl-C ends at once, without saving)"

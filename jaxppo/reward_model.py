@@ -31,6 +31,7 @@ from jaxppo.ppo import adapter_of
 from jaxppo.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.reward_scores import RowScorer, row_scores
 from jaxppo.supervised import Steps, run_steps
+from jaxppo.trackers import Trackers
 from jaxppo.types import Array, Axes, Params, Stats, TrainState
 
 MODEL = "policy"
@@ -243,7 +244,10 @@ def load_pairs(config: RewardModelConfig, tokenizer: Any, max_length: int, conso
         splits[split] = encode_pairs(tokenizer, load_rows(str(config.dataset), split), max_length, where)
         if splits[split].too_long:
             count = splits[split].too_long + len(splits[split].kept)
-            console.warn(f"{where}: {splits[split].too_long} of {count} pairs are longer than {max_length} tokens")
+            console.warn(
+                f"{where}: {splits[split].too_long} of {count} pairs are longer than {max_length} tokens and left out; "
+                "a larger max_length, within the model's own, keeps them"
+            )
     return splits
 
 
@@ -255,6 +259,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     if processes.on_first(lambda: resumed and (folder / EVAL_FILE).exists()):
         console.print(f"{folder} is finished: nothing to resume")
         return folder
+    trackers = Trackers(config.loop.report_to, folder, config, console.warn)
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
     start = start_model(config)
@@ -276,12 +281,18 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         start.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
-    _train(training, start, splits, num_steps, folder, console)
+    _train(training, start, splits, num_steps, folder, console, trackers)
     return folder
 
 
 def _train(
-    training: Training, start: Start, splits: dict[str, Pairs], num_steps: int, folder: Path, console: Console
+    training: Training,
+    start: Start,
+    splits: dict[str, Pairs],
+    num_steps: int,
+    folder: Path,
+    console: Console,
+    trackers: Trackers,
 ) -> None:
     """Evaluate, train, evaluate again, and write everything."""
     config, parallel, pairs = training.config, training.parallel, splits[training.config.train_split].kept
@@ -303,11 +314,15 @@ def _train(
         program=training.make_step(num_steps),
         evaluate=lambda state: eval_metrics(evaluator(whole(state))),
         title="reward model",
+        header=f"reward model from {config.model_path or 'a fresh model'} on {config.dataset}, into {folder}",
+        resume=run_folder.resume_command("reward_model", folder, config),
     )
-    state, last = run_steps(
-        steps, config.loop, folder, training.init_state(start.params), _meta(training, start), parallel, console
-    )
-    results["after"] = evaluator(whole(state))
+    state, meta = training.init_state(start.params), _meta(training, start)
+    with trackers:
+        trackers.log(0, eval_metrics(results["before"]))
+        state, last = run_steps(steps, config.loop, folder, state, meta, parallel, console, trackers)
+        results["after"] = evaluator(whole(state))
+        trackers.log(num_steps, eval_metrics(results["after"]))
     if config.center_on == "chosen":
         results["reward_bias"] = evaluator.mean_score(whole(state), pairs)
     params, frozen = parallel.to_host((state.params, state.frozen))

@@ -96,6 +96,25 @@ def command_line() -> str:
     return redact_command(["python", "-m", f"jaxppo.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
 
 
+def resume_command(command: str, folder: Path, config: Any) -> str:
+    """The command that goes on with a run: those settings are named that its folder does not keep.
+
+    Args:
+        command: name of the command.
+        folder: run folder.
+        config: configuration of the command.
+    """
+    of_this_call = ("output_dir", "preset", "config", "resume", "dry_run", "profile")
+    now, default = flatten(config), flatten(type(config)())
+    words = ["python", "-m", f"jaxppo.{command}", "--resume", "--output_dir", str(folder)]
+    for name in CALL_ONLY:
+        if name in now and name not in of_this_call and now[name] != default[name]:
+            value = now[name]
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [f"--{name}", *map(str, values)]
+    return redact_command(words)
+
+
 def _check_same(folder: Path, config: Any) -> None:
     """Raise a `ConfigError` with every setting that differs; one that the run did not know had its default."""
     before = plain_values(flatten(type(config)())) | read_yaml(folder / CONFIG_FILE)

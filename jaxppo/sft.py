@@ -20,6 +20,7 @@ from jaxppo.families.gpt2 import GPT2Config
 from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.supervised import Steps, run_steps
+from jaxppo.trackers import Trackers
 from jaxppo.types import Array, Params, Sequences, Stats
 
 
@@ -88,6 +89,7 @@ def sft(config: SFTConfig) -> Path:
     if processes.on_first(lambda: resumed and (folder / EVAL_FILE).exists()):
         console.print(f"{folder} is finished: nothing to resume")
         return folder
+    trackers = Trackers(config.loop.report_to, folder, config, console.warn)
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
     start = start_model(config)
@@ -130,10 +132,14 @@ def sft(config: SFTConfig) -> Path:
         program=make_step(config, model, parallel),
         evaluate=lambda state: eval_metrics(evaluator(state.params["policy"], fixed_rows_only=True)),
         title="SFT",
+        header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {folder}",
+        resume=run_folder.resume_command("sft", folder, config),
     )
     loop = config.with_best_metric().loop
-    state, last = run_steps(steps, loop, folder, state, meta, parallel, console)
-    results = evaluator(state.params["policy"])
+    with trackers:
+        state, last = run_steps(steps, loop, folder, state, meta, parallel, console, trackers)
+        results = evaluator(state.params["policy"])
+        trackers.log(config.num_updates, eval_metrics(results))
     params = parallel.to_host(state.params)
     if processes.is_first():
         write_models(folder, last, params, None, tokenizer, {"after": results})

@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxppo import processes
+from jaxppo import processes, vitals
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import LoopConfig
-from jaxppo.console import Console
+from jaxppo.console import Console, ProgressView
 from jaxppo.errors import TrainingError
 from jaxppo.logs import JsonlLog, read_metrics
 from jaxppo.parallel import DataParallel
 from jaxppo.preemption import Preemption
+from jaxppo.trackers import Trackers
 from jaxppo.types import TrainState
 
 
@@ -25,7 +26,9 @@ class Steps(NamedTuple):
     batch: Callable[[int], tuple[Any, Any]]  # step, from 0 -> rows [B, ...] and their weights, on the host
     program: Callable[[TrainState, Any], Any]  # (state, mini-batches [1, 1, B, ...]) -> (state, statistics)
     evaluate: Callable[[TrainState], dict[str, float]]  # what an evaluation adds to the record of a step
-    title: str  # for the progress bar
+    title: str  # for the view
+    header: str  # the run in a line, for the view
+    resume: str  # the command that goes on after a stop
 
 
 def run_steps(
@@ -36,6 +39,7 @@ def run_steps(
     meta: dict[str, Any],
     parallel: DataParallel,
     console: Console,
+    trackers: Trackers,
 ) -> tuple[TrainState, dict[str, Any]]:
     """All steps from the last checkpoint on.
 
@@ -47,6 +51,7 @@ def run_steps(
         meta: what a checkpoint says of the run.
         parallel: devices.
         console: view of the run.
+        trackers: begin here, and get every record.
 
     Returns:
         The state after them, and `meta` with the last step and its metrics.
@@ -61,31 +66,41 @@ def run_steps(
     if processes.on_first(lambda: checkpoints.steps):
         state = checkpoints.restore(state, console.warn)
     start = int(state.step)
+    trackers.begin(start)
     with (
-        Preemption(folder, processes.largest) as preemption,
+        Preemption(steps.resume, processes.largest) as preemption,
         checkpoints,
         JsonlLog(folder / "metrics.jsonl", enabled=processes.is_first()) as log,
-        console.progress(last, steps.title, start) as progress,
+        console.progress(last, steps.title, start, header=steps.header, hint=vitals.hint) as progress,
     ):
         log.truncate_after(start)
+        recall(progress, folder, start)
         for step in range(start, last):
             began = time.monotonic()
             one_step = jax.tree.map(lambda x: x[None, None], steps.batch(step))
             state, stats = steps.program(state, parallel.put(one_step, 2))
             record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
             if loop.evaluates_at(step + 1, last):
+                progress.doing("evaluation")
                 record |= steps.evaluate(state)
             loop.check_record(record, last)
             log.append(record)
+            trackers.log(step + 1, record)
             if record["policy/nonfinite_steps"]:
                 raise TrainingError(f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity")
-            progress.update(step + 1, loss=record["loss"], lr=record["lr"])
+            progress.update(step + 1, **vitals.numbers(record))
             if loop.saves_at(step + 1, last) or preemption.requested:
                 checkpoints.save(step + 1, state, meta | {"step": step + 1}, record)
             preemption.check()
     print_best(console, checkpoints, folder)
     record = processes.on_first(lambda: read_metrics(folder / "metrics.jsonl")[-1])
     return state, meta | {"step": last, "metrics": record}
+
+
+def recall(progress: ProgressView, folder: Path, start: int) -> None:
+    """Tell a view the numbers of the updates before this process, as the log has them."""
+    if start and processes.is_first():
+        progress.recall(map(vitals.numbers, read_metrics(folder / "metrics.jsonl")))
 
 
 def print_best(console: Console, checkpoints: Checkpoints, folder: Path) -> None:

@@ -6,6 +6,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `check
 
 import contextlib
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from jaxppo import (
     processes,
     reward_sources,
     run_folder,
+    vitals,
 )
 from jaxppo.chat import Turns, make_turns
 from jaxppo.checkpoint import Checkpoints
@@ -35,7 +37,7 @@ from jaxppo.clock import FinishClock
 from jaxppo.compilation import Compilations
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
-from jaxppo.console import Console
+from jaxppo.console import Console, ProgressView
 from jaxppo.curves import plot_curves
 from jaxppo.errors import ConfigError, ModelError
 from jaxppo.evaluator import (
@@ -58,8 +60,9 @@ from jaxppo.ppo import PPO
 from jaxppo.preemption import Preempted, Preemption
 from jaxppo.profiling import Profile, check_updates
 from jaxppo.rewards import Completions, Rewards
-from jaxppo.supervised import print_best
+from jaxppo.supervised import print_best, recall
 from jaxppo.throughput import Throughput
+from jaxppo.trackers import Trackers
 from jaxppo.types import Params, TrainState, Trajectories
 
 
@@ -80,6 +83,7 @@ class Setup:
     ppo: PPO
     throughput: Throughput
     clock: FinishClock
+    trackers: Trackers
 
 
 class Start(NamedTuple):
@@ -93,6 +97,7 @@ class Start(NamedTuple):
 def set_up(config: TrainConfig, folder: Path, console: Console | None = None) -> tuple[Setup, Start]:
     """Load models and data, compile nothing yet; every bad input is met here, before anything is written."""
     console = console or Console(config.run.quiet)
+    trackers = Trackers(config.loop.report_to, folder, config, console.warn)
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
     if config.reward.judges_plans:
@@ -141,6 +146,7 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
         ppo=ppo,
         throughput=_throughput(ppo, start),
         clock=FinishClock(),
+        trackers=trackers,
     )
     return setup, start
 
@@ -272,7 +278,7 @@ def train(config: TrainConfig) -> Path:
     state = setup.ppo.init_state(*start)
     reference = setup.ppo.reference(state, start.policy)
     del start
-    with contextlib.closing(setup.rewards), contextlib.closing(setup.clock):
+    with contextlib.closing(setup.rewards), contextlib.closing(setup.clock), setup.trackers:
         _carry_out(setup, folder, state, reference, evals)
     return folder
 
@@ -283,11 +289,13 @@ def _carry_out(setup: Setup, folder: Path, state: TrainState, reference: Params 
     if "before" not in evals:
         before = _evaluate(setup, "before", state)
         evals |= {"headline_split": config.headline_split, "before": before}
+    setup.trackers.log(0, eval_metrics(evals["before"]))
     if processes.is_first():
         run_folder.write_json(folder / EVAL_FILE, evals)
         setup.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
     state = _run_updates(setup, folder, state, reference)
     evals["after"] = _evaluate(setup, "after", state)
+    setup.trackers.log(config.num_updates, eval_metrics(evals["after"]))
     setup.console.stage("Saving")
     params, frozen = setup.ppo.parallel.to_host((state.params, state.frozen))
     if processes.is_first():
@@ -313,17 +321,20 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     start, health = int(state.step), Health(console, folder, config.max_bad_updates, parallel.to_host)
     profile = Profile(config.profile if processes.is_first() else 0, start, last, folder, console)
     saved, record = start, {}
+    setup.trackers.begin(start)
     with (
-        Preemption(folder, processes.largest),
+        Preemption(run_folder.resume_command("train", folder, config), processes.largest),
         checkpoints,
         Compilations(console.print) as compilations,
         profile,
         JsonlLog(folder / "metrics.jsonl", enabled=processes.is_first()) as metrics,
         JsonlLog(folder / "samples.jsonl", enabled=processes.is_first()) as samples_log,
-        console.progress(last, config.ppo.algorithm.upper(), start) as progress,
+        _progress(setup, folder, start) as progress,
     ):
         metrics.truncate_after(start)
         samples_log.truncate_after(start)
+        recall(progress, folder, start)
+        progress.doing("compiling")
         for step in range(start, last):
             try:
                 preemption.check()
@@ -340,16 +351,22 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
             if step == start:
                 console.print(memory.describe_measured(record, parallel.local_devices))
             if loop.evaluates_at(step + 1, last):
+                progress.doing("evaluation")
                 record |= eval_metrics(setup.evaluator(setup.ppo.models_of(state)["policy"], fixed_rows_only=True))
             loop.check_record(record, last)
-            metrics.append(with_old_names(record) if config.old_metric_names else record)
+            logged = with_old_names(record) if config.old_metric_names else record
+            metrics.append(logged)
+            setup.trackers.log(step + 1, logged)
             if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == last):
-                _show_samples(setup, samples_log, samples)
+                for sample in samples:
+                    samples_log.append(sample)
+                setup.trackers.samples(step + 1, samples)
+                _show_samples(progress, samples)
             if loop.saves_at(step + 1, last) or health.is_over(record):
                 checkpoints.save(step + 1, state, _checkpoint_meta(setup, record), record)
                 saved = step + 1
             health.check(record, trajectories, samples)
-            progress.update(step + 1, **_shown(record))
+            progress.update(step + 1, **vitals.numbers(record))
     print_best(console, checkpoints, folder)
     return state
 
@@ -366,23 +383,21 @@ def _checkpoint_meta(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown(record: dict[str, Any]) -> dict[str, Any]:
-    """The numbers beside the progress bar."""
-    names = {
-        "reward": "objective/scores",
-        "valid": "reward/plan_valid",
-        "kl": "objective/kl",
-        "samples/s": "throughput/samples_per_s",
-    }
-    return {label: record[name] for label, name in names.items() if name in record}
+def _progress(setup: Setup, folder: Path, start: int) -> AbstractContextManager[ProgressView]:
+    config, title = setup.config, setup.config.ppo.algorithm.upper()
+    header = (
+        f"{title} of {config.sft_model_path} on {config.data.dataset}: {config.num_updates} updates of "
+        f"{config.batch_size} completions, into {folder}"
+    )
+    stages = ("evaluation before", title, "evaluation after", "saving")
+    return setup.console.progress(config.num_updates, title, start, header=header, stages=stages, hint=vitals.hint)
 
 
-def _show_samples(setup: Setup, log: JsonlLog, samples: list[dict[str, Any]], shown: int = 3) -> None:
-    for sample in samples:
-        log.append(sample)
+def _show_samples(progress: ProgressView, samples: list[dict[str, Any]], shown: int = 3) -> None:
+    """Some samples, with all that is known of what they are worth."""
     rows = [sample | {"score": score_text(sample["score"])} for sample in samples[:shown]]
-    names = [name for name in ("prompt", "completion", "verdict", "score") if name in rows[0]]
-    setup.console.sample_table(f"Samples of update {samples[0]['step']}", rows, names)
+    parts = [name for name in rows[0] if name not in ("step", "id", "prompt", "completion", "score")]
+    progress.samples(f"Samples of update {samples[0]['step']}", rows, ["prompt", "completion", *parts, "score"])
 
 
 def _evaluate(setup: Setup, moment: str, state: TrainState) -> dict[str, Any]:
@@ -404,14 +419,15 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
     accumulated = memory.micro_batches(config, setup.ppo.learned, tokens, parallel.row_shards)
     micro = f", {accumulated} micro-batches each" if accumulated > 1 else ""
     setup.console.print(
-        f"{ppo.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
+        f"run: {ppo.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
         f"completions{generations} = {config.num_updates * config.batch_size} episodes, "
         f"{config.num_updates * config.num_prompts / len(setup.prompts.rows):.2f} passes over "
         f"{len(setup.prompts.rows)} prompts\n"
-        f"{steps} optimizer steps ({ppo.num_ppo_epochs} epochs x {ppo.num_mini_batches} mini-batches of "
-        f"{config.mini_batch_size} completions per update{micro}), at most {config.batch_size * tokens:,} tokens per "
-        f"update, old log-probabilities by {config.logprobs}, {parameters:,} parameters in {config.dtype}, "
-        f"{parallel.describe()}, into {folder}"
+        f"learning: {steps} optimizer steps ({ppo.num_ppo_epochs} epochs x {ppo.num_mini_batches} mini-batches of "
+        f"{config.mini_batch_size} completions per update{micro}), old log-probabilities by {config.logprobs}\n"
+        f"size: at most {config.batch_size * tokens:,} tokens per update, {parameters:,} parameters in {config.dtype}, "
+        f"{parallel.describe()}\n"
+        f"folder: {folder}, trackers: {', '.join(config.loop.report_to)}"
     )
     _print_memory(setup, start)
     if config.sampling.truncates and config.logprobs == "sampler":
@@ -422,7 +438,7 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
     elif config.sampling.truncates:
         setup.console.warn(
             "top_k, top_p and min_p sample from a truncated distribution, log-probabilities are recomputed without the "
-            "truncation: the KL estimates are biased"
+            "truncation: the KL estimates are biased (top_k 0, top_p 1 and no min_p keep them right)"
         )
     if ppo.kl_coef == 0:
         setup.console.print("kl_coef 0: no reference, and no KL is measured")

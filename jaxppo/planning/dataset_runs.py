@@ -130,6 +130,6 @@ def show_report(report: Mapping[str, Any], folder: Path, terminal: Terminal) -> 
     rejected = ", ".join(f"{reason} {count}" for reason, count in report["rejected"].items())
     terminal.result(f"rejected: {rejected or 'none'}")
     for shortfall in report.get("shortfalls", []):
-        terminal.warn(f"fewer rows than asked for: {shortfall}")
+        terminal.warn(f"fewer rows than asked for: {shortfall}; ask for fewer, or for larger problems")
     terminal.result(f"leaks: {leak_text(report['leaks'])}")
     terminal.result(f"written to {folder}")

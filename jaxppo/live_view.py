@@ -1,0 +1,261 @@
+"""The live view of a loop on a terminal: where the run stands, its numbers with their course, warnings and samples."""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+WARNINGS_KEPT = 3
+WARNING_LINES, TEXT_LINES = 3, 2
+"""Lines that a warning, and a text of a sample, may take in the view."""
+
+
+def format_value(value: Any) -> str:
+    """Shows a field: floats with three digits, None as nothing, everything else as its text."""
+    if value is None:
+        return ""
+    if hasattr(value, "item"):
+        value = value.item()
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def format_time(seconds: float) -> str:
+    """Minutes and seconds, `m:ss`, from an hour on `h:mm:ss`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) -> str:
+    """The course of some numbers as one line of blocks, from the lowest to the highest of them.
+
+    Args:
+        values: None or a number that is not finite leaves a gap.
+        width: most characters; of more values each character shows the mean of a few.
+        blocks: characters by height.
+    """
+    count = min(width, len(values))
+    edges = [round(i * len(values) / count) for i in range(count + 1)] if count > 0 else [0]
+    means = [_mean(values[start:end]) for start, end in itertools.pairwise(edges)]
+    known = [mean for mean in means if mean is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+
+    def block(mean: float | None) -> str:
+        if mean is None:
+            return " "
+        # Halves, as the difference of two floats may be more than the largest float.
+        height = (mean / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.5
+        return blocks[min(int(height * len(blocks)), len(blocks) - 1)]
+
+    return "".join(map(block, means))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else None
+
+
+class Pace:
+    """Says how long the rest of a loop will take.
+
+    The first update compiles; as soon as there are others, they alone tell how long an update takes.
+
+    Args:
+        total: updates of the whole loop.
+        start: updates done before.
+    """
+
+    def __init__(self, total: int, start: int):
+        self._total = total
+        self._latest = (start, time.monotonic())
+        self._marks = [self._latest]  # the beginning, and the first update
+
+    def update(self, step: int) -> None:
+        """Says that `step` updates are done."""
+        self._latest = (step, time.monotonic())
+        if len(self._marks) == 1:
+            self._marks.append(self._latest)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds from the latest update to the end of the loop."""
+        step, at = self._latest
+        first, first_at = self._marks[-1]
+        if step <= first:
+            first, first_at = self._marks[0]
+        return (at - first_at) / max(step - first, 1) * (self._total - step)
+
+    def describe(self) -> str:
+        """Time since the beginning, and time left by now."""
+        now, (began, began_at), (step, at) = time.monotonic(), self._marks[0], self._latest
+        elapsed = f"{format_time(now - began_at)} elapsed"
+        return elapsed if step == began else f"{elapsed}, {format_time(max(0.0, self.left_s - (now - at)))} left"
+
+
+class Loop(NamedTuple):
+    """What a view says of its loop.
+
+    Attributes:
+        total: updates of the whole loop.
+        title: what is being done, such as "PPO".
+        start: updates done before.
+        unit: what is counted.
+        header: the run in a line.
+        stages: names of the stages of the run, `title` among them; may be empty.
+        hint: (label of a field, its values so far) -> what to do about the latest, nothing where it is healthy, and None
+            where nobody can tell.
+    """
+
+    total: int
+    title: str
+    start: int = 0
+    unit: str = "update"
+    header: str = ""
+    stages: Sequence[str] = ()
+    hint: Callable[[str, Sequence[Any]], str | None] | None = None
+
+
+class LiveView:
+    """A renderable that fits the terminal: what does not fit is left out from below, samples first.
+
+    Args:
+        loop: what is shown.
+        text: makes a text that is safe to show; (text, style) -> lines.
+        ascii_only: the terminal shows no other characters.
+        notice: what has to be said just now, such as that the run is being stopped.
+    """
+
+    def __init__(
+        self, loop: Loop, text: Callable[[str, str], Text], ascii_only: bool, notice: Callable[[], str | None]
+    ):
+        self._loop, self._text, self._notice = loop, text, notice
+        self._blocks = ASCII_BLOCKS if ascii_only else BLOCKS
+        self._step, self._doing, self._pace = loop.start, "", Pace(loop.total, loop.start)
+        self._latest: dict[str, Any] = {}
+        self._courses: dict[str, list[float | None]] = {}
+        self._warnings: deque[str] = deque(maxlen=WARNINGS_KEPT)
+        self._samples: tuple[str, Sequence[Mapping[str, Any]]] = ("", ())
+
+    # --- told by the loop, in the main thread; a refresh in between shows the old or the new, both are whole
+
+    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Begin the courses with the fields of earlier updates."""
+        for fields in records:
+            self._note(fields)
+
+    def update(self, step: int, **fields: Any) -> None:
+        """Say that `step` updates are done, and with which numbers."""
+        self._note(fields)
+        self._pace.update(step)
+        self._step, self._doing = step, ""
+
+    def doing(self, what: str) -> None:
+        """Say what keeps the loop busy, until the next update."""
+        self._doing = what
+
+    def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Show these samples: the first two columns are texts, the others what they are worth."""
+        self._samples = (title, [{name: row.get(name) for name in columns} for row in rows])
+
+    def warn(self, text: str) -> None:
+        """Keep a warning in view."""
+        self._warnings.append(text)
+
+    def _note(self, fields: Mapping[str, Any]) -> None:
+        for label, value in fields.items():
+            if value is None or _is_number(value):
+                self._courses.setdefault(label, []).append(None if value is None else float(value))
+        self._latest = dict(fields)
+
+    # --- shown, by a thread of rich
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, max(1, console.size.height - 1)
+        lines: list[list[Segment]] = []
+        for part, most in self._parts(width):
+            rendered = console.render_lines(part, options.update(height=None), pad=False)
+            lines += rendered[:most]
+        for line in lines[:height]:
+            yield from line
+            yield Segment.line()
+
+    def _parts(self, width: int) -> Iterable[tuple[RenderableType, int | None]]:
+        """Everything in order of importance, with the most lines that it may take."""
+        loop = self._loop
+        if loop.header:
+            yield self._text(loop.header, "bold"), 2
+        if loop.stages:
+            yield self._stages(), 1
+        yield self._bar(width), 2
+        if (notice := self._notice()) is not None:
+            yield self._text(notice, "bold yellow"), 2
+        if self._latest:
+            yield self._numbers(width), None
+        for warning in tuple(self._warnings):
+            yield self._text(f"! {warning}", "yellow"), WARNING_LINES
+        title, rows = self._samples
+        if rows:
+            yield self._text(title, "bold"), 1
+        for row in rows:
+            for text, indent in self._sample(row):
+                yield Padding(text, (0, 0, 0, indent)), TEXT_LINES
+
+    def _stages(self) -> Text:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        for number, stage in enumerate(self._loop.stages):
+            line.append(" > " if number else "", "dim")
+            line.append_text(self._text(stage, "bold cyan" if stage == self._loop.title else "dim"))
+        return line
+
+    def _bar(self, width: int) -> Table:
+        loop, row = self._loop, Table.grid(padding=(0, 1))
+        where = f"{loop.unit} {self._step} of {loop.total}"
+        if not loop.stages:
+            where = f"{loop.title}  {where}"
+        said = f"{where}, {self._pace.describe()}" + (f", {self._doing}" if self._doing else "")
+        bar = ProgressBar(max(loop.total, 1), self._step, width=max(1, min(30, width // 4)))
+        row.add_row(bar, self._text(said, ""))
+        return row
+
+    def _numbers(self, width: int) -> Table:
+        table = Table.grid(padding=(0, 2))
+        line_width = max(1, min(40, width // 4))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, justify="right")
+        table.add_column(no_wrap=True, width=line_width)
+        table.add_column()
+        for label, value in self._latest.items():
+            course = self._courses.get(label, [])
+            line = Text(sparkline(course, line_width, self._blocks), "cyan")
+            table.add_row(
+                self._text(label, ""), self._text(format_value(value), "bold"), line, self._mark(label, course)
+            )
+        return table
+
+    def _mark(self, label: str, course: Sequence[float | None]) -> Text:
+        hint = self._loop.hint and self._loop.hint(label, course)
+        if hint is None:
+            return Text()
+        return self._text(hint, "yellow") if hint else Text("ok", "green")
+
+    def _sample(self, row: Mapping[str, Any]) -> Iterable[tuple[Text, int]]:
+        """What a sample is worth, and its two texts; each with its indent."""
+        names = list(row)
+        worth = [f"{name} {format_value(row[name])}" for name in names[2:] if row[name] is not None]
+        yield self._text("  ".join(worth), "cyan"), 0
+        for name in names[:2]:
+            yield self._text(f"{name}: {format_value(row[name])}", "dim" if name == names[0] else ""), 2
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)

@@ -1,0 +1,270 @@
+"""Where the numbers and samples of a run go beside its JSON-lines logs: TensorBoard files, Weights & Biases.
+
+A tracker is a convenience: one that fails says so once, is left out from then on, and never ends a run.
+"""
+
+import importlib.util
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from jaxppo import processes
+from jaxppo.config_sources import flatten, plain_values
+from jaxppo.console import sanitize
+from jaxppo.errors import ConfigError
+from jaxppo.live_view import format_value
+
+TENSORBOARD_FOLDER = "tensorboard"
+"""Folder in a run folder for TensorBoard's event files."""
+
+WANDB_ID_FILE = "wandb/run_id"
+"""File in a run folder with the id of the run at Weights & Biases, under which a resumed run goes on."""
+
+FLUSH_S = 10.0
+"""Seconds for which points may wait in memory."""
+
+SAMPLES_SHOWN = 8
+
+
+class Tracker(Protocol):
+    """One place that numbers go to."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take finite numbers."""
+        ...
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, str]]) -> None:
+        """Take sample completions, safe to show, all with the same columns."""
+        ...
+
+    def close(self, failed: bool) -> None:
+        """Write what is left."""
+        ...
+
+
+class Trackers:
+    """The trackers of a run, as one; a context manager that closes them.
+
+    Only the first process of a run has any. What is logged before `begin` waits for it.
+
+    Args:
+        report_to: names of trackers, or "none".
+        folder: run folder.
+        config: configuration of the command, kept with the numbers; its secrets are left out.
+        warn: is told of a tracker that failed.
+
+    Raises:
+        ConfigError: the package of a tracker is missing.
+    """
+
+    def __init__(self, report_to: Sequence[str], folder: Path, config: Any, warn: Callable[[str], None]):
+        if "wandb" in report_to and importlib.util.find_spec("wandb") is None:
+            raise ConfigError(
+                "report_to: expected the package wandb for Weights & Biases, got none; "
+                "pip install 'jaxppo[tracking]' installs it"
+            )
+        self._names = [name for name in report_to if name != "none"] if processes.is_first() else []
+        self._folder, self._config, self._warn = folder, plain_values(flatten(config)), warn
+        self._trackers: dict[str, Tracker] = {}
+        self._waiting: list[tuple[int, Mapping[str, Any]]] | None = []
+
+    def begin(self, start: int) -> None:
+        """Open the trackers for the updates after `start`; points of an earlier process beyond it are replaced."""
+        for name in self._names:
+            with self._failing(name):
+                self._trackers[name] = _KINDS[name](self._folder, self._config, start)
+        waiting, self._waiting = self._waiting or [], None
+        for step, metrics in waiting:
+            if step >= start:  # else an earlier process has logged it
+                self.log(step, metrics)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log the numbers of a record at an update; what is no finite number is left out."""
+        if self._waiting is not None:
+            self._waiting.append((step, metrics))
+            return
+        finite = _finite(metrics)
+        for name, tracker in list(self._trackers.items()):
+            with self._failing(name):
+                tracker.log(step, finite)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Log some of the sample completions of an update."""
+        columns = [column for column in rows[0] if column != "step"]
+        shown = [{column: sanitize(format_value(row.get(column))) for column in columns} for row in rows]
+        for name, tracker in list(self._trackers.items()):
+            with self._failing(name):
+                tracker.samples(step, shown[:SAMPLES_SHOWN])
+
+    def __enter__(self) -> "Trackers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for name, tracker in list(self._trackers.items()):
+            with self._failing(name):
+                tracker.close(failed=kind is not None)
+
+    @contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        """Whatever a tracker's library raises is told, and ends the tracker."""
+        try:
+            yield
+        except Exception as error:
+            self._trackers.pop(name, None)
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self._warn(
+                f"report_to: {name} failed and gets nothing more of this run ({sanitize(reason, limit=300)}); the run "
+                f"goes on, metrics.jsonl and samples.jsonl have everything. {_REMEDIES[name]}"
+            )
+
+
+def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a record, without its step."""
+    numbers = {}
+    for name, value in metrics.items():
+        value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+        if name != "step" and isinstance(value, int | float) and math.isfinite(value):
+            numbers[name] = float(value)
+    return numbers
+
+
+class TensorBoard:
+    """Event files for `tensorboard --logdir`, written in this thread, so that an error is met where it can be told.
+
+    (tensorboardX's own `SummaryWriter` writes in another one; where that fails, the caller waits for ever.)
+
+    Args:
+        folder: run folder.
+        config: flat configuration without secrets.
+        start: updates done before; TensorBoard hides what an earlier file has beyond them.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], start: int):
+        with _torch_hidden():
+            from tensorboardX import summary
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2, summary_pb2
+        # Made by protobuf when they are imported: pyright sees nothing in them.
+        events: Any = event_pb2
+        self._event, self._summary, self._text = events.Event, summary_pb2.Summary, summary.text
+        logs = folder / TENSORBOARD_FOLDER
+        logs.mkdir(parents=True, exist_ok=True)
+        # Two processes may begin within a second, which is all that the name of a file tells apart.
+        self._writer = EventsWriter(str(logs / "events"), f".{os.getpid()}")
+        self._flushed_at = time.monotonic()
+        log = events.SessionLog(status=events.SessionLog.START)
+        purge_from = start + 1 if start else 0
+        self._writer.write_event(self._event(wall_time=time.time(), step=purge_from, session_log=log))
+        text = yaml.safe_dump(dict(config), sort_keys=False)
+        self._add(start, summary.text("config", "".join(f"    {line}\n" for line in text.splitlines())))
+        self._writer.flush()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a point to every scalar."""
+        points = [self._summary.Value(tag=name, simple_value=number) for name, number in metrics.items()]
+        self._add(step, self._summary(value=points))
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, str]]) -> None:
+        """Add a table in Markdown."""
+        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+        table = "".join(f"| {' | '.join(map(_markdown_cell, line))} |\n" for line in lines)
+        self._add(step, self._text("samples", table))
+
+    def close(self, failed: bool) -> None:
+        """Write what is left."""
+        del failed
+        self._writer.close()
+
+    def _add(self, step: int, summary: Any) -> None:
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        if time.monotonic() - self._flushed_at > FLUSH_S:
+            self._writer.flush()
+            self._flushed_at = time.monotonic()
+
+
+def _markdown_cell(text: str) -> str:
+    """Text that neither HTML nor Markdown reads as anything else: punctuation becomes character references."""
+    return "".join(char if char.isalnum() or char in " -.,;:()" else f"&#{ord(char)};" for char in text)
+
+
+@contextmanager
+def _torch_hidden() -> Iterator[None]:
+    """TensorboardX imports torch where it finds it, for tensors that it is never given here: five seconds."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
+class WeightsAndBiases:
+    """A run at Weights & Biases; WANDB_PROJECT, WANDB_NAME, WANDB_MODE and its other variables say which, and how.
+
+    The terminal's output, the command line and the code are not sent, as they may hold secrets.
+
+    Args:
+        folder: run folder; also holds wandb's own files.
+        config: flat configuration without secrets.
+        start: updates done before.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], start: int):
+        import wandb
+
+        self._table = wandb.Table
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "jaxppo"),
+            name=os.environ.get("WANDB_NAME", folder.resolve().name),
+            id=_wandb_id(folder),
+            resume="allow" if start else None,
+            dir=str(folder),
+            config=dict(config),
+            settings=wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_meta=True),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a point to every metric; steps that wandb has from before a resume stay as they are, and are the same."""
+        if step >= self._run.step:
+            self._run.log(dict(metrics), step=step)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, str]]) -> None:
+        """Add a table."""
+        if step >= self._run.step:
+            table = self._table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+            self._run.log({"samples": table}, step=step)
+
+    def close(self, failed: bool) -> None:
+        """Send what is left."""
+        self._run.finish(exit_code=int(failed))
+
+
+def _wandb_id(folder: Path) -> str:
+    """The id of the run, kept in its folder."""
+    path = folder / WANDB_ID_FILE
+    if path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    name = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{name}\n", encoding="utf-8")
+    return name
+
+
+_KINDS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+}
+_REMEDIES = {
+    "tensorboard": "See that the run folder can be written to, then --resume",
+    "wandb": "`wandb login`, or WANDB_MODE=offline to send it later with `wandb sync`, then --resume",
+}
