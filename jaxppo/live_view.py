@@ -112,7 +112,7 @@ class Loop(NamedTuple):
         unit: what is counted.
         header: the run in a line.
         stages: names of the stages of the run, `title` among them; may be empty.
-        hint: (label of a field, its values so far) -> what to do about the latest, nothing where it is healthy, and None
+        hint: (label of a field, its values so far) -> what to do about the latest, nothing where it is healthy, None
             where nobody can tell.
     """
 
@@ -181,10 +181,11 @@ class LiveView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, max(1, console.size.height - 1)
+        # A view is drawn below whatever is printed, and with its options.
+        own = options.update(height=None, no_wrap=False, overflow="fold", justify="left")
         lines: list[list[Segment]] = []
         for part, most in self._parts(width):
-            rendered = console.render_lines(part, options.update(height=None), pad=False)
-            lines += rendered[:most]
+            lines += console.render_lines(part, own, pad=False)[:most]
         for line in lines[:height]:
             yield from line
             yield Segment.line()
@@ -208,7 +209,7 @@ class LiveView:
             yield self._text(title, "bold"), 1
         for row in rows:
             for text, indent in self._sample(row):
-                yield Padding(text, (0, 0, 0, indent)), TEXT_LINES
+                yield Padding.indent(text, indent), TEXT_LINES
 
     def _stages(self) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")

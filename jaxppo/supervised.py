@@ -90,6 +90,7 @@ def run_steps(
                 raise TrainingError(f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity")
             progress.update(step + 1, **vitals.numbers(record))
             if loop.saves_at(step + 1, last) or preemption.requested:
+                trackers.flush()
                 checkpoints.save(step + 1, state, meta | {"step": step + 1}, record)
             preemption.check()
     print_best(console, checkpoints, folder)

@@ -35,7 +35,11 @@ SAMPLES_SHOWN = 8
 
 
 class Tracker(Protocol):
-    """One place that numbers go to."""
+    """One place that numbers go to; made before a run does anything, so that it can ask for what it needs."""
+
+    def begin(self, start: int) -> None:
+        """Open it for the updates after `start`."""
+        ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take finite numbers."""
@@ -45,13 +49,17 @@ class Tracker(Protocol):
         """Take sample completions, safe to show, all with the same columns."""
         ...
 
+    def flush(self) -> None:
+        """Have everything so far survive the end of this process."""
+        ...
+
     def close(self, failed: bool) -> None:
         """Write what is left."""
         ...
 
 
 class Trackers:
-    """The trackers of a run, as one; a context manager that closes them.
+    """The trackers of a run, as one; a context manager that makes and closes them.
 
     Only the first process of a run has any. What is logged before `begin` waits for it.
 
@@ -78,9 +86,9 @@ class Trackers:
 
     def begin(self, start: int) -> None:
         """Open the trackers for the updates after `start`; points of an earlier process beyond it are replaced."""
-        for name in self._names:
+        for name, tracker in list(self._trackers.items()):
             with self._failing(name):
-                self._trackers[name] = _KINDS[name](self._folder, self._config, start)
+                tracker.begin(start)
         waiting, self._waiting = self._waiting or [], None
         for step, metrics in waiting:
             if step >= start:  # else an earlier process has logged it
@@ -104,7 +112,16 @@ class Trackers:
             with self._failing(name):
                 tracker.samples(step, shown[:SAMPLES_SHOWN])
 
+    def flush(self) -> None:
+        """Have everything so far survive the end of this process; for the moment before a checkpoint."""
+        for name, tracker in list(self._trackers.items()):
+            with self._failing(name):
+                tracker.flush()
+
     def __enter__(self) -> "Trackers":
+        for name in self._names:
+            with self._failing(name):
+                self._trackers[name] = _KINDS[name](self._folder, self._config)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -144,28 +161,30 @@ class TensorBoard:
     Args:
         folder: run folder.
         config: flat configuration without secrets.
-        start: updates done before; TensorBoard hides what an earlier file has beyond them.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], start: int):
+    def __init__(self, folder: Path, config: Mapping[str, Any]):
         with _torch_hidden():
             from tensorboardX import summary
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto import event_pb2, summary_pb2
-        # Made by protobuf when they are imported: pyright sees nothing in them.
+        # Protobuf makes what is in them when they are imported.
         events: Any = event_pb2
-        self._event, self._summary, self._text = events.Event, summary_pb2.Summary, summary.text
+        summaries: Any = summary_pb2
+        self._event, self._summary, self._text = events.Event, summaries.Summary, summary.text
+        self._begins = events.SessionLog(status=events.SessionLog.START)
         logs = folder / TENSORBOARD_FOLDER
         logs.mkdir(parents=True, exist_ok=True)
-        # Two processes may begin within a second, which is all that the name of a file tells apart.
-        self._writer = EventsWriter(str(logs / "events"), f".{os.getpid()}")
-        self._flushed_at = time.monotonic()
-        log = events.SessionLog(status=events.SessionLog.START)
+        # Without the suffix, a second file of the same second would replace the first.
+        self._writer = EventsWriter(str(logs / "events"), f".{time.time_ns()}")
+        self._config, self._flushed_at = config, -math.inf
+
+    def begin(self, start: int) -> None:
+        """Have TensorBoard hide what earlier files hold beyond `start`, and show the configuration."""
         purge_from = start + 1 if start else 0
-        self._writer.write_event(self._event(wall_time=time.time(), step=purge_from, session_log=log))
-        text = yaml.safe_dump(dict(config), sort_keys=False)
-        self._add(start, summary.text("config", "".join(f"    {line}\n" for line in text.splitlines())))
-        self._writer.flush()
+        self._writer.write_event(self._event(wall_time=time.time(), step=purge_from, session_log=self._begins))
+        text = yaml.safe_dump(dict(self._config), sort_keys=False)
+        self._add(start, self._text("config", "".join(f"    {line}\n" for line in text.splitlines())))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a point to every scalar."""
@@ -178,6 +197,11 @@ class TensorBoard:
         table = "".join(f"| {' | '.join(map(_markdown_cell, line))} |\n" for line in lines)
         self._add(step, self._text("samples", table))
 
+    def flush(self) -> None:
+        """Bring all points to the disk."""
+        self._writer.flush()
+        self._flushed_at = time.monotonic()
+
     def close(self, failed: bool) -> None:
         """Write what is left."""
         del failed
@@ -186,8 +210,7 @@ class TensorBoard:
     def _add(self, step: int, summary: Any) -> None:
         self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
         if time.monotonic() - self._flushed_at > FLUSH_S:
-            self._writer.flush()
-            self._flushed_at = time.monotonic()
+            self.flush()
 
 
 def _markdown_cell(text: str) -> str:
@@ -216,21 +239,30 @@ class WeightsAndBiases:
     Args:
         folder: run folder; also holds wandb's own files.
         config: flat configuration without secrets.
-        start: updates done before.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], start: int):
+    def __init__(self, folder: Path, config: Mapping[str, Any]):
         import wandb
 
-        self._table = wandb.Table
-        self._run = wandb.init(
+        self._wandb: Any = wandb
+        self._folder, self._config = folder, config
+        self._run: Any = None
+        if os.environ.get("WANDB_MODE", "online") == "online":
+            wandb.login()  # which may ask for a key: now, not when the run has gone on for a while
+
+    def begin(self, start: int) -> None:
+        """Open the run, or open it again."""
+        folder = self._folder
+        private = {"console": "off", "disable_git": True, "save_code": False, "x_disable_meta": True}
+        settings = self._wandb.Settings(quiet=True, **private)  # quiet: the result has just been told
+        self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "jaxppo"),
             name=os.environ.get("WANDB_NAME", folder.resolve().name),
             id=_wandb_id(folder),
             resume="allow" if start else None,
             dir=str(folder),
-            config=dict(config),
-            settings=wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_meta=True),
+            config=dict(self._config),
+            settings=settings,
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -241,12 +273,16 @@ class WeightsAndBiases:
     def samples(self, step: int, rows: Sequence[Mapping[str, str]]) -> None:
         """Add a table."""
         if step >= self._run.step:
-            table = self._table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+            table = self._wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
             self._run.log({"samples": table}, step=step)
+
+    def flush(self) -> None:
+        """Nothing waits here: all points have gone to wandb's own process."""
 
     def close(self, failed: bool) -> None:
         """Send what is left."""
-        self._run.finish(exit_code=int(failed))
+        if self._run is not None:
+            self._run.finish(exit_code=int(failed))
 
 
 def _wandb_id(folder: Path) -> str:
@@ -260,7 +296,7 @@ def _wandb_id(folder: Path) -> str:
     return name
 
 
-_KINDS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
+_KINDS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
 }

@@ -345,6 +345,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 record |= compilations.end(step + 1, trajectories.sequences.input_ids.shape[1])
             except Preempted:
                 if saved < step:
+                    setup.trackers.flush()
                     checkpoints.save(step, state, _checkpoint_meta(setup, record), record)
                 raise
             record |= memory.measured(parallel.local_devices)
@@ -363,6 +364,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 setup.trackers.samples(step + 1, samples)
                 _show_samples(progress, samples)
             if loop.saves_at(step + 1, last) or health.is_over(record):
+                setup.trackers.flush()
                 checkpoints.save(step + 1, state, _checkpoint_meta(setup, record), record)
                 saved = step + 1
             health.check(record, trajectories, samples)

@@ -35,6 +35,7 @@ LEVELS = [
         "health",
         "hf",
         "logs",
+        "live_view",
         "lora",
         "metrics",
         "model_card",
@@ -53,8 +54,10 @@ LEVELS = [
         "rollout",
         "run_folder",
         "throughput",
+        "trackers",
         "trajectories",
         "update",
+        "vitals",
     }
     | PLAN_ROOMS,
     {
@@ -103,6 +106,9 @@ SAME_LEVEL = {
     ("health", "console"),
     ("health", "logs"),
     ("cli", "console"),
+    ("console", "live_view"),
+    ("trackers", "console"),
+    ("trackers", "live_view"),
     ("profiling", "compilation"),
     ("profiling", "console"),
     ("model_card", "console"),

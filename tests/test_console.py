@@ -1,5 +1,7 @@
 import io
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxppo.console import Console, sanitize
+from jaxppo.preemption import Preempted, Preemption
 
 # ------------------------------------------------------------------------------------------------------------- sanitize
 
@@ -61,7 +64,9 @@ def test_sanitize_of_any_text_is_printable_and_stable(text):
 
 # -------------------------------------------------------------------------------------------------------------- Console
 
+SAMPLE = ["prompt", "completion", "verdict", "score"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+CODES = re.compile(r"\x1b\[[0-9;]*m")
 MARKUP = "[red]x[/red] [link=file:///x]y[/link] :smile: [/"
 
 
@@ -75,8 +80,12 @@ def drive(console, text):
     console.stage(text)
     console.print(text)
     console.warn(text)
-    with console.progress(2, "PPO") as progress:
+    with console.progress(2, "PPO", header=text, stages=[text, "PPO"], hint=lambda *_: text) as progress:
+        progress.recall([{"sample": text, "reward": None}])
+        progress.doing(text)
         progress.update(1, sample=text, reward=0.5)
+        progress.samples(text, [{"prompt": text, "completion": text, "verdict": text, "score": 0.5}], SAMPLE)
+        console.warn(text)
         progress.update(2, sample=text, reward=0.75)
     console.sample_table("samples", [{"plan": text, "verdict": text}, {"plan": None}], ["plan", "verdict"])
 
@@ -101,7 +110,8 @@ def test_console_on_terminal_interprets_neither_markup_nor_codes(monkeypatch):
     drive(Console(file=out), MARKUP + "\x1b[2J\x1b]0;title\x07")
     output = out.getvalue()
     assert "\x1b[2J" not in output and "\x1b]" not in output
-    for where in (f"== {MARKUP}", f"warning: {MARKUP}", f"sample {MARKUP}", f"│ {MARKUP}"):
+    shown = ("== ", "warning: ", "! ", "prompt: ", "completion: ", "verdict ", "│ ")
+    for where in (prefix + MARKUP for prefix in shown):
         assert where in output
 
 
@@ -115,7 +125,7 @@ def test_console_takes_a_dumb_terminal_for_a_file(monkeypatch):
 def test_console_quiet_shows_warnings_only():
     out = io.StringIO()
     drive(Console(quiet=True, file=out), "x")
-    assert out.getvalue() == "warning: x\n"
+    assert out.getvalue() == "warning: x\n" * 2
 
 
 def test_console_escapes_what_the_output_cannot_encode():
@@ -171,11 +181,53 @@ def test_progress_time_left_counts_only_the_updates_of_this_process(monkeypatch)
     assert out.getvalue() == "PPO  update 91 of 100  reward 0.5  1:30 left\n"
 
 
-def test_progress_on_terminal_shows_step_and_fields(monkeypatch):
+def test_progress_tells_the_time_of_an_update_without_the_first_one_which_compiles(monkeypatch):
+    now = iter([0.0, 60.0, 62.0, 64.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    out = io.StringIO()
+    with Console(file=out).progress(10, "PPO") as progress:
+        for step in (1, 2, 3):
+            progress.update(step)
+    assert [line.split()[-2] for line in out.getvalue().splitlines()] == ["9:00", "0:16", "0:14"]
+
+
+@pytest.fixture
+def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
-    out = Terminal()
-    with Console(file=out).progress(40, "PPO", start=10) as progress:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "40")
+    return Terminal()
+
+
+def test_progress_on_terminal_shows_step_and_fields(terminal):
+    with Console(file=terminal).progress(40, "PPO", start=10) as progress:
         progress.update(12, reward=0.5, validity="31 %")
-    assert "update 12 of 40" in out.getvalue()
-    assert "reward 0.5  validity 31 %" in out.getvalue()
+    shown = CODES.sub("", terminal.getvalue())
+    assert "PPO  update 12 of 40" in shown
+    assert re.search(r"reward +0.5 ", shown) and re.search(r"validity +31 %", shown)
+
+
+def test_what_is_printed_beside_a_live_view_is_neither_lost_nor_mixed_up_with_it(terminal, monkeypatch):
+    """By whoever prints; standard error that goes to a file still goes there."""
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", err := io.StringIO())
+    console = Console()
+    with console.progress(2, "PPO") as progress:
+        progress.update(1, reward=0.5)
+        print("from a library \x1b[2J\x1b[1mbold")
+        print("from its errors", file=sys.stderr)
+        console.warn("raise kl_coef")
+    shown = terminal.getvalue()
+    assert "from a library bold" in CODES.sub("", shown) and "\x1b[2J" not in shown
+    assert shown.count("warning: raise kl_coef") == 1 and "! raise kl_coef" in shown
+    assert err.getvalue() == "from its errors\n"
+    assert sys.stdout is terminal
+
+
+def test_a_live_view_says_that_the_run_is_being_stopped(terminal):
+    with pytest.raises(Preempted), Preemption("resume"), Console(file=terminal).progress(2, "PPO") as progress:
+        progress.update(1)
+        assert "stopping" not in terminal.getvalue()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert "stopping: the last update is being saved" in terminal.getvalue()

@@ -74,7 +74,7 @@ def test_check_saves_a_bad_batch_and_warns_in_one_line(watched, tmp_path):
     saved = tmp_path / "bad_batches" / "update-3.npz"
     assert shown() == (
         "warning: update 3: 4 optimizer step(s) left out, their loss or gradient was NaN or infinite; "
-        f"batch saved in {saved}\n"
+        f"batch saved in {saved}; if it goes on, a lower learning_rate or max_grad_norm may help\n"
     )
     assert sorted(path.name for path in saved.parent.iterdir()) == ["update-3.jsonl", "update-3.npz"]
 

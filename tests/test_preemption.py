@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
 from jaxppo import cli, preemption
 from jaxppo.preemption import Preempted, Preemption
 
-FOLDER = Path("runs/a")
+RESUME = "python -m jaxppo.train --resume --output_dir runs/a"
 
 
 @pytest.fixture(autouse=True)
@@ -32,40 +31,41 @@ def send(signum):
 
 @pytest.mark.parametrize(("signum", "name", "status"), [(signal.SIGTERM, "SIGTERM", 0), (signal.SIGINT, "Ctrl-C", 130)])
 def test_a_signal_is_noted_and_raised_at_the_next_check(handlers, signum, name, status):
-    with pytest.raises(Preempted) as stop, Preemption(FOLDER) as noted:
+    with pytest.raises(Preempted) as stop, Preemption(RESUME) as noted:
         noted.check()
         preemption.check()
-        assert not noted.requested
+        assert not noted.requested and preemption.notice() is None
         send(signum)
-        assert noted.requested
+        assert noted.requested and "a second Ctrl-C ends at once" in str(preemption.notice())
         preemption.check()
-    assert str(stop.value) == f"stopped by {name}; --resume --output_dir runs/a goes on from the last checkpoint"
+    assert str(stop.value) == f"stopped by {name}; to go on from the last checkpoint: {RESUME}"
     assert stop.value.exit_status == status
     assert handlers == []
     preemption.check()  # nobody asks any more
+    assert preemption.notice() is None
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_does_what_it_did_before(handlers, second):
-    with pytest.raises(Preempted), Preemption(FOLDER):
+    with pytest.raises(Preempted), Preemption(RESUME):
         send(signal.SIGTERM)
         send(second)
         assert handlers == [second]
 
 
 def test_leaving_the_block_after_a_signal_raises_too():
-    with pytest.raises(Preempted), Preemption(FOLDER):
+    with pytest.raises(Preempted), Preemption(RESUME):
         send(signal.SIGTERM)
 
 
 def test_another_error_is_not_hidden_by_a_signal():
-    with pytest.raises(KeyError), Preemption(FOLDER):
+    with pytest.raises(KeyError), Preemption(RESUME):
         send(signal.SIGTERM)
         raise KeyError("x")
 
 
 def test_without_a_signal_nothing_happens(handlers):
-    with Preemption(FOLDER):
+    with Preemption(RESUME):
         preemption.check()
     send(signal.SIGTERM)
     assert handlers == [signal.SIGTERM]
@@ -74,7 +74,7 @@ def test_without_a_signal_nothing_happens(handlers):
 def test_ignored_signals_stay_ignored():
     """A shell starts background jobs with Ctrl-C ignored."""
     mine = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Preemption(FOLDER) as noted:
+    with Preemption(RESUME) as noted:
         send(signal.SIGINT)
         assert not noted.requested
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -86,7 +86,7 @@ def test_outside_the_main_thread_nothing_happens():
 
     def run():
         before = signal.getsignal(signal.SIGTERM)
-        with Preemption(FOLDER) as noted:
+        with Preemption(RESUME) as noted:
             preemption.check()
             failed.append(noted.requested or signal.getsignal(signal.SIGTERM) is not before)
 
@@ -99,7 +99,7 @@ def test_outside_the_main_thread_nothing_happens():
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_command_that_is_stopped_says_how_to_go_on(capsys, signum, status):
     def command():
-        with Preemption(FOLDER):
+        with Preemption(RESUME):
             send(signum)
             preemption.check()
 
@@ -107,16 +107,15 @@ def test_a_command_that_is_stopped_says_how_to_go_on(capsys, signum, status):
         cli.main(command)
     assert stop.value.code == status
     out, err = capsys.readouterr()
-    assert out.count("\n") == 1 and "--resume --output_dir runs/a goes on" in out and err == ""
+    assert out.count("\n") == 1 and out.endswith(f": {RESUME}\n") and err == ""
 
 
 IMPATIENT = """
 import os, signal
-from pathlib import Path
 from jaxppo import cli
 from jaxppo.preemption import Preemption
 def command():
-    with Preemption(Path("run")):
+    with Preemption("python -m jaxppo.train --resume"):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGNUM)
 cli.main(command)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from event_files import read_events, shown_by_tensorboard
 
 from jaxppo import data, sft
 from jaxppo.checkpoint import Checkpoints
@@ -104,7 +105,21 @@ def comparable(folder):
 def assert_same_run(folder, reference):
     assert comparable(folder) == comparable(reference)
     assert (folder / "samples.jsonl").read_text() == (reference / "samples.jsonl").read_text()
-    assert json.loads((folder / "eval.json").read_text()) == json.loads((reference / "eval.json").read_text())
+    evals = json.loads((folder / "eval.json").read_text())
+    assert evals == json.loads((reference / "eval.json").read_text())
+    assert_all_in_tensorboard(folder, evals)
+
+
+def assert_all_in_tensorboard(folder, evals):
+    """Every number of every update once, and the evaluations before and after."""
+    points = shown_by_tensorboard(read_events(folder))
+    validity = [(step, value) for step, name, value in points if name == "eval/test/validity"]
+    rates = [evals[moment]["test"]["validity"]["rate"] for moment in ("before", "after")]
+    assert validity == [(0, pytest.approx(rates[0])), (UPDATES, pytest.approx(rates[1]))]
+    for record in read_metrics(folder / "metrics.jsonl"):
+        here = [(name, value) for step, name, value in points if step == record["step"] and name[:5] != "eval/"]
+        finite = {name: value for name, value in record.items() if name != "step" and value is not None}
+        assert len(here) == len(finite) and dict(here) == pytest.approx(finite, rel=1e-6)
 
 
 def steps_of(folder):
@@ -167,7 +182,8 @@ def test_sigterm_saves_the_update_that_it_interrupts(reference, tmp_path):
     folder = tmp_path / "run"
     code, out, err = run_struck(folder, "update", 1, signal.SIGTERM, flags=["--save_steps", "50"])
     assert (code, err) == (0, "")
-    message = f"stopped by SIGTERM; --resume --output_dir {folder} goes on from the last checkpoint"
+    command = f"python -m jaxppo.train --resume --output_dir {folder}"
+    message = f"stopped by SIGTERM; to go on from the last checkpoint: {command}"
     assert out.splitlines()[-1] == message and out.count("stopped by") == 1
     assert steps_of(folder) == [2] and len(comparable(folder)) == 2
     assert not (folder / "policy").exists()
@@ -190,7 +206,7 @@ def test_sigterm_between_two_stages_saves_the_update_before_and_a_damaged_checkp
     out = resume(folder)
     (line,) = [line for line in out.splitlines() if "damaged" in line]
     assert line.startswith(f"warning: {folder / 'checkpoints'} holds damaged checkpoints: 2 (params/ocdbt.process_0/d/")
-    assert line.endswith("is not as it was written); using 1")
+    assert line.endswith("is not as it was written); check the disk; using 1")
     assert_same_run(folder, reference)
 
 
@@ -198,7 +214,7 @@ def test_ctrl_c_in_the_first_update_ends_with_status_130(tmp_path):
     folder = tmp_path / "run"
     code, out, err = run_struck(folder, "reward", 0, signal.SIGINT, checks=True)
     assert (code, err) == (130, "")
-    assert out.splitlines()[-1].startswith("stopped by Ctrl-C; --resume --output_dir ")
+    assert out.splitlines()[-1].startswith("stopped by Ctrl-C; to go on from the last checkpoint: python -m jaxppo.")
     assert not (folder / "checkpoints").exists() and comparable(folder) == []
 
 

@@ -232,6 +232,7 @@ def test_a_fresh_model_learns_the_rule_and_is_exported(finished, preferences):
         "eval.json",
         "metrics.jsonl",
         "reward_model",
+        "tensorboard",
         "tokenizer",
     }
     card = (folder / "reward_model" / "README.md").read_text()

@@ -639,7 +639,8 @@ def test_dry_run_of_rloo_prints_prompts_times_generations_and_micro_batches(dry_
     plan = dry_run("--algorithm", "rloo", "--gradient_accumulation_steps", "2")
     assert (
         "RLOO on blocksworld: 4 updates of 16 completions (4 prompts x 4) = 64 episodes, 0.67 passes over 24 prompts "
-        "16 optimizer steps (2 epochs x 2 mini-batches of 8 completions per update, 2 micro-batches each)" in plan
+        "learning: 16 optimizer steps (2 epochs x 2 mini-batches of 8 completions per update, 2 micro-batches each)"
+        in plan
     )
     assert "warning" not in plan and "kl_coef 0" not in plan
 
