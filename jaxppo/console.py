@@ -3,6 +3,7 @@
 Model text is hostile to viewers: it passes through `sanitize` before a terminal sees it, and is never read as markup.
 """
 
+import logging
 import os
 import sys
 import unicodedata
@@ -180,14 +181,15 @@ class Console:
             return
         self._view = LiveView(loop, self.text, not self._encoding.lower().startswith("utf"), preemption.notice)
         try:
-            with Live(
+            live = Live(
                 self._view,
                 console=self._rich,
                 refresh_per_second=2,
                 vertical_overflow="crop",
                 redirect_stdout=self._rich.file is sys.stdout,
                 redirect_stderr=sys.stderr.isatty(),  # else it goes to a file, which is where it belongs
-            ):
+            )
+            with live, _loggers_redirected():
                 yield self._view
         finally:
             self._view = None
@@ -195,6 +197,26 @@ class Console:
     def _show(self, text: Text) -> None:
         if not self.quiet:
             self._rich.print(text, soft_wrap=not self._rich.is_terminal)
+
+
+@contextmanager
+def _loggers_redirected() -> Iterator[None]:
+    """Has loggers that write to a stream which a live view has taken over write to what has taken its place."""
+    places = {id(taken): now for now in (sys.stdout, sys.stderr) if (taken := getattr(now, "rich_proxied_file", None))}
+    loggers = [logger for logger in logging.Logger.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    handlers = [handler for logger in (logging.getLogger(), *loggers) for handler in logger.handlers]
+    streams = {
+        handler: handler.stream
+        for handler in handlers
+        if isinstance(handler, logging.StreamHandler) and id(handler.stream) in places
+    }
+    for handler, stream in streams.items():
+        handler.setStream(places[id(stream)])
+    try:
+        yield
+    finally:
+        for handler, stream in streams.items():
+            handler.setStream(stream)
 
 
 def _fields_line(fields: Mapping[str, Any]) -> str:

@@ -75,6 +75,7 @@ def run_steps(
     ):
         log.truncate_after(start)
         recall(progress, folder, start)
+        progress.doing("compiling")
         for step in range(start, last):
             began = time.monotonic()
             one_step = jax.tree.map(lambda x: x[None, None], steps.batch(step))

@@ -21,6 +21,7 @@ from jaxppo.config_sources import flatten, plain_values
 from jaxppo.console import sanitize
 from jaxppo.errors import ConfigError
 from jaxppo.live_view import format_value
+from jaxppo.preemption import Preempted
 
 TENSORBOARD_FOLDER = "tensorboard"
 """Folder in a run folder for TensorBoard's event files."""
@@ -74,11 +75,7 @@ class Trackers:
     """
 
     def __init__(self, report_to: Sequence[str], folder: Path, config: Any, warn: Callable[[str], None]):
-        if "wandb" in report_to and importlib.util.find_spec("wandb") is None:
-            raise ConfigError(
-                "report_to: expected the package wandb for Weights & Biases, got none; "
-                "pip install 'jaxppo[tracking]' installs it"
-            )
+        processes.on_first(lambda: _check_installed(report_to))
         self._names = [name for name in report_to if name != "none"] if processes.is_first() else []
         self._folder, self._config, self._warn = folder, plain_values(flatten(config)), warn
         self._trackers: dict[str, Tracker] = {}
@@ -125,9 +122,10 @@ class Trackers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        in_order = kind is None or issubclass(kind, Preempted)
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
-                tracker.close(failed=kind is not None)
+                tracker.close(failed=not in_order)
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:
@@ -141,6 +139,14 @@ class Trackers:
                 f"report_to: {name} failed and gets nothing more of this run ({sanitize(reason, limit=300)}); the run "
                 f"goes on, metrics.jsonl and samples.jsonl have everything. {_REMEDIES[name]}"
             )
+
+
+def _check_installed(report_to: Sequence[str]) -> None:
+    if "wandb" in report_to and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(
+            "report_to: expected the package wandb for Weights & Biases, got none; "
+            "pip install 'jaxppo[tracking]' installs it"
+        )
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:

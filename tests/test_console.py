@@ -1,4 +1,5 @@
 import io
+import logging
 import os
 import re
 import signal
@@ -212,14 +213,18 @@ def test_what_is_printed_beside_a_live_view_is_neither_lost_nor_mixed_up_with_it
     """By whoever prints; standard error that goes to a file still goes there."""
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", err := io.StringIO())
+    handler, logger = logging.StreamHandler(terminal), logging.getLogger("test_console")
+    logger.addHandler(handler)
     console = Console()
     with console.progress(2, "PPO") as progress:
         progress.update(1, reward=0.5)
+        logger.warning("from a logger \x1b[2J")
         print("from a library \x1b[2J\x1b[1mbold")
         print("from its errors", file=sys.stderr)
         console.warn("raise kl_coef")
     shown = terminal.getvalue()
     assert "from a library bold" in CODES.sub("", shown) and "\x1b[2J" not in shown
+    assert "from a logger" in shown and handler.stream is terminal
     assert shown.count("warning: raise kl_coef") == 1 and "! raise kl_coef" in shown
     assert err.getvalue() == "from its errors\n"
     assert sys.stdout is terminal

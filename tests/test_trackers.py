@@ -6,6 +6,7 @@ import math
 import struct
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from jaxppo import processes, run_folder, trackers
 from jaxppo.config import LoopConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import parse_cli, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
+from jaxppo.preemption import Preempted
 from jaxppo.trackers import Trackers
 
 SAMPLE = {"step": 1, "id": "a", "prompt": "<b>p</b> | q", "completion": "\x1b[2J`x` \ud800\n*y*", "score": 0.5}
@@ -129,6 +131,17 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_go_on(tmp_path, mon
     assert scalars(read_events(tmp_path)) == [(1, "a", 1.0), (2, "a", 2.0)]
 
 
+@pytest.mark.parametrize(("error", "failed"), [(KeyError("x"), True), (Preempted("resume", 15), False)])
+def test_a_run_that_fails_is_closed_as_such_and_one_that_is_stopped_is_not(tmp_path, monkeypatch, error, failed):
+    closed, broken = [], Broken("nowhere")
+    monkeypatch.setitem(trackers._KINDS, "wandb", broken)
+    monkeypatch.setattr(broken, "close", lambda failed: closed.append(failed))
+    with pytest.raises(type(error)), open_trackers(tmp_path, "wandb") as opened:
+        opened.begin(0)
+        raise error
+    assert closed == [failed]
+
+
 def test_tensorboard_in_a_folder_that_cannot_be_written_to_is_told_and_the_run_goes_on(tmp_path):
     (tmp_path / "tensorboard").write_text("a file")
     warnings = []
@@ -201,6 +214,16 @@ def wandb_records(folder):
     return [[Record.FromString(data) for data in leveldb_records(path.read_bytes())] for path in paths]
 
 
+def finished_sessions(folder, count):
+    """Those of `wandb_records`; wandb's own process may write the end a moment after `finish` has returned."""
+    for _ in range(300):
+        sessions = wandb_records(folder)
+        if [session[-1].HasField("exit") for session in sessions if session] == [True] * count:
+            return sessions
+        time.sleep(0.1)
+    pytest.fail("wandb did not finish")
+
+
 def leveldb_records(data, at=7):
     """Records of a log in LevelDB's format, in blocks of 32 KiB; a record may span several parts."""
     record = b""
@@ -244,7 +267,7 @@ def test_wandb_offline_keeps_numbers_samples_and_configuration_for_later(tmp_pat
             for step in (start + 1, start + 2):
                 opened.log(step, {"step": step, "a": step / 2, "nan": math.nan})
             opened.samples(step, [SAMPLE])
-    first, second = wandb_records(folder)
+    first, second = finished_sessions(folder, 2)
     logged = {
         step: {name: value for name, value in row.items() if name in ("a", "eval", "nan")}
         for step, row in (history(first) | history(second)).items()
