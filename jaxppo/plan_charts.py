@@ -1,14 +1,9 @@
 """Charts of an evaluation as SVG text: no drawing library, colours left to the page's style sheet."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any, NamedTuple
 
-from jaxppo.console import sanitize
-
-NUM_COLOURS = 6
-NUM_DASHES = 4
-"""Classes `c0` to `c5` and `d0` to `d3` of the style sheet."""
+from jaxppo.html_page import NUM_COLOURS, NUM_DASHES, shown, svg
 
 _WIDTH, _HEIGHT = 420, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 410, 14, 200
@@ -21,11 +16,6 @@ class Series(NamedTuple):
     rates: Mapping[str, Mapping[str, Any]]
     colour: int = 0
     dashes: int = 0
-
-
-def shown(text: Any) -> str:
-    """Any text for HTML: nothing in it is read as markup, and what could deceive a reader is made visible."""
-    return escape(sanitize(str(text)), quote=True)
 
 
 def rate_chart(title: str, bins: Sequence[str], series: Sequence[Series]) -> str:
@@ -46,12 +36,7 @@ def rate_chart(title: str, bins: Sequence[str], series: Sequence[Series]) -> str
     parts.append(
         f'<text class="axis" x="{middle:g}" y="{_HEIGHT - 8}" text-anchor="middle">reference length (steps)</text>'
     )
-    return _svg(title, _HEIGHT, parts)
-
-
-def _svg(title: str, height: float, parts: Sequence[str], stretched: bool = False) -> str:
-    label, aspect = shown(title), ' preserveAspectRatio="none"' if stretched else ""
-    return f'<svg viewBox="0 0 {_WIDTH} {height:g}"{aspect} role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    return svg(title, (_WIDTH, _HEIGHT), parts)
 
 
 def _y(rate: float) -> float:
@@ -113,4 +98,4 @@ def share_bar(title: str, counts: Mapping[str, int]) -> str:
                 f'<rect class="e-{shown(name)}" x="{x:.2f}" y="0" width="{width:.2f}" height="18"/></g>'
             )
         x += width
-    return _svg(title, 18, parts, stretched=True)
+    return svg(title, (_WIDTH, 18), parts, stretched=True)

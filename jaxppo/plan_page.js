@@ -1,20 +1,10 @@
-"use strict";
-// Everything that comes from a model is put on the page as text (textContent), never as markup.
 (() => {
   const samples = JSON.parse(document.getElementById("samples-data").textContent);
-  const at = (id) => document.getElementById(id);
   let sample = 0;
   let step = 0;
 
-  const element = (tag, text, className) => {
-    const made = document.createElement(tag);
-    made.textContent = text;
-    if (className) made.className = className;
-    return made;
-  };
   const fill = (id, children) => at(id).replaceChildren(...children);
   const steps = () => (samples[sample].trace ? samples[sample].trace.steps : []);
-  const clamp = (value, most) => Math.min(Math.max(value, 0), most);
 
   // The state behind the first `count` steps.
   const stateBehind = (trace, count) => {

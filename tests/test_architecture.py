@@ -17,6 +17,7 @@ PACKAGE = Path(jaxppo.__file__).parent
 
 # What judges plans after they were made.
 PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", "plan_page", "plan_scores"}
+PLAN_ROOMS |= {"html_page", "plan_sections"}
 
 # A room is a module of the package or a folder of it; it imports rooms of lower levels. "jaxppo" is __init__.py.
 # The commands of planning/ and toys/ lie in these folders, but are rooms of their own.
@@ -115,8 +116,10 @@ SAME_LEVEL = {
     ("plan_scores", "plan_answers"),
     *(("plan_metrics", room) for room in ("plan_answers", "plan_scores")),
     *(("plan_comparison", room) for room in ("plan_answers", "plan_metrics")),
-    ("plan_charts", "console"),
-    *(("plan_page", room) for room in ("console", "plan_answers", "plan_charts", "plan_comparison", "plan_metrics")),
+    ("html_page", "console"),
+    ("plan_charts", "html_page"),
+    *(("plan_sections", room) for room in ("html_page", "plan_charts", "plan_comparison", "plan_metrics")),
+    *(("plan_page", room) for room in ("console", "html_page", "plan_answers", "plan_sections")),
     *(("evaluator", room) for room in ("console", "plan_answers", "plan_metrics", "reward_sources", "rollout")),
     ("train", "export"),
     ("train", "supervised"),
