@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import tyro
+
 from jaxppo.errors import ConfigError
 
 OBJECTS = range(2, 17)
@@ -1037,6 +1039,19 @@ class RewardServerConfig:
         _require_positive(self, "workers")
         expected = "one function: a client asks a server for one score, and can weigh it with others"
         require(len(self.reward.reward_funcs) == 1, "reward_funcs", expected, self.reward.reward_funcs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConfig:
+    """The report of a run as one HTML file, or the comparison of several runs."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Run folders of `train`, `sft` or `reward_model`, finished or not; of several, the page compares them."""
+    output: str | None = None
+    """The HTML file; default: report.html in the folder of one run, for several report.html in the current folder."""
+
+    def __post_init__(self) -> None:
+        require(len(self.runs) > 0, "runs", "at least one run folder", self.runs)
 
 
 def _require_divisible(name: str, value: int, by_name: str, by: int) -> None:

@@ -164,14 +164,24 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
         ConfigError: unknown flag or key, or a bad value, named in one line.
     """
     args = _without_aliases(sys.argv[1:] if argv is None else argv, config_class)
-    base = _base_config(config_class, command, args)
+    return parse_flags(config_class, command, args, _base_config(config_class, command, args))
+
+
+def parse_flags(
+    config_class: type[Config], command: str, argv: list[str] | None = None, default: Config | None = None
+) -> Config:
+    """The configuration from flags alone, laid over a default where there is one; `--help` prints and exits.
+
+    Raises:
+        ConfigError: unknown or missing flag, or a bad value, named in one line.
+    """
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
             return tyro.cli(
                 tyro.conf.OmitArgPrefixes[config_class],  # type: ignore[valid-type]
-                args=args,
-                default=base,
+                args=argv,
+                default=tyro.MISSING_NONPROP if default is None else default,
                 prog=f"python -m jaxppo.{command}",
                 use_underscores=True,
             )

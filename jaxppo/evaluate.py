@@ -14,7 +14,6 @@ from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
 from jaxppo.data import Row
 from jaxppo.evaluator import (
-    EVAL_FILE,
     Answered,
     Evaluator,
     checked_validator,
@@ -66,7 +65,7 @@ class Opened(NamedTuple):
 def evaluate(config: EvaluateConfig) -> Path:
     """Evaluate models or a file of plans, compare them where asked; returns the run folder."""
     console, folder, resumed = run_folder.begin("evaluate", config)
-    if processes.on_first(lambda: resumed and (folder / EVAL_FILE).exists()):
+    if processes.on_first(lambda: resumed and (folder / run_folder.EVAL_FILE).exists()):
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     run = _Run(config, console)
@@ -217,7 +216,7 @@ def _write(
             comparison=comparison,
             note=_how(config, validator),
         )
-    run_folder.write_json(folder / EVAL_FILE, content)
+    run_folder.write_json(folder / run_folder.EVAL_FILE, content)
 
 
 def _how(config: EvaluateConfig, validator: str | None) -> str:
@@ -260,7 +259,7 @@ def _print(console: Console, folder: Path, done: Sequence[Evaluated], comparison
         warn_of_failures(console, done[1].results)
     if model.judged:
         console.print(f"page with plots and plans step by step: {folder / PAGE_FILE}")
-    console.print(f"numbers in {folder / EVAL_FILE}, answers in {folder / SAMPLES_FILE}")
+    console.print(f"numbers in {folder / run_folder.EVAL_FILE}, answers in {folder / SAMPLES_FILE}")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ from jaxppo.plan_metrics import grouped, split_results
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.types import Params
 
-EVAL_FILE = "eval.json"
-
 
 class Completion(NamedTuple):
     """One decoded completion."""

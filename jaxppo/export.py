@@ -28,7 +28,6 @@ from jaxppo.types import Params
 TOKENIZER_FOLDER = "tokenizer"
 """In a run folder: the policy's tokenizer, for exports of its checkpoints."""
 
-EVAL_FILE = "eval.json"
 
 REWARD_MODEL = "reward_model"
 """In a run folder of `reward_model`: what it trained."""
@@ -181,7 +180,7 @@ def export(config: ExportConfig) -> Path:
     console.print(f"update {step} of {run}: {', '.join(params)}, into {folder}")
     if config.run.dry_run:
         return folder
-    evals = run_folder.read_json(run / EVAL_FILE)
+    evals = run_folder.read_json(run / run_folder.EVAL_FILE)
     if step != len(read_metrics(run / "metrics.jsonl")):  # evaluated was the last update
         evals = {name: value for name, value in evals.items() if name not in ("after", hf.REWARD_BIAS)}
     tokenizer = hf.load_tokenizer(run / TOKENIZER_FOLDER)

@@ -74,7 +74,16 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
         DataError: the file is missing, or a line is not a JSON object.
     """
-    return [record for _, record in _read(Path(path))]
+    return list(iter_records(path))
+
+
+def iter_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The same one after the other, for files larger than memory.
+
+    Raises:
+        DataError: as for `read_metrics`, once the reading gets there.
+    """
+    return (record for _, record in _read(Path(path)))
 
 
 def _complete_part(content: bytes) -> bytes:
@@ -84,19 +93,26 @@ def _complete_part(content: bytes) -> bytes:
 def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (line with its newline, record) of every complete line."""
     try:
-        text = _complete_part(path.read_bytes()).decode("utf-8")
+        file = path.open("rb")
     except FileNotFoundError:
         raise DataError(f"{path}: expected a file of JSON lines, found nothing; check the run folder") from None
+    with file:
+        for number, content in enumerate(file, start=1):
+            if content.endswith(b"\n"):
+                yield _parsed(content, f"{path}:{number}")
+
+
+def _parsed(content: bytes, where: str) -> tuple[str, dict[str, Any]]:
+    try:
+        line = content.decode("utf-8")
+        record = json.loads(line)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: expected a JSON object, got a syntax error: {error.msg}") from None
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{number}: expected a JSON object, got {type(record).__name__}")
-        yield line + "\n", record
+        raise DataError(f"{where}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: expected a JSON object, got a syntax error: {error.msg}") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
+    return line, record
 
 
 def _step(record: dict[str, Any], path: Path) -> int:

@@ -17,6 +17,7 @@ class Metric:
         unit: what the number counts.
         meaning: one or two sentences, with the formula where it is short, and over what the mean is taken.
         healthy: the range of a healthy run, or what to look for.
+        band: lowest and highest value of `healthy` where it is one range for all runs; None: no limit on that side.
         old_name: TRL 0.11's name where it differs.
     """
 
@@ -24,6 +25,7 @@ class Metric:
     unit: str
     meaning: str
     healthy: str
+    band: tuple[float | None, float | None] | None = None
     old_name: str | None = None
 
 
@@ -81,6 +83,7 @@ _OBJECTIVE = (
         "then a slow rise that levels off, for short completions between 1 and 30; TRL 0.11's adaptive controller "
         "aims at 6. A steep rise while `eval/<split>/validity` stands still or falls is reward hacking: raise "
         "`kl_coef` or lower the learning rate.",
+        band=(0.0, 30.0),
     ),
     Metric(
         name="objective/kl_k1",
@@ -90,6 +93,7 @@ _OBJECTIVE = (
         healthy="Agrees with `objective/kl_k3` up to sampling noise. May fall a little below 0 by chance while the "
         "divergence is small; below -1, or negative in many updates, the sampler's log-probabilities are not those of "
         "the scored policy.",
+        band=(-1.0, None),
     ),
     Metric(
         name="objective/kl_k3",
@@ -157,6 +161,7 @@ _POLICY = (
         "moves the policy from the one that sampled.",
         healthy="0.0001 to 0.02. Above 0.05 the updates are too large: lower the learning rate, `num_ppo_epochs` or "
         "`num_mini_batches`. Far below 0.0001 hardly anything is learned.",
+        band=(0.0001, 0.02),
         old_name="ppo/policy/approxkl",
     ),
     Metric(
@@ -172,6 +177,7 @@ _POLICY = (
         meaning="`logp_old - logp_new`, mean over tokens, then over optimizer steps: the signed estimate of the same "
         "distance.",
         healthy="As `policy/approxkl_avg`, 0 to 0.02; slightly negative by chance.",
+        band=(0.0, 0.02),
         old_name="ppo/policy/policykl",
     ),
     Metric(
@@ -181,6 +187,7 @@ _POLICY = (
         "longer move the policy; mean over optimizer steps.",
         healthy="0.01 to 0.2; 0 with a single optimizer step per update. Above 0.3 much of the batch is wasted on "
         "steps that are too large: lower the learning rate or `num_ppo_epochs`.",
+        band=(0.0, 0.2),
         old_name="ppo/policy/clipfrac",
     ),
     Metric(
@@ -223,6 +230,7 @@ _POLICY = (
         "infinite.",
         healthy="Must be 0. Otherwise look for infinite log-probabilities, overflow in low precision or a learning "
         "rate that is far too large.",
+        band=(0.0, 0.0),
     ),
 )
 
@@ -232,6 +240,7 @@ _LOSS = (
         unit="updates",
         meaning="Updates in a row, up to this one, with an optimizer step whose loss or gradient was not finite.",
         healthy="0. At `max_bad_updates` the run stops.",
+        band=(0.0, 0.0),
     ),
     Metric(
         name="loss/policy_avg",
@@ -239,6 +248,7 @@ _LOSS = (
         meaning="Clipped policy loss, mean over tokens (RLOO: over completions), then over optimizer steps.",
         healthy="Near 0 with either sign, within 0.1 where advantages are whitened. No measure of progress: it is "
         "taken against a policy that moves along.",
+        band=(-0.1, 0.1),
         old_name="ppo/loss/policy",
     ),
     Metric(
@@ -283,6 +293,7 @@ _VAL = (
         unit="1",
         meaning="Variance over the optimizer steps of the mean ratio of each step.",
         healthy="Below 0.001. Growth means that single steps throw the policy far away.",
+        band=(0.0, 0.001),
     ),
     Metric(
         name="val/clipfrac_avg",
@@ -291,6 +302,7 @@ _VAL = (
         "steps.",
         healthy="0 to 0.2. Above 0.5 `cliprange_value` is too small for the scale of the returns and holds the value "
         "model back.",
+        band=(0.0, 0.2),
         old_name="ppo/val/clipfrac",
     ),
     Metric(
@@ -341,6 +353,7 @@ _VALUE = (
         healthy="At most 1. Starts near or below 0, passes 0.3 within tens of updates and stays between 0.5 and 0.95. "
         "Below 0 for long, values only add noise to the advantages: raise `value_learning_rate` or give the value "
         "model a trunk of its own.",
+        band=(0.5, 0.95),
         old_name="ppo/val/var_explained",
     ),
     Metric(
@@ -377,6 +390,7 @@ _RLOO = (
         "hardly ever above 0.",
         healthy="Below 0.5. Towards 1 the prompts are all solved or all hopeless: choose others, sample more "
         "completions per prompt or raise `temperature`.",
+        band=(0.0, 0.5),
     ),
     Metric(
         name="rloo/advantages_std",
@@ -423,6 +437,7 @@ _TEXT = (
         meaning="Fraction of completions that were cut, at `response_length` or at the length drawn for them, because "
         "they did not end.",
         healthy="Below 0.05. Above 0.2 raise `response_length`, or set `missing_eos_penalty`.",
+        band=(0.0, 0.05),
     ),
     Metric(
         name="tokens/queries_len_mean",
@@ -473,6 +488,7 @@ _REWARD = (
         meaning="Fraction of completions on which the validator crashed or ran out of time; they count as not valid.",
         healthy="0. Above 0.01 look at the verdicts in `samples.jsonl`, and raise `val_timeout_s` if they are "
         "timeouts.",
+        band=(0.0, 0.01),
     ),
     Metric(
         name="reward/partial",
@@ -493,12 +509,14 @@ _REWARD = (
         unit="fraction of completions",
         meaning="Fraction of completions that hold all steps of a reference plan in their order and are not valid.",
         healthy="Near 0. A rise is an alarm: the overlap is collected with junk in between; a run warns above 0.25.",
+        band=(0.0, 0.25),
     ),
     Metric(
         name="reward/overlong",
         unit="fraction of completions",
         meaning="Fraction of completions with more than 3 times as many steps as the reference plan.",
         healthy="Near 0. A rise is an alarm: enumeration or loops; a run warns above 0.25.",
+        band=(0.0, 0.25),
     ),
     Metric(
         name="reward/val_audited",
@@ -511,12 +529,14 @@ _REWARD = (
         unit="completions",
         meaning="Plans of these on which VAL says otherwise; they are saved in `val_disagreements/`.",
         healthy="0. Anything else is a defect of one of the validators, and a run warns of each.",
+        band=(0.0, 0.0),
     ),
     Metric(
         name="reward/val_failed",
         unit="completions",
         meaning="Plans of these on which VAL crashed or ran out of time.",
         healthy="0.",
+        band=(0.0, 0.0),
     ),
     Metric(
         name="reward/errors",
@@ -524,6 +544,7 @@ _REWARD = (
         meaning="Completions for which a reward function raised or gave no number, summed over functions; `on_error` "
         "decides what becomes of them.",
         healthy="0. The reasons are in `samples.jsonl`.",
+        band=(0.0, 0.0),
     ),
     Metric(
         name="reward/timeouts",
@@ -676,6 +697,7 @@ _TIME = (
         "dtype, as their maker says or as `peak_tflops` says; absent where neither does.",
         healthy="0.1 to 0.5 on GPUs in bfloat16: sampling reads all weights for one token of each row. Larger batches "
         "raise it. Below 0.05 look at `time/rollout_s` and `time/reward_s`.",
+        band=(0.1, 0.5),
     ),
 )
 

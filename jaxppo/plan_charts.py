@@ -75,9 +75,10 @@ def _line(series: Series, points: Sequence[tuple[float, str]]) -> str:
     return "".join(parts)
 
 
-def line_sample(dashes: int) -> str:
-    """A short line with the dashes of a number, for a legend."""
-    line = f'<polyline class="line d{dashes % NUM_DASHES}" points="0,6 36,6"/>'
+def line_sample(dashes: int, colour: int | None = None) -> str:
+    """A short line with the dashes of a number, for a legend; without a colour in that of the text."""
+    painted = "" if colour is None else f" c{colour % NUM_COLOURS}"
+    line = f'<polyline class="line d{dashes % NUM_DASHES}{painted}" points="0,6 36,6"/>'
     return f'<svg class="sample" viewBox="0 0 36 12" aria-hidden="true">{line}</svg>'
 
 

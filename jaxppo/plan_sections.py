@@ -148,21 +148,31 @@ def _first_length(label: str) -> int:
 
 
 def outcome_bars(models: Models) -> str:
-    """A bar of outcomes per split, and the numbers."""
-    bars, totals = [], dict.fromkeys((plan_metrics.VALID, *(error.value for error in PlanError)), 0)
-    for split in _splits(models):
-        for label, results in models:
-            if split in results:
-                counts = results[split]["errors"]
-                totals = {name: total + counts[name] for name, total in totals.items()}
-                name = f"{split} · {label}" if len(models) > 1 else split
-                bars.append(f"<div>{shown(name)}</div>{plan_charts.share_bar(f'{name}: outcomes', counts)}")
+    """Why plans are not valid: a bar per split and model, and the numbers."""
+    counts = {
+        f"{split} · {label}" if len(models) > 1 else split: results[split]["errors"]
+        for split in _splits(models)
+        for label, results in models
+        if split in results
+    }
+    return f'<h2>Why plans are not valid</h2><div id="errors">{labelled_outcomes(counts)}</div>'
+
+
+def labelled_outcomes(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """A bar of outcomes behind each label, and a legend.
+
+    Args:
+        counts: {label: {`plan_metrics.VALID` or a `PlanError`'s value: number}}.
+    """
+    names = (plan_metrics.VALID, *(error.value for error in PlanError))
+    ordered = {label: {name: of.get(name, 0) for name in names} for label, of in counts.items()}
+    totals = {name: sum(of[name] for of in ordered.values()) for name in names}
     legend = "".join(
         f'<li><span class="swatch e-{name}"></span>{name.replace("_", " ")} ({total})</li>'
         for name, total in totals.items()
         if total
     )
-    return (
-        f'<h2>Why plans are not valid</h2><ul class="legend">{legend}</ul><div class="bars" id="errors">'
-        f"{''.join(bars)}</div>"
+    bars = "".join(
+        f"<div>{shown(label)}</div>{plan_charts.share_bar(f'{label}: outcomes', of)}" for label, of in ordered.items()
     )
+    return f'<ul class="legend">{legend}</ul><div class="bars">{bars}</div>'

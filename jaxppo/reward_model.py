@@ -20,7 +20,6 @@ from jaxppo.config_sources import flatten, parse_cli, plain_values
 from jaxppo.console import Console
 from jaxppo.data import bucket
 from jaxppo.errors import DataError
-from jaxppo.evaluator import EVAL_FILE
 from jaxppo.export import REWARD_MODEL, TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
 from jaxppo.families.gpt_neox import GPTNeoXConfig
@@ -256,7 +255,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     if config.dataset is None:
         raise DataError("dataset: expected a folder with preference data or a hub id, got None")
     console, folder, resumed = run_folder.begin("reward_model", config)
-    if processes.on_first(lambda: resumed and (folder / EVAL_FILE).exists()):
+    if processes.on_first(lambda: resumed and (folder / run_folder.EVAL_FILE).exists()):
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     trackers = Trackers(config.loop.report_to, folder, config, console.warn)
@@ -328,7 +327,7 @@ def _train(
     params, frozen = parallel.to_host((state.params, state.frozen))
     if processes.is_first():
         write_models(folder, last, params, frozen, start.tokenizer, results)
-        run_folder.write_json(folder / EVAL_FILE, results)
+        run_folder.write_json(folder / run_folder.EVAL_FILE, results)
     for split, result in results["after"].items():
         console.result(summary_line(split, result))
     console.print(f"model in {folder / REWARD_MODEL}")

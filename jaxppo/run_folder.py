@@ -14,6 +14,9 @@ from jaxppo.console import Console
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.redact import redact_command
 
+EVAL_FILE = "eval.json"
+"""Name of the results in a run folder."""
+
 
 def begin(command: str, config: Any) -> tuple[Console, Path, bool]:
     """Join the processes of a run; its view, its folder, and whether that holds the run to resume.

@@ -13,7 +13,7 @@ from jaxppo import cli, data, hf, models, ops, optimizer, processes, reward_sour
 from jaxppo.chat import make_turns
 from jaxppo.config import SFTConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
-from jaxppo.evaluator import EVAL_FILE, eval_metrics, make_evaluator, print_results
+from jaxppo.evaluator import eval_metrics, make_evaluator, print_results
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.families import ModelConfig
 from jaxppo.families.gpt2 import GPT2Config
@@ -86,7 +86,7 @@ def _weighted_batch(supervised: data.SupervisedData, step: int) -> tuple[Sequenc
 def sft(config: SFTConfig) -> Path:
     """Train a model on reference plans; returns the run folder."""
     console, folder, resumed = run_folder.begin("sft", config)
-    if processes.on_first(lambda: resumed and (folder / EVAL_FILE).exists()):
+    if processes.on_first(lambda: resumed and (folder / run_folder.EVAL_FILE).exists()):
         console.print(f"{folder} is finished: nothing to resume")
         return folder
     trackers = Trackers(config.loop.report_to, folder, config, console.warn)
@@ -143,7 +143,7 @@ def sft(config: SFTConfig) -> Path:
     params = parallel.to_host(state.params)
     if processes.is_first():
         write_models(folder, last, params, None, tokenizer, {"after": results})
-        run_folder.write_json(folder / EVAL_FILE, results)
+        run_folder.write_json(folder / run_folder.EVAL_FILE, results)
     print_results(console, results)
     console.print(f"model in {folder / 'policy'}")
     return folder

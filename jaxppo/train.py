@@ -41,7 +41,6 @@ from jaxppo.console import Console, ProgressView
 from jaxppo.curves import plot_curves
 from jaxppo.errors import ConfigError, ModelError
 from jaxppo.evaluator import (
-    EVAL_FILE,
     Evaluator,
     eval_metrics,
     make_evaluator,
@@ -59,6 +58,7 @@ from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.preemption import Preempted, Preemption
 from jaxppo.profiling import Profile, check_updates
+from jaxppo.report_page import reported
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.supervised import print_best, recall
 from jaxppo.throughput import Throughput
@@ -266,7 +266,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
 def train(config: TrainConfig) -> Path:
     """Carry out a run, or what is left of it; returns the run folder."""
     console, folder, resumed = run_folder.begin("train", config)
-    evals = processes.on_first(lambda: run_folder.read_json(folder / EVAL_FILE) if resumed else {})
+    evals = processes.on_first(lambda: run_folder.read_json(folder / run_folder.EVAL_FILE) if resumed else {})
     if "after" in evals:
         console.print(f"{folder} is finished: nothing to resume")
         return folder
@@ -278,7 +278,8 @@ def train(config: TrainConfig) -> Path:
     state = setup.ppo.init_state(*start)
     reference = setup.ppo.reference(state, start.policy)
     del start
-    with contextlib.closing(setup.rewards), contextlib.closing(setup.clock), setup.trackers:
+    closing = contextlib.closing
+    with reported(folder, console), closing(setup.rewards), closing(setup.clock), setup.trackers:
         _carry_out(setup, folder, state, reference, evals)
     return folder
 
@@ -291,7 +292,7 @@ def _carry_out(setup: Setup, folder: Path, state: TrainState, reference: Params 
         evals |= {"headline_split": config.headline_split, "before": before}
     setup.trackers.log(0, eval_metrics(evals["before"]))
     if processes.is_first():
-        run_folder.write_json(folder / EVAL_FILE, evals)
+        run_folder.write_json(folder / run_folder.EVAL_FILE, evals)
         setup.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
     state = _run_updates(setup, folder, state, reference)
     evals["after"] = _evaluate(setup, "after", state)
@@ -302,7 +303,7 @@ def _carry_out(setup: Setup, folder: Path, state: TrainState, reference: Params 
         records = read_metrics(folder / "metrics.jsonl")
         write_models(folder, _checkpoint_meta(setup, records[-1]), params, frozen, setup.tokenizer, evals)
         plot_curves(records, evals, folder / "curves.png")
-        run_folder.write_json(folder / EVAL_FILE, evals)  # last: "after" marks a run as finished
+        run_folder.write_json(folder / run_folder.EVAL_FILE, evals)  # last: "after" marks a run as finished
     _print_result(setup, folder, evals)
 
 

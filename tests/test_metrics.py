@@ -33,6 +33,19 @@ def test_metric_is_described_and_its_text_survives_a_markdown_table(metric):
     assert metrics.prefix_of(metric.name) in GROUPS
 
 
+def test_bands_are_those_of_the_text():
+    banded = [metric for metric in METRICS if metric.band is not None]
+    assert len(banded) >= 15
+    for metric in banded:
+        low, high = metric.band
+        assert low is not None or high is not None
+        assert low is None or high is None or low <= high
+        said = {float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", metric.healthy)}
+        said |= {-0.1} if "with either sign, within 0.1" in metric.healthy else set()
+        # What cannot be negative has 0 as its lower limit, said or not.
+        assert {low, high} - {None} <= said | {0.0}, metric.name
+
+
 def test_names_of_metrics_in_the_text_are_names_of_metrics():
     text = " ".join(getattr(metric, field) for metric in METRICS for field in FIELDS)
     quoted = [word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w<>]+/[\w<>/]+", code)]

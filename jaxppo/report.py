@@ -1,0 +1,27 @@
+"""The report of a run, and the comparison of several: `python -m jaxppo.report RUN [RUN2 ...]`.
+
+Every run of `train`, `sft` and `reward_model` writes its own `report.html` at its end; this command writes it again,
+also of a run that is still going on, or compares runs.
+"""
+
+from pathlib import Path
+
+from jaxppo import cli
+from jaxppo.config import ReportConfig
+from jaxppo.config_sources import parse_flags
+from jaxppo.report_comparison import write_comparison
+from jaxppo.report_page import REPORT_FILE, write_report
+
+
+def report(config: ReportConfig) -> Path:
+    """Write the page of one run or of several; returns the file."""
+    if len(config.runs) == 1:
+        path = write_report(config.runs[0], config.output)
+    else:
+        path = write_comparison(config.runs, config.output or REPORT_FILE)
+    print(f"report in {path}")
+    return path
+
+
+if __name__ == "__main__":
+    cli.main(lambda: report(parse_flags(ReportConfig, "report")), uses_jax=False)

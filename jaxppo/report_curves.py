@@ -1,0 +1,221 @@
+"""The curves of a report: every metric of one run, or of several runs over each other."""
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from jaxppo import html_page
+from jaxppo.html_page import shown
+from jaxppo.line_charts import Curve, line_chart, short
+from jaxppo.metrics import GROUPS, find, prefix_of
+from jaxppo.plan_charts import line_sample
+from jaxppo.report_checks import band_text, last_part, outside
+from jaxppo.report_run import Run, number
+
+ESSENTIALS = (
+    "objective/scores",
+    "reward/plan_valid",
+    "eval/<split>/validity",
+    "eval/<split>/mean_reward",
+    "objective/kl",
+    "policy/entropy_avg",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "policy/approxkl_avg",
+    "policy/clipfrac_avg",
+    "value/explained_variance",
+    "rloo/reward_zero_std",
+    "grad_norm",
+    "lr",
+)
+"""Curves that are open at once; all others are folded up, by prefix."""
+
+
+class Line(NamedTuple):
+    """What is drawn in one colour: a run, or runs that differ in their seed alone, as mean and standard deviation."""
+
+    label: str
+    runs: Sequence[Run]
+
+
+class Panel(NamedTuple):
+    """One chart: a metric, or a family of them such as one for each split."""
+
+    title: str
+    names: list[str]
+
+    @property
+    def prefix(self) -> str:
+        """Its group."""
+        return prefix_of(self.title)
+
+
+def panels(runs: Iterable[Run]) -> list[Panel]:
+    """A chart for every metric that the runs have; names that a family covers share one, but for parts of rewards."""
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for run in runs for name in run.metric_names):
+        metric = find(name)
+        joined = metric is not None and "<" in metric.name and metric.name != "reward/<part>"
+        found.setdefault(metric.name if metric is not None and joined else name, []).append(name)
+    return [Panel(title, names) for title, names in found.items()]
+
+
+class Curves:
+    """Draws the charts of a page, and keeps what its script needs.
+
+    Args:
+        lines: what each colour stands for; several are drawn over each other.
+        x: `step`, or `episode` where batches are not of one size.
+    """
+
+    def __init__(self, lines: Sequence[Line], x: str = "step"):
+        self._lines, self._x = lines, x
+        self.data: list[dict[str, Any]] = []
+        self._constant: list[str] = []
+
+    def section(self) -> str:
+        """All curves: the essential ones, then the others by prefix, folded up; what never changes is one line."""
+        every = panels(run for line in self._lines for run in line.runs)
+        if not any(line.runs[0].records for line in self._lines):
+            return '<h2 id="curves">Curves</h2><p class="soft">No update is logged yet.</p>'
+        essential = [panel for title in ESSENTIALS for panel in every if panel.title == title]
+        if not any(panel.prefix == "objective" for panel in essential):  # of sft and of reward models
+            essential = [panel for panel in every if panel.prefix in ("", "eval")]
+        parts = [
+            '<h2 id="curves">Curves</h2>',
+            f'<p class="soft">{self._how()}</p>',
+            self._legend(),
+            self.grid(essential),
+        ]
+        for prefix, title in GROUPS.items():
+            rest = [panel for panel in every if panel.prefix == prefix and panel not in essential]
+            parts.append(self._folded(prefix, title, rest))
+        parts.append(self._folded("", "Others", [panel for panel in every if panel.prefix not in GROUPS]))
+        if self._constant:
+            parts.append(f'<p class="soft">The same in every update: {", ".join(self._constant)}.</p>')
+        return "".join(parts)
+
+    def grid(self, wanted: Iterable[Panel]) -> str:
+        """The charts of some panels side by side."""
+        figures = [figure for panel in wanted if (figure := self._figure(panel))]
+        return f'<div class="charts">{"".join(figures)}</div>' if figures else ""
+
+    def island(self) -> str:
+        """What the page's script reads, once all charts are drawn."""
+        return html_page.data("curves-data", self.data)
+
+    def _how(self) -> str:
+        spread = any(len(line.runs) > 1 for line in self._lines)
+        what = "Shaded around a line: standard deviation over seeds." if spread else "Faint: every update."
+        smooth = "Strong: exponential moving mean over about a fifteenth of the run. Green: the healthy range."
+        return f"{what} {smooth} Point at a curve for its values."
+
+    def _legend(self) -> str:
+        if len(self._lines) == 1:
+            return ""
+        labels = (line.label for line in self._lines)
+        items = (f"<li>{line_sample(*self._style(i, 0)[::-1])}{shown(label)}</li>" for i, label in enumerate(labels))
+        return f'<ul class="legend">{"".join(items)}</ul>'
+
+    def _folded(self, prefix: str, title: str, wanted: Sequence[Panel]) -> str:
+        charts = self.grid(wanted)
+        if not charts:
+            return ""
+        name = f" <code>{prefix}/</code>" if prefix else ""
+        return f'<details class="group"><summary>{shown(title)}{name}</summary>{charts}</details>'
+
+    def _figure(self, panel: Panel) -> str:
+        curves = [
+            self._curve(line, name, self._style(i, place), len(panel.names) > 1)
+            for i, line in enumerate(self._lines)
+            for place, name in enumerate(panel.names)
+        ]
+        curves = [curve for curve in curves if any(y is not None for y in curve.ys)]
+        values = {y for curve in curves for y in curve.ys if y is not None}
+        if len(values) == 1 and max(len(curve.ys) for curve in curves) > 1 and panel.title not in ESSENTIALS:
+            self._constant.append(f"<code>{shown(panel.title)}</code> {short(values.pop())}")
+            return ""
+        metric = find(panel.names[0])
+        band = None if metric is None else metric.band
+        chart = line_chart(
+            f"{panel.title} over the updates", curves, band, "update" if self._x == "step" else "episode"
+        )
+        if chart is None:
+            return ""
+        self.data.append(chart.data)
+        ends = [fmean(last_part(curve.ys)) for curve in curves]
+        told = [f"healthy {band_text(band)}"] if band is not None else []
+        told += _verdict(ends, band) if band is not None else []
+        told += [f"{chart.beyond} beyond the axis"] if chart.beyond else []
+        unit = "" if metric is None else metric.unit
+        now = short(ends[0]) if len(ends) == 1 else ""
+        return (
+            f'<figure class="curve" data-chart="{len(self.data) - 1}"><figcaption><code>{shown(panel.title)}</code>'
+            f'<strong title="mean of the last tenth">{now}</strong></figcaption>'
+            f'<p class="soft unit">{marked(unit)}</p>{chart.svg}'
+            f'<p class="soft told">{" · ".join(told)}</p>{self._members(panel)}{_about(panel.names[0])}</figure>'
+        )
+
+    def _members(self, panel: Panel) -> str:
+        """The legend of a family's members: colours in one run, dashes among several."""
+        if len(panel.names) == 1:
+            return ""
+        colours = [place if len(self._lines) == 1 else None for place in range(len(panel.names))]
+        samples = (line_sample(self._style(0, place)[1], colour) for place, colour in enumerate(colours))
+        items = (f"<li>{sample}{shown(_member(name))}</li>" for sample, name in zip(samples, panel.names, strict=True))
+        return f'<ul class="legend">{"".join(items)}</ul>'
+
+    def _style(self, of_line: int, place: int) -> tuple[int, int]:
+        """Colour and dashes: colours tell lines apart and dashes members of a family, or colours where it is alone."""
+        if len(self._lines) == 1:
+            return place, place // html_page.NUM_COLOURS
+        return of_line, place + of_line // html_page.NUM_COLOURS
+
+    def _curve(self, line: Line, name: str, style: tuple[int, int], is_member: bool) -> Curve:
+        """A metric of a line."""
+        names = [line.label] * (len(self._lines) > 1) + [_member(name)] * is_member
+        label, (colour, dashes) = " ".join(names), style
+        if len(line.runs) == 1:
+            xs = [number(record.get(self._x)) or 0.0 for record in line.runs[0].records]
+            return Curve(label, xs, line.runs[0].values(name), colour, dashes)
+        by_x: dict[float, list[float]] = {}
+        for run in line.runs:
+            for record, value in zip(run.records, run.values(name), strict=True):
+                if value is not None:
+                    by_x.setdefault(number(record.get(self._x)) or 0.0, []).append(value)
+        xs = sorted(by_x)
+        means = [fmean(by_x[x]) for x in xs]
+        spreads = [stdev(by_x[x]) if len(by_x[x]) > 1 else 0.0 for x in xs]
+        low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
+        return Curve(label, xs, means, colour, dashes, low, high)
+
+
+def _member(name: str) -> str:
+    """What stands for the `<...>` of a family: `eval/test/validity` is `test`."""
+    metric = find(name)
+    segments = zip((name if metric is None else metric.name).split("/"), name.split("/"), strict=True)
+    return " ".join(given for family, given in segments if family.startswith("<")) or name
+
+
+def _verdict(ends: Sequence[float], band: Any) -> list[str]:
+    sides = {side for end in ends if (side := outside(end, band))}
+    if sides:
+        return [f'<span class="mark out">ends {" and ".join(sorted(sides))}</span>']
+    return ['<span class="mark in">in range</span>']
+
+
+def _about(name: str) -> str:
+    metric = find(name)
+    if metric is None:
+        return ""
+    return (
+        f"<details><summary>What it means</summary><p>{marked(metric.meaning)}</p>"
+        f"<p><b>Healthy:</b> {marked(metric.healthy)}</p></details>"
+    )
+
+
+def marked(text: str) -> str:
+    """HTML of our own words, with what stands in backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

@@ -1,0 +1,351 @@
+"""The report of a run, `report.html`: results, curves, samples through time, settings, commands; one HTML file."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from jaxppo import html_page, plan_sections, processes
+from jaxppo.console import Console
+from jaxppo.html_page import row, shown, table
+from jaxppo.line_charts import Part, short, stacked_bars
+from jaxppo.report_checks import Concern, concerns
+from jaxppo.report_curves import Curves, Line, marked, panels
+from jaxppo.report_run import MEASURES, SAMPLES_FILE, Run, read_run
+from jaxppo.report_samples import Samples, read_samples
+
+REPORT_FILE = "report.html"
+"""Name of the report in a run folder."""
+
+_MOST_OUTCOME_BARS = 12
+
+
+@contextmanager
+def reported(folder: Path, console: Console) -> Iterator[None]:
+    """Write the report of a run behind the block that carries it out, also where that is stopped or fails.
+
+    A report that cannot be written is a warning: the run is what it is without it.
+
+    Args:
+        folder: run folder.
+        console: for the line that says where the report is.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:  # asked twice to stop: at once
+        raise
+    except BaseException:
+        _write_or_warn(folder, console)
+        raise
+    _write_or_warn(folder, console)
+
+
+def _write_or_warn(folder: Path, console: Console) -> None:
+    if not processes.is_first():
+        return
+    try:
+        path = write_report(folder)
+    except Exception as error:  # whatever is wrong with the page, the run must not fail by it
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        console.warn(
+            f"no report was written ({reason}); python -m jaxppo.report {shlex.quote(str(folder))} tries again"
+        )
+    else:
+        console.result(f"report in {path}")
+
+
+def write_report(folder: Path | str, path: Path | str | None = None) -> Path:
+    """Write the report of a run, finished or not.
+
+    Args:
+        folder: of `train`, `sft` or `reward_model`.
+        path: the HTML file; default: `report.html` in the folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        DataError: as for `read_run`.
+    """
+    run = read_run(folder)
+    path = run.folder / REPORT_FILE if path is None else Path(path)
+    samples = read_samples(run.folder / SAMPLES_FILE)
+    html_page.write_page(path, f"{run.name}: {run.method}", _parts(run, samples), "report")
+    return path
+
+
+def _parts(run: Run, samples: Samples) -> list[str]:
+    curves = Curves([Line(run.name, [run])])
+    sections = {
+        "results": results(run),
+        "curves": curves.section(),
+        "reward": _reward(run, samples, curves),
+        "samples": _samples(run, samples),
+        "time": _times(run),
+        "settings": _settings(run),
+    }
+    links = "".join(f'<a href="#{name}">{name.capitalize()}</a>' for name, html in sections.items() if html)
+    return [
+        f"<h1>{shown(run.name)}</h1>",
+        f'<p class="soft">{shown(_status(run))}</p>',
+        f'<nav aria-label="Sections">{links}</nav>',
+        headline(run),
+        _concerns(run, concerns(run)),
+        *sections.values(),
+        _commands(run),
+        curves.island(),
+        html_page.data("samples-data", samples.updates),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+def _status(run: Run) -> str:
+    planned = run.planned_updates
+    if run.after:
+        state = f"finished after {run.updates} updates"
+    else:
+        state = f"not finished: {run.updates}{'' if planned is None else f' of {planned}'} updates"
+    trained_on = run.settings.get("dataset") or "data of its own"
+    return f"{run.method} on {trained_on} · {state} · seed {run.settings.get('seed')} · {run.folder}"
+
+
+def headline(run: Run) -> str:
+    """A card for every split, with what counts before and after; without an evaluation the curve that counts."""
+    splits = list(dict.fromkeys([*(run.after or {}), *(run.before or {})]))
+    splits.sort(key=lambda split: split != run.headline_split)
+    cards = [card for split in splits[:4] if (card := _card(run, split))]
+    if not cards:
+        cards = [card for name in ("objective/scores", "loss") if (card := _curve_card(run, name))]
+    return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
+
+
+def _card(run: Run, split: str) -> str:
+    measure = next((name for name in MEASURES if (run.after or run.before)[split].get(name) is not None), None)
+    if measure is None:
+        return ""
+    sides = [results[split].get(measure) for results in (run.before, run.after) if split in results]
+    sides = [value for value in sides if value is not None]
+    moments = " before and after" if len(sides) > 1 else " after training" if run.after else " before training"
+    values = '<span class="arrow">→</span>'.join(f"<span>{value_html(value)}</span>" for value in sides)
+    kind = "card main" if split == run.headline_split else "card"
+    what = f"{MEASURES[measure]} on {split}{moments}"
+    return f'<div class="{kind}"><p class="soft">{shown(what)}</p><p class="big">{values}</p>{_gain(sides)}</div>'
+
+
+def _curve_card(run: Run, name: str) -> str:
+    known = [value for value in run.values(name) if value is not None]
+    if not known:
+        return ""
+    part = max(1, len(known) // 10)
+    first, last = fmean(known[:part]), fmean(known[-part:])
+    return (
+        f'<div class="card main"><p class="soft"><code>{name}</code>, first and last tenth of the updates</p>'
+        f'<p class="big"><span>{short(first)}</span><span class="arrow">→</span><span>{short(last)}</span></p></div>'
+    )
+
+
+def _gain(sides: Sequence[Any]) -> str:
+    if len(sides) < 2:
+        return ""
+    is_rate = isinstance(sides[0], dict) and "rate" in sides[0]
+    before, after = (side.get("rate", side.get("mean")) if isinstance(side, dict) else side for side in sides)
+    if before is None or after is None:
+        return ""
+    text = f"{100 * (after - before):+.1f} points" if is_rate else f"{after - before:+.3f}"
+    count = f", n = {sides[1]['n']}, 95 % intervals" if isinstance(sides[1], dict) and "n" in sides[1] else ""
+    return f'<p class="soft">{text}{count}</p>'
+
+
+def value_html(value: Any) -> str:
+    """HTML of what an evaluation measured: a rate or mean with its interval, or a number."""
+    if isinstance(value, dict):
+        return plan_sections.measured(value)
+    return short(value) if isinstance(value, int | float) else "–"
+
+
+def results(run: Run) -> str:
+    """What the evaluations measured; of plans with their outcomes and the validity by length."""
+    models = [(moment, of) for moment, of in (("before", run.before), ("after", run.after)) if of]
+    if not models:
+        return ""
+    cells = [cell for _, of in models for cell in of.values()]
+    if not all({"rows", "errors", "domains"} <= cell.keys() for cell in cells):
+        return f'<h2 id="results">Results</h2>{_plain_results(models)}'
+    lengths = plan_sections.validity_charts(models)
+    return f'<div id="results">{plan_sections.summary(models)}{lengths}{plan_sections.outcome_bars(models)}</div>'
+
+
+def _plain_results(models: plan_sections.Models) -> str:
+    """The table of results that are not of plans, or of a version that measured less of them."""
+    cells = [cell for _, of in models for cell in of.values()]
+    names = [name for name in MEASURES if any(cell.get(name) is not None for cell in cells)]
+    rows = [
+        row([shown(split), moment, *(value_html(cell.get(name)) for name in names)])
+        for moment, of in models
+        for split, cell in of.items()
+    ]
+    return table("summary", ["split", "moment", *(MEASURES[name] for name in names)], rows)
+
+
+def _concerns(run: Run, found: Sequence[Concern]) -> str:
+    if not run.records:
+        return ""
+    if not found:
+        return '<p class="fine">Nothing looks wrong in the curves: see the healthy range of each below.</p>'
+    items = "".join(f"<li><b>{marked(one.what)}</b> {marked(one.advice)}</li>" for one in found)
+    return f'<section class="warning" aria-label="Warnings"><h2>Worth a look</h2><ul>{items}</ul></section>'
+
+
+# ------------------------------------------------------------------------------------------------- reward and samples
+
+
+def _reward(run: Run, samples: Samples, curves: Curves) -> str:
+    """What each reward function and its parts gave, at first and at last; outcomes of the logged samples."""
+    wanted = [panel for panel in panels([run]) if panel.prefix in ("reward", "rewards")]
+    rows = [row(_part_cells(run, name)) for panel in wanted for name in panel.names]
+    if not rows and not samples.outcomes:
+        return ""
+    heads = ["part", "first tenth", "last tenth", "change", "lowest", "highest"]
+    parts = table("reward-parts", heads, rows) if rows else ""
+    return f'<h2 id="reward">Reward, part by part</h2>{parts}{_outcomes(samples)}'
+
+
+def _part_cells(run: Run, name: str) -> list[str]:
+    known = [value for value in run.values(name) if value is not None]
+    if not known:
+        return [f"<code>{shown(name)}</code>", *["–"] * 5]
+    tenth = max(1, len(known) // 10)
+    first, last = fmean(known[:tenth]), fmean(known[-tenth:])
+    change = short(last - first)
+    return [f"<code>{shown(name)}</code>", *map(short, (first, last)), change, short(min(known)), short(max(known))]
+
+
+def _outcomes(samples: Samples) -> str:
+    """A bar of verdicts for some of the updates whose samples are logged."""
+    steps = list(samples.outcomes)
+    if not steps:
+        return ""
+    if len(steps) > _MOST_OUTCOME_BARS:
+        last = _MOST_OUTCOME_BARS - 1
+        steps = [steps[round(i * (len(steps) - 1) / last)] for i in range(_MOST_OUTCOME_BARS)]
+    bars = plan_sections.labelled_outcomes({f"update {step}": samples.outcomes[step] for step in steps})
+    return f"<h3>Verdicts of the logged samples</h3>{bars}"
+
+
+def _samples(run: Run, samples: Samples) -> str:
+    if not samples.shown:
+        return ""
+    left_out = ""
+    if samples.shown < samples.total:
+        left_out = (
+            f"{samples.shown} of {samples.total} logged samples of {len(samples.updates)} of "
+            f"{samples.total_updates} updates are on this page; all are in {run.folder / SAMPLES_FILE}."
+        )
+    return f"""<h2 id="samples">Samples through time</h2>
+<p class="soft">{shown(left_out)}</p>
+<noscript><p>Moving through the samples needs the page's script.</p></noscript>
+<div id="explorer" hidden>
+<div class="controls">
+<label class="wide-control">Prompt <select id="prompt"></select></label>
+<label class="wide-control" id="time">Update <input id="update" type="range" min="0" step="1" value="0"></label>
+<button id="earlier" type="button" aria-label="Earlier update">←</button>
+<span id="position" aria-live="polite"></span>
+<button id="later" type="button" aria-label="Later update">→</button>
+</div>
+<ol id="cards"></ol>
+</div>"""
+
+
+# ------------------------------------------------------------------------------------------------- time and settings
+
+_STAGES = {
+    "time/rollout_s": ("sampling", 0),
+    "time/reward_s": ("reward, while devices score", 2),
+    "time/reward_wait_s": ("waiting for the reward", 1),
+    "time/update_s": ("learning", 3),
+    "time/step_s": ("step", 0),
+}
+
+
+def _times(run: Run) -> str:
+    """Stacked bars of the stages of an update, and their totals."""
+    seconds = {name: [value or 0.0 for value in run.values(name)] for name in _STAGES if name in run.metric_names}
+    if not seconds:
+        return ""
+    if {"time/reward_s", "time/reward_wait_s"} <= seconds.keys():
+        pairs = zip(seconds["time/reward_s"], seconds["time/reward_wait_s"], strict=True)
+        seconds["time/reward_s"] = [max(0.0, reward - wait) for reward, wait in pairs]
+    parts = [Part(_STAGES[name][0], values, _STAGES[name][1]) for name, values in seconds.items()]
+    steps = [float(record["step"]) for record in run.records]
+    chart = stacked_bars("seconds of every update, by stage", steps, parts, "s")
+    note = f"{chart.beyond} higher bars are cut at the top. " if chart.beyond else ""
+    legend = "".join(f'<li><span class="swatch c{part.colour}"></span>{part.label}</li>' for part in parts)
+    return (
+        f'<h2 id="time">Time</h2><div class="charts"><figure><figcaption>Seconds of an update</figcaption>{chart.svg}'
+        f'<ul class="legend">{legend}</ul><p class="soft">{note}</p></figure><div>{_time_table(run, parts)}</div></div>'
+    )
+
+
+def _time_table(run: Run, parts: Sequence[Part]) -> str:
+    whole = sum(sum(part.values) for part in parts)
+    rows = [
+        row([part.label, duration(sum(part.values)), f"{sum(part.values) / (whole or 1.0):.0%}", _usual(part.values)])
+        for part in parts
+    ]
+    rows.append(row(["all updates", duration(whole), "", ""], "total"))
+    compiled = [value for value in run.values("compile/s") if value is not None]
+    if compiled:
+        programs = sum(value or 0.0 for value in run.values("compile/count"))
+        rows.append(row([f"compiling {programs:.0f} programs, within the above", duration(sum(compiled)), "", ""]))
+    for name, words in {"throughput/samples_per_s": "completions per second", "memory/peak_mib": "MiB at most"}.items():
+        known = [value for value in run.values(name) if value is not None]
+        if known:
+            best = max(known) if name.startswith("memory") else sorted(known)[len(known) // 2]
+            rows.append(row([words, f"{best:,.1f}", "", ""]))
+    return table("stages", ["stage", "in all", "share", "median"], rows)
+
+
+def _usual(values: Sequence[float]) -> str:
+    return f"{short(sorted(values)[len(values) // 2])} s"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    if seconds < 60:
+        return f"{short(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _settings(run: Run) -> str:
+    changed = run.changed
+    heads = ["setting", "value", f"without flags: python -m jaxppo.{run.command}"]
+    rows = {name: _setting(run, name, name in changed) for name in run.settings}
+    differing = table("changed", heads, [rows[name] for name in changed], words=True) if changed else ""
+    said = f"{len(changed)} of {len(rows)} settings are not those of the command without flags."
+    return (
+        f'<h2 id="settings">Settings</h2><p class="soft">{said}</p>{differing}<details class="group"><summary>All '
+        f"{len(rows)} settings</summary>{table('settings-all', heads, rows.values(), words=True)}</details>"
+    )
+
+
+def _setting(run: Run, name: str, is_changed: bool) -> str:
+    default = shown(run.defaults.get(name, "–")) if is_changed else "the same"
+    mark = " ●" if is_changed else ""
+    return row([f"<code>{shown(name)}</code>{mark}", f"<code>{shown(run.settings[name])}</code>", default])
+
+
+def _commands(run: Run) -> str:
+    commands = {"The command that began it": run.command_line, "To repeat it from its settings": run.reproduce}
+    commands["To go on with it" if not run.after else "Finished: to resume changes nothing"] = run.resume
+    commands["To write this page again"] = run.report
+    parts = (f"<h3>{what}</h3><pre>{_literal(text)}</pre>" for what, text in commands.items() if text)
+    return f'<h2 id="commands">Commands</h2>{"".join(parts)}'
+
+
+def _literal(text: str) -> str:
+    return "\n".join(shown(line) for line in text.splitlines())

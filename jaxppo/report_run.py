@@ -1,0 +1,186 @@
+"""What a run folder holds, read for a report: of `train`, `sft` or `reward_model`, finished or not."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxppo.config import EvaluateConfig, RewardModelConfig, SFTConfig, TrainConfig
+from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, preset_values, read_yaml
+from jaxppo.errors import DataError
+from jaxppo.logs import read_metrics
+from jaxppo.metrics import METRICS
+from jaxppo.run_folder import EVAL_FILE, read_json
+
+METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
+
+Results = Mapping[str, Mapping[str, Any]]
+"""{split: measures}."""
+
+_COMMANDS = {"train": TrainConfig, "sft": SFTConfig, "reward_model": RewardModelConfig, "evaluate": EvaluateConfig}
+_OLD_NAMES = {metric.old_name for metric in METRICS} - {None}
+_COUNTERS = ("step", "episode", "epoch")
+
+MEASURES = {
+    "validity": "valid plans",
+    "accuracy": "pairs ordered right",
+    "executability": "executable plans",
+    "reward": "mean reward",
+    "mean_reward": "mean reward",
+    "margin": "margin",
+    "loss": "loss",
+}
+"""What an evaluation may measure of a split, in words, with what matters most first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as its folder tells it.
+
+    Args:
+        folder: its folder.
+        command: train, sft or reward_model.
+        command_line: the one that began it, without secrets; None where the folder does not say.
+        settings: all that were saved, with today's defaults for those that were not there yet.
+        defaults: what the command does without flags.
+        records: of `metrics.jsonl`; none where there was no update yet.
+        before: evaluation before training; empty where there is none.
+        after: evaluation after training; empty as long as the run is not finished.
+        headline_split: the split that counts; None where there was no evaluation yet.
+    """
+
+    folder: Path
+    command: str
+    command_line: str | None
+    settings: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
+    before: Results
+    after: Results
+    headline_split: str | None
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.folder.resolve().name
+
+    @property
+    def method(self) -> str:
+        """What the run does."""
+        names = {"sft": "SFT", "reward_model": "reward model"}
+        return names.get(self.command) or str(self.settings["algorithm"]).upper()
+
+    @property
+    def changed(self) -> list[str]:
+        """Settings that are not what the command does without flags."""
+        return [name for name, value in self.settings.items() if value != self.defaults.get(name)]
+
+    @property
+    def updates(self) -> int:
+        """Updates that are done."""
+        return int(self.records[-1]["step"]) if self.records else 0
+
+    @property
+    def planned_updates(self) -> int | None:
+        """Updates of the whole run; None where its settings do not say."""
+        if self.after:
+            return self.updates
+        episodes = self.settings.get("total_episodes")
+        return None if episodes is None else -(-int(episodes) // int(self.settings["batch_size"]))
+
+    @property
+    def metric_names(self) -> list[str]:
+        """What its records measure, in the order of the documentation, then what that does not know."""
+        logged = {name for record in self.records for name in record if name not in _COUNTERS}
+        known = [metric.name for metric in METRICS if metric.name in logged]
+        return known + sorted(logged - set(known) - _OLD_NAMES)
+
+    def values(self, name: str) -> list[float | None]:
+        """A metric in every record; None where it is missing, null or no number."""
+        return [number(record.get(name)) for record in self.records]
+
+    @property
+    def headline(self) -> str | None:
+        """The measure of the headline split that counts; None without an evaluation."""
+        measured = (self.after or self.before).get(self.headline_split or "", {})
+        return next((name for name in MEASURES if measured.get(name) is not None), None)
+
+    @property
+    def reproduce(self) -> str:
+        """The command that repeats the run."""
+        return f"python -m jaxppo.{self.command} --config {shlex.quote(str(self.folder / CONFIG_FILE))}"
+
+    @property
+    def report(self) -> str:
+        """The command that writes the report again."""
+        return f"python -m jaxppo.report {shlex.quote(str(self.folder))}"
+
+    @property
+    def resume(self) -> str:
+        """The command that goes on with the run."""
+        return f"python -m jaxppo.{self.command} --resume --output_dir {shlex.quote(str(self.folder))}"
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
+def read_run(folder: Path | str) -> Run:
+    """Read a run folder; files that are not there yet, or that older versions did not write, are left out.
+
+    Raises:
+        DataError: it is no folder of a run, or a file in it is damaged.
+        ConfigError: its `config.yaml` cannot be read.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG_FILE).is_file():
+        found = f"{folder} without {CONFIG_FILE}" if folder.is_dir() else f"{folder}, which is no folder"
+        raise DataError(f"runs: expected folders of train, sft or reward_model, got {found}")
+    values = read_yaml(folder / CONFIG_FILE)
+    command = max(_COMMANDS, key=lambda name: _fit(values, _COMMANDS[name]))
+    if command == "evaluate":
+        raise DataError(f"runs: expected folders of train, sft or reward_model, got the evaluation {folder}")
+    config = _COMMANDS[command]()
+    plain = {name: value for name, value in plain_values(flatten(config)).items() if name not in CALL_ONLY}
+    metrics = folder / METRICS_FILE
+    before, after, headline_split = _evaluations(read_json(folder / EVAL_FILE))
+    return Run(
+        folder=folder,
+        command=command,
+        command_line=_command_line(folder / CONFIG_FILE),
+        settings=plain | values,
+        defaults=plain | preset_values(command, "default"),
+        records=[record for record in read_metrics(metrics) if "step" in record] if metrics.exists() else [],
+        before=before,
+        after=after,
+        headline_split=headline_split,
+    )
+
+
+def _fit(values: Mapping[str, Any], config_class: Any) -> int:
+    """How well settings fit a command: those that both have, less those that only one of them has."""
+    names = flatten(config_class()).keys() - set(CALL_ONLY)
+    return len(names & values.keys()) - len(names ^ values.keys())
+
+
+def _command_line(path: Path) -> str | None:
+    """The command in the comment at the top of a configuration."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").removeprefix(" "))
+    text = "\n".join(lines)
+    return text.removeprefix("command: ") if text.startswith("command: ") else None
+
+
+def _evaluations(content: Mapping[str, Any]) -> tuple[Results, Results, str | None]:
+    """Before, after and the headline split; `sft` writes the splits alone, once it is done."""
+    if content and not {"before", "after"} & content.keys():
+        content = {"after": content}
+    before, after = content.get("before", {}), content.get("after", {})
+    return before, after, content.get("headline_split") or next(iter(after or before), None)

@@ -1,0 +1,110 @@
+"""The samples of a run that its report shows: a few of each update, the same prompts where they come again."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxppo.console import sanitize
+from jaxppo.html_page import clean_lines
+from jaxppo.logs import iter_records
+from jaxppo.plan_metrics import VALID
+from jaxppo.planning.plans import PlanError
+
+_MOST_UPDATES = 40
+_MOST_PER_UPDATE = 12
+_MOST_CHARACTERS = 4_000  # of a text
+_MOST_BYTES = 2_000_000  # of all texts
+_SHOWN = ("step", "id", "prompt", "completion", "score", "verdict")
+_KINDS = {error.value.replace("_", " "): error.value for error in PlanError} | {VALID: VALID}
+
+
+class Samples(NamedTuple):
+    """What is shown, and what is not."""
+
+    updates: list[dict[str, Any]]  # {"step", "samples": [{"id", "prompt", "completion", "score", "verdict", "more"}]}
+    outcomes: dict[int, dict[str, int]]  # of all samples: {step: {why a plan is not valid, or "valid": samples}}
+    total: int
+    total_updates: int
+
+    @property
+    def shown(self) -> int:
+        """How many samples are shown."""
+        return sum(len(update["samples"]) for update in self.updates)
+
+
+def read_samples(path: Path) -> Samples:
+    """Choose from a `samples.jsonl` of any length, in two passes over it; a file that is missing has no samples.
+
+    Raises:
+        DataError: a line is not a JSON object.
+    """
+    if not path.exists():
+        return Samples([], {}, 0, 0)
+    ids: dict[int, list[str]] = {}
+    outcomes: dict[int, Counter[str]] = {}
+    for step, record in _steps(path):
+        ids.setdefault(step, []).append(str(record.get("id", "")))
+        kind = _outcome(record.get("verdict"))
+        if kind is not None:
+            outcomes.setdefault(step, Counter())[kind] += 1
+    wanted = _chosen(ids)
+    updates = _read_chosen(path, wanted)
+    counts = {step: dict(counter) for step, counter in sorted(outcomes.items())}
+    return Samples(updates, counts, sum(map(len, ids.values())), len(ids))
+
+
+def _steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    return ((record["step"], record) for record in iter_records(path) if isinstance(record.get("step"), int))
+
+
+def _outcome(verdict: Any) -> str | None:
+    """Why a plan is not valid, as `plan_reward.describe` begins its verdict; None for the words of other rewards."""
+    return _KINDS.get(verdict.split(":")[0].split(" at step")[0]) if isinstance(verdict, str) else None
+
+
+def _chosen(ids: Mapping[int, Sequence[str]]) -> dict[int, set[int]]:
+    """{step: places of its samples to show}: updates evenly spaced, prompts of several updates before others."""
+    steps = sorted(ids)
+    if len(steps) > _MOST_UPDATES:
+        steps = [steps[round(i * (len(steps) - 1) / (_MOST_UPDATES - 1))] for i in range(_MOST_UPDATES)]
+    often = Counter(name for step in steps for name in set(ids[step]))
+    ranked = {step: sorted(range(len(ids[step])), key=lambda i, s=step: (-often[ids[s][i]], i)) for step in steps}
+    return {step: set(places[:_MOST_PER_UPDATE]) for step, places in ranked.items()}
+
+
+def _read_chosen(path: Path, wanted: Mapping[int, set[int]]) -> list[dict[str, Any]]:
+    found: dict[int, list[dict[str, Any]]] = {step: [] for step in wanted}
+    place: Counter[int] = Counter()
+    left = _MOST_BYTES // max(1, len(wanted))
+    room = dict.fromkeys(wanted, left)
+    for step, record in _steps(path):
+        if place[step] in wanted.get(step, ()):
+            sample = _sample(record)
+            room[step] -= sum(len(text) for text in (sample["prompt"], sample["completion"]))
+            if room[step] >= 0 or not found[step]:
+                found[step].append(sample)
+        place[step] += 1
+    return [{"step": step, "samples": samples} for step, samples in found.items()]
+
+
+def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as the page shows it: texts without what could deceive a reader."""
+    score, verdict = record.get("score"), record.get("verdict")
+    extras = {sanitize(str(name), 80): _value(value) for name, value in record.items() if name not in _SHOWN}
+    return {
+        "id": sanitize(str(record.get("id", "")), 200),
+        "prompt": clean_lines(_text(record.get("prompt")), _MOST_CHARACTERS),
+        "completion": clean_lines(_text(record.get("completion")), _MOST_CHARACTERS),
+        "score": score if isinstance(score, int | float) else None,
+        "verdict": "" if verdict is None else sanitize(str(verdict), 400),
+        "more": extras,
+    }
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else str(value)
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else sanitize(str(value), 400)
