@@ -9,10 +9,11 @@ from jaxppo.html_page import NUM_COLOURS, NUM_DASHES, shown, svg
 Band = tuple[float | None, float | None]
 """Lowest and highest healthy value; None: no limit on that side."""
 
-_WIDTH, _HEIGHT = 420, 216
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 412, 12, 184
-_MOST_BUCKETS = 200  # of a curve that is thinned: about one per two units of the width
+_WIDTH, _HEIGHT = 340, 196
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 332, 10, 162
+_MOST_BUCKETS = 200  # of a curve that is thinned: closer than the eye tells
 _MOST_BARS = 72
+_MOST_DOTS = 12  # a curve of so few values, such as evaluations, shows each
 _SMOOTHED_SHARE = 1 / 15  # of a curve, that its moving mean looks back on
 
 
@@ -104,12 +105,12 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number in a few characters: `0.125`, `12k`, `3.0e-05`."""
+    """A number in a few characters: `0.125`, `12k`, `3e-05`."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) >= 10_000:
         return f"{value / 1e6:.4g}M" if abs(value) >= 1e6 else f"{value / 1e3:.4g}k"
-    return f"{value:.1e}" if abs(value) < 1e-3 else f"{value:.3g}" if abs(value) < 100 else f"{value:.4g}"
+    return f"{value:.2g}" if abs(value) < 1e-3 else f"{value:.3g}" if abs(value) < 100 else f"{value:.4g}"
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
@@ -179,7 +180,7 @@ def _axes(scale: _Scale, x_label: str) -> str:
     parts = [_level(scale.y(value), short(value)) for value in ticks(scale.low, scale.high)]
     steps = [x for x in ticks(scale.x0, scale.x1) if x == int(x)] if scale.x1 > scale.x0 else [scale.x0]
     parts += [_tick(scale.x(x), short(x)) for x in steps]
-    parts.append(f'<text class="axis" x="{_RIGHT}" y="{_HEIGHT - 2}" text-anchor="end">{shown(x_label)}</text>')
+    parts.append(f'<text class="axis" x="{_RIGHT}" y="{_HEIGHT - 4}" text-anchor="end">{shown(x_label)}</text>')
     return "".join(parts)
 
 
@@ -204,8 +205,14 @@ def _drawn(curve: Curve, scale: _Scale, smooth: bool) -> tuple[str, list[list[fl
     elif means != list(curve.ys):
         parts.append(_polylines([(curve.xs[i], curve.ys[i]) for i in kept], scale, f"line raw {curve.classes}"))
     parts.append(_polylines([(curve.xs[i], means[i]) for i in kept], scale, f"line {curve.classes}"))
+    if len(kept) <= _MOST_DOTS:
+        parts += [_dot(scale, curve.xs[i], value, curve.classes) for i in kept if (value := curve.ys[i]) is not None]
     points = [[_rounded(number) for number in (curve.xs[i], curve.ys[i], means[i])] for i in kept]
     return "".join(parts), points
+
+
+def _dot(scale: _Scale, x: float, value: float, classes: str) -> str:
+    return f'<circle class="dot {classes}" cx="{scale.x(x):.1f}" cy="{scale.y(value):.1f}" r="2.5"/>'
 
 
 def _rounded(value: float | None) -> float | None:
@@ -213,7 +220,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _polylines(points: Sequence[tuple[float, float | None]], scale: _Scale, classes: str) -> str:
-    """A line through the points, broken where a value is missing; a point alone is a dot."""
+    """A line through the points, broken where a value is missing; round caps make a dot of one alone."""
     runs: list[list[str]] = [[]]
     for x, value in points:
         if value is not None:
@@ -222,7 +229,7 @@ def _polylines(points: Sequence[tuple[float, float | None]], scale: _Scale, clas
             runs.append([])
     parts = []
     for run in filter(None, runs):
-        corners = run * 2 if len(run) == 1 else run  # round caps make a dot of it
+        corners = run * 2 if len(run) == 1 else run
         parts.append(f'<polyline class="{classes}" points="{" ".join(corners)}"/>')
     return "".join(parts)
 
@@ -283,5 +290,5 @@ def stacked_bars(title: str, xs: Sequence[float], parts: Sequence[Part], unit: s
         drawn.append("</g>")
         if place % every == 0:
             drawn.append(_tick(_LEFT + (place + 0.5) * width, first))
-    drawn.append(f'<text class="axis" x="{_RIGHT}" y="{_HEIGHT - 2}" text-anchor="end">{shown(x_label)}</text>')
+    drawn.append(f'<text class="axis" x="{_RIGHT}" y="{_HEIGHT - 4}" text-anchor="end">{shown(x_label)}</text>')
     return Chart(svg(title, (_WIDTH, _HEIGHT), drawn), {}, sum(total > top for total in totals))

@@ -263,7 +263,8 @@ def percent(rate: Mapping[str, Any] | None, with_interval: bool = True) -> str:
     """`81.2% [74.0, 86.9]`, or "-" for what was not measured."""
     if rate is None:
         return "-"
-    return f"{rate['rate']:.1%}" + (f" [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]" if with_interval else "")
+    has_interval = with_interval and rate["low"] is not None
+    return f"{rate['rate']:.1%}" + (f" [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]" if has_interval else "")
 
 
 def number(mean: Mapping[str, Any] | None, with_interval: bool = False) -> str:

@@ -20,9 +20,7 @@ class Concern(NamedTuple):
     advice: str
 
 
-_TOO_LOW = {
-    "policy/approxkl_avg": "Raise `learning_rate`: the policy hardly moves.",
-}
+_TOO_LOW = {"policy/approxkl_avg": "Raise `learning_rate`: the policy hardly moves."}
 _TOO_HIGH = {
     "objective/kl": "Raise `kl_coef` or lower `learning_rate`, and look at samples for what the reward overlooks.",
     "policy/approxkl_avg": "Lower `learning_rate`, `num_ppo_epochs` or `num_mini_batches`: the updates are too large.",
@@ -32,7 +30,8 @@ _TOO_HIGH = {
     "nothing.",
     "completions/clipped_ratio": "Raise `response_length`, or set `missing_eos_penalty`: completions are cut.",
 }
-"""What to do where a metric ends outside its band; the other bands are for the eye alone."""
+"""What to do where a metric ends above its band, or is below it on the whole: learning rates may fall to 0 by their
+schedule. Bands of other metrics are for the eye alone."""
 
 
 def concerns(run: Run) -> list[Concern]:
@@ -98,8 +97,9 @@ def _result(run: Run) -> Iterator[Concern]:
     """The evaluation says that the model has got worse."""
     split, measure = run.headline_split, run.headline
     before, after = (results.get(split or "", {}).get(measure or "") for results in (run.before, run.after))
-    is_interval = isinstance(before, dict) and isinstance(after, dict) and None not in (before["low"], after["high"])
-    if is_interval and after["high"] < before["low"]:
+    if not isinstance(before, dict) or not isinstance(after, dict) or measure == "loss":
+        return
+    if None not in (before["low"], after["high"]) and after["high"] < before["low"]:
         yield Concern(
             f"After training `{split}` is worse than before, beyond chance.",
             "Take an earlier checkpoint (`python -m jaxppo.export --step`), or train again with a lower "
@@ -146,11 +146,18 @@ def _trends(run: Run) -> Iterator[Concern]:
 
 def _outside_bands(run: Run) -> Iterator[Concern]:
     """Metrics that end outside their healthy range."""
-    for name in dict.fromkeys((*_TOO_HIGH, *_TOO_LOW)):
-        metric, values = find(name), last_part(run.values(name))
-        if metric is None or metric.band is None or not values:
-            continue
-        side = outside(fmean(values), metric.band)
-        advice = (_TOO_HIGH if side.startswith("above") else _TOO_LOW).get(name)
-        if side and advice:
-            yield Concern(f"`{name}` ends at {short(fmean(values))}, {side}.", advice)
+    for name, advice in _TOO_HIGH.items():
+        end, band = last_part(run.values(name)), _band(name)
+        if end and outside(fmean(end), band).startswith("above"):
+            yield Concern(f"`{name}` ends at {short(fmean(end))}, {outside(fmean(end), band)}.", advice)
+    for name, advice in _TOO_LOW.items():
+        known = [value for value in run.values(name) if value is not None]
+        if known and outside(fmean(known), _band(name)).startswith("below"):
+            yield Concern(
+                f"`{name}` is {short(fmean(known))} on the whole, {outside(fmean(known), _band(name))}.", advice
+            )
+
+
+def _band(name: str) -> Band:
+    metric = find(name)
+    return (None, None) if metric is None or metric.band is None else metric.band

@@ -12,7 +12,7 @@ from jaxppo.line_charts import short
 from jaxppo.report_checks import last_part
 from jaxppo.report_curves import Curves, Line
 from jaxppo.report_page import duration, value_html
-from jaxppo.report_run import MEASURES, Run, read_run
+from jaxppo.report_run import MEASURES, RATES, Run, plain_number, read_run
 
 _ENDS = {"objective/scores": "reward", "objective/kl": "KL", "loss": "loss"}
 _STAGES = ("time/rollout_s", "time/reward_s", "time/update_s", "time/step_s")
@@ -121,8 +121,7 @@ def _over_seeds(runs: Sequence[Run], groups: Sequence[Sequence[int]], labels: Se
         if len(group) < 2 or len(finals) < 2:
             continue
         first = of_group[0]
-        is_rate = "rate" in first.after[first.headline_split or ""][first.headline or ""] if first.after else False
-        scale, unit = (100, " %") if is_rate else (1, "")
+        scale, unit = (100, " %") if first.headline in RATES else (1, "")
         texts = [_group_label(group, labels), f"{MEASURES[first.headline or '']} on {first.headline_split}"]
         spread = f"{scale * fmean(finals):.3g} ± {scale * stdev(finals):.2g}{unit}"
         span = f"{scale * min(finals):.3g} to {scale * max(finals):.3g}{unit}"
@@ -135,8 +134,7 @@ def _over_seeds(runs: Sequence[Run], groups: Sequence[Sequence[int]], labels: Se
 
 def _final(run: Run) -> float | None:
     """What counts of a finished run, as a number."""
-    value = run.after.get(run.headline_split or "", {}).get(run.headline or "")
-    return value.get("rate", value.get("mean")) if isinstance(value, dict) else value
+    return plain_number(run.after.get(run.headline_split or "", {}).get(run.headline or ""))
 
 
 def _by_length(runs: Sequence[Run], labels: Sequence[str]) -> str:

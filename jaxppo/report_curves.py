@@ -12,7 +12,7 @@ from jaxppo.line_charts import Curve, line_chart, short
 from jaxppo.metrics import GROUPS, find, prefix_of
 from jaxppo.plan_charts import line_sample
 from jaxppo.report_checks import band_text, last_part, outside
-from jaxppo.report_run import Run, number
+from jaxppo.report_run import Run
 
 ESSENTIALS = (
     "objective/scores",
@@ -178,13 +178,13 @@ class Curves:
         names = [line.label] * (len(self._lines) > 1) + [_member(name)] * is_member
         label, (colour, dashes) = " ".join(names), style
         if len(line.runs) == 1:
-            xs = [number(record.get(self._x)) or 0.0 for record in line.runs[0].records]
-            return Curve(label, xs, line.runs[0].values(name), colour, dashes)
+            points = line.runs[0].curve(name, self._x)
+            return Curve(label, [x for x, _ in points], [y for _, y in points], colour, dashes)
         by_x: dict[float, list[float]] = {}
         for run in line.runs:
-            for record, value in zip(run.records, run.values(name), strict=True):
+            for x, value in run.curve(name, self._x):
                 if value is not None:
-                    by_x.setdefault(number(record.get(self._x)) or 0.0, []).append(value)
+                    by_x.setdefault(x, []).append(value)
         xs = sorted(by_x)
         means = [fmean(by_x[x]) for x in xs]
         spreads = [stdev(by_x[x]) if len(by_x[x]) > 1 else 0.0 for x in xs]

@@ -13,13 +13,14 @@ from jaxppo.html_page import row, shown, table
 from jaxppo.line_charts import Part, short, stacked_bars
 from jaxppo.report_checks import Concern, concerns
 from jaxppo.report_curves import Curves, Line, marked, panels
-from jaxppo.report_run import MEASURES, SAMPLES_FILE, Run, read_run
+from jaxppo.report_run import MEASURES, RATES, SAMPLES_FILE, Run, number, plain_number, read_run
 from jaxppo.report_samples import Samples, read_samples
 
 REPORT_FILE = "report.html"
 """Name of the report in a run folder."""
 
 _MOST_OUTCOME_BARS = 12
+_OF_PLANS = {"rows", "errors", "domains", "bins", "pass_at_k", "quality_optimal"}  # that measures of plans have
 
 
 @contextmanager
@@ -85,6 +86,7 @@ def _parts(run: Run, samples: Samples) -> list[str]:
         "samples": _samples(run, samples),
         "time": _times(run),
         "settings": _settings(run),
+        "commands": _commands(run),
     }
     links = "".join(f'<a href="#{name}">{name.capitalize()}</a>' for name, html in sections.items() if html)
     return [
@@ -94,7 +96,6 @@ def _parts(run: Run, samples: Samples) -> list[str]:
         headline(run),
         _concerns(run, concerns(run)),
         *sections.values(),
-        _commands(run),
         curves.island(),
         html_page.data("samples-data", samples.updates),
     ]
@@ -115,7 +116,7 @@ def _status(run: Run) -> str:
 
 def headline(run: Run) -> str:
     """A card for every split, with what counts before and after; without an evaluation the curve that counts."""
-    splits = list(dict.fromkeys([*(run.after or {}), *(run.before or {})]))
+    splits = list(run.after or run.before)
     splits.sort(key=lambda split: split != run.headline_split)
     cards = [card for split in splits[:4] if (card := _card(run, split))]
     if not cards:
@@ -127,13 +128,26 @@ def _card(run: Run, split: str) -> str:
     measure = next((name for name in MEASURES if (run.after or run.before)[split].get(name) is not None), None)
     if measure is None:
         return ""
-    sides = [results[split].get(measure) for results in (run.before, run.after) if split in results]
-    sides = [value for value in sides if value is not None]
-    moments = " before and after" if len(sides) > 1 else " after training" if run.after else " before training"
+    moments, sides = _sides(run, split, measure)
     values = '<span class="arrow">→</span>'.join(f"<span>{value_html(value)}</span>" for value in sides)
     kind = "card main" if split == run.headline_split else "card"
-    what = f"{MEASURES[measure]} on {split}{moments}"
+    what = f"{MEASURES[measure]} on {split}, {moments}"
     return f'<div class="{kind}"><p class="soft">{shown(what)}</p><p class="big">{values}</p>{_gain(sides)}</div>'
+
+
+def _sides(run: Run, split: str, measure: str) -> tuple[str, list[Any]]:
+    """What was measured before, and after or at last, and in words when that was."""
+    before, after = (results.get(split, {}).get(measure) for results in (run.before, run.after))
+    if run.after:
+        return ("after training", [after]) if before is None else ("before and after training", [before, after])
+    logged = "mean_reward" if measure == "reward" else measure
+    during = [(step, value) for step, value in run.curve(f"eval/{split}/{logged}") if value is not None]
+    if not during:
+        return "before training", [before]
+    step, value = during[-1]
+    name = "rate" if measure in RATES else "mean" if measure == "reward" else None
+    last = value if name is None else {name: value, "low": None, "high": None}
+    return f"before training and at update {step:.0f}", [before, last]
 
 
 def _curve_card(run: Run, name: str) -> str:
@@ -152,11 +166,11 @@ def _gain(sides: Sequence[Any]) -> str:
     if len(sides) < 2:
         return ""
     is_rate = isinstance(sides[0], dict) and "rate" in sides[0]
-    before, after = (side.get("rate", side.get("mean")) if isinstance(side, dict) else side for side in sides)
+    before, after = map(plain_number, sides)
     if before is None or after is None:
         return ""
     text = f"{100 * (after - before):+.1f} points" if is_rate else f"{after - before:+.3f}"
-    count = f", n = {sides[1]['n']}, 95 % intervals" if isinstance(sides[1], dict) and "n" in sides[1] else ""
+    count = f" · n = {sides[1]['n']}, 95 % intervals" if isinstance(sides[1], dict) and "n" in sides[1] else ""
     return f'<p class="soft">{text}{count}</p>'
 
 
@@ -173,7 +187,7 @@ def results(run: Run) -> str:
     if not models:
         return ""
     cells = [cell for _, of in models for cell in of.values()]
-    if not all({"rows", "errors", "domains"} <= cell.keys() for cell in cells):
+    if not all(cell.keys() >= _OF_PLANS for cell in cells):
         return f'<h2 id="results">Results</h2>{_plain_results(models)}'
     lengths = plan_sections.validity_charts(models)
     return f'<div id="results">{plan_sections.summary(models)}{lengths}{plan_sections.outcome_bars(models)}</div>'
@@ -273,7 +287,11 @@ _STAGES = {
 
 def _times(run: Run) -> str:
     """Stacked bars of the stages of an update, and their totals."""
-    seconds = {name: [value or 0.0 for value in run.values(name)] for name in _STAGES if name in run.metric_names}
+    seconds = {
+        name: [number(record.get(name)) or 0.0 for record in run.records]
+        for name in _STAGES
+        if name in run.metric_names
+    }
     if not seconds:
         return ""
     if {"time/reward_s", "time/reward_wait_s"} <= seconds.keys():
@@ -285,7 +303,7 @@ def _times(run: Run) -> str:
     note = f"{chart.beyond} higher bars are cut at the top. " if chart.beyond else ""
     legend = "".join(f'<li><span class="swatch c{part.colour}"></span>{part.label}</li>' for part in parts)
     return (
-        f'<h2 id="time">Time</h2><div class="charts"><figure><figcaption>Seconds of an update</figcaption>{chart.svg}'
+        f'<h2 id="time">Time</h2><div class="pair"><figure><figcaption>Seconds of an update</figcaption>{chart.svg}'
         f'<ul class="legend">{legend}</ul><p class="soft">{note}</p></figure><div>{_time_table(run, parts)}</div></div>'
     )
 

@@ -34,6 +34,9 @@ MEASURES = {
 }
 """What an evaluation may measure of a split, in words, with what matters most first."""
 
+RATES = ("validity", "accuracy", "executability")
+"""Those that are fractions with an interval."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -98,8 +101,12 @@ class Run:
         return known + sorted(logged - set(known) - _OLD_NAMES)
 
     def values(self, name: str) -> list[float | None]:
-        """A metric in every record; None where it is missing, null or no number."""
-        return [number(record.get(name)) for record in self.records]
+        """A metric in the records that have it; None where it is null."""
+        return [value for _, value in self.curve(name)]
+
+    def curve(self, name: str, x: str = "step") -> list[tuple[float, float | None]]:
+        """The same with another metric, `step` or `episode`, beside it."""
+        return [(number(record.get(x)) or 0.0, number(record[name])) for record in self.records if name in record]
 
     @property
     def headline(self) -> str | None:
@@ -127,6 +134,11 @@ def number(value: Any) -> float | None:
     """A finite number, or None for anything else."""
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if is_number else None
+
+
+def plain_number(measured: Any) -> float | None:
+    """What an evaluation measured, without its interval."""
+    return number(measured.get("rate", measured.get("mean")) if isinstance(measured, dict) else measured)
 
 
 def read_run(folder: Path | str) -> Run:

@@ -1,7 +1,7 @@
 """Train a reward model from preferences: `python -m jaxppo.reward_model --dataset FOLDER --model_path DIR`.
 
 Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `reward_model/` (Hugging Face), with LoRA also
-`adapters/reward_model/` (PEFT), and `eval.json`.
+`adapters/reward_model/` (PEFT), `eval.json` and `report.html`.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ from jaxppo.lora import LoraConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import adapter_of
 from jaxppo.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
+from jaxppo.report_page import reported
 from jaxppo.reward_scores import RowScorer, row_scores
 from jaxppo.supervised import Steps, run_steps
 from jaxppo.trackers import Trackers
@@ -280,7 +281,8 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         start.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
-    _train(training, start, splits, num_steps, folder, console, trackers)
+    with reported(folder, console):
+        _train(training, start, splits, num_steps, folder, console, trackers)
     return folder
 
 

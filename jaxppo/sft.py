@@ -1,6 +1,7 @@
 """Supervised fine-tuning on reference plans: `python -m jaxppo.sft`.
 
-Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy/` (Hugging Face) and `eval.json`.
+Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy/` (Hugging Face), `eval.json` and
+`report.html`.
 """
 
 from functools import partial
@@ -19,6 +20,7 @@ from jaxppo.families import ModelConfig
 from jaxppo.families.gpt2 import GPT2Config
 from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
+from jaxppo.report_page import reported
 from jaxppo.supervised import Steps, run_steps
 from jaxppo.trackers import Trackers
 from jaxppo.types import Array, Params, Sequences, Stats
@@ -136,16 +138,16 @@ def sft(config: SFTConfig) -> Path:
         resume=run_folder.resume_command("sft", folder, config),
     )
     loop = config.with_best_metric().loop
-    with trackers:
+    with reported(folder, console), trackers:
         state, last = run_steps(steps, loop, folder, state, meta, parallel, console, trackers)
         results = evaluator(state.params["policy"])
         trackers.log(config.num_updates, eval_metrics(results))
-    params = parallel.to_host(state.params)
-    if processes.is_first():
-        write_models(folder, last, params, None, tokenizer, {"after": results})
-        run_folder.write_json(folder / run_folder.EVAL_FILE, results)
-    print_results(console, results)
-    console.print(f"model in {folder / 'policy'}")
+        params = parallel.to_host(state.params)
+        if processes.is_first():
+            write_models(folder, last, params, None, tokenizer, {"after": results})
+            run_folder.write_json(folder / run_folder.EVAL_FILE, results)
+        print_results(console, results)
+        console.print(f"model in {folder / 'policy'}")
     return folder
 
 

@@ -1,7 +1,8 @@
 """PPO or RLOO on planning problems: `python -m jaxppo.train`.
 
 Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `checkpoints/`, `policy/` and `value/`
-(Hugging Face folders), `eval.json` (before and after) and `curves.png`; with `--profile` also `profile/`.
+(Hugging Face folders), `eval.json` (before and after), `curves.png` and `report.html`; with `--profile` also
+`profile/`.
 """
 
 import contextlib
