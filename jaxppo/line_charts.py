@@ -9,8 +9,8 @@ from jaxppo.html_page import NUM_COLOURS, NUM_DASHES, shown, svg
 Band = tuple[float | None, float | None]
 """Lowest and highest healthy value; None: no limit on that side."""
 
-_WIDTH, _HEIGHT = 340, 196
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 332, 10, 162
+_WIDTH, _HEIGHT = 348, 196
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 340, 10, 162
 _MOST_BUCKETS = 200  # of a curve that is thinned: closer than the eye tells
 _MOST_BARS = 72
 _MOST_DOTS = 12  # a curve of so few values, such as evaluations, shows each
@@ -84,6 +84,7 @@ def limits(values: Sequence[float], band: Band | None = None) -> tuple[float, fl
     inner_low, inner_high = ordered[len(ordered) // 100], ordered[-1 - len(ordered) // 100]
     if high - low > 3 * (inner_high - inner_low) > 0:
         low, high = inner_low, inner_high
+    floor = 0.0 if low >= 0.0 else -math.inf
     span = high - low
     if span <= 1e-12 * max(abs(low), abs(high)):
         span = 0.2 * abs(high) or 1.0
@@ -92,7 +93,6 @@ def limits(values: Sequence[float], band: Band | None = None) -> tuple[float, fl
         if edge is not None and low - span <= edge <= high + span:
             low, high = min(low, edge - 0.08 * span), max(high, edge + 0.08 * span)
     margin = 0.04 * (high - low)
-    floor = 0.0 if low >= 0.0 else -math.inf
     return max(floor, low - margin), high + margin
 
 

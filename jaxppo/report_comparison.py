@@ -15,6 +15,8 @@ from jaxppo.report_page import duration, value_html
 from jaxppo.report_run import MEASURES, RATES, Run, plain_number, read_run
 
 _ENDS = {"objective/scores": "reward", "objective/kl": "KL", "loss": "loss"}
+_MEASURED_BY = ("dataset", "data_seed", "prompt_style", "eval_splits", "test_sizes", "test_longer_sizes")
+_MEASURED_BY += ("eval_temperature", "eval_top_k", "eval_top_p", "headline_split")
 _STAGES = ("time/rollout_s", "time/reward_s", "time/update_s", "time/step_s")
 
 
@@ -52,6 +54,7 @@ def _parts(runs: Sequence[Run]) -> list[str]:
     lines = [Line(_group_label(group, labels), [runs[i] for i in group]) for group in groups]
     curves = Curves(lines, "episode" if len(sizes) > 1 and has_episodes else "step")
     return [
+        _different_problems(runs),
         _results(runs, labels),
         _over_seeds(runs, groups, labels),
         _by_length(runs, labels),
@@ -110,6 +113,15 @@ def _results(runs: Sequence[Run], labels: Sequence[str]) -> str:
         rows.append(row([*texts, *(short(fmean(part)) if part else "–" for part in known), duration(seconds)]))
     note = "Rates and means with their 95 % intervals over problems; at the end: mean of the last tenth of the updates."
     return f'<h2 id="results">Results</h2>{table("summary", heads, rows)}<p class="soft">{note}</p>'
+
+
+def _different_problems(runs: Sequence[Run]) -> str:
+    """A warning where the results of the runs are not of the same held-out problems, or not decoded alike."""
+    names = [name for name in _MEASURED_BY if any(run.settings.get(name) != runs[0].settings.get(name) for run in runs)]
+    if not names:
+        return ""
+    listed = ", ".join(f"<code>{name}</code>" for name in names)
+    return f'<p class="warning">Not measured alike: the runs differ in {listed}. Their results cannot be compared.</p>'
 
 
 def _over_seeds(runs: Sequence[Run], groups: Sequence[Sequence[int]], labels: Sequence[str]) -> str:

@@ -33,6 +33,9 @@ ESSENTIALS = (
 """Curves that are open at once; all others are folded up, by prefix."""
 
 
+_SCHEDULES = ("lr", "lr_value", "objective/kl_coef")  # not noisy: shown as they are
+
+
 class Line(NamedTuple):
     """What is drawn in one colour: a run, or runs that differ in their seed alone, as mean and standard deviation."""
 
@@ -139,9 +142,8 @@ class Curves:
             return ""
         metric = find(panel.names[0])
         band = None if metric is None else metric.band
-        chart = line_chart(
-            f"{panel.title} over the updates", curves, band, "update" if self._x == "step" else "episode"
-        )
+        x_label, smooth = "update" if self._x == "step" else "episode", panel.title not in _SCHEDULES
+        chart = line_chart(f"{panel.title} over the {x_label}s", curves, band, x_label, smooth)
         if chart is None:
             return ""
         self.data.append(chart.data)

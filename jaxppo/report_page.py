@@ -234,7 +234,7 @@ def _part_cells(run: Run, name: str) -> list[str]:
         return [f"<code>{shown(name)}</code>", *["–"] * 5]
     tenth = max(1, len(known) // 10)
     first, last = fmean(known[:tenth]), fmean(known[-tenth:])
-    change = short(last - first)
+    change = f"{'+' if last > first else ''}{short(last - first)}"
     return [f"<code>{shown(name)}</code>", *map(short, (first, last)), change, short(min(known)), short(max(known))]
 
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from headless import CHROMIUM, Browser
 
 os.environ["XLA_FLAGS"] = " ".join(
     [
@@ -52,3 +53,13 @@ def _drop_compiled_programs() -> Iterator[None]:
     import jax
 
     jax.clear_caches()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A headless Chromium; the tests that ask for it are skipped where none is installed."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium (Debian package chromium) to open the page with")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()

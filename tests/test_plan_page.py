@@ -5,12 +5,11 @@ import hashlib
 import io
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
-from headless import CHROMIUM, Browser
+from html_reader import Reader
 from lamps import BY_HAND, judged, lamp_row, several
 from PIL import Image
 
@@ -36,40 +35,6 @@ def lamp_rows():
 
 def model(*texts):
     return judge_rows(lamp_rows(), [[Answer(texts[i % len(texts)], i % 3 > 0)] for i in range(12)])
-
-
-class Reader(HTMLParser):
-    """Elements with their attributes, and the text of each kind of element."""
-
-    VOID = ("meta", "br", "img")
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.elements, self.texts, self.open = [], {}, []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag, f"</{tag}> closes another element"
-
-    def handle_data(self, data):
-        for tag in set(self.open):
-            self.texts[tag] = self.texts.get(tag, "") + data
-
-    def count(self, tag):
-        return sum(name == tag for name, _ in self.elements)
-
-    def by_id(self, name):
-        (found,) = [attrs for _, attrs in self.elements if attrs.get("id") == name]
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -210,15 +175,6 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch, capsys):
 
 
 # ---------------------------------------------------------------------------------------------------- in a real browser
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip("no chromium (Debian package chromium) to open the page with")
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 @pytest.fixture

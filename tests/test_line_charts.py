@@ -1,0 +1,89 @@
+import re
+
+import pytest
+
+from jaxppo.line_charts import Curve, Part, limits, line_chart, moving_mean, short, stacked_bars, thinned, ticks
+
+
+def test_moving_mean_by_hand():
+    assert moving_mean([1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]  # so few values are left as they are
+    values = [0.0] * 30 + [1.0] * 15
+    keep = 1 - 2 / (45 / 15 + 1)
+    means = moving_mean(values)
+    assert means[:30] == [0.0] * 30
+    expected = (1 - keep) * sum(keep**i for i in range(2)) / (1 - keep**32)
+    assert means[31] == pytest.approx(expected)
+
+
+def test_moving_mean_of_a_constant_is_free_of_bias_and_passes_over_nothing():
+    values = [None if i % 3 == 1 else 2.5 for i in range(60)]
+    means = moving_mean(values)
+    assert [mean is None for mean in means] == [value is None for value in values]
+    assert {round(mean, 12) for mean in means if mean is not None} == {2.5}
+
+
+def test_thinned_keeps_all_of_a_few_and_the_extremes_of_many():
+    assert thinned([1.0] * 300) == list(range(300))
+    values = [0.0 if i != 4321 else 9.0 for i in range(10_000)]
+    values[777] = None
+    kept = thinned(values)
+    assert len(kept) <= 401 and kept == sorted(set(kept))
+    assert 4321 in kept and kept[-1] == 9_999
+
+
+def test_limits_leave_single_extremes_out_and_take_a_near_band_in():
+    low, high = limits([-50.0, *(i / 1000 for i in range(400))])
+    assert -0.1 < low <= 0 and 0.39 < high < 0.5
+    assert limits([0.0, 1.0], (None, 1.5))[1] > 1.5
+    assert limits([0.0, 1.0], (0.0, 30.0))[1] < 2
+    assert limits([0.0, 0.0]) == (0.0, pytest.approx(0.5, abs=0.1))
+    low, high = limits([256.0] * 9)
+    assert low < 256 < high
+
+
+def test_ticks_and_short_numbers():
+    assert ticks(0, 60) == [0, 20, 40, 60]
+    assert ticks(0.38, 0.56) == pytest.approx([0.4, 0.45, 0.5, 0.55])
+    assert [short(value) for value in (0, 0.125, 12_000, 3e-5, 2.5e6, -0.5, 1234.0, 0.0006)] == [
+        "0", "0.125", "12k", "3e-05", "2.5M", "-0.5", "1234", "0.0006",
+    ]  # fmt: skip
+
+
+def test_line_chart_draws_values_means_and_band():
+    ys = [float(i % 7) for i in range(60)]
+    chart = line_chart("a & b", [Curve("x", range(60), ys)], band=(1.0, 3.0))
+    assert chart is not None and chart.svg.count("<polyline") == 2 and 'class="band"' in chart.svg
+    assert 'aria-label="a &amp; b"' in chart.svg and chart.beyond == 0
+    (curve,) = chart.data["curves"]
+    assert [point[:2] for point in curve["points"]] == [[i, y] for i, y in enumerate(ys)]
+
+
+def test_line_chart_breaks_where_a_value_is_null_and_counts_what_is_beyond():
+    chart = line_chart("t", [Curve("", range(9), [1.0, 2.0, None, 3.0, None, None, 4.0, 5.0, 6.0])], smooth=False)
+    assert chart is not None and chart.svg.count("<polyline") == 3 and chart.svg.count("<circle") == 6
+    ys = [i / 1000 for i in range(400)]
+    beyond = line_chart("t", [Curve("", range(401), [-50.0, *ys])])
+    assert beyond is not None and beyond.beyond >= 1
+    places = [float(y) for y in re.findall(r",(-?[\d.]+)", " ".join(re.findall(r'points="([^"]*)"', beyond.svg)))]
+    assert min(places) >= 0 and max(places) <= 196
+
+
+def test_line_chart_of_nothing_and_of_one_point():
+    assert line_chart("t", [Curve("", [1, 2], [None, None])]) is None
+    one = line_chart("t", [Curve("", [1], [0.5])])
+    assert one is not None and one.svg.count("<circle") == 1
+
+
+def test_line_chart_shades_the_spread():
+    chart = line_chart("t", [Curve("", [1, 2, 3], [1.0, 2.0, 3.0], low=[0.5, 1.5, 2.5], high=[1.5, 2.5, 3.5])])
+    assert chart is not None and chart.svg.count("<polygon") == 1
+    assert chart.data["y"][0] <= 0.5 and chart.data["y"][1] >= 3.5
+
+
+def test_stacked_bars_join_many_updates_and_cut_what_is_far_higher():
+    parts = [Part("a", [50.0] + [1.0] * 999, 0), Part("b", [0.0] * 1000, 1)]
+    chart = stacked_bars("t", range(1, 1001), parts, "s")
+    assert chart.svg.count("<g>") == 72 and chart.beyond == 1
+    assert "updates 1 to 13: a 4.77, b 0 s" in chart.svg
+    few = stacked_bars("t", [1, 2], [Part("a", [1.0, 2.0], 0)], "s")
+    assert few.svg.count("<rect") == 2 and "update 2: a 2 s" in few.svg

@@ -1,0 +1,62 @@
+import pytest
+from report_runs import record, splits, write_run
+
+from jaxppo.report_checks import band_text, concerns, last_part, outside
+from jaxppo.report_run import read_run
+
+
+def run_with(tmp_path, change, updates=40, **more):
+    """A run whose updates are healthy, but for what `change` makes of the share of the run that is done."""
+    records = [record(step, updates) | change(step / updates) for step in range(1, updates + 1)]
+    return read_run(write_run(tmp_path / "run", records=records, **more))
+
+
+def test_a_healthy_run_is_of_no_concern(tmp_path):
+    assert concerns(run_with(tmp_path, lambda share: {}, before=splits(0.3), after=splits(0.6))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "advice"),
+    [
+        (lambda share: {"objective/kl": 60 * share}, "`objective/kl` ends at 57", "kl_coef"),
+        (lambda share: {"policy/approxkl_avg": 1e-6}, "on the whole, below 0.0001", "Raise `learning_rate`"),
+        (lambda share: {"policy/approxkl_avg": 0.1}, "above 0.02", "Lower `learning_rate`"),
+        (lambda share: {"completions/clipped_ratio": 0.5}, "above 0.05", "Raise `response_length`"),
+        (lambda share: {"objective/scores": 0.4}, "The reward is flat", "objective/scores_std"),
+        (lambda share: {"objective/scores": 0.8 - 0.4 * share}, "The reward fell from 0.7", "Lower `learning_rate`"),
+        (lambda share: {"objective/scores_std": 0.0}, "All completions earn alike", "temperature"),
+        (lambda share: {"policy/entropy_avg": max(0.01, 1 - share)}, "Exploration has ended", "entropy_coef"),
+        (lambda share: {"value/explained_variance": -0.5}, "less than a constant", "value_learning_rate"),
+        (lambda share: {"policy/nonfinite_steps": int(share == 0.5)}, "1 update had a loss", "max_grad_norm"),
+        (lambda share: {"reward/val_disagreements": int(share == 0.5)}, "disagree on 1 plans", "report"),
+        (lambda share: {"reward/overlong": 0.3}, "`reward/overlong` was above 0.25 in 40 updates", "gamed"),
+        (lambda share: {"objective/kl_k1": -2.0}, "fell to -2", "top_k"),
+    ],
+)
+def test_each_concern_is_found_alone_with_what_to_do(tmp_path, change, what, advice):
+    (found,) = concerns(run_with(tmp_path, change))
+    assert what in found.what and advice in found.advice
+
+
+def test_a_result_that_is_worse_beyond_chance_is_a_concern(tmp_path):
+    (found,) = concerns(run_with(tmp_path, lambda share: {}, before=splits(0.6), after=splits(0.3)))
+    assert "`test` is worse than before" in found.what
+    assert concerns(run_with(tmp_path / "b", lambda share: {}, before=splits(0.6), after=splits(0.55))) == []
+
+
+def test_a_learning_rate_that_falls_to_nothing_is_no_concern(tmp_path):
+    change = lambda share: {"policy/approxkl_avg": 0.01 * (1 - share)}  # noqa: E731
+    assert concerns(run_with(tmp_path, change)) == []
+
+
+def test_trends_need_enough_updates(tmp_path):
+    assert concerns(run_with(tmp_path, lambda share: {"objective/scores": 0.4}, updates=4)) == []
+    assert concerns(read_run(write_run(tmp_path / "empty", updates=0))) == []
+
+
+def test_bands_in_words_and_sides():
+    assert [band_text(band) for band in ((0.0, 30.0), (-1.0, None), (None, 0.5), (0.0, 0.0))] == [
+        "0 to 30", "at least -1", "at most 0.5", "0",
+    ]  # fmt: skip
+    assert [outside(value, (0.5, 0.95)) for value in (0.4, 0.7, 0.99)] == ["below 0.5", "", "above 0.95"]
+    assert last_part([None, *range(100)]) == list(range(90, 100))

@@ -1,0 +1,82 @@
+import re
+
+import pytest
+from html_reader import Reader
+from report_runs import HOSTILE, record, splits, write_run
+
+from jaxppo.errors import DataError
+from jaxppo.report_comparison import write_comparison
+
+
+def compared(tmp_path, *folders):
+    text = write_comparison(folders, tmp_path / "compared.html").read_text(encoding="utf-8")
+    page = Reader(text)
+    assert page.open == []
+    return text, page
+
+
+def seeds(tmp_path):
+    """Two runs that differ in the seed, with 40 % and 60 % valid plans, and one with another KL coefficient."""
+    a = write_run(tmp_path / "a", seed=1, before=splits(0.2), after=splits(0.4))
+    b = write_run(tmp_path / "b", seed=2, before=splits(0.2), after=splits(0.6))
+    return a, b, write_run(tmp_path / "c", seed=1, kl_coef=0.5, before=splits(0.2), after=splits(0.7))
+
+
+def rows_of(text, name):
+    table = re.search(rf'<table id="{name}".*?</table>', text, re.S)[0]
+    rows = re.findall(r"<tr class.*?</tr>", table, re.S)
+    return [[re.sub(r"<.*?>", " ", cell).strip() for cell in re.findall(r"<td>(.*?)</td>", row)] for row in rows]
+
+
+def test_write_comparison_has_results_seeds_curves_and_settings(tmp_path):
+    text, page = compared(tmp_path, *seeds(tmp_path))
+    rows = rows_of(text, "summary")
+    assert [row[0] for row in rows] == ["a", "b", "c"]
+    assert rows[1][2] == "valid plans on test" and rows[1][4].startswith("60.0% [50.")
+    ((names, measured, count, mean, span),) = rows_of(text, "over-seeds")
+    assert (names, measured, count) == ("a, b (2 seeds)", "valid plans on test", "2")
+    assert (mean, span) == ("50 ± 14 %", "40 to 60 %")
+    assert rows_of(text, "differing") == [["seed", "1", "2", "1"], ["kl_coef", "0.02", "0.02", "0.5"]]
+    assert "a, b (2 seeds)" in page.texts["li"] and 'class="area' in text
+    assert "Not measured alike" not in page.texts["p"]
+
+
+def test_write_comparison_of_runs_with_other_batches_counts_episodes(tmp_path):
+    a = write_run(tmp_path / "a", batch_size=16)
+    b = write_run(
+        tmp_path / "b", batch_size=32, records=[record(step, 20) | {"episode": 32 * step} for step in range(1, 21)]
+    )
+    text, page = compared(tmp_path, a, b)
+    assert '"of":"episode"' in text and "640" in text and '"of":"update"' not in text
+    assert "–" in page.texts["td"]  # not evaluated yet
+
+
+def test_write_comparison_says_that_results_are_of_other_problems(tmp_path):
+    a, b = (write_run(tmp_path / name, before=splits(0.2), data_seed=seed) for seed, name in enumerate("ab"))
+    _, page = compared(tmp_path, a, b)
+    assert "Not measured alike: the runs differ in data_seed." in page.texts["p"]
+
+
+def test_write_comparison_tells_folders_of_one_name_apart(tmp_path):
+    a, b = (write_run(tmp_path / name / "run") for name in ("x", HOSTILE.replace("/", "")))
+    text, _ = compared(tmp_path, a, b)
+    assert [row[0] for row in rows_of(text, "summary")][0] == "x/run" and "<img" not in text
+
+
+def test_write_comparison_refuses_a_folder_given_twice(tmp_path):
+    a = write_run(tmp_path / "a")
+    with pytest.raises(DataError, match="each folder once"):
+        write_comparison([a, tmp_path / "." / "a"], tmp_path / "compared.html")
+    assert not (tmp_path / "compared.html").exists()
+
+
+def test_comparison_opens_without_problems_or_requests(browser, tmp_path):
+    path = write_comparison(seeds(tmp_path), tmp_path / "compared.html")
+    browser.resize(360, 800)
+    browser.open("about:blank")
+    browser.problems.clear()
+    browser.requests.clear()
+    browser.open(path.as_uri())
+    assert browser.run("document.documentElement.scrollWidth") <= 360
+    assert browser.run("document.querySelectorAll('figure.curve').length") > 10
+    assert browser.problems == [] and set(browser.requests) <= {"about:blank", path.as_uri()}

@@ -1,0 +1,315 @@
+"""The report of a run: its text read by a parser, and itself by a browser where one is installed."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from html_reader import Reader
+from PIL import Image
+from report_runs import HOSTILE, SNEAKY, record, sample, splits, write_run
+
+from jaxppo import report_page
+from jaxppo.config import RewardModelConfig, SFTConfig, TrainConfig
+from jaxppo.config_sources import write_yaml
+from jaxppo.console import Console
+from jaxppo.errors import DataError, TrainingError
+from jaxppo.intervals import wilson
+from jaxppo.logs import JsonlLog
+from jaxppo.plan_metrics import plan_results
+from jaxppo.preemption import Preempted
+from jaxppo.report_page import reported, write_report
+
+
+def read(path):
+    text = path.read_text(encoding="utf-8")
+    page = Reader(text)
+    assert page.open == []
+    return text, page
+
+
+def report_of(folder):
+    return read(write_report(folder))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """The report of a run whose every text is hostile."""
+    samples = [
+        sample(step, f"p{i}{HOSTILE}", completion=(HOSTILE, SNEAKY)[i % 2], verdict=HOSTILE, **{HOSTILE: HOSTILE})
+        for step in (1, 20, 40)
+        for i in range(4)
+    ]
+    records = [record(step, 40) | {f"reward/{HOSTILE}": step, f"rewards/{HOSTILE}/mean": step} for step in range(1, 41)]
+    names = {"before": {HOSTILE: splits(0.2)["test"]}, "after": {HOSTILE: splits(0.4)["test"]}}
+    folder = tmp_path_factory.mktemp("hostile") / "run <b>"
+    write_run(folder, records=records, samples=samples, command=f"python -m jaxppo.train {HOSTILE}", **names)
+    return write_report(folder)
+
+
+def test_write_report_is_well_formed_and_runs_its_own_script_alone(hostile):
+    text, page = read(hostile)
+    scripts = [attrs for tag, attrs in page.elements if tag == "script"]
+    kind = {"type": "application/json"}
+    assert scripts == [kind | {"id": "curves-data"}, kind | {"id": "samples-data"}, {}]
+    assert page.count("img") == page.count("iframe") == page.count("link") == 0
+    for tag, attrs in page.elements:
+        assert not any(name.startswith("on") or name in ("src", "style") for name in attrs), tag
+        assert attrs.get("href", "#").startswith("#")
+    assert not re.search(r"https?://(?!www.w3.org/2000/svg)|@import|url\(", text)
+    assert "default-src 'none'" in text
+
+
+def test_write_report_shows_hostile_text_as_text(hostile):
+    text, page = read(hostile)
+    assert page.texts["h1"] == "run <b>" and HOSTILE in page.texts["pre"] and HOSTILE in page.texts["code"]
+    for name in ("samples-data", "curves-data"):
+        data = re.search(rf'id="{name}">(.*?)</script>', text, re.S)[1]
+        assert not set("<>&") & set(data)
+    samples = json.loads(re.search(r'id="samples-data">(.*?)</script>', text, re.S)[1])
+    assert {s["completion"] for update in samples for s in update["samples"]} == {
+        HOSTILE,
+        "up\\u202edown\\x1b[31m\\u200bend\\x00",
+    }
+
+
+def test_write_report_tells_the_whole_run(tmp_path):
+    folder = write_run(
+        tmp_path / "run", before=splits(0.2), after=splits(0.6), kl_coef=0.5, samples=[sample(1), sample(40)]
+    )
+    text, page = report_of(folder)
+    assert "finished after 40 updates" in page.texts["p"] and "Nothing looks wrong" in page.texts["p"]
+    assert "20.0%" in page.texts["p"] and "60.0%" in page.texts["p"] and "+40.0 points" in page.texts["p"]
+    commands = ("train --config", "train --resume --output_dir", "report")
+    assert all(f"python -m jaxppo.{command} {folder}" in page.texts["pre"] for command in commands)
+    changed = text[text.index('id="changed"') : text.index('id="settings-all"')]
+    assert [re.findall(r"<code>(.*?)</code>", row) for row in changed.split("<tr")[2:]] == [["kl_coef", "0.5"]]
+    assert "0.02" in changed  # what it is without flags
+    assert "objective/kl_coef" not in page.texts.get("figcaption", "")
+    assert "healthy 0 to 30" in page.texts["p"] and 'class="band"' in text
+    assert "compiling 3 programs" in page.texts["td"] and "1 higher bars are cut" in page.texts["p"]
+    assert "The same in every update" in page.texts["p"]
+    assert page.texts["li"].count("waiting for the reward") == 1
+
+
+def test_write_report_warns(tmp_path):
+    records = [record(step, 40) | {"objective/kl": 2.0 * step} for step in range(1, 41)]
+    _, page = report_of(write_run(tmp_path / "run", records=records))
+    assert "objective/kl ends at 76, above 30. Raise kl_coef" in page.texts["li"]
+    assert "ends above 30" in page.texts["p"]
+
+
+def test_write_report_of_a_run_that_goes_on(tmp_path):
+    records = [record(step, 40) for step in range(1, 31)]
+    records[19]["eval/test/validity"] = 0.5
+    records[29]["eval/test/validity"] = 0.7
+    folder = write_run(tmp_path / "run", records=records, before=splits(0.2), total_episodes=16 * 40, batch_size=16)
+    _, page = report_of(folder)
+    assert "not finished: 30 of 40 updates" in page.texts["p"]
+    assert "before training and at update 30" in page.texts["p"] and "70.0%" in page.texts["p"]
+    assert page.texts["h3"].count("To go on with it") == 1
+
+
+def test_write_report_of_a_run_that_has_just_begun_or_lost_its_files(tmp_path):
+    folder = write_run(tmp_path / "run", updates=0)
+    assert "No update is logged yet" in report_of(folder)[1].texts["p"]
+    (folder / "metrics.jsonl").unlink()
+    assert "not finished: 0" in report_of(folder)[1].texts["p"]
+    # Half of a line is still being written, and a metric is no number.
+    (folder / "metrics.jsonl").write_text('{"step": 1, "objective/kl": null, "lr": 1e-4}\n{"step": 2, "obj')
+    assert "not finished: 1 " in report_of(folder)[1].texts["p"]
+
+
+def test_write_report_of_rewards_that_are_no_plans(tmp_path):
+    reward = {"test": {"reward": {"mean": 0.25, "low": 0.2, "high": 0.3, "n": 50}, "mean_reward": 0.25}}
+    after = {"test": {"reward": {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 50}, "mean_reward": 0.5}}
+    names = [name for name in record(1, 1) if not name.startswith("reward/")]
+    records = [{name: record(step, 40)[name] for name in names} for step in range(1, 41)]
+    text, page = report_of(write_run(tmp_path / "run", records=records, before=reward, after=after))
+    assert "mean reward on test" in page.texts["p"] and "+0.250" in page.texts["p"] and 'id="errors"' not in text
+
+
+def test_write_report_of_plans_by_length(tmp_path):
+    from lamps import BY_HAND, judged
+
+    results = plan_results(judged(*BY_HAND))
+    plain = json.loads(json.dumps(results))
+    text, page = report_of(write_run(tmp_path / "run", before=plain, after=plain))
+    assert "Valid plans by length of the reference" in page.texts["h2"] and 'id="errors"' in text
+
+
+@pytest.mark.parametrize("command", ["sft", "reward_model"])
+def test_write_report_of_supervised_runs(tmp_path, command):
+    folder = tmp_path / command
+    folder.mkdir()
+    config = {"sft": SFTConfig(), "reward_model": RewardModelConfig(dataset="pairs")}[command]
+    write_yaml(config, folder / "config.yaml")
+    with JsonlLog(folder / "metrics.jsonl") as log:
+        for step in range(1, 31):
+            log.append({"step": step, "loss": 1 / step, "lr": 1e-3, "time/step_s": 0.1})
+    accuracy = {"test": {"accuracy": wilson(8, 10), "loss": 0.3, "margin": 1.5}}
+    evals = {"sft": splits(0.5), "reward_model": {"headline_split": "test", "before": accuracy, "after": accuracy}}
+    (folder / "eval.json").write_text(json.dumps(evals[command]))
+    _, page = report_of(folder)
+    assert f"python -m jaxppo.{command} --config" in page.texts["pre"]
+    assert {"sft": "valid plans on test", "reward_model": "pairs ordered right on test"}[command] in page.texts["p"]
+    assert "loss" in page.texts["figcaption"] and "finished after 30 updates" in page.texts["p"]
+
+
+def test_write_report_of_a_long_run_stays_small(tmp_path):
+    records = [
+        record(step, 10_000) | {f"reward/part{i}": (step * i) % 17 for i in range(40)} for step in range(1, 10_001)
+    ]
+    folder = write_run(
+        tmp_path / "run", records=records, samples=[sample(s, completion="y" * 9000) for s in range(900)]
+    )
+    path = write_report(folder)
+    assert path.stat().st_size < 4_000_000
+    assert "40 of 900 logged samples of 40 of 900 updates" in read(path)[1].texts["p"]
+    assert [entry.name for entry in folder.iterdir() if entry.name.startswith(".")] == []
+
+
+# ---------------------------------------------------------------------------------------------------- at the end of runs
+
+
+def console():
+    return Console(quiet=True, file=io.StringIO())
+
+
+def printed(view):
+    return view._rich.file.getvalue()
+
+
+@pytest.mark.parametrize("stop", [None, Preempted, TrainingError, RuntimeError])
+def test_reported_writes_the_page_however_the_run_ends(tmp_path, stop):
+    folder, view = write_run(tmp_path / "run"), console()
+    error = Preempted(folder, 15) if stop is Preempted else stop and stop("over")
+    try:
+        with reported(folder, view):
+            if error:
+                raise error
+    except BaseException as ended:
+        assert ended is error
+    assert printed(view) == f"report in {folder / 'report.html'}\n"
+    assert "40 updates" in read(folder / "report.html")[1].texts["p"]
+
+
+def test_reported_leaves_at_once_when_asked_twice(tmp_path):
+    folder, view = write_run(tmp_path / "run"), console()
+    with pytest.raises(KeyboardInterrupt), reported(folder, view):
+        raise KeyboardInterrupt
+    assert not (folder / "report.html").exists() and printed(view) == ""
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("b\nug")])
+def test_a_report_that_cannot_be_written_is_a_warning_that_says_why(tmp_path, monkeypatch, error):
+    folder, view = write_run(tmp_path / "run"), console()
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(report_page, "_parts", fail)
+    with reported(folder, view):
+        pass
+    (line,) = printed(view).splitlines()
+    assert line.startswith("warning: no report was written (") and type(error).__name__ in line
+    assert f"python -m jaxppo.report {folder} tries again" in line
+    # What ended the run is told, and not what is wrong with its report.
+    with pytest.raises(TrainingError, match="over"), reported(folder, view):
+        raise TrainingError("over")
+
+
+def test_reported_is_the_first_process_alone(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run")
+    monkeypatch.setattr(report_page.processes, "is_first", lambda: False)
+    with reported(folder, console()):
+        pass
+    assert not (folder / "report.html").exists()
+
+
+def test_write_report_refuses_what_is_no_run(tmp_path):
+    for folder, words in ((tmp_path / "none", "no folder"), (tmp_path, "without config.yaml")):
+        with pytest.raises(DataError, match=words):
+            write_report(folder)
+    write_yaml(TrainConfig(), tmp_path / "config.yaml")
+    (tmp_path / "eval.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"eval\.json"):
+        write_report(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------- in a real browser
+
+
+@pytest.fixture
+def opened(browser, hostile):
+    """The hostile page, nothing being wrong with it yet."""
+    browser.resize(1100, 900)
+    browser.open("about:blank")
+    browser.problems.clear()
+    browser.requests.clear()
+    browser.open(hostile.as_uri())
+    return browser
+
+
+def text_of(browser, selector):
+    return browser.run(f"document.querySelector('{selector}').innerText")
+
+
+def test_page_opens_without_problems_or_requests_and_runs_no_text(opened, hostile):
+    assert opened.run("document.querySelectorAll('#cards li').length") == 4
+    opened.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    for _ in range(3):
+        opened.click("#earlier")
+    assert opened.run("document.querySelectorAll('img').length") == 0
+    assert opened.run("document.title") == "run <b>: PPO"
+    assert opened.run("document.querySelectorAll('script').length") == 3
+    assert HOSTILE in text_of(opened, "#cards") and "up\\u202edown\\x1b[31m" in text_of(opened, "#cards")
+    assert opened.problems == [] and set(opened.requests) <= {"about:blank", hostile.as_uri()}
+
+
+def test_page_moves_through_updates_by_keys_and_follows_a_prompt(opened):
+    assert text_of(opened, "#position") == "update 40, 3 of 3"
+    opened.run("document.querySelector('#update').focus()")
+    opened.press("ArrowLeft")
+    assert text_of(opened, "#position") == "update 20, 2 of 3"
+    opened.click("#earlier")
+    assert text_of(opened, "#position") == "update 1, 1 of 3"
+    assert opened.run("document.querySelector('#earlier').disabled")
+    opened.run("document.querySelector('#prompt').selectedIndex = 1")
+    opened.run("document.querySelector('#prompt').dispatchEvent(new Event('change'))")
+    assert text_of(opened, "#position") == "3 samples of this prompt"
+    heads = opened.run("[...document.querySelectorAll('#cards .head span')].map(one => one.innerText)")
+    assert heads == [f"update {step} · p0{HOSTILE}" for step in (1, 20, 40)]
+    assert opened.run("document.querySelector('#later').getClientRects().length") == 0
+    assert opened.problems == []
+
+
+def test_page_tells_the_values_under_the_pointer(opened):
+    opened.run("document.querySelector('figure.curve').scrollIntoView({block: 'center'})")
+    usual = text_of(opened, "figure.curve .told")
+    box = "document.querySelector('figure.curve svg[role=img]').getBoundingClientRect()"
+    x, y = opened.run(f"[{box}.right - 12, {box}.y + 40]")
+    opened._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    told = text_of(opened, "figure.curve .told")
+    assert re.fullmatch(r"update (39|40): 0\.\d+ \(mean 0\.\d+\)", told)
+    assert opened.run("document.querySelectorAll('figure.curve .cursor circle').length") == 1
+    opened._call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+    assert text_of(opened, "figure.curve .told") == usual
+    assert opened.problems == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 800, 1400])
+def test_page_fits_and_is_drawn(opened, tmp_path, width, dark):
+    opened.resize(width, 800, dark)
+    opened.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    assert opened.run("document.documentElement.scrollWidth") <= width
+    opened.run("document.querySelector('#curves').scrollIntoView()")
+    (tmp_path / "page.png").write_bytes(opened.screenshot())
+    with Image.open(tmp_path / "page.png") as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    assert pixels.mean() < 60 if dark else pixels.mean() > 200
+    line = (86, 180, 233) if dark else (0, 114, 178)
+    assert (np.abs(pixels - line).sum(axis=2) < 12).sum() > 100
+    assert opened.problems == []
