@@ -263,8 +263,9 @@ def percent(rate: Mapping[str, Any] | None, with_interval: bool = True) -> str:
     """`81.2% [74.0, 86.9]`, or "-" for what was not measured."""
     if rate is None:
         return "-"
-    has_interval = with_interval and rate["low"] is not None
-    return f"{rate['rate']:.1%}" + (f" [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]" if has_interval else "")
+    low, high = rate["low"], rate["high"]
+    has_interval = with_interval and low is not None
+    return f"{rate['rate']:.1%}" + (f" [{100 * low:.1f}, {100 * high:.1f}]" if has_interval else "")
 
 
 def number(mean: Mapping[str, Any] | None, with_interval: bool = False) -> str:

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 class Reader(HTMLParser):
     """Elements with their attributes, and the text of each kind of element."""
 
-    VOID = ("meta", "br", "img")
+    VOID = ("meta", "br", "img", "input")
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)

@@ -19,6 +19,10 @@ PACKAGE = Path(jaxppo.__file__).parent
 PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", "plan_page", "plan_scores"}
 PLAN_ROOMS |= {"html_page", "plan_sections"}
 
+# What a run was like, told after it, or while it goes on.
+REPORT_ROOMS = {"line_charts", "report_checks", "report_comparison", "report_curves", "report_page", "report_run"}
+REPORT_ROOMS |= {"report_samples"}
+
 # A room is a module of the package or a folder of it; it imports rooms of lower levels. "jaxppo" is __init__.py.
 # The commands of planning/ and toys/ lie in these folders, but are rooms of their own.
 LEVELS = [
@@ -60,11 +64,13 @@ LEVELS = [
         "update",
         "vitals",
     }
-    | PLAN_ROOMS,
+    | PLAN_ROOMS
+    | REPORT_ROOMS,
     {
         "evaluate",
         "export",
         "planning/__main__",
+        "report",
         "reward_model",
         "reward_server",
         "sft",
@@ -121,6 +127,16 @@ SAME_LEVEL = {
     *(("plan_sections", room) for room in ("html_page", "plan_charts", "plan_comparison", "plan_metrics")),
     *(("plan_page", room) for room in ("console", "html_page", "plan_answers", "plan_sections")),
     *(("evaluator", room) for room in ("console", "plan_answers", "plan_metrics", "reward_sources", "rollout")),
+    ("line_charts", "html_page"),
+    *(("report_run", room) for room in ("logs", "metrics", "run_folder")),
+    *(("report_checks", room) for room in ("health", "line_charts", "metrics", "report_run")),
+    *(("report_curves", room) for room in ("html_page", "line_charts", "metrics", "plan_charts")),
+    *(("report_curves", room) for room in ("report_checks", "report_run")),
+    *(("report_samples", room) for room in ("console", "html_page", "logs", "plan_metrics")),
+    *(("report_page", room) for room in ("console", "html_page", "line_charts", "plan_sections")),
+    *(("report_page", room) for room in REPORT_ROOMS - {"report_comparison", "report_page"}),
+    *(("report_comparison", room) for room in ("html_page", "plan_sections")),
+    *(("report_comparison", room) for room in REPORT_ROOMS - {"report_comparison", "report_samples"}),
     ("train", "export"),
     ("train", "supervised"),
     ("sft", "export"),

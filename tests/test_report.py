@@ -26,7 +26,9 @@ def test_report_of_one_run_and_of_several(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "report in report.html"
 
 
-@pytest.mark.parametrize(("argv", "words"), [([], "RUNS"), (["--no_such_flag", "1"], "no_such_flag")])
+@pytest.mark.parametrize(
+    ("argv", "words"), [([], "runs: expected at least one run folder"), (["--no_such_flag", "1"], "no_such_flag")]
+)
 def test_report_refuses_bad_flags(argv, words):
     with pytest.raises(ConfigError, match=words):
         parsed(*argv)

@@ -60,7 +60,7 @@ def test_write_comparison_says_that_results_are_of_other_problems(tmp_path):
 def test_write_comparison_tells_folders_of_one_name_apart(tmp_path):
     a, b = (write_run(tmp_path / name / "run") for name in ("x", HOSTILE.replace("/", "")))
     text, _ = compared(tmp_path, a, b)
-    assert [row[0] for row in rows_of(text, "summary")][0] == "x/run" and "<img" not in text
+    assert rows_of(text, "summary")[0][0] == "x/run" and "<img" not in text
 
 
 def test_write_comparison_refuses_a_folder_given_twice(tmp_path):

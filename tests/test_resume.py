@@ -187,7 +187,9 @@ def test_sigterm_saves_the_update_that_it_interrupts(reference, tmp_path):
     assert out.splitlines()[-1] == message and out.count("stopped by") == 1
     assert steps_of(folder) == [2] and len(comparable(folder)) == 2
     assert not (folder / "policy").exists()
+    assert "not finished: 2 of 4 updates" in (folder / "report.html").read_text()
     resume(folder)
+    assert "finished after 4 updates" in (folder / "report.html").read_text()
     assert_same_run(folder, reference)
 
 
@@ -242,6 +244,7 @@ def test_sigterm_in_supervised_training_saves_the_step_and_the_resumed_run_is_th
         sft.sft(sft_config(tmp_path / "stopped"))
     assert stop.value.exit_status == 0
     assert steps_of(tmp_path / "stopped") == [3]
+    assert "not finished: 3 of 6 updates" in (tmp_path / "stopped" / "report.html").read_text()
     sft.sft(sft_config(tmp_path / "stopped", resume=True))
     assert len(comparable(tmp_path / "whole")) == 6
     assert comparable(tmp_path / "stopped") == comparable(tmp_path / "whole")

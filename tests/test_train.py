@@ -93,6 +93,7 @@ def test_train_writes_the_run_folder(finished):
         "value",
         "eval.json",
         "curves.png",
+        "report.html",
     }
     records = read_metrics(finished / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4]
@@ -558,6 +559,8 @@ def test_train_stops_after_too_many_bad_updates_in_a_row_with_one_line_and_statu
     assert overflowing.out.count("warning: update ") == 3
     assert not (overflowing.folder / "policy").exists()
     assert set(json.loads((overflowing.folder / "eval.json").read_text())) == {"headline_split", "before"}
+    report = (overflowing.folder / "report.html").read_text()
+    assert "not finished: 4 of 6 updates" in report and "3 updates had a loss or gradient that was NaN" in report
 
 
 def test_train_saves_the_batches_of_bad_updates(overflowing):
