@@ -263,9 +263,9 @@ def percent(rate: Mapping[str, Any] | None, with_interval: bool = True) -> str:
     """`81.2% [74.0, 86.9]`, or "-" for what was not measured."""
     if rate is None:
         return "-"
-    low, high = rate["low"], rate["high"]
-    has_interval = with_interval and low is not None
-    return f"{rate['rate']:.1%}" + (f" [{100 * low:.1f}, {100 * high:.1f}]" if has_interval else "")
+    if not with_interval or rate["low"] is None:
+        return f"{rate['rate']:.1%}"
+    return f"{rate['rate']:.1%} [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
 
 
 def number(mean: Mapping[str, Any] | None, with_interval: bool = False) -> str:

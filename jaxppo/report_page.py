@@ -80,7 +80,7 @@ def write_report(folder: Path | str, path: Path | str | None = None) -> Path:
 def _parts(run: Run, samples: Samples) -> list[str]:
     curves = Curves([Line(run.name, [run])])
     sections = {
-        "results": results(run),
+        "results": _results(run),
         "curves": curves.section(),
         "reward": _reward(run, samples, curves),
         "samples": _samples(run, samples),
@@ -93,7 +93,7 @@ def _parts(run: Run, samples: Samples) -> list[str]:
         f"<h1>{shown(run.name)}</h1>",
         f'<p class="soft">{shown(_status(run))}</p>',
         f'<nav aria-label="Sections">{links}</nav>',
-        headline(run),
+        _headline(run),
         _concerns(run, concerns(run)),
         *sections.values(),
         curves.island(),
@@ -114,7 +114,7 @@ def _status(run: Run) -> str:
     return f"{run.method} on {trained_on} · {state} · seed {run.settings.get('seed')} · {run.folder}"
 
 
-def headline(run: Run) -> str:
+def _headline(run: Run) -> str:
     """A card for every split, with what counts before and after; without an evaluation the curve that counts."""
     splits = list(run.after or run.before)
     splits.sort(key=lambda split: split != run.headline_split)
@@ -181,7 +181,7 @@ def value_html(value: Any) -> str:
     return short(value) if isinstance(value, int | float) else "–"
 
 
-def results(run: Run) -> str:
+def _results(run: Run) -> str:
     """What the evaluations measured; of plans with their outcomes and the validity by length."""
     models = [(moment, of) for moment, of in (("before", run.before), ("after", run.after)) if of]
     if not models:

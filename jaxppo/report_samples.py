@@ -10,6 +10,7 @@ from jaxppo.html_page import clean_lines
 from jaxppo.logs import iter_records
 from jaxppo.plan_metrics import VALID
 from jaxppo.planning.plans import PlanError
+from jaxppo.report_run import number
 
 _MOST_UPDATES = 40
 _MOST_PER_UPDATE = 12
@@ -90,13 +91,13 @@ def _read_chosen(path: Path, wanted: Mapping[int, set[int]]) -> list[dict[str, A
 
 def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as the page shows it: texts without what could deceive a reader."""
-    score, verdict = record.get("score"), record.get("verdict")
+    verdict = record.get("verdict")
     extras = {sanitize(str(name), 80): _value(value) for name, value in record.items() if name not in _SHOWN}
     return {
         "id": sanitize(str(record.get("id", "")), 200),
         "prompt": clean_lines(_text(record.get("prompt")), _MOST_CHARACTERS),
         "completion": clean_lines(_text(record.get("completion")), _MOST_CHARACTERS),
-        "score": score if isinstance(score, int | float) else None,
+        "score": number(record.get("score")),
         "verdict": "" if verdict is None else sanitize(str(verdict), 400),
         "more": extras,
     }

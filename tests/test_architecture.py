@@ -132,7 +132,7 @@ SAME_LEVEL = {
     *(("report_checks", room) for room in ("health", "line_charts", "metrics", "report_run")),
     *(("report_curves", room) for room in ("html_page", "line_charts", "metrics", "plan_charts")),
     *(("report_curves", room) for room in ("report_checks", "report_run")),
-    *(("report_samples", room) for room in ("console", "html_page", "logs", "plan_metrics")),
+    *(("report_samples", room) for room in ("console", "html_page", "logs", "plan_metrics", "report_run")),
     *(("report_page", room) for room in ("console", "html_page", "line_charts", "plan_sections")),
     *(("report_page", room) for room in REPORT_ROOMS - {"report_comparison", "report_page"}),
     *(("report_comparison", room) for room in ("html_page", "plan_sections")),
