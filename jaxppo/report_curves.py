@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from html import escape
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ ESSENTIALS = (
     "lr",
 )
 """Curves that are open at once; all others are folded up, by prefix."""
-
 
 _SCHEDULES = ("lr", "lr_value", "objective/kl_coef")  # not noisy: shown as they are
 
@@ -81,7 +79,7 @@ class Curves:
     def section(self) -> str:
         """All curves: the essential ones, then the others by prefix, folded up; what never changes is one line."""
         every = panels(run for line in self._lines for run in line.runs)
-        if not any(line.runs[0].records for line in self._lines):
+        if not any(run.records for line in self._lines for run in line.runs):
             return '<h2 id="curves">Curves</h2><p class="soft">No update is logged yet.</p>'
         essential = [panel for title in ESSENTIALS for panel in every if panel.title == title]
         if not any(panel.prefix == "objective" for panel in essential):  # of sft and of reward models
@@ -219,5 +217,5 @@ def _about(name: str) -> str:
 
 
 def marked(text: str) -> str:
-    """HTML of our own words, with what stands in backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    """HTML of a text, with what stands in backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", shown(text))

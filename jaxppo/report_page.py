@@ -82,7 +82,7 @@ def _parts(run: Run, samples: Samples) -> list[str]:
     sections = {
         "results": _results(run),
         "curves": curves.section(),
-        "reward": _reward(run, samples, curves),
+        "reward": _reward(run, samples),
         "samples": _samples(run, samples),
         "time": _times(run),
         "settings": _settings(run),
@@ -217,7 +217,7 @@ def _concerns(run: Run, found: Sequence[Concern]) -> str:
 # ------------------------------------------------------------------------------------------------- reward and samples
 
 
-def _reward(run: Run, samples: Samples, curves: Curves) -> str:
+def _reward(run: Run, samples: Samples) -> str:
     """What each reward function and its parts gave, at first and at last; outcomes of the logged samples."""
     wanted = [panel for panel in panels([run]) if panel.prefix in ("reward", "rewards")]
     rows = [row(_part_cells(run, name)) for panel in wanted for name in panel.names]
