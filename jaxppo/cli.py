@@ -10,6 +10,10 @@ from jaxppo.console import sanitize
 from jaxppo.errors import JaxppoError
 from jaxppo.preemption import Preempted
 
+_BUG = (
+    "This is a bug: please report it with these lines, the command, and what `python -m jaxppo.doctor --json` prints."
+)
+
 
 def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     """Run a command; a `JaxppoError` becomes one line on standard error and exit status 2.
@@ -19,11 +23,7 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         if uses_jax:
-            import jax  # slow to import, and not every command needs it
-
-            _keep_compiled_programs()
-            # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would disagree.
-            jax.config.update("jax_default_matmul_precision", "highest")
+            set_up_jax()
         command()
         if uses_jax:
             _wait_for_others()
@@ -43,6 +43,7 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
             from jaxppo import processes
 
             processes.give_up(error)
+        error.add_note(_BUG)
         raise
     except KeyboardInterrupt:
         print("interrupted; --resume with the same --output_dir goes on from the last checkpoint", file=sys.stderr)
@@ -65,10 +66,12 @@ def _wait_for_others() -> None:
     processes.wait_for_all()
 
 
-def _keep_compiled_programs() -> None:
-    """Turn on JAX's persistent compilation cache, in a folder that only this user can write: it holds code."""
-    import jax
+def set_up_jax() -> None:
+    """Products in full precision, and compiled programs kept in a folder that only this user can write: it is code."""
+    import jax  # slow to import, and not every command needs it
 
+    # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would disagree.
+    jax.config.update("jax_default_matmul_precision", "highest")
     folder = cache_dir() / "xla"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))

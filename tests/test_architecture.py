@@ -77,7 +77,8 @@ LEVELS = [
         "supervised",
         "toys/__main__",
         "train",
-    },
+    }
+    | {"__main__", "doctor", "doctor_checks"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -137,6 +138,8 @@ SAME_LEVEL = {
     *(("report_page", room) for room in REPORT_ROOMS - {"report_comparison", "report_page"}),
     *(("report_comparison", room) for room in ("html_page", "plan_sections")),
     *(("report_comparison", room) for room in REPORT_ROOMS - {"report_comparison", "report_samples"}),
+    ("doctor", "doctor_checks"),
+    ("doctor_checks", "train"),
     ("train", "export"),
     ("train", "supervised"),
     ("sft", "export"),

@@ -1,0 +1,59 @@
+"""Every command under one name: `jaxppo train ...` is `python -m jaxppo.train ...`."""
+
+import difflib
+import runpy
+import sys
+from collections.abc import Sequence
+
+from jaxppo import __version__
+
+COMMANDS = {
+    "train": "PPO or RLOO, from prompts to a better policy",
+    "sft": "a supervised warm start on reference plans",
+    "reward_model": "a reward model from preferences",
+    "evaluate": "plans of models or of a file, judged and compared",
+    "export": "Hugging Face folders from a checkpoint",
+    "reward_server": "a reward function for other machines, over HTTP",
+    "planning": "data sets of planning problems: build, import, inspect",
+    "metrics": "every metric explained, as a page of Markdown",
+    "doctor": "what is installed, whether it works, and what to install for what",
+}
+"""Modules that can be run, in the order of the help; the names work with hyphens too."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command as `python -m jaxppo.<command>` would; nothing heavy is imported before it is known.
+
+    Args:
+        arguments: the words after `jaxppo`; default: those of the command line.
+    """
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(usage())
+    elif name in ("-V", "--version"):
+        print(f"jaxppo {__version__}")
+    elif name.replace("-", "_") in COMMANDS:
+        sys.argv[1:] = rest
+        runpy.run_module(f"jaxppo.{name.replace('-', '_')}", run_name="__main__", alter_sys=True)
+    else:
+        near = difflib.get_close_matches(name.replace("-", "_"), COMMANDS, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        expected = f"one of {', '.join(COMMANDS)}"
+        print(f"error: command: expected {expected}, got {name!r}{hint} (jaxppo --help)", file=sys.stderr)
+        sys.exit(2)
+
+
+def usage() -> str:
+    """The help."""
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items())
+    return (
+        "usage: jaxppo [--version] COMMAND [flags]\n\n"
+        "Fine-tune causal language models with PPO or RLOO in JAX, with rewards computed on the host.\n\n"
+        f"commands, each with a --help of its own:\n{commands}\n\n"
+        "`jaxppo COMMAND` is the same as `python -m jaxppo.COMMAND`. If something does not work: jaxppo doctor"
+    )
+
+
+if __name__ == "__main__":
+    main()

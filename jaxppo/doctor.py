@@ -1,0 +1,141 @@
+"""What is installed, whether it works, and what to install for what: `python -m jaxppo.doctor`.
+
+A check that fails, in whatever way, hides no other. The exit status is 0 if all that is required works, else 1.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from jaxppo import __version__
+from jaxppo.doctor_checks import REPORT_IT, Check, Probe, has_extra, probes, reason_of
+from jaxppo.redact import redact
+
+EXTRAS = {
+    "gpu": "NVIDIA GPUs, with a driver for CUDA 13 (580 or newer)",
+    "gpu-cuda12": "NVIDIA GPUs with an older driver (525 or newer)",
+    "tpu": "Google TPUs",
+    "planners": "reference plans from Aries, under a permissive licence",
+    "planners-gpl": "reference plans from Fast Downward and pyperplan, which are under GPL-3.0",
+    "torch": "models that come as pytorch_model.bin",
+    "sentiment": "rewards from a text classifier: --reward_funcs sentiment",
+    "server": "rewards for other machines: jaxppo reward_server",
+    "tracking": "event files for TensorBoard",
+    "test": "the tests, linters and packages that jaxppo is compared with",
+}
+"""The extras of the package and what each is for; a test keeps `pyproject.toml` and `docs/install.md` in step."""
+
+_COLOURS = {"ok": 32, "note": 36, "warning": 33, "failed": 31}
+_INDENT = 34
+
+
+def examine(groups: dict[str, dict[str, Probe]]) -> Iterator[tuple[str, Check]]:
+    """Every check with the title of its group, as soon as it is made; no secrets are in it."""
+    for title, group in groups.items():
+        for name, probe in group.items():
+            for check in _guarded(name, probe):
+                yield title, Check(check.name, check.status, redact(check.found), redact(check.fix))
+
+
+def _guarded(name: str, probe: Probe) -> Iterator[Check]:
+    """The checks of a probe; what it raises is one more."""
+    try:
+        yield from probe()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        yield Check(name, "failed", f"cannot be checked: {error}", f"pip install {package}" if package else REPORT_IT)
+    except Exception as error:
+        yield Check(name, "failed", reason_of(error), REPORT_IT)
+
+
+def installed_extras() -> dict[str, bool]:
+    """Every extra, and whether what it asks for is installed; {} where that cannot be told."""
+    if importlib.util.find_spec("packaging") is None:
+        return {}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return {extra: has_extra("jaxppo", extra) for extra in EXTRAS}
+    return {}
+
+
+def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
+    """Print every check for a reader, and the extras; whether all that is required works."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    current, statuses = None, []
+    for title, check in examine(groups):
+        if title != current:
+            print(title if current is None else f"\n{title}")
+            current = title
+        print(_as_text(check, width, coloured), flush=True)
+        statuses.append(check.status)
+    print(f"\nWhat to install for what\n{_extras_table()}\n")
+    failed, warnings = statuses.count("failed"), statuses.count("warning")
+    works = "does not work" if failed else "works"
+    print(f"What is required {works}: {failed} failed, {warnings} with a warning. For a bug report: --json")
+    return not failed
+
+
+def _as_text(check: Check, width: int, coloured: bool) -> str:
+    """A check as lines of text: status, name and what was found, and below it what to do."""
+    found, fix = (textwrap.wrap(_printable(text), max(40, width - _INDENT)) for text in (check.found, check.fix))
+    lines = [*found, *(f"{'   ' if number else '-> '}{line}" for number, line in enumerate(fix))]
+    status = f"{check.status:8}"
+    if coloured:
+        status = f"\x1b[{_COLOURS[check.status]}m{status}\x1b[0m"
+    return f"  {status} {check.name:{_INDENT - 11}}" + f"\n{' ' * _INDENT}".join(lines)
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def _extras_table() -> str:
+    there = installed_extras()
+    commands = {extra: f"pip install 'jaxppo[{extra}]'" for extra in EXTRAS}
+    width = max(map(len, commands.values()))
+    return "\n".join(
+        f"  {'there' if there.get(extra) else '-':8} {commands[extra]:{width}}  {purpose}"
+        for extra, purpose in EXTRAS.items()
+    )
+
+
+def print_json(groups: dict[str, dict[str, Probe]]) -> bool:
+    """Print every check as one JSON object; whether all that is required works."""
+    checks = [{"group": title, **asdict(check)} for title, check in examine(groups)]
+    works = all(check["status"] != "failed" for check in checks)
+    report = {"jaxppo": __version__, "works": works, "checks": checks, "extras": installed_extras()}
+    print(json.dumps(report, indent=2))
+    return works
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        self.exit(2, f"error: {message}; expected some of --json, --network, --output_dir DIR, --help\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Examine this machine and exit."""
+    parser = _Parser("python -m jaxppo.doctor", description=(__doc__ or "").split(":")[0], allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for bug reports; without secrets")
+    parser.add_argument("--network", action="store_true", help="also ask the Hugging Face hub for an answer")
+    where = "folder of the runs to come, whose disk is looked at (default: %(default)s)"
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs"), help=where)
+    options = parser.parse_args(arguments)
+    groups = probes(options.output_dir, options.network)
+    sys.exit(0 if (print_json if options.json else print_report)(groups) else 1)
+
+
+if __name__ == "__main__":
+    main()
