@@ -1,5 +1,6 @@
 """What every command shares: one line for bad input, exit status 2, and compiled programs kept between runs."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,19 @@ from jaxppo.preemption import Preempted
 _BUG = (
     "This is a bug: please report it with these lines, the command, and what `python -m jaxppo.doctor --json` prints."
 )
+
+_NO_ROOM = "free some, or name another output_dir; JAXPPO_CACHE moves the cache"
+_NO_RIGHT = "change its permissions (chmod), or name another folder"
+_OS_FIXES = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
+    errno.EROFS: _NO_RIGHT,
+    errno.ENOENT: "check the spelling of the path",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+}
+"""What to do about errors of the operating system."""
 
 
 def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
@@ -30,9 +44,8 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     except JaxppoError as error:
         _refuse(str(error))
     except OSError as error:  # a path that cannot be read or written, a full disk
-        _refuse(
-            f"{error.filename or 'input/output'}: expected to be readable and writable, got: {error.strerror or error}"
-        )
+        got = f"{error.strerror or error}; {_OS_FIXES.get(error.errno or 0, 'look at what is there')}"
+        _refuse(f"{error.filename or 'input/output'}: expected to be readable and writable, got: {got}")
     except Preempted as stop:
         print(sanitize(str(stop)))
         if uses_jax:

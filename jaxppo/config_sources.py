@@ -8,7 +8,9 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import itertools
 import sys
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -52,10 +54,15 @@ def replace(config: Config, /, **changes: Any) -> Config:
     """
     unknown = sorted(set(changes) - set(flatten(config)))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], flatten(config), n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(unknown[0], flatten(config))
         raise ConfigError(f"{unknown[0]}: expected the name of a setting, got {unknown[0]!r}{hint}")
     return _replace_known(config, changes)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the known one that is most like it, or nothing."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _replace_known(config: Any, changes: dict[str, Any]) -> Any:
@@ -151,7 +158,9 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
     folder = resources.files("jaxppo") / "presets" / command.replace(" ", "_")
     names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name not in names:
-        raise ConfigError(f"preset: expected one of {', '.join(names)} for {command}, got {name!r}")
+        raise ConfigError(
+            f"preset: expected one of {', '.join(names)} for {command}, got {name!r}{did_you_mean(str(name), names)}"
+        )
     values = read_yaml(str(folder / f"{name}.yaml"))
     base = values.pop("preset", None)
     return values if base is None else preset_values(command, base) | values
@@ -188,7 +197,7 @@ def parse_flags(
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ConfigError(_one_line(messages.getvalue())) from None
+        raise ConfigError(_with_fix(_one_line(messages.getvalue()), config_class)) from None
 
 
 def _without_aliases(args: list[str], config_class: type) -> list[str]:
@@ -225,7 +234,24 @@ def _flag_value(args: list[str], name: str) -> str | None:
 
 
 def _one_line(panel: str) -> str:
-    """The first paragraph of tyro's boxed error message, as one line."""
-    lines = [line.strip("│╭╮╰╯─ \t") for line in panel.splitlines()[1:]]
-    body = lines[: lines.index("")] if "" in lines else lines
-    return " ".join(" ".join(body).split())
+    """The first paragraph of tyro's error message as one line; its box is drawn with or without Unicode."""
+    lines = [line.strip("│ ") for line in panel.splitlines()[1:]]
+    below_title = itertools.dropwhile(_is_rule, lines)
+    return " ".join(" ".join(itertools.takewhile(lambda line: not _is_rule(line), below_title)).split())
+
+
+def _is_rule(line: str) -> bool:
+    return not line.strip("─-╭╮╰╯")
+
+
+def _with_fix(message: str, config_class: type) -> str:
+    """Tyro's message, or, about what is no flag, one that names the flag which may be meant."""
+    start, _, words = message.partition("Unrecognized options: ")
+    if start or not words:
+        return f"{message} (--help explains every flag)"
+    word = words.split(", ")[0].partition("=")[0]
+    if not word.startswith("--"):
+        return f"{word}: expected a flag (--help lists them), got a word behind no flag or behind one that takes fewer"
+    flags = [f"--{name}" for name in flatten(config_class())]
+    hint = did_you_mean(f"--{word[2:].replace('-', '_')}", flags)
+    return f"{word}: expected a flag of this command (--help lists them), got {word!r}{hint}"

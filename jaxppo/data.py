@@ -14,7 +14,7 @@ from jaxppo import toys
 from jaxppo.cache import cache_dir
 from jaxppo.chat import Turns
 from jaxppo.config import DataConfig, parse_sizes
-from jaxppo.errors import DataError, PddlError
+from jaxppo.errors import DataError, PddlError, hub_fix
 from jaxppo.planning import dataset_folder, datasets, find_val, parse_action, prompts
 from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
@@ -135,9 +135,9 @@ def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type]) -> li
             table = hugging_face.load_dataset(name, split=split)
     except Exception as error:  # whatever the many readers and the hub raise
         reason = str(error).strip().split("\n")[0]
-        raise DataError(
-            f"dataset: expected a split {split!r} in {name}, got {type(error).__name__}: {reason}"
-        ) from error
+        there = "" if folder.is_dir() else "there is no such folder (`python -m jaxppo.planning build` makes one), and "
+        got = f"{there}{type(error).__name__}: {reason}" + (f"; {hub_fix()}" if there else "")
+        raise DataError(f"dataset: expected a split {split!r} in {name}, got {got}") from error
     return [datasets.checked_row(row, f"{name}, split {split}, row {i}", columns) for i, row in enumerate(table)]
 
 
@@ -302,7 +302,8 @@ def encode_prompts(
     for row, ids in zip(rows, encoded, strict=True):
         if not 0 < len(ids) <= max_length:
             expected = f"1 to max_prompt_length={max_length} tokens"
-            raise DataError(f"prompt of row {row['id']}: expected {expected}, got {len(ids)}")
+            fix = "; a larger max_prompt_length may help" if ids else ""
+            raise DataError(f"prompt of row {row['id']}: expected {expected}, got {len(ids)}{fix}")
     return encoded
 
 
@@ -358,7 +359,8 @@ def _encode(tokenizer: Any, rows: Sequence[Row], texts: Sequence[str], column: s
         for row, text in zip(rows, texts, strict=True):
             for word in _unknown_words(tokenizer, text):
                 expected = "words that the model's tokenizer knows"
-                raise DataError(f"{column} of row {row['id']}: expected {expected}, got {word!r}") from error
+                fix = "use another model, or train one on this data with `python -m jaxppo.sft`"
+                raise DataError(f"{column} of row {row['id']}: expected {expected}, got {word!r}; {fix}") from error
         raise DataError(f"{column}: expected text that the model's tokenizer can encode, got: {error}") from error
 
 

@@ -1,5 +1,14 @@
 """The exceptions a user can meet: each message names the field or file, what was expected and what came."""
 
+import os
+
+
+def hub_fix() -> str:
+    """What to do where the Hugging Face hub did not give what was asked for."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return "HF_HUB_OFFLINE is set: unset it to download, or name a folder"
+    return "check the name and the network (`hf auth login` for what is private), or name a folder"
+
 
 class JaxppoError(Exception):
     """Bad input or a broken tool; the commands print it as one line and exit with status 2."""

@@ -173,7 +173,9 @@ def export(config: ExportConfig) -> Path:
     """Write the models of a checkpoint; returns the folder that holds them."""
     console, run = Console(config.run.quiet), Path(config.run_dir or "")
     if config.run_dir is None or not (run / "checkpoints").is_dir():
-        raise DataError(f"run_dir: expected a run folder with checkpoints, got {config.run_dir}")
+        raise DataError(
+            f"run_dir: expected a run folder with checkpoints, got {config.run_dir}; name it with --run_dir"
+        )
     params, meta, step = Checkpoints(run / "checkpoints", keep=1).restore_params(config.step, console.warn)
     frozen = None if meta["models"]["adapter"] is None else _frozen(meta["models"], params)
     folder = Path(config.run.output_dir or run / "exports" / str(step))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxppo import toys
-from jaxppo.errors import ModelError
+from jaxppo.errors import ModelError, hub_fix
 from jaxppo.families import Family, ModelConfig, family_of
 from jaxppo.families.config import HfName
 from jaxppo.model_files import (
@@ -134,8 +134,8 @@ def _download(repo: str, revision: str | None) -> Path:
             snapshot_download(repo, revision=revision, allow_patterns=["pytorch_model*.bin"])
     except Exception as error:  # the hub's many errors, and those of the network
         raise ModelError(
-            f"{repo}: expected a shipped model ({', '.join(_shipped_models())}), a model folder "
-            f"or a hub id, got no such folder, and from the hub: {type(error).__name__}: {first_line(error)}"
+            f"{repo}: expected a shipped model ({', '.join(_shipped_models())}), a model folder or a hub id, "
+            f"got no such folder, and from the hub: {type(error).__name__}: {first_line(error)}; {hub_fix()}"
         ) from error
     return folder
 
@@ -591,7 +591,8 @@ def existing_folder(folder: str | os.PathLike[str]) -> Path:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ModelError(f"{folder}: expected a model folder with {CONFIG_FILE}, got no folder")
+        fix = "name one, a shipped model or a hub id"
+        raise ModelError(f"{folder}: expected a model folder with {CONFIG_FILE}, got no folder; {fix}")
     return folder
 
 

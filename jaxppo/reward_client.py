@@ -264,7 +264,8 @@ class RewardClient:
             return _Problem(text, retry=True, timed_out=True)
         except (httpx2.RequestError, UnicodeError) as error:  # UnicodeError: a host that no name service can take
             said = f" {self._shown(str(error))}" if str(error) else ""
-            return _Problem(f"expected an answer, got {type(error).__name__}{said}", retry=True)
+            fix = "is `python -m jaxppo.reward_server` running there?"
+            return _Problem(f"expected an answer, got {type(error).__name__}{said}; {fix}", retry=True)
         status = response.status_code
         if status != 200:
             text = f"expected status 200, got {status} {self._said(body)}"

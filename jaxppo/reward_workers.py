@@ -41,7 +41,8 @@ def import_function(path: str) -> Callable[..., Any]:
         for part in name.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"reward_funcs: expected a function at {path}, got {reason_of(error)}") from error
+        fix = "modules are looked for in the working directory, PYTHONPATH and what is installed"
+        raise ConfigError(f"reward_funcs: expected a function at {path}, got {reason_of(error)}; {fix}") from error
     if not callable(function):
         raise ConfigError(f"reward_funcs: expected a function at {path}, got {type(function).__name__}")
     return function

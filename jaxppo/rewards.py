@@ -269,7 +269,8 @@ def name_of(reward: RewardFunction) -> str:
 def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> None:
     """Raise a `DataError` that names the first column which a reward function needs and the data lacks."""
     if (needed := missing_column(reward, columns)) is not None:
-        raise DataError(f"reward {name}: expected a data column {needed!r}, got {', '.join(sorted(columns))}")
+        got, fix = ", ".join(sorted(columns)), "use data that has it, or give the parameter a default"
+        raise DataError(f"reward {name}: expected a data column {needed!r}, got {got}; {fix}")
 
 
 def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None:
@@ -310,7 +311,7 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
 def _checked(name: str, values: Any, expected: int) -> list[float | Failed | None]:
     count = len(values) if hasattr(values, "__len__") else type(values).__name__
     if count != expected:
-        raise DataError(f"reward {name}: expected {expected} values, got {count}")
+        raise DataError(f"reward {name}: expected {expected} values, one for each completion, got {count}")
     return [_number(value) for value in values]
 
 

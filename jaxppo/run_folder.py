@@ -62,7 +62,9 @@ def check(folder: Path, config: Any, run: RunConfig) -> bool:
         raise ConfigError(f"output_dir: expected a folder, got the file {folder}")
     # A process killed while it claimed the folder may have left the configuration half-written.
     if folder.exists() and any(not _is_partial_config(entry) for entry in folder.iterdir()):
-        raise ConfigError(f"output_dir: expected a new or empty folder, got {folder} that holds other files")
+        raise ConfigError(
+            f"output_dir: expected a new or empty folder, got {folder} that holds other files; name another"
+        )
     return False
 
 
@@ -128,7 +130,8 @@ def _check_same(folder: Path, config: Any) -> None:
         if name not in CALL_ONLY and (name not in now or now[name] != value)
     ]
     if differences:
-        raise ConfigError(f"config: expected that of the run to resume in {folder}, got {', '.join(differences)}")
+        got, fix = ", ".join(differences), "leave these settings as they were, or name a new output_dir"
+        raise ConfigError(f"config: expected that of the run to resume in {folder}, got {got}; {fix}")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from jaxppo import toys
 from jaxppo.config import require
-from jaxppo.errors import ConfigError, ModelError
+from jaxppo.errors import ConfigError, ModelError, hub_fix
 
 Text = Literal["prompt+completion", "completion"]
 Activation = Literal["none", "softmax", "sigmoid"]
@@ -123,7 +123,7 @@ def _load(model_path: str) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(
-            f"sentiment: expected a text classifier in safetensors at {model_path}, got: {reason}"
+            f"sentiment: expected a text classifier in safetensors at {model_path}, got: {reason}; {hub_fix()}"
         ) from None
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])

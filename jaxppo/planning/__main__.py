@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxppo import cli
-from jaxppo.config_sources import parse_cli
+from jaxppo.config_sources import did_you_mean, parse_cli
 from jaxppo.console import Console
 from jaxppo.errors import ConfigError
 
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> None:
         print(_USAGE)
         return
     if name not in COMMANDS:
-        raise ConfigError(f"command: expected one of {', '.join(COMMANDS)}, got {name!r}")
+        raise ConfigError(f"command: expected one of {', '.join(COMMANDS)}, got {name!r}{did_you_mean(name, COMMANDS)}")
     try:
         COMMANDS[name](rest)
     except KeyboardInterrupt:

