@@ -442,8 +442,9 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
 
     rows = 2 * jax.device_count()
     rows *= -(-16 // rows)  # the preset's batch, or the next that these devices can share
-    flags = ["--preset", "tiny", "--batch_size", str(rows), "--total_episodes", str(rows), "--output_dir", str(folder)]
-    setup, start = train.set_up(parse_cli(TrainConfig, "train", flags), folder, Console(quiet=True))
+    sizes = ["--batch_size", str(rows), "--total_episodes", str(4 * rows)]
+    config = parse_cli(TrainConfig, "train", ["--preset", "tiny", *sizes, "--output_dir", str(folder)])
+    setup, start = train.set_up(config, folder, Console(quiet=True))
     with contextlib.closing(setup.rewards), contextlib.closing(setup.clock):
         state = setup.ppo.init_state(*start)
         step = train.train_step(setup, state, setup.ppo.reference(state, start.policy), 0)

@@ -123,7 +123,7 @@ def test_an_unknown_word_of_a_row_is_named_when_a_model_is_evaluated(tmp_path):
     names = set(parse_problem(splits["test"][0]["problem_pddl"], parse_domain(DOMAINS["ferry"].DOMAIN_PDDL)).objects)
     words = words_of(row["prompt"] for row in splits["test"])
     tokenizer = data.word_tokenizer([word for word in words if word not in names])
-    with pytest.raises(DataError, match=r"^prompt of row test-\d: expected words that .* knows, got '(.*)'$") as error:
+    with pytest.raises(DataError, match=r"^prompt of row test-\d: expected words that .* knows, got '(.*)'; ") as error:
         tiny_evaluator(tokenizer, tmp_path)
     assert str(error.value).split("'")[-2] in names
 
