@@ -5,6 +5,7 @@ A check that fails, in whatever way, hides no other. The exit status is 0 if all
 
 import argparse
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os

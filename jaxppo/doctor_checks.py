@@ -30,6 +30,9 @@ Status = Literal["ok", "note", "warning", "failed"]
 REPORT_IT = "please report this, with what `jaxppo doctor --json` prints"
 """What to do about what should never happen."""
 
+UPDATE = ("--preset", "tiny")
+"""Flags of the update of the self-test: what it compiles serves the first real run of this preset too."""
+
 MIN_FREE_MIB = 2048
 """Less memory or disk than this is worth a warning: a default run takes about half of it."""
 
@@ -443,7 +446,7 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
     rows = 2 * jax.device_count()
     rows *= -(-16 // rows)  # the preset's batch, or the next that these devices can share
     sizes = ["--batch_size", str(rows), "--total_episodes", str(4 * rows)]
-    config = parse_cli(TrainConfig, "train", ["--preset", "tiny", *sizes, "--output_dir", str(folder)])
+    config = parse_cli(TrainConfig, "train", [*UPDATE, *sizes, "--output_dir", str(folder)])
     setup, start = train.set_up(config, folder, Console(quiet=True))
     with contextlib.closing(setup.rewards), contextlib.closing(setup.clock):
         state = setup.ppo.init_state(*start)

@@ -311,7 +311,7 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
 def _checked(name: str, values: Any, expected: int) -> list[float | Failed | None]:
     count = len(values) if hasattr(values, "__len__") else type(values).__name__
     if count != expected:
-        raise DataError(f"reward {name}: expected {expected} values, one for each completion, got {count}")
+        raise DataError(f"reward {name}: expected {expected} values, got {count}; a reward for each completion")
     return [_number(value) for value in values]
 
 

@@ -172,7 +172,8 @@ def test_encode_prompts_names_the_row_of_an_empty_prompt(rows, tokenizer):
 @pytest.mark.parametrize("column", ["prompt", "completion"])
 def test_encoding_says_which_column_holds_an_unknown_word(rows, tokenizer, column):
     bad = [rows[0], rows[1] | {column: "<init> hello <goal> world"}]
-    expected = f"{column} of row {rows[1]['id']}: expected words that the model's tokenizer knows, got 'hello'; use another model"
+    known = "words that the model's tokenizer knows"
+    expected = f"{column} of row {rows[1]['id']}: expected {known}, got 'hello'; use another model"
     with pytest.raises(DataError, match=f"^{expected}"):
         data.SupervisedData(bad, tokenizer, 1, 0, 64)
 
