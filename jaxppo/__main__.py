@@ -13,8 +13,10 @@ COMMANDS = {
     "reward_model": "a reward model from preferences",
     "evaluate": "plans of models or of a file, judged and compared",
     "export": "Hugging Face folders from a checkpoint",
+    "report": "a page about a run, or about several side by side",
     "reward_server": "a reward function for other machines, over HTTP",
     "planning": "data sets of planning problems: build, import, inspect",
+    "toys": "small models and data sets for recipes without a network",
     "metrics": "every metric explained, as a page of Markdown",
     "doctor": "what is installed, whether it works, and what to install for what",
 }
