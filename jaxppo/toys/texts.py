@@ -85,7 +85,7 @@ _ASIDES = [
     "i am writing this on the train .",
 ]
 FACTS = ("who", "deed", "wish")
-_FAULT_RATES = {"who": 0.6, "deed": 0.1, "wish": 0.1, "missing": 0.1, "long": 0.1}
+_FAULT_RATES = {"who": 0.1, "deed": 0.1, "wish": 0.1, "missing": 0.6, "long": 0.1}
 _FAULTS = tuple(_FAULT_RATES)
 
 
@@ -113,8 +113,8 @@ def summary(row: Row, faults: Sequence[str], random: Random) -> str:
 def summary_rows(split: str, count: int, seed: int) -> list[Row]:
     """Rows `prompt`, `completion` and the facts.
 
-    The authors of these summaries took one person for the other more often than not, so a model that imitates them does
-    so, too; each other fault is in some of them.
+    The authors of these summaries left the wish out more often than not, so a model that imitates them does so, too;
+    each other fault is in some of them.
     """
     random = Random(f"{seed} {split}")
     rows = []
