@@ -46,6 +46,12 @@ def flatten(config: Any) -> dict[str, Any]:
     return flat
 
 
+def setting_names(config_class: Any) -> list[str]:
+    """Names of the fields of a class of configurations and its groups, as `flatten` gives them."""
+    groups = ((spec, dataclasses.is_dataclass(spec.type)) for spec in dataclasses.fields(config_class))
+    return [name for spec, is_group in groups for name in (setting_names(spec.type) if is_group else [spec.name])]
+
+
 def replace(config: Config, /, **changes: Any) -> Config:
     """A copy of `config` with flat-named fields changed, in whichever group they live.
 
@@ -201,7 +207,7 @@ def parse_flags(
 
 
 def _without_aliases(args: list[str], config_class: type) -> list[str]:
-    names = flatten(config_class())
+    names = setting_names(config_class)
     aliases = {f"--{alias}": f"--{name}" for alias, name in ALIASES.items() if name in names and alias not in names}
     split = (arg.partition("=") for arg in args)
     return [aliases.get(flag, flag) + equals + value for flag, equals, value in split]
@@ -252,6 +258,6 @@ def _with_fix(message: str, config_class: type) -> str:
     word = words.split(", ")[0].partition("=")[0]
     if not word.startswith("--"):
         return f"{word}: expected a flag (--help lists them), got a word behind no flag or behind one that takes fewer"
-    flags = [f"--{name}" for name in flatten(config_class())]
+    flags = [f"--{name}" for name in setting_names(config_class)]
     hint = did_you_mean(f"--{word[2:].replace('-', '_')}", flags)
     return f"{word}: expected a flag of this command (--help lists them), got {word!r}{hint}"

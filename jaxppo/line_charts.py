@@ -105,12 +105,16 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number in a few characters: `0.125`, `12k`, `3e-05`."""
+    """A number in a few characters: `0.125`, `12k`, `5.5e-4`."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) >= 10_000:
         return f"{value / 1e6:.4g}M" if abs(value) >= 1e6 else f"{value / 1e3:.4g}k"
-    return f"{value:.2g}" if abs(value) < 1e-3 else f"{value:.3g}" if abs(value) < 100 else f"{value:.4g}"
+    if abs(value) < 1e-3:
+        digits, exponent = f"{value:.1e}".split("e")
+        plain = f"{value:.2g}"
+        return plain if len(plain) <= 6 else f"{float(digits):g}e{int(exponent)}"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.4g}"
 
 
 # -------------------------------------------------------------------------------------------------------------- curves

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from jaxppo.health import NEGATIVE_KL, REWARD_ALARMS
 from jaxppo.line_charts import Band, short
-from jaxppo.metrics import find
 from jaxppo.report_run import Run
 
 _FEWEST_UPDATES = 20  # before that, a trend is not told from noise
@@ -147,17 +146,10 @@ def _trends(run: Run) -> Iterator[Concern]:
 def _outside_bands(run: Run) -> Iterator[Concern]:
     """Metrics that end outside their healthy range."""
     for name, advice in _TOO_HIGH.items():
-        end, band = last_part(run.values(name)), _band(name)
-        if end and outside(fmean(end), band).startswith("above"):
+        end, band = last_part(run.values(name)), run.band(name)
+        if end and band and outside(fmean(end), band).startswith("above"):
             yield Concern(f"`{name}` ends at {short(fmean(end))}, {outside(fmean(end), band)}.", advice)
     for name, advice in _TOO_LOW.items():
-        known = [value for value in run.values(name) if value is not None]
-        if known and outside(fmean(known), _band(name)).startswith("below"):
-            yield Concern(
-                f"`{name}` is {short(fmean(known))} on the whole, {outside(fmean(known), _band(name))}.", advice
-            )
-
-
-def _band(name: str) -> Band:
-    metric = find(name)
-    return (None, None) if metric is None or metric.band is None else metric.band
+        known, band = [value for value in run.values(name) if value is not None], run.band(name)
+        if known and band and outside(fmean(known), band).startswith("below"):
+            yield Concern(f"`{name}` is {short(fmean(known))} on the whole, {outside(fmean(known), band)}.", advice)

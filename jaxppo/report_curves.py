@@ -139,7 +139,8 @@ class Curves:
             self._constant.append(f"<code>{shown(panel.title)}</code> {short(values.pop())}")
             return ""
         metric = find(panel.names[0])
-        band = None if metric is None else metric.band
+        bands = {run.band(panel.names[0]) for line in self._lines for run in line.runs}
+        band = bands.pop() if len(bands) == 1 else None
         x_label, smooth = "update" if self._x == "step" else "episode", panel.title not in _SCHEDULES
         chart = line_chart(f"{panel.title} over the {x_label}s", curves, band, x_label, smooth)
         if chart is None:

@@ -197,6 +197,8 @@ def _plain_results(models: plan_sections.Models) -> str:
     """The table of results that are not of plans, or of a version that measured less of them."""
     cells = [cell for _, of in models for cell in of.values()]
     names = [name for name in MEASURES if any(cell.get(name) is not None for cell in cells)]
+    if "reward" in names:  # has the mean, and its interval
+        names = [name for name in names if name != "mean_reward"]
     rows = [
         row([shown(split), moment, *(value_html(cell.get(name)) for name in names)])
         for moment, of in models

@@ -11,7 +11,7 @@ from jaxppo.config import EvaluateConfig, RewardModelConfig, SFTConfig, TrainCon
 from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, preset_values, read_yaml
 from jaxppo.errors import DataError
 from jaxppo.logs import read_metrics
-from jaxppo.metrics import METRICS
+from jaxppo.metrics import METRICS, find
 from jaxppo.run_folder import EVAL_FILE, read_json
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
@@ -107,6 +107,14 @@ class Run:
     def curve(self, name: str, x: str = "step") -> list[tuple[float, float | None]]:
         """The same with another metric, `step` or `episode`, beside it."""
         return [(number(record.get(x)) or 0.0, number(record[name])) for record in self.records if name in record]
+
+    def band(self, name: str) -> tuple[float | None, float | None] | None:
+        """The healthy range of a metric; None where none is known, or where the settings ask for something else."""
+        cut_on_purpose = self.settings.get("stop_token") == "none" or self.settings.get("output_min_length") is not None
+        if name == "completions/clipped_ratio" and cut_on_purpose:
+            return None
+        metric = find(name)
+        return None if metric is None else metric.band
 
     @property
     def headline(self) -> str | None:

@@ -44,8 +44,8 @@ def test_limits_leave_single_extremes_out_and_take_a_near_band_in():
 def test_ticks_and_short_numbers():
     assert ticks(0, 60) == [0, 20, 40, 60]
     assert ticks(0.38, 0.56) == pytest.approx([0.4, 0.45, 0.5, 0.55])
-    assert [short(value) for value in (0, 0.125, 12_000, 3e-5, 2.5e6, -0.5, 1234.0, 0.0006)] == [
-        "0", "0.125", "12k", "3e-05", "2.5M", "-0.5", "1234", "0.0006",
+    assert [short(value) for value in (0, 0.125, 12_000, 3e-5, 2.5e6, -0.5, 1234.0, 0.0006, 5.5e-4)] == [
+        "0", "0.125", "12k", "3e-05", "2.5M", "-0.5", "1234", "0.0006", "5.5e-4",
     ]  # fmt: skip
 
 

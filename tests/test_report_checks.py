@@ -60,3 +60,10 @@ def test_bands_in_words_and_sides():
     ]  # fmt: skip
     assert [outside(value, (0.5, 0.95)) for value in (0.4, 0.7, 0.99)] == ["below 0.5", "", "above 0.95"]
     assert last_part([None, *range(100)]) == list(range(90, 100))
+
+
+def test_completions_that_are_cut_on_purpose_are_of_no_concern(tmp_path):
+    change = lambda share: {"completions/clipped_ratio": 1.0}  # noqa: E731
+    assert concerns(run_with(tmp_path / "cut", change, stop_token="none", missing_eos_penalty=None)) == []
+    assert concerns(run_with(tmp_path / "drawn", change, output_min_length=4, missing_eos_penalty=None)) == []
+    assert len(concerns(run_with(tmp_path / "plain", change))) == 1
