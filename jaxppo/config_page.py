@@ -1,0 +1,168 @@
+"""The page docs/configuration.md, written from the settings themselves: `python -m jaxppo.config_page` prints it."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import types
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from typing import Any, Literal, Union, get_args, get_origin
+
+from jaxppo import config
+from jaxppo.planning import config as planning
+
+COMMANDS: dict[str, type] = {
+    "train": config.TrainConfig,
+    "sft": config.SFTConfig,
+    "reward_model": config.RewardModelConfig,
+    "evaluate": config.EvaluateConfig,
+    "export": config.ExportConfig,
+    "reward_server": config.RewardServerConfig,
+    "planning build": planning.BuildConfig,
+    "planning import": planning.ImportConfig,
+    "planning inspect": planning.InspectConfig,
+}
+"""Every command with settings, in the order of the page."""
+
+_INTRODUCTION = """\
+# Configuration
+
+Every setting of every command, with its type, its default and what it means. This page is printed by
+`python -m jaxppo.config_page`; `--help` of a command says the same in the terminal.
+
+A setting is a flag and, under the same name, a line of a YAML file. What is said last counts:
+
+1. the default of the table;
+2. the preset: `--preset NAME`, or the preset `default` where neither a preset nor a file is named;
+3. the file: `--config FILE.yaml`;
+4. the flags.
+
+```bash
+python -m jaxppo.train --preset tiny --kl_coef 0.1 --eval_splits test test_longer --headline_split test
+```
+
+- A switch is `--resume` or `--resume True`, and `--resume False`; several values stand one after the other;
+  `None` takes a value away.
+- An unknown name or a value that does not fit is one line that names it, before anything is computed.
+- `config.yaml` of a run folder holds every setting of the run, and `--config` takes it again.
+- Where a run takes place (`--mesh`, `--distributed` and their like) and how a call behaves (`--resume`, `--quiet`) is
+  not part of a run's configuration.
+
+"""
+
+
+def markdown_page() -> str:
+    """The documentation page: commands, the groups of settings that they share, their own settings, and presets."""
+    groups = dict.fromkeys(group for command in COMMANDS.values() for group in _groups(command).values())
+    sections = [_INTRODUCTION + _commands(), *map(_group_section, groups)]
+    sections += [_command_section(name, command) for name, command in COMMANDS.items()]
+    return "\n".join(sections) + "\n" + _presets()
+
+
+def _commands() -> str:
+    rows = [
+        f"| [`{name}`](#{_anchor(_title(name))}) | {_summary(command)} | {_links(_groups(command).values())} |"
+        for name, command in COMMANDS.items()
+    ]
+    head = "## Commands\n\n| `python -m jaxppo.` | what it does | groups beside its own settings |\n|---|---|---|\n"
+    return head + "".join(f"{row}\n" for row in rows)
+
+
+def _group_section(group: type) -> str:
+    users = [f"`{name}`" for name, command in COMMANDS.items() if group in _groups(command).values()]
+    return f"## {group.__name__}\n\n{_summary(group)} Of {', '.join(users)}.\n\n{_table(group())}"
+
+
+def _command_section(name: str, command: type) -> str:
+    text = f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command())}"
+    for field, group in _groups(command).items():
+        own, usual = getattr(command(), field), group()
+        other = [f.name for f in dataclasses.fields(group) if getattr(own, f.name) != getattr(usual, f.name)]
+        if other:
+            values = ", ".join(f"`{setting}` {_value(getattr(own, setting))}" for setting in other)
+            text += f"\nOther defaults of {_links([group])} here: {values}.\n"
+    return text
+
+
+def _presets() -> str:
+    text = "## Presets\n\nNamed settings that come with jaxppo; what they leave out has its default.\n"
+    for command in COMMANDS:
+        folder = resources.files("jaxppo") / "presets" / command.replace(" ", "_")
+        for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+            name = file.name.removesuffix(".yaml")
+            content = file.read_text(encoding="utf-8").strip()
+            text += f"\n### {command}: {name}\n\n```yaml\n{content}\n```\n"
+    return text
+
+
+def _groups(command: type) -> dict[str, Any]:
+    """The fields of a command that are groups of settings."""
+    return {f.name: f.type for f in dataclasses.fields(command) if dataclasses.is_dataclass(f.type)}
+
+
+def _table(settings: Any) -> str:
+    """The settings of one dataclass, groups inside it left out."""
+    meanings = dict(_meanings(type(settings)))
+    rows = [
+        f"| `{f.name}` | {_type(f.type)} | {_value(getattr(settings, f.name))} | {meanings[f.name]} |\n"
+        for f in dataclasses.fields(settings)
+        if not dataclasses.is_dataclass(f.type)
+    ]
+    return "| setting | type | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def _meanings(settings: type) -> Iterator[tuple[str, str]]:
+    """What the text under each field says, in Markdown."""
+    (definition,) = ast.parse(inspect.getsource(settings)).body
+    assert isinstance(definition, ast.ClassDef)
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            yield field.target.id, _markdown(str(ast.literal_eval(text.value)))
+
+
+def _markdown(text: str) -> str:
+    """Plain text as the cell of a table; names of pages become links."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    cells = [
+        part if part.startswith("`") else re.sub(r"([*<])", r"\\\1", part).replace("docs/", "docs:") for part in parts
+    ]
+    return re.sub(r"docs:(\w+\.md)", r"[\1](\1)", "".join(cells)).replace("|", "\\|")
+
+
+def _type(annotation: Any) -> str:
+    """A type as a reader of flags wants it: choices as themselves, several values as `...`."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type(argument) for argument in arguments if argument is not type(None))
+    if origin is tuple:
+        return f"{_type(arguments[0])} ..." if arguments[-1] is ... else " ".join(map(_type, arguments))
+    return {str: "text", int: "integer", float: "number", bool: "True, False"}[annotation]
+
+
+def _value(value: Any) -> str:
+    if value is None or value == ():
+        return "none"
+    return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
+
+
+def _summary(settings: type) -> str:
+    return _markdown((settings.__doc__ or "").partition("\n")[0])
+
+
+def _title(command: str) -> str:
+    return f"The command {command}"
+
+
+def _links(groups: Iterable[type]) -> str:
+    return ", ".join(f"[{group.__name__}](#{_anchor(group.__name__)})" for group in groups)
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+if __name__ == "__main__":
+    print(markdown_page(), end="")
