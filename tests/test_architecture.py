@@ -29,7 +29,7 @@ LEVELS = [
     {"cache", "jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
     {"advantages", "chat", "clock", "families", "intervals", "logprobs", "losses", "ops", "planning"}
     | {"processes", "reward_contract", "toys"},
-    {"data", "flops", "memory", "models", "parallel", "plan_reward", "preferences", "reward_client"}
+    {"config_page", "data", "flops", "memory", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
     {
         "checkpoint",

@@ -1,4 +1,4 @@
-"""docs/from_trl.md: it names every field of TRL, no setting that is not ours, the right defaults, and its code runs."""
+"""docs/from_trl.md: it names every field of TRL, no setting that is not ours, and the right defaults."""
 
 import ast
 import dataclasses
@@ -213,7 +213,6 @@ def test_links_lead_somewhere():
             assert (PATH.parent / link).exists(), link
 
 
-def test_the_step_api_example_runs_and_learns():
+def test_the_step_api_example_is_short():  # test_docs.py runs it
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert block.count("\n") < 45
-    exec(compile(block, "from_trl.md", "exec"), {})

@@ -1,10 +1,8 @@
 """A reward model as a reward function, against transformers and PEFT on each row alone."""
 
 import json
-import re
 import shutil
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -346,12 +344,6 @@ def test_a_reward_model_needs_an_end_of_sequence(saved, parallel):
     tokenizer.eos_token = None
     with pytest.raises(ModelError, match=r"^mine: expected a tokenizer with an eos_token, got none$"):
         LearnedReward(config, params, tokenizer, parallel=parallel, name="mine")
-
-
-def test_the_python_of_the_page_runs():
-    page = (Path(__file__).parent.parent / "docs" / "reward_model.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(compile(block, "docs/reward_model.md", "exec"), {})
 
 
 def test_without_a_policy_whole_texts_are_scored_with_their_end(saved, parallel, policy_tokenizer):
