@@ -35,6 +35,8 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     A run that is stopped by SIGTERM ends with status 0, by Ctrl-C with 130, and says how to go on.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Without torch, transformers would say that models are not available: those of jaxppo are.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         if uses_jax:
             set_up_jax()
