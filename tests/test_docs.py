@@ -25,7 +25,7 @@ import jax
 import pytest
 from headless import CHROMIUM, Browser
 
-from jaxppo import hf, models
+from jaxppo import hf, metrics, models
 from jaxppo.config_page import COMMANDS
 from jaxppo.config_sources import flatten, parse_cli, read_yaml, replace
 from jaxppo.data import word_tokenizer
@@ -244,6 +244,24 @@ def test_flags_in_the_text_are_flags(page):
     known = {name for command in COMMANDS.values() for name in flatten(command())} | {"help", "data", "splits"}
     code = re.findall(r"`((?:--|python -m jaxppo\.)[^`\n]+)`", FENCE.sub("", source(page)))
     assert {flag for span in code for flag in re.findall(r"(?<!\S)--([a-z_]+)\b", span)} - known == set()
+
+
+OTHER_METRICS = {"docs/from_trl.md", "docs/metrics.md", "docs/reward_model.md"}
+"""Pages with names of TRL's metrics, or of those of reward models."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in OTHER_METRICS])
+def test_metrics_in_the_text_are_metrics(page):
+    names = re.findall(r"`([a-z]+/[a-z<][\w<>/]*)`", FENCE.sub("", source(page)))
+    assert [name for name in names if metrics.prefix_of(name) in metrics.GROUPS and metrics.find(name) is None] == []
+
+
+def test_settings_of_the_troubleshooting_page_are_settings():
+    known = {name for command in COMMANDS.values() for name in flatten(command())}
+    spans = re.findall(r"`([a-z0-9_]+)(?: [^`]*)?`", FENCE.sub("", source("docs/troubleshooting.md")))
+    named = [name for name in spans if "_" in name]
+    assert len(named) > 30
+    assert sorted({name for name in named if name not in known}) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- python
