@@ -37,7 +37,6 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
 
 TRANSCRIPTS = [
-    ("README.md",),
     ("docs/first_hour.md", "docs/troubleshooting.md"),
     ("docs/own_reward.md",),
     ("docs/own_domain.md",),
@@ -51,13 +50,12 @@ RUN_ELSEWHERE = {
 """Pages whose python is run by other tests, which bring what it needs."""
 
 # The transcripts are made shorter by flags behind those of the page and by replacements in its text, by nothing else.
-SMALLER_DATA = "--rl_sizes 4:24 --test_sizes 4:16 --test_longer_sizes 5:32 --eval_batch_size 32 --response_length 48"
 APPENDED = {
-    "train": f"--total_episodes 32 --batch_size 16 --num_mini_batches 2 --learning_rate 1e-4 {SMALLER_DATA}",
+    "train": "--preset tiny --total_episodes 32 --batch_size 16 --num_mini_batches 2 --response_length 48",
     "sft": "--total_episodes 64 --batch_size 16 --hidden_size 32 --num_hidden_layers 1 --response_length 48",
     "evaluate": "--test_sizes 4:16 --test_longer_sizes 5:32 --eval_batch_size 32 --response_length 48",
 }
-REPLACED = {"garden 4000": "garden 200", "EleutherAI/pythia-70m": "stand-in"}  # the second: `make_stand_in`
+REPLACED = {"garden 4000": "garden 120", "EleutherAI/pythia-70m": "stand-in"}  # the second: `make_stand_in`
 NOT_RUN = {"pip": "the tests run where jaxppo is installed", "pytest": "these are the tests"}
 
 PLACEHOLDERS = {"N": "1"}
@@ -368,6 +366,14 @@ def test_what_a_newcomer_is_told_to_do_works(transcript, newcomer):
     make_stand_in(newcomer.folder / REPLACED["EleutherAI/pythia-70m"])
     counts = [newcomer.follow(page, shell=True) for page in transcript]
     assert counts[0] > 0
+
+
+def test_the_readme_begins_as_the_first_hour():
+    home, readme, first_hour = (
+        commands_of(next(block for block in blocks(page) if block.language == "bash"))
+        for page in ("docs/index.md", "README.md", "docs/first_hour.md")
+    )
+    assert home == readme == [command.removesuffix(" --output_dir outputs/first") for command in first_hour]
 
 
 # ------------------------------------------------------------------------------------------------------------ the site
