@@ -434,6 +434,7 @@ def test_pages_open_without_errors_or_requests_to_elsewhere(browser, site, addre
         scheme = browser.run("document.body.getAttribute('data-md-color-scheme')")
         assert scheme == ("slate" if dark else "default")
         browser.run("localStorage.clear()")  # where the site keeps the scheme that was chosen
+        browser.open("about:blank")
     assert browser.problems == []
     assert browser.requests
     assert [url for url in browser.requests if not url.startswith((address, "data:", "blob:", "about:"))] == []
