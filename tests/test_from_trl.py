@@ -175,7 +175,7 @@ def test_the_yaml_of_the_page_is_a_configuration(tmp_path):
     config = parse_cli(TrainConfig, "train", ["--config", str(tmp_path / "ppo.yaml"), "--output_dir", "out"])
     assert (config.batch_size, config.mini_batch_size, config.micro_batch_size) == (256, 128, 64)
     assert config.optimizer.max_grad_norm is None
-    (script,) = re.findall(r"```\n(PPOConfig\(.*?\))\n```", PAGE, re.DOTALL)
+    (script,) = re.findall(r"```text\n(PPOConfig\(.*?\))\n```", PAGE, re.DOTALL)
     theirs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in ast.parse(script).body[0].value.keywords}
     assert theirs.keys() <= {field.name for field in dataclasses.fields(PPOConfig)}
     ours, accumulated = flatten(config), theirs.pop("gradient_accumulation_steps")
