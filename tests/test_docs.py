@@ -26,8 +26,9 @@ import pytest
 from headless import CHROMIUM, Browser
 
 from jaxppo import hf, metrics, models
+from jaxppo.config import ReportConfig
 from jaxppo.config_page import COMMANDS
-from jaxppo.config_sources import flatten, parse_cli, read_yaml, replace
+from jaxppo.config_sources import flatten, parse_cli, parse_flags
 from jaxppo.data import word_tokenizer
 from jaxppo.errors import ConfigError
 from jaxppo.families.gpt_neox import GPTNeoXConfig
@@ -60,6 +61,8 @@ NOT_RUN = {"pip": "the tests run where jaxppo is installed", "pytest": "these ar
 
 PLACEHOLDERS = {"N": "1"}
 """Words of the text that stand for a number."""
+OTHER_FLAGS = {"doctor": {"--json", "--network"}, "report": {"--output"}}
+"""Of commands without a configuration."""
 SHELL = {"export", "pip", "pytest"}
 """Programs of the pages other than our commands and python."""
 LANGUAGES = {"bash", "json", "pddl", "python", "text", "yaml"}
@@ -151,9 +154,9 @@ def test_yaml_is_a_configuration_of_a_command(block, tmp_path):
     path = tmp_path / "page.yaml"
     path.write_text(block.text)
     problems = []
-    for command in COMMANDS.values():
+    for name, command in COMMANDS.items():
         try:
-            replace(command(), **read_yaml(path))
+            parse_cli(command, name, ["--config", str(path)])
             return
         except ConfigError as error:
             problems.append(str(error))
@@ -165,7 +168,7 @@ def test_yaml_is_a_configuration_of_a_command(block, tmp_path):
 
 def check_command(command: str) -> None:
     """Have a command line parsed by what it calls; nothing is run, and its files need not exist."""
-    words = shlex.split(command, comments=True)
+    words = [word for word in shlex.split(command, comments=True) if word != "&"]
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
     nested = [word for word in words if "python -m jaxppo." in word and word != command]
@@ -174,6 +177,8 @@ def check_command(command: str) -> None:
     if "-m" in words and words[words.index("-m") + 1].startswith("jaxppo."):
         return check_jaxppo(*words[words.index("-m") + 1 :])
     program = Path(words[0]).name
+    if program == "jaxppo":
+        return check_jaxppo(f"jaxppo.{words[1]}", *words[2:])
     if program == "pip":
         return check_pip(words[1:])
     if program == "pytest":
@@ -198,8 +203,13 @@ def check_jaxppo(module: str, *arguments: str) -> None:
     given = [PLACEHOLDERS.get(word, word) for word in arguments if word != "..."]
     if name == "planning" and given:
         name, given = f"planning {given[0]}", given[1:]
+    if name == "COMMAND":  # stands for any
+        return
+    if name == "report":
+        parse_flags(ReportConfig, name, given)
+        return
     if name not in COMMANDS:
-        assert importlib.util.find_spec(module) is not None and not given
+        assert importlib.util.find_spec(module) is not None and set(given) <= OTHER_FLAGS.get(name, set())
         return
     if given == ["--help"]:
         return
@@ -240,12 +250,13 @@ def test_commands_in_the_text_are_understood(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES)
 def test_flags_in_the_text_are_flags(page):
     known = {name for command in COMMANDS.values() for name in flatten(command())} | {"help", "data", "splits"}
+    known |= {flag.removeprefix("--") for flags in OTHER_FLAGS.values() for flag in flags}
     code = re.findall(r"`((?:--|python -m jaxppo\.)[^`\n]+)`", FENCE.sub("", source(page)))
     assert {flag for span in code for flag in re.findall(r"(?<!\S)--([a-z_]+)\b", span)} - known == set()
 
 
-OTHER_METRICS = {"docs/from_trl.md", "docs/metrics.md", "docs/reward_model.md"}
-"""Pages with names of TRL's metrics, or of those of reward models."""
+OTHER_METRICS = {"docs/console.md", "docs/from_trl.md", "docs/metrics.md", "docs/reward_model.md"}
+"""Pages with names of TRL's metrics, or of those of supervised training."""
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in OTHER_METRICS])
