@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxppo import cli, hf, models, plan_metrics, plan_reward, processes, reward_sources, run_folder
+from jaxppo import cli, data, hf, models, plan_metrics, plan_reward, processes, reward_sources, run_folder
 from jaxppo.config import EvaluateConfig
 from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
@@ -131,6 +131,7 @@ class _Run:
             learned=reward_sources.learned_by(model, policy.params, tokenizer, self._parallel.of_process()),
         )
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
+        data.tell_left_out(self._console.print, self.config.data, evaluator.left_out)
         return Opened(policy.params, evaluator, rewards)
 
     def _answers(self, side: Side) -> dict[str, Answered]:

@@ -157,8 +157,11 @@ def test_bytes_per_device_fall_with_fsdp(fsdp):
 
 @pytest.mark.parametrize(
     ("model", "mesh", "parameters"),
-    [(PYTHIA_1B, "fsdp=4", 1_011_781_632), (PYTHIA_7B, "fsdp=2,tensor=2", 6_857_302_016)],
-    ids=["1b", "7b"],
+    [
+        pytest.param(PYTHIA_1B, "fsdp=4", 1_011_781_632, id="1b"),
+        # A minute and a half of compilation.
+        pytest.param(PYTHIA_7B, "fsdp=2,tensor=2", 6_857_302_016, id="7b", marks=pytest.mark.slow),
+    ],
 )
 def test_big_models_are_split(model, mesh, parameters):
     programs = Programs(model, RLOO_CONFIG, "fsdp", mesh)
