@@ -5,7 +5,7 @@ set -euo pipefail
 out=${1:-outputs/recipes}
 seeds=${SEEDS:-1 2 3}
 
-for toy in toy-reviews-gpt2 toy-reviews-classifier toy-tldr-reward toy-tldr-reward-lora toy-planning-sft; do
+for toy in toy-reviews-gpt2 toy-reviews-classifier toy-tldr-sft toy-tldr-reward toy-tldr-reward-lora toy-planning-sft; do
   start=$SECONDS
   python -c "import sys; from jaxppo import toys; toys.find(sys.argv[1])" "$toy"
   echo "$toy: $((SECONDS - start)) s"
@@ -30,6 +30,7 @@ run planning-multi-offline-1 --preset planning-multi-offline --seed 1
 python -m jaxppo.reward_server --preset api-reward-offline &
 server=$!
 trap 'kill "$server"' EXIT
+until python -c "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health')" 2>/dev/null; do sleep 1; done
 run api-reward-offline-1 --preset api-reward-offline --seed 1
 
 python runs/recipe_table.py "$out"
