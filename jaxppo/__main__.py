@@ -17,6 +17,7 @@ COMMANDS = {
     "reward_server": "a reward function for other machines, over HTTP",
     "planning": "data sets of planning problems: build, import, inspect",
     "toys": "small models and data sets for recipes without a network",
+    "config_page": "every setting of every command, as a page of Markdown",
     "metrics": "every metric explained, as a page of Markdown",
     "doctor": "what is installed, whether it works, and what to install for what",
 }

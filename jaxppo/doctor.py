@@ -30,7 +30,8 @@ EXTRAS = {
     "torch": "models that come as pytorch_model.bin",
     "sentiment": "rewards from a text classifier: --reward_funcs sentiment",
     "server": "rewards for other machines: jaxppo reward_server",
-    "tracking": "event files for TensorBoard",
+    "tracking": "Weights & Biases: --report_to wandb",
+    "docs": "the documentation site: mkdocs build --strict",
     "test": "the tests, linters and packages that jaxppo is compared with",
 }
 """The extras of the package and what each is for; a test keeps `pyproject.toml` and `docs/install.md` in step."""

@@ -109,9 +109,10 @@ def test_workflow_runs_what_ci_runs_on_every_supported_python():
 def test_every_module_that_is_a_command_is_one_of_the_console_script():
     package = Path(jaxppo.__file__).parent
     found = {path.stem for path in package.glob("*.py") if 'if __name__ == "__main__":' in path.read_text("utf-8")}
-    assert {"train", "doctor"} <= found
+    found |= {path.parent.name for path in package.glob("*/__main__.py")}
+    assert {"train", "doctor", "planning"} <= found
     inner = {"__main__", "reward_workers"}  # a process of its own
-    assert set(console_script.COMMANDS) == found - inner | {"planning"}
+    assert set(console_script.COMMANDS) == found - inner
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
