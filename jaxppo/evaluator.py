@@ -115,20 +115,24 @@ class Evaluator:
             params: of the language model.
             fixed_rows_only: look at the `eval_rows` rows that evaluations during training look at.
         """
-        return {
-            split: self._results(self.answer(params, split, rows=self._fixed[split] if fixed_rows_only else None))
-            for split in self.rows
-        }
+        return self.with_samples(params, fixed_rows_only=fixed_rows_only)[0]
+
+    def with_samples(
+        self, params: Params, *, fixed_rows_only: bool = False
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+        """The same, and {split: samples}, as from `samples_of`."""
+        results, samples = {}, {}
+        for split in self.rows:
+            answered = self.answer(params, split, rows=self._fixed[split] if fixed_rows_only else None)
+            of_split, judged = results_of(answered, self._reward, self.validator, self._config.length_edges)
+            results[split], samples[split] = of_split, samples_of(answered, judged)
+        return results, samples
 
     def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
         fitting, longest = data.without_overlong(self._tokenizer, rows, config, self._turns), config.max_prompt_length
         if config.text_lengths is not None:
             return data.cut_prompts(self._tokenizer, fitting, longest, config.text_lengths, config.data_seed)
         return fitting, data.encode_prompts(self._tokenizer, fitting, longest, turns=self._turns)
-
-    def _results(self, answered: Answered) -> dict[str, Any]:
-        results, judged = results_of(answered, self._reward, self.validator, self._config.length_edges)
-        return results | {"samples": samples_of(answered, judged)}
 
     def answer(
         self, params: Params, split: str, *, num_samples: int = 1, seed: int = 0, rows: Sequence[int] | None = None
@@ -296,9 +300,11 @@ def samples_of(answered: Answered, judged: Sequence[JudgedRow], most: int = 5) -
     return samples
 
 
-def print_before_and_after(console: Console, split: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """A table of the sample rows of a split: what was answered before and after training, and its score."""
-    earlier = {sample["id"]: sample for sample in before.get("samples", ())}
+def print_before_and_after(
+    console: Console, split: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> None:
+    """A table of the samples of a split: what was answered before and after training, and its score."""
+    earlier = {sample["id"]: sample for sample in before}
     rows = [
         {
             "prompt": sample["prompt"],
@@ -306,7 +312,7 @@ def print_before_and_after(console: Console, split: str, before: Mapping[str, An
             "after": sample["completion"],
             "score": f"{score_text(earlier[sample['id']]['score'])} -> {score_text(sample['score'])}",
         }
-        for sample in after.get("samples", ())
+        for sample in after
         if sample["id"] in earlier
     ]
     if rows:

@@ -15,6 +15,7 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.redact import redact_command
 
 EVAL_FILE = "eval.json"
+EVAL_SAMPLES_FILE = "eval_samples.json"
 """Name of the results in a run folder."""
 
 

@@ -289,14 +289,14 @@ def _carry_out(setup: Setup, folder: Path, state: TrainState, reference: Params 
     """Evaluate, train, evaluate, export; what `evals` and the checkpoints have already is not done again."""
     config = setup.config
     if "before" not in evals:
-        before = _evaluate(setup, "before", state)
+        before = _evaluate(setup, folder, "before", state)
         evals |= {"headline_split": config.headline_split, "before": before}
     setup.trackers.log(0, eval_metrics(evals["before"]))
     if processes.is_first():
         run_folder.write_json(folder / run_folder.EVAL_FILE, evals)
         setup.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
     state = _run_updates(setup, folder, state, reference)
-    evals["after"] = _evaluate(setup, "after", state)
+    evals["after"] = _evaluate(setup, folder, "after", state)
     setup.trackers.log(config.num_updates, eval_metrics(evals["after"]))
     setup.console.stage("Saving")
     params, frozen = setup.ppo.parallel.to_host((state.params, state.frozen))
@@ -404,12 +404,15 @@ def _show_samples(progress: ProgressView, samples: list[dict[str, Any]], shown: 
     progress.samples(f"Samples of update {samples[0]['step']}", rows, ["prompt", "completion", *parts, "score"])
 
 
-def _evaluate(setup: Setup, moment: str, state: TrainState) -> dict[str, Any]:
-    """Evaluate and print the result."""
+def _evaluate(setup: Setup, folder: Path, moment: str, state: TrainState) -> dict[str, Any]:
+    """Evaluate, print the result, and keep some of the answers."""
     judge = setup.evaluator.validator or reward_sources.describe(setup.config.reward)
     setup.console.stage(f"Evaluation {moment} {setup.config.ppo.algorithm.upper()} ({judge})")
-    results = setup.evaluator(setup.ppo.models_of(state)["policy"])
+    results, samples = setup.evaluator.with_samples(setup.ppo.models_of(state)["policy"])
     print_results(setup.console, results)
+    if processes.is_first():
+        path = folder / run_folder.EVAL_SAMPLES_FILE
+        run_folder.write_json(path, run_folder.read_json(path) | {moment: samples})
     return results
 
 
@@ -473,7 +476,9 @@ def _print_memory(setup: Setup, start: Start) -> None:
 def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:
     split, algorithm = setup.config.headline_split, setup.config.ppo.algorithm.upper()
     before, after = (evals[moment][split] for moment in ("before", "after"))
-    print_before_and_after(setup.console, split, before, after)
+    samples = run_folder.read_json(folder / run_folder.EVAL_SAMPLES_FILE) if processes.is_first() else {}
+    earlier, later = (samples.get(moment, {}).get(split, []) for moment in ("before", "after"))
+    print_before_and_after(setup.console, split, earlier, later)
     setup.console.stage("Result")
     title, key = ("valid plans", "validity") if "validity" in after else ("mean reward", "reward")
     setup.console.result(

@@ -323,7 +323,7 @@ def test_samples_are_the_first_rows_with_their_answers():
 
 def test_before_and_after_are_shown_side_by_side():
     before, after = (
-        {"samples": samples_of(answers_to(texts, scores), [])}
+        samples_of(answers_to(texts, scores), [])
         for texts, scores in ((["dull", "weak"], [-1.0, None]), (["\x1b[31mwarm", "fine"], [2.0, 0.5]))
     )
     console = Console(file=(output := io.StringIO()))
@@ -332,5 +332,5 @@ def test_before_and_after_are_shown_side_by_side():
     assert "test, before and after" in shown and "\x1b" not in shown
     assert "-1.00 -> 2.00" in shown and "none -> 0.50" in shown
     assert shown.index("dull") < shown.index("warm")
-    print_before_and_after(Console(file=(empty := io.StringIO())), "test", {}, after)
+    print_before_and_after(Console(file=(empty := io.StringIO())), "test", [], after)
     assert empty.getvalue() == ""

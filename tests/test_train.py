@@ -92,9 +92,15 @@ def test_train_writes_the_run_folder(finished):
         "policy",
         "value",
         "eval.json",
+        "eval_samples.json",
         "curves.png",
         "report.html",
     }
+    samples = json.loads((finished / "eval_samples.json").read_text())
+    for split in ("test", "test_longer"):
+        before, after = samples["before"][split], samples["after"][split]
+        assert [sample["id"] for sample in before] == [sample["id"] for sample in after] and len(after) == 5
+        assert all(0 <= sample["score"] <= 1 and sample["verdict"] for sample in after)
     records = read_metrics(finished / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert all(np.isfinite(record["loss/policy_avg"]) for record in records)
