@@ -231,6 +231,7 @@ def test_a_fresh_model_learns_the_rule_and_is_exported(finished, preferences):
         "config.yaml",
         "eval.json",
         "metrics.jsonl",
+        "report.html",
         "reward_model",
         "tensorboard",
         "tokenizer",
