@@ -424,7 +424,7 @@ def test_the_settings_are_kept_with_the_data(built):
     [
         (["--help"], 0, "usage: python -m jaxppo.planning {build,import,inspect} [flags]"),
         (["build", "--help"], 0, "usage: python -m jaxppo.planning build"),
-        (["bild"], 2, "error: command: expected one of build, import, inspect, got 'bild'\n"),
+        (["bild"], 2, "error: command: expected one of build, import, inspect, got 'bild', did you mean 'build'?\n"),
         ([], 2, "error: command: expected one of build, import, inspect, got ''\n"),
         (["build", "--n_train", "x"], 2, "error: "),
     ],
