@@ -15,8 +15,9 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.redact import redact_command
 
 EVAL_FILE = "eval.json"
-EVAL_SAMPLES_FILE = "eval_samples.json"
 """Name of the results in a run folder."""
+EVAL_SAMPLES_FILE = "eval_samples.json"
+"""Name of the file with some answers to held-out prompts, before and after training."""
 
 
 def begin(command: str, config: Any) -> tuple[Console, Path, bool]:
