@@ -1,11 +1,11 @@
 """Every command under one name: `jaxppo train ...` is `python -m jaxppo.train ...`."""
 
-import difflib
 import runpy
 import sys
 from collections.abc import Sequence
 
 from jaxppo import __version__
+from jaxppo.errors import did_you_mean
 
 COMMANDS = {
     "train": "PPO or RLOO, from prompts to a better policy",
@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.argv[1:] = rest
         runpy.run_module(f"jaxppo.{name.replace('-', '_')}", run_name="__main__", alter_sys=True)
     else:
-        near = difflib.get_close_matches(name.replace("-", "_"), COMMANDS, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name.replace("-", "_"), COMMANDS)
         expected = f"one of {', '.join(COMMANDS)}"
         print(f"error: command: expected {expected}, got {name!r}{hint} (jaxppo --help)", file=sys.stderr)
         sys.exit(2)

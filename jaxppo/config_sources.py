@@ -6,11 +6,9 @@ flat name.
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import itertools
 import sys
-from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -18,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import tyro
 import yaml
 
-from jaxppo.errors import ConfigError
+from jaxppo.errors import ConfigError, did_you_mean
 from jaxppo.redact import redact
 
 Config = TypeVar("Config")
@@ -63,12 +61,6 @@ def replace(config: Config, /, **changes: Any) -> Config:
         hint = did_you_mean(unknown[0], flatten(config))
         raise ConfigError(f"{unknown[0]}: expected the name of a setting, got {unknown[0]!r}{hint}")
     return _replace_known(config, changes)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: the known one that is most like it, or nothing."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _replace_known(config: Any, changes: dict[str, Any]) -> Any:

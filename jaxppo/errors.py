@@ -1,6 +1,8 @@
 """The exceptions a user can meet: each message names the field or file, what was expected and what came."""
 
+import difflib
 import os
+from collections.abc import Iterable
 
 
 def hub_fix() -> str:
@@ -50,3 +52,9 @@ class PddlError(JaxppoError):
 
 class ValidatorError(JaxppoError):
     """The plan validator itself is missing or broken (never: the plan is bad)."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the known one that is most like it, or nothing."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""

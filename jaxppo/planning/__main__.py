@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxppo import cli
-from jaxppo.config_sources import did_you_mean, parse_cli
+from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
-from jaxppo.errors import ConfigError
+from jaxppo.errors import ConfigError, did_you_mean
 
 _USAGE = """usage: python -m jaxppo.planning {build,import,inspect} [flags]
 
