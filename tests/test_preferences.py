@@ -90,7 +90,7 @@ def test_load_rows_reads_rows_without_planning_columns(tmp_path):
         ([{"chosen": ["a"], "rejected": "b"}], "train", r"train.jsonl:1: field 'chosen': expected str, got \['a'\]"),
         ([["chosen"]], "train", "train.jsonl:1: expected a JSON object, got list"),
         ([], "train", "split train: expected at least one row, got none"),
-        ([], "tset", "tset.jsonl: expected a UTF-8 text file with one JSON object a line"),
+        ([], "tset", "tset.jsonl: expected this file or tset.parquet, got train in the folder"),
     ],
 )
 def test_load_rows_says_in_one_line_what_is_wrong(tmp_path, rows, split, message):
