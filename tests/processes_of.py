@@ -11,16 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-"""Of machine code, not of how programs are split; without it these tests take twice as long."""
 
-
-def environment(num_devices: int) -> dict[str, str]:
+def environment(num_devices: int = 1) -> dict[str, str]:
     """That of the tests, with another number of devices."""
     count = "--xla_force_host_platform_device_count="
     flags = re.sub(rf"{count}\d+", f"{count}{num_devices}", os.environ["XLA_FLAGS"])
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return os.environ | {"XLA_FLAGS": f"{flags} {FAST_COMPILATION}", "PYTHONPATH": paths}
+    return os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
 
 
 def free_port() -> int:

@@ -1,13 +1,13 @@
 """The presets of the recipes: complete, and those of the hub's models run on folders of the hub's layout."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes_of import environment
 from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
@@ -60,10 +60,10 @@ def hub_folder(home: Path, repo: str) -> Path:
 
 def train(preset: str, home: Path, folder: Path, *flags: str) -> dict:
     """The results of the command, with no hub but what lies in `home`."""
-    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "XLA_FLAGS": ""}
-    environment.pop("HF_HUB_CACHE", None)
+    hub = environment() | {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    hub.pop("HF_HUB_CACHE", None)
     command = [sys.executable, "-m", "jaxppo.train", "--preset", preset, "--output_dir", str(folder), *flags]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, env=hub, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / "eval.json").read_text())
 

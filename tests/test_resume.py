@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from event_files import read_events, shown_by_tensorboard
+from processes_of import environment
 
 from jaxppo import data, sft
 from jaxppo.checkpoint import Checkpoints
@@ -78,9 +79,8 @@ cli.main(lambda: train.train(config_sources.parse_cli(config.TrainConfig, "train
 
 def run(*command):
     """Run Python on one device; returns (status, standard output, standard error)."""
-    env = {**os.environ, "XLA_FLAGS": ""}
     command = [sys.executable, *map(str, command)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=500)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=500)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -333,7 +333,7 @@ with here.Checkpoints(folder, 9) as checkpoints:
 
 def test_a_checkpoint_is_restored_on_other_numbers_of_devices(tmp_path):
     for step, num_devices in enumerate([4, 1, 2, 4]):
-        flags = f"--xla_force_host_platform_device_count={num_devices}"
+        flags = environment(num_devices)["XLA_FLAGS"]
         code = f"import os\nos.environ['XLA_FLAGS'] = {flags!r}\n" + OTHER_DEVICES
         status, _, err = run("-c", code, os.path.dirname(__file__), tmp_path, step, num_devices)
         assert (status, err) == (0, "")

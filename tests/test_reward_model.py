@@ -426,7 +426,11 @@ def test_gpt2_leaves_out_pairs_beyond_its_positions(small_preferences, tmp_path,
 
 BAD_INPUT = {
     "no data": ([], DataError, "dataset: expected a folder with preference data or a hub id, got None"),
-    "no such split": (["--eval_splits", "tset"], DataError, "tset.jsonl: expected this file or tset.parquet, got test, train"),
+    "no such split": (
+        ["--eval_splits", "tset"],
+        DataError,
+        "tset.jsonl: expected this file or tset.parquet, got test, train",
+    ),
     "no such model": (["--model_path", "no/such/model/folder"], ModelError, "no/such/model/folder"),
     "batch": (["--batch_size", "6"], ConfigError, "batch_size: expected a multiple of data x fsdp devices (4), got 6"),
     "too long": (["--max_length", "3"], DataError, "split train: expected a pair of at most 3 tokens, got 60 longer"),

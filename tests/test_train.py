@@ -4,7 +4,6 @@ import contextlib
 import io
 import itertools
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from processes_of import environment
 
 from jaxppo import cli, hf, metrics, models, train
 from jaxppo.checkpoint import Checkpoints
@@ -50,9 +50,8 @@ MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
 
 def start_command(name, *args):
     """Start `python -m jaxppo.<name>` on one device."""
-    env = {**os.environ, "XLA_FLAGS": ""}
     command = [sys.executable, "-m", f"jaxppo.{name}", *map(str, args)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_command(name, *args):
