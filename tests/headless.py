@@ -2,6 +2,7 @@
 
 import base64
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -9,6 +10,9 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _TIMEOUT_S = 60.0
@@ -86,9 +90,14 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def screenshot(self) -> bytes:
-        """The window as a PNG."""
-        return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
+    def screenshot(self, name: str) -> np.ndarray:
+        """The pixels of the window, int (height, width, 3), which the folder JAXPPO_SCREENSHOTS keeps."""
+        png = base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
+        if kept := os.environ.get("JAXPPO_SCREENSHOTS"):
+            Path(kept).mkdir(parents=True, exist_ok=True)
+            (Path(kept) / f"{name}.png").write_bytes(png)
+        with Image.open(io.BytesIO(png)) as image:
+            return np.asarray(image.convert("RGB")).astype(int)
 
     def close(self) -> None:
         """End the browser."""

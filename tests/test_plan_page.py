@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import io
 import json
 import re
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from html_reader import Reader
 from lamps import BY_HAND, judged, lamp_row, several
-from PIL import Image
 
 from jaxppo import plan_page
 from jaxppo.plan_answers import Answer, judge_rows
@@ -269,17 +267,12 @@ def test_page_steps_through_a_plan_by_keys_and_by_its_fragment(opened, pages):
     assert opened.problems == []
 
 
-def pixels(browser):
-    with Image.open(io.BytesIO(browser.screenshot())) as image:
-        return np.asarray(image.convert("RGB")).astype(int)
-
-
 def test_page_shows_its_plots_in_light_and_dark(opened):
     seen = []
     for dark in (False, True):
         opened.resize(1100, 900, dark)
         opened.run("document.querySelector('#validity').scrollIntoView()")
-        image = pixels(opened)
+        image = opened.screenshot(f"plans-{'dark' if dark else 'light'}")
         seen.append(image.mean())
         series = (86, 180, 233) if dark else (0, 114, 178)
         assert (np.abs(image - series).sum(axis=2) < 12).sum() > 200  # the first series is drawn in its colour

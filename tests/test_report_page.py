@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 from html_reader import Reader
-from PIL import Image
 from report_runs import HOSTILE, SNEAKY, record, sample, splits, write_run
 
 from jaxppo import report_page
@@ -301,14 +300,12 @@ def test_page_tells_the_values_under_the_pointer(opened):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 800, 1400])
-def test_page_fits_and_is_drawn(opened, tmp_path, width, dark):
+def test_page_fits_and_is_drawn(opened, width, dark):
     opened.resize(width, 800, dark)
     opened.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
     assert opened.run("document.documentElement.scrollWidth") <= width
     opened.run("document.querySelector('#curves').scrollIntoView()")
-    (tmp_path / "page.png").write_bytes(opened.screenshot())
-    with Image.open(tmp_path / "page.png") as image:
-        pixels = np.asarray(image.convert("RGB")).astype(int)
+    pixels = opened.screenshot(f"report-{width}-{'dark' if dark else 'light'}")
     assert pixels.mean() < 60 if dark else pixels.mean() > 200
     line = (86, 180, 233) if dark else (0, 114, 178)
     assert (np.abs(pixels - line).sum(axis=2) < 12).sum() > 100
