@@ -191,7 +191,7 @@ def test_update_does_not_depend_on_what_should_not_matter(variant, order_seed, j
     assert_same(other, plain, tolerance=3e-5)
 
 
-@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 4), ("pmap", 2)])
+@pytest.mark.parametrize(("mode", "num_devices"), [("pmap", 4)])  # shard_map is above and below
 def test_devices_change_nothing(variant, mode, num_devices):
     config, copies = VARIANTS[variant], VARIANTS[variant].ppo.group_size
     ppo, prompts = make_ppo(config, mode, num_devices), make_prompts(copies=copies)

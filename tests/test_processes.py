@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from one_layer import ONE_LAYER
 from processes_of import free_port, outputs_of, started
 
 from jaxppo import processes
@@ -16,7 +17,8 @@ from jaxppo.errors import ConfigError
 def commands(folder: Path, *flags: str, each: tuple[tuple[str, ...], ...] = ((), ())) -> list[list[object]]:
     """The same run for two processes; `each` adds flags of its own to one."""
     address = f"127.0.0.1:{free_port()}"
-    shared = ["-m", "jaxppo.train", "--preset", "tiny", "--output_dir", folder, "--num_processes", "2", *flags]
+    run = ["-m", "jaxppo.train", "--preset", "tiny", "--sft_model_path", ONE_LAYER, "--output_dir", folder]
+    shared = [*run, "--num_processes", "2", *flags]
     return [
         [*shared, "--coordinator_address", address, "--process_id", number, *own] for number, own in enumerate(each)
     ]

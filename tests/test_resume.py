@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from event_files import read_events, shown_by_tensorboard
+from one_layer import ONE_LAYER
 from processes_of import environment
 
 from jaxppo import data, sft
@@ -24,6 +25,7 @@ TINY = ["--preset", "tiny", "--adap_kl_ctrl", "--kl_target", "6", "--kl_horizon"
 TINY += ["--use_score_scaling", "--use_score_norm", "--num_sample_generations", "4"]
 TINY += ["--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--save_steps", "1", "--save_total_limit", "1"]
 TINY += ["--metric_for_best_model", "objective/entropy"]
+TINY += ["--sft_model_path", ONE_LAYER]
 TINY += ["--response_length", "16"]  # so short that all sequences have one length, for which programs are compiled
 UPDATES = 4
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from one_layer import ONE_LAYER
 from processes_of import environment
 
 from jaxppo import cli, hf, metrics, models, train
@@ -41,7 +42,7 @@ TINY = [
 TINY += ["--use_score_scaling", "--use_score_norm"]
 SMALL_TESTS = ["--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
 # Runs in this process: completions so short that all sequences have one length, for which programs are compiled.
-SMALL = ["--preset", "tiny", "--response_length", "16", *SMALL_TESTS]
+SMALL = ["--preset", "tiny", "--sft_model_path", ONE_LAYER, "--response_length", "16", *SMALL_TESTS]
 # Of which the numbers do not matter: those of any number of updates share their programs.
 SAME_PROGRAMS = [*SMALL, "--num_ppo_epochs", "1", "--num_mini_batches", "1", "--lr_scheduler_type", "constant"]
 
@@ -582,7 +583,7 @@ def test_train_saves_the_batches_of_bad_updates(overflowing):
 
 
 def test_train_leaves_the_model_as_it_is_in_a_bad_update(overflowing):
-    policy = hf.load_policy("blocksworld-sft").params
+    policy = hf.load_policy(ONE_LAYER).params
     first, second, third, fourth = (step.state for step in overflowing.steps)
     jax.tree.map(np.testing.assert_array_equal, first.params["policy"], policy)
     jax.tree.map(np.testing.assert_array_equal, third.params, second.params)

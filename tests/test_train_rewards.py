@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import jax
 import numpy as np
 import pytest
+from one_layer import ONE_LAYER
 
 from jaxppo import data, evaluate, hf, lora, sft, train
 from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig
@@ -23,7 +24,7 @@ import os, time
 
 def fate(text):
     """A pure function of the completion, so that a test can say what must have happened."""
-    return len(text) % 6
+    return sum(map(ord, text)) % 6
 
 def troubled(completions):
     (text,) = completions
@@ -66,7 +67,7 @@ def run(tmp_path, functions, monkeypatch):
     def run_it(**settings):
         tiny = preset_values("train", "tiny") | {"total_episodes": 32, "num_ppo_epochs": 1, "num_mini_batches": 1}
         tiny |= {"test_sizes": "4:4", "test_longer_sizes": "5:4", "response_length": 22, "quiet": True}
-        tiny |= {"lr_scheduler_type": "constant"}
+        tiny |= {"lr_scheduler_type": "constant", "sft_model_path": ONE_LAYER}
         config = replace(TrainConfig(), **tiny | {"output_dir": str(tmp_path / "run")} | settings)
         train.train(config)
         return tmp_path / "run"
@@ -126,7 +127,7 @@ def test_a_run_goes_on_without_the_completions_whose_reward_fails(run):
         on_timeout="skip",
     )
     for record, samples in records_and_samples(folder):
-        fates = [len(sample["completion"]) % 6 for sample in samples]
+        fates = [sum(map(ord, sample["completion"])) % 6 for sample in samples]
         assert len(samples) == 16 and len(set(fates)) >= 4
         assert record["reward/errors"] == sum(fate in (1, 2) for fate in fates)
         assert record["reward/timeouts"] == fates.count(3)
@@ -207,7 +208,7 @@ def test_prompts_without_plans_are_trained_on_a_function(run, tmp_path):
 @pytest.fixture(params=["whole", "adapter"])
 def reward_model(request, tmp_path):
     """A reward model of the starting policy's family, and one that is an adapter on that policy."""
-    policy = hf.load_policy("blocksworld-sft")
+    policy = hf.load_policy(ONE_LAYER)
     score = {"kernel": jax.random.normal(jax.random.key(2), (policy.config.hidden_size, 1))}
     folder = tmp_path / request.param
     if request.param == "whole":
@@ -216,14 +217,14 @@ def reward_model(request, tmp_path):
         return folder
     shape = lora.LoraConfig(r=2)
     adapter = lora.init_adapter(policy.config, shape, jax.random.key(3)) | {"score": score}
-    lora.save_adapter(folder, policy.config, shape, adapter, policy.params, "blocksworld-sft")
+    lora.save_adapter(folder, policy.config, shape, adapter, policy.params, ONE_LAYER)
     return folder
 
 
 def test_a_learned_reward_scores_what_was_sampled(run, reward_model):
     settings = {"reward_funcs": ("model", "plan"), "reward_weights": (0.1, 1.0), "use_score_scaling": True}
     folder = run(**settings, reward_model_path=str(reward_model))
-    policy = hf.load_policy("blocksworld-sft")
+    policy = hf.load_policy(ONE_LAYER)
     learned = learned_by(policy.config, policy.params, policy.tokenizer, DataParallel())(str(reward_model))
     encode, eos = policy.tokenizer.encode, policy.tokenizer.eos_token_id
     for record, samples in records_and_samples(folder):
