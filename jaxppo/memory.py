@@ -66,7 +66,11 @@ def micro_batches(config: TrainConfig, models: Sequence[ModelConfig], length: in
     """Micro-batches of a mini-batch: as configured, or the fewest that `rows_at_once` takes on every device."""
     if config.ppo.gradient_accumulation_steps is not None:
         return config.ppo.gradient_accumulation_steps
-    rows = config.mini_batch_size // row_shards
+    return parts_at_once(models, config.mini_batch_size // row_shards, length)
+
+
+def parts_at_once(models: Sequence[ModelConfig], rows: int, length: int) -> int:
+    """The fewest equal parts of a device's rows that `rows_at_once` takes."""
     most = rows_at_once(models, length) or rows
     return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= most)
 

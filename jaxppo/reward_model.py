@@ -30,7 +30,7 @@ from jaxppo.ppo import adapter_of
 from jaxppo.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.report_page import reported
 from jaxppo.reward_scores import RowScorer, row_scores
-from jaxppo.supervised import Steps, run_steps
+from jaxppo.supervised import Steps, in_parts, run_steps
 from jaxppo.trackers import Trackers
 from jaxppo.types import Array, Axes, Params, Stats, TrainState
 
@@ -311,7 +311,7 @@ def _train(
     weights = np.full(config.batch_size, 1 / config.batch_size, np.float32)
     steps = Steps(
         num_steps=num_steps,
-        batch=lambda step: (data.batch(step), weights),
+        batch=lambda step: in_parts((data.batch(step), weights)),
         program=training.make_step(num_steps),
         evaluate=lambda state: eval_metrics(evaluator(whole(state))),
         title="reward model",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxppo import cli, data, hf, models, ops, optimizer, processes, reward_sources, rollout, run_folder, update
+from jaxppo import cli, data, hf, memory, models, ops, optimizer, processes, reward_sources, rollout, run_folder, update
 from jaxppo.chat import make_turns
 from jaxppo.config import SFTConfig
 from jaxppo.config_sources import flatten, parse_cli, plain_values
@@ -21,7 +21,7 @@ from jaxppo.families.gpt2 import GPT2Config
 from jaxppo.families.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.report_page import reported
-from jaxppo.supervised import Steps, run_steps
+from jaxppo.supervised import Steps, in_parts, run_steps
 from jaxppo.trackers import Trackers
 from jaxppo.types import Array, Params, Sequences, Stats
 
@@ -79,10 +79,14 @@ def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> 
     return parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
 
 
-def _weighted_batch(supervised: data.SupervisedData, step: int) -> tuple[Sequences, Array]:
-    """The rows of a step, and each token's share of the mean."""
+def _weighted_batch(
+    supervised: data.SupervisedData, model: ModelConfig, row_shards: int, step: int
+) -> tuple[Sequences, Array]:
+    """The rows of a step and each token's share of the mean, in as many micro-batches as are computed fastest."""
     batch = supervised.batch(step)
-    return batch, ops.mean_weights(batch.completion_mask, (0, 1))
+    rows, length = batch.input_ids.shape
+    parts = memory.parts_at_once([model], rows // row_shards, length)
+    return in_parts((batch, ops.mean_weights(batch.completion_mask, (0, 1))), parts)
 
 
 def sft(config: SFTConfig) -> Path:
@@ -130,7 +134,7 @@ def sft(config: SFTConfig) -> Path:
     state = update.init_state({"policy": start.params}, optimizer.make_optimizer(config.optimizer))
     steps = Steps(
         num_steps=config.num_updates,
-        batch=partial(_weighted_batch, supervised),
+        batch=partial(_weighted_batch, supervised, model, parallel.row_shards),
         program=make_step(config, model, parallel),
         evaluate=lambda state: eval_metrics(evaluator(state.params["policy"], fixed_rows_only=True)),
         title="SFT",

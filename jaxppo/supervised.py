@@ -23,8 +23,8 @@ class Steps(NamedTuple):
     """What is done in every step."""
 
     num_steps: int  # steps of the whole run
-    batch: Callable[[int], tuple[Any, Any]]  # step, from 0 -> rows [B, ...] and their weights, on the host
-    program: Callable[[TrainState, Any], Any]  # (state, mini-batches [1, 1, B, ...]) -> (state, statistics)
+    batch: Callable[[int], tuple[Any, Any]]  # step, from 0 -> rows [1, M, B / M, ...] and their weights, on the host
+    program: Callable[[TrainState, Any], Any]  # (state, what `batch` gives) -> (state, statistics)
     evaluate: Callable[[TrainState], dict[str, float]]  # what an evaluation adds to the record of a step
     title: str  # for the view
     header: str  # the run in a line, for the view
@@ -78,8 +78,7 @@ def run_steps(
         progress.doing("compiling")
         for step in range(start, last):
             began = time.monotonic()
-            one_step = jax.tree.map(lambda x: x[None, None], steps.batch(step))
-            state, stats = steps.program(state, parallel.put(one_step, 2))
+            state, stats = steps.program(state, parallel.put(steps.batch(step), 2))
             record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
             if loop.evaluates_at(step + 1, last):
                 progress.doing("evaluation")
@@ -97,6 +96,11 @@ def run_steps(
     print_best(console, checkpoints, folder)
     record = processes.on_first(lambda: read_metrics(folder / "metrics.jsonl")[-1])
     return state, meta | {"step": last, "metrics": record}
+
+
+def in_parts(batch: Any, parts: int = 1) -> Any:
+    """The mini-batch of a step as the update program takes it: a tree of [B, ...] -> [1, parts, B / parts, ...]."""
+    return jax.tree.map(lambda x: x.reshape(1, parts, -1, *x.shape[1:]), batch)
 
 
 def recall(progress: ProgressView, folder: Path, start: int) -> None:

@@ -1,0 +1,57 @@
+"""Supervised fine-tuning: the step, and the rows that it learns from."""
+
+import jax
+import numpy as np
+import pytest
+from device_modes import MODEL
+
+from jaxppo import data, memory, models, optimizer, sft, update
+from jaxppo.config import SFTConfig
+from jaxppo.config_sources import replace
+from jaxppo.parallel import DataParallel
+
+ROWS = [
+    {"prompt": "<init> clear a <goal> on a b <plan>", "completion": "stack a b ; " * n + "pick-up a"} for n in range(5)
+]
+CONFIG = replace(SFTConfig(), batch_size=8, learning_rate=1e-2, total_episodes=80)
+PARAMS = jax.device_get(models.init_params(MODEL, jax.random.key(0)))
+
+
+def one_step(num_devices: int):
+    """What a step computes and leaves behind, and in how many micro-batches."""
+    words = data.word_tokenizer({word for row in ROWS for word in f"{row['prompt']} {row['completion']}".split()})
+    supervised = data.SupervisedData(ROWS, words, CONFIG.batch_size, 0, 64)
+    parallel = DataParallel(devices=jax.devices()[:num_devices])
+    state = update.init_state({"policy": jax.tree.map(np.copy, PARAMS)}, optimizer.make_optimizer(CONFIG.optimizer))
+    batch = sft._weighted_batch(supervised, MODEL, parallel.row_shards, 0)
+    after, stats = sft.make_step(CONFIG, MODEL, parallel)(parallel.put(state), parallel.put(batch, 2))
+    return batch, jax.device_get(after.params), jax.device_get(stats)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_micro_batches_that_fit_the_cache_change_nothing(monkeypatch, num_devices):
+    (rows, weights), params, stats = one_step(1)
+    assert weights.shape[:3] == (1, 1, 8)
+    np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-6)
+    assert stats["grad_norm"] > 0.01
+    monkeypatch.setattr(memory, "rows_at_once", lambda models, length: 2)
+    (cut, _), cut_params, cut_stats = one_step(num_devices)
+    assert cut.input_ids.shape[:3] == (1, 4 // num_devices, 2 * num_devices)
+    np.testing.assert_array_equal(cut.input_ids.reshape(8, -1), rows.input_ids.reshape(8, -1))
+    for name, value in stats.items():
+        np.testing.assert_allclose(cut_stats[name], value, rtol=0, atol=1e-5, err_msg=name)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), cut_params, params)
+
+
+def test_the_loss_is_the_mean_over_all_completion_tokens():
+    (rows, weights), _, stats = one_step(1)
+    rows, weights = jax.tree.map(lambda x: x[0, 0], (rows, weights))
+    logits = models.apply(MODEL, PARAMS, rows.input_ids).logits
+    total = count = 0.0
+    for row in range(len(rows.input_ids)):
+        for at in np.flatnonzero(rows.completion_mask[row]):
+            before = rows.prompt_lengths[row] + at - 1
+            total -= jax.nn.log_softmax(logits[row, before])[rows.completion_ids[row, at]]
+            count += 1
+    assert count == np.sum(weights > 0)
+    np.testing.assert_allclose(stats["loss"], total / count, rtol=1e-5)
