@@ -86,7 +86,9 @@ def test_a_contestant_that_fails_is_named(benchmark):
 
 
 def test_ppo_update_reports_the_agreed_fields():
-    (line,) = run("ppo_update.py", "--workload", "tiny", "--updates", "1", "--vs-products", "--response", "6")
+    (line,) = run(
+        "ppo_update.py", "--workload", "tiny", "--updates", "1", "--vs-products", "--response", "6", "--layers", "1"
+    )
     assert (line["workload"], line["updates"], line["response"]) == ("tiny", 1, 6)
     assert line["s_per_update"] > 0
     assert line["samples_per_s"] == pytest.approx(8 / line["s_per_update"], rel=0.01)

@@ -1,5 +1,6 @@
 """Programs of models too big to allocate here, compiled from shapes alone: bytes per device, and who talks to whom."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ ROWS, PROMPT, LENGTH = 16, 32, 16
 PYTHIA_1B = GPTNeoXConfig(
     vocab_size=50304, hidden_size=2048, num_hidden_layers=16, num_attention_heads=8, intermediate_size=8192
 )
+PYTHIA_1B_TWO_LAYERS = dataclasses.replace(PYTHIA_1B, num_hidden_layers=2)
 PYTHIA_7B = GPTNeoXConfig(
     vocab_size=50432, hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=16384
 )
@@ -149,7 +151,7 @@ def check_decoding(programs: Programs, compiled: Any) -> None:
         assert max(travelling) <= ROWS * model.vocab_size < model.hidden_size**2
 
 
-@pytest.mark.parametrize("fsdp", [1, 2, 4])
+@pytest.mark.parametrize("fsdp", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_bytes_per_device_fall_with_fsdp(fsdp):
     programs = Programs(WIDE, PPO_CONFIG, "fsdp", f"data=-1,fsdp={fsdp}")
     check_state(programs, programs.update())
@@ -158,8 +160,9 @@ def test_bytes_per_device_fall_with_fsdp(fsdp):
 @pytest.mark.parametrize(
     ("model", "mesh", "parameters"),
     [
-        pytest.param(PYTHIA_1B, "fsdp=4", 1_011_781_632, id="1b"),
-        # A minute and a half of compilation.
+        pytest.param(PYTHIA_1B_TWO_LAYERS, "fsdp=4", 306_765_824, id="1b of two layers"),
+        # A minute of compilation and more.
+        pytest.param(PYTHIA_1B, "fsdp=4", 1_011_781_632, id="1b", marks=pytest.mark.slow),
         pytest.param(PYTHIA_7B, "fsdp=2,tensor=2", 6_857_302_016, id="7b", marks=pytest.mark.slow),
     ],
 )

@@ -25,6 +25,7 @@ import jax
 import numpy as np
 import pytest
 from headless import CHROMIUM, Browser
+from one_layer import ONE_LAYER
 
 from jaxppo import hf, metrics, models
 from jaxppo.config import ReportConfig
@@ -51,7 +52,8 @@ RUN_ELSEWHERE = {
 }
 """Pages whose python is run by other tests, which bring what it needs."""
 
-# The transcripts are made shorter by flags behind those of the page and by replacements in its text, by nothing else.
+# The transcripts are made shorter by flags behind those of the page, by a model of one layer where the page takes the
+# shipped one, and by replacements in its text; by nothing else.
 APPENDED = {
     "train": "--preset tiny --total_episodes 32 --batch_size 16 --num_mini_batches 2 --response_length 48",
     "sft": "--total_episodes 64 --batch_size 16 --hidden_size 32 --num_hidden_layers 1 --response_length 48",
@@ -339,7 +341,10 @@ class Newcomer:
 
     @staticmethod
     def appended(words: list[str]) -> list[str]:
-        return APPENDED.get(words[2].removeprefix("jaxppo."), "").split()
+        command = words[2].removeprefix("jaxppo.")
+        names_model = {"--sft_model_path", "--config"} & set(words)
+        model = ["--sft_model_path", ONE_LAYER] if command == "train" and not names_model else []
+        return [*APPENDED.get(command, "").split(), *model]
 
 
 @pytest.fixture

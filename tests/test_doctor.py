@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from one_layer import ONE_LAYER
 
 from jaxppo import doctor, doctor_checks
 from jaxppo.doctor_checks import Check
@@ -60,7 +61,8 @@ def test_everything_is_well_here(monkeypatch, capsys, tmp_path):
 def test_the_self_test_makes_an_update_and_reads_its_checkpoint(monkeypatch):
     sizes = ("--response_length", "16", "--test_sizes", "4:4", "--test_longer_sizes", "5:4")
     once = ("--num_ppo_epochs", "1", "--num_mini_batches", "1", "--lr_scheduler_type", "constant")
-    monkeypatch.setattr(doctor_checks, "UPDATE", (*doctor_checks.UPDATE, *sizes, *once))  # programs of test_train.py
+    flags = (*doctor_checks.UPDATE, *sizes, *once, "--sft_model_path", ONE_LAYER)  # programs of test_train.py
+    monkeypatch.setattr(doctor_checks, "UPDATE", flags)
     update, checkpoint = doctor_checks.ppo_update()
     assert (update.name, update.status) == ("PPO update", "ok") and update.found.startswith("16 plans, ")
     assert (checkpoint.name, checkpoint.status) == ("checkpoint", "ok")
