@@ -23,10 +23,10 @@ from jaxppo.planning.dataset_runs import (
 )
 from jaxppo.planning.datasets import Row, make_row
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.pddl import parse_domain
 from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans, planner_version
 from jaxppo.planning.plans import Action, parse_action
-from jaxppo.planning.renaming import OBFUSCATION_STYLES, obfuscate, permute_atoms, rename_objects, rename_plan
+from jaxppo.planning.renamed_rows import renamed_rows
+from jaxppo.planning.renaming import OBFUSCATION_STYLES, obfuscate
 from jaxppo.planning.terminal import Progress, Terminal
 
 LICENCE = "apache-2.0"
@@ -232,7 +232,8 @@ def _rows(config: BuildConfig, fillings: Sequence[Filling]) -> tuple[dict[str, l
             _row(filling.demand, number, solved, config.prompt_style) for number, solved in enumerate(filling.accepted)
         ]
         if filling.demand.split == "train":
-            own = [same for row in own for same in (row, *_renamed(row, filling.demand, config.n_renamings))]
+            pools, count = filling.demand.domain.POOLS, config.n_renamings
+            own = [same for row in own for same in (row, *renamed_rows(row, pools, count, filling.demand.seed))]
         rows.setdefault(filling.demand.split, []).extend(own)
     for name in config.domains if config.obfuscated_domains is None else config.obfuscated_domains:
         own = [row for row in rows.get("test", []) if row["domain"] == name]
@@ -256,27 +257,6 @@ def _row(demand: Demand, number: int, solved: Solved, prompt_style: str) -> Row:
         obfuscation=None,
         paired_id=None,
     )
-
-
-def _renamed(row: Row, demand: Demand, count: int) -> Iterator[Row]:
-    """The same problem and plan with other names for the objects and another order of atoms."""
-    domain = parse_domain(row["domain_pddl"])
-    plan = tuple(map(parse_action, row["reference_plan"]))
-    for number in range(1, count + 1):
-        rng = random.Random(f"{row['id']}/{number}/{demand.seed}")
-        problem_pddl, mapping = rename_objects(row["problem_pddl"], domain, rng, demand.domain.POOLS)
-        yield make_row(
-            id=f"{row['id']}-{number}",
-            domain=row["domain"],
-            split=row["split"],
-            domain_pddl=row["domain_pddl"],
-            problem_pddl=permute_atoms(problem_pddl, rng),
-            plan=rename_plan(plan, mapping),
-            prompt_style=row["prompt_style"],
-            planner=row["planner"],
-            obfuscation=None,
-            paired_id=row["id"],
-        )
 
 
 def _styles(config: BuildConfig) -> tuple[str, ...]:

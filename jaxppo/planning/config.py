@@ -176,6 +176,9 @@ class ImportConfig:
     test."""
     unseen_domains: tuple[str, ...] = ()
     """With split auto, domains that go to test_unseen."""
+    n_renamings: int = 0
+    """Further rows of train for each of its problems, with other names out of those that objects of its domain have
+    there, and another order of atoms; fewer where that gives no new prompts."""
     replace_invalid_plans: bool = False
     """Have the planner solve problems whose plan is not valid, instead of leaving them out."""
     short_lengths: str = SHORT_LENGTHS
@@ -194,6 +197,7 @@ class ImportConfig:
 
     def __post_init__(self) -> None:
         _check_bands(self.short_lengths, self.long_lengths)
+        require(self.n_renamings >= 0, "n_renamings", "0 or more", self.n_renamings)
         require(is_split_name(self.split), "split", "auto, keep, or a name of letters, digits, '_' and '-'", self.split)
         if self.max_train_objects is not None:
             require(self.max_train_objects > 0, "max_train_objects", "a number above 0", self.max_train_objects)

@@ -15,10 +15,14 @@ from jaxppo.console import Console
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.__main__ import run
 from jaxppo.planning.build import build_dataset
+from jaxppo.planning.canonical import canonical_form
 from jaxppo.planning.config import BuildConfig, ImportConfig, PlannerConfig
 from jaxppo.planning.datasets import partition, read_jsonl
 from jaxppo.planning.importing.importers import import_problems
 from jaxppo.planning.pddl import parse_domain, parse_problem
+from jaxppo.planning.plans import parse_action
+from jaxppo.planning.renamed_rows import pools_of
+from jaxppo.planning.validator import execute
 from tests.planning import kiln
 from tests.planning.import_samples import (
     LAMPS,
@@ -47,8 +51,52 @@ def import_into(out: Path, source: Path, **settings):
     return rows, {entry["source"]: entry["reason"] for entry in entries}, report
 
 
+def problem_of(row):
+    return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
+
+
 def plans_of(rows):
     return {name: row["reference_plan"] for name, row in rows.items()}
+
+
+def test_copies_of_training_problems_have_names_of_the_import(tmp_path):
+    files = {"lamps/domain.pddl": LAMPS, "pipes/domain.pddl": PIPES}
+    for n in (1, 2, 3):
+        files |= {f"lamps/p{n}.pddl": lamp_problem(4, n), f"lamps/p{n}.plan": lines(lamp_plan(n))}
+        files |= {f"pipes/p{n}.pddl": pipe_problem(n + 2), f"pipes/p{n}.plan": lines(pipe_plan(n + 2))}
+    write_files(tmp_path / "source", files)
+    plain, _, _ = import_into(tmp_path / "plain", tmp_path / "source", split="train")
+    rows, rejected, _ = import_into(tmp_path / "copied", tmp_path / "source", split="train", n_renamings=4)
+    assert not rejected
+    for name, row in plain.items():
+        assert {column: rows[name][column] for column in row} == row
+    copies = [row for name, row in rows.items() if name not in plain]
+    assert len(copies) >= 15 and {row["paired_id"] for row in copies} == plain.keys()
+    assert len({row["prompt"] for row in rows.values()}) == len(rows)
+    names = {domain: set() for domain in ("lamps", "pipes")}
+    for row in plain.values():
+        names[row["domain"]] |= problem_of(row).objects.keys()
+    changed = 0
+    for row in copies:
+        original, problem = plain[row["paired_id"]], problem_of(row)
+        assert canonical_form(problem) == canonical_form(problem_of(original))
+        assert execute(problem, [parse_action(step) for step in row["reference_plan"]]).valid
+        assert problem.objects.keys() <= names[row["domain"]]
+        changed += row["reference_plan"] != original["reference_plan"]
+    assert changed > len(copies) / 2
+    test, _, _ = import_into(tmp_path / "test", tmp_path / "source", split="test", n_renamings=4)
+    assert len(test) == 6
+
+
+def test_types_that_share_a_name_share_a_pool():
+    action = "(:predicates (p ?x - a)) (:action go :parameters (?x - a) :precondition () :effect (p ?x))"
+    domain = parse_domain(f"(define (domain d) (:requirements :typing) (:types a b c) (:constants k - a) {action})")
+    texts = ["x1 x2 - a y1 - b z1 - c", "y1 - a x1 - b z2 z3 - c"]
+    problems = [
+        parse_problem(f"(define (problem p) (:domain d) (:objects {text}) (:init) (:goal (and)))", domain)
+        for text in texts
+    ]
+    assert pools_of(problems) == {"a": ["x1", "x2", "y1"], "b": ["x1", "x2", "y1"], "c": ["z1", "z2", "z3"]}
 
 
 # ----------------------------------------------------------------------------------------------------- folders of PDDL

@@ -1,7 +1,7 @@
 """Problems that others made, as rows: read, checked, solved where they came without a plan, and split."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ from jaxppo.planning.importing.source_problems import (
     read_pddl,
 )
 from jaxppo.planning.importing.splits import KEEP, Solved, assign_splits
-from jaxppo.planning.pddl import parse_domain, parse_problem
+from jaxppo.planning.pddl import Problem, parse_domain, parse_problem
 from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans
 from jaxppo.planning.plans import format_action
+from jaxppo.planning.renamed_rows import pools_of, renamed_rows
 from jaxppo.planning.terminal import Terminal
 from jaxppo.planning.validator import execute
 
@@ -98,6 +99,8 @@ def _import(
     splits, left_out = _split(solved, config, terminal)
     rows, unwritable = _rows(splits, config)
     rejected += [*unsolved, *left_out, *unwritable]
+    if config.n_renamings:
+        rows["train"] = list(_with_renamings(rows.get("train", []), config.n_renamings))
     if not rows:
         raise DataError(f"source: expected a problem that can become a row in {source}, got {_summary(rejected)}")
     return _with_optimal_costs(rows, config, terminal), rejected, _figures(config, kind, found, solved)
@@ -244,6 +247,25 @@ def _row(solved: Solved, split: str, config: ImportConfig) -> Row:
     if len(solved.plans) > 1:
         row["reference_plan"] = [list(map(format_action, plan)) for plan in solved.plans]
     return row
+
+
+def _with_renamings(rows: Sequence[Row], count: int) -> Iterator[Row]:
+    """Behind each row so many with other names out of those that objects of its domain have in these rows.
+
+    With few names some copies have the prompt of a row before them: those are left out.
+    """
+    problems: dict[str, list[Problem]] = {}
+    for row in rows:
+        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
+        problems.setdefault(row["domain"], []).append(problem)
+    pools = {domain: pools_of(own) for domain, own in problems.items()}
+    prompts = {row["prompt"] for row in rows}
+    for row in rows:
+        yield row
+        for copy in renamed_rows(row, pools[row["domain"]], count, seed=0):
+            if copy["prompt"] not in prompts:
+                prompts.add(copy["prompt"])
+                yield copy
 
 
 def _with_optimal_costs(
