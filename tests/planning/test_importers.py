@@ -71,7 +71,8 @@ def test_copies_of_training_problems_have_names_of_the_import(tmp_path):
     for name, row in plain.items():
         assert {column: rows[name][column] for column in row} == row
     copies = [row for name, row in rows.items() if name not in plain]
-    assert len(copies) >= 15 and {row["paired_id"] for row in copies} == plain.keys()
+    per_problem = Counter(row["paired_id"] for row in copies)
+    assert len(copies) >= 15 and per_problem.keys() <= plain.keys() and max(per_problem.values()) == 4
     assert len({row["prompt"] for row in rows.values()}) == len(rows)
     names = {domain: set() for domain in ("lamps", "pipes")}
     for row in plain.values():
