@@ -42,7 +42,7 @@ TOYS = {
     "toy-tldr-sft": Toy("sft", "policy", "model: a GPT-NeoX that summarises such posts, often badly"),
     "toy-tldr-reward": Toy("reward_model", "reward_model", "model: scores summaries, learned from the preferences"),
     "toy-tldr-reward-lora": Toy("reward_model", "adapters/reward_model", "adapter: the same for toy-tldr-sft"),
-    "toy-planning": Toy("planning build", "", "data: planning problems of four domains"),
+    "toy-planning": Toy("planning build", "", "data: planning problems of three domains"),
     "toy-planning-sft": Toy("sft", "policy", "model: a GPT-NeoX that plans in these domains, with mistakes"),
 }
 
