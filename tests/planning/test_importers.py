@@ -89,6 +89,34 @@ def test_copies_of_training_problems_have_names_of_the_import(tmp_path):
     assert len(test) == 6
 
 
+def test_copies_take_no_ids_and_an_import_without_train_has_none(tmp_path):
+    names = {f"p{suffix}": goal for suffix, goal in (("", 1), ("-1", 2), ("-2", 3))}
+    files = {"lamps/domain.pddl": LAMPS}
+    for name, goal in names.items():
+        files |= {f"lamps/{name}.pddl": lamp_problem(4, goal), f"lamps/{name}.plan": lines(lamp_plan(goal))}
+    source = write_files(tmp_path / "source", files)
+    rows, rejected, _ = import_into(tmp_path / "train", source, split="train", n_renamings=2)
+    assert not rejected
+    assert {f"lamps/{name}": lamp_plan(goal) for name, goal in names.items()}.items() <= plans_of(rows).items()
+    assert rows.keys() - {f"lamps/{name}" for name in names} == {f"lamps/p-{n}-{m}" for n in (1, 2) for m in (1, 2)}
+    _, _, report = import_into(tmp_path / "test", source, split="test", n_renamings=2)
+    assert "train" not in report["splits"]
+    broken = write_files(tmp_path / "broken", {"lamps/domain.pddl": LAMPS, "lamps/p.pddl": "(define"})
+    with pytest.raises(DataError, match=r"^source: expected a problem that can become a row"):
+        import_into(tmp_path / "none", broken, split="train", n_renamings=2)
+
+
+def test_a_problem_whose_objects_can_have_no_other_names_stays(tmp_path):
+    # The only lamp has a word of the domain as its name, which nothing else may get.
+    files = {"lamps/domain.pddl": LAMPS, "lamps/p.plan": "(switch-on lamp)\n"}
+    files["lamps/p.pddl"] = lamp_problem(1, 0).replace("l0", "lamp")
+    source = write_files(tmp_path / "source", files)
+    rows, rejected, _ = import_into(tmp_path / "out", source, split="train", n_renamings=3)
+    assert plans_of(rows) == {"lamps/p": ["(switch-on lamp)"]}
+    (reason,) = rejected.values()
+    assert reason.startswith("no copies: pools: expected more names")
+
+
 def test_types_that_share_a_name_share_a_pool():
     action = "(:predicates (p ?x - a)) (:action go :parameters (?x - a) :precondition () :effect (p ?x))"
     domain = parse_domain(f"(define (domain d) (:requirements :typing) (:types a b c) (:constants k - a) {action})")

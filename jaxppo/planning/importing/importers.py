@@ -1,7 +1,7 @@
 """Problems that others made, as rows: read, checked, solved where they came without a plan, and split."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,11 @@ def _import(
     splits, left_out = _split(solved, config, terminal)
     rows, unwritable = _rows(splits, config)
     rejected += [*unsolved, *left_out, *unwritable]
-    if config.n_renamings:
-        rows["train"] = list(_with_renamings(rows.get("train", []), config.n_renamings))
     if not rows:
         raise DataError(f"source: expected a problem that can become a row in {source}, got {_summary(rejected)}")
+    if config.n_renamings and "train" in rows:
+        rows["train"], unnamed = _with_renamings(rows["train"], config.n_renamings)
+        rejected += unnamed
     return _with_optimal_costs(rows, config, terminal), rejected, _figures(config, kind, found, solved)
 
 
@@ -249,23 +250,30 @@ def _row(solved: Solved, split: str, config: ImportConfig) -> Row:
     return row
 
 
-def _with_renamings(rows: Sequence[Row], count: int) -> Iterator[Row]:
+def _with_renamings(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Rejected]]:
     """Behind each row so many with other names out of those that objects of its domain have in these rows.
 
-    With few names some copies have the prompt of a row before them: those are left out.
+    With few names some copies have the prompt of another row: those are left out, as are those whose id is taken. A
+    problem whose objects can have no other names is rejected as a copy; the row itself stays.
     """
     problems: dict[str, list[Problem]] = {}
     for row in rows:
         problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
         problems.setdefault(row["domain"], []).append(problem)
     pools = {domain: pools_of(own) for domain, own in problems.items()}
-    prompts = {row["prompt"] for row in rows}
+    prompts, ids = {row["prompt"] for row in rows}, {row["id"] for row in rows}
+    together: list[Row] = []
+    rejected: list[Rejected] = []
     for row in rows:
-        yield row
-        for copy in renamed_rows(row, pools[row["domain"]], count, seed=0):
-            if copy["prompt"] not in prompts:
-                prompts.add(copy["prompt"])
-                yield copy
+        together.append(row)
+        try:
+            for copy in renamed_rows(row, pools[row["domain"]], count, seed=0):
+                if copy["prompt"] not in prompts and copy["id"] not in ids:
+                    prompts.add(copy["prompt"])
+                    together.append(copy)
+        except ConfigError as error:
+            rejected.append(Rejected(row["id"], row["domain"], "train", row.get("source", ""), f"no copies: {error}"))
+    return together, rejected
 
 
 def _with_optimal_costs(
