@@ -38,43 +38,49 @@ def sample_tokens(
     Returns:
         Token ids, and their log-probabilities under the very distribution they were drawn from.
     """
-    log_p = jax.nn.log_softmax(logits / (temperature if temperature > 0 else 1.0), axis=-1)
     if temperature > 0:
-        log_p = truncate(log_p, top_k, top_p, min_p)
+        log_p = jax.nn.log_softmax(truncate(logits, temperature, top_k, top_p, min_p) / temperature, axis=-1)
         ids = _invert_cumulative(log_p, uniforms)
     else:
+        log_p = jax.nn.log_softmax(logits, axis=-1)
         ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     return Sampled(ids, jnp.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0])
 
 
-def truncate(log_p: Array, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None) -> Array:
-    """Drop unlikely tokens and renormalise, one rule after the other; tokens as likely as the last one kept stay too.
+def truncate(
+    logits: Array, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None
+) -> Array:
+    """Drop unlikely tokens, one rule after the other; tokens as likely as the last one kept stay too.
+
+    Compared are the logits as they come: a compiler may compute log-probabilities twice, in different ways, and the
+    last token to be kept would fall short of itself.
 
     Args:
-        log_p: [B, V] fp32, log-probabilities.
+        logits: [B, V] fp32.
+        temperature: above 0, of the probabilities that the rules are about.
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the fewest tokens, most likely first, whose probabilities add up to at least this; 1 keeps all.
         min_p: keep tokens at least this times as likely as the most likely one.
 
     Returns:
-        [B, V] fp32 log-probabilities, -inf for what was dropped.
+        [B, V] fp32, the logits, -inf for what was dropped.
 
     Source: the logits warpers of transformers, in their order.
     """
-    if 0 < top_k < log_p.shape[1]:
-        log_p = _keep_from(log_p, jax.lax.top_k(log_p, top_k)[0][:, -1:])
+    if 0 < top_k < logits.shape[1]:
+        logits = _keep_from(logits, jax.lax.top_k(logits, top_k)[0][:, -1:])
     if top_p < 1.0:
-        falling = -jnp.sort(-log_p, axis=-1)
-        p = jnp.exp(falling)
+        falling = -jnp.sort(-logits, axis=-1)
+        p = jax.nn.softmax(falling / temperature, axis=-1)
         kept = jnp.cumsum(p, axis=-1) - p < top_p
-        log_p = _keep_from(log_p, jnp.min(jnp.where(kept, falling, jnp.inf), axis=-1, keepdims=True))
+        logits = _keep_from(logits, jnp.min(jnp.where(kept, falling, jnp.inf), axis=-1, keepdims=True))
     if min_p is not None and min_p > 0.0:
-        log_p = _keep_from(log_p, jnp.max(log_p, axis=-1, keepdims=True) + math.log(min_p))
-    return log_p
+        logits = _keep_from(logits, jnp.max(logits, axis=-1, keepdims=True) + temperature * math.log(min_p))
+    return logits
 
 
-def _keep_from(log_p: Array, lowest: Array) -> Array:
-    return jax.nn.log_softmax(jnp.where(log_p >= lowest, log_p, -jnp.inf), axis=-1)
+def _keep_from(logits: Array, lowest: Array) -> Array:
+    return jnp.where(logits >= lowest, logits, -jnp.inf)
 
 
 def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
@@ -82,7 +88,8 @@ def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
 
     Probabilities are counted in whole units of 2^-30: parallel sums of floats do not grow steadily, so that a uniform
     near 1 could fall behind the last possible token. The sum goes over blocks of tokens, then over the tokens of one
-    block: for 64 rows of 50304 tokens on the CPU this takes 5 ms, one cumulative sum 33 ms.
+    block: for 64 rows of 50304 tokens on the CPU this takes 5 ms, one cumulative sum 33 ms. A compiler may compute the
+    probabilities of the block anew, and a unit less or more: it is never a token without one that is drawn for that.
     """
     units = lambda log_p: jnp.round(jnp.exp(log_p) * 2.0**30).astype(jnp.int32)  # noqa: E731
     num_rows, vocab_size = log_p.shape
@@ -92,9 +99,13 @@ def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
     ends = jnp.cumsum(jnp.sum(units(blocks), axis=-1), axis=-1)
     target = jnp.minimum((uniforms * ends[:, -1]).astype(jnp.int32), ends[:, -1] - 1)[:, None]
     block = jnp.sum(ends <= target, axis=-1, keepdims=True, dtype=jnp.int32)
-    inside = units(jnp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0])
-    begin = jnp.take_along_axis(ends, block, axis=1) - jnp.sum(inside, axis=-1, keepdims=True)
-    return block[:, 0] * width + jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
+    of_block = jnp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0]
+    inside = units(of_block)
+    begin = jnp.where(block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0), axis=1), 0)
+    passed = jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
+    most_likely = jnp.argmax(of_block, axis=-1, keepdims=True).astype(jnp.int32)
+    last = jnp.max(jnp.where(inside > 0, jnp.arange(width, dtype=jnp.int32), most_likely), axis=-1)
+    return block[:, 0] * width + jnp.minimum(passed, last)
 
 
 class _Decoding(NamedTuple):

@@ -145,7 +145,8 @@ def test_truncate_equals_the_warpers_of_transformers(top_k, top_p, min_p, temper
         if given:
             scores = warper(given)(None, scores)
     expected = torch.log_softmax(scores, -1).numpy()
-    ours = truncate(jax.nn.log_softmax(random_logits() / temperature), top_k=top_k, top_p=top_p, min_p=min_p)
+    ours = truncate(random_logits(), temperature, top_k=top_k, top_p=top_p, min_p=min_p) / temperature
+    ours = jax.nn.log_softmax(ours, axis=-1)
     np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(expected))
     np.testing.assert_allclose(ours, expected, atol=1e-5)
 
@@ -166,7 +167,7 @@ def test_truncate_equals_the_warpers_of_transformers(top_k, top_p, min_p, temper
 )
 def test_truncate_on_hand_numbers(limits, p):
     log_p = jnp.log(jnp.array([[0.125, 0.5, 0.25, 0.125]]))
-    np.testing.assert_allclose(np.exp(truncate(log_p, **limits)), [p], atol=1e-6)
+    np.testing.assert_allclose(jax.nn.softmax(truncate(log_p, **limits), axis=-1), [p], atol=1e-6)
 
 
 def kept(log_p, top_k=0, top_p=1.0, min_p=None):
