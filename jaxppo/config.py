@@ -637,6 +637,9 @@ class TrainConfig:
     the shipped model `blocksworld-sft`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that all models compute in; trained parameters, logits and statistics are float32 in any case."""
+    gradient_checkpointing: bool = False
+    """Keep of each layer only its input for the gradient, and compute the rest again: less memory for deep models and
+    long texts, for up to a third more arithmetic."""
     validator: Literal["builtin", "val", "auto"] = "builtin"
     """Who judges plans in training: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     value_model: Literal["separate", "shared"] = "separate"
@@ -786,6 +789,9 @@ class SFTConfig:
     below."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
+    gradient_checkpointing: bool = False
+    """Keep of each layer only its input for the gradient, and compute the rest again: less memory for deep models and
+    long texts, for up to a third more arithmetic."""
     tokenizer_path: str | None = None
     """Fresh model: folder or hub id whose tokenizer it takes; default: one token for each word of the data set."""
     model_type: Literal["gpt_neox", "gpt2"] = "gpt_neox"
@@ -868,6 +874,9 @@ class RewardModelConfig:
     """Fresh model: attention heads."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that the model computes in; trained parameters, scores and statistics are float32 in any case."""
+    gradient_checkpointing: bool = False
+    """Keep of each layer only its input for the gradient, and compute the rest again: less memory for deep models and
+    long texts, for up to a third more arithmetic."""
     center_rewards_coefficient: float | None = None
     """Weight of mean((chosen + rejected)^2) of the scores in the loss, which keeps them around 0; e.g. 0.01."""
     center_on: Literal["chosen", "none"] = "chosen"

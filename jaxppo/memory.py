@@ -6,7 +6,7 @@ learned reward and evaluations.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -132,14 +132,18 @@ def budget(
     tensor, split = (mesh or {}).get(TENSOR, 1), (mesh or {}).get(FSDP, 1) > 1
     if split:
         decoding = compute_bytes(policy, weights["policy"]) // tensor  # adapters are merged before
-        with_trunk = [tree for tree in weights.values() if "trunk" in tree]
-        gathered = [gathered_bytes(model, tree, tensor) for model, tree in zip(models, with_trunk, strict=True)]
+        gathered = [gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)]
         scoring, learning = max(gathered), sum(gathered)
     else:
         decoding = copy_bytes(policy, weights["policy"], merged=config.peft.use_peft) // tensor
         scoring = max(copy_bytes(policy, tree) for tree in weights.values()) // tensor
         learning = copy_bytes(policy, weights) // tensor
     gradients = tree_bytes(trained) * (2 if parts > 1 else 1)  # a sum, and the next term
+    if config.gradient_checkpointing:
+        gradients += sum(stacked_bytes(model, tree, split) for model, tree in _trunks(models, trained))
+        stacked = sum(stacked_bytes(model, tree, split) for model, tree in _trunks(models, weights)) // tensor
+        if split or policy.compute_dtype is None:  # else they are the copies that are counted already
+            learning += stacked // (mesh or {}).get(FSDP, 1)
     return Budget(
         held={name: tree_bytes(tree) for name, tree in held.items()},
         stages={
@@ -161,6 +165,11 @@ def budget(
             },
         },
     )
+
+
+def _trunks(models: Sequence[ModelConfig], trees: Mapping[str, Any]) -> Iterator[tuple[ModelConfig, Any]]:
+    """What belongs to each of the models, heads on the trunk of another one left out."""
+    return zip(models, [tree for tree in trees.values() if "trunk" in tree], strict=True)
 
 
 def tree_bytes(tree: Any) -> int:
@@ -202,6 +211,18 @@ def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
     return outside + 2 * max(layers) // tensor
 
 
+def stacked_bytes(model: ModelConfig, tree: Any, split: bool) -> int:
+    """The layers of a tree in one array each, as `gradient_checkpointing` takes them and their gradients.
+
+    Args:
+        model: gives the dtype of the computation.
+        tree: weights or adapters of a model, arrays or their shapes.
+        split: whether it is split over `FSDP`; then they are stacked before they are cast.
+    """
+    layers = tree["trunk"]["layers"]
+    return tree_bytes(layers) if split else compute_bytes(model, layers)
+
+
 def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:
     """Keys and values of every layer: 2 L B H S K numbers in the dtype of the computation.
 
@@ -232,12 +253,17 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
 def activation_bytes(model: ModelConfig, rows: int, length: int) -> int:
     """Estimate of what the gradient keeps of a forward pass: `layer_bytes` of every layer.
 
+    With `gradient_checkpointing` it keeps their inputs, B T D numbers, and those bytes of the layer that it is at.
+
     Args:
         model: what is learned.
-        rows: of a micro-batch on one device.
-        length: tokens of a row, padding included.
+        rows: B, of a micro-batch on one device.
+        length: T, tokens of a row, padding included.
     """
-    return model.num_hidden_layers * layer_bytes(model, rows, length)
+    if not model.gradient_checkpointing:
+        return model.num_hidden_layers * layer_bytes(model, rows, length)
+    inputs = model.num_hidden_layers * rows * length * model.hidden_size * _itemsize(model)
+    return inputs + layer_bytes(model, rows, length)
 
 
 def logits_bytes(model: ModelConfig, predictions: int) -> int:
@@ -263,7 +289,7 @@ def excess(budget: Budget, devices: Sequence[Any]) -> str | None:
     return (
         f"memory: expected at most the {limit / MIB:,.1f} MiB that a device allows, got an estimate of "
         f"{budget.peak / MIB:,.1f}; more gradient_accumulation_steps, a smaller local_rollout_forward_batch_size or "
-        "batch_size, dtype bfloat16 or use_peft take less"
+        "batch_size, dtype bfloat16, gradient_checkpointing or use_peft take less"
     )
 
 

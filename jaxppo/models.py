@@ -178,6 +178,11 @@ def computing_in(config: ModelConfig, dtype: str) -> ModelConfig:
     return dataclasses.replace(config, compute_dtype=None if dtype == "float32" else dtype)
 
 
+def with_checkpointing(config: ModelConfig, gradient_checkpointing: bool) -> ModelConfig:
+    """The same model, whose gradient keeps all of its layers, or their inputs alone."""
+    return dataclasses.replace(config, gradient_checkpointing=gradient_checkpointing)
+
+
 def for_decoding(config: ModelConfig, params: Params) -> Params:
     """The parameters of a language model, ready for many steps: adapters merged, in the dtype of the computation.
 

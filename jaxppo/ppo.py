@@ -134,8 +134,8 @@ class PPO:
                 self._whole(frozen, params),
                 batch,
                 weights,
-                model=self.model,
-                value_model=self.value_model,
+                model=self.learned[0],
+                value_model=self.learned[-1],
                 ppo=self.config.ppo,
                 temperature=self.config.sampling.temperature,
             )
@@ -160,7 +160,8 @@ class PPO:
     def learned(self) -> list[ModelConfig]:
         """Architectures of what is learned: the policy, and a separate value model."""
         separate = self.has_value_model and self.config.value_model == "separate"
-        return [self.model, self.value_model] if separate else [self.model]
+        trained = [self.model, self.value_model] if separate else [self.model]
+        return [models.with_checkpointing(model, self.config.gradient_checkpointing) for model in trained]
 
     def init_state(self, policy: Params, value: Params | None = None, adapter: Params | None = None) -> TrainState:
         """The state before the first update, on all devices; copies, since updates take over the memory of a state.

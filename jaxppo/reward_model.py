@@ -169,7 +169,8 @@ class Training(NamedTuple):
         self, state: TrainState, mini_batches: tuple[PairBatch, Array], *, rates: optimizer.LearningRates
     ) -> tuple[TrainState, Stats]:
         def loss(trained: Params, batch: PairBatch, weights: Array) -> tuple[Array, Stats]:
-            chosen, rejected = pair_scores(self.whole(trained, state.frozen), batch, model=self.model)
+            model = models.with_checkpointing(self.model, self.config.gradient_checkpointing)
+            chosen, rejected = pair_scores(self.whole(trained, state.frozen), batch, model=model)
             coefficient = self.config.center_rewards_coefficient
             return preference_loss(chosen, rejected, batch.margins, weights, coefficient, self.parallel.axes)
 

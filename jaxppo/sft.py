@@ -69,9 +69,10 @@ def start_model(config: SFTConfig) -> Start:
 
 def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> Any:
     """The compiled optimizer step: (state, sequences) -> (state, stats)."""
+    trained = models.with_checkpointing(model, config.gradient_checkpointing)
     program = partial(
         update.update,
-        loss=partial(sft_loss, model=model),
+        loss=partial(sft_loss, model=trained),
         optimizer=optimizer.make_optimizer(config.optimizer),
         rates=optimizer.make_learning_rates(config.optimizer, config.num_updates),
         axis_name=parallel.axes,

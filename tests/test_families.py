@@ -237,6 +237,7 @@ class ToyTrunk(nnx.Module):
     """Positions come in as a wave."""
 
     def __init__(self, config, rngs):
+        self.config = config
         self.embed_in = embedding(config, config.vocab_size, rngs)
         self.layers = nnx.Dict({str(i): ToyLayer(config, rngs) for i in range(config.num_hidden_layers)})
         self.last_norm = layer_norm(config, rngs)
@@ -244,7 +245,8 @@ class ToyTrunk(nnx.Module):
     def __call__(self, input_ids, positions, bias, cache, cache_index, read):
         hidden = look_up(self.embed_in, input_ids)
         waves = jnp.sin(positions[..., None] * jnp.arange(1, hidden.shape[-1] + 1) / 10).astype(hidden.dtype)
-        hidden, cache = run_layers(self.layers, hidden + waves, (bias,), cache, cache_index, read)
+        again = self.config.gradient_checkpointing
+        hidden, cache = run_layers(self.layers, hidden + waves, (bias,), cache, cache_index, read, again)
         return self.last_norm(hidden), cache
 
 

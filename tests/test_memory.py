@@ -161,12 +161,14 @@ def reserved(config, model, prompt_length):
         (GPTNeoXConfig, 64, 8, 64, {}),
         (GPTNeoXConfig, 128, 4, 192, {"value_model": "shared"}),
         (GPT2Config, 64, 8, 64, {"gradient_accumulation_steps": 2}),
+        (GPTNeoXConfig, 64, 8, 192, {"gradient_checkpointing": True}),
     ],
 )
 def test_learning_is_estimated_within_a_factor_of_2(family, hidden_size, batch_size, prompt_length, settings):
     config = replace(TrainConfig(), batch_size=batch_size, response_length=64, total_episodes=800, **settings)
     model = family(**SIZES, hidden_size=hidden_size)
-    learned = [model] if config.value_model == "shared" else [model, model]
+    trunk = models.with_checkpointing(model, config.gradient_checkpointing)
+    learned = [trunk] if config.value_model == "shared" else [trunk, trunk]
     params = jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
     trained = {name: params for name, _ in zip(("policy", "value"), learned, strict=False)}
     stage = memory.budget(config, learned, {}, trained, trained, prompt_length, 1).stages["learning"]

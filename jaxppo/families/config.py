@@ -19,6 +19,8 @@ class ModelConfig:
     Attributes:
         compute_dtype: parameters are cast to it where they are used; None: computation in the parameters' own dtype.
             Softmax, layer norm statistics, logits and scores are float32 in any case.
+        gradient_checkpointing: of the layers whose every token is read, the gradient keeps the inputs alone, and
+            computes the rest of them again (arXiv:1604.06174); without effect on what is computed.
         original: content of the `config.json` it was read from, kept for writing; not part of the model's identity.
 
     Raises:
@@ -40,13 +42,15 @@ class ModelConfig:
     eos_token_id: int | None = None
     pad_token_id: int | None = None
     compute_dtype: str | None = None
+    gradient_checkpointing: bool = False
     original: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         for name in (*sizes, "max_position_embeddings"):
             check_positive_int(name, getattr(self, name))
-        check_bool("tie_word_embeddings", self.tie_word_embeddings)
+        for name in ("tie_word_embeddings", "gradient_checkpointing"):
+            check_bool(name, getattr(self, name))
         for name in ("layer_norm_eps", "initializer_range"):
             check_at_least(0.0, name, getattr(self, name))
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):

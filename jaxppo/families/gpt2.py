@@ -140,6 +140,7 @@ class GPT2Trunk(nnx.Module):
     """GPT-2 without a head. Source: transformers modeling_gpt2.py, GPT2Model."""
 
     def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
+        self.config = config
         self.embed_in = embedding(config, config.vocab_size, rngs)
         self.embed_positions = embedding(config, config.max_position_embeddings, rngs)
         self.layers = nnx.Dict({str(i): GPT2Layer(config, i, rngs) for i in range(config.num_hidden_layers)})
@@ -160,7 +161,8 @@ class GPT2Trunk(nnx.Module):
         tokens must not (`ModelConfig.max_length`).
         """
         hidden = look_up(self.embed_in, input_ids) + look_up(self.embed_positions, positions, mode="clip")
-        hidden, cache = run_layers(self.layers, hidden, (bias,), cache, cache_index, read)
+        again = self.config.gradient_checkpointing
+        hidden, cache = run_layers(self.layers, hidden, (bias,), cache, cache_index, read, again)
         return self.final_layer_norm(hidden), cache
 
 

@@ -4,6 +4,7 @@ Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of th
 read, D hidden size, H heads, K head size.
 """
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -251,6 +252,7 @@ def run_layers(
     cache: Cache | None,
     cache_index: int | jax.Array,
     read: jax.Array | None,
+    recompute: bool,
 ) -> tuple[jax.Array, Cache | None]:
     """Pass the residual stream through `layer(hidden, *shared, layer cache, cache_index, read)` for each in order.
 
@@ -264,20 +266,48 @@ def run_layers(
         cache: of all layers, or None.
         cache_index: slot of the first token.
         read: [B, R] int, tokens whose result is wanted; None: all.
+        recompute: as `ModelConfig.gradient_checkpointing`; not with a cache, whose programs have no gradient.
 
     Returns:
         [B, R or T, D] and the new cache.
     """
     new_cache = []
-    last = len(layers) - 1
-    for i in range(len(layers)):
-        graph, weights = nnx.split(layers[str(i)])
+    split = [nnx.split(layers[str(i)]) for i in range(len(layers))]
+    first, last = 0, len(layers) - 1
+    if recompute and cache is None:
+        hidden, first = _run_again(split[:last], hidden, shared), last
+    for i, (graph, weights) in enumerate(split[first:], first):
         layer_cache = None if cache is None else cache[i]
         of_these = read if i == last else None
         run = _run_shards if partition.is_split(weights, hidden.shape[-1]) else _run_layer
         hidden, layer_cache = run(graph, weights, hidden, shared, layer_cache, cache_index, of_these)
         new_cache.append(layer_cache)
     return hidden, None if cache is None else tuple(new_cache)
+
+
+def _run_again(layers: list[tuple[nnx.GraphDef, nnx.State]], hidden: jax.Array, shared: tuple[Any, ...]) -> jax.Array:
+    """Layers that compute all but their inputs once more for the gradient.
+
+    Those of one kind that follow one another are one loop: without it, XLA on the CPU finds that the second computation
+    is the first, and keeps its results after all. The loop takes their weights from one array, a copy where they are
+    not cast or gathered anyway.
+    """
+
+    def kind(layer: tuple[nnx.GraphDef, nnx.State]) -> Any:
+        graph, weights = layer
+        leaves, structure = jax.tree.flatten(weights)
+        return graph, structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+    for (graph, *_), alike in itertools.groupby(layers, kind):
+
+        def run(hidden: jax.Array, weights: nnx.State, graph: nnx.GraphDef = graph) -> tuple[jax.Array, None]:
+            if partition.is_split(weights, hidden.shape[-1]):
+                weights = partition.whole(weights, hidden.shape[-1], hidden.dtype)
+            return _run_layer(graph, weights, hidden, shared, None, 0, None)[0], None
+
+        stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *[weights for _, weights in alike])
+        hidden, _ = jax.lax.scan(jax.checkpoint(run, prevent_cse=False), hidden, stacked)
+    return hidden
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,0 +1,168 @@
+"""`gradient_checkpointing`: the same gradients from less memory, in every command that has it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from device_modes import EOS, PAD, PPO_CONFIG, prompts_of, recorded
+
+from jaxppo import lora, models, optimizer, reward_model, sft, update
+from jaxppo.config import RewardModelConfig, SFTConfig
+from jaxppo.config_sources import replace
+from jaxppo.families.gpt2 import GPT2Config
+from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.lora import LoraConfig
+from jaxppo.parallel import DataParallel
+from jaxppo.ppo import PPO
+from jaxppo.preferences import PairBatch
+from jaxppo.types import Sequences
+
+SIZES = {"vocab_size": 24, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+SIZES |= {"initializer_range": 0.3, "eos_token_id": EOS, "pad_token_id": PAD}
+NEOX = GPTNeoXConfig(**SIZES, num_hidden_layers=4)
+GPT2 = GPT2Config(**SIZES, num_hidden_layers=4, max_position_embeddings=32)
+IDS = np.random.default_rng(0).integers(2, 24, (4, 12))
+READ = np.broadcast_to(np.arange(6, 12), (4, 6))
+ONE_DEVICE = DataParallel(devices=jax.devices()[:1])
+ATTENTION_OF_SOME = LoraConfig(r=2, target_modules=r".*\.[02]\.attention\.dense")
+
+
+def squares(params, config, read=READ):
+    """A number that every hidden state has a part in."""
+    weights = jnp.cos(jnp.arange(16.0))
+    hidden = models.apply(config, params, IDS, read=read, logits=False).hidden
+    return jnp.sum((hidden.astype(jnp.float32) * weights) ** 2)
+
+
+def with_and_without(loss, config, params):
+    """Value and gradients, each of them of both."""
+    both = [models.with_checkpointing(config, on) for on in (False, True)]
+    return [jax.jit(jax.value_and_grad(partial(loss, config=config)))(params) for config in both]
+
+
+def assert_equal(a, b, tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance), a, b)
+
+
+@pytest.mark.parametrize("read", [READ, None], ids=["some read", "all read"])
+@pytest.mark.parametrize(
+    ("config", "tolerance"),
+    [
+        pytest.param(NEOX, 1e-5, id="neox"),
+        pytest.param(GPT2, 1e-5, id="gpt2"),
+        pytest.param(GPT2Config(**SIZES, num_hidden_layers=1, max_position_embeddings=32), 1e-5, id="one layer"),
+        pytest.param(models.computing_in(NEOX, "bfloat16"), 0.02, id="bfloat16"),
+        # Every layer of another kind: no two of them are one loop.
+        pytest.param(
+            GPT2Config(**SIZES, num_hidden_layers=3, max_position_embeddings=32, scale_attn_by_inverse_layer_idx=True),
+            1e-5,
+            id="unlike layers",
+        ),
+    ],
+)
+def test_gradients_are_the_same(config, tolerance, read):
+    params = models.init_params(config, jax.random.key(0))
+    (value, grads), (again, grads_again) = with_and_without(partial(squares, read=read), config, params)
+    assert max(jax.tree.leaves(jax.tree.map(lambda x: float(jnp.abs(x).max()), grads["trunk"]["layers"]))) > 0.1
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(grads))
+    np.testing.assert_allclose(value, again, rtol=tolerance)
+    scaled = [jax.tree.map(lambda x: x / largest, tree) for tree in (grads, grads_again)]
+    assert_equal(*scaled, tolerance)
+
+
+def test_gradients_of_adapters_that_some_layers_have():
+    base = models.init_params(NEOX, jax.random.key(0))
+    adapter = lora.init_adapter(NEOX, ATTENTION_OF_SOME, jax.random.key(1))
+    waves = lambda x: 0.3 * np.cos(np.arange(x.size, dtype=np.float32)).reshape(x.shape)  # noqa: E731
+    adapter = jax.tree.map(lambda x: x + waves(x), adapter)  # B starts at 0
+    assert list(adapter["trunk"]["layers"]) == ["0", "2"]
+    loss = lambda adapter, config: squares(lora.attach(base, adapter, 2.0), config)  # noqa: E731
+    (_, grads), (_, again) = with_and_without(loss, NEOX, adapter)
+    assert min(float(jnp.abs(x).max()) for x in jax.tree.leaves(grads)) > 1e-3
+    assert_equal(grads, again, 1e-4)
+
+
+def temporary_bytes(num_layers, on, dtype="bfloat16"):
+    """What XLA reserves for the gradient of a model of so many layers."""
+    config = GPTNeoXConfig(**SIZES, num_hidden_layers=num_layers)
+    config = models.with_checkpointing(models.computing_in(config, dtype), on)
+    params = jax.eval_shape(lambda: models.init_params(config, jax.random.key(0)))
+    ids = jax.ShapeDtypeStruct((8, 256), np.int32)
+
+    def loss(params, ids):
+        return jnp.sum(models.apply(config, params, ids, logits=False).hidden.astype(jnp.float32) ** 2)
+
+    return jax.jit(jax.grad(loss)).lower(params, ids).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_a_layer_more_takes_little_more_memory():
+    more = {on: (temporary_bytes(10, on) - temporary_bytes(6, on)) / 4 for on in (False, True)}
+    inputs = 8 * 256 * 16 * 2
+    assert more[False] > 50 * inputs  # attention weights above all
+    assert more[True] < 3 * inputs
+
+
+def updated(config, parallel):
+    """Parameters and statistics of an update from recorded completions."""
+    prompts = prompts_of(config)
+    ppo = PPO(config, NEOX, EOS, PAD, parallel)
+    policy, other = (models.init_params(NEOX, jax.random.key(seed)) for seed in (0, 1))
+    near = jax.tree.map(lambda x, y: 0.9 * x + 0.1 * y, policy, other)
+    state = ppo.init_state(policy)
+    rollout = ppo.rollout_of(recorded())
+    sequences = ppo.pack(prompts, rollout)
+    scored = ppo.score(state, parallel.put(near), sequences, rollout)
+    scores = np.linspace(-1, 1, config.batch_size)
+    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores)
+    state, update_stats = ppo.update(state, trajectories, 0)
+    return jax.device_get((state.params, stats | update_stats))
+
+
+@pytest.mark.parametrize("mesh", [None, "fsdp=2,tensor=2"])
+def test_an_update_is_the_same(mesh):
+    base = updated(PPO_CONFIG, ONE_DEVICE)
+    parallel = ONE_DEVICE if mesh is None else DataParallel("fsdp", mesh=mesh)
+    again = updated(replace(PPO_CONFIG, gradient_checkpointing=True), parallel)
+    before = models.init_params(NEOX, jax.random.key(0))["lm_head"]["kernel"]
+    assert np.abs(base[0]["policy"]["lm_head"]["kernel"] - before).max() > 1e-3
+    assert_equal(base, again, 1e-4)
+
+
+def shape(*sizes, dtype=np.int32):
+    return jax.ShapeDtypeStruct((1, 1, *sizes), dtype)
+
+
+def trace_sft(on):
+    """Trace a step of `sft`."""
+    config = replace(SFTConfig(), batch_size=4, total_episodes=40, gradient_checkpointing=on)
+    rows = Sequences(shape(4, 12), shape(4), shape(4, 6), shape(4, 6, dtype=bool)), shape(4, 6, dtype=np.float32)
+    optimiser = optimizer.make_optimizer(config.optimizer)
+    init = lambda: update.init_state({"policy": models.init_params(NEOX, jax.random.key(0))}, optimiser)  # noqa: E731
+    state = jax.eval_shape(init)
+    jax.eval_shape(sft.make_step(config, NEOX, ONE_DEVICE), state, rows)
+
+
+def trace_reward_model(on):
+    """Trace a step of `reward_model`."""
+    config = replace(RewardModelConfig(), gradient_checkpointing=on)
+    training = reward_model.Training(config, NEOX, None, ONE_DEVICE)
+    pairs = PairBatch(shape(4, 12), shape(4), shape(4, 12), shape(4), shape(4, dtype=np.float32))
+    state = jax.eval_shape(lambda: training.init_state(models.init_params(NEOX, jax.random.key(0), "score")))
+    jax.eval_shape(training.make_step(10), state, (pairs, shape(4, dtype=np.float32)))
+
+
+@pytest.mark.parametrize("trace", [trace_sft, trace_reward_model])
+def test_other_commands_that_learn_have_it(monkeypatch, trace):
+    seen, apply = [], models.apply
+
+    def watched(config, *args, **kwargs):
+        seen.append(config.gradient_checkpointing)
+        return apply(config, *args, **kwargs)
+
+    monkeypatch.setattr(models, "apply", watched)
+    for on in (False, True):
+        seen.clear()
+        trace(on)
+        assert set(seen) == {on}
