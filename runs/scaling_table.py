@@ -35,6 +35,7 @@ ROWS = [  # model, devices, flags
     ("1.4B", 8, "--parallel fsdp"),
     ("2.8B", 8, "--parallel fsdp"),
     ("6.9B", 1, "--use_peft"),
+    ("6.9B", 1, "--use_peft --gradient_checkpointing"),
     ("6.9B", 8, "--parallel fsdp"),
     ("6.9B", 8, "--parallel fsdp --mesh fsdp=4,tensor=2"),
     ("6.9B", 8, "--parallel fsdp --algorithm rloo --num_generations 4"),
