@@ -21,8 +21,8 @@ from jaxppo.types import Sequences
 
 SIZES = {"vocab_size": 24, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 SIZES |= {"initializer_range": 0.3, "eos_token_id": EOS, "pad_token_id": PAD}
-NEOX = GPTNeoXConfig(**SIZES, num_hidden_layers=4)
-GPT2 = GPT2Config(**SIZES, num_hidden_layers=4, max_position_embeddings=32)
+NEOX = GPTNeoXConfig(**SIZES, num_hidden_layers=3)
+GPT2 = GPT2Config(**SIZES, num_hidden_layers=3, max_position_embeddings=32)
 IDS = np.random.default_rng(0).integers(2, 24, (4, 12))
 READ = np.broadcast_to(np.arange(6, 12), (4, 6))
 ONE_DEVICE = DataParallel(devices=jax.devices()[:1])
@@ -98,7 +98,7 @@ def temporary_bytes(num_layers, on, dtype="bfloat16"):
 
 
 def test_a_layer_more_takes_little_more_memory():
-    more = {on: (temporary_bytes(10, on) - temporary_bytes(6, on)) / 4 for on in (False, True)}
+    more = {on: (temporary_bytes(6, on) - temporary_bytes(4, on)) / 2 for on in (False, True)}
     inputs = 8 * 256 * 16 * 2
     assert more[False] > 50 * inputs  # attention weights above all
     assert more[True] < 3 * inputs
@@ -120,11 +120,10 @@ def updated(config, parallel):
     return jax.device_get((state.params, stats | update_stats))
 
 
-@pytest.mark.parametrize("mesh", [None, "fsdp=2,tensor=2"])
-def test_an_update_is_the_same(mesh):
+def test_an_update_over_split_weights_is_the_same():
     base = updated(PPO_CONFIG, ONE_DEVICE)
-    parallel = ONE_DEVICE if mesh is None else DataParallel("fsdp", mesh=mesh)
-    again = updated(replace(PPO_CONFIG, gradient_checkpointing=True), parallel)
+    split = DataParallel("fsdp", jax.devices()[:2], "fsdp=2")
+    again = updated(replace(PPO_CONFIG, gradient_checkpointing=True), split)
     before = models.init_params(NEOX, jax.random.key(0))["lm_head"]["kernel"]
     assert np.abs(base[0]["policy"]["lm_head"]["kernel"] - before).max() > 1e-3
     assert_equal(base, again, 1e-4)
