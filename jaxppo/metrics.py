@@ -666,7 +666,8 @@ _TIME = (
         unit="seconds",
         meaning="Wall time for which the rewards held the devices up: from the end of scoring to the last reward; 0 "
         "where the rewards were there first. A learned reward is computed after scoring, and counts in full.",
-        healthy="Near 0. Otherwise make the reward faster: more `reward_workers`, a cache, a faster server.",
+        healthy="Near 0. Otherwise make the reward faster: a cache, an `async def`, a faster server; for a function "
+        "with a time limit more `reward_workers`.",
     ),
     Metric(
         name="time/update_s",
