@@ -638,8 +638,8 @@ class TrainConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that all models compute in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
-    """Keep of each layer only its input for the gradient, and compute the rest again: less memory for deep models and
-    long texts, for up to a third more arithmetic."""
+    """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
+    deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
     validator: Literal["builtin", "val", "auto"] = "builtin"
     """Who judges plans in training: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     value_model: Literal["separate", "shared"] = "separate"
@@ -790,8 +790,8 @@ class SFTConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
-    """Keep of each layer only its input for the gradient, and compute the rest again: less memory for deep models and
-    long texts, for up to a third more arithmetic."""
+    """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
+    deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
     tokenizer_path: str | None = None
     """Fresh model: folder or hub id whose tokenizer it takes; default: one token for each word of the data set."""
     model_type: Literal["gpt_neox", "gpt2"] = "gpt_neox"
@@ -875,8 +875,8 @@ class RewardModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that the model computes in; trained parameters, scores and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
-    """Keep of each layer only its input for the gradient, and compute the rest again: less memory for deep models and
-    long texts, for up to a third more arithmetic."""
+    """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
+    deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
     center_rewards_coefficient: float | None = None
     """Weight of mean((chosen + rejected)^2) of the scores in the loss, which keeps them around 0; e.g. 0.01."""
     center_on: Literal["chosen", "none"] = "chosen"
@@ -951,8 +951,8 @@ class EvaluateConfig:
     """Plans in a file whose row is in none of eval_splits are passed over, instead of being an error."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that the model computes in; logits are float32 in any case."""
-    response_length: int = 64
-    """Most tokens of a completion."""
+    response_length: int = 72
+    """Most tokens of a completion; the default is that of the default run."""
     stop_token_id: int | None = None
     """A completion ends with this token; default: the tokenizer's end of sequence."""
 

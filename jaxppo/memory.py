@@ -105,7 +105,7 @@ def budget(
     config: TrainConfig,
     models: Sequence[ModelConfig],
     held: Mapping[str, Any],
-    trained: Any,
+    trained: Mapping[str, Any],
     weights: Mapping[str, Any],
     prompt_length: int,
     row_shards: int,
@@ -117,7 +117,7 @@ def budget(
         config: hyper-parameters.
         models: architectures of what is learned: the policy, then a separate value model.
         held: what stays on a device, by name: trees of arrays or of their shapes.
-        trained: tree of what has gradients, as far as it is on a device.
+        trained: {"policy", "value"}, trees of what has gradients, as far as it is on a device.
         weights: {"policy", "value"}, whole models: trees of arrays or of their shapes.
         prompt_length: tokens of a prompt, padding included.
         row_shards: parts that rows are split into.
@@ -139,7 +139,7 @@ def budget(
         scoring = max(copy_bytes(policy, tree) for tree in weights.values()) // tensor
         learning = copy_bytes(policy, weights) // tensor
     gradients = tree_bytes(trained) * (2 if parts > 1 else 1)  # a sum, and the next term
-    if config.gradient_checkpointing:
+    if policy.gradient_checkpointing:
         gradients += sum(stacked_bytes(model, tree, split) for model, tree in _trunks(models, trained))
         stacked = sum(stacked_bytes(model, tree, split) for model, tree in _trunks(models, weights)) // tensor
         if split or policy.compute_dtype is None:  # else they are the copies that are counted already
@@ -160,7 +160,7 @@ def budget(
             "learning": {
                 "weights": learning,
                 "gradients": gradients,
-                "activations": sum(activation_bytes(model, micro_rows, length) for model in models) // tensor,
+                "activations": sum(activation_bytes(model, micro_rows, length, tensor) for model in models),
                 "logits": logits_bytes(policy, micro_rows * response),
             },
         },
@@ -250,20 +250,22 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
     return numbers * _itemsize(model) + tokens * length * model.num_attention_heads * weight
 
 
-def activation_bytes(model: ModelConfig, rows: int, length: int) -> int:
+def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1) -> int:
     """Estimate of what the gradient keeps of a forward pass: `layer_bytes` of every layer.
 
-    With `gradient_checkpointing` it keeps their inputs, B T D numbers, and those bytes of the layer that it is at.
+    With `gradient_checkpointing` it keeps their inputs, B T D numbers which every device along `TENSOR` has, and those
+    bytes of the layer that it is at.
 
     Args:
         model: what is learned.
         rows: B, of a micro-batch on one device.
         length: T, tokens of a row, padding included.
+        tensor: devices along `TENSOR`.
     """
+    layer = layer_bytes(model, rows, length) // tensor
     if not model.gradient_checkpointing:
-        return model.num_hidden_layers * layer_bytes(model, rows, length)
-    inputs = model.num_hidden_layers * rows * length * model.hidden_size * _itemsize(model)
-    return inputs + layer_bytes(model, rows, length)
+        return model.num_hidden_layers * layer
+    return model.num_hidden_layers * rows * length * model.hidden_size * _itemsize(model) + layer
 
 
 def logits_bytes(model: ModelConfig, predictions: int) -> int:
@@ -289,7 +291,7 @@ def excess(budget: Budget, devices: Sequence[Any]) -> str | None:
     return (
         f"memory: expected at most the {limit / MIB:,.1f} MiB that a device allows, got an estimate of "
         f"{budget.peak / MIB:,.1f}; more gradient_accumulation_steps, a smaller local_rollout_forward_batch_size or "
-        "batch_size, dtype bfloat16, gradient_checkpointing or use_peft take less"
+        "batch_size, dtype bfloat16, use_peft or, with it or for long texts, gradient_checkpointing take less"
     )
 
 

@@ -66,6 +66,11 @@ from jaxppo.throughput import Throughput
 from jaxppo.trackers import Trackers
 from jaxppo.types import Params, TrainState, Trajectories
 
+PRETRAINED_SIZE = 10_000_000
+"""Parameters that hardly a model from scratch has here; the smallest Pythia has 14 million."""
+HIGHEST_RATE = 1e-4
+"""Ten times what pretrained models are fine-tuned with by PPO, all weights trained."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -447,8 +452,21 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
             "top_k, top_p and min_p sample from a truncated distribution, log-probabilities are recomputed without the "
             "truncation: the KL estimates are biased (top_k 0, top_p 1 and no min_p keep them right)"
         )
+    if (warning := _high_rate(config, parameters)) is not None:
+        setup.console.warn(warning)
     if ppo.kl_coef == 0:
         setup.console.print("kl_coef 0: no reference, and no KL is measured")
+
+
+def _high_rate(config: TrainConfig, parameters: int) -> str | None:
+    """A warning where a model that must be a pretrained one would learn at the rate of a tiny one; else None."""
+    rate = config.optimizer.learning_rate
+    if parameters < PRETRAINED_SIZE or rate <= HIGHEST_RATE or config.peft.use_peft:
+        return None
+    return (
+        f"learning_rate {rate:g} is high for {parameters:,} parameters, pretrained models take 1e-6 to 1e-5; "
+        "the presets default, blocksworld and tiny are for a tiny model: --learning_rate, or a --config file of its own"
+    )
 
 
 def _print_memory(setup: Setup, start: Start) -> None:

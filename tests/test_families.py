@@ -245,8 +245,8 @@ class ToyTrunk(nnx.Module):
     def __call__(self, input_ids, positions, bias, cache, cache_index, read):
         hidden = look_up(self.embed_in, input_ids)
         waves = jnp.sin(positions[..., None] * jnp.arange(1, hidden.shape[-1] + 1) / 10).astype(hidden.dtype)
-        again = self.config.gradient_checkpointing
-        hidden, cache = run_layers(self.layers, hidden + waves, (bias,), cache, cache_index, read, again)
+        recompute = self.config.gradient_checkpointing
+        hidden, cache = run_layers(self.layers, hidden + waves, (bias,), cache, cache_index, read, recompute)
         return self.last_norm(hidden), cache
 
 

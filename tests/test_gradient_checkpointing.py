@@ -17,7 +17,7 @@ from jaxppo.lora import LoraConfig
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
 from jaxppo.preferences import PairBatch
-from jaxppo.types import Sequences
+from jaxppo.types import Sequences, Trajectories
 
 SIZES = {"vocab_size": 24, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 SIZES |= {"initializer_range": 0.3, "eos_token_id": EOS, "pad_token_id": PAD}
@@ -37,7 +37,7 @@ def squares(params, config, read=READ):
 
 
 def with_and_without(loss, config, params):
-    """Value and gradients, each of them of both."""
+    """(value, gradients), first without, then with."""
     both = [models.with_checkpointing(config, on) for on in (False, True)]
     return [jax.jit(jax.value_and_grad(partial(loss, config=config)))(params) for config in both]
 
@@ -84,10 +84,10 @@ def test_gradients_of_adapters_that_some_layers_have():
     assert_equal(grads, again, 1e-4)
 
 
-def temporary_bytes(num_layers, on, dtype="bfloat16"):
+def temporary_bytes(num_layers, on):
     """What XLA reserves for the gradient of a model of so many layers."""
     config = GPTNeoXConfig(**SIZES, num_hidden_layers=num_layers)
-    config = models.with_checkpointing(models.computing_in(config, dtype), on)
+    config = models.with_checkpointing(models.computing_in(config, "bfloat16"), on)
     params = jax.eval_shape(lambda: models.init_params(config, jax.random.key(0)))
     ids = jax.ShapeDtypeStruct((8, 256), np.int32)
 
@@ -120,9 +120,16 @@ def updated(config, parallel):
     return jax.device_get((state.params, stats | update_stats))
 
 
-def test_an_update_over_split_weights_is_the_same():
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        "fsdp=2",
+        pytest.param("fsdp=2,tensor=2", marks=pytest.mark.slow),  # four devices on two cores take a minute
+    ],
+)
+def test_an_update_over_split_weights_is_the_same(mesh):
     base = updated(PPO_CONFIG, ONE_DEVICE)
-    split = DataParallel("fsdp", jax.devices()[:2], "fsdp=2")
+    split = DataParallel("fsdp", jax.devices()[: 2 if mesh == "fsdp=2" else 4], mesh)
     again = updated(replace(PPO_CONFIG, gradient_checkpointing=True), split)
     before = models.init_params(NEOX, jax.random.key(0))["lm_head"]["kernel"]
     assert np.abs(base[0]["policy"]["lm_head"]["kernel"] - before).max() > 1e-3
@@ -131,6 +138,19 @@ def test_an_update_over_split_weights_is_the_same():
 
 def shape(*sizes, dtype=np.int32):
     return jax.ShapeDtypeStruct((1, 1, *sizes), dtype)
+
+
+def trace_train(on):
+    """Trace the update of `train`."""
+    config = replace(PPO_CONFIG, gradient_checkpointing=on)
+    ppo = PPO(config, NEOX, EOS, PAD, ONE_DEVICE)
+    rows, response = config.batch_size, config.sampling.response_length
+    ids, mask, numbers = (jax.ShapeDtypeStruct((rows, response), kind) for kind in (np.int32, bool, np.float32))
+    state = jax.eval_shape(ppo.init_state, jax.eval_shape(lambda: models.init_params(NEOX, jax.random.key(0))))
+    lengths = jax.ShapeDtypeStruct((rows,), np.int32)
+    sequences = Sequences(jax.ShapeDtypeStruct((rows, 12), np.int32), lengths, ids, mask)
+    batch = jax.eval_shape(ppo._mini_batches, Trajectories(sequences, *[numbers] * 5, mask), jax.random.key(0))
+    jax.eval_shape(ppo._update, state, None, batch)
 
 
 def trace_sft(on):
@@ -152,8 +172,8 @@ def trace_reward_model(on):
     jax.eval_shape(training.make_step(10), state, (pairs, shape(4, dtype=np.float32)))
 
 
-@pytest.mark.parametrize("trace", [trace_sft, trace_reward_model])
-def test_other_commands_that_learn_have_it(monkeypatch, trace):
+@pytest.mark.parametrize("trace", [trace_train, trace_sft, trace_reward_model])
+def test_every_command_that_learns_has_it(monkeypatch, trace):
     seen, apply = [], models.apply
 
     def watched(config, *args, **kwargs):

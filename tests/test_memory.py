@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxppo import memory, models
+from jaxppo import lora, memory, models
 from jaxppo.config import TrainConfig
 from jaxppo.config_sources import replace
 from jaxppo.families.gpt2 import GPT2Config
 from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.families.partition import FSDP, TENSOR
 from jaxppo.memory import MIB, Budget
 from jaxppo.parallel import DataParallel
 from jaxppo.ppo import PPO
@@ -127,6 +128,40 @@ def test_measured_is_of_the_fullest_device_or_of_the_process():
     assert memory.measured([empty, full]) == {"memory/peak_mib": 5.0}
     assert "each device" in memory.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [full])
     assert "whole process" in memory.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [Device()])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mesh", "weights_copies", "gradient_itemsize"),
+    [
+        ("float32", {}, 4, 4),
+        ("bfloat16", {}, 0, 2),  # what is cast for the computation is stacked in the same step
+        ("float32", {FSDP: 2}, 2, 4),
+        ("bfloat16", {FSDP: 2, TENSOR: 2}, 1, 4),  # shards are stacked before they are cast
+    ],
+)
+@pytest.mark.parametrize("adapters", [False, True])
+def test_gradient_checkpointing_stacks_layers_and_their_gradients(
+    dtype, mesh, weights_copies, gradient_itemsize, adapters
+):
+    model = models.computing_in(NEOX, dtype)
+    weights = jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
+    trained = weights
+    if adapters:
+        trained = jax.eval_shape(lambda: lora.init_adapter(model, lora.LoraConfig(r=2), jax.random.key(0)))
+    numbers, to_train = (sum(x.size for x in jax.tree.leaves(tree["trunk"]["layers"])) for tree in (weights, trained))
+    both = lambda tree: {"policy": tree, "value": tree}  # noqa: E731
+
+    def learning(on):
+        learned = [models.with_checkpointing(model, on)] * 2
+        return memory.budget(CONFIG, learned, {}, both(trained), both(weights), 16, 1, mesh).stages["learning"]
+
+    off, on = learning(False), learning(True)
+    assert on["weights"] - off["weights"] == 2 * weights_copies * numbers
+    assert on["gradients"] - off["gradients"] == 2 * gradient_itemsize * to_train
+    tensor = mesh.get(TENSOR, 1)
+    rows = CONFIG.mini_batch_size // memory.micro_batches(CONFIG, [model], 24, 1)
+    layer, inputs = memory.layer_bytes(model, rows, 24) // tensor, rows * 24 * 64 * (4 if dtype == "float32" else 2)
+    assert [off["activations"], on["activations"]] == [2 * 3 * layer, 2 * (3 * inputs + layer)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

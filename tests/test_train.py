@@ -674,6 +674,20 @@ def test_a_truncated_sampler_is_warned_of_also_when_quiet(dry_run, truncation):
     assert dry_run("--quiet") == ""
 
 
+def test_a_rate_for_tiny_models_is_warned_of_with_a_larger_one(dry_run, tmp_path):
+    tiny = hf.ASSETS / "blocksworld-sft"
+    larger = tmp_path / "larger"
+    shutil.copytree(tiny, larger, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((tiny / "config.json").read_text())
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
+    (larger / "config.json").write_text(json.dumps(config | sizes))
+    high = ["--sft_model_path", str(larger), "--learning_rate", "6e-4"]
+    plan = dry_run(*high)
+    assert re.search(r"warning: learning_rate 0\.0006 is high for 12,\d+,\d+ parameters, pretrained models take", plan)
+    for fine in ([*high, "--use_peft"], [*high, "--learning_rate", "1e-5"], [*high, "--sft_model_path", str(tiny)]):
+        assert "warning" not in dry_run(*fine)
+
+
 def test_sft_learns_and_exports(tmp_path):
     folder = tmp_path / "sft"
     args = ["--train_sizes", "3:50", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--output_dir", folder]

@@ -19,8 +19,8 @@ class ModelConfig:
     Attributes:
         compute_dtype: parameters are cast to it where they are used; None: computation in the parameters' own dtype.
             Softmax, layer norm statistics, logits and scores are float32 in any case.
-        gradient_checkpointing: of the layers whose every token is read, the gradient keeps the inputs alone, and
-            computes the rest of them again (arXiv:1604.06174); without effect on what is computed.
+        gradient_checkpointing: of all layers but the last, the gradient keeps the inputs alone, and computes the rest
+            of them again (arXiv:1604.06174); without effect on what is computed.
         original: content of the `config.json` it was read from, kept for writing; not part of the model's identity.
 
     Raises:

@@ -161,8 +161,8 @@ class GPT2Trunk(nnx.Module):
         tokens must not (`ModelConfig.max_length`).
         """
         hidden = look_up(self.embed_in, input_ids) + look_up(self.embed_positions, positions, mode="clip")
-        again = self.config.gradient_checkpointing
-        hidden, cache = run_layers(self.layers, hidden, (bias,), cache, cache_index, read, again)
+        recompute = self.config.gradient_checkpointing
+        hidden, cache = run_layers(self.layers, hidden, (bias,), cache, cache_index, read, recompute)
         return self.final_layer_norm(hidden), cache
 
 

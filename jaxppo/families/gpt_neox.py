@@ -207,8 +207,8 @@ class NeoXTrunk(nnx.Module):
         """
         hidden = look_up(self.embed_in, input_ids)
         rotary = rotary_angles(self.config, positions, hidden.dtype)
-        again = self.config.gradient_checkpointing
-        hidden, cache = run_layers(self.layers, hidden, (rotary, bias), cache, cache_index, read, again)
+        recompute = self.config.gradient_checkpointing
+        hidden, cache = run_layers(self.layers, hidden, (rotary, bias), cache, cache_index, read, recompute)
         return self.final_layer_norm(hidden), cache
 
 

@@ -275,7 +275,7 @@ def run_layers(
     split = [nnx.split(layers[str(i)]) for i in range(len(layers))]
     first, last = 0, len(layers) - 1
     if recompute and cache is None:
-        hidden, first = _run_again(split[:last], hidden, shared), last
+        hidden, first = _run_recomputed(split[:last], hidden, shared), last
     for i, (graph, weights) in enumerate(split[first:], first):
         layer_cache = None if cache is None else cache[i]
         of_these = read if i == last else None
@@ -285,12 +285,14 @@ def run_layers(
     return hidden, None if cache is None else tuple(new_cache)
 
 
-def _run_again(layers: list[tuple[nnx.GraphDef, nnx.State]], hidden: jax.Array, shared: tuple[Any, ...]) -> jax.Array:
+def _run_recomputed(
+    layers: list[tuple[nnx.GraphDef, nnx.State]], hidden: jax.Array, shared: tuple[Any, ...]
+) -> jax.Array:
     """Layers that compute all but their inputs once more for the gradient.
 
     Those of one kind that follow one another are one loop: without it, XLA on the CPU finds that the second computation
-    is the first, and keeps its results after all. The loop takes their weights from one array, a copy where they are
-    not cast or gathered anyway.
+    is the first, and keeps its results after all. The loop takes their weights from one array: a copy, unless they were
+    cast just before; of weights split over devices, a copy of the shards.
     """
 
     def kind(layer: tuple[nnx.GraphDef, nnx.State]) -> Any:
