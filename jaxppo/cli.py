@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from jaxppo.cache import cache_dir
 from jaxppo.console import sanitize
-from jaxppo.errors import JaxppoError
+from jaxppo.errors import JaxppoError, first_line
 from jaxppo.preemption import Preempted
 
 _BUG = (
@@ -16,7 +16,7 @@ _BUG = (
 )
 
 _NO_ROOM = "free some, or name another output_dir; JAXPPO_CACHE moves the cache"
-_NO_RIGHT = "change its permissions (chmod), or name another folder"
+_NO_RIGHT = "change its permissions (chmod), or name another folder (JAXPPO_CACHE moves the cache)"
 _OS_FIXES = {
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
@@ -49,12 +49,15 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
         got = f"{error.strerror or error}; {_OS_FIXES.get(error.errno or 0, 'look at what is there')}"
         _refuse(f"{error.filename or 'input/output'}: expected to be readable and writable, got: {got}")
     except Preempted as stop:
-        print(sanitize(str(stop)))
+        _say(sanitize(str(stop)))
         if uses_jax:
             _wait_for_others()
         sys.exit(stop.exit_status)
     except Exception as error:
+        if _is_out_of_memory(error):
+            _refuse(f"memory: expected enough for this run, got {first_line(error)[:300]}; {_MORE_MEMORY}")
         if uses_jax:
+            _check_backend()
             from jaxppo import processes
 
             processes.give_up(error)
@@ -63,6 +66,44 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     except KeyboardInterrupt:
         print("interrupted; --resume with the same --output_dir goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
+
+
+_MORE_MEMORY = (
+    "more --gradient_accumulation_steps, a smaller --local_rollout_forward_batch_size or --batch_size, "
+    "--dtype bfloat16, --use_peft or --parallel fsdp take less; --dry_run prints the budget"
+)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """On an accelerator, or on the host."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:200]
+
+
+def _check_backend() -> None:
+    """End with one line where JAX has no device to compute on, which whatever asks for one fails by."""
+    import jax
+
+    try:
+        jax.devices()
+    except Exception as error:  # JAX's own kinds, and failed assertions
+        asked = os.environ.get("JAX_PLATFORMS") or "no JAX_PLATFORMS"
+        fix = "unset JAX_PLATFORMS, or install what it needs (pip install 'jaxppo[gpu]' or 'jaxppo[tpu]')"
+        print(
+            f"error: JAX_PLATFORMS: expected a platform that JAX can start, got {asked} "
+            f"({sanitize(first_line(error))[:300]}); {fix}; python -m jaxppo.doctor looks",
+            file=sys.stderr,
+            flush=True,
+        )
+        sys.exit(2)
+
+
+def _say(line: str) -> None:
+    """Print a line that must arrive: where the reader of the output has gone, on standard error."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        os.dup2(2, 1)
+        print(line, file=sys.stderr, flush=True)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import re
 import sys
 from importlib import resources
 from pathlib import Path
@@ -90,6 +91,11 @@ def _typed(name: str, value: Any, annotation: Any) -> Any:
         raise ConfigError(f"{name}: expected {expected}, got {value!r}") from None
 
 
+def _plain_numbers(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """The same numbers, but none with a colon."""
+    return re.compile(f"(?!.*:)(?:{pattern.pattern})", re.VERBOSE)
+
+
 def _check_kind(value: Any, annotation: Any) -> None:
     """Refuse what would look like text to the command line's parser: an empty value, a mapping, a list."""
     is_list = isinstance(value, list | tuple)
@@ -100,6 +106,26 @@ def _check_kind(value: Any, annotation: Any) -> None:
         raise TypeError("a collection")
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without two traps: of a key that comes twice the last would win, and 4:16 would be 256 (sexagesimal)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = next((key for key in node.value if keys.count(key[0].value) > 1), None)
+        if twice is not None:
+            again = [key.start_mark.line + 1 for key, _ in node.value if key.value == twice[0].value]
+            raise yaml.YAMLError(f"expected {twice[0].value} once, got it in lines {', '.join(map(str, again))}")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, _plain_numbers(pattern) if tag.endswith((":int", ":float")) else pattern) for tag, pattern in resolvers
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a flat YAML mapping, maybe with the `preset` it lies over.
 
@@ -107,7 +133,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         ConfigError: the file is unreadable or nested; the message names it.
     """
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"config: expected a readable YAML file, got {path} ({error.strerror})") from None
     except UnicodeDecodeError as error:
@@ -202,7 +228,25 @@ def _without_aliases(args: list[str], config_class: type) -> list[str]:
     names = setting_names(config_class)
     aliases = {f"--{alias}": f"--{name}" for alias, name in ALIASES.items() if name in names and alias not in names}
     split = (arg.partition("=") for arg in args)
-    return [aliases.get(flag, flag) + equals + value for flag, equals, value in split]
+    return _switched([aliases.get(flag, flag) + equals + value for flag, equals, value in split], config_class)
+
+
+def _switched(args: list[str], config_class: type) -> list[str]:
+    """Switches as tyro takes them: `--resume True` becomes `--resume`, `--resume False` becomes `--no_resume`."""
+    switches = {f"--{name}" for name, value in flatten(config_class()).items() if isinstance(value, bool)}
+    result: list[str] = []
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if not equals and result and arg.lower() in ("true", "false"):
+            flag, value = result[-1], arg
+        flag = flag.replace("-", "_").replace("__", "--", 1)
+        if flag not in switches or value.lower() not in ("true", "false"):
+            result.append(arg)
+            continue
+        if not equals:
+            result.pop()
+        result.append(flag if value.lower() == "true" else f"--no_{flag[2:]}")
+    return result
 
 
 def _base_config(config_class: type[Config], command: str, args: list[str]) -> Config:

@@ -3,6 +3,7 @@
 Model text is hostile to viewers: it passes through `sanitize` before a terminal sees it, and is never read as markup.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -77,6 +78,15 @@ class ProgressView(Protocol):
         ...
 
 
+class _RichConsole(rich.console.Console):
+    """Goes quiet where its reader has gone, such as a `head`, or a `tee` that took the same Ctrl-C: the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with contextlib.suppress(OSError, ValueError):  # no file, in a test or a notebook
+            os.dup2(2, self.file.fileno())  # where what must be said still arrives
+
+
 class Console:
     """The view of a run: live on a terminal, plain lines without control codes anywhere else.
 
@@ -94,7 +104,7 @@ class Console:
         stream = sys.stdout if file is None else file
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._rich = rich.console.Console(
+        self._rich = _RichConsole(
             file=stream, force_terminal=terminal, width=None if terminal else PLAIN_WIDTH, highlight=False, markup=False
         )
 
@@ -193,6 +203,12 @@ class Console:
                 yield self._view
         finally:
             self._view = None
+
+    def stop_noted(self) -> None:
+        """Tells somebody at a terminal who has pressed Ctrl-C that it was noticed, where no live view does."""
+        notice = preemption.notice()
+        if self._view is None and notice is not None and sys.stderr.isatty():
+            os.write(2, f"\n{notice}\n".encode())  # not through a buffer that the signal may have come in the middle of
 
     def _show(self, text: Text) -> None:
         if not self.quiet:

@@ -381,9 +381,13 @@ def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> Prom
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Rows as columns, the form in which reward functions get them; a key missing in a row is None there."""
+    """Rows as columns, the form in which reward functions get them; a key missing in a row is None there.
+
+    Not among them, as in TRL: the prompt, which functions get as `prompts`, and the data's own completion, which is
+    easily taken for the model's.
+    """
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names if name != "prompt"}
+    return {name: [row.get(name) for row in rows] for name in names if name not in ("prompt", "completion")}
 
 
 def row_order(num_rows: int, seed: int, start: int, count: int) -> np.ndarray:

@@ -54,6 +54,11 @@ class ValidatorError(JaxppoError):
     """The plan validator itself is missing or broken (never: the plan is bad)."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its kind where it has none."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: the known one that is most like it, or nothing."""
     near = difflib.get_close_matches(word, known, n=1)

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxppo import toys
-from jaxppo.errors import ModelError, hub_fix
+from jaxppo.errors import ModelError, first_line, hub_fix
 from jaxppo.families import Family, ModelConfig, family_of
 from jaxppo.families.config import HfName
 from jaxppo.model_files import (
     WEIGHTS_FILE,
     Tensor,
     complete_folder,
-    first_line,
     naming,
     open_tensors,
     read_json,
@@ -256,12 +255,17 @@ def save_pretrained(
         sizes = {name: array.leaf.size * dtypes[name].itemsize for name, array in arrays.items()}
         write_tensors(partial, sizes, lambda name: arrays[name].stored(dtypes[name]), max_shard_size)
         if tokenizer is not None:
-            _save_tokenizer(tokenizer, partial)
+            save_tokenizer(tokenizer, partial)
         if card is not None:
             (partial / CARD_FILE).write_text(card, encoding="utf-8")
 
 
-def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer's files into a folder.
+
+    Raises:
+        OSError: they cannot be written.
+    """
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # tokenizers raises plain ones, also where the disk is full

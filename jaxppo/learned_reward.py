@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxppo import hf, lora, models
-from jaxppo.errors import DataError, ModelError
+from jaxppo.errors import DataError, ModelError, first_line
 from jaxppo.families import ModelConfig
-from jaxppo.model_files import first_line
 from jaxppo.parallel import DataParallel
 from jaxppo.reward_scores import RowScorer
 from jaxppo.types import Params

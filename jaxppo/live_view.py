@@ -17,6 +17,7 @@ from rich.text import Text
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 WARNINGS_KEPT = 3
 WARNING_LINES, TEXT_LINES = 3, 2
+SHOWN_CHARACTERS = 1000  # of a text: more than its lines of any terminal hold
 """Lines that a warning, and a text of a sample, may take in the view."""
 
 
@@ -255,7 +256,8 @@ class LiveView:
         worth = [f"{name} {format_value(row[name])}" for name in names[2:] if row[name] is not None]
         yield self._text("  ".join(worth), "cyan"), 0
         for name in names[:2]:
-            yield self._text(f"{name}: {format_value(row[name])}", "dim" if name == names[0] else ""), 2
+            text = format_value(row[name])[:SHOWN_CHARACTERS].replace("\n", "\\n")
+            yield self._text(f"{name}: {text}", "dim" if name == names[0] else ""), 2
 
 
 def _is_number(value: Any) -> bool:

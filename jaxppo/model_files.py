@@ -14,7 +14,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jaxppo.errors import ModelError
+from jaxppo.errors import ModelError, first_line
 
 WEIGHTS_FILE = "model.safetensors"
 BIN_FILE = "pytorch_model.bin"
@@ -230,8 +230,3 @@ def read_json(file: Path) -> dict[str, Any]:
 def write_json(file: Path, content: dict[str, Any]) -> None:
     """Write a JSON object as transformers does: sorted keys, two spaces."""
     file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its kind where it has none."""
-    return str(error).partition("\n")[0] or type(error).__name__

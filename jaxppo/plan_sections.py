@@ -111,7 +111,7 @@ def _compared(name: str, result: Mapping[str, Any], kind: str) -> str:
 
 def validity_charts(models: Models) -> str:
     """A chart per domain; one model: a colour per split, two: a colour per model and dashes per split."""
-    domains = {domain: None for _, results in models for cell in results.values() for domain in cell["domains"]}
+    domains = {domain: None for _, results in models for cell in results.values() for domain in cell.get("domains", {})}
     figures = (f"<figure><h3>{shown(domain)}</h3>{_validity_chart(models, domain)}</figure>" for domain in domains)
     return (
         f'<h2>Valid plans by length of the reference</h2><ul class="legend">{_chart_legend(models)}</ul>'

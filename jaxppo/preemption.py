@@ -31,10 +31,16 @@ class Preemption:
     Args:
         resume: the command that goes on with the run, for the message.
         agree: makes of the signals noted by all processes of the run (0: none) one that all of them act on.
+        tell: called when a signal was noted, within its handler.
     """
 
-    def __init__(self, resume: str, agree: Callable[[int], int] = lambda signum: signum):
-        self._resume, self._agree = resume, agree
+    def __init__(
+        self,
+        resume: str,
+        agree: Callable[[int], int] = lambda signum: signum,
+        tell: Callable[[], None] = lambda: None,
+    ):
+        self._resume, self._agree, self._tell = resume, agree, tell
         self._signum: int | None = None
         self._earlier: dict[int, Any] = {}
 
@@ -76,6 +82,7 @@ class Preemption:
         del frame
         self._signum = signum
         self._restore()
+        self._tell()
 
     def _restore(self) -> None:
         while self._earlier:

@@ -104,6 +104,11 @@ def gather(value: T) -> list[T]:
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
+def is_alone() -> bool:
+    """Whether the run has this process only."""
+    return jax.process_count() == 1
+
+
 def wait_for_all() -> None:
     """Go on when all processes have come here."""
     if jax.distributed.is_initialized():

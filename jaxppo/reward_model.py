@@ -279,7 +279,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         return folder
     processes.on_first(lambda: run_folder.claim(folder, config, config.run))
     if processes.is_first():
-        start.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+        hf.save_tokenizer(start.tokenizer, folder / TOKENIZER_FOLDER)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
     with reported(folder, console):

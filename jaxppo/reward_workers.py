@@ -40,8 +40,10 @@ def import_function(path: str) -> Callable[..., Any]:
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module may fail in any way while it is imported
         fix = "modules are looked for in the working directory, PYTHONPATH and what is installed"
+        if "/" in module or module.endswith(".py"):
+            fix = f"a module and no path: {module.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
         raise ConfigError(f"reward_funcs: expected a function at {path}, got {reason_of(error)}; {fix}") from error
     if not callable(function):
         raise ConfigError(f"reward_funcs: expected a function at {path}, got {type(function).__name__}")

@@ -10,16 +10,20 @@ configured. Several make `Rewards`: their weighted sum.
 """
 
 import asyncio
+import functools
 import inspect
+import json
 import math
+import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Literal, NamedTuple, Protocol
 
-from jaxppo.errors import DataError
+from jaxppo.errors import DataError, JaxppoError, did_you_mean
 from jaxppo.plan_reward import lccs, lcs
 
 __all__ = ["Completions", "Failed", "Policy", "Reward", "RewardFunction", "Rewards", "Scores", "call", "lccs", "lcs"]
@@ -148,7 +152,7 @@ class Reward:
         timeout_s = self.policy.timeout_s
         if timeout_s is not None and is_async(self.function):
             return lambda completions: _score_apart(self.name, self.function, completions, timeout_s)
-        calls = call if self.policy.on_error == "stop" else _call_or_isolate
+        calls = _call_or_stop if self.policy.on_error == "stop" else _call_or_isolate
         return lambda completions: calls(self.name, self.function, completions)
 
     def _with_cache(self, completions: Completions) -> tuple[Scores, int]:
@@ -270,17 +274,21 @@ def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> 
     """Raise a `DataError` that names the first column which a reward function needs and the data lacks."""
     if (needed := missing_column(reward, columns)) is not None:
         got, fix = ", ".join(sorted(columns)), "use data that has it, or give the parameter a default"
-        raise DataError(f"reward {name}: expected a data column {needed!r}, got {got}; {fix}")
+        meant = did_you_mean(needed, _OWN_ARGUMENTS) if needed in ("prompt", "completion") else ""
+        raise DataError(f"reward {name}: expected a data column {needed!r}, got {got}; {fix}{meant}")
 
 
 def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None:
     """The first column which a reward function needs and the data lacks, or None."""
-    given = {*columns, "prompts", "completions", "completion_ids", "log_metric", "log_extra"}
+    given = {*columns, *_OWN_ARGUMENTS}
     for needed, parameter in inspect.signature(reward).parameters.items():
         named = parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if named and parameter.default is inspect.Parameter.empty and needed not in given:
             return needed
     return None
+
+
+_OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 
 
 def arguments_of(reward: RewardFunction, completions: Completions, **others: Any) -> dict[str, Any]:
@@ -299,17 +307,60 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
     Raises:
         DataError: it returned the wrong number of values; the message names it. Whatever the function raises.
     """
-    metrics: dict[str, float] = {}
-    extras: dict[str, list[Any]] = {}
-    reports = {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__}
-    values = reward(**arguments_of(reward, completions, **reports))
+    reports = _Reports(name, len(completions.texts))
+    values = reward(**arguments_of(reward, completions, **reports.arguments))
     if inspect.isawaitable(values):
         values = asyncio.run(_awaited(values))
-    return Scores(_checked(name, values, len(completions.texts)), metrics, extras)
+    return Scores(_checked(name, values, len(completions.texts)), reports.metrics, reports.extras)
+
+
+class _Reports:
+    """What a function of this name tells about so many completions by `log_metric` and `log_extra`."""
+
+    def __init__(self, name: str, count: int):
+        self._name, self._count = name, count
+        self.metrics: dict[str, float] = {}
+        self.extras: dict[str, list[Any]] = {}
+        self.arguments = {"log_metric": self._log_metric, "log_extra": self._log_extra}
+
+    def _log_metric(self, name: str, value: Any) -> None:
+        try:
+            self.metrics[name] = float(value)
+        except (TypeError, ValueError):
+            expected = f"a number for log_metric {name!r}"
+            raise DataError(f"reward {self._name}: expected {expected}, got {value!r:.80}") from None
+
+    def _log_extra(self, column: str, values: Sequence[Any]) -> None:
+        if column in SAMPLE_COLUMNS:
+            taken = ", ".join(SAMPLE_COLUMNS)
+            raise DataError(f"reward {self._name}: expected a column of log_extra other than {taken}, got {column!r}")
+        values = list(values)
+        if len(values) != self._count:
+            expected = f"{self._count} values, one for each completion, for log_extra {column!r}"
+            raise DataError(f"reward {self._name}: expected {expected}, got {len(values)}")
+        self.extras[column] = list(map(_as_json, values))
+
+
+SAMPLE_COLUMNS = ("step", "id", "prompt", "completion", "score")
+"""Those that every line of `samples.jsonl` has."""
+
+
+def _as_json(value: Any) -> Any:
+    """A value that JSON can hold: itself, the number that a scalar of an array library stands for, or its text."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    try:
+        json.dumps(value, allow_nan=True)
+    except (TypeError, ValueError):
+        return str(value)
+    return value
 
 
 def _checked(name: str, values: Any, expected: int) -> list[float | Failed | None]:
-    count = len(values) if hasattr(values, "__len__") else type(values).__name__
+    try:
+        count = len(values)
+    except TypeError:  # a single number, also of an array library
+        count = type(values).__name__
     if count != expected:
         raise DataError(f"reward {name}: expected {expected} values, got {count}; a reward for each completion")
     return [_number(value) for value in values]
@@ -329,6 +380,33 @@ def is_async(function: RewardFunction) -> bool:
 
 async def _awaited(values: Any) -> Any:
     return await values
+
+
+def _call_or_stop(name: str, reward: RewardFunction, completions: Completions) -> Scores:
+    """Where somebody's function fails, the line of it is named; errors of our own functions stay as they are."""
+    try:
+        return call(name, reward, completions)
+    except JaxppoError:
+        raise
+    except Exception as error:
+        file = _file_of(reward)
+        if file is not None and Path(file).is_relative_to(Path(__file__).parent):
+            raise
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        place = f" in line {lines[-1].lineno} of {file}" if lines else ""
+        fix = "mend it, or --on_error skip leaves out the completions that it fails on"
+        raise DataError(
+            f"reward {name}: expected a number for each completion, got {reason_of(error)}{place}; {fix}"
+        ) from error
+
+
+def _file_of(function: Any) -> str | None:
+    """Where a function was written; None where that is not known."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return getattr(code, "co_filename", None)
 
 
 def _call_or_isolate(name: str, reward: RewardFunction, completions: Completions) -> Scores:
@@ -365,17 +443,15 @@ def _score_apart(name: str, reward: RewardFunction, completions: Completions, ti
     """An `async` function, called for every completion by itself, all at the same time."""
 
     async def one(row: Completions) -> Scores:
-        metrics: dict[str, float] = {}
-        extras: dict[str, list[Any]] = {}
+        reports = _Reports(name, 1)
         try:
-            reports = {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__}
-            answer = asyncio.wait_for(reward(**arguments_of(reward, row, **reports)), timeout_s)
+            answer = asyncio.wait_for(reward(**arguments_of(reward, row, **reports.arguments)), timeout_s)
             values = _checked(name, await answer, 1)
         except TimeoutError:
             values = [Failed("timeouts", f"no answer within {timeout_s:g} s")]
         except Exception as error:
             values = [Failed("errors", reason_of(error))]
-        return Scores(values, metrics, extras)
+        return Scores(values, reports.metrics, reports.extras)
 
     async def all_of_them() -> list[Scores]:
         return await asyncio.gather(*(one(completions.rows([row])) for row in range(len(completions.texts))))

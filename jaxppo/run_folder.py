@@ -38,7 +38,10 @@ def begin(command: str, config: Any) -> tuple[Console, Path, bool]:
         return folder, check(folder, config, config.run)
 
     folder, resumed = processes.on_first(find)
-    return Console(config.run.quiet, processes.output()), folder, resumed
+    console = Console(config.run.quiet, processes.output())
+    if config.run.resume and not resumed:
+        console.warn(f"output_dir: {folder} holds no run to resume; a new one begins")
+    return console, folder, resumed
 
 
 def default_folder(command: str, run: RunConfig) -> Path:
@@ -87,7 +90,7 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_yaml(config, partial, command_line())
         try:
-            os.link(partial, folder / CONFIG_FILE)  # unlike a rename, it fails where the name is taken
+            _link_or_copy(partial, folder / CONFIG_FILE)
         finally:
             partial.unlink()
     except FileExistsError:
@@ -96,6 +99,17 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
         ) from None
     except OSError as error:
         raise ConfigError(f"output_dir: expected a folder to write to, got {folder} ({error.strerror})") from None
+
+
+def _link_or_copy(partial: Path, path: Path) -> None:
+    """Give a whole file its name; unlike a rename, this fails where the name is taken."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        with path.open("x", encoding="utf-8") as file:
+            file.write(partial.read_text(encoding="utf-8"))
 
 
 def command_line() -> str:

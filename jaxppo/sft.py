@@ -125,7 +125,7 @@ def sft(config: SFTConfig) -> Path:
         return folder
     processes.on_first(lambda: run_folder.claim(folder, config, config.run))
     if processes.is_first():
-        tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+        hf.save_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
     base = base_of(config.model_path, start.loaded, model, "lm")
     meta = {
         "config": plain_values(flatten(config)),

@@ -1,5 +1,6 @@
 """The loop of the commands that learn from fixed rows, `sft` and `reward_model`: step, evaluate, log, save, stop."""
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +69,7 @@ def run_steps(
     start = int(state.step)
     trackers.begin(start)
     with (
-        Preemption(steps.resume, processes.largest) as preemption,
+        Preemption(steps.resume, processes.largest, console.stop_noted) as preemption,
         checkpoints,
         JsonlLog(folder / "metrics.jsonl", enabled=processes.is_first()) as log,
         console.progress(last, steps.title, start, header=steps.header, hint=vitals.hint) as progress,
@@ -87,12 +88,17 @@ def run_steps(
             log.append(record)
             trackers.log(step + 1, record)
             if record["policy/nonfinite_steps"]:
-                raise TrainingError(f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity")
+                raise TrainingError(
+                    f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity; a lower "
+                    "learning_rate or max_grad_norm, in a new run"
+                )
             progress.update(step + 1, **vitals.numbers(record))
-            if loop.saves_at(step + 1, last) or preemption.requested:
+            stop = preemption.requested  # asked once: a signal after it is for the next step, which then saves
+            if loop.saves_at(step + 1, last) or stop:
                 trackers.flush()
                 checkpoints.save(step + 1, state, meta | {"step": step + 1}, record)
-            preemption.check()
+            if stop:
+                preemption.check()
     print_best(console, checkpoints, folder)
     record = processes.on_first(lambda: read_metrics(folder / "metrics.jsonl")[-1])
     return state, meta | {"step": last, "metrics": record}
@@ -113,6 +119,5 @@ def print_best(console: Console, checkpoints: Checkpoints, folder: Path) -> None
     """Say which checkpoint is the best one, where one is chosen, and how to get its models."""
     step = checkpoints.best_step
     if step is not None:
-        console.print(
-            f"best checkpoint: update {step}; python -m jaxppo.export --run_dir {folder} --step {step} gives its models"
-        )
+        command = f"python -m jaxppo.export --run_dir {shlex.quote(str(folder))} --step {step}"
+        console.print(f"best checkpoint: update {step}; {command} gives its models")

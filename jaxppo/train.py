@@ -299,7 +299,7 @@ def _carry_out(setup: Setup, folder: Path, state: TrainState, reference: Params 
     setup.trackers.log(0, eval_metrics(evals["before"]))
     if processes.is_first():
         run_folder.write_json(folder / run_folder.EVAL_FILE, evals)
-        setup.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
+        hf.save_tokenizer(setup.tokenizer, folder / TOKENIZER_FOLDER)
     state = _run_updates(setup, folder, state, reference)
     evals["after"] = _evaluate(setup, folder, "after", state)
     setup.trackers.log(config.num_updates, eval_metrics(evals["after"]))
@@ -317,7 +317,10 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     """All updates from the last checkpoint on, or from this state where there is none.
 
     Raises:
-        Preempted: the run was asked to stop, and the last finished update is saved.
+        Preempted: the run was asked to stop.
+        Exception: whatever a reward function or else has failed with.
+
+    In both cases the last finished update is saved; where there are several processes, in the first alone.
     """
     config, loop, last, console = setup.config, setup.config.loop, setup.config.num_updates, setup.console
     parallel = setup.ppo.parallel
@@ -330,7 +333,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     saved, record = start, {}
     setup.trackers.begin(start)
     with (
-        Preemption(run_folder.resume_command("train", folder, config), processes.largest),
+        Preemption(run_folder.resume_command("train", folder, config), processes.largest, console.stop_noted),
         checkpoints,
         Compilations(console.print) as compilations,
         profile,
@@ -350,10 +353,13 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 state, record, samples, trajectories = train_step(setup, state, reference, step)
                 profile.end(step)
                 record |= compilations.end(step + 1, trajectories.sequences.input_ids.shape[1])
-            except Preempted:
-                if saved < step:
+            except Exception as error:
+                stopped = isinstance(error, Preempted)
+                if saved < step and (stopped or _is_whole(state)):
                     setup.trackers.flush()
                     checkpoints.save(step, state, _checkpoint_meta(setup, record), record)
+                if not stopped and processes.is_alone():
+                    preemption.check()  # Ctrl-C also ends what a reward function has started, which then fails
                 raise
             record |= memory.measured(parallel.local_devices)
             if step == start:
@@ -378,6 +384,11 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
             progress.update(step + 1, **vitals.numbers(record))
     print_best(console, checkpoints, folder)
     return state
+
+
+def _is_whole(state: TrainState) -> bool:
+    """Whether a state can be saved after an error: no update has begun on it, and no other process is waited for."""
+    return processes.is_alone() and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def _checkpoint_meta(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:

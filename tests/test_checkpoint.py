@@ -29,15 +29,20 @@ def make_state(seed, step=0, width=2):
         "policy": {"layers": {"0": {"kernel": jnp.asarray(rng.normal(size=(3, width)), jnp.float32)}}},
         "value": {"score": {"bias": jnp.array([np.float32(1e-40), -0.0, np.inf])}},
     }
-    config = OptimizerConfig(learning_rate=0.1)
-    adam = optimizer.make_optimizer(config)
     controls = trajectories.initial_controls(PPOConfig())._replace(
         kl_coef=jnp.float32(rng.normal()),
         moments=ScoreMoments(*(jnp.float32(x) for x in rng.normal(size=3))),
         bad_updates=jnp.int32(seed),
     )
-    state = update.init_state(params, adam, controls)._replace(step=jnp.int32(step))
     grads = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), params)
+    return _after_a_step(params, grads, controls, jnp.int32(step))
+
+
+@jax.jit  # as one program, which is faster compiled than each of its operations
+def _after_a_step(params, grads, controls, step):
+    config = OptimizerConfig(learning_rate=0.1)
+    adam = optimizer.make_optimizer(config)
+    state = update.init_state(params, adam, controls)._replace(step=step)
     return optimizer.apply_gradients(state, grads, adam, optimizer.make_learning_rates(config, 10))
 
 
@@ -463,13 +468,17 @@ FULL_DISK = """
 import os, resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
+import jax
 import test_checkpoint as here
+from jaxppo import cli
+cli.set_up_jax()
 folder, limit, when = Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 checkpoints = here.Checkpoints(folder, 2)
 checkpoints.save(1, here.make_state(1, 1), {})
 checkpoints.save(2, here.make_state(2, 2), {})
 checkpoints.wait()
 state = here.make_state(3, 3, width=1000)
+jax.config.update("jax_enable_compilation_cache", False)  # its files would not fit either
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
     checkpoints.save(3, state, {})

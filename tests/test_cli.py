@@ -1,5 +1,6 @@
 """One line on standard error and exit status 2 for bad input."""
 
+import os
 import subprocess
 import sys
 
@@ -56,6 +57,57 @@ def test_main_turns_bad_flags_into_one_line(args, capsys):
 def test_main_lets_a_programming_error_through_with_its_traceback():
     with pytest.raises(ZeroDivisionError):
         cli.main(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes\nmore lines")]
+)
+def test_main_says_what_takes_less_memory(error, capsys):
+    code, _, err = outcome(raises(error), capsys)
+    assert code == 2 and err.count("\n") == 1
+    assert err.startswith("error: memory: expected enough") and "--gradient_accumulation_steps" in err
+
+
+def test_a_platform_that_jax_cannot_start_is_one_line(tmp_path):
+    environment = os.environ | {"JAX_PLATFORMS": "tpu,cuda", "JAXPPO_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "jaxppo.train", "--preset", "tiny", "--dry_run"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: JAX_PLATFORMS: expected a platform that JAX can start, got tpu,cuda (")
+    assert "Traceback" not in done.stderr
+
+
+READER_GONE = """
+import os, signal, sys
+from jaxppo import cli, preemption
+from jaxppo.console import Console
+console = Console()
+def command():
+    with preemption.Preemption("python -m jaxppo.train --resume") as asked:
+        print("begun", flush=True)
+        sys.stdin.read()
+        os.kill(os.getpid(), signal.SIGINT)
+        if sys.argv[1] == "lines":
+            console.print("x" * 100_000)
+            console.print("more")
+        asked.check()
+cli.main(command, uses_jax=False)
+"""
+
+
+@pytest.mark.parametrize("what", ["lines", "nothing"])
+def test_a_run_goes_on_without_its_reader_and_says_how_to_resume(what):
+    """As with `| tee run.log`, which the same Ctrl-C ends."""
+    command = [sys.executable, "-c", READER_GONE, what]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes, text=True) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.stdout.close()
+        process.stdin.close()
+        err = process.stderr.read()
+    assert process.returncode == 130, err
+    assert err.splitlines() == ["stopped by Ctrl-C; to go on from the last checkpoint: python -m jaxppo.train --resume"]
 
 
 def test_main_says_how_to_go_on_after_an_interrupt(capsys):

@@ -125,11 +125,35 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
         ("- seed", ["given.yaml", "flag: value", "list"]),
         ("", ["given.yaml", "NoneType"]),
         ("seed: [1", ["given.yaml", "not YAML"]),
+        ("seed: 1\nkl_coef: 0.1\nseed: 2", ["given.yaml", "expected seed once, got it in lines 1, 3"]),
     ],
 )
 def test_parse_cli_names_a_bad_yaml_key_in_one_line(tmp_path, text, named):
     message = error_line("--config", yaml_file(tmp_path, text))
     assert [part for part in named if part not in message] == []
+
+
+def test_numbers_of_yaml_have_no_base_60(tmp_path):
+    text = "test_sizes: 4:16\nrl_sizes: '5:100'\nseed: 12\nkl_coef: 0.5\nlearning_rate: 1.0e-5\ndata_seed: 0x10"
+    config = parse("--config", yaml_file(tmp_path, text))
+    assert (config.data.test_sizes, config.data.rl_sizes) == ("4:16", "5:100")
+    assert (config.run.seed, config.ppo.kl_coef, config.optimizer.learning_rate) == (12, 0.5, 1e-5)
+    assert config.data.data_seed == 16
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--use_peft"], True),
+        (["--use_peft", "True"], True),
+        (["--use-peft=true"], True),
+        (["--use_peft", "False"], False),
+        (["--use_peft", "--use_peft=False"], False),
+        (["--no_use_peft"], False),
+    ],
+)
+def test_switches_may_be_given_a_value(args, expected):
+    assert parse("--preset", "tiny", *args, "--seed", "3").peft.use_peft is expected
 
 
 def test_reward_clip_range_takes_whole_numbers_from_flags_and_yaml(tmp_path):

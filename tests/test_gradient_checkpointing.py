@@ -46,18 +46,19 @@ def assert_equal(a, b, tolerance):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance), a, b)
 
 
-@pytest.mark.parametrize("read", [READ, None], ids=["some read", "all read"])
 @pytest.mark.parametrize(
-    ("config", "tolerance"),
+    ("config", "tolerance", "read"),
     [
-        pytest.param(NEOX, 1e-5, id="neox"),
-        pytest.param(GPT2, 1e-5, id="gpt2"),
-        pytest.param(GPT2Config(**SIZES, num_hidden_layers=1, max_position_embeddings=32), 1e-5, id="one layer"),
-        pytest.param(models.computing_in(NEOX, "bfloat16"), 0.02, id="bfloat16"),
+        pytest.param(NEOX, 1e-5, READ, id="neox"),
+        pytest.param(NEOX, 1e-5, None, id="all read"),
+        pytest.param(GPT2, 1e-5, READ, id="gpt2"),
+        pytest.param(GPT2Config(**SIZES, num_hidden_layers=1, max_position_embeddings=32), 1e-5, READ, id="one layer"),
+        pytest.param(models.computing_in(NEOX, "bfloat16"), 0.02, READ, id="bfloat16"),
         # Every layer of another kind: no two of them are one loop.
         pytest.param(
             GPT2Config(**SIZES, num_hidden_layers=3, max_position_embeddings=32, scale_attn_by_inverse_layer_idx=True),
             1e-5,
+            READ,
             id="unlike layers",
         ),
     ],

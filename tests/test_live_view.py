@@ -68,6 +68,13 @@ def make_view(text="x", notice=None, ascii_only=False):
     return view
 
 
+def test_a_text_of_many_lines_is_seen_from_its_beginning():
+    view = make_view()
+    view.samples("Samples", [{"prompt": "p", "completion": "\n\nstack-a-b\n" + "x" * 100_000}], COLUMNS)
+    (line,) = [line for line in frame(view, 80) if "stack-a-b" in line]
+    assert line.strip().startswith(r"\n\nstack-a-b\nxxx")
+
+
 def frame(view, width, height=50, encoding="utf-8", soft_wrap=False):
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding, newline="\n")

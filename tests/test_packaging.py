@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from email import message_from_bytes
@@ -52,6 +53,18 @@ def test_wheel_holds_the_package_with_its_data_and_nothing_else(wheel):
         "licenses/THIRD_PARTY_NOTICES.md",
     }
     assert sum(map(len, wheel.values())) < 8 << 20
+
+
+def test_sdist_holds_what_its_own_checks_need(tmp_path):
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), "."]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"mkdocs.yml", "pyproject.toml", ".ci/run", "tests/conftest.py", "docs/index.md", "LICENSE", "README.md"}
+    assert needed <= names
+    assert not [name for name in names if name.startswith(("outputs/", ".git/"))]
 
 
 def test_metadata_names_licences_extras_and_the_script(wheel):

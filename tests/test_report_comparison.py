@@ -41,6 +41,15 @@ def test_write_comparison_has_results_seeds_curves_and_settings(tmp_path):
     assert "Not measured alike" not in page.texts["p"]
 
 
+def test_runs_with_and_without_plans_are_compared(tmp_path):
+    rate = {"rate": 0.5, "low": 0.4, "high": 0.6, "n": 100}
+    domains = {"lamps": {"bins": {"1-5": {"validity": rate}}}}
+    plans = {"test": splits(0.5)["test"] | {"domains": domains}}
+    a, b = write_run(tmp_path / "a", after=plans), write_run(tmp_path / "b", after=splits(0.4))
+    text, _ = compared(tmp_path, a, b)
+    assert "lamps" in text
+
+
 def test_write_comparison_of_runs_with_other_batches_counts_episodes(tmp_path):
     a = write_run(tmp_path / "a", batch_size=16)
     b = write_run(

@@ -314,7 +314,9 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 import test_checkpoint as here
 import jax
+from jaxppo import cli
 from pathlib import Path
+cli.set_up_jax()
 folder, step, num_devices = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 parallel = here.DataParallel()
 assert parallel.num_devices == num_devices

@@ -172,10 +172,17 @@ print(Workers("{functions}:judge", 2, 60.0)(Completions([""], ["a"], [[]], {{}})
         ("{}:missing", "AttributeError"),
         ("{}:number", "expected a function at .*, got int"),
         ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("./{}.py:moody", "; a module and no path: {}:moody"),
+        ("rewards/{}.py:moody", "; a module and no path: rewards.{}:moody"),
+        ("broken_{}:f", "got SyntaxError: "),
+        ("failing_{}:f", "got ZeroDivisionError: "),
     ],
 )
-def test_import_function_names_what_is_wrong(functions, path, expected):
-    with pytest.raises(ConfigError, match=f"reward_funcs: .*{expected}"):
+def test_import_function_names_what_is_wrong(functions, path, expected, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"broken_{functions}.py").write_text("def f(completions:\n")
+    (tmp_path / f"failing_{functions}.py").write_text("1 / 0\n")
+    with pytest.raises(ConfigError, match=f"reward_funcs: .*{expected.format(functions)}"):
         import_function(path.format(functions))
 
 

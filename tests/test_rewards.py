@@ -1,6 +1,7 @@
 """The convention by which reward functions are called, and what becomes of those that fail."""
 
 import asyncio
+import functools
 import math
 import threading
 import time
@@ -8,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxppo import plan_reward
+from jaxppo import data, plan_reward
 from jaxppo.errors import DataError
 from jaxppo.rewards import Completions, Policy, Reward, Rewards
 
@@ -118,6 +119,8 @@ BAD_VALUES = [
     ([], "expected 3 values, got 0"),
     (None, "expected 3 values, got NoneType"),
     (0.5, "expected 3 values, got float"),
+    (np.float32(0.5), "expected 3 values, got float32"),
+    (np.array(0.5), "expected 3 values, got ndarray"),
 ]
 
 
@@ -139,9 +142,71 @@ def fragile(completions):
     return [float(len(text)) for text in completions]
 
 
-def test_an_exception_stops_the_run_by_default():
-    with pytest.raises(RuntimeError, match="no\nsuch"):
-        run_reward(fragile)
+async def fragile_and_async(completions):
+    return fragile(completions)
+
+
+@pytest.mark.parametrize("function", [fragile, fragile_and_async, functools.partial(fragile)])
+def test_an_exception_stops_the_run_by_default_and_is_found_in_the_users_file(function):
+    line = fragile.__code__.co_firstlineno + 2
+    got = rf"got RuntimeError: no such word in line {line} of .*test_rewards\.py; mend it, or --on_error skip"
+    with pytest.raises(DataError, match=rf"reward \w+: expected a number for each completion, {got}"):
+        run_reward(function)
+
+
+def test_a_function_that_cannot_be_called_by_names_stops_the_run_in_one_line():
+    with pytest.raises(DataError, match=r"reward <lambda>: .*got TypeError: .*positional-only"):
+        run_reward(lambda completions, /: [0.0] * 3)
+
+
+def test_an_error_of_our_own_functions_keeps_its_traceback(monkeypatch):
+    def defect(*_, **__):
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(plan_reward.PlanJudge, "__call__", defect)
+    names = ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")
+    with pytest.raises(KeyError, match="a defect"):
+        run_reward(plan_reward.make_plan_reward(), {name: [""] * 3 for name in names})
+
+
+@pytest.mark.parametrize(
+    ("report", "named"),
+    [
+        (
+            lambda metric, extra: extra("shout", ["X"]),
+            "3 values, one for each .*, for log_extra 'shout', got 1",
+        ),
+        (lambda metric, extra: extra("score", [1, 2, 3]), "other than step, id, .*, got 'score'"),
+        (lambda metric, extra: metric("reward/x", None), "a number for log_metric 'reward/x', got None"),
+    ],
+)
+def test_reports_that_no_log_could_hold_are_refused(report, named):
+    def reporting(completions, log_metric, log_extra):
+        report(log_metric, log_extra)
+        return [0.0] * 3
+
+    with pytest.raises(DataError, match=f"reward reporting: expected .*{named}"):
+        run_reward(reporting)
+
+
+def test_what_json_has_no_word_for_is_kept_as_text():
+    def reporting(completions, log_metric, log_extra):
+        log_metric("reward/n", np.float32(2))
+        log_extra("seen", [{"a"}, np.int64(3), None])
+        return [0.0] * 3
+
+    scores = run_reward(reporting)
+    assert scores.extras == {"seen": ["{'a'}", 3, None]} and scores.metrics["reward/n"] == 2.0
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("prompt", "prompts"), ("completion", "completions")])
+def test_a_singular_is_not_filled_from_the_data(typo, meant):
+    rows = [{"prompt": "p", "completion": "c", "id": "a"}]
+    assert list(data.columns_of(rows)) == ["id"]
+    scope = {}
+    exec(f"def score({typo}): return [0.0]", scope)
+    with pytest.raises(DataError, match=f"expected a data column '{typo}'.*did you mean '{meant}'"):
+        Rewards([Reward("score", scope["score"])]).check_columns(data.columns_of(rows))
 
 
 @pytest.mark.parametrize(("on_error", "instead"), [("skip", None), (-1.5, -1.5), (0.0, 0.0)])

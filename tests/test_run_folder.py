@@ -165,11 +165,25 @@ def test_claim_takes_over_a_folder_whose_claim_was_killed(tmp_path):
     assert (tmp_path / "config.yaml").exists()
 
 
-def test_claim_lets_one_of_two_win(tmp_path, monkeypatch):
+@pytest.mark.parametrize("links", [True, False], ids=["links", "a file system without links"])
+def test_claim_lets_one_of_two_win(tmp_path, monkeypatch, links):
     """Both see a free folder; the second finds the name taken when it writes."""
+
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(run_folder.os, "link", refused)
     monkeypatch.setattr(run_folder, "check", lambda *_: False)
     claim(tmp_path / "run")
     first = contents(tmp_path / "run")
     with pytest.raises(ConfigError, match="another run has just claimed"):
         claim(tmp_path / "run")
     assert contents(tmp_path / "run") == first
+
+
+def test_a_resume_that_finds_no_run_is_warned_of(tmp_path, capsys):
+    config = replace(TrainConfig(), output_dir=str(tmp_path / "frist"), resume=True)
+    _, folder, resumed = run_folder.begin("train", config)
+    assert not resumed
+    assert capsys.readouterr().out == f"warning: output_dir: {folder} holds no run to resume; a new one begins\n"

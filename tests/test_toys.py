@@ -50,13 +50,14 @@ def test_a_toy_is_a_data_set_and_has_a_tokenizer_and_is_made_once(own_cache, mon
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
-def test_a_toy_that_fails_leaves_nothing_and_says_why(own_cache, monkeypatch):
+def test_a_toy_that_fails_leaves_its_log_alone_and_says_why(own_cache, monkeypatch):
     broken = toys.TOYS["toy-reviews"]._replace(command="no_such_command")
     monkeypatch.setitem(toys.TOYS, "toy-reviews", broken)
     monkeypatch.setattr(toys, "_presets", lambda name: [])
     with pytest.raises(ToyError, match=r"toy-reviews: expected `python -m jaxppo\.no_such_command .*No module named"):
         toys.find("toy-reviews")
-    assert list(own_cache.iterdir()) == []
+    (log,) = own_cache.iterdir()
+    assert log.name.endswith(".failed.log") and "No module named" in log.read_text()
 
 
 def test_other_names_are_no_toys():

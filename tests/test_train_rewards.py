@@ -1,8 +1,11 @@
 """Training on other rewards than the plan reward alone: functions that fail, servers, learned models, plain prompts."""
 
 import json
+import signal
+import sys
 import threading
 import time
+import types
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import jax
@@ -11,12 +14,14 @@ import pytest
 from one_layer import ONE_LAYER
 
 from jaxppo import data, evaluate, hf, lora, sft, train
+from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import preset_values, replace
 from jaxppo.errors import DataError
 from jaxppo.logs import read_metrics
 from jaxppo.parallel import DataParallel
 from jaxppo.planning import datasets
+from jaxppo.preemption import Preempted
 from jaxppo.reward_sources import learned_by
 
 FUNCTIONS = '''
@@ -78,6 +83,31 @@ def run(tmp_path, functions, monkeypatch):
 def records_and_samples(folder):
     records, samples = (read_metrics(folder / name) for name in ("metrics.jsonl", "samples.jsonl"))
     return [(record, [s for s in samples if s["step"] == record["step"]]) for record in records]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_updates_before_a_reward_that_fails_are_not_lost(run, tmp_path, asked, monkeypatch):
+    """Nor are they where it fails by the Ctrl-C that its own processes got, too."""
+    batches = []
+
+    def score(completions):
+        batches.append(len(completions))
+        if len(batches) == 2:
+            if asked:
+                signal.raise_signal(signal.SIGINT)
+            raise RuntimeError("the server is away")
+        return [float(len(text) % 2) for text in completions]
+
+    module = types.ModuleType("fails_late")
+    module.score = score
+    monkeypatch.setitem(sys.modules, "fails_late", module)
+    monkeypatch.setattr(train, "_evaluate", lambda *_: {})
+    monkeypatch.setattr(train, "eval_metrics", lambda _: {})
+    with pytest.raises(Preempted if asked else DataError, match="Ctrl-C" if asked else "server is away"):
+        run(reward_funcs=["fails_late:score"], save_steps=50)
+    folder = tmp_path / "run"
+    assert len(read_metrics(folder / "metrics.jsonl")) == 1
+    assert Checkpoints(folder / "checkpoints", 2).latest == 1
 
 
 class Scores(BaseHTTPRequestHandler):

@@ -87,9 +87,9 @@ def _make(name: str, folder: Path) -> None:
             ).returncode
         if status != 0:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise ToyError(
-                f"{name}: expected `python {shown}` to end with status 0, got {status}: {lines[-1] if lines else ''}"
-            )
+            said = next((line for line in reversed(lines) if not line.startswith("This is a bug")), "")
+            kept = log.replace(partial.with_name(f"{partial.name}.failed.log"))
+            raise ToyError(f"{name}: expected `python {shown}` to end with status 0, got {status}: {said}; see {kept}")
         log.replace(partial / "made" / LOG_FILE)
         if not folder.exists():
             (partial / "made").rename(folder)
