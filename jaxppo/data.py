@@ -14,7 +14,7 @@ from jaxppo import toys
 from jaxppo.cache import cache_dir
 from jaxppo.chat import Turns
 from jaxppo.config import DataConfig, parse_sizes
-from jaxppo.errors import DataError, PddlError, hub_fix
+from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
 from jaxppo.planning import dataset_folder, datasets, find_val, parse_action, prompts
 from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
@@ -74,11 +74,16 @@ def load_split(
     """
     if config.dataset == "blocksworld":
         if split not in SPLITS:
-            raise DataError(f"split: expected one of {', '.join(SPLITS)} for blocksworld, got {split!r}")
+            expected = f"one of {', '.join(SPLITS)} for blocksworld"
+            raise DataError(f"train_split, eval_splits: expected {expected}, got {split!r}")
         return _built_in_split(config, split)
     if validator is None:
         return _text_rows(config, split, columns)
-    rows = read_rows(config.dataset, split, datasets.COLUMNS)
+    try:
+        rows = read_rows(config.dataset, split, datasets.COLUMNS)
+    except MissingColumnError as error:
+        fix = "rows that are no planning problems need --reward_funcs module:function in place of plan"
+        raise DataError(f"{error}; {fix}") from None
     for row in rows:
         check_row(row, f"{config.dataset}, split {split}, row {row['id']}", validator)
     return rows
@@ -88,7 +93,10 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
     """Rows of a split that are no planning problems, with `id` and `prompt`, and with a prompt that is long enough."""
     name, least = config.prompt_column, config.min_prompt_characters
     wanted = {name if column == "prompt" else column: kind for column, kind in columns.items()}
-    rows = read_rows(config.dataset, split, wanted)
+    try:
+        rows = read_rows(config.dataset, split, wanted)
+    except MissingColumnError as error:
+        raise DataError(f"{error}; --prompt_column names another") from None
     kept = [
         {"id": f"{split}-{i}"} | row | {"prompt": row[name]} for i, row in enumerate(rows) if len(row[name]) >= least
     ]
@@ -111,6 +119,12 @@ def read_rows(dataset: str, split: str, columns: Mapping[str, type]) -> list[Row
         DataError: the data set or the split is missing or empty, or a row is malformed.
     """
     folder = toys.find(dataset) or Path(dataset)
+    if folder.is_file():
+        fix = f"give its folder, and the split {folder.stem} (other formats: convert them to JSON lines or Parquet)"
+        raise DataError(f"dataset: expected a folder with one file per split, got the file {folder}; {fix}")
+    if (folder / "state.json").exists():
+        fix = "save DatasetDict({'train': ...}), which has splits"
+        raise DataError(f"dataset: expected splits, got one `datasets.Dataset` without a name in {folder}; {fix}")
     if folder.is_dir() and not (folder / "dataset_dict.json").exists():
         rows = dataset_folder.read_split(folder, split, columns)
     else:

@@ -24,6 +24,10 @@ class DataError(JaxppoError):
     """A data file, a row or a run folder is missing or malformed."""
 
 
+class MissingColumnError(DataError):
+    """Rows of a data set do not have a column."""
+
+
 class ModelError(JaxppoError):
     """A model folder is missing, unsupported or does not fit."""
 

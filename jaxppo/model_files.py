@@ -219,7 +219,12 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{file}: expected a file of a Hugging Face model, got no file") from error
+        fix = ""
+        if (file.parent / "policy" / file.name).exists():
+            fix = f"; did you mean {file.parent / 'policy'}, the model of the run in that folder?"
+        elif (file.parent / "adapter_config.json").exists():
+            fix = "; an adapter is taken by --use_peft --lora_path, over the model that it belongs to"
+        raise ModelError(f"{file}: expected a file of a Hugging Face model, got no file{fix}") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{file}: expected JSON, got: {first_line(error)}") from error
     if not isinstance(content, dict):

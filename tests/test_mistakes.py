@@ -74,6 +74,16 @@ MISTAKES = {
         [*DRY, "--dataset", "rows", "--train_split", "rk"],
         "got broken, column, rl in the folder",
     ),
+    "text without a reward for it": (
+        "train",
+        [*DRY, "--dataset", "text", "--train_split", "train"],
+        "--reward_funcs modul",
+    ),
+    "file in place of its folder": ("train", [*DRY, "--dataset", "rows/rl.jsonl"], "give its folder, and the split rl"),
+    "data set without splits": ("train", [*DRY, "--dataset", "single"], "save DatasetDict("),
+    "run in place of its policy": ("train", [*DRY, "--sft_model_path", "finished"], "did you mean finished/policy"),
+    "adapter in place of a model": ("train", [*DRY, "--sft_model_path", "adapter"], "--use_peft --lora_path"),
+    "split that was not made": ("train", [*DRY, "--train_split", "trian"], "train_split, eval_splits: expected one of"),
     "broken line": ("train", [*DRY, "--dataset", "rows", "--train_split", "broken"], "broken.jsonl:2: expected a JSON"),
     "missing column": ("train", [*DRY, "--dataset", "rows", "--train_split", "column"], "field 'prompt': expected str"),
     "prompts too long": ("train", [*DRY, "--max_prompt_length", "5"], "a larger max_prompt_length may help"),
@@ -126,6 +136,15 @@ def workplace(tmp_path, monkeypatch):
     (rows / "rl.jsonl").write_text(json.dumps(ROW | {"prompt": "zebra"}) + "\n")
     (rows / "broken.jsonl").write_text(json.dumps(ROW) + "\n{\n")
     (rows / "column.jsonl").write_text(json.dumps({name: ROW[name] for name in ROW if name != "prompt"}) + "\n")
+    for name, file in {
+        "finished": "policy/config.json",
+        "adapter": "adapter_config.json",
+        "single": "state.json",
+    }.items():
+        (tmp_path / name / file).parent.mkdir(parents=True)
+        (tmp_path / name / file).write_text("{}")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "train.jsonl").write_text('{"prompt": "Say hi."}\n')
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.yaml").write_text("kl_coef: 0.05\n")
     return tmp_path

@@ -139,8 +139,9 @@ def read_split(folder: Path | str, split: str, columns: Mapping[str, type] = COL
     if path.with_suffix(".parquet").exists():
         return _read_parquet(path.with_suffix(".parquet"), columns)
     there = sorted({file.stem for file in Path(folder).glob("*") if file.suffix in (".jsonl", ".parquet")})
+    got = f"{', '.join(there) or 'no splits'} in the folder"
     raise DataError(
-        f"{path}: expected this file or {split}.parquet, got {', '.join(there) or 'no splits'} in the folder"
+        f"{path}: expected this file or {split}.parquet, got {got}; train_split, eval_splits, headline_split name them"
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxppo.errors import ConfigError, DataError
+from jaxppo.errors import ConfigError, DataError, MissingColumnError
 from jaxppo.planning.canonical import canonical_form
 from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.pddl import Problem, parse_domain, parse_problem
@@ -247,7 +247,9 @@ def checked_row(row: Any, where: str, columns: Mapping[str, type] = COLUMNS) -> 
     """
     for column, kind in columns.items():
         if column not in row:
-            raise DataError(f"{where}: field '{column}': expected {kind.__name__}, got nothing")
+            there = ", ".join(map(str, row)) if isinstance(row, dict) else ""
+            got = f"nothing among {there}" if there else "nothing"
+            raise MissingColumnError(f"{where}: field '{column}': expected {kind.__name__}, got {got}")
         if not isinstance(row[column], kind) or isinstance(row[column], bool):
             raise DataError(f"{where}: field '{column}': expected {kind.__name__}, got {row[column]!r:.60}")
     return row
