@@ -85,6 +85,7 @@ def test_a_contestant_that_fails_is_named(benchmark):
         turns.take_turns({"peer": [sys.executable, "-c", "raise SystemExit(3)"]}, turns=1, warm_up=0)
 
 
+@pytest.mark.slow
 def test_ppo_update_reports_the_agreed_fields():
     (line,) = run(
         "ppo_update.py", "--workload", "tiny", "--updates", "1", "--vs-products", "--response", "6", "--layers", "1"

@@ -276,7 +276,7 @@ def test_load_split_builds_again_when_the_code_that_builds_it_changes(monkeypatc
 
 def test_load_split_names_an_unknown_split_and_data_set(tmp_path):
     with pytest.raises(
-        DataError, match=r"train_split, eval_splits: expected one of train, rl, test, test_longer for blocksworld, got 'dev'"
+        DataError, match=r"eval_splits: expected one of train, rl, test, test_longer for blocksworld, got 'dev'"
     ):
         data.load_split(SMALL, "dev")
     with pytest.raises(DataError, match=r"dataset: expected a folder or a hub id .*/no/such/folder"):

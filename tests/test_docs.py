@@ -59,7 +59,11 @@ APPENDED = {
     "sft": "--total_episodes 64 --batch_size 16 --hidden_size 32 --num_hidden_layers 1 --response_length 48",
     "evaluate": "--test_sizes 4:16 --test_longer_sizes 5:32 --eval_batch_size 32 --response_length 48",
 }
-REPLACED = {"mail 4000": "mail 400", "--n_renamings 15": "--n_renamings 2", "EleutherAI/pythia-70m": "stand-in"}  # the second: `make_stand_in`
+REPLACED = {
+    "mail 4000": "mail 400",
+    "--n_renamings 15": "--n_renamings 2",
+    "EleutherAI/pythia-70m": "stand-in",
+}  # see `make_stand_in`
 NOT_RUN = {"pip": "the tests run where jaxppo is installed", "pytest": "these are the tests"}
 
 PLACEHOLDERS = {"N": "1"}

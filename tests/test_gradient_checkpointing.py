@@ -129,9 +129,10 @@ def updated(config, parallel):
     ],
 )
 def test_an_update_over_split_weights_is_the_same(mesh):
-    base = updated(PPO_CONFIG, ONE_DEVICE)
+    config = replace(PPO_CONFIG, algorithm="rloo", num_generations=2)  # half as much to compile as with a value model
+    base = updated(config, ONE_DEVICE)
     split = DataParallel("fsdp", jax.devices()[: 2 if mesh == "fsdp=2" else 4], mesh)
-    again = updated(replace(PPO_CONFIG, gradient_checkpointing=True), split)
+    again = updated(replace(config, gradient_checkpointing=True), split)
     before = models.init_params(NEOX, jax.random.key(0))["lm_head"]["kernel"]
     assert np.abs(base[0]["policy"]["lm_head"]["kernel"] - before).max() > 1e-3
     assert_equal(base, again, 1e-4)

@@ -194,7 +194,7 @@ def reserved(config, model, prompt_length):
     ("family", "hidden_size", "batch_size", "prompt_length", "settings"),
     [
         (GPTNeoXConfig, 64, 8, 64, {}),
-        (GPTNeoXConfig, 128, 4, 192, {"value_model": "shared"}),
+        pytest.param(GPTNeoXConfig, 128, 4, 192, {"value_model": "shared"}, marks=pytest.mark.slow),
         (GPT2Config, 64, 8, 64, {"gradient_accumulation_steps": 2}),
         (GPTNeoXConfig, 64, 8, 192, {"gradient_checkpointing": True}),
     ],

@@ -178,17 +178,7 @@ def test_resume_of_a_finished_run_changes_nothing(finished):
     assert snapshot(finished) == before
 
 
-def test_resume_without_a_checkpoint_starts_over(finished, tmp_path):
-    folder = tmp_path / "early"
-    folder.mkdir()
-    shutil.copy(finished / "config.yaml", folder)
-    with (folder / "metrics.jsonl").open("w") as log:
-        log.write('{"step": 1, "objective/kl": 7.0}\n{"step": 2, "obj')
-    code, _, err = run_command("train", "--output_dir", folder, "--resume")
-    assert code == 0, err
-    assert comparable(folder) == comparable(finished)
-
-
+@pytest.mark.slow  # the update by pmap is compared in test_ppo and test_device_modes
 def test_pmap_gives_the_same_first_update(finished, tmp_path):
     folder = tmp_path / "pmap"
     args = [*TINY, "--parallel", "pmap", "--total_episodes", "16", "--output_dir", folder]
@@ -405,6 +395,17 @@ def run_recorded(tmp_path_factory):
         return Recorded(folder, steps, references, status, out.getvalue(), err.getvalue())
 
     return run
+
+
+def test_resume_without_a_checkpoint_starts_over(run_recorded, tmp_path):
+    whole, folder = run_recorded(*SAME_PROGRAMS, "--total_episodes", "32").folder, tmp_path / "early"
+    folder.mkdir()
+    shutil.copy(whole / "config.yaml", folder)
+    with (folder / "metrics.jsonl").open("w") as log:
+        log.write('{"step": 1, "objective/kl": 7.0}\n{"step": 2, "obj')
+    train.train(parse_cli(TrainConfig, "train", ["--output_dir", str(folder), "--resume"]))
+    assert len(comparable(folder)) == 2
+    assert comparable(folder) == comparable(whole)
 
 
 def test_a_profile_is_of_the_process_that_was_asked_for_it(run_recorded, run_here):
