@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from jaxppo import __version__
 from jaxppo.doctor_checks import REPORT_IT, Check, Probe, has_extra, probes, reason_of
+from jaxppo.errors import JaxppoError
 from jaxppo.redact import redact
 
 EXTRAS = {
@@ -55,6 +56,10 @@ def _guarded(name: str, probe: Probe) -> Iterator[Check]:
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         yield Check(name, "failed", f"cannot be checked: {error}", f"pip install {package}" if package else REPORT_IT)
+    except JaxppoError as error:
+        yield Check(name, "failed", str(error), "what came there in place of what was expected is to be changed")
+    except OSError as error:
+        yield Check(name, "failed", reason_of(error), "look at permissions and room there")
     except Exception as error:
         yield Check(name, "failed", reason_of(error), REPORT_IT)
 

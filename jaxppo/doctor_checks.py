@@ -213,13 +213,17 @@ def disks(output_dir: Path) -> Iterator[Check]:
     """Room where runs, caches and temporary files go."""
     from jaxppo.data import cache_dir
 
-    places = {"outputs": output_dir, "cache": cache_dir(), "temporary files": Path(tempfile.gettempdir())}
-    for name, folder in places.items():
+    places = {
+        "outputs": (output_dir, "--output_dir"),
+        "cache": (cache_dir(), "JAXPPO_CACHE"),
+        "temporary files": (Path(tempfile.gettempdir()), "TMPDIR"),
+    }
+    for name, (folder, setting) in places.items():
         there = _existing(folder)
         free = shutil.disk_usage(there).free
         found = f"{_size(free)} free at {folder.absolute()}"
         if not os.access(there, os.W_OK):
-            yield Check(f"disk, {name}", "failed", f"{found}, not writable", f"chmod u+w {there}, or another folder")
+            yield Check(f"disk, {name}", "failed", f"{found}, not writable", f"chmod u+w {there}, or another {setting}")
         elif free < MIN_FREE_MIB * _MIB:
             fix = f"free some: checkpoints and models of a run want {MIN_FREE_MIB} MiB and more"
             yield Check(f"disk, {name}", "warning", found, fix)
@@ -259,7 +263,10 @@ def devices() -> Iterator[Check]:
 
         found = jax.devices()
     except Exception as error:  # a plugin and a driver that do not fit raise anything
-        fix = "pip install --upgrade jax jaxlib; JAX_PLATFORMS=cpu leaves accelerators alone"
+        asked = os.environ.get("JAX_PLATFORMS")
+        fix = f"unset JAX_PLATFORMS, which is {asked}, or install what it needs"
+        if not asked:
+            fix = "pip install --upgrade jax jaxlib; JAX_PLATFORMS=cpu leaves accelerators alone"
         yield Check("devices", "failed", f"JAX does not start: {reason_of(error)}", fix)
         return
     platform_name = found[0].platform

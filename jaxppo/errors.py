@@ -25,7 +25,16 @@ class DataError(JaxppoError):
 
 
 class MissingColumnError(DataError):
-    """Rows of a data set do not have a column."""
+    """A row of a data set does not have a column.
+
+    Args:
+        message: the row and the column.
+        columns: those that the row has.
+    """
+
+    def __init__(self, message: str, columns: Iterable[str]):
+        super().__init__(message)
+        self.columns = tuple(columns)
 
 
 class ModelError(JaxppoError):

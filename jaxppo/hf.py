@@ -51,15 +51,8 @@ Placement = Callable[[tuple[str, ...], tuple[int, ...]], jax.sharding.Sharding]
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
-_HUB_FILES = [
-    "*.json",
-    "*.txt",
-    "*.model",
-    CARD_FILE,
-    "model*.safetensors",
-    VALUE_HEAD_FILE,
-    "adapter_model.safetensors",
-]
+_HUB_FILES = ["*.json", "*.txt", "*.model", CARD_FILE]
+_HUB_WEIGHTS = ["model*.safetensors", VALUE_HEAD_FILE, "adapter_model.safetensors"]
 
 _VALUE_HEAD_NAMES = {"v_head.summary.weight": "kernel", "v_head.summary.bias": "bias"}
 """TRL's names for a value head on a language model's trunk; LLaMA-Factory keeps them in a file of its own."""
@@ -100,14 +93,15 @@ class Loaded(NamedTuple):
         return line
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, *, weights: bool = True) -> Path:
     """The folder of a model: shipped with jaxppo, a toy, on this machine, or downloaded from the hub.
 
     Args:
         name: name of a shipped model or a toy, path of a folder, or a hub id, "user/name" or "user/name@revision".
+        weights: False: what is downloaded is the tokenizer and the configuration alone.
 
     Raises:
-        ModelError: it is none of these, or the hub cannot be reached.
+        ModelError: it is none of these, the hub cannot be reached, or has a model of another family.
     """
     if name in _shipped_models():
         return ASSETS / name
@@ -116,21 +110,32 @@ def find_model(name: str) -> Path:
     match = _HUB_ID.fullmatch(name)
     if Path(name).is_dir() or match is None:
         return existing_folder(name)
-    return _download(match["repo"], match["revision"])
+    return _download(match["repo"], match["revision"], weights)
 
 
 def _shipped_models() -> list[str]:
     return sorted(path.name for path in ASSETS.iterdir())
 
 
-def _download(repo: str, revision: str | None) -> Path:
-    """Weights as safetensors, or as `pytorch_model.bin` where the repository has nothing else."""
+def _download(repo: str, revision: str | None, weights: bool) -> Path:
+    """Weights as safetensors, or as `pytorch_model.bin` where the repository has nothing else.
+
+    The configuration comes first: nobody waits for gigabytes that cannot be used.
+    """
     from huggingface_hub import snapshot_download  # slow to import, and not needed for a local folder
 
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES))
+        if not weights:
+            return folder
+        if (folder / CONFIG_FILE).exists():
+            with naming(f"{repo}: {CONFIG_FILE}"):
+                family_of(read_json(folder / CONFIG_FILE).get("model_type"))
+        snapshot_download(repo, revision=revision, allow_patterns=_HUB_WEIGHTS)
         if not any(folder.glob(f"{WEIGHTS_FILE}*")):  # neither the file nor the index of its shards
             snapshot_download(repo, revision=revision, allow_patterns=["pytorch_model*.bin"])
+    except ModelError:
+        raise
     except Exception as error:  # the hub's many errors, and those of the network
         raise ModelError(
             f"{repo}: expected a shipped model ({', '.join(_shipped_models())}), a model folder or a hub id, "

@@ -108,7 +108,7 @@ def start_model(config: RewardModelConfig) -> Start:
 
     Source: of the head, OpenAI's summarize-from-feedback.
     """
-    folder = hf.find_model(config.model_path or config.tokenizer_path)
+    folder = hf.find_model(config.model_path or config.tokenizer_path, weights=config.model_path is not None)
     tokenizer = hf.load_tokenizer(folder)
     loaded = None if config.model_path is None else hf.load_model(folder, head="score")
     model = _fresh_config(config, tokenizer) if loaded is None else loaded.config

@@ -49,7 +49,7 @@ def start_model(config: SFTConfig) -> Start:
     if config.tokenizer_path is None:
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
-        tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path))
+        tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
     sizes: dict[str, Any] = {
         "vocab_size": data.bucket(len(tokenizer)),
         "hidden_size": config.hidden_size,

@@ -10,6 +10,7 @@ from one_layer import ONE_LAYER
 
 from jaxppo import doctor, doctor_checks
 from jaxppo.doctor_checks import Check
+from jaxppo.errors import ValidatorError
 from jaxppo.planning import audit, val
 from jaxppo.planning.verdicts import PlanVerdict
 
@@ -85,6 +86,24 @@ def test_a_check_that_fails_hides_no_other(monkeypatch, capsys):
     assert code == 1
     assert "RuntimeError: no such luck" in out and "pip install nothing_here" in out
     assert "ok       python" in out and "What is required does not work: 2 failed" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (ValidatorError("JAXPPO_VAL: expected a program, got /typo"), "is to be changed"),
+        (PermissionError(13, "Permission denied", "/cache"), "look at permissions"),
+        (RuntimeError("no such luck"), "report"),
+    ],
+)
+def test_only_what_is_a_bug_is_to_be_reported(error, fix):
+    def probe():
+        raise error
+        yield
+
+    ((_, check),) = doctor.examine({"One": {"thing": probe}})
+    assert check.status == "failed" and fix in check.fix
+    assert ("report" in check.fix) == isinstance(error, RuntimeError)
 
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("warning", 0), ("failed", 1)])

@@ -1089,14 +1089,31 @@ def test_find_model_downloads_from_the_hub(files, asks_for_bin, tmp_path, monkey
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert hf.find_model("user/name@refs/pr-1") == tmp_path
-    assert [call[:2] for call in calls] == [("user/name", "refs/pr-1")] * (2 if asks_for_bin else 1)
-    first = calls[0][2]
-    assert {"*.json", "model*.safetensors", "value_head.safetensors"} <= set(first)
-    assert not any("bin" in pattern or "py" in pattern or pattern == "*" for pattern in first)
-    assert [call[2] for call in calls[1:]] == [["pytorch_model*.bin"]] * asks_for_bin
+    assert [call[:2] for call in calls] == [("user/name", "refs/pr-1")] * (3 if asks_for_bin else 2)
+    small, weights = calls[0][2], calls[1][2]
+    assert "*.json" in small and {"model*.safetensors", "value_head.safetensors"} <= set(weights)
+    assert not any("bin" in pattern or "py" in pattern or pattern == "*" for pattern in [*small, *weights])
+    assert not any("safetensors" in pattern for pattern in small)
+    assert [call[2] for call in calls[2:]] == [["pytorch_model*.bin"]] * asks_for_bin
     calls.clear()
-    hf.find_model("name")
-    assert calls[0][:2] == ("name", None)
+    hf.find_model("name", weights=False)
+    assert calls == [("name", None, small)]
+
+
+def test_find_model_downloads_no_weights_of_another_family(tmp_path, monkeypatch):
+    calls = []
+
+    def download(repo, *, revision, allow_patterns):
+        calls.append(allow_patterns)
+        (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(
+        ModelError, match=r"^user/name: config.json: model_type: expected one of gpt_neox, gpt2, got 'qw"
+    ):
+        hf.find_model("user/name")
+    assert len(calls) == 1 and "*.json" in calls[0]
 
 
 def test_find_model_says_what_the_hub_said(monkeypatch):

@@ -247,9 +247,7 @@ def checked_row(row: Any, where: str, columns: Mapping[str, type] = COLUMNS) -> 
     """
     for column, kind in columns.items():
         if column not in row:
-            there = ", ".join(map(str, row)) if isinstance(row, dict) else ""
-            got = f"nothing among {there}" if there else "nothing"
-            raise MissingColumnError(f"{where}: field '{column}': expected {kind.__name__}, got {got}")
+            raise MissingColumnError(f"{where}: field '{column}': expected {kind.__name__}, got nothing", row)
         if not isinstance(row[column], kind) or isinstance(row[column], bool):
             raise DataError(f"{where}: field '{column}': expected {kind.__name__}, got {row[column]!r:.60}")
     return row
