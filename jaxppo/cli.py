@@ -57,7 +57,8 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
         if _is_out_of_memory(error):
             _refuse(f"memory: expected enough for this run, got {first_line(error)[:300]}; {_MORE_MEMORY}")
         if uses_jax:
-            _check_backend()
+            if isinstance(error, RuntimeError | AssertionError):  # as JAX fails where it finds no device
+                _check_backend()
             from jaxppo import processes
 
             processes.give_up(error)
