@@ -89,13 +89,10 @@ def _check_backend() -> None:
     except Exception as error:  # JAX's own kinds, and failed assertions
         asked = os.environ.get("JAX_PLATFORMS") or "no JAX_PLATFORMS"
         fix = "unset JAX_PLATFORMS, or install what it needs (pip install 'jaxppo[gpu]' or 'jaxppo[tpu]')"
-        print(
-            f"error: JAX_PLATFORMS: expected a platform that JAX can start, got {asked} "
-            f"({sanitize(first_line(error))[:300]}); {fix}; python -m jaxppo.doctor looks",
-            file=sys.stderr,
-            flush=True,
+        got = f"{asked} ({first_line(error)[:300]})"
+        _refuse(
+            f"JAX_PLATFORMS: expected a platform that JAX can start, got {got}; {fix}; python -m jaxppo.doctor looks"
         )
-        sys.exit(2)
 
 
 def _say(line: str) -> None:

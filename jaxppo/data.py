@@ -83,7 +83,7 @@ def load_split(
         rows = read_rows(config.dataset, split, datasets.COLUMNS)
     except MissingColumnError as error:
         fix = "rows that are no planning problems need --reward_funcs module:function in place of plan"
-        raise DataError(f"{error} among {', '.join(error.columns)}; {fix}") from None
+        raise error.with_fix(fix) from None
     for row in rows:
         check_row(row, f"{config.dataset}, split {split}, row {row['id']}", validator)
     return rows
@@ -96,7 +96,7 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
     try:
         rows = read_rows(config.dataset, split, wanted)
     except MissingColumnError as error:
-        raise DataError(f"{error} among {', '.join(error.columns)}; --prompt_column names another") from None
+        raise error.with_fix("--prompt_column names another") from None
     kept = [
         {"id": f"{split}-{i}"} | row | {"prompt": row[name]} for i, row in enumerate(rows) if len(row[name]) >= least
     ]

@@ -36,6 +36,10 @@ class MissingColumnError(DataError):
         super().__init__(message)
         self.columns = tuple(columns)
 
+    def with_fix(self, fix: str) -> DataError:
+        """The same with the columns that are there, and with what to do."""
+        return DataError(f"{self} among {', '.join(self.columns)}; {fix}")
+
 
 class ModelError(JaxppoError):
     """A model folder is missing, unsupported or does not fit."""

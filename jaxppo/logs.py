@@ -32,7 +32,7 @@ class JsonlLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Writes one record; values may be scalars and arrays of numpy or jax, lists, mappings and strings."""
-        self._file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
         """Cuts the log back to the records with `record["step"] <= step`, as a resumed run needs.
@@ -122,14 +122,14 @@ def _step(record: dict[str, Any], path: Path) -> int:
     return step
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Turns a value into what `json.dumps` writes: arrays into numbers and lists, NaN and infinities into None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if hasattr(value, "tolist"):  # scalars and arrays of numpy and jax
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -94,7 +94,7 @@ def gather(value: T) -> list[T]:
     Args:
         value: anything that `pickle` can write.
     """
-    if jax.process_count() == 1:
+    if is_alone():
         return [value]
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.int64(data.size))).ravel()
@@ -130,7 +130,7 @@ def end_with(status: int) -> None:
 
 def largest(number: int) -> int:
     """The largest of the processes' numbers, on every process; all of them must call this."""
-    if jax.process_count() == 1:
+    if is_alone():
         return number
     return int(np.max(multihost_utils.process_allgather(np.int64(number))))
 
@@ -173,7 +173,7 @@ def give_up(error: BaseException) -> None:
     An orderly end would first wait for all processes to come to theirs, and one of them may be gone: that is what most
     such errors say. The others notice by the silence of this one.
     """
-    if jax.process_count() == 1:
+    if is_alone():
         return
     traceback.print_exception(error)
     print(

@@ -24,6 +24,7 @@ from statistics import fmean, pstdev
 from typing import Any, Literal, NamedTuple, Protocol
 
 from jaxppo.errors import DataError, JaxppoError, did_you_mean
+from jaxppo.logs import plain
 from jaxppo.plan_reward import lccs, lcs
 
 __all__ = ["Completions", "Failed", "Policy", "Reward", "RewardFunction", "Rewards", "Scores", "call", "lccs", "lcs"]
@@ -346,11 +347,10 @@ SAMPLE_COLUMNS = ("step", "id", "prompt", "completion", "score")
 
 
 def _as_json(value: Any) -> Any:
-    """A value that JSON can hold: itself, the number that a scalar of an array library stands for, or its text."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()
+    """A value that JSON can hold: itself as a log has it, arrays as lists, or else its text."""
+    value = plain(value)
     try:
-        json.dumps(value, allow_nan=True)
+        json.dumps(value)
     except (TypeError, ValueError):
         return str(value)
     return value

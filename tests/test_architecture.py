@@ -28,7 +28,7 @@ REPORT_ROOMS |= {"report_samples"}
 LEVELS = [
     {"cache", "jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
     {"advantages", "chat", "clock", "families", "intervals", "logprobs", "losses", "ops", "planning"}
-    | {"processes", "reward_contract", "toys"},
+    | {"logs", "processes", "reward_contract", "toys"},
     {"config_page", "data", "flops", "memory", "models", "parallel", "plan_reward", "preferences", "reward_client"}
     | {"reward_workers", "rewards", "sentiment"},
     {
@@ -39,7 +39,6 @@ LEVELS = [
         "curves",
         "health",
         "hf",
-        "logs",
         "live_view",
         "lora",
         "metrics",

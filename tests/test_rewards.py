@@ -193,9 +193,11 @@ def test_what_json_has_no_word_for_is_kept_as_text():
     def reporting(completions, log_metric, log_extra):
         log_metric("reward/n", np.float32(2))
         log_extra("seen", [{"a"}, np.int64(3), None])
+        log_extra("points", [np.array([1, 2]), [np.float32(0.5)], {"of": np.int64(1)}])
         return [0.0] * 3
 
     scores = run_reward(reporting)
+    assert scores.extras.pop("points") == [[1, 2], [0.5], {"of": 1}]
     assert scores.extras == {"seen": ["{'a'}", 3, None]} and scores.metrics["reward/n"] == 2.0
 
 
