@@ -100,12 +100,14 @@ class Linear(nnx.Module):
         self, inputs: jax.Array, pick: Callable[[jax.Array], jax.Array] = lambda outputs: outputs
     ) -> jax.Array:
         """Map the last axis: [..., inputs] -> [..., outputs], or those outputs that `pick` takes of [..., outputs]."""
-        result = inputs @ pick(self.kernel[...])
+        # As one matrix: the gradient of the kernel then contracts one axis, not two, for which XLA would transpose.
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        result = rows @ pick(self.kernel[...])
         if self.bias is not None:
             result += pick(self.bias[...])
-        if not hasattr(self, "lora_a"):
-            return result
-        return result + ((inputs @ self.lora_a[...]) @ pick(self.lora_b[...])).astype(result.dtype)
+        if hasattr(self, "lora_a"):
+            result += ((rows @ self.lora_a[...]) @ pick(self.lora_b[...])).astype(result.dtype)
+        return result.reshape(*inputs.shape[:-1], result.shape[-1])
 
 
 def with_adapters(trunk: nnx.Module, paths: tuple[str, ...]) -> nnx.Module:
@@ -169,9 +171,8 @@ def project(
     Returns:
         [B, H, T or R, K], and twice [B, H, T, K].
     """
-    part_first = (axis + 2, 0, 3 - axis, 1, 4)  # [B, T, *shape] -> [3, B, H, T, K]
 
-    def parts(x_btd: jax.Array, start: int, stop: int) -> jax.Array:
+    def parts(x_btd: jax.Array, start: int, stop: int) -> list[jax.Array]:
         def pick(outputs: jax.Array) -> jax.Array:
             apart = outputs.reshape(*outputs.shape[:-1], *shape)
             of_these = jax.lax.slice_in_dim(apart, start, stop, axis=axis - 3 + apart.ndim)
@@ -179,7 +180,10 @@ def project(
 
         sizes = list(shape)
         sizes[axis] = stop - start
-        return linear(x_btd, pick).reshape(*x_btd.shape[:2], *sizes).transpose(part_first)
+        together = linear(x_btd, pick).reshape(*x_btd.shape[:2], *sizes)
+        # Split before they are transposed: the gradient joins three parts once, instead of padding each to all three.
+        apart = jax.lax.split(together, [1] * (stop - start), axis + 2)
+        return [part.squeeze(axis + 2).transpose(0, 2, 1, 3) for part in apart]
 
     if read is None:
         query, key, value = parts(x_btd, 0, 3)
