@@ -20,7 +20,7 @@ from jaxppo import hf, models
 from jaxppo.errors import ModelError
 from jaxppo.families import FAMILIES
 from jaxppo.families.config import SCORE_NAMES, Family, HfName, ModelConfig, check_bool, linear_names, norm_names
-from jaxppo.families.layers import Linear, attend_cached, columns, embedding, layer_norm, look_up, run_layers
+from jaxppo.families.layers import Linear, attend_cached, columns, embedding, layer_norm, look_up, project, run_layers
 
 assert_equal_trees = partial(jax.tree.map, np.testing.assert_array_equal)
 
@@ -419,3 +419,23 @@ def test_a_published_config_means_what_it_means_to_transformers(changes):
         expected = {name: tuple(p.shape) for name, p in transformers.GPTNeoXForCausalLM(theirs).named_parameters()}
     abstract = jax.eval_shape(lambda: models.init_params(config, jax.random.key(0)))
     assert sum(leaf.size for leaf in jax.tree.leaves(abstract)) == sum(np.prod(shape) for shape in expected.values())
+
+
+# --- What gradients cost ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3, 2, 4), 0), ((2, 3, 4), 1)], ids=["parts first", "heads first"])
+def test_the_gradient_of_queries_keys_and_values_moves_no_more_than_it_must(shape, axis):
+    """Axes contracted together would be transposed, and a part padded to all three is moved at three times its size."""
+    config = hf.config_from_hf(RAW["gpt_neox"])
+    graph, weights = nnx.split(Linear(config, 8, 24, rngs=nnx.Rngs(0)))
+
+    def loss(weights, x):
+        query, key, value = project(nnx.merge(graph, weights), x, None, shape, axis)
+        return jnp.sum(query * key * value)
+
+    text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(weights, jnp.ones((5, 7, 8))).as_text()
+    contracted = re.findall(r"dot_general.* contracting_dims = \[([\d, ]*)\]", text)
+    assert len(contracted) == 3 and all("," not in axes for axes in contracted)
+    padded = re.findall(r"stablehlo.pad .* low = \[([\d, ]*)\], high = \[([\d, ]*)\]", text)
+    assert not re.search("[1-9]", str(padded))

@@ -182,8 +182,8 @@ def project(
         sizes[axis] = stop - start
         together = linear(x_btd, pick).reshape(*x_btd.shape[:2], *sizes)
         # Split before they are transposed: the gradient joins three parts once, instead of padding each to all three.
-        apart = jax.lax.split(together, [1] * (stop - start), axis + 2)
-        return [part.squeeze(axis + 2).transpose(0, 2, 1, 3) for part in apart]
+        each = jax.lax.split(together, [1] * (stop - start), axis + 2)
+        return [part.squeeze(axis + 2).transpose(0, 2, 1, 3) for part in each]
 
     if read is None:
         query, key, value = parts(x_btd, 0, 3)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxppo import cli, hf, toys
+from jaxppo import cli, toys
 from jaxppo.errors import ConfigError
 from jaxppo.planning.datasets import write_jsonl
 from jaxppo.toys import texts
@@ -94,6 +94,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 def _write(folder: Path, splits: dict[str, list[texts.Row]], tokenizer: Any) -> None:
+    from jaxppo import hf  # slow to import, and the list of toys needs no JAX
+
     for split, rows in splits.items():
         write_jsonl(rows, folder / f"{split}.jsonl")
     hf.save_tokenizer(tokenizer, folder)
