@@ -313,7 +313,8 @@ def _read_parquet(path: Path, columns: Mapping[str, type]) -> list[Row]:
     import pyarrow.parquet
 
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as file:  # read_table would import pandas
+            rows = file.read().to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
     return [checked_row(row, f"{path}:{number}", columns) for number, row in enumerate(rows, 1)]
