@@ -204,7 +204,9 @@ class DataConfig:
 
     dataset: str = "blocksworld"
     """`blocksworld` (built on first use and cached), a folder with one <split>.jsonl per split, or, through the
-    `datasets` library, a `save_to_disk` folder or a hub id (alias --data)."""
+    `datasets` library, a hub id, a copy of its files, or a `save_to_disk` folder (alias --data)."""
+    dataset_config: str | None = None
+    """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = ("test", "test_longer")
@@ -853,8 +855,10 @@ class RewardModelConfig:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
     peft: PeftConfig = field(default_factory=PeftConfig)
     dataset: str | None = None
-    """Folder with one <split>.jsonl per split or, through the `datasets` library, a `save_to_disk` folder or a hub id;
-    columns chosen, rejected and maybe prompt and margin."""
+    """Folder with one <split>.jsonl per split or, through the `datasets` library, a hub id, a copy of its files, or a
+    `save_to_disk` folder; columns chosen, rejected and maybe prompt and margin."""
+    dataset_config: str | None = None
+    """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = ("test",)

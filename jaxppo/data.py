@@ -76,11 +76,13 @@ def load_split(
         if split not in SPLITS:
             expected = f"one of {', '.join(SPLITS)} for blocksworld"
             raise DataError(f"train_split, eval_splits: expected {expected}, got {split!r}")
+        if config.dataset_config is not None:
+            raise DataError(f"dataset_config: expected none for blocksworld, got {config.dataset_config!r}")
         return _built_in_split(config, split)
     if validator is None:
         return _text_rows(config, split, columns)
     try:
-        rows = read_rows(config.dataset, split, datasets.COLUMNS)
+        rows = read_rows(config.dataset, split, datasets.COLUMNS, config.dataset_config)
     except MissingColumnError as error:
         fix = "rows that are no planning problems need --reward_funcs module:function in place of plan"
         raise error.with_fix(fix) from None
@@ -94,7 +96,7 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
     name, least = config.prompt_column, config.min_prompt_characters
     wanted = {name if column == "prompt" else column: kind for column, kind in columns.items()}
     try:
-        rows = read_rows(config.dataset, split, wanted)
+        rows = read_rows(config.dataset, split, wanted, config.dataset_config)
     except MissingColumnError as error:
         raise error.with_fix("--prompt_column names another") from None
     kept = [
@@ -107,13 +109,14 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
     return kept
 
 
-def read_rows(dataset: str, split: str, columns: Mapping[str, type]) -> list[Row]:
+def read_rows(dataset: str, split: str, columns: Mapping[str, type], configuration: str | None = None) -> list[Row]:
     """The rows of `<dataset>/<split>.jsonl` or `.parquet`, or of whatever the `datasets` library reads.
 
     Args:
         dataset: a folder, a toy or a hub id.
         split: name of the split.
         columns: which every row must have, with their types.
+        configuration: which of several data sets of one hub repository; always read by the `datasets` library.
 
     Raises:
         DataError: the data set or the split is missing or empty, or a row is malformed.
@@ -125,17 +128,27 @@ def read_rows(dataset: str, split: str, columns: Mapping[str, type]) -> list[Row
     if (folder / "state.json").exists():
         fix = "save DatasetDict({'train': ...}), which has splits"
         raise DataError(f"dataset: expected splits, got one `datasets.Dataset` without a name in {folder}; {fix}")
-    if folder.is_dir() and not (folder / "dataset_dict.json").exists():
+    if folder.is_dir() and configuration is None and not _is_hugging_faces(folder, split):
         rows = dataset_folder.read_split(folder, split, columns)
     else:
-        rows = _hugging_face_rows(dataset, split, columns)
+        rows = _hugging_face_rows(str(folder), split, columns, configuration)
     if not rows:
         raise DataError(f"{dataset}, split {split}: expected at least one row, got none")
     return rows
 
 
-def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type]) -> list[Row]:
-    """Rows of a split through the `datasets` library: a `save_to_disk` folder or a hub id."""
+def _is_hugging_faces(folder: Path, split: str) -> bool:
+    """Whether a folder lies as `save_to_disk` writes it, or as on the hub: files in folders, or in numbered parts."""
+    if (folder / "dataset_dict.json").exists():
+        return True
+    if any((folder / f"{split}{ending}").exists() for ending in (".jsonl", ".parquet")):
+        return False
+    hubs = ("*-?????-of-?????.parquet", "*/*.parquet", "data/*.jsonl")
+    return any(path for pattern in hubs for path in folder.glob(pattern))
+
+
+def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type], configuration: str | None) -> list[Row]:
+    """Rows of a split through the `datasets` library: a folder of its own or of the hub's layout, or a hub id."""
     import datasets as hugging_face  # slow to import, and not needed for built-in domains
 
     folder = Path(name)
@@ -146,13 +159,25 @@ def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type]) -> li
         if (folder / "dataset_dict.json").exists():
             table = hugging_face.load_from_disk(name)[split]
         else:
-            table = hugging_face.load_dataset(name, split=split)
+            table = hugging_face.load_dataset(name, configuration, split=split)
     except Exception as error:  # whatever the many readers and the hub raise
+        if configuration is None and isinstance(error, ValueError) and len(names := _configurations(name)) > 1:
+            raise DataError(f"dataset_config: expected one of {', '.join(names)} for {name}, got none") from error
         reason = str(error).strip().split("\n")[0]
         there = "" if folder.is_dir() else "there is no such folder (`python -m jaxppo.planning build` makes one), and "
         got = f"{there}{type(error).__name__}: {reason}" + (f"; {hub_fix()}" if there else "")
         raise DataError(f"dataset: expected a split {split!r} in {name}, got {got}") from error
     return [datasets.checked_row(row, f"{name}, split {split}, row {i}", columns) for i, row in enumerate(table)]
+
+
+def _configurations(name: str) -> list[str]:
+    """The configurations of a data set that could not be read, as far as they can be."""
+    from datasets import get_dataset_config_names
+
+    try:
+        return get_dataset_config_names(name)
+    except Exception:  # whatever keeps them from being read is what the caller has to tell
+        return []
 
 
 def check_row(row: Row, where: str, validator: str) -> None:

@@ -48,18 +48,19 @@ class PairBatch(NamedTuple):
     margins: Array  # [B] fp32
 
 
-def load_rows(dataset: str, split: str) -> list[Row]:
+def load_rows(dataset: str, split: str, configuration: str | None = None) -> list[Row]:
     """Read the rows of a split.
 
     Args:
         dataset: a folder with one `<split>.jsonl` per split or, through the `datasets` library, a `save_to_disk` folder
             or a hub id.
         split: name of the split.
+        configuration: see `data.read_rows`.
 
     Raises:
         DataError: there is no such split, it is empty, or a row lacks `chosen` or `rejected`.
     """
-    return read_rows(dataset, split, COLUMNS)
+    return read_rows(dataset, split, COLUMNS, configuration)
 
 
 def encode_pairs(tokenizer: Any, rows: Sequence[Row], max_length: int, where: str) -> Pairs:

@@ -242,7 +242,8 @@ def load_pairs(config: RewardModelConfig, tokenizer: Any, max_length: int, conso
     splits = {}
     for split in dict.fromkeys([config.train_split, *config.eval_splits]):
         where = f"{config.dataset}, split {split}"
-        splits[split] = encode_pairs(tokenizer, load_rows(str(config.dataset), split), max_length, where)
+        rows = load_rows(str(config.dataset), split, config.dataset_config)
+        splits[split] = encode_pairs(tokenizer, rows, max_length, where)
         if splits[split].too_long:
             count = splits[split].too_long + len(splits[split].kept)
             console.warn(

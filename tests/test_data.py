@@ -1,6 +1,7 @@
 """From rows to batches: order, padding, masks, the tokenizer, and bad rows."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -281,6 +282,51 @@ def test_load_split_names_an_unknown_split_and_data_set(tmp_path):
         data.load_split(SMALL, "dev")
     with pytest.raises(DataError, match=r"dataset: expected a folder or a hub id .*/no/such/folder"):
         data.load_split(DataConfig(dataset="/no/such/folder"), "test")
+
+
+@pytest.fixture
+def write_parquet(tmp_path, monkeypatch):
+    """Write texts as the column `prompt` of a Parquet file in a folder of the hub's layout; returns the folder."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def write(path, *texts):
+        file = tmp_path / "copy" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        datasets.Dataset.from_dict({"prompt": texts}).to_parquet(file)
+        return tmp_path / "copy"
+
+    return write
+
+
+@pytest.mark.parametrize("folder", ["", "data/", "plain_text/"])
+def test_a_copy_of_a_hub_data_set_is_read(write_parquet, folder):
+    write_parquet(f"{folder}test-00000-of-00001.parquet", "of test")
+    write_parquet(f"{folder}train-00000-of-00002.parquet", "a", "b")
+    copy = write_parquet(f"{folder}train-00001-of-00002.parquet", "c")
+    assert [row["prompt"] for row in data.read_rows(str(copy), "train", {"prompt": str})] == ["a", "b", "c"]
+    with pytest.raises(DataError, match=r"expected a split 'valid' in .*copy, got .*Unknown split"):
+        data.read_rows(str(copy), "valid", {"prompt": str})
+
+
+def test_of_several_data_sets_of_a_hub_id_one_is_named(write_parquet):
+    write_parquet("short/train.parquet", "a")
+    copy = write_parquet("long/train.parquet", "a b")
+    entries = "".join(f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("short", "long"))
+    (copy / "README.md").write_text(f"---\nconfigs:\n{entries}---\n")
+    config = DataConfig(dataset=str(copy), dataset_config="long")
+    assert [row["prompt"] for row in data.load_split(config, "train", validator=None)] == ["a b"]
+    with pytest.raises(DataError, match=r"^dataset_config: expected one of short, long for .*copy, got none$"):
+        data.load_split(replace(config, dataset_config=None), "train", validator=None)
+    with pytest.raises(DataError, match=r"'middle' not found. Available: \['short', 'long'\]"):
+        data.load_split(replace(config, dataset_config="middle"), "train", validator=None)
+    with pytest.raises(DataError, match="dataset_config: expected none for blocksworld, got 'long'"):
+        data.load_split(replace(config, dataset="blocksworld"), "train")
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8-sig")
+    assert data.read_rows(str(tmp_path), "train", {"prompt": str}) == [{"prompt": "a"}]
 
 
 @pytest.fixture

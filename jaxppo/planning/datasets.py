@@ -122,7 +122,7 @@ def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS) -> list[
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
     return [_parsed_row(line, f"{path}:{number}", columns) for number, line in enumerate(lines, 1) if line.strip()]
