@@ -314,6 +314,11 @@ class _LatestAndBest:
         return [info.step in kept for info in checkpoints]
 
 
+def is_whole(state: TrainState) -> bool:
+    """Whether a state can be saved after an error: no update has begun on it, and no other process is waited for."""
+    return processes.is_alone() and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
 def _trees(state: TrainState) -> dict[str, Any]:
     """The items of a checkpoint that hold arrays."""
     rest = {"step": state.step} | ({} if state.controls is None else {"controls": state.controls})

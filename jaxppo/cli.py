@@ -70,8 +70,9 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
 
 
 _MORE_MEMORY = (
-    "more --gradient_accumulation_steps, a smaller --local_rollout_forward_batch_size or --batch_size, "
-    "--dtype bfloat16, --use_peft or --parallel fsdp take less; --dry_run prints the budget"
+    "a smaller --batch_size (evaluate: --eval_batch_size), --dtype bfloat16 and --parallel fsdp take less, and where "
+    "the command has them --gradient_accumulation_steps, --gradient_checkpointing, --use_peft and a smaller "
+    "--local_rollout_forward_batch_size; with --dry_run, train prints the budget"
 )
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -113,6 +114,9 @@ class RunConfig:
             expected = f"an integer in [0, num_processes={self.num_processes})"
             fits = self.num_processes is not None and 0 <= self.process_id < self.num_processes
             require(fits, "process_id", expected, self.process_id)
+        for name in ("num_processes", "process_id"):
+            alone = self.is_distributed or getattr(self, name) is None
+            require(alone, name, "none without --coordinator_address or --distributed", getattr(self, name))
         if self.resume:
             require(self.output_dir is not None, "resume", "--output_dir with the run to continue", None)
 
@@ -187,6 +191,12 @@ class LoopConfig:
         missing = name is not None and name not in record
         if missing and (not self._evaluates_best or self.evaluates_at(record["step"], last)):
             raise ConfigError(f"metric_for_best_model: expected a metric that this run logs, got {name!r}")
+
+    def check_evaluated(self, names: Collection[str]) -> None:
+        """Raise a `ConfigError` where the metric for the best checkpoint is of an evaluation, and none of these."""
+        if self._evaluates_best and self.best_metric not in names:
+            expected = f"one of {', '.join(sorted(names))}, or a metric of training"
+            raise ConfigError(f"metric_for_best_model: expected {expected}, got {self.best_metric!r}")
 
     @property
     def _evaluates_best(self) -> bool:
@@ -558,6 +568,9 @@ class RewardConfig:
         functions, weights = self.reward_funcs, self.reward_weights
         require(bool(functions), "reward_funcs", "at least one function", functions)
         require(len(set(functions)) == len(functions), "reward_funcs", "each function once", functions)
+        names = {name.rpartition(":")[2] for name in functions}
+        expected = "functions of different names, by which metrics and samples tell them apart"
+        require(len(names) == len(functions), "reward_funcs", expected, functions)
         for name in functions:
             known = name in REWARD_FUNCTIONS or ":" in name
             require(known, "reward_funcs", f"{', '.join(REWARD_FUNCTIONS)} or module:function", name)
@@ -908,6 +921,7 @@ class RewardModelConfig:
         require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
         rate = self.optimizer.value_learning_rate
         require(rate is None, "value_learning_rate", "None: a reward model has no value model", rate)
+        self.loop.check_evaluated([f"eval/{split}/accuracy" for split in self.eval_splits])
         require(
             self.peft.lora_path is None, "lora_path", "None: a reward model's adapter is fresh", self.peft.lora_path
         )
@@ -1052,6 +1066,10 @@ class RewardServerConfig:
         _require_positive(self, "workers")
         expected = "one function: a client asks a server for one score, and can weigh it with others"
         require(len(self.reward.reward_funcs) == 1, "reward_funcs", expected, self.reward.reward_funcs)
+        default = RewardConfig()
+        for name in ("reward_weights", "reward_timeout_s", "reward_workers", "on_error", "on_timeout"):
+            value, usual = getattr(self.reward, name), getattr(default, name)
+            require(value == usual, name, f"{usual}: it is a setting of the run that asks the server", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

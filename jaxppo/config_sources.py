@@ -10,6 +10,7 @@ import io
 import itertools
 import re
 import sys
+from collections.abc import Collection
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -18,7 +19,7 @@ import tyro
 import yaml
 
 from jaxppo.errors import ConfigError, did_you_mean
-from jaxppo.redact import redact
+from jaxppo.redact import REDACTED, redact
 
 Config = TypeVar("Config")
 
@@ -187,7 +188,7 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
         )
     values = read_yaml(str(folder / f"{name}.yaml"))
     base = values.pop("preset", None)
-    return values if base is None else preset_values(command, base) | values
+    return values if base is None else _over(preset_values(command, base), values)
 
 
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
@@ -197,7 +198,12 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
         ConfigError: unknown flag or key, or a bad value, named in one line.
     """
     args = _without_aliases(sys.argv[1:] if argv is None else argv, config_class)
-    return parse_flags(config_class, command, args, _base_config(config_class, command, args))
+    config = parse_flags(config_class, command, args, _base_config(config_class, command, args))
+    for name, value in flatten(config).items():
+        if REDACTED in str(value):
+            fix = f"give --{name} again, as a run's config.yaml keeps no secrets"
+            raise ConfigError(f"{name}: expected no {REDACTED} in it, got {value!r}; {fix}")
+    return config
 
 
 def parse_flags(
@@ -261,8 +267,19 @@ def _base_config(config_class: type[Config], command: str, args: list[str]) -> C
     values = {"preset": "default"} if config_file is None else read_yaml(config_file)
     in_file = values.pop("preset", None)
     if (preset := preset or in_file) is not None:
-        values = preset_values(command, preset) | values
-    return replace(config_class(), **values)
+        values = _over(preset_values(command, preset), values)
+    named = {name for name in ("num_train_epochs", "total_episodes") if _flag_value(args, name) is not None}
+    return replace(config_class(), **_without_episodes(values, named))
+
+
+def _over(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
+    return _without_episodes(lower, higher) | higher
+
+
+def _without_episodes(values: dict[str, Any], said_later: Collection[str]) -> dict[str, Any]:
+    """Without `total_episodes`, which would win over epochs, where what is said later is a number of epochs."""
+    undone = "num_train_epochs" in said_later and "total_episodes" not in said_later
+    return {name: value for name, value in values.items() if not (undone and name == "total_episodes")}
 
 
 def _flag_value(args: list[str], name: str) -> str | None:

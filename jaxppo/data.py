@@ -15,7 +15,7 @@ from jaxppo.cache import cache_dir
 from jaxppo.chat import Turns
 from jaxppo.config import DataConfig, parse_sizes
 from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
-from jaxppo.planning import dataset_folder, datasets, find_val, parse_action, prompts
+from jaxppo.planning import dataset_folder, datasets, find_val, needs_time_stamps, parse_action, prompts
 from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.types import PromptBatch, Sequences
@@ -196,6 +196,9 @@ def check_row(row: Row, where: str, validator: str) -> None:
             parse_action(action)
         except (TypeError, ValueError):
             raise DataError(f"{where}, reference_plan: expected '(action args)', got {action!r}") from None
+    if needs_time_stamps(row["domain_pddl"], row["problem_pddl"]):
+        got = "durative actions, events or timed facts"
+        raise DataError(f"{where}, domain_pddl: expected plans that are lists of actions, got {got}")
     column = "domain_pddl"
     try:
         # Without a name of their own the parsed texts are shared between rows, and with the validator later.
@@ -419,14 +422,24 @@ def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> Prom
     return PromptBatch(ids, mask)  # type: ignore[arg-type]
 
 
-def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Rows as columns, the form in which reward functions get them; a key missing in a row is None there.
+def column_names(rows: Sequence[Row]) -> list[str]:
+    """The keys that are columns for reward functions: all that a row has.
 
     Not among them, as in TRL: the prompt, which functions get as `prompts`, and the data's own completion, which is
     easily taken for the model's.
     """
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names if name not in ("prompt", "completion")}
+    return [name for name in names if name not in ("prompt", "completion")]
+
+
+def columns_of(rows: Sequence[Row], names: Sequence[str] | None = None) -> dict[str, list[Any]]:
+    """Rows as columns, the form in which reward functions get them; a key missing in a row is None there.
+
+    Args:
+        rows: some rows of a data set.
+        names: `column_names` of all of them, so that no batch lacks a column; default: of these rows.
+    """
+    return {name: [row.get(name) for row in rows] for name in (column_names(rows) if names is None else names)}
 
 
 def row_order(num_rows: int, seed: int, start: int, count: int) -> np.ndarray:
@@ -467,7 +480,7 @@ class PromptData:
             self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, turns=turns)
         else:
             self.rows, self._encoded = cut_prompts(tokenizer, rows, max_prompt_length, text_lengths, seed)
-        self._pad_id = tokenizer.pad_token_id
+        self._pad_id, self._columns = tokenizer.pad_token_id, column_names(self.rows)
         self.lengths = [len(ids) for ids in self._encoded]
         self.longest = max(self.lengths)
         self.prompt_length = bucket(self.longest)
@@ -477,7 +490,9 @@ class PromptData:
         order = row_order(len(self.rows), self.seed, step * self.batch_size, self.batch_size)
         rows, encoded = [self.rows[i] for i in order], [self._encoded[i] for i in order]
         prompts = pad_left(encoded, self.prompt_length, self._pad_id)
-        return Batch(prompts, [row["prompt"] for row in rows], columns_of(rows) | {"prompt_ids": encoded})
+        return Batch(
+            prompts, [row["prompt"] for row in rows], columns_of(rows, self._columns) | {"prompt_ids": encoded}
+        )
 
 
 def encode_completions(tokenizer: Any, rows: Sequence[Row], turns: Turns | None = None) -> list[list[int]]:
@@ -508,7 +523,8 @@ class SupervisedData:
         self._prompts = encode_prompts(tokenizer, rows, max_prompt_length, turns=turns)
         self._completions = encode_completions(tokenizer, rows, turns)
         self._lengths = [len(p) + len(c) for p, c in zip(self._prompts, self._completions, strict=True)]
-        self.length, self.completion_length = bucket(max(self._lengths)), bucket(max(map(len, self._completions)))
+        self.longest = max(self._lengths)
+        self.length, self.completion_length = bucket(self.longest), bucket(max(map(len, self._completions)))
 
     def batch(self, step: int) -> Sequences:
         """The sequences of step `step` (0-based), numpy arrays."""

@@ -13,6 +13,7 @@ from jaxppo.config import EvaluateConfig
 from jaxppo.config_sources import parse_cli
 from jaxppo.console import Console
 from jaxppo.data import Row
+from jaxppo.errors import DataError
 from jaxppo.evaluator import (
     Answered,
     Evaluator,
@@ -25,7 +26,7 @@ from jaxppo.evaluator import (
 )
 from jaxppo.parallel import DataParallel
 from jaxppo.plan_answers import JudgedRow, answer_records, match_plans, read_plans
-from jaxppo.plan_comparison import COMPARISON_COLUMNS, compare_splits, comparison_rows
+from jaxppo.plan_comparison import COMPARISON_COLUMNS, check_ids, compare_splits, comparison_rows
 from jaxppo.plan_page import pick_samples, write_page
 from jaxppo.planning.datasets import write_jsonl
 from jaxppo.rewards import Rewards
@@ -91,11 +92,18 @@ class _Run:
         self.validator = checked_validator(config.evaluation, config.reward)
         self.rows = load_rows(config.data, config.reward, self.validator)
         self.sides = _sides(config)
-        self._plans = {side.label: self._read(side.sources[0]) for side in self.sides if side.is_file}
+        if len(self.sides) > 1 and self.validator is not None:
+            check_ids([row for of_split in self.rows.values() for row in of_split])
         sources = [source for side in self.sides if not side.is_file for source in side.sources]
-        for source in sources[1:]:
-            self._open(source).rewards.close()  # it is read again in its turn
         self._ready = {source: self._open(source) for source in sources[:1]}
+        answered = _ids(next(iter(self._ready.values())).evaluator.rows if sources else self.rows)
+        for source in sources[1:]:
+            opened = self._open(source)
+            opened.rewards.close()  # it is read again in its turn
+            if _ids(opened.evaluator.rows) != answered:
+                got = f"others for {source} than for {sources[0]}"
+                raise DataError(f"filter_overlong_prompts: expected the same rows left out for all models, got {got}")
+        self._plans = {side.label: self._read(side.sources[0], answered) for side in self.sides if side.is_file}
 
     def evaluated(self, side: Side) -> Evaluated:
         """Answers of one side, and what they are worth."""
@@ -108,8 +116,8 @@ class _Run:
             records += answer_records(rows) if rows else _plain_records(of_split, split)
         return Evaluated(side.label, results, judged, records)
 
-    def _read(self, path: str) -> dict[str, Answered]:
-        """The plans of a file for the rows of every split."""
+    def _read(self, path: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, Answered]:
+        """The plans of a file for the wanted rows of every split; others may be in it."""
         rows = [row for of_split in self.rows.values() for row in of_split]
         answers = iter(
             match_plans(
@@ -119,7 +127,12 @@ class _Run:
                 allow_unknown=self.config.allow_unknown_plans,
             )
         )
-        return {split: Answered(rows, [next(answers) for _ in rows]) for split, rows in self.rows.items()}
+        result = {}
+        for split, of_split in self.rows.items():
+            pairs = [(row, next(answers)) for row in of_split]
+            kept = set(wanted[split])
+            result[split] = Answered(*map(list, zip(*(pair for pair in pairs if pair[0]["id"] in kept), strict=True)))
+        return result
 
     def _open(self, source: str) -> Opened:
         policy = hf.load_policy(source)
@@ -148,6 +161,10 @@ class _Run:
             finally:
                 opened.rewards.close()
         return {split: _joined(part) for split, part in parts.items()}
+
+
+def _ids(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
+    return {split: [row["id"] for row in of_split] for split, of_split in rows.items()}
 
 
 def _sides(config: EvaluateConfig) -> list[Side]:

@@ -89,6 +89,8 @@ class Evaluator:
         for split, loaded in (load_rows(data_config, reward, self.validator) if rows is None else rows).items():
             self.rows[split], self._encoded[split] = self._encode(loaded, data_config)
             self.left_out[split] = len(loaded) - len(self.rows[split])
+            if self._rewards is not None:
+                self._rewards.check_columns([*data.column_names(self.rows[split]), "prompt_ids"])
         self._fixed = {
             split: fixed_rows(of_split, evaluation.eval_rows, data_config.data_seed)
             for split, of_split in self.rows.items()
@@ -128,6 +130,16 @@ class Evaluator:
             results[split], samples[split] = of_split, samples_of(answered, judged)
         return results, samples
 
+    @property
+    def metric_names(self) -> set[str]:
+        """The names that `eval_metrics` has for an evaluation of the fixed rows."""
+        names = {f"eval/{split}/mean_reward" for split in self.rows}
+        for split, chosen in self._fixed.items() if self.validator is not None else ():
+            domains = {self.rows[split][i]["domain"] for i in chosen}
+            names |= {f"eval/{split}/validity"}
+            names |= {f"eval/{split}/{domain}/validity" for domain in domains if len(domains) > 1}
+        return names
+
     def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
         fitting, longest = data.without_overlong(self._tokenizer, rows, config, self._turns), config.max_prompt_length
         if config.text_lengths is not None:
@@ -159,7 +171,9 @@ class Evaluator:
         self, rewards: Rewards, completions: Sequence[Completion], split: str, chosen: Sequence[int]
     ) -> Sequence[float | None]:
         rows = [self.rows[split][i] for i in chosen]
-        columns = data.columns_of(rows) | {"prompt_ids": [self._encoded[split][i] for i in chosen]}
+        columns = data.columns_of(rows, data.column_names(self.rows[split])) | {
+            "prompt_ids": [self._encoded[split][i] for i in chosen]
+        }
         texts, ids = [c.text for c in completions], [c.ids for c in completions]
         return rewards(Completions([row["prompt"] for row in rows], texts, ids, columns)).values
 

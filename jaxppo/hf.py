@@ -51,7 +51,7 @@ Placement = Callable[[tuple[str, ...], tuple[int, ...]], jax.sharding.Sharding]
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
-_HUB_FILES = ["*.json", "*.txt", "*.model", CARD_FILE]
+_HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", CARD_FILE]
 _HUB_WEIGHTS = ["model*.safetensors", VALUE_HEAD_FILE, "adapter_model.safetensors"]
 
 _VALUE_HEAD_NAMES = {"v_head.summary.weight": "kernel", "v_head.summary.bias": "bias"}

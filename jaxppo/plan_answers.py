@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo.errors import DataError
-from jaxppo.plan_reward import PlanOutcome, PlanScoring, judge_plans
+from jaxppo.plan_reward import PlanOutcome, PlanScoring, judge_plans, reference_cost
 from jaxppo.planning import (
     PlanVerdict,
     UnsupportedPddlError,
     format_action,
     parse_action,
-    parse_domain,
-    parse_problem,
     validate_actions,
 )
 from jaxppo.planning.datasets import Row, reference_plans
@@ -77,20 +75,8 @@ class JudgedRow:
 
     @cached_property
     def reference_cost(self) -> float | None:
-        """The lowest cost of a valid reference plan.
-
-        None where there is none, where the metric is to be made large or is negative, or where our own validator does
-        not cover the domain: then C* / C means nothing or is not known.
-        """
-        domain_pddl, problem_pddl = self.row["domain_pddl"], self.row["problem_pddl"]
-        try:
-            metric = parse_problem(problem_pddl, parse_domain(domain_pddl)).metric
-            verdicts = [validate_actions(domain_pddl, problem_pddl, plan) for plan in self.references]
-        except UnsupportedPddlError:
-            return None
-        costs = [verdict.cost for verdict in verdicts if verdict.valid and verdict.cost is not None]
-        is_cost = metric is None or metric.direction == "minimize"
-        return min(costs) if costs and is_cost and min(costs) >= 0 else None
+        """See `plan_reward.reference_cost`."""
+        return reference_cost(self.row["domain_pddl"], self.row["problem_pddl"], self.references)
 
     @property
     def optimal_cost(self) -> float | None:
@@ -159,7 +145,7 @@ def read_plans(path: Path | str) -> dict[str, list[Answer]]:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
     plans: dict[str, list[Answer]] = {}

@@ -1,5 +1,6 @@
 """The comparison of two models, or of one before and after training, on the same problems."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -7,6 +8,7 @@ from jaxppo.errors import DataError
 from jaxppo.intervals import bootstrap_mean, clustered_wilson, mcnemar, paired_z
 from jaxppo.plan_answers import JudgedRow
 from jaxppo.plan_metrics import grouped, percent
+from jaxppo.planning.datasets import Row
 
 TESTS: Mapping[str, str] = {
     "mcnemar": "exact McNemar test, two-sided",
@@ -37,9 +39,9 @@ def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
     Raises:
         DataError: the rows are not the same.
     """
-    by_id = {row.row["id"]: row for row in b}
-    _check_same_rows(a, by_id, len(b))
-    pairs = [(row, by_id[row.row["id"]]) for row in a]
+    by_name = _by_name(b)
+    _check_same_rows(_by_name(a), by_name)
+    pairs = [(row, by_name[_name(row.row)]) for row in a]
     differences = [_n_valid(of_b) / len(of_b.answers) - _n_valid(of_a) / len(of_a.answers) for of_a, of_b in pairs]
     a_better, b_better = (sum(sign * value > 0 for value in differences) for sign in (-1, 1))
     test = _test(pairs)
@@ -73,7 +75,7 @@ def _test(pairs: Sequence[tuple[JudgedRow, JudgedRow]]) -> Literal["mcnemar", "s
 
 def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, dict[str, Any]]:
     """`compare` for each split, and within it under "domains" for each domain."""
-    _check_same_rows(a, {row.row["id"]: row for row in b}, len(b))
+    _check_same_rows(_by_name(a), _by_name(b))
     return {
         split: compare(*pair) | {"domains": {domain: compare(*both) for domain, both in _paired(*pair, "domain")}}
         for split, pair in _paired(a, b, "split")
@@ -86,21 +88,37 @@ def _paired(a: Sequence[JudgedRow], b: Sequence[JudgedRow], column: str) -> list
     return [(value, (of_a[value], of_b[value])) for value in of_a]
 
 
-_SAME_COLUMNS = ("split", "domain", "domain_pddl", "problem_pddl")
+_Name = tuple[str, str]
+"""Split and id: data may number the rows of every split from 0."""
+
+_SAME_COLUMNS = ("domain", "domain_pddl", "problem_pddl")
 
 
-def _check_same_rows(a: Sequence[JudgedRow], b: Mapping[str, JudgedRow], n_b: int) -> None:
-    names = [row.row["id"] for row in a]
-    if len(set(names)) < len(names) or len(b) < n_b:
-        raise DataError("compare: expected a different id for each row, got an id twice")
-    only = set(names) ^ b.keys()
+def _name(row: Row) -> _Name:
+    return str(row["split"]), str(row["id"])
+
+
+def check_ids(rows: Sequence[Row]) -> None:
+    """Raise a `DataError` unless every row of a split has an id of its own, as a comparison needs it."""
+    ((split, twice), count) = Counter(map(_name, rows)).most_common(1)[0]
+    if count > 1:
+        raise DataError(f"compare: expected a different id for each row of split {split}, got {twice} {count} times")
+
+
+def _by_name(rows: Sequence[JudgedRow]) -> dict[_Name, JudgedRow]:
+    check_ids([row.row for row in rows])
+    return {_name(row.row): row for row in rows}
+
+
+def _check_same_rows(a: Mapping[_Name, JudgedRow], b: Mapping[_Name, JudgedRow]) -> None:
+    only = a.keys() ^ b.keys()
     if only:
-        raise DataError(f"compare: expected the same rows, got {len(only)} on one side only, such as {min(only)}")
-    for row in a:
-        other = b[row.row["id"]]
-        differing = [name for name in _SAME_COLUMNS if row.row[name] != other.row[name]]
+        such = ", ".join(min(only))
+        raise DataError(f"compare: expected the same rows, got {len(only)} on one side only, such as {such}")
+    for name, row in a.items():
+        differing = [column for column in _SAME_COLUMNS if row.row[column] != b[name].row[column]]
         if differing:
-            raise DataError(f"compare: row {row.row['id']}: expected the same {differing[0]} on both sides")
+            raise DataError(f"compare: row {', '.join(name)}: expected the same {differing[0]} on both sides")
 
 
 # ------------------------------------------------------------------------------------------------------------- terminal

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from jaxppo.errors import ConfigError, ValidatorError
 from jaxppo.planning import (
     PlanVerdict,
+    UnsupportedPddlError,
     find_val,
     parse_action,
     parse_completion,
@@ -86,7 +87,8 @@ class PlanScoring:
             that can be carried out (prefix), or the fraction of the goal's conditions that hold where it stops (goal).
         normalise_by: which plan length divides lccs, lcs and prefix.
         partial_scale: factor of the partial reward, in [0, 1].
-        length_penalty: w, what a valid plan loses by its cost C above the reference's C*: 1 - w (1 - min(1, C*/C)).
+        length_penalty: w, what a valid plan loses by its cost C above the reference's C*: 1 - w (1 - min(1, C*/C));
+            nothing where `reference_cost` gives none.
         val_timeout_s: limit of one VAL process.
     """
 
@@ -228,15 +230,29 @@ def _partial(
 def _economy(
     case: _Case, actions: Plan, verdict: PlanVerdict, references: Sequence[Plan], scoring: PlanScoring
 ) -> float:
-    """min(1, C* / C), with the lowest cost of a reference; costs are numbers of steps where the problem names none."""
-    if not scoring.length_penalty or not references:
+    """min(1, C* / C), or 1 where there is no C*."""
+    best = reference_cost(case.domain_pddl, case.problem_pddl, references) if scoring.length_penalty else None
+    if best is None:
         return 1.0
-    of_references = [validate_actions(case.domain_pddl, case.problem_pddl, plan).cost for plan in references]
-    if verdict.cost is None or None in of_references:
-        cost, best = len(actions), min(map(len, references))
-    else:
-        cost, best = verdict.cost, min(value for value in of_references if value is not None)
-    return 1.0 if cost <= best else max(0.0, best / cost)
+    # VAL does not say what a plan costs.
+    known = verdict if verdict.cost is not None else validate_actions(case.domain_pddl, case.problem_pddl, actions)
+    return 1.0 if known.cost is None or known.cost <= best else best / known.cost
+
+
+def reference_cost(domain_pddl: str, problem_pddl: str, references: Iterable[Plan]) -> float | None:
+    """The lowest cost of a valid reference plan; a plan costs its steps where the problem has no metric.
+
+    None where there is no such plan, where the metric is to be made large or is negative, or where our own validator
+    does not cover the domain: then C* / C means nothing or is not known.
+    """
+    try:
+        metric = parse_problem(problem_pddl, parse_domain(domain_pddl)).metric
+        verdicts = [validate_actions(domain_pddl, problem_pddl, plan) for plan in references]
+    except UnsupportedPddlError:
+        return None
+    costs = [verdict.cost for verdict in verdicts if verdict.valid and verdict.cost is not None]
+    is_cost = metric is None or metric.direction == "minimize"
+    return min(costs) if costs and is_cost and min(costs) >= 0 else None
 
 
 def default_validator() -> Literal["val", "builtin"]:

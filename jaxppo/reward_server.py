@@ -336,7 +336,7 @@ def _stop_by_signal(server: Any) -> None:
 
 
 def make_function(config: RewardServerConfig) -> Callable[..., Any]:
-    """The one function of `reward_funcs`, as such: its results are kept and its failures dealt with by the client."""
+    """The one function of `reward_funcs`, as such: the client weighs it, and deals with its failures."""
     learned = learned_from_text(DataParallel())
     (reward,) = make_rewards(config.reward, validator=config.validator, learned=learned).rewards
     return reward.function

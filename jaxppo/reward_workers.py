@@ -73,9 +73,8 @@ class Workers:
         try:
             while waiting or busy:
                 while waiting and len(busy) < self._count:
-                    worker, row = self._idle.pop() if self._idle else _Worker(self._path), waiting.popleft()
-                    worker.send(completions.rows([row]), self._timeout_s)
-                    busy[worker] = row
+                    row = waiting.popleft()
+                    busy[self._begin(completions.rows([row]))] = row
                 for worker in _ready(list(busy)):
                     scores = worker.receive(self._timeout_s)
                     done[busy.pop(worker)] = scores
@@ -85,6 +84,20 @@ class Workers:
             for worker in busy:
                 worker.kill()
         return joined([done[row] for row in range(len(completions.texts))])
+
+    def _begin(self, row: Completions) -> "_Worker":
+        """A process that works on a row: an idle one, or a new one where none has outlived its idle time."""
+        while self._idle:
+            worker = self._idle.pop()
+            try:
+                worker.send(row, self._timeout_s)
+            except OSError:  # it has ended
+                worker.kill()
+            else:
+                return worker
+        worker = _Worker(self._path)
+        worker.send(row, self._timeout_s)
+        return worker
 
     def close(self) -> None:
         """Stop the processes."""
@@ -107,7 +120,10 @@ class _Worker:
             self.connection = self._accepted(listener, path)
         self.is_alive = True
         self.deadline = 0.0
-        ready = self.connection.recv() if self.connection.poll(_START_S) else "no answer"
+        try:
+            ready = self.connection.recv() if self.connection.poll(_START_S) else "no answer"
+        except EOFError:
+            ready = "one that ended"
         if ready != "ready":
             self.kill()
             raise ConfigError(f"reward_funcs: expected a process that imports {path}, got {ready}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxppo import cli, data, hf, memory, models, ops, optimizer, processes, reward_sources, rollout, run_folder, update
 from jaxppo.chat import make_turns
@@ -113,9 +114,12 @@ def sft(config: SFTConfig) -> Path:
     supervised = data.SupervisedData(
         rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, turns
     )
+    models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
     learned = reward_sources.learned_by(model, start.params, tokenizer, parallel.of_process())
     rewards = reward_sources.make_rewards(config.reward, learned=learned)
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
+    loop = config.with_best_metric().loop
+    loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)
     console.print(
         f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {len(rows)}, "
@@ -132,7 +136,10 @@ def sft(config: SFTConfig) -> Path:
         "models": models_meta(base, None, None, turns.end_id, config.data.dataset),
         "seed": config.run.seed,
     }
-    state = update.init_state({"policy": start.params}, optimizer.make_optimizer(config.optimizer))
+    params = start.params
+    if "model" in config.reward.reward_funcs:  # a reward adapter reads the base, whose memory a step takes over
+        params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+    state = update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
     steps = Steps(
         num_steps=config.num_updates,
         batch=partial(_weighted_batch, supervised, model, parallel.row_shards),
@@ -142,7 +149,6 @@ def sft(config: SFTConfig) -> Path:
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {folder}",
         resume=run_folder.resume_command("sft", folder, config),
     )
-    loop = config.with_best_metric().loop
     with reported(folder, console), trackers:
         state, last = run_steps(steps, loop, folder, state, meta, parallel, console, trackers)
         results = evaluator(state.params["policy"])

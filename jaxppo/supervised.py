@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxppo import processes, vitals
-from jaxppo.checkpoint import Checkpoints
+from jaxppo.checkpoint import Checkpoints, is_whole
 from jaxppo.config import LoopConfig
 from jaxppo.console import Console, ProgressView
 from jaxppo.errors import TrainingError
@@ -59,6 +59,7 @@ def run_steps(
 
     Raises:
         Preempted: the run was asked to stop, and the last finished step is saved.
+        Exception: whatever an evaluation or else has failed with; the last finished step is saved, as in `train`.
         TrainingError: a loss or gradient is not finite.
     """
     last, best = steps.num_steps, loop.best_metric
@@ -66,7 +67,8 @@ def run_steps(
     state = parallel.put(state)
     if processes.on_first(lambda: checkpoints.steps):
         state = checkpoints.restore(state, console.warn)
-    start = int(state.step)
+    start = saved = int(state.step)
+    record: dict[str, Any] = {}
     trackers.begin(start)
     with (
         Preemption(steps.resume, processes.largest, console.stop_noted) as preemption,
@@ -77,16 +79,29 @@ def run_steps(
         log.truncate_after(start)
         recall(progress, folder, start)
         progress.doing("compiling")
-        for step in range(start, last):
-            began = time.monotonic()
-            state, stats = steps.program(state, parallel.put(steps.batch(step), 2))
-            record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
-            if loop.evaluates_at(step + 1, last):
-                progress.doing("evaluation")
-                record |= steps.evaluate(state)
-            loop.check_record(record, last)
+
+        def tell(record: dict[str, Any]) -> None:
             log.append(record)
-            trackers.log(step + 1, record)
+            trackers.log(int(record["step"]), record)
+
+        for step in range(start, last):
+            began, done = time.monotonic(), step
+            try:
+                state, stats = steps.program(state, parallel.put(steps.batch(step), 2))
+                record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
+                done = step + 1
+                if loop.evaluates_at(step + 1, last):
+                    progress.doing("evaluation")
+                    record |= steps.evaluate(state)
+                loop.check_record(record, last)
+            except Exception:
+                if saved < done and is_whole(state):
+                    if done > step:
+                        tell(record)
+                    trackers.flush()
+                    checkpoints.save(done, state, meta | {"step": done}, record)
+                raise
+            tell(record)
             if record["policy/nonfinite_steps"]:
                 raise TrainingError(
                     f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity; a lower "
@@ -97,6 +112,7 @@ def run_steps(
             if loop.saves_at(step + 1, last) or stop:
                 trackers.flush()
                 checkpoints.save(step + 1, state, meta | {"step": step + 1}, record)
+                saved = step + 1
             if stop:
                 preemption.check()
     print_best(console, checkpoints, folder)

@@ -33,7 +33,7 @@ from jaxppo import (
     vitals,
 )
 from jaxppo.chat import Turns, make_turns
-from jaxppo.checkpoint import Checkpoints
+from jaxppo.checkpoint import Checkpoints, is_whole
 from jaxppo.clock import FinishClock
 from jaxppo.compilation import Compilations
 from jaxppo.config import TrainConfig
@@ -124,12 +124,15 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
     config = config.with_episodes(len(fitting)).with_best_metric()
     check_updates(config.profile, config.num_updates)
     prompts = _prompts(config, fitting, turns)
-    models.check_length(model, prompts.longest + config.sampling.response_length, "longest prompt and response_length")
+    for each in (model, value_model):
+        longest = prompts.longest + config.sampling.response_length
+        models.check_length(each, longest, "longest prompt and response_length")
     rewards = _rewards(config, policy, parallel, folder)
-    rewards.check_columns([*data.columns_of(rows), "prompt_ids"])
+    rewards.check_columns([*data.column_names(rows), "prompt_ids"])
     shorter = padding.shortfalls(prompts.lengths)
     ppo = PPO(config, model, turns.end_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape, shorter)
     evaluator = make_evaluator(config, ppo.model, tokenizer, parallel, rewards)
+    config.loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)
     start = Start(policy.params, value, adapter)
     setup = Setup(
@@ -202,7 +205,11 @@ def _adapter(config: TrainConfig, model: ModelConfig, base: Params) -> tuple[lor
     """Shape and parameters of the adapter that the policy starts from."""
     if config.peft.lora_path is None:
         return None, None
-    return lora.load_adapter(config.peft.lora_path, model, base)
+    shape, adapter = lora.load_adapter(config.peft.lora_path, model, base)
+    if "score" in adapter:
+        got = f"one with a score head in {config.peft.lora_path}"
+        raise ModelError(f"lora_path: expected an adapter of a language model, got {got}")
+    return shape, adapter
 
 
 def _prompts(config: TrainConfig, rows: list[data.Row], turns: Turns) -> data.PromptData:
@@ -345,32 +352,40 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
         samples_log.truncate_after(start)
         recall(progress, folder, start)
         progress.doing("compiling")
+
+        def log(record: dict[str, Any]) -> None:
+            logged = with_old_names(record) if config.old_metric_names else record
+            metrics.append(logged)
+            setup.trackers.log(int(record["step"]), logged)
+
         for step in range(start, last):
+            done = step
             try:
                 preemption.check()
                 compilations.begin()
                 profile.begin(step)
                 state, record, samples, trajectories = train_step(setup, state, reference, step)
+                done = step + 1
                 profile.end(step)
                 record |= compilations.end(step + 1, trajectories.sequences.input_ids.shape[1])
+                record |= memory.measured(parallel.local_devices)
+                if step == start:
+                    console.print(memory.describe_measured(record, parallel.local_devices))
+                if loop.evaluates_at(step + 1, last):
+                    progress.doing("evaluation")
+                    record |= eval_metrics(setup.evaluator(setup.ppo.models_of(state)["policy"], fixed_rows_only=True))
+                loop.check_record(record, last)
             except Exception as error:
                 stopped = isinstance(error, Preempted)
-                if saved < step and (stopped or _is_whole(state)):
+                if saved < done and (stopped or is_whole(state)):
+                    if done > step:
+                        log(record)
                     setup.trackers.flush()
-                    checkpoints.save(step, state, _checkpoint_meta(setup, record), record)
+                    checkpoints.save(done, state, _checkpoint_meta(setup, record), record)
                 if not stopped and processes.is_alone():
                     preemption.check()  # Ctrl-C also ends what a reward function has started, which then fails
                 raise
-            record |= memory.measured(parallel.local_devices)
-            if step == start:
-                console.print(memory.describe_measured(record, parallel.local_devices))
-            if loop.evaluates_at(step + 1, last):
-                progress.doing("evaluation")
-                record |= eval_metrics(setup.evaluator(setup.ppo.models_of(state)["policy"], fixed_rows_only=True))
-            loop.check_record(record, last)
-            logged = with_old_names(record) if config.old_metric_names else record
-            metrics.append(logged)
-            setup.trackers.log(step + 1, logged)
+            log(record)
             if config.num_sample_generations and (step % config.sample_steps == 0 or step + 1 == last):
                 for sample in samples:
                     samples_log.append(sample)
@@ -384,11 +399,6 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
             progress.update(step + 1, **vitals.numbers(record))
     print_best(console, checkpoints, folder)
     return state
-
-
-def _is_whole(state: TrainState) -> bool:
-    """Whether a state can be saved after an error: no update has begun on it, and no other process is waited for."""
-    return processes.is_alone() and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def _checkpoint_meta(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:

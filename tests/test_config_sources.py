@@ -46,6 +46,27 @@ def test_parse_cli_with_a_config_file_leaves_the_preset_default_out(tmp_path):
     assert parse("--config", yaml_file(tmp_path, "seed: 7")).total_episodes == TrainConfig().total_episodes
 
 
+def test_epochs_that_are_said_last_win_over_episodes_said_before(tmp_path):
+    given = yaml_file(tmp_path, "num_train_epochs: 2\n")
+    for config in (parse("--num_train_epochs", "2"), parse("--preset", "tiny", "--config", given)):
+        assert (config.num_train_epochs, config.total_episodes) == (2.0, None)
+    assert parse("--config", given, "--total_episodes", "7").total_episodes == 7
+    both = yaml_file(tmp_path, "num_train_epochs: 2\ntotal_episodes: 9\n")
+    assert parse("--config", both).total_episodes == 9
+    assert parse("--config", both, "--num_train_epochs", "1").total_episodes is None
+    assert parse("--preset", "imdb-gpt2").total_episodes is None and parse().total_episodes == 15360
+
+
+def test_a_secret_that_a_run_does_not_keep_is_given_again(tmp_path):
+    url = "http://user:secret@host/"
+    config = parse("--reward_funcs", "server", "--reward_server_url", url)
+    write_yaml(config, tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match="reward_server_url: expected no <redacted> in it"):
+        parse("--config", str(tmp_path / "config.yaml"))
+    again = parse("--config", str(tmp_path / "config.yaml"), "--reward_server_url", url)
+    assert again.reward == config.reward
+
+
 def test_parse_cli_with_resume_takes_the_configuration_of_that_run(tmp_path):
     write_yaml(parse("--preset", "tiny", "--kl_coef", "0.125"), tmp_path / "config.yaml")
     resumed = parse("--output_dir", str(tmp_path), "--resume", "--save_steps", "3")

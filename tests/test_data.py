@@ -151,6 +151,13 @@ def test_prompt_data_leaves_prompts_shorter_than_the_cut_whole(rows, tokenizer):
     assert cut_lengths(rows, tokenizer, (between, between), steps=5) == expected
 
 
+def test_a_column_of_few_rows_is_in_every_batch(many_rows, tokenizer):
+    rows = [row | ({"hint": "x"} if i == 0 else {}) for i, row in enumerate(many_rows)]
+    prompts = data.PromptData(rows, tokenizer, batch_size=2, seed=0, max_prompt_length=64)
+    hints = [prompts.batch(step).columns["hint"] for step in range(len(rows) // 2)]
+    assert sorted(hint or "" for batch in hints for hint in batch) == [""] * (len(rows) // 2 * 2 - 1) + ["x"]
+
+
 def test_columns_of_fills_up_with_none_and_leaves_the_prompt_out():
     columns = data.columns_of([{"prompt": "p", "id": 1}, {"prompt": "q", "id": 2, "extra": "x"}])
     assert columns == {"id": [1, 2], "extra": [None, "x"]}
@@ -401,6 +408,12 @@ def test_decode_shows_ids_that_the_tokenizer_lacks():
     tokenizer = data.word_tokenizer()
     ids = np.array([[*tokenizer.convert_tokens_to_ids(["pick-up"]), len(tokenizer)]])
     assert data.decode(tokenizer, ids, np.ones((1, 2), bool)) == [f"pick-up <{len(tokenizer)}>"]
+
+
+def test_load_split_refuses_plans_with_time_stamps(write_split, rows):
+    timed = "(define (domain d) (:predicates (p)) (:durative-action a :parameters () :duration (= ?duration 1)))"
+    with pytest.raises(DataError, match="domain_pddl: expected plans that are lists of actions, got durative actions"):
+        data.load_split(write_split(json.dumps(rows[2] | {"domain_pddl": timed})), "dev", validator="val")
 
 
 def test_load_split_wants_domains_that_sentences_can_be_read_with(write_split, rows, monkeypatch):

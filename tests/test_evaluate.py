@@ -251,6 +251,38 @@ def test_plans_of_other_rows_are_refused_or_passed_over(dataset, tmp_path):
     assert results["test"]["validity"]["rate"] == 0.9 and results["test"]["errors"]["syntax"] == 1
 
 
+def test_rows_that_a_model_leaves_out_are_left_out_of_a_file_too(dataset, tmp_path):
+    rows = rows_of(dataset, "test")
+    plans = plans_file(tmp_path / "plans.jsonl", rows)
+    tokens = [len(row["prompt"].split()) for row in rows]
+    settings = {"filter_overlong_prompts": True, "max_prompt_length": max(tokens) - 1, "compare_with": plans}
+    _, results, _ = run(tmp_path / "run", dataset=str(dataset), eval_splits=("test",), **settings)
+    fitting = sum(n < max(tokens) for n in tokens)
+    assert 0 < fitting < len(rows)
+    assert results["test"]["validity"]["n"] == results["comparison"]["test"]["n"] == fitting
+
+
+def test_models_that_leave_out_other_rows_are_refused(dataset, tmp_path, spoiled, monkeypatch):
+    def of_one_row_less(rows, tokenizer=None):
+        left_out.append(1)
+        return rows[len(left_out) > 1 :]
+
+    left_out = []
+    monkeypatch.setattr("jaxppo.data.without_overlong", lambda tokenizer, rows, *_: of_one_row_less(rows))
+    with pytest.raises(DataError, match="filter_overlong_prompts: expected the same rows left out for all models, got"):
+        run(tmp_path / "run", dataset=str(dataset), eval_splits=("test",), model=("blocksworld-sft", str(spoiled)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_id_twice_is_found_out_before_the_models_answer(dataset, tmp_path, spoiled):
+    rows = rows_of(dataset, "test")
+    write_jsonl([*rows, rows[0]], tmp_path / "test.jsonl")
+    settings = {"dataset": str(tmp_path), "eval_splits": ("test",), "compare_with": str(spoiled)}
+    with pytest.raises(DataError, match=r"compare: expected a different id for each row of split test, got .* 2 times"):
+        run(tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_split_that_is_missing_is_one_error(dataset, tmp_path):
     plans = plans_file(tmp_path / "plans.jsonl", rows_of(dataset, "test"))
     with pytest.raises(DataError, match="test_larger"):

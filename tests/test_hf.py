@@ -1091,7 +1091,7 @@ def test_find_model_downloads_from_the_hub(files, asks_for_bin, tmp_path, monkey
     assert hf.find_model("user/name@refs/pr-1") == tmp_path
     assert [call[:2] for call in calls] == [("user/name", "refs/pr-1")] * (3 if asks_for_bin else 2)
     small, weights = calls[0][2], calls[1][2]
-    assert "*.json" in small and {"model*.safetensors", "value_head.safetensors"} <= set(weights)
+    assert {"*.json", "*.jinja"} <= set(small) and {"model*.safetensors", "value_head.safetensors"} <= set(weights)
     assert not any("bin" in pattern or "py" in pattern or pattern == "*" for pattern in [*small, *weights])
     assert not any("safetensors" in pattern for pattern in small)
     assert [call[2] for call in calls[2:]] == [["pytorch_model*.bin"]] * asks_for_bin

@@ -63,6 +63,31 @@ MISTAKES = {
     "batch that does not divide": ("train", ["--batch_size", "30", "--num_mini_batches", "4"], "a multiple of"),
     "rows that devices cannot share": ("train", [*DRY, "--batch_size", "6", "--total_episodes", "6"], "multiple of"),
     "metric that is not logged": ("train", [*DRY, "--metric_for_best_model", "rewrd"], "docs/metrics.md"),
+    "metric of a split that is not evaluated": (
+        "train",
+        [*DRY, "--eval_steps", "1", "--metric_for_best_model", "eval/dev/validity"],
+        "metric_for_best_model: expected one of eval/test/mean_reward, eval/test/validity, eval/test_longer/mean_",
+    ),
+    "metric of pairs that are not evaluated": (
+        "reward_model",
+        ["--eval_steps", "1", "--metric_for_best_model", "eval/dev/accuracy"],
+        "metric_for_best_model: expected one of eval/test/accuracy, or a metric of training, got 'eval/dev/accuracy'",
+    ),
+    "processes that do not meet": (
+        "train",
+        [*DRY, "--num_processes", "2", "--process_id", "0"],
+        "num_processes: expected none without --coordinator_address or --distributed, got 2",
+    ),
+    "YAML file of a run with a secret": (
+        "train",
+        ["--config", "secret.yaml"],
+        "reward_server_url: expected no <redacted> in it, got 'http://<redacted>@host/'; give --reward_server_url",
+    ),
+    "rewards of one name": (
+        "train",
+        [*DRY, "--reward_funcs", "mistaken_rewards:three", "other_rewards:three"],
+        "reward_funcs: expected functions of different names, by which metrics and samples tell them apart",
+    ),
     "resume without a folder": ("train", ["--resume"], "output_dir"),
     "no such model folder": ("train", [*DRY, "--sft_model_path", "./models/mine"], "a shipped model or a hub id"),
     "model of the hub, offline": ("train", [*DRY, "--sft_model_path", "user/no-such"], "unset it to download"),
@@ -115,6 +140,11 @@ MISTAKES = {
     "no such planner": ("planning", ["build", "--planner", "fd"], "planner: expected one of builtin"),
     "inspect of nothing": ("planning", ["inspect", "--dataset", "nowhere"], "expected the folder of a data set"),
     "server for the world": ("reward_server", ["--host", "0.0.0.0"], "JAXPPO_REWARD_TOKEN"),
+    "server with a time limit": (
+        "reward_server",
+        ["--reward_funcs", "mistaken_rewards:three", "--reward_timeout_s", "5"],
+        "reward_timeout_s: expected None: it is a setting of the run that asks the server, got 5.0",
+    ),
     "server with two rewards": ("reward_server", ["--reward_funcs", "plan", "m:f"], "expected one function"),
 }
 
@@ -131,6 +161,7 @@ def workplace(tmp_path, monkeypatch):
     importlib.invalidate_caches()
     (tmp_path / "typo.yaml").write_text("kl_cof: 0.1\n")
     (tmp_path / "nested.yaml").write_text("- kl_coef\n")
+    (tmp_path / "secret.yaml").write_text("reward_funcs: [server]\nreward_server_url: http://<redacted>@host/\n")
     rows = tmp_path / "rows"
     rows.mkdir()
     (rows / "rl.jsonl").write_text(json.dumps(ROW | {"prompt": "zebra"}) + "\n")

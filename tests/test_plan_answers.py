@@ -5,7 +5,7 @@ import json
 import pytest
 from lamps import COST_DOMAIN, COST_PROBLEM, judged, lamp_row
 
-from jaxppo import plan_answers
+from jaxppo import plan_answers, plan_reward
 from jaxppo.errors import DataError
 from jaxppo.plan_answers import Answer, answer_records, judge_rows, match_plans, read_plans
 from jaxppo.plan_reward import PlanScoring
@@ -34,6 +34,11 @@ def test_read_plans_reads_each_form(tmp_path):
         "p1": [Answer("(light a)\n(LIGHT b)", True, 3, True)],
         "p2": [Answer(None), Answer("", is_pddl=True)],
     }
+
+
+def test_read_plans_passes_over_a_byte_order_mark(tmp_path):
+    (tmp_path / "plans.jsonl").write_text('{"id": "p0", "plan": "(light a)"}', encoding="utf-8-sig")
+    assert read_plans(tmp_path / "plans.jsonl") == {"p0": [Answer("(light a)", is_pddl=True)]}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +192,8 @@ def test_unsupported_pddl_has_no_progress(monkeypatch):
     def refuse(*_):
         raise plan_answers.UnsupportedPddlError("domain", 1, "no")
 
-    monkeypatch.setattr(plan_answers, "validate_actions", refuse)
+    for module in (plan_answers, plan_reward):
+        monkeypatch.setattr(module, "validate_actions", refuse)
     outcome = row.answers[0].outcome._replace(verdict=type(verdict)(False, True, False))
     assert plan_answers._progress(row.row, outcome).goals is None
     assert plan_answers.JudgedRow(row.row, row.answers).reference_cost is None

@@ -94,12 +94,16 @@ def test_comparison_rows_list_splits_and_several_domains():
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        (model([1, 0]), model([1]), "got 1 on one side only, such as p1"),
-        (model([1]), model([1, 0]), "got 1 on one side only, such as p1"),
-        (model([1]), model([1], problem_pddl=lamp_row()["problem_pddl"] + " "), "p0: expected the same problem_pddl"),
-        (model([1]), model([1], split="rl"), "p0: expected the same split"),
-        (model([1]) * 2, model([1]) * 2, "an id twice"),
-        (model([1]), model([1]) * 2, "an id twice"),
+        (model([1, 0]), model([1]), "got 1 on one side only, such as test, p1"),
+        (model([1]), model([1, 0]), "got 1 on one side only, such as test, p1"),
+        (
+            model([1]),
+            model([1], problem_pddl=lamp_row()["problem_pddl"] + " "),
+            "test, p0: expected the same problem_pddl",
+        ),
+        (model([1]), model([1], split="rl"), "got 2 on one side only, such as rl, p0"),
+        (model([1]) * 2, model([1]) * 2, "for each row of split test, got p0 2 times"),
+        (model([1]), model([1]) * 2, "got p0 2 times"),
     ],
 )
 def test_compare_refuses_other_rows(a, b, message):
@@ -123,3 +127,13 @@ def test_compare_splits_keeps_splits_and_domains_apart():
     assert result["test"]["tied"] == 6 and result["longer"]["a_better"] == 3
     assert result["longer"]["domains"]["y"]["difference"]["mean"] == -1.0
     assert result["longer"]["domains"]["x"]["tied"] == result["longer"]["domains"]["x"]["n"] == 3
+
+
+def test_splits_may_use_the_same_ids():
+    first = [*model([1, 0]), *model([0, 0], split="rl")]
+    second = [*model([1, 1], split="rl"), *model([1, 1])]
+    compared = compare_splits(first, second)
+    assert {split: (cell["a_better"], cell["b_better"]) for split, cell in compared.items()} == {
+        "test": (0, 1),
+        "rl": (0, 2),
+    }

@@ -341,6 +341,31 @@ def test_length_penalty_goes_by_the_cost_where_the_problem_has_one():
         assert outcome.verdict.valid and outcome.reward == pytest.approx(expected)
 
 
+needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed")
+
+
+@pytest.mark.parametrize("validator", ["builtin", pytest.param("val", marks=needs_val)])
+@pytest.mark.parametrize(
+    ("metric", "way", "reference", "expected"),
+    [
+        ("minimize (total-cost)", 12, ["(walk a b)", "(walk b c)"], 3 / 12),
+        ("minimize (total-cost)", 12, [["(walk b a)"], ["(walk a b)", "(walk b c)"]], 3 / 12),  # one cannot be walked
+        ("minimize (total-cost)", 12, ["(walk b a)"], 1.0),
+        ("minimize (total-cost)", 12, [], 1.0),
+        ("maximize (total-cost)", 12, ["(walk a b)", "(walk b c)"], 1.0),
+        ("maximize (total-cost)", 1, ["(walk a b)", "(walk b c)"], 1.0),
+        ("minimize (- 0 (total-cost))", 1, ["(walk a b)", "(walk b c)"], 1.0),
+        ("minimize (- 3 (total-cost))", 12, ["(walk a b)", "(walk b c)"], 1.0),
+    ],
+)
+def test_length_penalty_is_for_costs_that_mean_something(validator, metric, way, reference, expected):
+    problem = LONG_WAY.replace("minimize (total-cost)", metric).replace("(= (way a c) 12)", f"(= (way a c) {way})")
+    columns = {"domain_pddl": [COSTS], "problem_pddl": [problem], "prompt_style": ["atoms"]}
+    scoring = plan_reward.PlanScoring(validator=validator, length_penalty=1.0, partial_scale=0.0)
+    (outcome,) = plan_reward.judge_plans(["walk a c"], scoring, reference_plan=[reference], **columns)
+    assert outcome.verdict.valid and outcome.reward == pytest.approx(expected)
+
+
 def test_of_several_reference_plans_the_best_counts():
     other = ["(unstack b a)", "(stack b a)", "(unstack b a)"]
     columns = columns_for("x") | {"reference_plan": [[other, REFERENCE]]}

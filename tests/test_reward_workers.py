@@ -1,6 +1,7 @@
 """Reward functions in processes of their own, which may hang, crash and start others."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -148,6 +149,16 @@ def test_close_ends_the_processes(functions, workers):
     assert not is_running(pid)
 
 
+def test_a_process_that_ends_while_it_is_idle_is_replaced(functions, workers):
+    score = workers(f"{functions}:moody")
+    (pid,) = score(completions("a")).extras["who"]
+    os.kill(pid, signal.SIGKILL)
+    while is_running(pid):
+        time.sleep(0.01)
+    result = score(completions("ab", "c"))
+    assert result.values == [2.0, 1.0] and pid not in result.extras["who"]
+
+
 def test_a_process_keeps_the_state_of_its_function_and_has_no_jax(functions, workers):
     score = workers(f"{functions}:judge", count=1)
     assert score(completions("a", "b")).values == [1.0, 2.0]
@@ -189,6 +200,13 @@ def test_import_function_names_what_is_wrong(functions, path, expected, tmp_path
 def test_workers_say_when_their_process_cannot_import_the_function(functions, workers):
     with pytest.raises(ConfigError, match=f"reward_funcs: expected a process that imports {functions}:missing"):
         workers(f"{functions}:missing")(completions("a"))
+
+
+def test_workers_say_when_their_process_ends_while_it_imports_the_function(workers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ends_at_once.py").write_text("import os\nos._exit(3)\n")
+    with pytest.raises(ConfigError, match="expected a process that imports ends_at_once:f, got one that ended"):
+        workers("ends_at_once:f")(completions("a"))
 
 
 def test_make_rewards_puts_functions_with_a_time_limit_into_workers(functions):

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from one_layer import ONE_LAYER
 
-from jaxppo import data, evaluate, hf, lora, sft, train
+from jaxppo import data, evaluate, hf, lora, models, sft, train
 from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig
 from jaxppo.config_sources import preset_values, replace
-from jaxppo.errors import DataError
+from jaxppo.errors import DataError, ModelError
 from jaxppo.logs import read_metrics
 from jaxppo.parallel import DataParallel
 from jaxppo.planning import datasets
@@ -42,6 +42,12 @@ def troubled(completions):
     if fate(text) == 4:
         return [None]
     return [1.0]
+
+def unlucky(completions):
+    raise ValueError("bad luck")
+
+def on_topic(completions, topic):
+    return [1.0 for text in completions]
 
 def words(prompts, completions, completion_ids, prompt_ids, log_metric, **columns):
     assert all(len(ids) > 0 for ids in prompt_ids) and "reference_plan" not in columns
@@ -85,8 +91,12 @@ def records_and_samples(folder):
     return [(record, [s for s in samples if s["step"] == record["step"]]) for record in records]
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_updates_before_a_reward_that_fails_are_not_lost(run, tmp_path, asked, monkeypatch):
+@pytest.mark.parametrize(
+    ("asked", "evaluations"),
+    [(False, {}), (True, {}), (False, {"eval_steps": 1, "metric_for_best_model": "none"})],
+    ids=["in the second update", "by Ctrl-C", "in the evaluation of the first"],
+)
+def test_updates_before_a_reward_that_fails_are_not_lost(run, tmp_path, asked, evaluations, monkeypatch):
     """Nor are they where it fails by the Ctrl-C that its own processes got, too."""
     batches = []
 
@@ -104,10 +114,18 @@ def test_updates_before_a_reward_that_fails_are_not_lost(run, tmp_path, asked, m
     monkeypatch.setattr(train, "_evaluate", lambda *_: {})
     monkeypatch.setattr(train, "eval_metrics", lambda _: {})
     with pytest.raises(Preempted if asked else DataError, match="Ctrl-C" if asked else "server is away"):
-        run(reward_funcs=["fails_late:score"], save_steps=50)
+        run(reward_funcs=["fails_late:score"], save_steps=50, **evaluations)
     folder = tmp_path / "run"
-    assert len(read_metrics(folder / "metrics.jsonl")) == 1
+    assert [record["step"] for record in read_metrics(folder / "metrics.jsonl")] == [1]
     assert Checkpoints(folder / "checkpoints", 2).latest == 1
+
+
+def test_an_adapter_of_a_reward_model_is_no_start_for_a_policy(run, tmp_path, monkeypatch):
+    loaded = (lora.LoraConfig(r=2), {"trunk": {}, "score": {}})
+    monkeypatch.setattr(lora, "load_adapter", lambda *_: loaded)
+    with pytest.raises(ModelError, match="lora_path: expected an adapter of a language model, got one with a score h"):
+        run(use_peft=True, lora_path="somewhere")
+    assert not (tmp_path / "run").exists()
 
 
 class Scores(BaseHTTPRequestHandler):
@@ -288,3 +306,42 @@ def test_other_commands_report_the_mean_reward_of_data_without_plans(functions, 
     first, second = (json.loads((folder / "eval.json").read_text()) for folder in (trained, judged))
     assert first == second and set(first["test"]) == {"mean_reward", "reward", "ended"}
     assert "mean reward" in (trained / "policy" / "README.md").read_text()
+
+
+@pytest.fixture
+def tune(tmp_path, functions, monkeypatch):
+    """`sft.sft` on text for two steps, with these settings."""
+    monkeypatch.syspath_prepend(str(functions))
+    rows = [{"prompt": row["prompt"], "completion": row["completion"]} for row in data.load_split(SMALL, "rl")]
+    for split in ("train", "test"):
+        datasets.write_jsonl(rows[:8], tmp_path / f"{split}.jsonl")
+    common = {"dataset": str(tmp_path), "eval_splits": ("test",), "quiet": True, "response_length": 8}
+    common |= {"model_path": ONE_LAYER, "batch_size": 4, "total_episodes": 8, "warmup_steps": 0}
+    return lambda **settings: sft.sft(replace(SFTConfig(), **common | settings | {"output_dir": str(tmp_path / "sft")}))
+
+
+def test_supervised_training_is_scored_by_a_reward_that_shares_its_start(tune, reward_model):
+    folder = tune(reward_funcs=("model",), reward_model_path=str(reward_model), eval_steps=1)
+    assert np.isfinite(json.loads((folder / "eval.json").read_text())["test"]["mean_reward"])
+
+
+def test_steps_before_an_evaluation_that_fails_are_not_lost(tune, tmp_path):
+    with pytest.raises(DataError, match="bad luck"):
+        tune(reward_funcs=("train_rewards_functions:unlucky",), eval_steps=1, metric_for_best_model="none")
+    assert [record["step"] for record in read_metrics(tmp_path / "sft" / "metrics.jsonl")] == [1]
+    assert Checkpoints(tmp_path / "sft" / "checkpoints", 2).latest == 1
+
+
+def test_supervised_training_asks_for_columns_of_the_reward_before_it_starts(tune, tmp_path):
+    with pytest.raises(DataError, match="reward on_topic: expected a data column 'topic'"):
+        tune(reward_funcs=("train_rewards_functions:on_topic",))
+    assert not (tmp_path / "sft").exists()
+
+
+def test_supervised_training_refuses_texts_that_are_longer_than_the_model(tune, tmp_path):
+    tokenizer = hf.load_policy(ONE_LAYER).tokenizer
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": len(tokenizer)}
+    config = hf.config_from_hf({"model_type": "gpt2"} | sizes)
+    hf.save_pretrained(tmp_path / "short", config, models.init_params(config, jax.random.key(0)), tokenizer)
+    with pytest.raises(ModelError, match="longest prompt and completion of train_split: expected at most 40 tokens"):
+        tune(model_path=str(tmp_path / "short"), reward_funcs=("train_rewards_functions:words",))

@@ -53,7 +53,7 @@ def pools_of(problems: Iterable[Problem]) -> dict[str, list[str]]:
     for problem in problems:
         constants = problem.domain.constants.keys() | problem.domain.late_constants
         for name, types in problem.objects.items():
-            if name not in constants:
+            if name not in constants and types:
                 pools.setdefault(types[0], set()).add(name)
     groups: list[tuple[set[str], set[str]]] = []  # types, and the names that they share; no name is in two
     for kind, own in pools.items():

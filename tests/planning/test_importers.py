@@ -120,7 +120,7 @@ def test_a_problem_whose_objects_can_have_no_other_names_stays(tmp_path):
 def test_types_that_share_a_name_share_a_pool():
     action = "(:predicates (p ?x - a)) (:action go :parameters (?x - a) :precondition () :effect (p ?x))"
     domain = parse_domain(f"(define (domain d) (:requirements :typing) (:types a b c) (:constants k - a) {action})")
-    texts = ["x1 x2 - a y1 - b z1 - c", "y1 - a x1 - b z2 z3 - c"]
+    texts = ["x1 x2 - a y1 - b z1 - c", "y1 - a x1 - b z2 z3 - c untyped"]
     problems = [
         parse_problem(f"(define (problem p) (:domain d) (:objects {text}) (:init) (:goal (and)))", domain)
         for text in texts

@@ -61,7 +61,7 @@ def split_files(source: Path) -> list[Path]:
 def first_row(path: Path) -> Row:
     """The first row of a JSON-lines file; empty where that is none."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             row = read_json(next((line for line in file if line.strip()), ""))
     except (OSError, UnicodeDecodeError, DataError):
         return {}
