@@ -308,6 +308,15 @@ def test_other_commands_report_the_mean_reward_of_data_without_plans(functions, 
     assert "mean reward" in (trained / "policy" / "README.md").read_text()
 
 
+def short_model(tmp_path, head):
+    """The folder of a GPT-2 with 40 positions and the words of the starting policy."""
+    tokenizer = hf.load_policy(ONE_LAYER).tokenizer
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": len(tokenizer)}
+    config = hf.config_from_hf({"model_type": "gpt2"} | sizes)
+    hf.save_pretrained(tmp_path / "short", config, models.init_params(config, jax.random.key(0), head), tokenizer)
+    return str(tmp_path / "short")
+
+
 @pytest.fixture
 def tune(tmp_path, functions, monkeypatch):
     """`sft.sft` on text for two steps, with these settings."""
@@ -339,9 +348,11 @@ def test_supervised_training_asks_for_columns_of_the_reward_before_it_starts(tun
 
 
 def test_supervised_training_refuses_texts_that_are_longer_than_the_model(tune, tmp_path):
-    tokenizer = hf.load_policy(ONE_LAYER).tokenizer
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": len(tokenizer)}
-    config = hf.config_from_hf({"model_type": "gpt2"} | sizes)
-    hf.save_pretrained(tmp_path / "short", config, models.init_params(config, jax.random.key(0)), tokenizer)
+    folder = short_model(tmp_path, "lm")
     with pytest.raises(ModelError, match="longest prompt and completion of train_split: expected at most 40 tokens"):
-        tune(model_path=str(tmp_path / "short"), reward_funcs=("train_rewards_functions:words",))
+        tune(model_path=folder, reward_funcs=("train_rewards_functions:words",))
+
+
+def test_a_value_model_with_too_few_positions_is_refused(run, tmp_path):
+    with pytest.raises(ModelError, match="longest prompt and response_length: expected at most 40 tokens"):
+        run(value_model_path=short_model(tmp_path, "score"))
