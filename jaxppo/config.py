@@ -114,9 +114,6 @@ class RunConfig:
             expected = f"an integer in [0, num_processes={self.num_processes})"
             fits = self.num_processes is not None and 0 <= self.process_id < self.num_processes
             require(fits, "process_id", expected, self.process_id)
-        for name in ("num_processes", "process_id"):
-            alone = self.is_distributed or getattr(self, name) is None
-            require(alone, name, "none without --coordinator_address or --distributed", getattr(self, name))
         if self.resume:
             require(self.output_dir is not None, "resume", "--output_dir with the run to continue", None)
 
@@ -921,7 +918,6 @@ class RewardModelConfig:
         require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
         rate = self.optimizer.value_learning_rate
         require(rate is None, "value_learning_rate", "None: a reward model has no value model", rate)
-        self.loop.check_evaluated([f"eval/{split}/accuracy" for split in self.eval_splits])
         require(
             self.peft.lora_path is None, "lora_path", "None: a reward model's adapter is fresh", self.peft.lora_path
         )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -131,19 +132,23 @@ def read_rows(dataset: str, split: str, columns: Mapping[str, type], configurati
     if folder.is_dir() and configuration is None and not _is_hugging_faces(folder, split):
         rows = dataset_folder.read_split(folder, split, columns)
     else:
-        rows = _hugging_face_rows(str(folder), split, columns, configuration)
+        rows = _hugging_face_rows(str(folder) if folder.is_dir() else dataset, split, columns, configuration)
     if not rows:
         raise DataError(f"{dataset}, split {split}: expected at least one row, got none")
     return rows
 
 
 def _is_hugging_faces(folder: Path, split: str) -> bool:
-    """Whether a folder lies as `save_to_disk` writes it, or as on the hub: files in folders, or in numbered parts."""
+    """Whether a folder is of `save_to_disk`, or as on the hub: with a card that lists files, or with numbered parts."""
     if (folder / "dataset_dict.json").exists():
         return True
     if any((folder / f"{split}{ending}").exists() for ending in (".jsonl", ".parquet")):
         return False
-    hubs = ("*-?????-of-?????.parquet", "*/*.parquet", "data/*.jsonl")
+    card = folder / "README.md"
+    if card.is_file() and re.match(r"---\n(.*\n)*?configs:", card.read_text(encoding="utf-8", errors="replace")):
+        return True
+    part = "-?????-of-?????.parquet"
+    hubs = (f"*{part}", f"*/*{part}", f"data/{split}.jsonl", f"data/{split}.parquet")
     return any(path for pattern in hubs for path in folder.glob(pattern))
 
 
@@ -155,29 +160,23 @@ def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type], confi
     if not folder.is_dir() and name.count("/") != 1:
         expected = "a folder or a hub id such as 'user/name'"
         raise DataError(f"dataset: expected {expected}, got {name!r} (planning problems are built in as blocksworld)")
+    is_saved = (folder / "dataset_dict.json").exists()
+    if is_saved and configuration is not None:
+        raise DataError(f"dataset_config: expected none for the saved data set {name}, got {configuration!r}")
     try:
-        if (folder / "dataset_dict.json").exists():
+        if is_saved:
             table = hugging_face.load_from_disk(name)[split]
         else:
             table = hugging_face.load_dataset(name, configuration, split=split)
     except Exception as error:  # whatever the many readers and the hub raise
-        if configuration is None and isinstance(error, ValueError) and len(names := _configurations(name)) > 1:
+        if "Config name is missing" in str(error):
+            names = hugging_face.get_dataset_config_names(name)
             raise DataError(f"dataset_config: expected one of {', '.join(names)} for {name}, got none") from error
         reason = str(error).strip().split("\n")[0]
         there = "" if folder.is_dir() else "there is no such folder (`python -m jaxppo.planning build` makes one), and "
         got = f"{there}{type(error).__name__}: {reason}" + (f"; {hub_fix()}" if there else "")
         raise DataError(f"dataset: expected a split {split!r} in {name}, got {got}") from error
     return [datasets.checked_row(row, f"{name}, split {split}, row {i}", columns) for i, row in enumerate(table)]
-
-
-def _configurations(name: str) -> list[str]:
-    """The configurations of a data set that could not be read, as far as they can be."""
-    from datasets import get_dataset_config_names
-
-    try:
-        return get_dataset_config_names(name)
-    except Exception:  # whatever keeps them from being read is what the caller has to tell
-        return []
 
 
 def check_row(row: Row, where: str, validator: str) -> None:

@@ -117,22 +117,20 @@ class _Run:
         return Evaluated(side.label, results, judged, records)
 
     def _read(self, path: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, Answered]:
-        """The plans of a file for the wanted rows of every split; others may be in it."""
-        rows = [row for of_split in self.rows.values() for row in of_split]
+        """The plans of a file for the wanted rows of every split; those of other rows of the data may be in it."""
+        kept = {split: set(names) for split, names in wanted.items()}
+        rows = {split: [row for row in rows if row["id"] in kept[split]] for split, rows in self.rows.items()}
+        left_out = {row["id"] for of_split in self.rows.values() for row in of_split}
+        left_out -= {row["id"] for of_split in rows.values() for row in of_split}
         answers = iter(
             match_plans(
-                rows,
-                read_plans(path),
+                [row for of_split in rows.values() for row in of_split],
+                {name: plans for name, plans in read_plans(path).items() if name not in left_out},
                 allow_missing=self.config.allow_missing_plans,
                 allow_unknown=self.config.allow_unknown_plans,
             )
         )
-        result = {}
-        for split, of_split in self.rows.items():
-            pairs = [(row, next(answers)) for row in of_split]
-            kept = set(wanted[split])
-            result[split] = Answered(*map(list, zip(*(pair for pair in pairs if pair[0]["id"] in kept), strict=True)))
-        return result
+        return {split: Answered(of_split, [next(answers) for _ in of_split]) for split, of_split in rows.items()}
 
     def _open(self, source: str) -> Opened:
         policy = hf.load_policy(source)

@@ -41,6 +41,11 @@ def join(run: RunConfig) -> None:
     Raises:
         ConfigError: the flags and the cluster do not say enough.
     """
+    if not run.is_distributed:
+        for name in ("num_processes", "process_id"):
+            value, expected = getattr(run, name), "none without --coordinator_address or --distributed"
+            if value is not None:
+                raise ConfigError(f"{name}: expected {expected}, got {value}")
     if not run.is_distributed or jax.distributed.is_initialized():
         return
     from_environment = lambda name: int(os.environ[name]) if name in os.environ else None  # noqa: E731

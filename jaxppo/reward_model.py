@@ -257,6 +257,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     """Train a reward model; returns the run folder."""
     if config.dataset is None:
         raise DataError("dataset: expected a folder with preference data or a hub id, got None")
+    config.loop.check_evaluated([f"eval/{split}/accuracy" for split in config.eval_splits])
     console, folder, resumed = run_folder.begin("reward_model", config)
     if processes.on_first(lambda: resumed and (folder / run_folder.EVAL_FILE).exists()):
         console.print(f"{folder} is finished: nothing to resume")

@@ -122,6 +122,12 @@ def _sentiment(config: RewardConfig) -> RewardFunction:
     return make_sentiment_reward(config.sentiment_model_path, label=config.sentiment_label)
 
 
+def shares_policy(config: RewardConfig) -> bool:
+    """Whether the reward `model` is an adapter on the weights that the policy starts from, as `learned_by` reads it."""
+    path = config.reward_model_path
+    return path is not None and (hf.find_model(path) / lora.CONFIG_FILE).exists()
+
+
 def learned_by(
     policy: ModelConfig, params: Params, tokenizer: Any, parallel: DataParallel
 ) -> Callable[[str], RewardFunction]:

@@ -137,7 +137,7 @@ def sft(config: SFTConfig) -> Path:
         "seed": config.run.seed,
     }
     params = start.params
-    if "model" in config.reward.reward_funcs:  # a reward adapter reads the base, whose memory a step takes over
+    if reward_sources.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
     state = update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
     steps = Steps(

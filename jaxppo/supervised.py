@@ -87,9 +87,9 @@ def run_steps(
         for step in range(start, last):
             began, done = time.monotonic(), step
             try:
-                state, stats = steps.program(state, parallel.put(steps.batch(step), 2))
+                after, stats = steps.program(state, parallel.put(steps.batch(step), 2))
                 record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
-                done = step + 1
+                state, done = after, step + 1
                 if loop.evaluates_at(step + 1, last):
                     progress.doing("evaluation")
                     record |= steps.evaluate(state)
@@ -97,9 +97,12 @@ def run_steps(
             except Exception:
                 if saved < done and is_whole(state):
                     if done > step:
+                        console.warn(f"update {done} is saved without its evaluation, which is not made up for")
                         tell(record)
                     trackers.flush()
                     checkpoints.save(done, state, meta | {"step": done}, record)
+                if processes.is_alone():
+                    preemption.check()  # Ctrl-C also ends what a reward function has started, which then fails
                 raise
             tell(record)
             if record["policy/nonfinite_steps"]:

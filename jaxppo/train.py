@@ -379,6 +379,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 stopped = isinstance(error, Preempted)
                 if saved < done and (stopped or is_whole(state)):
                     if done > step:
+                        console.warn(f"update {done} is saved without its evaluation, which is not made up for")
                         log(record)
                     setup.trackers.flush()
                     checkpoints.save(done, state, _checkpoint_meta(setup, record), record)

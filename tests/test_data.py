@@ -327,8 +327,31 @@ def test_of_several_data_sets_of_a_hub_id_one_is_named(write_parquet):
         data.load_split(replace(config, dataset_config=None), "train", validator=None)
     with pytest.raises(DataError, match=r"'middle' not found. Available: \['short', 'long'\]"):
         data.load_split(replace(config, dataset_config="middle"), "train", validator=None)
+    with pytest.raises(DataError, match=r"expected a split 'valid' in .*copy, got .*Unknown split"):
+        data.load_split(config, "valid", validator=None)
     with pytest.raises(DataError, match="dataset_config: expected none for blocksworld, got 'long'"):
         data.load_split(replace(config, dataset="blocksworld"), "train")
+
+
+def test_a_saved_data_set_has_no_configurations(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"prompt": ["a"]})}).save_to_disk(tmp_path / "saved")
+    assert data.read_rows(str(tmp_path / "saved"), "train", {"prompt": str}) == [{"prompt": "a"}]
+    with pytest.raises(DataError, match=r"dataset_config: expected none for the saved data set .*saved, got 'long'"):
+        data.read_rows(str(tmp_path / "saved"), "train", {"prompt": str}, "long")
+
+
+def test_a_folder_of_data_sets_is_none(write_parquet):
+    write_parquet("one/train.parquet", "a")
+    folder = write_parquet("other/train.parquet", "b")
+    with pytest.raises(DataError, match=r"train.jsonl: expected this file or train.parquet, got no splits in the fold"):
+        data.read_rows(str(folder), "train", {"prompt": str})
+
+
+def test_a_parquet_file_may_be_a_folder_of_parts(write_parquet):
+    write_parquet("train.parquet/part-0.parquet", "a")
+    folder = write_parquet("train.parquet/part-1.parquet", "b")
+    assert [row["prompt"] for row in data.read_rows(str(folder), "train", {"prompt": str})] == ["a", "b"]
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):

@@ -256,10 +256,13 @@ def test_rows_that_a_model_leaves_out_are_left_out_of_a_file_too(dataset, tmp_pa
     plans = plans_file(tmp_path / "plans.jsonl", rows)
     tokens = [len(row["prompt"].split()) for row in rows]
     settings = {"filter_overlong_prompts": True, "max_prompt_length": max(tokens) - 1, "compare_with": plans}
-    _, results, _ = run(tmp_path / "run", dataset=str(dataset), eval_splits=("test",), **settings)
     fitting = sum(n < max(tokens) for n in tokens)
     assert 0 < fitting < len(rows)
+    folder, results, _ = run(tmp_path / "run", dataset=str(dataset), eval_splits=("test",), **settings)
     assert results["test"]["validity"]["n"] == results["comparison"]["test"]["n"] == fitting
+    settings["compare_with"] = str(folder / "samples.jsonl")  # without plans for the rows that were left out
+    _, results, _ = run(tmp_path / "again", dataset=str(dataset), eval_splits=("test",), **settings)
+    assert results["comparison"]["test"]["n"] == fitting
 
 
 def test_models_that_leave_out_other_rows_are_refused(dataset, tmp_path, spoiled, monkeypatch):

@@ -68,11 +68,6 @@ MISTAKES = {
         [*DRY, "--eval_steps", "1", "--metric_for_best_model", "eval/dev/validity"],
         "metric_for_best_model: expected one of eval/test/mean_reward, eval/test/validity, eval/test_longer/mean_",
     ),
-    "metric of pairs that are not evaluated": (
-        "reward_model",
-        ["--eval_steps", "1", "--metric_for_best_model", "eval/dev/accuracy"],
-        "metric_for_best_model: expected one of eval/test/accuracy, or a metric of training, got 'eval/dev/accuracy'",
-    ),
     "processes that do not meet": (
         "train",
         [*DRY, "--num_processes", "2", "--process_id", "0"],

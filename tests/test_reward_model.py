@@ -438,6 +438,11 @@ BAD_INPUT = {
     "adapter to start from": (["--use_peft", "--lora_path", "x"], ConfigError, "lora_path: expected None"),
     "two rates": (["--value_learning_rate", "1"], ConfigError, "value_learning_rate: expected None: a reward model"),
     "centering": (["--center_rewards_coefficient", "-1"], ConfigError, "center_rewards_coefficient: expected a finite"),
+    "a metric of another split": (
+        ["--eval_steps", "1", "--metric_for_best_model", "eval/dev/accuracy"],
+        ConfigError,
+        "metric_for_best_model: expected one of eval/test/accuracy, or a metric of training, got 'eval/dev/accuracy'",
+    ),
     "no splits": (["--eval_splits"], ConfigError, "eval_splits: expected at least one split, got ()"),
     "epochs": (["--num_train_epochs", "0"], ConfigError, "num_train_epochs: expected a finite number above 0, got 0.0"),
     "length": (["--max_length", "0"], ConfigError, "max_length: expected a number above 0, got 0"),

@@ -313,8 +313,11 @@ def _read_parquet(path: Path, columns: Mapping[str, type]) -> list[Row]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:  # read_table would import pandas
-            rows = file.read().to_pylist()
+        if path.is_dir():  # of parts, as Spark writes it
+            rows = pyarrow.parquet.read_table(path).to_pylist()
+        else:
+            with pyarrow.parquet.ParquetFile(path) as file:  # read_table would import pandas
+                rows = file.read().to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
     return [checked_row(row, f"{path}:{number}", columns) for number, row in enumerate(rows, 1)]
