@@ -138,6 +138,18 @@ class Checkpoints:
             }
         return like._replace(params=restored[PARAMS], opt_state=restored[OPT_STATE], **restored[REST])
 
+    def resume(self, state: TrainState, warn: Warn) -> TrainState:
+        """`restore` in place of a state whose memory is needed for it; what is trained in that is gone.
+
+        Raises:
+            DataError: see `restore`.
+        """
+        trained = {"params": state.params, "opt_state": state.opt_state}
+        like = state._replace(**jax.tree.map(ocp.utils.to_shape_dtype_struct, trained))
+        for leaf in jax.tree.leaves(trained):
+            leaf.delete()
+        return self.restore(like, warn)
+
     def restore_params(self, step: int | None, warn: Warn) -> tuple[Params, dict[str, Any], int]:
         """Parameters alone, on the host, as they were saved on any number of devices.
 

@@ -184,7 +184,7 @@ def export(config: ExportConfig) -> Path:
         return folder
     evals = run_folder.read_json(run / run_folder.EVAL_FILE)
     if step != len(read_metrics(run / "metrics.jsonl")):  # evaluated was the last update
-        evals = {name: value for name, value in evals.items() if name not in ("after", hf.REWARD_BIAS)}
+        evals = {name: evals[name] for name in ("before", "headline_split") if name in evals}
     tokenizer = hf.load_tokenizer(run / TOKENIZER_FOLDER)
     write_models(
         folder, meta, params, frozen, tokenizer, evals, dtype=config.dtype, max_shard_size=config.max_shard_size

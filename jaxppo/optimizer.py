@@ -20,6 +20,22 @@ class LearningRates(NamedTuple):
     value: Schedule
 
 
+PRETRAINED_SIZE = 10_000_000
+"""Parameters that hardly a model from scratch has here; the smallest Pythia has 14 million."""
+HIGHEST_RATE = 1e-4
+"""Ten times what pretrained models are fine-tuned with, all weights trained."""
+
+
+def high_rates(config: OptimizerConfig, parameters: int) -> str | None:
+    """A warning where a model that must be a pretrained one would learn at the rate of a tiny one; else None."""
+    rates = {"learning_rate": config.learning_rate, "value_learning_rate": config.value_learning_rate}
+    high = [f"{name} {rate:g}" for name, rate in rates.items() if rate is not None and rate > HIGHEST_RATE]
+    if parameters < PRETRAINED_SIZE or not high:
+        return None
+    verb = "are" if len(high) > 1 else "is"
+    return f"{' and '.join(high)} {verb} high for {parameters:,} parameters, pretrained models take 1e-6 to 1e-5"
+
+
 def make_schedule(config: OptimizerConfig, num_updates: int, peak: float) -> Schedule:
     """Linear warm-up to `peak`, then constant, linear or cosine decay to 0 at `num_updates`.
 

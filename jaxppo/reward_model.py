@@ -98,10 +98,14 @@ class Start(NamedTuple):
     loaded: hf.Loaded | None  # None: drawn at random
 
 
-def start_model(config: RewardModelConfig) -> Start:
+def start_model(config: RewardModelConfig, placement: hf.Placement | None = None) -> Start:
     """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones.
 
     A score head that the folder lacks is drawn with standard deviation 1 / sqrt(hidden_size + 1).
+
+    Args:
+        config: of the command.
+        placement: see `hf.load_model`; fresh parameters lie on the first device.
 
     Raises:
         ModelError: a folder is missing or does not hold what it should.
@@ -110,7 +114,7 @@ def start_model(config: RewardModelConfig) -> Start:
     """
     folder = hf.find_model(config.model_path or config.tokenizer_path, weights=config.model_path is not None)
     tokenizer = hf.load_tokenizer(folder)
-    loaded = None if config.model_path is None else hf.load_model(folder, head="score")
+    loaded = None if config.model_path is None else hf.load_model(folder, head="score", placement=placement)
     model = _fresh_config(config, tokenizer) if loaded is None else loaded.config
     hf.check_tokenizer(tokenizer, model, str(folder))
     key = ops.purpose_key(config.run.seed, ops.Purpose.INIT)
@@ -265,18 +269,23 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     trackers = Trackers(config.loop.report_to, folder, config, console.warn)
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
-    start = start_model(config)
+    start = start_model(config, parallel.placement)
     parallel.check_model(start.model)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
     longest = min(config.max_length, start.model.max_length or config.max_length)
     splits = load_pairs(config, start.tokenizer, longest, console)
     num_steps = config.num_updates(len(splits[config.train_split].kept))
+    parameters = sum(p.size for p in jax.tree.leaves(start.params))
     console.print(
         f"reward model: {num_steps} steps of {config.batch_size} pairs out of "
-        f"{len(splits[config.train_split].kept)}, {sum(p.size for p in jax.tree.leaves(start.params)):,} parameters, "
-        f"into {folder}"
+        f"{len(splits[config.train_split].kept)}, {parameters:,} parameters, into {folder}"
     )
+    warning = (
+        None if config.peft.use_peft or start.loaded is None else optimizer.high_rates(config.optimizer, parameters)
+    )
+    if warning is not None:
+        console.warn(f"{warning}: --learning_rate sets another")
     if config.run.dry_run:
         return folder
     processes.on_first(lambda: run_folder.claim(folder, config, config.run))

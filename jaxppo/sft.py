@@ -43,10 +43,15 @@ class Start(NamedTuple):
     loaded: hf.Loaded | None  # None: drawn at random
 
 
-def start_model(config: SFTConfig) -> Start:
-    """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones."""
+def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Start:
+    """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones.
+
+    Args:
+        config: of the command.
+        placement: see `hf.load_model`; fresh parameters lie on the first device.
+    """
     if config.model_path is not None:
-        return Start(*hf.load_policy(config.model_path))
+        return Start(*hf.load_policy(config.model_path, placement))
     if config.tokenizer_path is None:
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
@@ -100,7 +105,7 @@ def sft(config: SFTConfig) -> Path:
     trackers = Trackers(config.loop.report_to, folder, config, console.warn)
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
-    start = start_model(config)
+    start = start_model(config, parallel.placement)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
     model, tokenizer = models.computing_in(start.model, config.dtype), start.tokenizer
@@ -121,10 +126,13 @@ def sft(config: SFTConfig) -> Path:
     loop = config.with_best_metric().loop
     loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)
+    parameters = sum(p.size for p in jax.tree.leaves(start.params))
     console.print(
-        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {len(rows)}, "
-        f"{sum(p.size for p in jax.tree.leaves(start.params)):,} parameters, into {folder}"
+        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {len(rows)}, {parameters:,} parameters, "
+        f"into {folder}"
     )
+    if start.loaded is not None and (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:
+        console.warn(f"{warning}: --learning_rate sets another")
     if config.run.dry_run:
         return folder
     processes.on_first(lambda: run_folder.claim(folder, config, config.run))

@@ -66,7 +66,7 @@ def run_steps(
     checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, best, loop.greater_is_better)
     state = parallel.put(state)
     if processes.on_first(lambda: checkpoints.steps):
-        state = checkpoints.restore(state, console.warn)
+        state = checkpoints.resume(state, console.warn)
     start = saved = int(state.step)
     record: dict[str, Any] = {}
     trackers.begin(start)

@@ -24,6 +24,7 @@ from jaxppo import (
     lora,
     memory,
     models,
+    optimizer,
     padding,
     plan_reward,
     preemption,
@@ -65,11 +66,6 @@ from jaxppo.supervised import print_best, recall
 from jaxppo.throughput import Throughput
 from jaxppo.trackers import Trackers
 from jaxppo.types import Params, TrainState, Trajectories
-
-PRETRAINED_SIZE = 10_000_000
-"""Parameters that hardly a model from scratch has here; the smallest Pythia has 14 million."""
-HIGHEST_RATE = 1e-4
-"""Ten times what pretrained models are fine-tuned with by PPO, all weights trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +330,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     console.stage(config.ppo.algorithm.upper())
     checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, loop.best_metric, loop.greater_is_better)
     if processes.on_first(lambda: checkpoints.steps):
-        state = checkpoints.restore(state, console.warn)
+        state = checkpoints.resume(state, console.warn)
     start, health = int(state.step), Health(console, folder, config.max_bad_updates, parallel.to_host)
     profile = Profile(config.profile if processes.is_first() else 0, start, last, folder, console)
     saved, record = start, {}
@@ -369,7 +365,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 profile.end(step)
                 record |= compilations.end(step + 1, trajectories.sequences.input_ids.shape[1])
                 record |= memory.measured(parallel.local_devices)
-                if step == start:
+                if step == start and "memory/peak_mib" in record:
                     console.print(memory.describe_measured(record, parallel.local_devices))
                 if loop.evaluates_at(step + 1, last):
                     progress.doing("evaluation")
@@ -474,21 +470,11 @@ def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
             "top_k, top_p and min_p sample from a truncated distribution, log-probabilities are recomputed without the "
             "truncation: the KL estimates are biased (top_k 0, top_p 1 and no min_p keep them right)"
         )
-    if (warning := _high_rate(config, parameters)) is not None:
-        setup.console.warn(warning)
+    if not config.peft.use_peft and (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:
+        presets = "the presets default, blocksworld and tiny are for a tiny model"
+        setup.console.warn(f"{warning}; {presets}: set them by flags, or in a --config file of its own")
     if ppo.kl_coef == 0:
         setup.console.print("kl_coef 0: no reference, and no KL is measured")
-
-
-def _high_rate(config: TrainConfig, parameters: int) -> str | None:
-    """A warning where a model that must be a pretrained one would learn at the rate of a tiny one; else None."""
-    rate = config.optimizer.learning_rate
-    if parameters < PRETRAINED_SIZE or rate <= HIGHEST_RATE or config.peft.use_peft:
-        return None
-    return (
-        f"learning_rate {rate:g} is high for {parameters:,} parameters, pretrained models take 1e-6 to 1e-5; "
-        "the presets default, blocksworld and tiny are for a tiny model: --learning_rate, or a --config file of its own"
-    )
 
 
 def _print_memory(setup: Setup, start: Start) -> None:

@@ -68,6 +68,13 @@ def restored(folder, warn=no_warning, like=None):
     return Checkpoints(folder, 2).restore(make_state(99) if like is None else like, warn)
 
 
+def test_resume_frees_what_it_replaces(tmp_path):
+    saved(tmp_path, 3)
+    before = make_state(99)
+    assert_equal_bits(Checkpoints(tmp_path, 2).resume(before, no_warning), make_state(3, 3))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((before.params, before.opt_state)))
+
+
 def names(folder):
     return sorted(entry.name for entry in folder.iterdir())
 

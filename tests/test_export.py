@@ -235,6 +235,12 @@ def test_sft_checkpoints_are_exported_too(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, saved_params(run)["policy"])
     early = run_export(run, tmp_path / "early", "--step", 2)
     assert hf.load_policy(early / "policy").tokenizer.get_vocab() == data.word_tokenizer().get_vocab()
+    cards = [(where / "policy" / "README.md").read_text() for where in (folder, early)]
+    results = [card.split("## Results")[1].split("\n## ")[0] for card in cards]
+    assert ["test_longer" in part for part in results] == [
+        True,
+        False,
+    ]  # those of the last step are not of an early one
 
 
 def comparable(run):

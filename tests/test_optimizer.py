@@ -104,3 +104,15 @@ def test_apply_gradients_carries_adams_moments_from_step_to_step():
     first = 2 / 3  # m = 0.2, v = 0.004, corrected to 2 and 4
     m, v = (0.9 * 0.2 - 0.1) / (1 - 0.9**2), (0.999 * 0.004 + 0.001) / (1 - 0.999**2)
     np.testing.assert_allclose(state.params["policy"], [-first - m / (np.sqrt(v) + 1)], rtol=1e-4)
+
+
+def test_rates_of_tiny_models_are_warned_of_with_larger_ones():
+    both = OptimizerConfig(learning_rate=6e-4, value_learning_rate=2e-3)
+    assert optimizer.high_rates(both, 12_000_000) == (
+        "learning_rate 0.0006 and value_learning_rate 0.002 are high for 12,000,000 parameters, pretrained models take "
+        "1e-6 to 1e-5"
+    )
+    of_values = OptimizerConfig(learning_rate=1e-5, value_learning_rate=2e-3)
+    assert optimizer.high_rates(of_values, 12_000_000).startswith("value_learning_rate 0.002 is high for")
+    assert optimizer.high_rates(OptimizerConfig(learning_rate=1e-5), 12_000_000) is None
+    assert optimizer.high_rates(both, 1_000_000) is None

@@ -55,3 +55,10 @@ def test_the_loss_is_the_mean_over_all_completion_tokens():
             count += 1
     assert count == np.sum(weights > 0)
     np.testing.assert_allclose(stats["loss"], total / count, rtol=1e-5)
+
+
+def test_a_model_is_read_into_its_shards():
+    config = replace(SFTConfig(), model_path="blocksworld-sft")
+    start = sft.start_model(config, DataParallel("fsdp").placement)
+    kernels = [leaf for leaf in jax.tree.leaves(start.params) if leaf.ndim == 2]
+    assert kernels and all(leaf.addressable_shards[0].data.size * 4 == leaf.size for leaf in kernels)
