@@ -139,7 +139,11 @@ class Checkpoints:
         return like._replace(params=restored[PARAMS], opt_state=restored[OPT_STATE], **restored[REST])
 
     def resume(self, state: TrainState, warn: Warn) -> TrainState:
-        """`restore` in place of a state whose memory is needed for it; what is trained in that is gone.
+        """`restore`, into the memory of a state that nobody needs any more.
+
+        Args:
+            state: says where arrays are placed; its parameters and optimizer state are deleted.
+            warn: see `restore`.
 
         Raises:
             DataError: see `restore`.

@@ -96,11 +96,11 @@ class _Run:
             check_ids([row for of_split in self.rows.values() for row in of_split])
         sources = [source for side in self.sides if not side.is_file for source in side.sources]
         self._ready = {source: self._open(source) for source in sources[:1]}
-        answered = _ids(next(iter(self._ready.values())).evaluator.rows if sources else self.rows)
+        answered = self._ready[sources[0]].evaluator.rows if sources else self.rows
         for source in sources[1:]:
             opened = self._open(source)
             opened.rewards.close()  # it is read again in its turn
-            if _ids(opened.evaluator.rows) != answered:
+            if _ids(opened.evaluator.rows) != _ids(answered):
                 got = f"others for {source} than for {sources[0]}"
                 raise DataError(f"filter_overlong_prompts: expected the same rows left out for all models, got {got}")
         self._plans = {side.label: self._read(side.sources[0], answered) for side in self.sides if side.is_file}
@@ -116,16 +116,13 @@ class _Run:
             records += answer_records(rows) if rows else _plain_records(of_split, split)
         return Evaluated(side.label, results, judged, records)
 
-    def _read(self, path: str, wanted: Mapping[str, Sequence[str]]) -> dict[str, Answered]:
-        """The plans of a file for the wanted rows of every split; those of other rows of the data may be in it."""
-        kept = {split: set(names) for split, names in wanted.items()}
-        rows = {split: [row for row in rows if row["id"] in kept[split]] for split, rows in self.rows.items()}
-        left_out = {row["id"] for of_split in self.rows.values() for row in of_split}
-        left_out -= {row["id"] for of_split in rows.values() for row in of_split}
+    def _read(self, path: str, rows: Mapping[str, list[Row]]) -> dict[str, Answered]:
+        """The plans of a file for these rows of every split; those of other rows of the data may be in it."""
+        every, kept = ({name for names in _ids(each).values() for name in names} for each in (self.rows, rows))
         answers = iter(
             match_plans(
                 [row for of_split in rows.values() for row in of_split],
-                {name: plans for name, plans in read_plans(path).items() if name not in left_out},
+                {name: plans for name, plans in read_plans(path).items() if name not in every - kept},
                 allow_missing=self.config.allow_missing_plans,
                 allow_unknown=self.config.allow_unknown_plans,
             )

@@ -100,9 +100,9 @@ def _name(row: Row) -> _Name:
 
 def check_ids(rows: Sequence[Row]) -> None:
     """Raise a `DataError` unless every row of a split has an id of its own, as a comparison needs it."""
-    ((split, twice), count) = Counter(map(_name, rows)).most_common(1)[0]
-    if count > 1:
-        raise DataError(f"compare: expected a different id for each row of split {split}, got {twice} {count} times")
+    for (split, name), count in Counter(map(_name, rows)).items():
+        if count > 1:
+            raise DataError(f"compare: expected a different id for each row of split {split}, got {name} {count} times")
 
 
 def _by_name(rows: Sequence[JudgedRow]) -> dict[_Name, JudgedRow]:

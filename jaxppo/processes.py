@@ -46,7 +46,8 @@ def join(run: RunConfig) -> None:
             value, expected = getattr(run, name), "none without --coordinator_address or --distributed"
             if value is not None:
                 raise ConfigError(f"{name}: expected {expected}, got {value}")
-    if not run.is_distributed or jax.distributed.is_initialized():
+        return
+    if jax.distributed.is_initialized():
         return
     from_environment = lambda name: int(os.environ[name]) if name in os.environ else None  # noqa: E731
     count = from_environment("JAX_NUM_PROCESSES") if run.num_processes is None else run.num_processes

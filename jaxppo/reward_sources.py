@@ -125,7 +125,11 @@ def _sentiment(config: RewardConfig) -> RewardFunction:
 def shares_policy(config: RewardConfig) -> bool:
     """Whether the reward `model` is an adapter on the weights that the policy starts from, as `learned_by` reads it."""
     path = config.reward_model_path
-    return path is not None and (hf.find_model(path) / lora.CONFIG_FILE).exists()
+    return path is not None and _is_adapter(hf.find_model(path))
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / lora.CONFIG_FILE).exists()
 
 
 def learned_by(
@@ -142,7 +146,7 @@ def learned_by(
 
     def load(path: str) -> RewardFunction:
         folder = hf.find_model(path)
-        if (folder / lora.CONFIG_FILE).exists():
+        if _is_adapter(folder):
             return load_adapter_reward(str(folder), policy, params, tokenizer, parallel)
         return load_learned_reward(str(folder), tokenizer, parallel, dtype=policy.compute_dtype or "float32")
 

@@ -97,7 +97,7 @@ def run_steps(
             except Exception:
                 if saved < done and is_whole(state):
                     if done > step:
-                        console.warn(f"update {done} is saved without its evaluation, which is not made up for")
+                        warn_of_evaluation(console, done)
                         tell(record)
                     trackers.flush()
                     checkpoints.save(done, state, meta | {"step": done}, record)
@@ -132,6 +132,11 @@ def recall(progress: ProgressView, folder: Path, start: int) -> None:
     """Tell a view the numbers of the updates before this process, as the log has them."""
     if start and processes.is_first():
         progress.recall(map(vitals.numbers, read_metrics(folder / "metrics.jsonl")))
+
+
+def warn_of_evaluation(console: Console, step: int) -> None:
+    """Say that an update is saved whose evaluation has failed."""
+    console.warn(f"update {step} is saved without its evaluation, which is not made up for")
 
 
 def print_best(console: Console, checkpoints: Checkpoints, folder: Path) -> None:

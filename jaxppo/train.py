@@ -62,7 +62,7 @@ from jaxppo.preemption import Preempted, Preemption
 from jaxppo.profiling import Profile, check_updates
 from jaxppo.report_page import reported
 from jaxppo.rewards import Completions, Rewards
-from jaxppo.supervised import print_best, recall
+from jaxppo.supervised import print_best, recall, warn_of_evaluation
 from jaxppo.throughput import Throughput
 from jaxppo.trackers import Trackers
 from jaxppo.types import Params, TrainState, Trajectories
@@ -120,8 +120,8 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
     config = config.with_episodes(len(fitting)).with_best_metric()
     check_updates(config.profile, config.num_updates)
     prompts = _prompts(config, fitting, turns)
+    longest = prompts.longest + config.sampling.response_length
     for each in (model, value_model):
-        longest = prompts.longest + config.sampling.response_length
         models.check_length(each, longest, "longest prompt and response_length")
     rewards = _rewards(config, policy, parallel, folder)
     rewards.check_columns([*data.column_names(rows), "prompt_ids"])
@@ -375,7 +375,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 stopped = isinstance(error, Preempted)
                 if saved < done and (stopped or is_whole(state)):
                     if done > step:
-                        console.warn(f"update {done} is saved without its evaluation, which is not made up for")
+                        warn_of_evaluation(console, done)
                         log(record)
                     setup.trackers.flush()
                     checkpoints.save(done, state, _checkpoint_meta(setup, record), record)
