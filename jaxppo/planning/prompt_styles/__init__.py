@@ -1,1 +1,0 @@
-"""The prompt styles, a module each; `jaxppo.planning.prompts` chooses among them."""
