@@ -26,9 +26,10 @@ def first_update(preset: str | None, began: float) -> None:
     def milestone(name: str) -> None:
         times[name] = round(time.time() - began, 3)
 
-    from jaxppo import cli, train
+    from jaxppo import train
     from jaxppo.config import TrainConfig
-    from jaxppo.config_sources import parse_cli
+    from jaxppo.config.sources import parse_cli
+    from jaxppo.run import cli
 
     milestone("imported")
 

@@ -39,7 +39,8 @@ def jaxppo_contestant(work: Workload, folder: Path) -> None:
 
     import jax
 
-    from jaxppo import hf, ops, rollout
+    from jaxppo import hf
+    from jaxppo.rl import ops, rollout
     from jaxppo.types import PromptBatch
 
     jax.config.update("jax_default_matmul_precision", "highest" if work.dtype == "float32" else None)

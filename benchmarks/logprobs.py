@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxppo.logprobs import token_logprobs
+from jaxppo.nn.head_logprobs import token_logprobs
 
 jax.config.update("jax_default_matmul_precision", "highest")
 

@@ -42,7 +42,7 @@ from jaxppo.planning import (
     validate_plan,
 )
 from jaxppo.planning.domains import blocksworld
-from jaxppo.planning.plans import Action
+from jaxppo.planning.language.plans import Action
 
 LOGISTICS = """(define (domain logistics)
   (:requirements :strips :typing)

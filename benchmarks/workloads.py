@@ -41,7 +41,7 @@ WORKLOADS = {
 
 def model_config(work: Workload) -> Any:
     """The architecture that all four models share."""
-    from jaxppo.families.gpt_neox import GPTNeoXConfig
+    from jaxppo.nn.gpt_neox import GPTNeoXConfig
 
     return GPTNeoXConfig(
         vocab_size=work.vocab,
@@ -85,7 +85,7 @@ def write_inputs(work: Workload, folder: Path) -> None:
 def train_config(work: Workload, folder: Path) -> Any:
     """The run on `write_inputs(work, folder)` as `python -m jaxppo.train` would be asked for it."""
     from jaxppo.config import TrainConfig
-    from jaxppo.config_sources import replace
+    from jaxppo.config.sources import replace
 
     return replace(
         TrainConfig(),

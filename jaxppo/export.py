@@ -11,18 +11,20 @@ from typing import Any
 
 import jax
 
-from jaxppo import __version__, cli, hf, lora, run_folder
-from jaxppo.checkpoint import Checkpoints
+from jaxppo import __version__, hf
 from jaxppo.config import ExportConfig
-from jaxppo.config_sources import parse_cli
-from jaxppo.console import Console
+from jaxppo.config.sources import parse_cli
 from jaxppo.errors import DataError, ModelError
-from jaxppo.families import ModelConfig
 from jaxppo.hf import Loaded
-from jaxppo.logs import read_metrics
-from jaxppo.lora import LoraConfig
-from jaxppo.model_card import license_of, model_card
-from jaxppo.model_files import read_json
+from jaxppo.hf.card import license_of, model_card
+from jaxppo.hf.files import read_json
+from jaxppo.nn import ModelConfig, lora
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.run import cli
+from jaxppo.run import folder as run_folder
+from jaxppo.run.checkpoints import Checkpoints
+from jaxppo.run.console import Console
+from jaxppo.run.jsonl import read_metrics
 from jaxppo.types import Params
 
 TOKENIZER_FOLDER = "tokenizer"

@@ -23,8 +23,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.families import FAMILIES, ModelConfig, partition
-from jaxppo.families.layers import Cache, with_adapters
+from jaxppo.nn import FAMILIES, ModelConfig
+from jaxppo.nn.layers import Cache, with_adapters
+from jaxppo.parallel import partition
 
 Params = dict[str, Any]
 

@@ -14,24 +14,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxppo import cli, hf, lora, models, ops, optimizer, processes, run_folder, update
+from jaxppo import hf, models
 from jaxppo.config import RewardModelConfig
-from jaxppo.config_sources import flatten, parse_cli, plain_values
-from jaxppo.console import Console
+from jaxppo.config.sources import flatten, parse_cli, plain_values
 from jaxppo.data import bucket
+from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
+from jaxppo.evaluate.intervals import wilson
 from jaxppo.export import REWARD_MODEL, TOKENIZER_FOLDER, base_of, models_meta, write_models
-from jaxppo.families import ModelConfig
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.intervals import wilson
-from jaxppo.lora import LoraConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import adapter_of
-from jaxppo.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
-from jaxppo.report_page import reported
-from jaxppo.reward_scores import RowScorer, row_scores
-from jaxppo.supervised import Steps, in_parts, run_steps
-from jaxppo.trackers import Trackers
+from jaxppo.nn import ModelConfig, lora
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel import processes
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.report.run_page import reported
+from jaxppo.reward_functions.row_scores import RowScorer, row_scores
+from jaxppo.rl import ops, optimizer, update
+from jaxppo.rl.ppo import adapter_of
+from jaxppo.run import cli
+from jaxppo.run import folder as run_folder
+from jaxppo.run.console import Console
+from jaxppo.run.loop import Steps, in_parts, run_steps
+from jaxppo.run.trackers import Trackers
 from jaxppo.types import Array, Axes, Params, Stats, TrainState
 
 MODEL = "policy"

@@ -17,14 +17,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from jaxppo import cli
 from jaxppo.config import RewardServerConfig
-from jaxppo.config_sources import parse_cli
-from jaxppo.console import sanitize
+from jaxppo.config.redact import redact
+from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.parallel import DataParallel
-from jaxppo.redact import redact
-from jaxppo.reward_contract import (
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.reward_functions.http_contract import (
     TOKEN_VARIABLE,
     Batch,
     check_lengths,
@@ -33,8 +31,10 @@ from jaxppo.reward_contract import (
     is_finite,
     read_request,
 )
-from jaxppo.reward_sources import learned_from_text, make_rewards
+from jaxppo.reward_functions.registry import learned_from_text, make_rewards
 from jaxppo.rewards import Completions, arguments_of, missing_column, name_of
+from jaxppo.run import cli
+from jaxppo.run.console import sanitize
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

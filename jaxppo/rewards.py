@@ -24,8 +24,8 @@ from statistics import fmean, pstdev
 from typing import Any, Literal, NamedTuple, Protocol
 
 from jaxppo.errors import DataError, JaxppoError, did_you_mean
-from jaxppo.logs import plain
-from jaxppo.plan_reward import lccs, lcs
+from jaxppo.reward_functions.plan import lccs, lcs
+from jaxppo.run.jsonl import plain
 
 __all__ = ["Completions", "Failed", "Policy", "Reward", "RewardFunction", "Rewards", "Scores", "call", "lccs", "lcs"]
 

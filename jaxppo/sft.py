@@ -11,19 +11,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo import cli, data, hf, memory, models, ops, optimizer, processes, reward_sources, rollout, run_folder, update
-from jaxppo.chat import make_turns
+from jaxppo import data, hf, models
 from jaxppo.config import SFTConfig
-from jaxppo.config_sources import flatten, parse_cli, plain_values
-from jaxppo.evaluator import eval_metrics, make_evaluator, print_results
+from jaxppo.config.sources import flatten, parse_cli, plain_values
+from jaxppo.data.chat_template import make_turns
+from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator, print_results
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
-from jaxppo.families import ModelConfig
-from jaxppo.families.gpt2 import GPT2Config
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.report_page import reported
-from jaxppo.supervised import Steps, in_parts, run_steps
-from jaxppo.trackers import Trackers
+from jaxppo.nn import ModelConfig
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel import processes
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import memory
+from jaxppo.report.run_page import reported
+from jaxppo.reward_functions import registry
+from jaxppo.rl import ops, optimizer, rollout, update
+from jaxppo.run import cli
+from jaxppo.run import folder as run_folder
+from jaxppo.run.loop import Steps, in_parts, run_steps
+from jaxppo.run.trackers import Trackers
 from jaxppo.types import Array, Params, Sequences, Stats
 
 
@@ -120,8 +126,8 @@ def sft(config: SFTConfig) -> Path:
         rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, turns
     )
     models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
-    learned = reward_sources.learned_by(model, start.params, tokenizer, parallel.of_process())
-    rewards = reward_sources.make_rewards(config.reward, learned=learned)
+    learned = registry.learned_by(model, start.params, tokenizer, parallel.of_process())
+    rewards = registry.make_rewards(config.reward, learned=learned)
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
     loop = config.with_best_metric().loop
     loop.check_evaluated(evaluator.metric_names)
@@ -145,7 +151,7 @@ def sft(config: SFTConfig) -> Path:
         "seed": config.run.seed,
     }
     params = start.params
-    if reward_sources.shares_policy(config.reward):  # of these weights a step takes over the memory
+    if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
     state = update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
     steps = Steps(

@@ -16,33 +16,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import (
-    cli,
-    data,
-    flops,
-    hf,
-    lora,
-    memory,
-    models,
-    optimizer,
-    padding,
-    plan_reward,
-    preemption,
-    processes,
-    reward_sources,
-    run_folder,
-    vitals,
-)
-from jaxppo.chat import Turns, make_turns
-from jaxppo.checkpoint import Checkpoints, is_whole
-from jaxppo.clock import FinishClock
-from jaxppo.compilation import Compilations
+from jaxppo import data, hf, models
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import flatten, parse_cli, plain_values
-from jaxppo.console import Console, ProgressView
-from jaxppo.curves import plot_curves
+from jaxppo.config.sources import flatten, parse_cli, plain_values
+from jaxppo.data.chat_template import Turns, make_turns
 from jaxppo.errors import ConfigError, ModelError
-from jaxppo.evaluator import (
+from jaxppo.evaluate.evaluator import (
     Evaluator,
     eval_metrics,
     make_evaluator,
@@ -51,20 +30,31 @@ from jaxppo.evaluator import (
     score_text,
 )
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
-from jaxppo.families import ModelConfig
-from jaxppo.health import Health
-from jaxppo.logs import JsonlLog, read_metrics
-from jaxppo.metrics import find as find_metric
-from jaxppo.metrics import with_old_names
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import PPO
-from jaxppo.preemption import Preempted, Preemption
-from jaxppo.profiling import Profile, check_updates
-from jaxppo.report_page import reported
+from jaxppo.nn import ModelConfig, lora
+from jaxppo.parallel import processes
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import flops, memory
+from jaxppo.profiling.compilation import Compilations
+from jaxppo.profiling.device_clock import FinishClock
+from jaxppo.profiling.throughput import Throughput
+from jaxppo.profiling.trace import Profile, check_updates
+from jaxppo.report.picture import plot_curves
+from jaxppo.report.run_page import reported
+from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Completions, Rewards
-from jaxppo.supervised import print_best, recall, warn_of_evaluation
-from jaxppo.throughput import Throughput
-from jaxppo.trackers import Trackers
+from jaxppo.rl import optimizer, padding
+from jaxppo.rl.ppo import PPO
+from jaxppo.run import cli, headline, preemption
+from jaxppo.run import folder as run_folder
+from jaxppo.run.alarms import Health
+from jaxppo.run.checkpoints import Checkpoints, is_whole
+from jaxppo.run.console import Console, ProgressView
+from jaxppo.run.jsonl import JsonlLog, read_metrics
+from jaxppo.run.loop import print_best, recall, warn_of_evaluation
+from jaxppo.run.metrics import find as find_metric
+from jaxppo.run.metrics import with_old_names
+from jaxppo.run.preemption import Preempted, Preemption
+from jaxppo.run.trackers import Trackers
 from jaxppo.types import Params, TrainState, Trajectories
 
 
@@ -103,7 +93,7 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
     if config.reward.judges_plans:
-        plan_reward.check_validator(config.validator)
+        plan.check_validator(config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     processes.check_same({"dataset": data.fingerprint(rows)})
     # A reward may share the weights, and an adapter is compared with them.
@@ -163,8 +153,8 @@ def _throughput(ppo: PPO, start: Start) -> Throughput:
 
 def _rewards(config: TrainConfig, policy: hf.Policy, parallel: DataParallel, folder: Path) -> Rewards:
     model = models.computing_in(policy.config, config.dtype)
-    learned = reward_sources.learned_by(model, policy.params, policy.tokenizer, parallel.of_process())
-    return reward_sources.make_rewards(
+    learned = registry.learned_by(model, policy.params, policy.tokenizer, parallel.of_process())
+    return registry.make_rewards(
         config.reward, validator=config.validator, seed=config.run.seed, folder=folder, learned=learned
     )
 
@@ -393,7 +383,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
                 checkpoints.save(step + 1, state, _checkpoint_meta(setup, record), record)
                 saved = step + 1
             health.check(record, trajectories, samples)
-            progress.update(step + 1, **vitals.numbers(record))
+            progress.update(step + 1, **headline.numbers(record))
     print_best(console, checkpoints, folder)
     return state
 
@@ -417,7 +407,7 @@ def _progress(setup: Setup, folder: Path, start: int) -> AbstractContextManager[
         f"{config.batch_size} completions, into {folder}"
     )
     stages = ("evaluation before", title, "evaluation after", "saving")
-    return setup.console.progress(config.num_updates, title, start, header=header, stages=stages, hint=vitals.hint)
+    return setup.console.progress(config.num_updates, title, start, header=header, stages=stages, hint=headline.hint)
 
 
 def _show_samples(progress: ProgressView, samples: list[dict[str, Any]], shown: int = 3) -> None:
@@ -429,7 +419,7 @@ def _show_samples(progress: ProgressView, samples: list[dict[str, Any]], shown: 
 
 def _evaluate(setup: Setup, folder: Path, moment: str, state: TrainState) -> dict[str, Any]:
     """Evaluate, print the result, and keep some of the answers."""
-    judge = setup.evaluator.validator or reward_sources.describe(setup.config.reward)
+    judge = setup.evaluator.validator or registry.describe(setup.config.reward)
     setup.console.stage(f"Evaluation {moment} {setup.config.ppo.algorithm.upper()} ({judge})")
     results, samples = setup.evaluator.with_samples(setup.ppo.models_of(state)["policy"])
     print_results(setup.console, results)

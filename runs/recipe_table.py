@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from jaxppo.logs import read_metrics
+from jaxppo.run.jsonl import read_metrics
 
 TIMES = ("time/rollout_s", "time/reward_s", "time/update_s")
 

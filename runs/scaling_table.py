@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ASSETS = Path(__file__).parents[1] / "jaxppo" / "assets" / "blocksworld-sft"
+ASSETS = Path(__file__).parents[1] / "jaxppo" / "hf" / "assets" / "blocksworld-sft"
 
 PYTHIA = {  # hidden size, layers, heads, intermediate size, vocabulary
     "160M": (768, 12, 12, 3072, 50304),

@@ -4,7 +4,7 @@ import json
 
 from jaxppo.config import DataConfig
 from jaxppo.data import REQUESTS_FILE, SHIPPED_DATA, build_request, built_in_request
-from jaxppo.planning.dataset_folder import write_parquet
+from jaxppo.planning.datasets.folder import write_parquet
 
 requests = {split: built_in_request(DataConfig(), split) for split in ("rl", "test", "test_longer")}
 SHIPPED_DATA.mkdir(exist_ok=True)

@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from headless import CHROMIUM, Browser
+
+from tests.headless import CHROMIUM, Browser
 
 os.environ["XLA_FLAGS"] = " ".join(
     [
@@ -45,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _as_in_a_command() -> None:
     """JAX set up as by every command: what one test has compiled the others read from disk, in any process."""
-    from jaxppo import cli
+    from jaxppo.run import cli
 
     cli.main(lambda: None)
 

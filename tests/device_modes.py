@@ -15,12 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxppo import data, models, padding, processes
+from jaxppo import data, models
 from jaxppo.config import RunConfig, TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import PPO
+from jaxppo.config.sources import replace
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel import processes
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.rl import padding
+from jaxppo.rl.ppo import PPO
 
 EOS, PAD, ROWS, LENGTH, UPDATES = 0, 1, 16, 6, 2
 MODEL = GPTNeoXConfig(

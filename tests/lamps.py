@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxppo.plan_answers import Answer, JudgedRow, judge_rows
+from jaxppo.evaluate.predictions import Answer, JudgedRow, judge_rows
 
 DOMAIN = """(define (domain lamps) (:predicates (have ?x) (lit ?x))
   (:action light :parameters (?x) :precondition (have ?x) :effect (lit ?x)))"""

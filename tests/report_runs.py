@@ -4,9 +4,9 @@ import json
 import math
 
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import preset_values, replace, write_yaml
-from jaxppo.intervals import wilson
-from jaxppo.logs import JsonlLog
+from jaxppo.config.sources import preset_values, replace, write_yaml
+from jaxppo.evaluate.intervals import wilson
+from jaxppo.run.jsonl import JsonlLog
 
 HOSTILE = "</script><script>document.title = 'run'</script><img src=x onerror=alert(1)>"
 SNEAKY = "up\u202edown\x1b[31m\u200bend\x00"

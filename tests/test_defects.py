@@ -12,13 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import advantages, data, models, plan_reward
+from jaxppo import data, models
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DataParallel
+from jaxppo.config.sources import replace
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.domains import blocksworld
-from jaxppo.ppo import PPO
+from jaxppo.reward_functions import plan as plan_reward
+from jaxppo.rl import advantages
+from jaxppo.rl.ppo import PPO
 from jaxppo.types import PromptBatch, Rollout
 
 EOS, PAD, STOP, ROWS, LENGTH = 0, 1, 2, 8, 6

@@ -24,19 +24,20 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from headless import CHROMIUM, Browser
-from one_layer import ONE_LAYER
 
-from jaxppo import hf, metrics, models
+from jaxppo import hf, models
 from jaxppo.config import ReportConfig
+from jaxppo.config.sources import flatten, parse_cli, parse_flags
 from jaxppo.config_page import COMMANDS
-from jaxppo.config_sources import flatten, parse_cli, parse_flags
 from jaxppo.data import word_tokenizer
 from jaxppo.errors import ConfigError
-from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.planning import parse_domain
+from jaxppo.run import metrics
+from tests import ROOT
+from tests.headless import CHROMIUM, Browser
+from tests.one_layer import ONE_LAYER
 
-ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
 
 TRANSCRIPTS = [
@@ -47,7 +48,7 @@ TRANSCRIPTS = [
 """What a newcomer does, command by command; the pages of an entry share a folder."""
 
 RUN_ELSEWHERE = {
-    "docs/evaluation.md": "tests/test_plan_page.py",  # needs plans to read
+    "docs/evaluation.md": "tests/report/test_plan_page.py",  # needs plans to read
     "docs/reward_server.md": "tests/test_reward_server.py",  # needs a server
 }
 """Pages whose python is run by other tests, which bring what it needs."""

@@ -6,19 +6,21 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
-import one_layer
 import pytest
 from safetensors.numpy import load, load_file
 
-from jaxppo import cli, data, hf, lora, models, train
-from jaxppo.checkpoint import Checkpoints
+from jaxppo import data, hf, models, train
 from jaxppo.config import ExportConfig, TrainConfig
-from jaxppo.config_sources import parse_cli
+from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ModelError
 from jaxppo.export import export
-from jaxppo.families.gpt2 import GPT2Config
-from jaxppo.logs import read_metrics
+from jaxppo.nn import lora
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.run import cli
+from jaxppo.run.checkpoints import Checkpoints
+from jaxppo.run.jsonl import read_metrics
 from jaxppo.sft import SFTConfig, sft
+from tests import one_layer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -4,9 +4,10 @@ import ast
 import dataclasses
 import os
 import re
-from pathlib import Path
 
 import pytest
+
+from tests import ROOT
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
@@ -14,11 +15,11 @@ import transformers
 import trl
 from trl.experimental.ppo import PPOConfig
 
-from jaxppo import metrics
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import flatten, parse_cli
+from jaxppo.config.sources import flatten, parse_cli
+from jaxppo.run import metrics
 
-PATH = Path(__file__).parent.parent / "docs" / "from_trl.md"
+PATH = ROOT / "docs" / "from_trl.md"
 PAGE = PATH.read_text(encoding="utf-8")
 PROSE = re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE)
 OURS = flatten(TrainConfig())

@@ -8,11 +8,13 @@ import sys
 
 import pytest
 
-from jaxppo import cli, evaluate, export, reward_server, train
+from jaxppo import export, reward_server, train
 from jaxppo.config import EvaluateConfig, ExportConfig, RewardModelConfig, RewardServerConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import parse_cli
+from jaxppo.config.sources import parse_cli
+from jaxppo.evaluate import __main__ as evaluate
 from jaxppo.planning import __main__ as planning
-from jaxppo.planning import val
+from jaxppo.planning.validate import val
+from jaxppo.run import cli
 
 ROW = {
     "id": "r-0",
@@ -214,7 +216,7 @@ NOT_THERE = importlib.metadata.PackageNotFoundError("up-aries")
 
 
 def test_reward_server_that_is_down_says_what_to_start(capsys):
-    from jaxppo.reward_client import RewardClient
+    from jaxppo.reward_functions.http_client import RewardClient
 
     with socket.socket() as held:  # bound, and nobody listens
         held.bind(("127.0.0.1", 0))

@@ -11,9 +11,9 @@ import pytest
 
 from jaxppo import hf, models
 from jaxppo.errors import ModelError
-from jaxppo.families.gpt2 import GPT2Config
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.families.layers import ACTIVATIONS
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.layers import ACTIVATIONS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

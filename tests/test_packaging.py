@@ -15,9 +15,9 @@ import yaml
 
 import jaxppo
 from jaxppo import __main__ as console_script
-from jaxppo.doctor import EXTRAS
+from jaxppo.doctor.__main__ import EXTRAS
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NOTICES = (ROOT / "THIRD_PARTY_NOTICES.md").read_text(encoding="utf-8")
 

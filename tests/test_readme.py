@@ -1,9 +1,9 @@
 """The README is a promise: its file tree is the tree, its links lead somewhere; `test_docs.py` runs its code."""
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

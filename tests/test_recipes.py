@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes_of import environment
 from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
@@ -19,14 +18,15 @@ from transformers import (
 )
 
 from jaxppo import toys
-from jaxppo.config_sources import preset_values
-from jaxppo.logs import read_metrics
-from jaxppo.planning.datasets import write_jsonl
+from jaxppo.config.sources import preset_values
+from jaxppo.planning.datasets.rows import write_jsonl
+from jaxppo.run.jsonl import read_metrics
 from jaxppo.toys import texts
 from jaxppo.toys.__main__ import byte_level_bpe
+from tests import ROOT
+from tests.processes_of import environment
 
-ROOT = Path(__file__).parent.parent
-PRESETS = ROOT / "jaxppo" / "presets"
+PRESETS = ROOT / "jaxppo" / "config" / "presets"
 RECIPES = "blocksworld planning-multi tldr-pythia-1b tldr-rloo imdb-gpt2 lora-reward api-reward".split()  # noqa: SIM905
 PLACES = ("dataset", "sft_model_path", "model_path", "reward_model_path", "value_model_path", "sentiment_model_path")
 """Settings that name a model or a data set."""

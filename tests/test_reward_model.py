@@ -11,21 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_models import CONFIGS, torch, transformers
-from test_preferences import word_tokenizer, write_rows
-from test_train import comparable, run_command, snapshot
 
-from jaxppo import hf, lora, models
+from jaxppo import hf, models
 from jaxppo.config import RewardModelConfig
-from jaxppo.config_sources import parse_cli
+from jaxppo.config.sources import parse_cli
+from jaxppo.data.preferences import PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import ConfigError, DataError, ModelError
 from jaxppo.export import ExportConfig, export
-from jaxppo.learned_reward import load_adapter_reward, load_learned_reward
-from jaxppo.logs import read_metrics
-from jaxppo.parallel import DATA, DataParallel
-from jaxppo.preemption import Preempted
-from jaxppo.preferences import PreferenceData, encode_pairs, load_rows
+from jaxppo.nn import lora
+from jaxppo.parallel.devices import DATA, DataParallel
+from jaxppo.reward_functions.learned import load_adapter_reward, load_learned_reward
 from jaxppo.reward_model import preference_loss, start_model, train_reward_model
+from jaxppo.run.jsonl import read_metrics
+from jaxppo.run.preemption import Preempted
+from tests.data.test_preferences import word_tokenizer, write_rows
+from tests.test_models import CONFIGS, torch, transformers
+from tests.test_train import comparable, run_command, snapshot
 
 # ----------------------------------------------------------------------------------------------------------------- loss
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx2
@@ -22,16 +21,16 @@ import uvicorn
 
 from jaxppo import reward_server
 from jaxppo.config import RewardServerConfig
-from jaxppo.config_sources import parse_cli, replace
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError
-from jaxppo.plan_reward import make_plan_reward
 from jaxppo.planning import parse_action
-from jaxppo.planning.datasets import build_split
-from jaxppo.reward_client import RewardClient, RewardError
-from jaxppo.reward_contract import TOKEN_VARIABLE
+from jaxppo.planning.datasets.rows import build_split
+from jaxppo.reward_functions.http_client import RewardClient, RewardError
+from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE
+from jaxppo.reward_functions.plan import make_plan_reward
 from jaxppo.reward_server import make_app, make_function, serve
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent
 TOKEN = "tk-3x4mpl3.of/a+token=="
 PATIENCE_S = 60.0  # for what comes at once unless the machine is busy or something is broken
 PLAIN = {"trust_env": False, "verify": False}  # no proxies, and no time spent on certificates

@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from jaxppo import data, plan_reward
+from jaxppo import data
 from jaxppo.errors import DataError
+from jaxppo.reward_functions import plan
 from jaxppo.rewards import Completions, Policy, Reward, Rewards
 
 
@@ -107,7 +108,7 @@ def test_a_missing_column_is_named_and_never_passed_over(function, on_error):
 def test_plan_reward_names_a_missing_column():
     columns = {"domain_pddl": [""] * 3, "reference_plan": [[]] * 3, "prompt_style": ["atoms"] * 3}
     with pytest.raises(DataError, match=r"reward plan: expected a data column 'problem_pddl'"):
-        run_reward(plan_reward.make_plan_reward(), columns)
+        run_reward(plan.make_plan_reward(), columns)
 
 
 BAD_VALUES = [
@@ -163,10 +164,10 @@ def test_an_error_of_our_own_functions_keeps_its_traceback(monkeypatch):
     def defect(*_, **__):
         raise KeyError("a defect")
 
-    monkeypatch.setattr(plan_reward.PlanJudge, "__call__", defect)
+    monkeypatch.setattr(plan.PlanJudge, "__call__", defect)
     names = ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")
     with pytest.raises(KeyError, match="a defect"):
-        run_reward(plan_reward.make_plan_reward(), {name: [""] * 3 for name in names})
+        run_reward(plan.make_plan_reward(), {name: [""] * 3 for name in names})
 
 
 @pytest.mark.parametrize(

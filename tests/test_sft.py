@@ -3,12 +3,14 @@
 import jax
 import numpy as np
 import pytest
-from device_modes import MODEL
 
-from jaxppo import data, memory, models, optimizer, sft, update
+from jaxppo import data, models, sft
 from jaxppo.config import SFTConfig
-from jaxppo.config_sources import replace
-from jaxppo.parallel import DataParallel
+from jaxppo.config.sources import replace
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import memory
+from jaxppo.rl import optimizer, update
+from tests.device_modes import MODEL
 
 ROWS = [
     {"prompt": "<init> clear a <goal> on a b <plan>", "completion": "stack a b ; " * n + "pick-up a"} for n in range(5)

@@ -16,16 +16,17 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from one_layer import ONE_LAYER
-from processes_of import environment
 
-from jaxppo import cli, hf, metrics, models, train
-from jaxppo.checkpoint import Checkpoints
-from jaxppo.clock import FinishClock
+from jaxppo import hf, models, train
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import parse_cli
-from jaxppo.logs import read_metrics
-from jaxppo.ppo import PPO
+from jaxppo.config.sources import parse_cli
+from jaxppo.profiling.device_clock import FinishClock
+from jaxppo.rl.ppo import PPO
+from jaxppo.run import cli, metrics
+from jaxppo.run.checkpoints import Checkpoints
+from jaxppo.run.jsonl import read_metrics
+from tests.one_layer import ONE_LAYER
+from tests.processes_of import environment
 
 # Whatever an update hands to the next one beside the models changes in these runs: KL coefficient, score moments.
 TINY = [
@@ -191,7 +192,7 @@ def test_pmap_gives_the_same_first_update(finished, tmp_path):
 
 def a_data_folder(folder, **changes):
     """A data folder whose second row has the given columns changed (None: left out)."""
-    from jaxppo.planning import datasets
+    from jaxppo.planning.datasets import rows as datasets
 
     folder.mkdir()
     rows = [dict(row) for row in datasets.build_split("rl", sizes={4: 3}, seed=0, unique=True)]

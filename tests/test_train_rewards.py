@@ -11,18 +11,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import jax
 import numpy as np
 import pytest
-from one_layer import ONE_LAYER
 
-from jaxppo import data, evaluate, hf, lora, models, sft, train
-from jaxppo.checkpoint import Checkpoints
+from jaxppo import data, hf, models, sft, train
 from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import preset_values, replace
+from jaxppo.config.sources import preset_values, replace
 from jaxppo.errors import DataError, ModelError
-from jaxppo.logs import read_metrics
-from jaxppo.parallel import DataParallel
-from jaxppo.planning import datasets
-from jaxppo.preemption import Preempted
-from jaxppo.reward_sources import learned_by
+from jaxppo.evaluate import __main__ as evaluate
+from jaxppo.nn import lora
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.planning.datasets import rows as datasets
+from jaxppo.reward_functions.registry import learned_by
+from jaxppo.run.checkpoints import Checkpoints
+from jaxppo.run.jsonl import read_metrics
+from jaxppo.run.preemption import Preempted
+from tests.one_layer import ONE_LAYER
 
 FUNCTIONS = '''
 import os, time

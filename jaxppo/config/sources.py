@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import tyro
 import yaml
 
+from jaxppo.config.redact import REDACTED, redact
 from jaxppo.errors import ConfigError, did_you_mean
-from jaxppo.redact import REDACTED, redact
 
 Config = TypeVar("Config")
 
@@ -180,7 +180,7 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: no such preset; the message lists those there are.
     """
-    folder = resources.files("jaxppo") / "presets" / command.replace(" ", "_")
+    folder = resources.files("jaxppo.config") / "presets" / command.replace(" ", "_")
     names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     if name not in names:
         raise ConfigError(

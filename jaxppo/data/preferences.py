@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxppo.data import read_rows, row_order
+from jaxppo.data.rows import read_rows, row_order
 from jaxppo.errors import DataError
 from jaxppo.types import Array
 

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxppo import toys
-from jaxppo.cache import cache_dir
-from jaxppo.chat import Turns
+from jaxppo import planning, toys
 from jaxppo.config import DataConfig, parse_sizes
+from jaxppo.config.paths import cache_dir
+from jaxppo.data.chat_template import Turns
 from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
-from jaxppo.planning import dataset_folder, datasets, find_val, needs_time_stamps, parse_action, prompts
+from jaxppo.planning import find_val, needs_time_stamps, parse_action, prompts
+from jaxppo.planning.datasets import folder as dataset_folder
+from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.domains import blocksworld
-from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.types import PromptBatch, Sequences
 
 Row = dict[str, Any]
@@ -28,7 +30,7 @@ PROMPT_BUCKET = 8
 SEQUENCE_BUCKET = 32
 """Packed sequences of a batch are rounded up to a multiple of this, or to the longest possible, for the same reason."""
 
-SHIPPED_DATA, REQUESTS_FILE = Path(__file__).parent / "shipped_data", "requests.json"
+SHIPPED_DATA, REQUESTS_FILE = Path(__file__).parent / "shipped", "requests.json"
 """The splits of the default run, ready made; `runs/shipped_data.py` writes them."""
 
 SPLITS = ("train", "rl", "test", "test_longer")
@@ -251,7 +253,7 @@ def _shipped_requests() -> dict[str, dict[str, Any]]:
 
 def _digest(request: dict[str, Any]) -> str:
     """Name of a cached split: changes with the request and with the code that builds it."""
-    folder = Path(prompts.__file__).parent
+    folder = Path(planning.__file__).parent
     sources = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
     code = b"".join(path.read_bytes() for path in sources)
     text = json.dumps(request, sort_keys=True).encode()

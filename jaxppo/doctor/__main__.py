@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxppo import __version__
-from jaxppo.doctor_checks import REPORT_IT, Check, Probe, has_extra, probes, reason_of
+from jaxppo.config.redact import redact
+from jaxppo.doctor.checks import REPORT_IT, Check, Probe, has_extra, probes, reason_of
 from jaxppo.errors import JaxppoError
-from jaxppo.redact import redact
 
 EXTRAS = {
     "gpu": "NVIDIA GPUs, with a driver for CUDA 13 (580 or newer)",

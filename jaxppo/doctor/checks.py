@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import jaxppo
 from jaxppo import __version__
 
 Status = Literal["ok", "note", "warning", "failed"]
@@ -115,7 +116,7 @@ def packages() -> Iterator[Check]:
     if _version("jaxppo") is None:
         yield Check("jaxppo", "failed", f"{__version__}, not installed", "pip install -e . in the folder of jaxppo")
         return
-    yield Check("jaxppo", "ok", f"{__version__} at {Path(__file__).parent}")
+    yield Check("jaxppo", "ok", f"{__version__} at {Path(jaxppo.__file__).parent}")
     good = [f"jaxlib {_version('jaxlib')}"]
     for needed in requirements("jaxppo"):
         name, version = needed.name, _version(needed.name)
@@ -212,7 +213,7 @@ def _memory() -> tuple[int | None, int | None]:
 
 def disks(output_dir: Path) -> Iterator[Check]:
     """Room where runs, caches and temporary files go."""
-    from jaxppo.data import cache_dir
+    from jaxppo.config.paths import cache_dir
 
     places = {
         "outputs": (output_dir, "--output_dir"),
@@ -239,7 +240,7 @@ def _existing(folder: Path) -> Path:
 
 def cache_folder() -> Iterator[Check]:
     """Where compiled programs and other results are kept: it holds code, so that nobody else may write it."""
-    from jaxppo.data import cache_dir
+    from jaxppo.config.paths import cache_dir
 
     folder = cache_dir()
     if not folder.exists():
@@ -354,7 +355,7 @@ def _cases(problems: int) -> list[tuple[str, str, list[Any]]]:
 def planners() -> Iterator[Check]:
     """Where reference plans can come from."""
     from jaxppo.errors import ConfigError
-    from jaxppo.planning.planners import PLANNERS, planner_version
+    from jaxppo.planning.solve.planners import PLANNERS, planner_version
 
     there, fixes = [], {}
     for name in PLANNERS:
@@ -426,7 +427,7 @@ def _self_test(name: str, found: str, passed: bool) -> Check:
 
 def ppo_update() -> Iterator[Check]:
     """One update of the preset `tiny` from the shipped model, and a checkpoint of it written and read."""
-    from jaxppo import cli
+    from jaxppo.run import cli
 
     cli.set_up_jax()
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax would tell each of its steps
@@ -448,8 +449,8 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
 
     from jaxppo import train
     from jaxppo.config import TrainConfig
-    from jaxppo.config_sources import parse_cli
-    from jaxppo.console import Console
+    from jaxppo.config.sources import parse_cli
+    from jaxppo.run.console import Console
 
     rows = 2 * jax.device_count()
     rows *= -(-16 // rows)  # the preset's batch, or the next that these devices can share
@@ -467,7 +468,7 @@ def _comes_back(state: Any, folder: Path) -> bool:
     import jax
     import numpy as np
 
-    from jaxppo.checkpoint import Checkpoints
+    from jaxppo.run.checkpoints import Checkpoints
 
     with Checkpoints(folder, keep=1) as checkpoints:
         checkpoints.save(1, state, {})

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxppo import cli, data, hf, models, plan_metrics, plan_reward, processes, reward_sources, run_folder
+from jaxppo import data, hf, models
 from jaxppo.config import EvaluateConfig
-from jaxppo.config_sources import parse_cli
-from jaxppo.console import Console
+from jaxppo.config.sources import parse_cli
 from jaxppo.data import Row
 from jaxppo.errors import DataError
-from jaxppo.evaluator import (
+from jaxppo.evaluate import plan_metrics
+from jaxppo.evaluate.comparison import COMPARISON_COLUMNS, check_ids, compare_splits, comparison_rows
+from jaxppo.evaluate.evaluator import (
     Answered,
     Evaluator,
     checked_validator,
@@ -24,12 +25,16 @@ from jaxppo.evaluator import (
     results_of,
     warn_of_failures,
 )
-from jaxppo.parallel import DataParallel
-from jaxppo.plan_answers import JudgedRow, answer_records, match_plans, read_plans
-from jaxppo.plan_comparison import COMPARISON_COLUMNS, check_ids, compare_splits, comparison_rows
-from jaxppo.plan_page import pick_samples, write_page
-from jaxppo.planning.datasets import write_jsonl
+from jaxppo.evaluate.predictions import JudgedRow, answer_records, match_plans, read_plans
+from jaxppo.parallel import processes
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.planning.datasets.rows import write_jsonl
+from jaxppo.report.plan_page import pick_samples, write_page
+from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Rewards
+from jaxppo.run import cli
+from jaxppo.run import folder as run_folder
+from jaxppo.run.console import Console
 from jaxppo.types import Params
 
 SAMPLES_FILE, COMPARED_FILE, PAGE_FILE = "samples.jsonl", "samples_compared.jsonl", "eval.html"
@@ -133,10 +138,10 @@ class _Run:
         policy = hf.load_policy(source)
         self._parallel.check_model(policy.config)
         model, tokenizer = models.computing_in(policy.config, self.config.dtype), policy.tokenizer
-        rewards = reward_sources.make_rewards(
+        rewards = registry.make_rewards(
             self.config.reward,
-            validator=self.validator or plan_reward.default_validator(),
-            learned=reward_sources.learned_by(model, policy.params, tokenizer, self._parallel.of_process()),
+            validator=self.validator or plan.default_validator(),
+            learned=registry.learned_by(model, policy.params, tokenizer, self._parallel.of_process()),
         )
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
         data.tell_left_out(self._console.print, self.config.data, evaluator.left_out)

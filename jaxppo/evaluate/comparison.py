@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jaxppo.errors import DataError
-from jaxppo.intervals import bootstrap_mean, clustered_wilson, mcnemar, paired_z
-from jaxppo.plan_answers import JudgedRow
-from jaxppo.plan_metrics import grouped, percent
-from jaxppo.planning.datasets import Row
+from jaxppo.evaluate.intervals import bootstrap_mean, clustered_wilson, mcnemar, paired_z
+from jaxppo.evaluate.plan_metrics import grouped, percent
+from jaxppo.evaluate.predictions import JudgedRow
+from jaxppo.planning.datasets.rows import Row
 
 TESTS: Mapping[str, str] = {
     "mcnemar": "exact McNemar test, two-sided",

@@ -10,17 +10,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import data, models, ops, plan_reward, reward_sources, rollout
-from jaxppo.chat import make_turns
+from jaxppo import data, models
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
-from jaxppo.console import Console
 from jaxppo.data import Row
-from jaxppo.families import ModelConfig
-from jaxppo.intervals import clustered_wilson
-from jaxppo.parallel import DataParallel
-from jaxppo.plan_answers import Answer, JudgedRow, judge_rows
-from jaxppo.plan_metrics import grouped, split_results
+from jaxppo.data.chat_template import make_turns
+from jaxppo.evaluate.intervals import clustered_wilson
+from jaxppo.evaluate.plan_metrics import grouped, split_results
+from jaxppo.evaluate.predictions import Answer, JudgedRow, judge_rows
+from jaxppo.nn import ModelConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Completions, Rewards
+from jaxppo.rl import ops, rollout
+from jaxppo.run.console import Console
 from jaxppo.types import Params
 
 
@@ -219,8 +221,8 @@ def checked_validator(evaluation: EvalConfig, reward: RewardConfig) -> str | Non
     """Who judges plans, after a try; None where the data are no planning problems."""
     if not reward.judges_plans:
         return None
-    validator = evaluation.eval_validator or plan_reward.default_validator()
-    plan_reward.check_validator(validator)
+    validator = evaluation.eval_validator or plan.default_validator()
+    plan.check_validator(validator)
     return validator
 
 
@@ -293,7 +295,7 @@ def results_of(
     ended = [[bool(answer.ended) for answer in answers] for answers in answered.answers]
     results: dict[str, Any] = {"ended": clustered_wilson(list(map(sum, ended)), list(map(len, ended)))}
     if validator is not None:
-        judged = judge_rows(answered.rows, answered.answers, reward_sources.plan_scoring(reward, validator))
+        judged = judge_rows(answered.rows, answered.answers, registry.plan_scoring(reward, validator))
         results = split_results(judged, edges) | {"validator": validator}
     if answered.scores is not None:
         results |= _reward_results(answered.scores)
@@ -307,7 +309,7 @@ def samples_of(answered: Answered, judged: Sequence[JudgedRow], most: int = 5) -
         sample = {"id": row["id"], "prompt": row["prompt"], "completion": answers[0].text}
         if judged:
             outcome = judged[i].answers[0].outcome
-            sample |= {"verdict": plan_reward.describe(outcome.verdict), "score": outcome.reward}
+            sample |= {"verdict": plan.describe(outcome.verdict), "score": outcome.reward}
         if answered.scores is not None:
             sample["score"] = answered.scores[i][0]
         samples.append(sample)

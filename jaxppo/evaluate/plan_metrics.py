@@ -12,11 +12,11 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
 from jaxppo.errors import ConfigError
-from jaxppo.intervals import clustered_wilson, mean_interval
-from jaxppo.plan_answers import JudgedAnswer, JudgedRow
-from jaxppo.plan_reward import VALIDATOR_FAILURES
-from jaxppo.plan_scores import FRACTIONS, OVERLAPS, RATES, length_ratio, overlaps
-from jaxppo.planning.plans import PlanError
+from jaxppo.evaluate.intervals import clustered_wilson, mean_interval
+from jaxppo.evaluate.plan_scores import FRACTIONS, OVERLAPS, RATES, length_ratio, overlaps
+from jaxppo.evaluate.predictions import JudgedAnswer, JudgedRow
+from jaxppo.planning.language.plans import PlanError
+from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
 
 T = TypeVar("T")
 

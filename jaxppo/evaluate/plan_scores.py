@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from jaxppo.plan_answers import JudgedAnswer, JudgedRow
-from jaxppo.plan_reward import VALIDATOR_FAILURES
-from jaxppo.planning.plans import lccs_length, lcs_length
+from jaxppo.evaluate.predictions import JudgedAnswer, JudgedRow
+from jaxppo.planning.language.plans import lccs_length, lcs_length
+from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
 
 Score = Callable[[JudgedRow, JudgedAnswer], float | None]
 """What one answer gets; None where it is not measured."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo.errors import DataError
-from jaxppo.plan_reward import PlanOutcome, PlanScoring, judge_plans, reference_cost
 from jaxppo.planning import (
     PlanVerdict,
     UnsupportedPddlError,
@@ -16,8 +15,9 @@ from jaxppo.planning import (
     parse_action,
     validate_actions,
 )
-from jaxppo.planning.datasets import Row, reference_plans
-from jaxppo.planning.plans import Action, PlanError
+from jaxppo.planning.datasets.rows import Row, reference_plans
+from jaxppo.planning.language.plans import Action, PlanError
+from jaxppo.reward_functions.plan import PlanOutcome, PlanScoring, judge_plans, reference_cost
 
 _MOST_LISTED = 10
 _UNREADABLE = "("

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import yaml
 
-from jaxppo.config_sources import CALL_ONLY, plain_values
-from jaxppo.console import sanitize
-from jaxppo.redact import redact
+from jaxppo.config.redact import redact
+from jaxppo.config.sources import CALL_ONLY, plain_values
+from jaxppo.run.console import sanitize
 
 CARD_FILE = "README.md"
 

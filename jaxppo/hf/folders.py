@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxppo import toys
+from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError, first_line, hub_fix
-from jaxppo.families import Family, ModelConfig, family_of
-from jaxppo.families.config import HfName
-from jaxppo.model_files import (
+from jaxppo.hf.files import (
     WEIGHTS_FILE,
     Tensor,
     complete_folder,
@@ -30,7 +29,8 @@ from jaxppo.model_files import (
     write_tensors,
 )
 from jaxppo.models import Params, init_params
-from jaxppo.redact import redact
+from jaxppo.nn import Family, ModelConfig, family_of
+from jaxppo.nn.config import HfName
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"

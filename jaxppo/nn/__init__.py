@@ -1,9 +1,9 @@
 """The model families: one file each, with its configuration, its trunk and its names in transformers."""
 
 from jaxppo.errors import ModelError
-from jaxppo.families.config import Family, ModelConfig
-from jaxppo.families.gpt2 import GPT2
-from jaxppo.families.gpt_neox import GPT_NEOX
+from jaxppo.nn.config import Family, ModelConfig
+from jaxppo.nn.gpt2 import GPT2
+from jaxppo.nn.gpt_neox import GPT_NEOX
 
 FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2}
 """`model_type` -> family."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.families.config import (
+from jaxppo.nn.config import (
     SCORE_NAMES,
     Family,
     HfName,
@@ -20,7 +20,7 @@ from jaxppo.families.config import (
     linear_names,
     norm_names,
 )
-from jaxppo.families.layers import (
+from jaxppo.nn.layers import (
     ACTIVATIONS,
     Cache,
     LayerCache,

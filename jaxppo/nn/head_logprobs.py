@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo import ops
+from jaxppo.rl import ops
 from jaxppo.types import Array
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxppo.families import partition
-from jaxppo.families.config import ModelConfig
+from jaxppo.nn.config import ModelConfig
+from jaxppo.parallel import partition
 
 LayerCache: TypeAlias = tuple[jax.Array, jax.Array]
 """Keys and values of one layer, each [B, H, S, K]."""

@@ -25,20 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
-from jaxppo.families import ModelConfig, family_of
 from jaxppo.hf import CARD_FILE, REWARD_BIAS, check_replaceable, existing_folder, hf_name
-from jaxppo.model_files import (
-    complete_folder,
-    naming,
-    open_tensors,
-    read_json,
-    read_metadata,
-    write_file,
-    write_json,
-)
+from jaxppo.hf.files import complete_folder, naming, open_tensors, read_json, read_metadata, write_file, write_json
 from jaxppo.models import Params, init_params
-from jaxppo.redact import redact
+from jaxppo.nn import ModelConfig, family_of
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

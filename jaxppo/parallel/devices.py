@@ -18,8 +18,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxppo.errors import ConfigError
-from jaxppo.families import ModelConfig, partition
-from jaxppo.families.partition import DATA, FSDP, TENSOR
+from jaxppo.nn import ModelConfig
+from jaxppo.parallel import partition
+from jaxppo.parallel.partition import DATA, FSDP, TENSOR
 from jaxppo.types import Axes
 
 RowAxis: TypeAlias = int | None

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning.audit import Audit, AuditResult
-from jaxppo.planning.canonical import canonical_form
-from jaxppo.planning.pddl import Domain, Problem, UnsupportedPddlError, parse_domain, parse_problem
-from jaxppo.planning.plans import (
+from jaxppo.planning.language.parse import Domain, Problem, UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.planning.language.plans import (
     Action,
     ParsedPlan,
     ParsedTimedPlan,
@@ -19,11 +17,13 @@ from jaxppo.planning.plans import (
     parse_plan_text,
     parse_timed_plan_text,
 )
+from jaxppo.planning.language.temporal import Plan, needs_time_stamps, parse_plan_for
+from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.prompts import parse_completion, render_completion, render_prompt, vocabulary, words_of
-from jaxppo.planning.temporal import Plan, needs_time_stamps, parse_plan_for
-from jaxppo.planning.val import HOW_TO_GET_VAL, find_val, run_val, run_val_many
-from jaxppo.planning.validator import execute
-from jaxppo.planning.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.transform.canonical import canonical_form
+from jaxppo.planning.validate.audit import Audit, AuditResult
+from jaxppo.planning.validate.val import HOW_TO_GET_VAL, find_val, run_val, run_val_many
+from jaxppo.planning.validate.validator import execute
 
 __all__ = [
     "VALIDATORS",

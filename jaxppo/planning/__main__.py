@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from jaxppo import cli
-from jaxppo.config_sources import parse_cli
-from jaxppo.console import Console
+from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, did_you_mean
+from jaxppo.run import cli
+from jaxppo.run.console import Console
 
 _USAGE = """usage: python -m jaxppo.planning {build,import,inspect} [flags]
 
@@ -19,8 +19,8 @@ Each has a --help of its own."""
 
 def build(arguments: list[str]) -> None:
     """Make a data set from the generators of this package."""
-    from jaxppo.planning.build import build_dataset
-    from jaxppo.planning.config import BuildConfig
+    from jaxppo.planning.datasets.build import build_dataset
+    from jaxppo.planning.datasets.config import BuildConfig
 
     config = parse_cli(BuildConfig, "planning build", arguments)
     build_dataset(config, Console(config.quiet))
@@ -28,8 +28,8 @@ def build(arguments: list[str]) -> None:
 
 def import_problems(arguments: list[str]) -> None:
     """Make a data set from what others made."""
-    from jaxppo.planning.config import ImportConfig
-    from jaxppo.planning.importing.importers import import_problems
+    from jaxppo.planning.datasets.config import ImportConfig
+    from jaxppo.planning.datasets.importing.importers import import_problems
 
     config = parse_cli(ImportConfig, "planning import", arguments)
     import_problems(config, Console(config.quiet))
@@ -37,8 +37,8 @@ def import_problems(arguments: list[str]) -> None:
 
 def inspect(arguments: list[str]) -> None:
     """Show what there is."""
-    from jaxppo.planning.config import InspectConfig
-    from jaxppo.planning.inspect_data import inspect_data
+    from jaxppo.planning.datasets.config import InspectConfig
+    from jaxppo.planning.datasets.inspect import inspect_data
 
     inspect_data(parse_cli(InspectConfig, "planning inspect", arguments), Console())
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxppo.config import TrainConfig
-from jaxppo.families import ModelConfig
+from jaxppo.nn import ModelConfig
 from jaxppo.types import Params
 
 

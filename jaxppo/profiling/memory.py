@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo import logprobs
 from jaxppo.config import TrainConfig
-from jaxppo.families import ModelConfig
-from jaxppo.families.partition import FSDP, TENSOR
+from jaxppo.nn import ModelConfig, head_logprobs
+from jaxppo.parallel.partition import FSDP, TENSOR
 
 if sys.platform != "win32":
     import resource
@@ -275,7 +274,7 @@ def logits_bytes(model: ModelConfig, predictions: int) -> int:
         model: gives the vocabulary.
         predictions: completion tokens, padding included.
     """
-    rows, columns = logprobs.default_block()
+    rows, columns = head_logprobs.default_block()
     return LOGITS_COPIES * FP32 * min(predictions, rows) * min(model.vocab_size, columns)
 
 

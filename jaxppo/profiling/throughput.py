@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxppo import flops
 from jaxppo.config import TrainConfig
-from jaxppo.parallel import DataParallel
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import flops
 
 
 class Peak(NamedTuple):

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxppo.compilation import WARM_UP
-from jaxppo.console import Console, sanitize
 from jaxppo.errors import ConfigError
+from jaxppo.profiling.compilation import WARM_UP
+from jaxppo.run.console import Console, sanitize
 
 PROFILE_FOLDER = "profile"
 """In a run folder."""

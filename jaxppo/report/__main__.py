@@ -6,11 +6,11 @@ also of a run that is still going on, or compares runs.
 
 from pathlib import Path
 
-from jaxppo import cli
 from jaxppo.config import ReportConfig
-from jaxppo.config_sources import parse_flags
-from jaxppo.report_comparison import write_comparison
-from jaxppo.report_page import REPORT_FILE, write_report
+from jaxppo.config.sources import parse_flags
+from jaxppo.report.comparison import write_comparison
+from jaxppo.report.run_page import REPORT_FILE, write_report
+from jaxppo.run import cli
 
 
 def report(config: ReportConfig) -> Path:

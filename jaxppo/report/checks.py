@@ -5,9 +5,9 @@ from math import sqrt
 from statistics import fmean, pvariance
 from typing import NamedTuple
 
-from jaxppo.health import NEGATIVE_KL, REWARD_ALARMS
-from jaxppo.line_charts import Band, short
-from jaxppo.report_run import Run
+from jaxppo.report.line_charts import Band, short
+from jaxppo.report.run_data import Run
+from jaxppo.run.alarms import NEGATIVE_KL, REWARD_ALARMS
 
 _FEWEST_UPDATES = 20  # before that, a trend is not told from noise
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from jaxppo import html_page, plan_sections
 from jaxppo.errors import DataError
-from jaxppo.html_page import row, shown, table
-from jaxppo.line_charts import short
-from jaxppo.report_checks import last_part
-from jaxppo.report_curves import Curves, Line
-from jaxppo.report_page import duration, value_html
-from jaxppo.report_run import MEASURES, RATES, Run, plain_number, read_run
+from jaxppo.report import html, plan_sections
+from jaxppo.report.checks import last_part
+from jaxppo.report.curves import Curves, Line
+from jaxppo.report.html import row, shown, table
+from jaxppo.report.line_charts import short
+from jaxppo.report.run_data import MEASURES, RATES, Run, plain_number, read_run
+from jaxppo.report.run_page import duration, value_html
 
 _ENDS = {"objective/scores": "reward", "objective/kl": "KL", "loss": "loss"}
 _MEASURED_BY = ("dataset", "data_seed", "prompt_style", "eval_splits", "test_sizes", "test_longer_sizes")
@@ -38,7 +38,7 @@ def write_comparison(folders: Sequence[Path | str], path: Path | str) -> Path:
         raise DataError(f"runs: expected each folder once, got {twice[0]} twice")
     runs = [read_run(folder) for folder in folders]
     title = f"{len(runs)} runs compared"
-    html_page.write_page(path, title, [f"<h1>{title}</h1>", *_parts(runs)], "report")
+    html.write_page(path, title, [f"<h1>{title}</h1>", *_parts(runs)], "run_page")
     return Path(path)
 
 

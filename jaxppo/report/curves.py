@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from jaxppo import html_page
-from jaxppo.html_page import shown
-from jaxppo.line_charts import Curve, line_chart, short
-from jaxppo.metrics import GROUPS, find, prefix_of
-from jaxppo.plan_charts import line_sample
-from jaxppo.report_checks import band_text, last_part, outside
-from jaxppo.report_run import Run
+from jaxppo.report import html
+from jaxppo.report.checks import band_text, last_part, outside
+from jaxppo.report.html import shown
+from jaxppo.report.line_charts import Curve, line_chart, short
+from jaxppo.report.plan_charts import line_sample
+from jaxppo.report.run_data import Run
+from jaxppo.run.metrics import GROUPS, find, prefix_of
 
 ESSENTIALS = (
     "objective/scores",
@@ -105,7 +105,7 @@ class Curves:
 
     def island(self) -> str:
         """What the page's script reads, once all charts are drawn."""
-        return html_page.data("curves-data", self.data)
+        return html.data("curves-data", self.data)
 
     def _how(self) -> str:
         spread = any(len(line.runs) > 1 for line in self._lines)
@@ -171,8 +171,8 @@ class Curves:
     def _style(self, of_line: int, place: int) -> tuple[int, int]:
         """Colour and dashes: colours tell lines apart and dashes members of a family, or colours where it is alone."""
         if len(self._lines) == 1:
-            return place, place // html_page.NUM_COLOURS
-        return of_line, place + of_line // html_page.NUM_COLOURS
+            return place, place // html.NUM_COLOURS
+        return of_line, place + of_line // html.NUM_COLOURS
 
     def _curve(self, line: Line, name: str, style: tuple[int, int], is_member: bool) -> Curve:
         """A metric of a line."""

@@ -13,13 +13,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from jaxppo.console import sanitize
+from jaxppo.run.console import sanitize
 
 NUM_COLOURS = 6
 NUM_DASHES = 4
 """Classes `c0` to `c5` and `d0` to `d3` of the style sheet."""
 
-_HERE = Path(__file__).parent
+_STATIC = Path(__file__).parent / "static"
 _MOST_TEXT = 20_000  # characters of one text
 
 
@@ -44,7 +44,7 @@ def write_page(path: Path | str, title: str, parts: Iterable[str], name: str) ->
 
 def _page(title: str, body: str, name: str) -> str:
     style, script = (
-        "".join((_HERE / f"{of}.{kind}").read_text(encoding="utf-8") for of in ("html_page", name))
+        "".join((_STATIC / f"{of}.{kind}").read_text(encoding="utf-8") for of in ("html", name))
         for kind in ("css", "js")
     )
     policy = "; ".join(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxppo.html_page import NUM_COLOURS, NUM_DASHES, shown, svg
+from jaxppo.report.html import NUM_COLOURS, NUM_DASHES, shown, svg
 
 Band = tuple[float | None, float | None]
 """Lowest and highest healthy value; None: no limit on that side."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxppo.html_page import NUM_COLOURS, NUM_DASHES, shown, svg
+from jaxppo.report.html import NUM_COLOURS, NUM_DASHES, shown, svg
 
 _WIDTH, _HEIGHT = 420, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 410, 14, 200

@@ -8,15 +8,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from jaxppo import html_page, plan_sections
-from jaxppo.console import sanitize
-from jaxppo.html_page import clean_lines, shown
-from jaxppo.plan_answers import JudgedAnswer, JudgedRow
-from jaxppo.plan_reward import describe
-from jaxppo.plan_sections import Results
+from jaxppo.evaluate.predictions import JudgedAnswer, JudgedRow
 from jaxppo.planning import UnsupportedPddlError, format_action, parse_domain, parse_problem
-from jaxppo.planning.plans import PlanError
-from jaxppo.planning.trace import Trace, TraceStep, trace
+from jaxppo.planning.language.plans import PlanError
+from jaxppo.planning.validate.trace import Trace, TraceStep, trace
+from jaxppo.report import html, plan_sections
+from jaxppo.report.html import clean_lines, shown
+from jaxppo.report.plan_sections import Results
+from jaxppo.reward_functions.plan import describe
+from jaxppo.run.console import sanitize
 
 _MOST_STEPS = 1_000
 
@@ -139,9 +139,9 @@ def write_page(
         plan_sections.validity_charts(models),
         plan_sections.outcome_bars(models),
         _viewer(len(samples)),
-        html_page.data("samples-data", samples),
+        html.data("samples-data", samples),
     ]
-    html_page.write_page(path, title, parts, "plan_page")
+    html.write_page(path, title, parts, "plan_page")
 
 
 def _viewer(count: int) -> str:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxppo import plan_charts, plan_metrics
-from jaxppo.html_page import NUM_COLOURS, row, shown, table
-from jaxppo.plan_charts import Series
-from jaxppo.plan_comparison import TESTS
-from jaxppo.planning.plans import PlanError
+from jaxppo.evaluate import plan_metrics
+from jaxppo.evaluate.comparison import TESTS
+from jaxppo.planning.language.plans import PlanError
+from jaxppo.report import plan_charts
+from jaxppo.report.html import NUM_COLOURS, row, shown, table
+from jaxppo.report.plan_charts import Series
 
 Results = Mapping[str, Mapping[str, Any]]
 """From `plan_metrics.plan_results`."""

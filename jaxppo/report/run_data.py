@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config import EvaluateConfig, RewardModelConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, preset_values, read_yaml
+from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, preset_values, read_yaml
 from jaxppo.errors import DataError
-from jaxppo.logs import read_metrics
-from jaxppo.metrics import METRICS, find
-from jaxppo.run_folder import EVAL_FILE, read_json
+from jaxppo.run.folder import EVAL_FILE, read_json
+from jaxppo.run.jsonl import read_metrics
+from jaxppo.run.metrics import METRICS, find
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from jaxppo import html_page, plan_sections, processes
-from jaxppo.console import Console
-from jaxppo.html_page import row, shown, table
-from jaxppo.line_charts import Part, short, stacked_bars
-from jaxppo.report_checks import Concern, concerns
-from jaxppo.report_curves import Curves, Line, marked, panels
-from jaxppo.report_run import MEASURES, RATES, SAMPLES_FILE, Run, number, plain_number, read_run
-from jaxppo.report_samples import Samples, read_samples
+from jaxppo.parallel import processes
+from jaxppo.report import html as html_page
+from jaxppo.report import plan_sections
+from jaxppo.report.checks import Concern, concerns
+from jaxppo.report.curves import Curves, Line, marked, panels
+from jaxppo.report.html import row, shown, table
+from jaxppo.report.line_charts import Part, short, stacked_bars
+from jaxppo.report.run_data import MEASURES, RATES, SAMPLES_FILE, Run, number, plain_number, read_run
+from jaxppo.report.samples import Samples, read_samples
+from jaxppo.run.console import Console
 
 REPORT_FILE = "report.html"
 """Name of the report in a run folder."""
@@ -73,7 +75,7 @@ def write_report(folder: Path | str, path: Path | str | None = None) -> Path:
     run = read_run(folder)
     path = run.folder / REPORT_FILE if path is None else Path(path)
     samples = read_samples(run.folder / SAMPLES_FILE)
-    html_page.write_page(path, f"{run.name}: {run.method}", _parts(run, samples), "report")
+    html_page.write_page(path, f"{run.name}: {run.method}", _parts(run, samples), "run_page")
     return path
 
 

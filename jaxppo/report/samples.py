@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxppo.console import sanitize
-from jaxppo.html_page import clean_lines
-from jaxppo.logs import iter_records
-from jaxppo.plan_metrics import VALID
-from jaxppo.planning.plans import PlanError
-from jaxppo.report_run import number
+from jaxppo.evaluate.plan_metrics import VALID
+from jaxppo.planning.language.plans import PlanError
+from jaxppo.report.html import clean_lines
+from jaxppo.report.run_data import number
+from jaxppo.run.console import sanitize
+from jaxppo.run.jsonl import iter_records
 
 _MOST_UPDATES = 40
 _MOST_PER_UPDATE = 12

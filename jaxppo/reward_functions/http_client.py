@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import httpx2
 
 from jaxppo.config import require
+from jaxppo.config.redact import REDACTED, redact
 from jaxppo.errors import ConfigError, DataError, JaxppoError
-from jaxppo.redact import REDACTED, redact
-from jaxppo.reward_contract import (
+from jaxppo.reward_functions.http_contract import (
     Answer,
     check_lengths,
     checked_token,

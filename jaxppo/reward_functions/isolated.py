@@ -1,7 +1,7 @@
 """Reward functions in processes of their own: a completion that takes too long costs its process, not the run.
 
-`python -m jaxppo.reward_workers module:function` is such a process. It is started afresh and not forked, for JAX has
-threads; it may start processes itself, and they are stopped with it.
+`python -m jaxppo.reward_functions.isolated module:function` is such a process. It is started afresh and not forked, for
+JAX has threads; it may start processes itself, and they are stopped with it.
 """
 
 import atexit
@@ -112,7 +112,7 @@ class _Worker:
         key = secrets.token_bytes(32)
         with Listener(None, authkey=key) as listener:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "jaxppo.reward_workers", path, str(listener.address)],
+                [sys.executable, "-m", "jaxppo.reward_functions.isolated", path, str(listener.address)],
                 stdin=subprocess.PIPE,
                 start_new_session=True,  # what it starts is killed with it
             )

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxppo import hf, lora, models
+from jaxppo import hf, models
 from jaxppo.errors import DataError, ModelError, first_line
-from jaxppo.families import ModelConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.reward_scores import RowScorer
+from jaxppo.nn import ModelConfig, lora
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.reward_functions.row_scores import RowScorer
 from jaxppo.types import Params
 
 

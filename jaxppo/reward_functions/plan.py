@@ -22,10 +22,10 @@ from jaxppo.planning import (
     run_val_many,
     validate_actions,
 )
-from jaxppo.planning.audit import Audit
-from jaxppo.planning.datasets import reference_plans
+from jaxppo.planning.datasets.rows import reference_plans
 from jaxppo.planning.domains import blocksworld
-from jaxppo.planning.plans import Action, ParsedPlan, PlanError, lccs_length, lcs_length
+from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError, lccs_length, lcs_length
+from jaxppo.planning.validate.audit import Audit
 
 BEST_INVALID = 0.999
 """Cap of the partial reward: no invalid plan ties with a valid one, in float32 and float16 too."""

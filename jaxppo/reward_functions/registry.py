@@ -5,20 +5,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxppo import hf, lora
+from jaxppo import hf
 from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError
-from jaxppo.families import ModelConfig
-from jaxppo.health import DISAGREEMENTS
-from jaxppo.learned_reward import load_adapter_reward, load_learned_reward
-from jaxppo.parallel import DataParallel
-from jaxppo.plan_reward import PlanScoring, make_plan_reward
+from jaxppo.nn import ModelConfig, lora
+from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import find_val
-from jaxppo.planning.audit import Audit
-from jaxppo.reward_client import RewardClient
-from jaxppo.reward_workers import Workers, import_function
+from jaxppo.planning.validate.audit import Audit
+from jaxppo.reward_functions.http_client import RewardClient
+from jaxppo.reward_functions.isolated import Workers, import_function
+from jaxppo.reward_functions.learned import load_adapter_reward, load_learned_reward
+from jaxppo.reward_functions.plan import PlanScoring, make_plan_reward
+from jaxppo.reward_functions.sentiment import make_sentiment_reward
 from jaxppo.rewards import Failed, Policy, Reward, RewardFunction, Rewards, is_async
-from jaxppo.sentiment import make_sentiment_reward
+from jaxppo.run.alarms import DISAGREEMENTS
 from jaxppo.types import Params
 
 DEFAULT_AUDIT_RATE = 0.01

@@ -16,12 +16,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxppo import memory, models, ops
+from jaxppo import models
 from jaxppo.data import bucket, chunks
+from jaxppo.data.preferences import padded_size, right_padded
 from jaxppo.errors import ModelError
-from jaxppo.families import ModelConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.preferences import padded_size, right_padded
+from jaxppo.nn import ModelConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import memory
+from jaxppo.rl import ops
 from jaxppo.types import Array, Params, Sequences
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo.ops import global_sum, masked_mean, masked_var, masked_whiten
+from jaxppo.rl.ops import global_sum, masked_mean, masked_var, masked_whiten
 from jaxppo.types import Array, Axes, ScoreMoments
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxppo.ops import weighted_sum
+from jaxppo.rl.ops import weighted_sum
 from jaxppo.types import Array
 
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxppo import ops
 from jaxppo.data import SEQUENCE_BUCKET, bucket
-from jaxppo.families import partition
+from jaxppo.parallel import partition
+from jaxppo.rl import ops
 from jaxppo.types import Axes, Sequences
 
 R = TypeVar("R")

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxppo import data, lora, memory, models, ops, optimizer, padding, rollout, trajectories, update
+from jaxppo import data, models
 from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import DataError
-from jaxppo.families import ModelConfig
-from jaxppo.lora import LoraConfig
-from jaxppo.parallel import DataParallel
+from jaxppo.nn import ModelConfig, lora
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import memory
+from jaxppo.rl import ops, optimizer, padding, rollout, trajectories, update
 from jaxppo.types import (
     Array,
     Params,

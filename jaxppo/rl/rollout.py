@@ -6,9 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo import models, ops
-from jaxppo.families import ModelConfig, partition
-from jaxppo.logprobs import token_kl, token_logprobs
+from jaxppo import models
+from jaxppo.nn import ModelConfig
+from jaxppo.nn.head_logprobs import token_kl, token_logprobs
+from jaxppo.parallel import partition
+from jaxppo.rl import ops
 from jaxppo.types import Array, Params, PromptBatch, Rollout, Sequences
 
 SAMPLING_BLOCK = 128

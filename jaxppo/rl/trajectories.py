@@ -6,8 +6,8 @@ in it, the mean of its siblings as baseline, one advantage per completion.
 
 import jax.numpy as jnp
 
-from jaxppo import advantages, losses, ops
 from jaxppo.config import PPOConfig, TrainConfig
+from jaxppo.rl import advantages, losses, ops
 from jaxppo.types import Array, Axes, Controls, Rollout, Scored, Sequences, Stats, Trajectories, Weights
 
 

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxppo import losses, ops, padding, rollout
 from jaxppo.config import PPOConfig
-from jaxppo.families import ModelConfig, partition
-from jaxppo.optimizer import LearningRates, apply_gradients
+from jaxppo.nn import ModelConfig
+from jaxppo.parallel import partition
+from jaxppo.rl import losses, ops, padding, rollout
+from jaxppo.rl.optimizer import LearningRates, apply_gradients
 from jaxppo.types import Array, Axes, Controls, Params, Stats, TrainState, Trajectories, Weights
 
 Loss = Callable[[Params, Any, Any], tuple[Array, Stats]]

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxppo import processes
-from jaxppo.console import Console
 from jaxppo.errors import TrainingError
-from jaxppo.logs import JsonlLog
+from jaxppo.parallel import processes
+from jaxppo.run.console import Console
+from jaxppo.run.jsonl import JsonlLog
 from jaxppo.types import Trajectories
 
 BAD_BATCHES = "bad_batches"

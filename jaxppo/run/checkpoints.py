@@ -22,8 +22,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxppo import processes
 from jaxppo.errors import DataError
+from jaxppo.parallel import processes
 from jaxppo.types import Params, TrainState
 
 CHECKSUMS = "checksums.json"

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from jaxppo.cache import cache_dir
-from jaxppo.console import sanitize
+from jaxppo.config.paths import cache_dir
 from jaxppo.errors import JaxppoError, first_line
-from jaxppo.preemption import Preempted
+from jaxppo.run.console import sanitize
+from jaxppo.run.preemption import Preempted
 
 _BUG = (
     "This is a bug: please report it with these lines, the command, and what `python -m jaxppo.doctor --json` prints."
@@ -59,7 +59,7 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
         if uses_jax:
             if isinstance(error, RuntimeError | AssertionError):  # as JAX fails where it finds no device
                 _check_backend()
-            from jaxppo import processes
+            from jaxppo.parallel import processes
 
             processes.give_up(error)
         error.add_note(_BUG)
@@ -108,7 +108,7 @@ def _say(line: str) -> None:
 def _refuse(message: str) -> NoReturn:
     print(f"error: {sanitize(message)}", file=sys.stderr, flush=True)
     if "jax" in sys.modules:
-        from jaxppo import processes
+        from jaxppo.parallel import processes
 
         processes.end_with(2)
     sys.exit(2)
@@ -116,7 +116,7 @@ def _refuse(message: str) -> NoReturn:
 
 def _wait_for_others() -> None:
     """One process may have more to write than the others, whose end would be taken for a failure."""
-    from jaxppo import processes
+    from jaxppo.parallel import processes
 
     processes.wait_for_all()
 

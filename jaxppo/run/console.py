@@ -17,8 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from jaxppo import preemption
-from jaxppo.live_view import LiveView, Loop, Pace, format_time, format_value
+from jaxppo.run import preemption
+from jaxppo.run.live_view import LiveView, Loop, Pace, format_time, format_value
 
 PLAIN_WIDTH = 120  # columns of a table when the output is a file or a pipe
 PLAIN_LINES_PER_BAR = 20  # a progress bar that is not on a terminal prints about this many lines

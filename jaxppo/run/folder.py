@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxppo import processes
 from jaxppo.config import RunConfig
-from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
-from jaxppo.console import Console
+from jaxppo.config.redact import redact_command
+from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.redact import redact_command
+from jaxppo.parallel import processes
+from jaxppo.run.console import Console
 
 EVAL_FILE = "eval.json"
 """Name of the results in a run folder."""
@@ -114,7 +114,9 @@ def _link_or_copy(partial: Path, path: Path) -> None:
 
 def command_line() -> str:
     """The command of this process, without secrets."""
-    return redact_command(["python", "-m", f"jaxppo.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    file = Path(sys.argv[0])
+    name = file.parent.name if file.stem == "__main__" else file.stem  # a command may be the door of a room
+    return redact_command(["python", "-m", f"jaxppo.{name}", *sys.argv[1:]])
 
 
 def resume_command(command: str, folder: Path, config: Any) -> str:

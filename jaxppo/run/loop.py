@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxppo import processes, vitals
-from jaxppo.checkpoint import Checkpoints, is_whole
 from jaxppo.config import LoopConfig
-from jaxppo.console import Console, ProgressView
 from jaxppo.errors import TrainingError
-from jaxppo.logs import JsonlLog, read_metrics
-from jaxppo.parallel import DataParallel
-from jaxppo.preemption import Preemption
-from jaxppo.trackers import Trackers
+from jaxppo.parallel import processes
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.run import headline
+from jaxppo.run.checkpoints import Checkpoints, is_whole
+from jaxppo.run.console import Console, ProgressView
+from jaxppo.run.jsonl import JsonlLog, read_metrics
+from jaxppo.run.preemption import Preemption
+from jaxppo.run.trackers import Trackers
 from jaxppo.types import TrainState
 
 
@@ -74,7 +75,7 @@ def run_steps(
         Preemption(steps.resume, processes.largest, console.stop_noted) as preemption,
         checkpoints,
         JsonlLog(folder / "metrics.jsonl", enabled=processes.is_first()) as log,
-        console.progress(last, steps.title, start, header=steps.header, hint=vitals.hint) as progress,
+        console.progress(last, steps.title, start, header=steps.header, hint=headline.hint) as progress,
     ):
         log.truncate_after(start)
         recall(progress, folder, start)
@@ -110,7 +111,7 @@ def run_steps(
                     f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity; a lower "
                     "learning_rate or max_grad_norm, in a new run"
                 )
-            progress.update(step + 1, **vitals.numbers(record))
+            progress.update(step + 1, **headline.numbers(record))
             stop = preemption.requested  # asked once: a signal after it is for the next step, which then saves
             if loop.saves_at(step + 1, last) or stop:
                 trackers.flush()
@@ -131,7 +132,7 @@ def in_parts(batch: Any, parts: int = 1) -> Any:
 def recall(progress: ProgressView, folder: Path, start: int) -> None:
     """Tell a view the numbers of the updates before this process, as the log has them."""
     if start and processes.is_first():
-        progress.recall(map(vitals.numbers, read_metrics(folder / "metrics.jsonl")))
+        progress.recall(map(headline.numbers, read_metrics(folder / "metrics.jsonl")))
 
 
 def warn_of_evaluation(console: Console, step: int) -> None:

@@ -1,6 +1,6 @@
 """Every metric of a training record, defined once: its unit, what it means, and how it looks in a healthy run.
 
-`python -m jaxppo.metrics` prints the documentation page `docs/metrics.md`.
+`python -m jaxppo.run.metrics` prints the documentation page `docs/metrics.md`.
 """
 
 from collections.abc import Mapping
@@ -753,7 +753,7 @@ are over the real tokens or rows of the whole batch, over all devices; padding n
 `objective/entropy`. Means over optimizer steps leave out the steps that were not finite and those after an early stop.
 A metric that does not apply to a run is absent; NaN and infinities are written as `null`.
 
-This page is printed by `python -m jaxppo.metrics`.
+This page is printed by `python -m jaxppo.run.metrics`.
 
 """
 

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import yaml
 
-from jaxppo import processes
-from jaxppo.config_sources import flatten, plain_values
-from jaxppo.console import sanitize
+from jaxppo.config.sources import flatten, plain_values
 from jaxppo.errors import ConfigError
-from jaxppo.live_view import format_value
-from jaxppo.preemption import Preempted
+from jaxppo.parallel import processes
+from jaxppo.run.console import sanitize
+from jaxppo.run.live_view import format_value
+from jaxppo.run.preemption import Preempted
 
 TENSORBOARD_FOLDER = "tensorboard"
 """Folder in a run folder for TensorBoard's event files."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jaxppo
-from jaxppo.cache import cache_dir
-from jaxppo.config_sources import preset_values
+from jaxppo.config.paths import cache_dir
+from jaxppo.config.sources import preset_values
 from jaxppo.errors import ToyError
 
 LOG_FILE = "build.log"

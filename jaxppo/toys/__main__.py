@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxppo import cli, toys
+from jaxppo import toys
 from jaxppo.errors import ConfigError
-from jaxppo.planning.datasets import write_jsonl
+from jaxppo.planning.datasets.rows import write_jsonl
+from jaxppo.run import cli
 from jaxppo.toys import texts
 
 _SEED = 0

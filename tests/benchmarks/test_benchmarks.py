@@ -4,11 +4,12 @@ import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+from tests import ROOT
+
+FOLDER = ROOT / "benchmarks"
 
 CONTESTANT = """
 import sys, time

@@ -5,13 +5,13 @@ import json
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from jaxppo.planning import parse_plan_text, validate_plan
+from tests import ROOT
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "rewards.py"
+SCRIPT = ROOT / "benchmarks" / "rewards.py"
 
 
 @pytest.fixture(scope="module")

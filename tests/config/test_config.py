@@ -18,7 +18,7 @@ from jaxppo.config import (
     TrainConfig,
     parse_sizes,
 )
-from jaxppo.config_sources import flatten, parse_cli, replace, write_yaml
+from jaxppo.config.sources import flatten, parse_cli, replace, write_yaml
 from jaxppo.errors import ConfigError
 
 COMMANDS = {"train": TrainConfig, "sft": SFTConfig, "evaluate": EvaluateConfig}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPTNeoXConfig
 
 from jaxppo.config import EvaluateConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import flatten
-from jaxppo.redact import REDACTED, redact, redact_command
+from jaxppo.config.redact import REDACTED, redact, redact_command
+from jaxppo.config.sources import flatten
 
 ALNUM = string.ascii_letters + string.digits
 

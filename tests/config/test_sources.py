@@ -3,12 +3,11 @@
 import re
 
 import pytest
-from test_config import COMMANDS, error_line, parse, yaml_file
 
-from jaxppo import config_sources
-from jaxppo.config import TrainConfig
-from jaxppo.config_sources import flatten, preset_values, read_yaml, replace, write_yaml
+from jaxppo.config import TrainConfig, sources
+from jaxppo.config.sources import flatten, preset_values, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
+from tests.config.test_config import COMMANDS, error_line, parse, yaml_file
 
 
 def test_parse_cli_lays_preset_over_defaults_yaml_over_preset_and_flags_over_all(tmp_path):
@@ -260,7 +259,7 @@ def test_write_yaml_leaves_secrets_out(tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_presets_of_every_command_are_complete_configurations(command):
-    folder = config_sources.resources.files("jaxppo") / "presets" / command
+    folder = sources.resources.files("jaxppo.config") / "presets" / command
     names = [entry.name.removesuffix(".yaml") for entry in folder.iterdir()]
     assert "default" in names
     for name in names:

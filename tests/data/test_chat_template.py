@@ -9,8 +9,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
-from jaxppo.chat import make_turns
 from jaxppo.config import DataConfig
+from jaxppo.data.chat_template import make_turns
 from jaxppo.errors import ConfigError, DataError
 
 WORDS = (

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from jaxppo.data.preferences import Pair, PreferenceData, encode_pairs, load_rows, padded_size, right_padded
 from jaxppo.errors import DataError
-from jaxppo.preferences import Pair, PreferenceData, encode_pairs, load_rows, padded_size, right_padded
 
 WORDS = ["<pad>", "<eos>", "a", "b", "c", "d"]
 END, A, B, C, D = 1, 2, 3, 4, 5

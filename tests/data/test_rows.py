@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from jaxppo import data
-from jaxppo.cache import cache_dir
-from jaxppo.chat import make_turns
 from jaxppo.config import DataConfig
+from jaxppo.config.paths import cache_dir
+from jaxppo.data.chat_template import make_turns
 from jaxppo.errors import DataError, PddlError
-from jaxppo.planning import datasets
+from jaxppo.planning.datasets import rows as datasets
 
 
 @pytest.fixture(autouse=True)

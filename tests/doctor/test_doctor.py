@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from one_layer import ONE_LAYER
 
-from jaxppo import doctor, doctor_checks
-from jaxppo.doctor_checks import Check
+from jaxppo.doctor import __main__ as doctor
+from jaxppo.doctor import checks as doctor_checks
+from jaxppo.doctor.checks import Check
 from jaxppo.errors import ValidatorError
-from jaxppo.planning import audit, val
-from jaxppo.planning.verdicts import PlanVerdict
+from jaxppo.planning.language.verdicts import PlanVerdict
+from jaxppo.planning.validate import audit, val
+from tests.one_layer import ONE_LAYER
 
 
 def broken():

@@ -5,13 +5,13 @@ import random
 from statistics import fmean, stdev
 
 import pytest
-from lamps import judged, lamp_row, several
 from scipy import stats  # comes with jax
 
 from jaxppo.errors import DataError
-from jaxppo.intervals import wilson
-from jaxppo.plan_answers import Answer, judge_rows
-from jaxppo.plan_comparison import COMPARISON_COLUMNS, TESTS, compare, compare_splits, comparison_rows
+from jaxppo.evaluate.comparison import COMPARISON_COLUMNS, TESTS, compare, compare_splits, comparison_rows
+from jaxppo.evaluate.intervals import wilson
+from jaxppo.evaluate.predictions import Answer, judge_rows
+from tests.lamps import judged, lamp_row, several
 
 RIGHT, WRONG = "light a ; light b", "light a"
 

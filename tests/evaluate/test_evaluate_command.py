@@ -14,18 +14,19 @@ from statistics import NormalDist, fmean
 import jax
 import numpy as np
 import pytest
-from headless import CHROMIUM, Browser
-from lamps import lamp_row
 
 from jaxppo import hf
 from jaxppo.config import EvaluateConfig, TrainConfig
-from jaxppo.config_sources import parse_cli, replace
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError, ModelError
-from jaxppo.evaluate import evaluate
+from jaxppo.evaluate.__main__ import evaluate
 from jaxppo.planning import find_val
-from jaxppo.planning.datasets import build_split, write_jsonl
+from jaxppo.planning.datasets.rows import build_split, write_jsonl
+from tests import ROOT
+from tests.headless import CHROMIUM, Browser
+from tests.lamps import lamp_row
 
-CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[1] / ".." / "shared" / "val-corpus"))
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
 SPLITS = ("test", "test_longer", "test_unseen")
 DOMAINS = ("blocks", "towers")
 

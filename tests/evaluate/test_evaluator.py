@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxppo import data, models, plan_reward
+from jaxppo import data, models
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.console import Console
+from jaxppo.config.sources import replace
 from jaxppo.errors import DataError
-from jaxppo.evaluator import (
+from jaxppo.evaluate.evaluator import (
     Answered,
     Completion,
     Evaluator,
@@ -26,12 +25,14 @@ from jaxppo.evaluator import (
     samples_of,
     summary_line,
 )
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.intervals import wilson
-from jaxppo.metrics import find
-from jaxppo.parallel import DataParallel
-from jaxppo.plan_answers import Answer
-from jaxppo.planning import datasets
+from jaxppo.evaluate.intervals import wilson
+from jaxppo.evaluate.predictions import Answer
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.planning.datasets import rows as datasets
+from jaxppo.reward_functions import plan
+from jaxppo.run.console import Console
+from jaxppo.run.metrics import find
 
 TOKENIZER = data.word_tokenizer()
 MODEL = GPTNeoXConfig(
@@ -172,7 +173,7 @@ def test_evaluator_counts_over_all_rows_of_a_split(folder, params, monkeypatch):
     answers = [row["completion"] for row in rows[:4]] + ["", ")", "pick-up a ; drop"]
     monkeypatch.setattr(made, "complete", lambda *_: [Completion(text, text != ")", []) for text in answers])
     result = made(params)["test"]
-    outcomes = plan_reward.judge_plans(
+    outcomes = plan.judge_plans(
         answers,
         **{name: [row[name] for row in rows] for name in ("domain_pddl", "problem_pddl", "reference_plan")},
         prompt_style=["atoms"] * NUM_ROWS,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats  # comes with jax
 
-from jaxppo import intervals
-from jaxppo.intervals import Z95, bootstrap_mean, clustered_wilson, mcnemar, mean_interval, paired_z, wilson
+from jaxppo.evaluate import intervals
+from jaxppo.evaluate.intervals import Z95, bootstrap_mean, clustered_wilson, mcnemar, mean_interval, paired_z, wilson
 
 
 def test_wilson_solves_its_quadratic():

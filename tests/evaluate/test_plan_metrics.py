@@ -10,17 +10,18 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from lamps import BY_HAND, COST_DOMAIN, COST_PROBLEM, MEASURES, judged, lamp_row, several
 
-from jaxppo import plan_metrics
 from jaxppo.errors import ConfigError
-from jaxppo.intervals import mean_interval, wilson
-from jaxppo.plan_answers import Answer, judge_rows
-from jaxppo.plan_metrics import measure, pass_at_k, plan_results, summary_rows
+from jaxppo.evaluate import plan_metrics
+from jaxppo.evaluate.intervals import mean_interval, wilson
+from jaxppo.evaluate.plan_metrics import measure, pass_at_k, plan_results, summary_rows
+from jaxppo.evaluate.predictions import Answer, judge_rows
 from jaxppo.planning import parse_domain, validate_plan
-from jaxppo.planning.datasets import build_split
+from jaxppo.planning.datasets.rows import build_split
+from tests import ROOT
+from tests.lamps import BY_HAND, COST_DOMAIN, COST_PROBLEM, MEASURES, judged, lamp_row, several
 
-CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[1] / ".." / "shared" / "val-corpus"))
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
 
 
 @pytest.mark.parametrize("text", BY_HAND)
@@ -336,7 +337,9 @@ class TestCorpus:
             if case["valid"] and row.answers[0].outcome.verdict.error in ("wrong_arity", "unknown_object")
             if not parse_domain(row.row["domain_pddl"]).types
         }
-        assert len(strict) == 19  # of the 21 that tests/planning/test_val_corpus.py lists; 2 are in changed files
+        assert (
+            len(strict) == 19
+        )  # of the 21 that tests/planning/validate/test_val_corpus.py lists; 2 are in changed files
         kept = [case for case in cases if case["id"] not in strict]
         (cell,) = plan_results([row for row in done if row.row["id"] not in strict]).values()
         assert len(kept) == 3952

@@ -3,14 +3,15 @@
 import json
 
 import pytest
-from lamps import COST_DOMAIN, COST_PROBLEM, judged, lamp_row
 
-from jaxppo import plan_answers, plan_reward
 from jaxppo.errors import DataError
-from jaxppo.plan_answers import Answer, answer_records, judge_rows, match_plans, read_plans
-from jaxppo.plan_reward import PlanScoring
+from jaxppo.evaluate import predictions
+from jaxppo.evaluate.predictions import Answer, answer_records, judge_rows, match_plans, read_plans
 from jaxppo.planning import find_val
-from jaxppo.planning.datasets import write_jsonl
+from jaxppo.planning.datasets.rows import write_jsonl
+from jaxppo.reward_functions import plan
+from jaxppo.reward_functions.plan import PlanScoring
+from tests.lamps import COST_DOMAIN, COST_PROBLEM, judged, lamp_row
 
 
 def plan_file(folder, *lines):
@@ -190,10 +191,10 @@ def test_unsupported_pddl_has_no_progress(monkeypatch):
     verdict = row.answers[0].outcome.verdict
 
     def refuse(*_):
-        raise plan_answers.UnsupportedPddlError("domain", 1, "no")
+        raise predictions.UnsupportedPddlError("domain", 1, "no")
 
-    for module in (plan_answers, plan_reward):
+    for module in (predictions, plan):
         monkeypatch.setattr(module, "validate_actions", refuse)
     outcome = row.answers[0].outcome._replace(verdict=type(verdict)(False, True, False))
-    assert plan_answers._progress(row.row, outcome).goals is None
-    assert plan_answers.JudgedRow(row.row, row.answers).reference_cost is None
+    assert predictions._progress(row.row, outcome).goals is None
+    assert predictions.JudgedRow(row.row, row.answers).reference_cost is None

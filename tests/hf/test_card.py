@@ -13,13 +13,13 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from test_redact import OPAQUE, SECRET_NAMES, SHAPED, hidden_secrets
 
 import jaxppo
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import CALL_ONLY, flatten, write_yaml
-from jaxppo.model_card import license_of, model_card
-from jaxppo.redact import REDACTED, redact_command
+from jaxppo.config.redact import REDACTED, redact_command
+from jaxppo.config.sources import CALL_ONLY, flatten, write_yaml
+from jaxppo.hf.card import license_of, model_card
+from tests.config.test_redact import OPAQUE, SECRET_NAMES, SHAPED, hidden_secrets
 
 ASSET = f"{jaxppo.__path__[0]}/assets/blocksworld-sft"
 WORDS = [word for word in json.loads(Path(ASSET, "tokenizer.json").read_text())["model"]["vocab"] if word.isalpha()][:5]

@@ -14,8 +14,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from jaxppo import model_files
 from jaxppo.errors import ModelError
+from jaxppo.hf import files as model_files
 
 TENSORS = {
     "half": np.arange(6, dtype=np.float16).reshape(2, 3) / 7,

@@ -14,10 +14,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-from jaxppo import hf, model_files, models
+from jaxppo import hf, models
 from jaxppo.errors import ModelError
-from jaxppo.families.gpt2 import GPT2Config
-from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.hf import files as model_files
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
 
 SIZES = {
     "vocab_size": 61,

@@ -13,14 +13,24 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from test_models import GPT2_SIZES, RAW, apply, from_torch, ragged_batch, torch, torch_logits, torch_model, transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from jaxppo import hf, models
 from jaxppo.errors import ModelError
-from jaxppo.families import FAMILIES
-from jaxppo.families.config import SCORE_NAMES, Family, HfName, ModelConfig, check_bool, linear_names, norm_names
-from jaxppo.families.layers import Linear, attend_cached, columns, embedding, layer_norm, look_up, project, run_layers
+from jaxppo.nn import FAMILIES
+from jaxppo.nn.config import SCORE_NAMES, Family, HfName, ModelConfig, check_bool, linear_names, norm_names
+from jaxppo.nn.layers import Linear, attend_cached, columns, embedding, layer_norm, look_up, project, run_layers
+from tests.test_models import (
+    GPT2_SIZES,
+    RAW,
+    apply,
+    from_torch,
+    ragged_batch,
+    torch,
+    torch_logits,
+    torch_model,
+    transformers,
+)
 
 assert_equal_trees = partial(jax.tree.map, np.testing.assert_array_equal)
 

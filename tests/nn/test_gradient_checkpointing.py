@@ -6,18 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from device_modes import EOS, PAD, PPO_CONFIG, prompts_of, recorded
 
-from jaxppo import lora, models, optimizer, reward_model, sft, update
+from jaxppo import models, reward_model, sft
 from jaxppo.config import RewardModelConfig, SFTConfig
-from jaxppo.config_sources import replace
-from jaxppo.families.gpt2 import GPT2Config
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.lora import LoraConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import PPO
-from jaxppo.preferences import PairBatch
+from jaxppo.config.sources import replace
+from jaxppo.data.preferences import PairBatch
+from jaxppo.nn import lora
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.rl import optimizer, update
+from jaxppo.rl.ppo import PPO
 from jaxppo.types import Sequences, Trajectories
+from tests.device_modes import EOS, PAD, PPO_CONFIG, prompts_of, recorded
 
 SIZES = {"vocab_size": 24, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 SIZES |= {"initializer_range": 0.3, "eos_token_id": EOS, "pad_token_id": PAD}

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import logprobs
-from jaxppo.logprobs import Block
+from jaxppo.nn import head_logprobs
+from jaxppo.nn.head_logprobs import Block
 
-token_logprobs = jax.jit(logprobs.token_logprobs, static_argnames=("temperature", "block"))
-token_kl = jax.jit(logprobs.token_kl, static_argnames=("temperature", "block"))
+token_logprobs = jax.jit(head_logprobs.token_logprobs, static_argnames=("temperature", "block"))
+token_kl = jax.jit(head_logprobs.token_kl, static_argnames=("temperature", "block"))
 
 
 @partial(jax.jit, static_argnames="temperature")
@@ -31,8 +31,8 @@ def head_inputs(rows=3, length=7, width=4, vocabulary=11):
 
 def test_token_logprobs_on_hand_numbers():
     hidden, kernel = jnp.ones((1, 1)), jnp.log(jnp.array([[1.0, 2.0, 5.0]]))
-    logprobs, entropy = token_logprobs(hidden, kernel, jnp.array([2]))
-    np.testing.assert_allclose(logprobs, [np.log(5 / 8)], rtol=1e-6)
+    head_logprobs, entropy = token_logprobs(hidden, kernel, jnp.array([2]))
+    np.testing.assert_allclose(head_logprobs, [np.log(5 / 8)], rtol=1e-6)
     np.testing.assert_allclose(entropy, [-sum(p * np.log(p) for p in (1 / 8, 2 / 8, 5 / 8))], rtol=1e-6)
     cold, _ = token_logprobs(hidden, kernel, jnp.array([2]), temperature=0.5)
     np.testing.assert_allclose(cold, [np.log(25 / 30)], rtol=1e-6)
@@ -58,10 +58,10 @@ def test_token_logprobs_gradients_equal_the_naive_form(block):
     weights = jnp.asarray(np.random.default_rng(3).normal(size=(2, *ids.shape)), jnp.float32)
 
     def loss(function, hidden, kernel):
-        logprobs, entropy = function(hidden, kernel, ids, temperature=0.7)
-        return jnp.sum(weights[0] * logprobs + weights[1] * entropy)
+        head_logprobs, entropy = function(hidden, kernel, ids, temperature=0.7)
+        return jnp.sum(weights[0] * head_logprobs + weights[1] * entropy)
 
-    ours = jax.jit(jax.grad(partial(loss, partial(logprobs.token_logprobs, block=block)), argnums=(0, 1)))(
+    ours = jax.jit(jax.grad(partial(loss, partial(head_logprobs.token_logprobs, block=block)), argnums=(0, 1)))(
         hidden, kernel
     )
     naive = jax.jit(jax.grad(partial(loss, naive_logprobs), argnums=(0, 1)))(hidden, kernel)
@@ -88,7 +88,7 @@ def test_token_logprobs_never_holds_the_logits_of_all_tokens():
 
     assert largest(naive_logprobs) >= 1344
     assert (
-        largest(partial(logprobs.token_logprobs, block=Block(11, 32))) == 11 * 32
+        largest(partial(head_logprobs.token_logprobs, block=Block(11, 32))) == 11 * 32
     )  # a block; the kernel has 256 numbers
 
 
@@ -132,7 +132,7 @@ def test_token_kl_of_a_distribution_to_itself_is_exactly_0(block):
 
 def test_token_kl_never_holds_the_logits_of_all_tokens():
     hidden, kernel, _ = head_inputs(vocabulary=64)
-    kl = partial(logprobs.token_kl, block=Block(11, 32))
+    kl = partial(head_logprobs.token_kl, block=Block(11, 32))
     assert max(array_sizes(jax.make_jaxpr(kl)(hidden, kernel, hidden, kernel).jaxpr)) == 2 * 11 * 32  # of p and of q
 
 
@@ -169,7 +169,7 @@ def test_token_logprobs_of_bfloat16_add_up_in_float32():
     def loss(function, hidden, kernel):
         return jnp.sum(function(hidden, kernel, ids)[0] * jnp.cos(jnp.arange(21.0).reshape(3, 7)))
 
-    ours = jax.grad(partial(loss, partial(logprobs.token_logprobs, block=Block(4, 128))), argnums=(0, 1))
+    ours = jax.grad(partial(loss, partial(head_logprobs.token_logprobs, block=Block(4, 128))), argnums=(0, 1))
     naive = jax.grad(partial(loss, naive_logprobs), argnums=(0, 1))
     both = ours(hidden, kernel), naive(hidden.astype(jnp.float32), kernel.astype(jnp.float32))
     for our, expected in zip(*both, strict=True):
@@ -181,7 +181,7 @@ def test_a_frozen_head_costs_no_gradient():
     hidden, kernel, ids = head_inputs(rows=8, length=16, width=64, vocabulary=512)
 
     def flops(argnums):
-        gradient = jax.grad(lambda h, k: jnp.sum(logprobs.token_logprobs(h, k, ids)[0]), argnums=argnums)
+        gradient = jax.grad(lambda h, k: jnp.sum(head_logprobs.token_logprobs(h, k, ids)[0]), argnums=argnums)
         return jax.jit(gradient).lower(hidden, kernel).compile().cost_analysis()["flops"]
 
     product = 2 * 128 * 64 * 512

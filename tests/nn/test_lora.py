@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxppo import hf, lora, model_files, models
+from jaxppo import hf, models
 from jaxppo.errors import ModelError
-from jaxppo.families.gpt2 import GPT2Config
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.lora import LoraConfig
+from jaxppo.hf import files as model_files
+from jaxppo.nn import lora
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.lora import LoraConfig
 
 SIZES = {
     "vocab_size": 61,

@@ -12,10 +12,10 @@ import pytest
 
 from jaxppo import models
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import PPO
+from jaxppo.config.sources import replace
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.rl.ppo import PPO
 from jaxppo.types import PromptBatch, Sequences, Trajectories, Weights
 
 ROWS, PROMPT, LENGTH = 16, 32, 16

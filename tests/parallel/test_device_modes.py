@@ -7,9 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from processes_of import free_port, outputs_of, started
 
-SCRIPT = Path(__file__).with_name("device_modes.py")
+from tests import ROOT
+from tests.processes_of import free_port, outputs_of, started
+
+SCRIPT = ROOT / "tests" / "device_modes.py"
 MESHES = ["pmap", "shard_map", "fsdp", "fsdp:fsdp=4,tensor=2", "fsdp:data=2,fsdp=2,tensor=2"]
 SPLIT = MESHES[-1]
 EIGHT = [f"ppo:{MESHES[-2]}", f"rloo:{SPLIT}", "lora:fsdp"]

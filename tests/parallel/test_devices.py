@@ -8,14 +8,15 @@ from jax.sharding import PartitionSpec as P
 
 from jaxppo import models
 from jaxppo.config import RunConfig, TrainConfig
-from jaxppo.config_sources import replace
+from jaxppo.config.sources import replace
 from jaxppo.errors import ConfigError
-from jaxppo.families import FAMILIES, partition
-from jaxppo.families.gpt2 import GPT2Config
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import PPO
-from jaxppo.reward_scores import RowScorer
+from jaxppo.nn import FAMILIES
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel import partition
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.reward_functions.row_scores import RowScorer
+from jaxppo.rl.ppo import PPO
 from jaxppo.types import PromptBatch
 
 SIZES = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}

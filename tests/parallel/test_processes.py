@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
-from one_layer import ONE_LAYER
-from processes_of import free_port, outputs_of, started
 
-from jaxppo import processes
 from jaxppo.config import RunConfig
 from jaxppo.errors import ConfigError
+from jaxppo.parallel import processes
+from tests.one_layer import ONE_LAYER
+from tests.processes_of import free_port, outputs_of, started
 
 
 def commands(folder: Path, *flags: str, each: tuple[tuple[str, ...], ...] = ((), ())) -> list[list[object]]:
@@ -103,7 +103,8 @@ def test_waiting_for_the_others_is_bounded(tmp_path, number):
 
 ALONE = """
 import sys, time
-from jaxppo import cli, processes
+from jaxppo.run import cli
+from jaxppo.parallel import processes
 from jaxppo.config import RunConfig
 from jaxppo.errors import DataError
 

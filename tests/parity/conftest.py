@@ -11,7 +11,7 @@ from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
 from jaxppo import hf, models
-from jaxppo.families.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
 
 EOS, PAD, VOCAB, LENGTH = 0, 1, 24, 10
 MODEL = GPTNeoXConfig(

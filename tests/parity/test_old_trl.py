@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import losses, ops, trajectories
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.logprobs import Block, token_kl
+from jaxppo.config.sources import replace
+from jaxppo.nn.head_logprobs import Block, token_kl
+from jaxppo.rl import losses, ops, trajectories
 from jaxppo.types import Rollout, Scored, Sequences
 
 from . import old_trl

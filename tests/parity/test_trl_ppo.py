@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
 
-from jaxppo import data, hf, ops, update
+from jaxppo import data, hf
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import PPO
+from jaxppo.config.sources import replace
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.rl import ops, update
+from jaxppo.rl.ppo import PPO
 from jaxppo.types import Scored, Trajectories
 
 from .conftest import EOS, LENGTH, MODEL, PAD, make_rows

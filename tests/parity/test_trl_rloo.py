@@ -8,9 +8,9 @@ from transformers import GPTNeoXForCausalLM
 
 from jaxppo import data, hf
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import PPO
+from jaxppo.config.sources import replace
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.rl.ppo import PPO
 
 from .conftest import EOS, LENGTH, MODEL, PAD, make_rows
 from .trl_rloo import TrlRLOOCase, run_trl_rloo

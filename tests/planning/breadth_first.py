@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxppo.planning import Action, Problem
-from jaxppo.planning.conditions import bound_atom
-from jaxppo.planning.pddl import ActionSchema, Atom
+from jaxppo.planning.language.conditions import bound_atom
+from jaxppo.planning.language.parse import ActionSchema, Atom
 
 
 class Move(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxppo.planning import Problem, execute, parse_domain, parse_problem
 from jaxppo.planning.domains import blocksworld
-from jaxppo.planning.plans import Action
+from jaxppo.planning.language.plans import Action
 
 Case = tuple[str, str, tuple[Action, ...]]
 

@@ -108,7 +108,7 @@ class Writer:
         return f"({self.rng.choice('+-*/')} {self._number(variables, depth - 1)} {self._number(variables, depth - 1)})"
 
     def _effect(self, variables: Variables, place: str) -> str:
-        """A random effect in the shapes that VAL reads; `place` as in `jaxppo.planning.effects`."""
+        """A random effect in the shapes that VAL reads; `place` as in `jaxppo.planning.language.effects`."""
         plain = ["literal"] if place in ("top", "forall") else ["literal", "update"]
         nested = {"top": ["and", "and", "when"], "forall": ["and", "and", "when"], "and": ["and", "when", "forall"]}
         kind = self.rng.choice([*plain, *nested.get(place, [])])

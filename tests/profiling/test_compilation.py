@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxppo.compilation import Compilations
+from jaxppo.profiling.compilation import Compilations
 
 
 @pytest.fixture

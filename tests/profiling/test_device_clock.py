@@ -5,7 +5,7 @@ import time
 import jax.numpy as jnp
 import pytest
 
-from jaxppo.clock import FinishClock
+from jaxppo.profiling.device_clock import FinishClock
 
 
 class OnDevice:

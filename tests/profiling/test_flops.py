@@ -1,20 +1,22 @@
 """Counted by hand, beside the products that the benchmark lists one by one, and beside XLA's own count."""
 
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from jaxppo import flops, lora, models
+from jaxppo import models
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.families.gpt2 import GPT2Config
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.flops import Models, Pass, Products, Shapes
+from jaxppo.config.sources import replace
+from jaxppo.nn import lora
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.profiling import flops
+from jaxppo.profiling.flops import Models, Pass, Products, Shapes
+from tests import ROOT
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import workloads
 

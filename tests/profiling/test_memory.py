@@ -7,15 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-from jaxppo import lora, memory, models
+from jaxppo import models
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.families.gpt2 import GPT2Config
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.families.partition import FSDP, TENSOR
-from jaxppo.memory import MIB, Budget
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import PPO
+from jaxppo.config.sources import replace
+from jaxppo.nn import lora
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.parallel.partition import FSDP, TENSOR
+from jaxppo.profiling import memory
+from jaxppo.profiling.memory import MIB, Budget
+from jaxppo.rl.ppo import PPO
 from jaxppo.types import Sequences, Trajectories
 
 SIZES = {"vocab_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}

@@ -1,10 +1,10 @@
 import pytest
 
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.flops import Models, Products, Shapes, of_update
-from jaxppo.parallel import DataParallel
-from jaxppo.throughput import Throughput, peak_tflops
+from jaxppo.config.sources import replace
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling.flops import Models, Products, Shapes, of_update
+from jaxppo.profiling.throughput import Throughput, peak_tflops
 
 MODELS = Models(Products(trunk=1000, last=400, adapter=0, head=500, attention=16, layers=2), None)
 SHAPES = Shapes(8, 16, 8, 16, 12, 32)

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo.console import Console
 from jaxppo.errors import ConfigError
-from jaxppo.profiling import Profile, check_updates, ops_of, read_trace, table_of
+from jaxppo.profiling.trace import Profile, check_updates, ops_of, read_trace, table_of
+from jaxppo.run.console import Console
 
 
 def named(pid, name, tid=None):

@@ -1,8 +1,8 @@
 import pytest
-from report_runs import record, splits, write_run
 
-from jaxppo.report_checks import band_text, concerns, last_part, outside
-from jaxppo.report_run import read_run
+from jaxppo.report.checks import band_text, concerns, last_part, outside
+from jaxppo.report.run_data import read_run
+from tests.report_runs import record, splits, write_run
 
 
 def run_with(tmp_path, change, updates=40, **more):

@@ -1,11 +1,11 @@
 import re
 
 import pytest
-from html_reader import Reader
-from report_runs import HOSTILE, record, splits, write_run
 
 from jaxppo.errors import DataError
-from jaxppo.report_comparison import write_comparison
+from jaxppo.report.comparison import write_comparison
+from tests.html_reader import Reader
+from tests.report_runs import HOSTILE, record, splits, write_run
 
 
 def compared(tmp_path, *folders):

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from jaxppo.line_charts import Curve, Part, limits, line_chart, moving_mean, short, stacked_bars, thinned, ticks
+from jaxppo.report.line_charts import Curve, Part, limits, line_chart, moving_mean, short, stacked_bars, thinned, ticks
 
 
 def test_moving_mean_by_hand():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxppo.curves import plot_curves
+from jaxppo.report.picture import plot_curves
 
 
 def scores(rate, n=1024):
@@ -70,6 +70,6 @@ def test_plot_curves_shows_completion_length_where_the_update_reports_no_health(
 
 
 def test_plot_curves_leaves_pyplot_alone():
-    code = "import sys, os; from jaxppo.curves import plot_curves; plot_curves([], {}, os.devnull)"
+    code = "import sys, os; from jaxppo.report.picture import plot_curves; plot_curves([], {}, os.devnull)"
     code += "; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

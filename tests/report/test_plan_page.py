@@ -4,20 +4,20 @@ import base64
 import hashlib
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from html_reader import Reader
-from lamps import BY_HAND, judged, lamp_row, several
 
-from jaxppo import plan_page
-from jaxppo.plan_answers import Answer, judge_rows
-from jaxppo.plan_comparison import compare_splits
-from jaxppo.plan_metrics import plan_results
-from jaxppo.plan_page import pick_samples, write_page
+from jaxppo.evaluate.comparison import compare_splits
+from jaxppo.evaluate.plan_metrics import plan_results
+from jaxppo.evaluate.predictions import Answer, judge_rows
 from jaxppo.planning import format_action, parse_action, parse_domain, parse_problem
-from jaxppo.planning.datasets import build_split, write_jsonl
+from jaxppo.planning.datasets.rows import build_split, write_jsonl
+from jaxppo.report import plan_page
+from jaxppo.report.plan_page import pick_samples, write_page
+from tests import ROOT
+from tests.html_reader import Reader
+from tests.lamps import BY_HAND, judged, lamp_row, several
 
 HOSTILE = "<script>document.title = 'run'</script><img src=x onerror=alert(1)>"
 STEPS = "light a ; light c ; light b"
@@ -165,7 +165,7 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch, capsys):
     rows = build_split("test", sizes={3: 2, 4: 2}, seed=0, unique=True)
     write_jsonl(rows, "test.jsonl")
     write_jsonl([{"id": row["id"], "plan": row["reference_plan"]} for row in rows], "plans.jsonl")
-    docs = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    docs = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", docs, re.S)
     exec(example, {})
     assert capsys.readouterr().out.startswith("{'rate': 1.0, 'low': 0.51")

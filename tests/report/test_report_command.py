@@ -4,12 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from report_runs import write_run
 
 from jaxppo.config import ReportConfig
-from jaxppo.config_sources import parse_flags
+from jaxppo.config.sources import parse_flags
 from jaxppo.errors import ConfigError
-from jaxppo.report import report
+from jaxppo.report.__main__ import report
+from tests.report_runs import write_run
 
 
 def parsed(*argv):

@@ -6,19 +6,19 @@ import re
 
 import numpy as np
 import pytest
-from html_reader import Reader
-from report_runs import HOSTILE, SNEAKY, record, sample, splits, write_run
 
-from jaxppo import report_page
 from jaxppo.config import RewardModelConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import write_yaml
-from jaxppo.console import Console
+from jaxppo.config.sources import write_yaml
 from jaxppo.errors import DataError, TrainingError
-from jaxppo.intervals import wilson
-from jaxppo.logs import JsonlLog
-from jaxppo.plan_metrics import plan_results
-from jaxppo.preemption import Preempted
-from jaxppo.report_page import reported, write_report
+from jaxppo.evaluate.intervals import wilson
+from jaxppo.evaluate.plan_metrics import plan_results
+from jaxppo.report import run_page
+from jaxppo.report.run_page import reported, write_report
+from jaxppo.run.console import Console
+from jaxppo.run.jsonl import JsonlLog
+from jaxppo.run.preemption import Preempted
+from tests.html_reader import Reader
+from tests.report_runs import HOSTILE, SNEAKY, record, sample, splits, write_run
 
 
 def read(path):
@@ -130,7 +130,7 @@ def test_write_report_of_rewards_that_are_no_plans(tmp_path):
 
 
 def test_write_report_of_plans_by_length(tmp_path):
-    from lamps import BY_HAND, judged
+    from tests.lamps import BY_HAND, judged
 
     results = plan_results(judged(*BY_HAND))
     plain = json.loads(json.dumps(results))
@@ -208,7 +208,7 @@ def test_a_report_that_cannot_be_written_is_a_warning_that_says_why(tmp_path, mo
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(report_page, "_parts", fail)
+    monkeypatch.setattr(run_page, "_parts", fail)
     with reported(folder, view):
         pass
     (line,) = printed(view).splitlines()
@@ -221,7 +221,7 @@ def test_a_report_that_cannot_be_written_is_a_warning_that_says_why(tmp_path, mo
 
 def test_reported_is_the_first_process_alone(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run")
-    monkeypatch.setattr(report_page.processes, "is_first", lambda: False)
+    monkeypatch.setattr(run_page.processes, "is_first", lambda: False)
     with reported(folder, console()):
         pass
     assert not (folder / "report.html").exists()

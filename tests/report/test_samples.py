@@ -1,9 +1,9 @@
 import pytest
-from report_runs import HOSTILE, SNEAKY, sample
 
 from jaxppo.errors import DataError
-from jaxppo.logs import JsonlLog
-from jaxppo.report_samples import read_samples
+from jaxppo.report.samples import read_samples
+from jaxppo.run.jsonl import JsonlLog
+from tests.report_runs import HOSTILE, SNEAKY, sample
 
 
 def written(tmp_path, samples):

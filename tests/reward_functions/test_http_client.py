@@ -18,10 +18,10 @@ import httpx2
 import numpy as np
 import pytest
 
-from jaxppo import reward_client
 from jaxppo.errors import ConfigError, DataError, JaxppoError
-from jaxppo.reward_client import RewardClient, RewardError
-from jaxppo.reward_contract import TOKEN_VARIABLE, Answer, merge, messages, read_answer
+from jaxppo.reward_functions import http_client
+from jaxppo.reward_functions.http_client import RewardClient, RewardError
+from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, Answer, merge, messages, read_answer
 
 TOKEN = "tk-3x4mpl3.of/a+token=="
 PATIENCE_S = 20.0  # far above what a bounded wait takes here, far below what an unbounded one would
@@ -386,7 +386,7 @@ def waits_of(monkeypatch):
     async def note(seconds):
         waits.append(seconds)
 
-    monkeypatch.setattr(reward_client.asyncio, "sleep", note)
+    monkeypatch.setattr(http_client.asyncio, "sleep", note)
     return waits
 
 
@@ -466,7 +466,7 @@ def test_client_waits_a_bounded_time_for_a_server_that_does_not_get_to_an_end(se
 
 
 def test_client_stops_reading_an_answer_without_an_end(monkeypatch):
-    monkeypatch.setattr(reward_client, "MAX_ANSWER_BYTES", 2**20)
+    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 2**20)
 
     def flood(connection):
         connection.recv(65536)

@@ -11,8 +11,8 @@ import pytest
 
 from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError
-from jaxppo.reward_sources import make_rewards
-from jaxppo.reward_workers import Workers, import_function
+from jaxppo.reward_functions.isolated import Workers, import_function
+from jaxppo.reward_functions.registry import make_rewards
 from jaxppo.rewards import Completions, Failed
 
 FUNCTIONS = """
@@ -167,7 +167,7 @@ def test_a_process_keeps_the_state_of_its_function_and_has_no_jax(functions, wor
 
 def test_a_program_ends_although_its_workers_wait(functions):
     program = f"""
-from jaxppo.reward_workers import Workers
+from jaxppo.reward_functions.isolated import Workers
 from jaxppo.rewards import Completions
 print(Workers("{functions}:judge", 2, 60.0)(Completions([""], ["a"], [[]], {{}})).values)
 """

@@ -8,19 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_lora import CONFIGS as LORA_CONFIGS
-from test_lora import bases, peft_adapted, random_adapter, torch_base  # noqa: F401 (a fixture)
-from test_models import RAW, from_torch, torch, torch_model
-from test_preferences import word_tokenizer
-from test_reward_scores import scores_alone, sequences_of
 
-from jaxppo import hf, lora
+from jaxppo import hf
 from jaxppo.errors import DataError, ModelError
-from jaxppo.learned_reward import LearnedReward, load_adapter_reward, load_learned_reward, same_vocabulary
-from jaxppo.lora import LoraConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.reward_scores import RowScorer, last_token_scores
-from jaxppo.reward_sources import learned_from_text
+from jaxppo.nn import lora
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.reward_functions.learned import LearnedReward, load_adapter_reward, load_learned_reward, same_vocabulary
+from jaxppo.reward_functions.registry import learned_from_text
+from jaxppo.reward_functions.row_scores import RowScorer, last_token_scores
+from tests.data.test_preferences import word_tokenizer
+from tests.nn.test_lora import CONFIGS as LORA_CONFIGS
+from tests.nn.test_lora import bases, peft_adapted, random_adapter, torch_base  # noqa: F401 (a fixture)
+from tests.reward_functions.test_row_scores import scores_alone, sequences_of
+from tests.test_models import RAW, from_torch, torch, torch_model
 
 EOS, PAD = 2, 1
 WORDS = ["w0", "<pad>", "<eos>", *[f"w{i}" for i in range(3, 61)]]

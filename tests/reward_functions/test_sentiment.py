@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from jaxppo.errors import ConfigError, ModelError
-from jaxppo.sentiment import find_label, longest_text, make_sentiment_reward
+from jaxppo.reward_functions.sentiment import find_label, longest_text, make_sentiment_reward
 
 GOOD = ["good", "great", "fine", "lovely", "superb", "wonderful", "brilliant", "moving"]
 BAD = ["bad", "awful", "poor", "dull", "boring", "dreadful", "clumsy", "tedious"]

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import advantages
-from jaxppo.parallel import DATA, DataParallel
+from jaxppo.parallel.devices import DATA, DataParallel
+from jaxppo.rl import advantages
 
 gae, token_rewards = jax.jit(advantages.gae), jax.jit(advantages.token_rewards)
 whitened_gae = jax.jit(advantages.whitened_gae, static_argnames="whiten_rewards")

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import losses, ops
 from jaxppo.config import PPOConfig
+from jaxppo.rl import losses, ops
 
 policy_loss, value_loss = jax.jit(losses.policy_loss), jax.jit(losses.value_loss)
 policy_gradient = jax.jit(jax.grad(lambda *args: losses.policy_loss(*args).loss))

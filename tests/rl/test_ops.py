@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import ops
-from jaxppo.parallel import DATA, DataParallel
+from jaxppo.parallel.devices import DATA, DataParallel
+from jaxppo.rl import ops
 
 masked_mean, masked_var = jax.jit(ops.masked_mean), jax.jit(ops.masked_var)
 masked_whiten = jax.jit(ops.masked_whiten, static_argnames="shift_mean")

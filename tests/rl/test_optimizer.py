@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import optimizer
 from jaxppo.config import OptimizerConfig
+from jaxppo.rl import optimizer
 from jaxppo.types import TrainState
 
 # --- schedules

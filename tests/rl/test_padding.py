@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import ops, padding
+from jaxppo.rl import ops, padding
 from jaxppo.types import Sequences
 
 

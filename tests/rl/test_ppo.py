@@ -7,18 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from device_modes import EOS, MODEL, PAD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxppo import data, memory, models, ops, padding
+from jaxppo import data, models
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import replace
+from jaxppo.config.sources import replace
 from jaxppo.errors import DataError
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.ppo import PPO
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import memory
+from jaxppo.rl import ops, padding
+from jaxppo.rl.ppo import PPO
 from jaxppo.types import PromptBatch, Rollout, Sequences
+from tests.device_modes import EOS, MODEL, PAD
 
 ROWS, LENGTH = 8, 12
 CONFIG = replace(

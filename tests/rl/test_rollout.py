@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import models, ops, rollout
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DataParallel
+from jaxppo import models
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.rl import ops, rollout
 from jaxppo.types import PromptBatch, Rollout
 
 MODEL = GPTNeoXConfig(

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import trajectories
 from jaxppo.config import PPOConfig, TrainConfig
-from jaxppo.config_sources import replace
-from jaxppo.parallel import DATA, DataParallel
+from jaxppo.config.sources import replace
+from jaxppo.parallel.devices import DATA, DataParallel
+from jaxppo.rl import trajectories
 from jaxppo.types import Controls, Rollout, Scored, ScoreMoments, Sequences
 
 ROWS, LENGTH = 8, 5

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import models, ops, optimizer, trajectories, update
+from jaxppo import models
 from jaxppo.config import OptimizerConfig, PPOConfig
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DATA, DataParallel
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DATA, DataParallel
+from jaxppo.rl import ops, optimizer, trajectories, update
 from jaxppo.types import Sequences, Trajectories
 
 # --- mini-batches

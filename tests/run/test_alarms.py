@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from jaxppo.console import Console
 from jaxppo.errors import TrainingError
-from jaxppo.health import Health, save_batch
+from jaxppo.run.alarms import Health, save_batch
+from jaxppo.run.console import Console
 from jaxppo.types import Sequences, Trajectories
 
 SAMPLES = [

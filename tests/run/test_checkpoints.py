@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import optimizer, trajectories, update
-from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import OptimizerConfig, PPOConfig
 from jaxppo.errors import DataError
-from jaxppo.parallel import DataParallel
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.rl import optimizer, trajectories, update
+from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.types import ScoreMoments, TrainState
+from tests import ROOT
 
 META = {"config": {"seed": 1, "eval_splits": ("test", "dev"), "output_dir": None}, "episode": 64}
 
@@ -476,8 +477,8 @@ import os, resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import jax
-import test_checkpoint as here
-from jaxppo import cli
+from tests.run import test_checkpoints as here
+from jaxppo.run import cli
 cli.set_up_jax()
 folder, limit, when = Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 checkpoints = here.Checkpoints(folder, 2)
@@ -506,7 +507,7 @@ os._exit(0)  # orbax's threads of the failed write can keep the process for minu
 def run_full_disk(folder, limit, when):
     """Save checkpoints 1 and 2, and 3 while no file may grow beyond `limit` bytes; returns the lines it printed."""
 
-    command = [sys.executable, "-c", FULL_DISK, os.path.dirname(__file__), folder, str(limit), when]
+    command = [sys.executable, "-c", FULL_DISK, str(ROOT), folder, str(limit), when]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()

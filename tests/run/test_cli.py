@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from jaxppo import cli
 from jaxppo.config import TrainConfig
-from jaxppo.config_sources import parse_cli
+from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, DataError, ModelError, PddlError, ValidatorError
+from jaxppo.run import cli
 
 
 def outcome(command, capsys):
@@ -80,8 +80,8 @@ def test_a_platform_that_jax_cannot_start_is_one_line(tmp_path):
 
 READER_GONE = """
 import os, signal, sys
-from jaxppo import cli, preemption
-from jaxppo.console import Console
+from jaxppo.run import cli, preemption
+from jaxppo.run.console import Console
 console = Console()
 def command():
     with preemption.Preemption("python -m jaxppo.train --resume") as asked:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxppo.console import Console, sanitize
-from jaxppo.preemption import Preempted, Preemption
+from jaxppo.run.console import Console, sanitize
+from jaxppo.run.preemption import Preempted, Preemption
 
 # ------------------------------------------------------------------------------------------------------------- sanitize
 
@@ -157,7 +157,7 @@ def test_result_table_keeps_a_row_on_its_line_also_when_quiet():
 
 
 def test_console_writes_to_standard_output_by_default():
-    code = "from jaxppo.console import Console; Console().stage('one')"
+    code = "from jaxppo.run.console import Console; Console().stage('one')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "== one ==\n"
 

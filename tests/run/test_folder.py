@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from jaxppo import run_folder
 from jaxppo.config import RunConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import read_yaml, replace
+from jaxppo.config.sources import read_yaml, replace
 from jaxppo.errors import ConfigError, DataError
+from jaxppo.run import folder as run_folder
 
 
 def claim(folder, **changes):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jaxppo import metrics, vitals
+from jaxppo.run import headline, metrics
 
 PLAN_RECORD = dict.fromkeys(
     [
@@ -42,13 +42,13 @@ def without(*names):
     ],
 )
 def test_numbers_are_five_that_the_record_has(record, labels):
-    assert list(vitals.numbers(record)) == labels
-    assert set(vitals.numbers(record).values()) <= {0.5}
+    assert list(headline.numbers(record)) == labels
+    assert set(headline.numbers(record).values()) <= {0.5}
 
 
 def test_numbers_of_train_are_metrics_that_are_explained():
     of_the_others = {"loss", "accuracy", "entropy", "time/step_s"}
-    named = {vital.metric for slot in vitals.SLOTS for vital in slot} - of_the_others
+    named = {vital.metric for slot in headline.SLOTS for vital in slot} - of_the_others
     assert [name for name in sorted(named) if metrics.find(name) is None] == []
 
 
@@ -73,11 +73,11 @@ NOISE = [random.Random(0).uniform(-1, 1) for _ in range(40)]
     ],
 )
 def test_hint_tells_healthy_from_odd(label, healthy, odd, says):
-    assert vitals.hint(label, healthy) == ""
-    assert says in vitals.hint(label, odd)
+    assert headline.hint(label, healthy) == ""
+    assert says in headline.hint(label, odd)
 
 
 @pytest.mark.parametrize("label", ["samples/s", "lr", "something else"])
 def test_hint_says_nothing_of_what_is_neither(label):
-    assert vitals.hint(label, [3.0]) is None
-    assert vitals.hint(label, []) is None
+    assert headline.hint(label, [3.0]) is None
+    assert headline.hint(label, []) is None

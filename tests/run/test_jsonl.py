@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxppo.errors import DataError
-from jaxppo.logs import JsonlLog, read_metrics
+from jaxppo.run.jsonl import JsonlLog, read_metrics
 
 
 @pytest.fixture

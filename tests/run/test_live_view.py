@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from jaxppo.console import Console
-from jaxppo.live_view import ASCII_BLOCKS, BLOCKS, LiveView, Loop, format_time, sparkline
+from jaxppo.run.console import Console
+from jaxppo.run.live_view import ASCII_BLOCKS, BLOCKS, LiveView, Loop, format_time, sparkline
 
 HOSTILE = "[red]x[/red] \x1b[2J\x1b]0;t\x07 [/ \u202e\n\ud800 日本 😀" + "word " * 200
 COLUMNS = ["prompt", "completion", "verdict", "reward_plan", "reward_mine", "score"]

@@ -2,14 +2,13 @@ import ast
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from jaxppo import metrics
-from jaxppo.metrics import GROUPS, METRICS, find, markdown_page, markdown_table, with_old_names
+from jaxppo.run import metrics
+from jaxppo.run.metrics import GROUPS, METRICS, find, markdown_page, markdown_table, with_old_names
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent
 FIELDS = ("unit", "meaning", "healthy")
 
 
@@ -113,9 +112,9 @@ def test_tables_hold_every_metric_once():
 
 def test_documentation_is_the_generated_page():
     page = ROOT / "docs" / "metrics.md"
-    assert page.read_text(encoding="utf-8") == markdown_page(), "python -m jaxppo.metrics > docs/metrics.md"
+    assert page.read_text(encoding="utf-8") == markdown_page(), "python -m jaxppo.run.metrics > docs/metrics.md"
 
 
 def test_command_prints_the_page():
-    done = subprocess.run([sys.executable, "-m", "jaxppo.metrics"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "jaxppo.run.metrics"], capture_output=True, text=True, check=True)
     assert done.stdout == markdown_page() and done.stderr == ""

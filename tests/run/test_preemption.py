@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from jaxppo import cli, preemption
-from jaxppo.preemption import Preempted, Preemption
+from jaxppo.run import cli, preemption
+from jaxppo.run.preemption import Preempted, Preemption
 
 RESUME = "python -m jaxppo.train --resume --output_dir runs/a"
 
@@ -112,8 +112,8 @@ def test_a_command_that_is_stopped_says_how_to_go_on(capsys, signum, status):
 
 IMPATIENT = """
 import os, signal
-from jaxppo import cli
-from jaxppo.preemption import Preemption
+from jaxppo.run import cli
+from jaxppo.run.preemption import Preemption
 def command():
     with Preemption("python -m jaxppo.train --resume"):
         for _ in range(2):

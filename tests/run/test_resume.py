@@ -8,17 +8,18 @@ import subprocess
 import sys
 
 import pytest
-from event_files import read_events, shown_by_tensorboard
-from one_layer import ONE_LAYER
-from processes_of import environment
 
 from jaxppo import data, sft
-from jaxppo.checkpoint import Checkpoints
 from jaxppo.config import LoopConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import replace
+from jaxppo.config.sources import replace
 from jaxppo.errors import ConfigError
-from jaxppo.logs import read_metrics
-from jaxppo.preemption import Preempted
+from jaxppo.run.checkpoints import Checkpoints
+from jaxppo.run.jsonl import read_metrics
+from jaxppo.run.preemption import Preempted
+from tests import ROOT
+from tests.event_files import read_events, shown_by_tensorboard
+from tests.one_layer import ONE_LAYER
+from tests.processes_of import environment
 
 # Whatever an update hands to the next one beside the models changes in these runs: KL coefficient, score moments.
 TINY = ["--preset", "tiny", "--adap_kl_ctrl", "--kl_target", "6", "--kl_horizon", "100"]
@@ -33,7 +34,10 @@ MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
 
 RUN = """
 import json, os, signal, sys, threading
-from jaxppo import checkpoint, cli, config, config_sources, ppo, preemption, rewards, train
+from jaxppo.run import checkpoints as checkpoint, cli, preemption
+from jaxppo import config, rewards, train
+from jaxppo.config import sources as config_sources
+from jaxppo.rl import ppo
 
 stage, update, signum, delay_s, checks = json.loads(sys.argv.pop(1))
 current = []
@@ -312,9 +316,9 @@ def test_the_metric_for_the_best_model_must_be_one_that_is_logged():
 OTHER_DEVICES = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-import test_checkpoint as here
+from tests.run import test_checkpoints as here
 import jax
-from jaxppo import cli
+from jaxppo.run import cli
 from pathlib import Path
 cli.set_up_jax()
 folder, step, num_devices = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -339,7 +343,7 @@ def test_a_checkpoint_is_restored_on_other_numbers_of_devices(tmp_path):
     for step, num_devices in enumerate([4, 1, 2, 4]):
         flags = environment(num_devices)["XLA_FLAGS"]
         code = f"import os\nos.environ['XLA_FLAGS'] = {flags!r}\n" + OTHER_DEVICES
-        status, _, err = run("-c", code, os.path.dirname(__file__), tmp_path, step, num_devices)
+        status, _, err = run("-c", code, str(ROOT), tmp_path, step, num_devices)
         assert (status, err) == (0, "")
     assert Checkpoints(tmp_path, 9).steps == [1, 2, 3, 4]
 

@@ -10,14 +10,16 @@ import time
 
 import numpy as np
 import pytest
-from event_files import read_events, scalars, shown_by_tensorboard, texts
 
-from jaxppo import processes, run_folder, trackers
 from jaxppo.config import LoopConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import parse_cli, read_yaml, replace, write_yaml
+from jaxppo.config.sources import parse_cli, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
-from jaxppo.preemption import Preempted
-from jaxppo.trackers import Trackers
+from jaxppo.parallel import processes
+from jaxppo.run import folder as run_folder
+from jaxppo.run import trackers
+from jaxppo.run.preemption import Preempted
+from jaxppo.run.trackers import Trackers
+from tests.event_files import read_events, scalars, shown_by_tensorboard, texts
 
 SAMPLE = {"step": 1, "id": "a", "prompt": "<b>p</b> | q", "completion": "\x1b[2J`x` \ud800\n*y*", "score": 0.5}
 
@@ -197,7 +199,7 @@ def test_tensorboard_brings_neither_torch_nor_wandb(tmp_path):
     code = f"""
 from pathlib import Path
 from jaxppo.config import TrainConfig
-from jaxppo.trackers import Trackers
+from jaxppo.run.trackers import Trackers
 with Trackers(("tensorboard",), Path({str(tmp_path)!r}), TrainConfig(), print) as trackers:
     trackers.begin(0)"""
     loaded = loaded_after(code)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from jaxppo import config, data, hf, toys
-from jaxppo.config_sources import parse_cli
+from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, ToyError
-from jaxppo.logs import read_metrics
-from jaxppo.planning.config import BuildConfig
-from jaxppo.sentiment import make_sentiment_reward
+from jaxppo.planning.datasets.config import BuildConfig
+from jaxppo.reward_functions.sentiment import make_sentiment_reward
+from jaxppo.run.jsonl import read_metrics
 from jaxppo.toys import __main__ as toys_command
 from jaxppo.toys import classifier, texts
 

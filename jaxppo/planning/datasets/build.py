@@ -8,10 +8,12 @@ from statistics import median_low
 from typing import Any
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning.candidates import PROBLEM_NAME, Candidate, Demand, Filling, Solved
-from jaxppo.planning.config import BuildConfig, parse_domain_sizes, parse_lengths
-from jaxppo.planning.dataset_folder import Rejected, write_dataset
-from jaxppo.planning.dataset_runs import (
+from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Candidate, Demand, Filling, Solved
+from jaxppo.planning.datasets.config import BuildConfig, parse_domain_sizes, parse_lengths
+from jaxppo.planning.datasets.folder import Rejected, write_dataset
+from jaxppo.planning.datasets.renamed_rows import renamed_rows
+from jaxppo.planning.datasets.rows import Row, make_row
+from jaxppo.planning.datasets.runs import (
     check_planners,
     claim_folder,
     command_line,
@@ -21,13 +23,11 @@ from jaxppo.planning.dataset_runs import (
     settings_of,
     show_report,
 )
-from jaxppo.planning.datasets import Row, make_row
+from jaxppo.planning.datasets.terminal import Progress, Terminal
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans, planner_version
-from jaxppo.planning.plans import Action, parse_action
-from jaxppo.planning.renamed_rows import renamed_rows
-from jaxppo.planning.renaming import OBFUSCATION_STYLES, obfuscate
-from jaxppo.planning.terminal import Progress, Terminal
+from jaxppo.planning.language.plans import Action, parse_action
+from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans, planner_version
+from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate
 
 LICENCE = "apache-2.0"
 """Of the rows; a planner's own licence is that of its program and does not pass to its plans."""

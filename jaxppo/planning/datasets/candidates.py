@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import NamedTuple
 
-from jaxppo.planning.canonical import canonical_form
-from jaxppo.planning.datasets import SPLIT_PARTITIONS, partition_of_form
-from jaxppo.planning.pddl import Problem, parse_domain, parse_problem
-from jaxppo.planning.planners import PlanResult
+from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, partition_of_form
+from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
+from jaxppo.planning.solve.planners import PlanResult
+from jaxppo.planning.transform.canonical import canonical_form
 
 PROBLEM_NAME = "task"
 """What every problem calls itself: a name of its own would be one more word in a prompt, and tell the split."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from jaxppo.redact import redact
+from jaxppo.config.redact import redact
 
 _SPLITS = {
     "train": "for supervised training",

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from jaxppo.errors import DataError, PddlError
 from jaxppo.planning import validate_actions
-from jaxppo.planning.data_card import data_card
-from jaxppo.planning.datasets import (
+from jaxppo.planning.datasets.card import data_card
+from jaxppo.planning.datasets.leaks import Mappings, find_leaks
+from jaxppo.planning.datasets.rows import (
     COLUMNS,
     SPLIT_PARTITIONS,
     Row,
@@ -21,12 +22,11 @@ from jaxppo.planning.datasets import (
     write_jsonl,
     write_whole,
 )
-from jaxppo.planning.leaks import Mappings, find_leaks
-from jaxppo.planning.plans import parse_action
-from jaxppo.planning.prompt_styles.words import split_words
+from jaxppo.planning.language.plans import parse_action
+from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.prompts import vocabulary
-from jaxppo.planning.val import find_val, run_val_many
-from jaxppo.planning.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.prompts.words import split_words
+from jaxppo.planning.validate.val import find_val, run_val_many
 
 REPORT_FILE, CARD_FILE, REJECTED_FILE = "report.json", "README.md", "rejected.jsonl"
 VOCABULARY_FILE, OBFUSCATION_FILE = "vocabulary.json", "obfuscation.json"

@@ -9,16 +9,16 @@ from typing import Any
 
 from jaxppo.errors import ConfigError, DataError, JaxppoError
 from jaxppo.planning import PlanVerdict, run_val_many, validate_actions
-from jaxppo.planning.config import InspectConfig
-from jaxppo.planning.data_card import leak_text
-from jaxppo.planning.dataset_folder import REPORT_FILE, describe, figures_of, ordered_splits, read_split
-from jaxppo.planning.datasets import Row, reference_plans
-from jaxppo.planning.importing.rows import read_mappings, split_files
-from jaxppo.planning.leaks import find_leaks
-from jaxppo.planning.pddl import parse_domain, parse_problem
-from jaxppo.planning.plans import Action, parse_action
+from jaxppo.planning.datasets.card import leak_text
+from jaxppo.planning.datasets.config import InspectConfig
+from jaxppo.planning.datasets.folder import REPORT_FILE, describe, figures_of, ordered_splits, read_split
+from jaxppo.planning.datasets.importing.rows import read_mappings, split_files
+from jaxppo.planning.datasets.leaks import find_leaks
+from jaxppo.planning.datasets.rows import Row, reference_plans
+from jaxppo.planning.datasets.terminal import Terminal
+from jaxppo.planning.language.parse import parse_domain, parse_problem
+from jaxppo.planning.language.plans import Action, parse_action
 from jaxppo.planning.prompts import parse_completion, render_prompt, split_words
-from jaxppo.planning.terminal import Terminal
 
 _MOST_LISTED = 20
 _RANGE, _UPPER = "min / median / max", "median / max"

@@ -6,9 +6,9 @@ from itertools import combinations
 from typing import Any
 
 from jaxppo.errors import DataError
-from jaxppo.planning.canonical import canonical_form
-from jaxppo.planning.pddl import parse_domain, parse_problem
-from jaxppo.planning.renaming import inverse, obfuscate
+from jaxppo.planning.language.parse import parse_domain, parse_problem
+from jaxppo.planning.transform.canonical import canonical_form
+from jaxppo.planning.transform.renaming import inverse, obfuscate
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Split to its rows."""

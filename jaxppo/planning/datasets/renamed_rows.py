@@ -3,10 +3,10 @@
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from jaxppo.planning.datasets import Row, make_row, reference_plans
-from jaxppo.planning.pddl import Problem, parse_domain
-from jaxppo.planning.plans import format_action, parse_action
-from jaxppo.planning.renaming import permute_atoms, rename_objects, rename_plan
+from jaxppo.planning.datasets.rows import Row, make_row, reference_plans
+from jaxppo.planning.language.parse import Problem, parse_domain
+from jaxppo.planning.language.plans import format_action, parse_action
+from jaxppo.planning.transform.renaming import permute_atoms, rename_objects, rename_plan
 
 
 def renamed_rows(row: Row, pools: Mapping[str, Sequence[str]], count: int, seed: int) -> Iterator[Row]:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError, MissingColumnError
-from jaxppo.planning.canonical import canonical_form
 from jaxppo.planning.domains import blocksworld
-from jaxppo.planning.pddl import Problem, parse_domain, parse_problem
-from jaxppo.planning.plans import Action, format_action
+from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
+from jaxppo.planning.language.plans import Action, format_action
 from jaxppo.planning.prompts import render_completion, render_prompt
+from jaxppo.planning.transform.canonical import canonical_form
 
 Row = dict[str, Any]
 

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxppo.config_sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, replace, write_yaml
+from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
-from jaxppo.planning.config import PlannerConfig
-from jaxppo.planning.data_card import leak_text
-from jaxppo.planning.dataset_folder import REPORT_FILE, split_table
-from jaxppo.planning.datasets import Row
-from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans, planner_version
-from jaxppo.planning.plans import Action
-from jaxppo.planning.terminal import Terminal
-from jaxppo.planning.val import HOW_TO_GET_VAL, find_val
+from jaxppo.planning.datasets.card import leak_text
+from jaxppo.planning.datasets.config import PlannerConfig
+from jaxppo.planning.datasets.folder import REPORT_FILE, split_table
+from jaxppo.planning.datasets.rows import Row
+from jaxppo.planning.datasets.terminal import Terminal
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans, planner_version
+from jaxppo.planning.validate.val import HOW_TO_GET_VAL, find_val
 
 NO_PLANNER = "none"
 """In place of a planner: only plans that came with the problems."""

@@ -1,4 +1,4 @@
-"""What the commands of planning need of a terminal; `jaxppo.console.Console` is one."""
+"""What the commands of planning need of a terminal; `jaxppo.run.console.Console` is one."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -7,11 +7,11 @@ Nebel, In defense of PDDL axioms, Artificial Intelligence 168 (2005).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxppo.planning.conditions import Condition, is_fallible, predicates_in, read_condition
-from jaxppo.planning.numeric import COMPARISONS
-from jaxppo.planning.scope import Parameter, Scope
-from jaxppo.planning.sexpr import Node
-from jaxppo.planning.typed_lists import read_parameters
+from jaxppo.planning.language.conditions import Condition, is_fallible, predicates_in, read_condition
+from jaxppo.planning.language.numeric import COMPARISONS
+from jaxppo.planning.language.scope import Parameter, Scope
+from jaxppo.planning.language.sexpr import Node
+from jaxppo.planning.language.typed_lists import read_parameters
 
 
 @dataclass(frozen=True, slots=True)

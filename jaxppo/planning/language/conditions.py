@@ -7,10 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from jaxppo.planning.numeric import COMPARISONS, Expression, Operation, read_expression, read_number, write_expression
-from jaxppo.planning.scope import Atom, Parameter, Scope, headed, read_atom
-from jaxppo.planning.sexpr import Node
-from jaxppo.planning.typed_lists import read_parameters
+from jaxppo.planning.language.numeric import (
+    COMPARISONS,
+    Expression,
+    Operation,
+    read_expression,
+    read_number,
+    write_expression,
+)
+from jaxppo.planning.language.scope import Atom, Parameter, Scope, headed, read_atom
+from jaxppo.planning.language.sexpr import Node
+from jaxppo.planning.language.typed_lists import read_parameters
 
 
 class Literal(NamedTuple):

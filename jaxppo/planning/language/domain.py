@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from jaxppo.planning.axioms import compare_numbers, derived_predicates, read_rules
-from jaxppo.planning.conditions import read_conjuncts
-from jaxppo.planning.effects import read_effects
-from jaxppo.planning.scope import TOTAL_COST, Scope, Types, read_name
-from jaxppo.planning.sexpr import Node
-from jaxppo.planning.task import ActionSchema, Domain
-from jaxppo.planning.typed_lists import ancestors_of, read_parameters, read_typed_list, read_types
+from jaxppo.planning.language.axioms import compare_numbers, derived_predicates, read_rules
+from jaxppo.planning.language.conditions import read_conjuncts
+from jaxppo.planning.language.effects import read_effects
+from jaxppo.planning.language.scope import TOTAL_COST, Scope, Types, read_name
+from jaxppo.planning.language.sexpr import Node
+from jaxppo.planning.language.task import ActionSchema, Domain
+from jaxppo.planning.language.typed_lists import ancestors_of, read_parameters, read_typed_list, read_types
 
 _KEYWORD = re.compile(r":[a-z][a-z0-9-]*+")
 # Each of these at most once, and before the first action or rule; VAL reads on and loses what it has read.

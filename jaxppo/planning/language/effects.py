@@ -8,10 +8,10 @@ Source: Fox and Long, PDDL2.1, JAIR 20 (2003), appendix A.
 
 from dataclasses import dataclass, field
 
-from jaxppo.planning.conditions import Condition, Literal, quantifier_scope, read_condition, read_conjuncts
-from jaxppo.planning.numeric import UPDATES, Update, read_update
-from jaxppo.planning.scope import Atom, Parameter, Scope, headed
-from jaxppo.planning.sexpr import Node
+from jaxppo.planning.language.conditions import Condition, Literal, quantifier_scope, read_condition, read_conjuncts
+from jaxppo.planning.language.numeric import UPDATES, Update, read_update
+from jaxppo.planning.language.scope import Atom, Parameter, Scope, headed
+from jaxppo.planning.language.sexpr import Node
 
 
 @dataclass(frozen=True, slots=True)

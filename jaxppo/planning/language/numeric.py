@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from jaxppo.planning.scope import TOTAL_COST, TOTAL_TIME, Atom, Scope, headed, read_arguments, read_name
-from jaxppo.planning.sexpr import Node
+from jaxppo.planning.language.scope import TOTAL_COST, TOTAL_TIME, Atom, Scope, headed, read_arguments, read_name
+from jaxppo.planning.language.sexpr import Node
 
 Values = Mapping[Atom, float]
 """The functions that have a value."""

@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import TypeVar
 
 from jaxppo.errors import PddlError
-from jaxppo.planning.conditions import Condition, Literal
-from jaxppo.planning.domain_text import read_domain
-from jaxppo.planning.problem_text import read_problem
-from jaxppo.planning.scope import Atom, Parameter, Scope, Types, UnsupportedPddlError
-from jaxppo.planning.sexpr import Node, read_fast, read_form
-from jaxppo.planning.task import ActionSchema, Domain, Metric, Problem
+from jaxppo.planning.language.conditions import Condition, Literal
+from jaxppo.planning.language.domain import read_domain
+from jaxppo.planning.language.problem import read_problem
+from jaxppo.planning.language.scope import Atom, Parameter, Scope, Types, UnsupportedPddlError
+from jaxppo.planning.language.sexpr import Node, read_fast, read_form
+from jaxppo.planning.language.task import ActionSchema, Domain, Metric, Problem
 
 __all__ = [
     "ActionSchema",

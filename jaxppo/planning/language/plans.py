@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
 
-from jaxppo.planning.verdicts import PlanError
+from jaxppo.planning.language.verdicts import PlanError
 
 __all__ = [
     "Action",

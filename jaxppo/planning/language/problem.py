@@ -6,12 +6,12 @@ Source: McDermott et al., PDDL - The Planning Domain Definition Language (1998);
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxppo.planning.conditions import Condition, read_conjuncts
-from jaxppo.planning.domain_text import check_once, items_of, read_definition, read_objects
-from jaxppo.planning.numeric import read_expression, read_function, read_number
-from jaxppo.planning.scope import Atom, Scope, headed, read_atom, read_fact, read_name
-from jaxppo.planning.sexpr import Node
-from jaxppo.planning.task import Domain, Metric, Problem
+from jaxppo.planning.language.conditions import Condition, read_conjuncts
+from jaxppo.planning.language.domain import check_once, items_of, read_definition, read_objects
+from jaxppo.planning.language.numeric import read_expression, read_function, read_number
+from jaxppo.planning.language.scope import Atom, Scope, headed, read_atom, read_fact, read_name
+from jaxppo.planning.language.sexpr import Node
+from jaxppo.planning.language.task import Domain, Metric, Problem
 
 _ONCE = frozenset({":domain", ":objects", ":init", ":goal", ":metric"})
 _SECTIONS = _ONCE | {":requirements"}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from jaxppo.errors import PddlError
-from jaxppo.planning.plans import NAME_PATTERN
-from jaxppo.planning.sexpr import Node, line_of, show
+from jaxppo.planning.language.plans import NAME_PATTERN
+from jaxppo.planning.language.sexpr import Node, line_of, show
 
 Atom = tuple[str, ...]
 """A predicate's or function's name followed by its arguments; `("=", a, b)` is equality."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from jaxppo.planning.axioms import Rule
-from jaxppo.planning.conditions import Condition, Literal, is_fallible, write_condition
-from jaxppo.planning.effects import Effect
-from jaxppo.planning.numeric import Expression, Update
-from jaxppo.planning.scope import Atom, Parameter, Types, UnsupportedPddlError
+from jaxppo.planning.language.axioms import Rule
+from jaxppo.planning.language.conditions import Condition, Literal, is_fallible, write_condition
+from jaxppo.planning.language.effects import Effect
+from jaxppo.planning.language.numeric import Expression, Update
+from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
 
 
 @dataclass(frozen=True, slots=True)

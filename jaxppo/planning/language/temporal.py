@@ -11,8 +11,14 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from jaxppo.planning.pddl import Problem, UnsupportedPddlError, parse_domain, parse_problem, parse_problem_names
-from jaxppo.planning.plans import (
+from jaxppo.planning.language.parse import (
+    Problem,
+    UnsupportedPddlError,
+    parse_domain,
+    parse_problem,
+    parse_problem_names,
+)
+from jaxppo.planning.language.plans import (
     Action,
     ParsedPlan,
     ParsedTimedPlan,
@@ -20,9 +26,9 @@ from jaxppo.planning.plans import (
     parse_plan_text,
     parse_timed_plan_text,
 )
-from jaxppo.planning.sexpr import Form, Word, read_form
-from jaxppo.planning.validator import check_action
-from jaxppo.planning.verdicts import PlanError
+from jaxppo.planning.language.sexpr import Form, Word, read_form
+from jaxppo.planning.language.verdicts import PlanError
+from jaxppo.planning.validate.validator import check_action
 
 Plan = Sequence[Action | TimedAction]
 """The steps of a plan: with time stamps where `needs_time_stamps` says so, else without."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxppo.planning.scope import ROOT_TYPE, Parameter, Scope, Types, read_name, read_variable
-from jaxppo.planning.sexpr import Node
+from jaxppo.planning.language.scope import ROOT_TYPE, Parameter, Scope, Types, read_name, read_variable
+from jaxppo.planning.language.sexpr import Node
 
 
 def _named_types(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, Types | None, Node]]:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning.plans import Action, ParsedPlan
-from jaxppo.planning.prompt_styles import atoms, nl, pddl
-from jaxppo.planning.prompt_styles.words import PUNCTUATION, SPECIAL_WORDS, split_words, words_of
+from jaxppo.planning.language.plans import Action, ParsedPlan
+from jaxppo.planning.prompts import atoms, nl, pddl
+from jaxppo.planning.prompts.words import PUNCTUATION, SPECIAL_WORDS, split_words, words_of
 
 __all__ = [
     "PROMPT_STYLES",

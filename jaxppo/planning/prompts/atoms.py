@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterable
 
-from jaxppo.planning.pddl import Literal, parse_domain, parse_problem
-from jaxppo.planning.plans import NAME_PATTERN, Action, ParsedPlan
-from jaxppo.planning.prompt_styles.words import SPECIAL_WORDS
-from jaxppo.planning.scope import UnsupportedPddlError
-from jaxppo.planning.task import compares_numbers
-from jaxppo.planning.verdicts import PlanError
+from jaxppo.planning.language.parse import Literal, parse_domain, parse_problem
+from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan
+from jaxppo.planning.language.scope import UnsupportedPddlError
+from jaxppo.planning.language.task import compares_numbers
+from jaxppo.planning.language.verdicts import PlanError
+from jaxppo.planning.prompts.words import SPECIAL_WORDS
 
 _SPACE = r"[ \t\r\n]"
 _STEP = re.compile(rf"{_SPACE}*+{NAME_PATTERN}(?:{_SPACE}++{NAME_PATTERN})*+{_SPACE}*+")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from jaxppo.planning.conditions import (
+from jaxppo.planning.language.conditions import (
     Comparison,
     Condition,
     Implication,
@@ -12,9 +12,9 @@ from jaxppo.planning.conditions import (
     Negation,
     Quantified,
 )
-from jaxppo.planning.numeric import Expression, Operation, Update, write_expression
-from jaxppo.planning.prompt_styles.phrases import Phrases, listed
-from jaxppo.planning.scope import TOTAL_COST, Atom, Parameter, Types
+from jaxppo.planning.language.numeric import Expression, Operation, Update, write_expression
+from jaxppo.planning.language.scope import TOTAL_COST, Atom, Parameter, Types
+from jaxppo.planning.prompts.phrases import Phrases, listed
 
 NOT = "it is not true that"
 _COMPARED: Mapping[str, str] = {"<": "less than", "<=": "at most", "=": "equal to", ">=": "at least", ">": "more than"}

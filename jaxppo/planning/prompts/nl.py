@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from jaxppo.planning.axioms import Rule
-from jaxppo.planning.effects import Effect
-from jaxppo.planning.pddl import parse_domain, parse_problem
-from jaxppo.planning.prompt_styles.clauses import NOT, Clauses, expression, term, update
-from jaxppo.planning.prompt_styles.phrases import listed, phrases_of
-from jaxppo.planning.prompt_styles.sentences import parse_completion, render_completion
-from jaxppo.planning.prompt_styles.words import SPECIAL_WORDS, split_words
-from jaxppo.planning.scope import ROOT_TYPE, TOTAL_COST, Types
-from jaxppo.planning.task import ActionSchema, Domain, Problem
+from jaxppo.planning.language.axioms import Rule
+from jaxppo.planning.language.effects import Effect
+from jaxppo.planning.language.parse import parse_domain, parse_problem
+from jaxppo.planning.language.scope import ROOT_TYPE, TOTAL_COST, Types
+from jaxppo.planning.language.task import ActionSchema, Domain, Problem
+from jaxppo.planning.prompts.clauses import NOT, Clauses, expression, term, update
+from jaxppo.planning.prompts.phrases import listed, phrases_of
+from jaxppo.planning.prompts.sentences import parse_completion, render_completion
+from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
 
 __all__ = ["parse_completion", "render_completion", "render_prompt", "vocabulary"]
 

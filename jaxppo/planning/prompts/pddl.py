@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-from jaxppo.planning.plans import Action, ParsedPlan, format_action, parse_plan_text
-from jaxppo.planning.prompt_styles.words import SPECIAL_WORDS, split_words
-from jaxppo.planning.sexpr import Form, read_form
+from jaxppo.planning.language.plans import Action, ParsedPlan, format_action, parse_plan_text
+from jaxppo.planning.language.sexpr import Form, read_form
+from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
 
 _FRAME = "Planning domain:\n{domain}\n\nProblem:\n{problem}\n\nPlan, one action a line:\n"
 # Problems of a split are told apart by their names, which a model has no use for.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 
-from jaxppo.planning.scope import ROOT_TYPE
-from jaxppo.planning.task import Domain
+from jaxppo.planning.language.scope import ROOT_TYPE
+from jaxppo.planning.language.task import Domain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def _arguments(word: str, count: int) -> str:
 @cache
 def _known() -> Mapping[Hashable, Phrases]:
     from jaxppo.planning.domains import DOMAINS
-    from jaxppo.planning.pddl import parse_domain
+    from jaxppo.planning.language.parse import parse_domain
 
     return {
         _signature(parse_domain(module.DOMAIN_PDDL)): import_module(f"{module.__name__}.phrases").PHRASES

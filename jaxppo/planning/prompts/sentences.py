@@ -12,11 +12,11 @@ from string import Formatter
 from typing import NamedTuple
 
 from jaxppo.errors import DataError
-from jaxppo.planning.pddl import parse_domain
-from jaxppo.planning.plans import NAME_PATTERN, Action, ParsedPlan
-from jaxppo.planning.prompt_styles.phrases import phrases_of
-from jaxppo.planning.prompt_styles.words import split_words
-from jaxppo.planning.verdicts import PlanError
+from jaxppo.planning.language.parse import parse_domain
+from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan
+from jaxppo.planning.language.verdicts import PlanError
+from jaxppo.planning.prompts.phrases import phrases_of
+from jaxppo.planning.prompts.words import split_words
 
 _WORDS = re.compile(rf"(?:{NAME_PATTERN}|[,. \t\r\n])*+")
 _BLANK = " \t\r\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning.plans import Action, format_action, parse_action
+from jaxppo.planning.language.plans import Action, format_action, parse_action
 
 _LOG = logging.getLogger(__name__)
 

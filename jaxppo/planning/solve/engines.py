@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
-from jaxppo.planning.plans import Action
-from jaxppo.planning.search import SearchLimitError, solve
+from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.solve.search import SearchLimitError, solve
 
 
 class Answer(NamedTuple):

@@ -6,7 +6,7 @@ Source: Bonet and Geffner, Planning as heuristic search, Artificial Intelligence
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from jaxppo.planning.strips import StripsTask, facts_of
+from jaxppo.planning.solve.strips import StripsTask, facts_of
 
 INFINITY = 1 << 60
 """The estimate of a state from which there is no plan."""

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ConfigError, PddlError, ValidatorError
-from jaxppo.planning import search
-from jaxppo.planning.engines import Answer
-from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
-from jaxppo.planning.plan_cache import PlanCache, Record
-from jaxppo.planning.planner_process import PlannerProcess
-from jaxppo.planning.plans import Action
-from jaxppo.planning.val import HOW_TO_GET_VAL, default_workers, find_val, run_val
-from jaxppo.planning.validator import execute
-from jaxppo.planning.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.solve import search
+from jaxppo.planning.solve.cache import PlanCache, Record
+from jaxppo.planning.solve.engines import Answer
+from jaxppo.planning.solve.process import PlannerProcess
+from jaxppo.planning.validate.val import HOW_TO_GET_VAL, default_workers, find_val, run_val
+from jaxppo.planning.validate.validator import execute
 
 Progress = Callable[[int, int], None]
 """Called with the number of tasks that have a result, and of all tasks."""
@@ -48,7 +48,7 @@ class Planner(NamedTuple):
     licence: str = "Apache-2.0"
 
 
-_BUILTIN, _UNIFIED = "jaxppo.planning.engines:Builtin", "jaxppo.planning.engines:Unified"
+_BUILTIN, _UNIFIED = "jaxppo.planning.solve.engines:Builtin", "jaxppo.planning.solve.engines:Unified"
 _ARIES = ("up-aries", "planners", "MIT")
 _FAST_DOWNWARD = ("up-fast-downward", "planners-gpl", "GPL-3.0")
 _PYPERPLAN = ("up-pyperplan", "planners-gpl", "GPL-3.0")

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning.engines import Answer, Engine
+from jaxppo.planning.solve.engines import Answer, Engine
 
 if sys.platform == "linux":
     import resource
@@ -58,7 +58,7 @@ class PlannerProcess:
         self._killed = False
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jaxppo.planning.planner_process"],
+            [sys.executable, "-m", "jaxppo.planning.solve.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,

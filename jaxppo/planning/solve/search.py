@@ -8,13 +8,13 @@ same plan in every process and for every order of its facts.
 import heapq
 from itertools import count
 
-from jaxppo.planning.estimates import INFINITY, landmark_cut, relaxed_plan
-from jaxppo.planning.pddl import Problem
-from jaxppo.planning.plans import Action
-from jaxppo.planning.reachability import SearchLimitError, reachable_steps, refuse
-from jaxppo.planning.scope import TOTAL_TIME
-from jaxppo.planning.strips import StripsTask, compile_task
-from jaxppo.planning.task import compares_numbers
+from jaxppo.planning.language.parse import Problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.scope import TOTAL_TIME
+from jaxppo.planning.language.task import compares_numbers
+from jaxppo.planning.solve.estimates import INFINITY, landmark_cut, relaxed_plan
+from jaxppo.planning.solve.reachability import SearchLimitError, reachable_steps, refuse
+from jaxppo.planning.solve.strips import StripsTask, compile_task
 
 __all__ = ["MAX_STATES", "VERSION", "SearchLimitError", "solve"]
 

@@ -7,11 +7,11 @@ positive everywhere. Facts that no condition asks for are left out.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from jaxppo.planning.ground import Node, Step, sort_in
-from jaxppo.planning.grounding import Grounder
-from jaxppo.planning.pddl import Atom, Problem
-from jaxppo.planning.plans import Action
-from jaxppo.planning.reachability import refuse
+from jaxppo.planning.language.parse import Atom, Problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.solve.reachability import refuse
+from jaxppo.planning.validate.ground import Node, Step, sort_in
+from jaxppo.planning.validate.grounding import Grounder
 
 
 class StripsTask(NamedTuple):

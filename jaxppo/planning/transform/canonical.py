@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jaxppo.planning.conditions import Condition, Literal, write_condition
-from jaxppo.planning.numeric import write_expression
-from jaxppo.planning.pddl import Problem
-from jaxppo.planning.task import compares_numbers
+from jaxppo.planning.language.conditions import Condition, Literal, write_condition
+from jaxppo.planning.language.numeric import write_expression
+from jaxppo.planning.language.parse import Problem
+from jaxppo.planning.language.task import compares_numbers
 
 # A name that is no variable, no type (behind `-` or in `either`) and not what a form starts with.
 _OBJECT = re.compile(r"(?<= )(?<!- )[a-z_][\w-]*+(?=[ )])")

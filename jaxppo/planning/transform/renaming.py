@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, permutations
 
 from jaxppo.errors import ConfigError, PddlError
-from jaxppo.planning.deceptive_words import NOUNS, STATES, VERBS
-from jaxppo.planning.pddl import Domain, Problem, parse_domain, parse_problem
-from jaxppo.planning.plans import Action
-from jaxppo.planning.scope import BEYOND, RESERVED, ROOT_TYPE, TOTAL_COST, TOTAL_TIME
-from jaxppo.planning.sexpr import Node, read_fast, show
+from jaxppo.planning.language.parse import Domain, Problem, parse_domain, parse_problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.scope import BEYOND, RESERVED, ROOT_TYPE, TOTAL_COST, TOTAL_TIME
+from jaxppo.planning.language.sexpr import Node, read_fast, show
+from jaxppo.planning.transform.deceptive_words import NOUNS, STATES, VERBS
 
 OBFUSCATION_STYLES = ("random", "deceptive")
 # Words with a meaning of their own wherever they stand: they are never renamed.

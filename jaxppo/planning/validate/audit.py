@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxppo.errors import ConfigError, ValidatorError
-from jaxppo.planning.plans import TimedAction, format_action, format_timed_action
-from jaxppo.planning.val import Case, find_val, run_val, run_val_many
-from jaxppo.planning.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.language.plans import TimedAction, format_action, format_timed_action
+from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.validate.val import Case, find_val, run_val, run_val_many
 
 MOST_SAVED = 100
 """Disagreements kept in a folder: more of them tell nothing new."""

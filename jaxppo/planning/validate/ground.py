@@ -2,9 +2,9 @@
 
 from typing import NamedTuple, TypeAlias
 
-from jaxppo.planning.conditions import Literal
-from jaxppo.planning.numeric import Expression, Update
-from jaxppo.planning.scope import Atom
+from jaxppo.planning.language.conditions import Literal
+from jaxppo.planning.language.numeric import Expression, Update
+from jaxppo.planning.language.scope import Atom
 
 # An atom that no state contains: what stands for a condition that is false for good.
 NEVER: Atom = ("=",)

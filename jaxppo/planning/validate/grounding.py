@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NoReturn
 
-from jaxppo.planning.axioms import Rule
-from jaxppo.planning.conditions import (
+from jaxppo.planning.language.axioms import Rule
+from jaxppo.planning.language.conditions import (
     Binding,
     Comparison,
     Condition,
@@ -23,13 +23,24 @@ from jaxppo.planning.conditions import (
     conjuncts,
     is_fallible,
 )
-from jaxppo.planning.effects import Effect
-from jaxppo.planning.ground import Body, Derived, Extras, Ground, GroundEffect, Node, Step, Test, size_of, sort_in
-from jaxppo.planning.numeric import Expression, Operation, Update, compare, evaluate
-from jaxppo.planning.plans import Action
-from jaxppo.planning.scope import Atom, Parameter, Types, UnsupportedPddlError
-from jaxppo.planning.task import Domain, Problem
-from jaxppo.planning.templates import FactIndex, templates_of
+from jaxppo.planning.language.effects import Effect
+from jaxppo.planning.language.numeric import Expression, Operation, Update, compare, evaluate
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
+from jaxppo.planning.language.task import Domain, Problem
+from jaxppo.planning.validate.ground import (
+    Body,
+    Derived,
+    Extras,
+    Ground,
+    GroundEffect,
+    Node,
+    Step,
+    Test,
+    size_of,
+    sort_in,
+)
+from jaxppo.planning.validate.templates import FactIndex, templates_of
 
 # Parts of formulas that one step, one atom's rules or a goal may have, and of all rules that an atom depends on: some
 # tenths of a second of work.

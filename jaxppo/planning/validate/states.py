@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from jaxppo.planning.conditions import Literal
-from jaxppo.planning.ground import Body, Derived, Extras, Ground, Node, Test
-from jaxppo.planning.grounding import MAX_RULES, Grounder
-from jaxppo.planning.numeric import UndefinedNumberError, compare, evaluate, updated
-from jaxppo.planning.scope import Atom
-from jaxppo.planning.task import Problem
+from jaxppo.planning.language.conditions import Literal
+from jaxppo.planning.language.numeric import UndefinedNumberError, compare, evaluate, updated
+from jaxppo.planning.language.scope import Atom
+from jaxppo.planning.language.task import Problem
+from jaxppo.planning.validate.ground import Body, Derived, Extras, Ground, Node, Test
+from jaxppo.planning.validate.grounding import MAX_RULES, Grounder
 
 # How much one plan may cost: about a second of evaluating what goes beyond STRIPS.
 MAX_WORK = 2_000_000

@@ -5,11 +5,11 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from jaxppo.planning.conditions import Literal
-from jaxppo.planning.ground import NEVER
-from jaxppo.planning.plans import Action
-from jaxppo.planning.scope import Atom
-from jaxppo.planning.task import ActionSchema, Domain
+from jaxppo.planning.language.conditions import Literal
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.scope import Atom
+from jaxppo.planning.language.task import ActionSchema, Domain
+from jaxppo.planning.validate.ground import NEVER
 
 Fill = Callable[[tuple[str, ...]], Any]
 """Takes an action's words and the template's own, gives an atom."""

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from jaxppo.planning.conditions import Binding, Condition, write_condition
-from jaxppo.planning.ground import Extras
-from jaxppo.planning.grounding import Grounder, bindings_of
-from jaxppo.planning.numeric import UndefinedNumberError, Values
-from jaxppo.planning.pddl import Atom, Problem
-from jaxppo.planning.plans import Action
-from jaxppo.planning.states import Rules, State
-from jaxppo.planning.validator import check_action, execute
-from jaxppo.planning.verdicts import PlanError
+from jaxppo.planning.language.conditions import Binding, Condition, write_condition
+from jaxppo.planning.language.numeric import UndefinedNumberError, Values
+from jaxppo.planning.language.parse import Atom, Problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.verdicts import PlanError
+from jaxppo.planning.validate.ground import Extras
+from jaxppo.planning.validate.grounding import Grounder, bindings_of
+from jaxppo.planning.validate.states import Rules, State
+from jaxppo.planning.validate.validator import check_action, execute
 
 
 class Check(NamedTuple):

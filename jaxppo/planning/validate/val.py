@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from jaxppo.errors import ConfigError, ValidatorError
-from jaxppo.planning.plans import TimedAction, format_action, format_timed_action
-from jaxppo.planning.temporal import Plan, PlanNames, check_step, read_names
-from jaxppo.planning.val_output import read_verdict
-from jaxppo.planning.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.language.plans import TimedAction, format_action, format_timed_action
+from jaxppo.planning.language.temporal import Plan, PlanNames, check_step, read_names
+from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.validate.val_output import read_verdict
 
 if sys.platform == "linux":
     import resource

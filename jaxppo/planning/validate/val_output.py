@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from jaxppo.errors import ValidatorError
-from jaxppo.planning.plans import Action, TimedAction, format_action
-from jaxppo.planning.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.language.plans import Action, TimedAction, format_action
+from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 
 Steps = Sequence[Action | TimedAction]
 

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from jaxppo.planning.conditions import Binding, Condition, Literal, write_condition
-from jaxppo.planning.ground import Extras, Node, Step
-from jaxppo.planning.grounding import Grounder, bindings_of
-from jaxppo.planning.numeric import UndefinedNumberError, UpdateError, evaluate, write_expression, write_update
-from jaxppo.planning.pddl import Atom, Problem
-from jaxppo.planning.plans import Action
-from jaxppo.planning.scope import TOTAL_TIME
-from jaxppo.planning.states import GROUNDING_WORK, Rules, State, WorkLimitError
-from jaxppo.planning.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.language.conditions import Binding, Condition, Literal, write_condition
+from jaxppo.planning.language.numeric import UndefinedNumberError, UpdateError, evaluate, write_expression, write_update
+from jaxppo.planning.language.parse import Atom, Problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.scope import TOTAL_TIME
+from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.validate.ground import Extras, Node, Step
+from jaxppo.planning.validate.grounding import Grounder, bindings_of
+from jaxppo.planning.validate.states import GROUNDING_WORK, Rules, State, WorkLimitError
 
 
 class _Goal(NamedTuple):

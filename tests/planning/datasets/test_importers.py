@@ -10,19 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxppo.config_sources import parse_cli
-from jaxppo.console import Console
+from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.__main__ import run
-from jaxppo.planning.build import build_dataset
-from jaxppo.planning.canonical import canonical_form
-from jaxppo.planning.config import BuildConfig, ImportConfig, PlannerConfig
-from jaxppo.planning.datasets import partition, read_jsonl
-from jaxppo.planning.importing.importers import import_problems
-from jaxppo.planning.pddl import parse_domain, parse_problem
-from jaxppo.planning.plans import parse_action
-from jaxppo.planning.renamed_rows import pools_of
-from jaxppo.planning.validator import execute
+from jaxppo.planning.datasets.build import build_dataset
+from jaxppo.planning.datasets.config import BuildConfig, ImportConfig, PlannerConfig
+from jaxppo.planning.datasets.importing.importers import import_problems
+from jaxppo.planning.datasets.renamed_rows import pools_of
+from jaxppo.planning.datasets.rows import partition, read_jsonl
+from jaxppo.planning.language.parse import parse_domain, parse_problem
+from jaxppo.planning.language.plans import parse_action
+from jaxppo.planning.transform.canonical import canonical_form
+from jaxppo.planning.validate.validator import execute
+from jaxppo.run.console import Console
+from tests import ROOT
 from tests.planning import kiln
 from tests.planning.import_samples import (
     LAMPS,
@@ -894,7 +895,7 @@ def test_import_command_leaves_a_finished_data_set_alone(tmp_path, capsys):
 
 # ------------------------------------------------------------------------------------------- recorded verdicts of VAL
 
-CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[2] / ".." / "shared" / "val-corpus"))
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
 needs_corpus = pytest.mark.skipif(
     not (CORPUS / "cases.jsonl").is_file(), reason=f"no recorded VAL verdicts at {CORPUS} (set JAXPPO_VAL_CORPUS)"
 )

@@ -6,11 +6,11 @@ import pytest
 
 from jaxppo.errors import DataError
 from jaxppo.planning import canonical_form, parse_action, parse_domain, parse_problem
-from jaxppo.planning.datasets import make_row
+from jaxppo.planning.datasets.leaks import find_leaks
+from jaxppo.planning.datasets.rows import make_row
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.leaks import find_leaks
-from jaxppo.planning.renaming import obfuscate, permute_atoms, rename_objects
-from jaxppo.planning.search import solve
+from jaxppo.planning.solve.search import solve
+from jaxppo.planning.transform.renaming import obfuscate, permute_atoms, rename_objects
 
 FERRY = DOMAINS["ferry"]
 

@@ -14,9 +14,8 @@ from jaxppo.planning import (
     parse_problem,
     validate_plan,
 )
-from jaxppo.planning.datasets import COLUMNS, build_split, partition, read_jsonl, write_jsonl
-
-from .towers import all_states, towers_problem
+from jaxppo.planning.datasets.rows import COLUMNS, build_split, partition, read_jsonl, write_jsonl
+from tests.planning.towers import all_states, towers_problem
 
 
 def problem_of(row):

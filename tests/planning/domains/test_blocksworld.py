@@ -9,8 +9,7 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import execute, parse_domain, parse_problem
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem, solve
 from jaxppo.planning.domains.blocksworld.generator import count_states, random_towers
-
-from .towers import all_states, place_atoms, shortest_lengths, towers_problem
+from tests.planning.towers import all_states, place_atoms, shortest_lengths, towers_problem
 
 
 def test_count_states_matches_enumeration():

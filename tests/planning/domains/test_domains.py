@@ -12,10 +12,9 @@ import pytest
 from jaxppo.errors import ConfigError
 from jaxppo.planning import PlanError, canonical_form, execute, find_val, parse_domain, parse_problem, run_val_many
 from jaxppo.planning.domains import DOMAINS
-
-from .breadth_first import shortest_plan
-from .val_oracle import needs_val
-from .world_checks import CHECKS, World
+from tests.planning.breadth_first import shortest_plan
+from tests.planning.val_oracle import needs_val
+from tests.planning.world_checks import CHECKS, World
 
 NEW = sorted(DOMAINS.keys() - {"blocksworld"})
 # The field that the size is called in messages, and the other knobs with what they allow at the least size.

@@ -6,9 +6,8 @@ import pytest
 
 from jaxppo.errors import PddlError
 from jaxppo.planning import execute, find_val, parse_domain, parse_plan_text, parse_problem
-from jaxppo.planning.numeric import compare
-
-from .val_oracle import ask_val, check_both, needs_val
+from jaxppo.planning.language.numeric import compare
+from tests.planning.val_oracle import ask_val, check_both, needs_val
 
 DOMAIN = """(define (domain tanks) (:requirements :adl :fluents)
   (:predicates (p) (g) (r ?x ?y))

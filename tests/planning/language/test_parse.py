@@ -3,8 +3,8 @@
 import pytest
 
 from jaxppo.errors import PddlError
-from jaxppo.planning.numeric import Update
-from jaxppo.planning.pddl import (
+from jaxppo.planning.language.numeric import Update
+from jaxppo.planning.language.parse import (
     Literal,
     Metric,
     Parameter,

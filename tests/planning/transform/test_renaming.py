@@ -13,9 +13,10 @@ import pytest
 
 from jaxppo.errors import ConfigError, PddlError
 from jaxppo.planning import canonical_form, execute, parse_domain, parse_problem, run_val_many
-from jaxppo.planning.deceptive_words import NOUNS, STATES, VERBS
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.renaming import (
+from jaxppo.planning.language.scope import BEYOND, RESERVED
+from jaxppo.planning.transform.deceptive_words import NOUNS, STATES, VERBS
+from jaxppo.planning.transform.renaming import (
     OBFUSCATION_STYLES,
     inverse,
     obfuscate,
@@ -23,12 +24,10 @@ from jaxppo.planning.renaming import (
     rename_objects,
     rename_plan,
 )
-from jaxppo.planning.scope import BEYOND, RESERVED
-
-from .breadth_first import shortest_plan
-from .families import FAMILIES, change, draw_cases
-from .random_domains import draw_random_case
-from .val_oracle import needs_val
+from tests.planning.breadth_first import shortest_plan
+from tests.planning.families import FAMILIES, change, draw_cases
+from tests.planning.random_domains import draw_random_case
+from tests.planning.val_oracle import needs_val
 
 SOURCES = ["blocksworld", *FAMILIES, "random domains"]
 N_CASES = [12, pytest.param(60, marks=pytest.mark.slow)]
@@ -283,7 +282,7 @@ def test_permute_atoms_reaches_every_order():
 def test_renaming_is_the_same_in_every_process():
     code = (
         "import random, hashlib\nfrom jaxppo.planning import parse_domain\n"
-        "from jaxppo.planning.domains import depots as d\nfrom jaxppo.planning.renaming import *\n"
+        "from jaxppo.planning.domains import depots as d\nfrom jaxppo.planning.transform.renaming import *\n"
         "rng = random.Random(1)\np = d.generate_problem(4, rng, 'p')\n"
         "out = [permute_atoms(p, rng), rename_objects(p, parse_domain(d.DOMAIN_PDDL), rng, d.POOLS)]\n"
         "out += [obfuscate(d.DOMAIN_PDDL, p, [('lift', 'me')], style, rng=rng) for style in OBFUSCATION_STYLES]\n"

@@ -4,8 +4,7 @@ import pytest
 
 from jaxppo.errors import PddlError
 from jaxppo.planning import PlanError, execute, parse_domain, parse_plan_text, parse_problem
-
-from .val_oracle import ask_val, check_both, needs_val
+from tests.planning.val_oracle import ask_val, check_both, needs_val
 
 DOMAIN = """(define (domain shapes) (:requirements :adl)
   (:predicates (p) (g) (q ?x) (r ?x ?y))

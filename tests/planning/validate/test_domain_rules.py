@@ -8,8 +8,7 @@ import pytest
 
 from jaxppo.planning import execute, parse_domain, parse_problem
 from jaxppo.planning.domains import DOMAINS
-
-from .breadth_first import all_moves, shortest_plan
+from tests.planning.breadth_first import all_moves, shortest_plan
 
 NEW = sorted(DOMAINS.keys() - {"blocksworld"})
 

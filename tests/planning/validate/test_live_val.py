@@ -6,10 +6,9 @@ from collections import Counter
 import pytest
 
 from jaxppo.planning import PlanError, execute, parse_domain, parse_problem, run_val_many
-
-from .families import FAMILIES, draw_cases
-from .random_domains import draw_random_case
-from .val_oracle import needs_val
+from tests.planning.families import FAMILIES, draw_cases
+from tests.planning.random_domains import draw_random_case
+from tests.planning.val_oracle import needs_val
 
 # Of a kind: at least so many of ten cases.
 LEAST = {None: 2, PlanError.GOAL_NOT_REACHED: 0.5, PlanError.PRECONDITION: 1}

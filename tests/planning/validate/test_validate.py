@@ -7,9 +7,8 @@ import pytest
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning import PlanError, validate_actions, validate_plan
-from jaxppo.planning.plans import parse_plan_text
-
-from .test_validator import DOMAIN, PROBLEM, SOLUTION, VALID, refused
+from jaxppo.planning.language.plans import parse_plan_text
+from tests.planning.validate.test_validator import DOMAIN, PROBLEM, SOLUTION, VALID, refused
 
 
 @pytest.mark.parametrize("validator", ["builtin", "auto"])
@@ -31,6 +30,6 @@ def test_unknown_validator_is_an_error(text):
 
 
 def test_planning_imports_no_array_or_model_library():
-    code = "import jaxppo.planning, jaxppo.planning.datasets, sys; print(sorted(sys.modules))"
+    code = "import jaxppo.planning, jaxppo.planning.datasets.rows, sys; print(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not [name for name in ("jax", "flax", "transformers", "torch", "numpy") if f"'{name}'" in modules]

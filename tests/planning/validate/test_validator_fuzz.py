@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from jaxppo.errors import PddlError
 from jaxppo.planning import PlanError, PlanVerdict, UnsupportedPddlError, parse_plan_text, validate_plan
-from jaxppo.planning.plans import format_action
-
-from .families import FAMILIES, draw_cases
-from .test_validator import DOMAIN, PROBLEM, SOLUTION
-from .val_oracle import ask_val, needs_val, outcome
+from jaxppo.planning.language.plans import format_action
+from tests.planning.families import FAMILIES, draw_cases
+from tests.planning.val_oracle import ask_val, needs_val, outcome
+from tests.planning.validate.test_validator import DOMAIN, PROBLEM, SOLUTION
 
 Texts = tuple[str, str, str]
 """Domain, problem and plan."""

@@ -6,9 +6,28 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError, PddlError
-from jaxppo.planning.config import ImportConfig
-from jaxppo.planning.dataset_folder import Rejected, kind_of_reason, write_dataset
-from jaxppo.planning.dataset_runs import (
+from jaxppo.planning.datasets.config import ImportConfig
+from jaxppo.planning.datasets.folder import Rejected, kind_of_reason, write_dataset
+from jaxppo.planning.datasets.importing.planbench import is_planbench, read_planbench
+from jaxppo.planning.datasets.importing.rows import (
+    PAPER_COLUMNS,
+    first_row,
+    read_mappings,
+    read_paper,
+    read_rows,
+    split_files,
+)
+from jaxppo.planning.datasets.importing.source_problems import (
+    Reading,
+    SourceProblem,
+    plan_objection,
+    problem_objection,
+    read_pddl,
+)
+from jaxppo.planning.datasets.importing.splits import KEEP, Solved, assign_splits
+from jaxppo.planning.datasets.renamed_rows import pools_of, renamed_rows
+from jaxppo.planning.datasets.rows import Row, make_row
+from jaxppo.planning.datasets.runs import (
     NO_PLANNER,
     check_planners,
     claim_folder,
@@ -19,23 +38,11 @@ from jaxppo.planning.dataset_runs import (
     settings_of,
     show_report,
 )
-from jaxppo.planning.datasets import Row, make_row
-from jaxppo.planning.importing.planbench import is_planbench, read_planbench
-from jaxppo.planning.importing.rows import PAPER_COLUMNS, first_row, read_mappings, read_paper, read_rows, split_files
-from jaxppo.planning.importing.source_problems import (
-    Reading,
-    SourceProblem,
-    plan_objection,
-    problem_objection,
-    read_pddl,
-)
-from jaxppo.planning.importing.splits import KEEP, Solved, assign_splits
-from jaxppo.planning.pddl import Problem, parse_domain, parse_problem
-from jaxppo.planning.planners import PLANNERS, PlanTask, find_plans
-from jaxppo.planning.plans import format_action
-from jaxppo.planning.renamed_rows import pools_of, renamed_rows
-from jaxppo.planning.terminal import Terminal
-from jaxppo.planning.validator import execute
+from jaxppo.planning.datasets.terminal import Terminal
+from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
+from jaxppo.planning.language.plans import format_action
+from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans
+from jaxppo.planning.validate.validator import execute
 
 _READERS: Mapping[str, Callable[[Path, Path], Reading]] = {
     "pddl": lambda source, _: read_pddl(source),

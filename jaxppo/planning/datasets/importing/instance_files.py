@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from jaxppo.errors import DataError, PddlError
-from jaxppo.planning.dataset_folder import Rejected
-from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder, last_number, read_text
-from jaxppo.planning.importing.source_problems import Reading, SourceProblem, plan_objection, read_plan
-from jaxppo.planning.pddl import Problem
-from jaxppo.planning.plans import Action
-from jaxppo.planning.temporal import read_names
+from jaxppo.planning.datasets.folder import Rejected
+from jaxppo.planning.datasets.importing.pddl_folder import Definition, PddlFolder, last_number, read_text
+from jaxppo.planning.datasets.importing.source_problems import Reading, SourceProblem, plan_objection, read_plan
+from jaxppo.planning.language.parse import Problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.temporal import read_names
 
 _MOST_CHARACTERS = 1000  # of a sentence: matching long ones against templates takes time
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxppo.errors import DataError
-from jaxppo.planning.sexpr import MAX_CHARACTERS
+from jaxppo.planning.language.sexpr import MAX_CHARACTERS
 
 _COMMENT = re.compile(r";[^\n]*+")
 _DEFINITION = re.compile(r"\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import DataError
-from jaxppo.planning.config import is_split_name
-from jaxppo.planning.dataset_folder import OBFUSCATION_FILE, Rejected, read_split
-from jaxppo.planning.datasets import COLUMNS, SPLIT_PARTITIONS, Row, checked_row, reference_plans
-from jaxppo.planning.importing.instance_files import Entry, collect
-from jaxppo.planning.importing.pddl_folder import natural_key, read_text
-from jaxppo.planning.importing.source_problems import Reading, SourceProblem, read_json
-from jaxppo.planning.plans import Action, parse_action
+from jaxppo.planning.datasets.config import is_split_name
+from jaxppo.planning.datasets.folder import OBFUSCATION_FILE, Rejected, read_split
+from jaxppo.planning.datasets.importing.instance_files import Entry, collect
+from jaxppo.planning.datasets.importing.pddl_folder import natural_key, read_text
+from jaxppo.planning.datasets.importing.source_problems import Reading, SourceProblem, read_json
+from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, Row, checked_row, reference_plans
+from jaxppo.planning.language.plans import Action, parse_action
 
 PAPER_COLUMNS: Mapping[str, type] = {"domain": str, "instruction": str, "input": str, "raw_plan": list}
 """Of the paper's ten columns those that are used, beside `instance_id`."""

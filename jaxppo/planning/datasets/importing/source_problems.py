@@ -7,13 +7,19 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.planning import validate_actions
-from jaxppo.planning.dataset_folder import Rejected, describe
-from jaxppo.planning.importing.pddl_folder import MOST_BYTES, PLAN_FOLDERS, Definition, PddlFolder, read_text
-from jaxppo.planning.pddl import UnsupportedPddlError, parse_domain, parse_problem
-from jaxppo.planning.plans import Action, parse_plan_text, parse_timed_plan_text
-from jaxppo.planning.temporal import needs_time_stamps
-from jaxppo.planning.val import find_val, run_val
-from jaxppo.planning.verdicts import PlanError
+from jaxppo.planning.datasets.folder import Rejected, describe
+from jaxppo.planning.datasets.importing.pddl_folder import (
+    MOST_BYTES,
+    PLAN_FOLDERS,
+    Definition,
+    PddlFolder,
+    read_text,
+)
+from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.planning.language.plans import Action, parse_plan_text, parse_timed_plan_text
+from jaxppo.planning.language.temporal import needs_time_stamps
+from jaxppo.planning.language.verdicts import PlanError
+from jaxppo.planning.validate.val import find_val, run_val
 
 
 class SourceProblem(NamedTuple):

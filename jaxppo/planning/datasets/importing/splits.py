@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from jaxppo.planning.canonical import canonical_form
-from jaxppo.planning.config import ImportConfig, parse_lengths
-from jaxppo.planning.dataset_folder import Rejected
-from jaxppo.planning.datasets import partition_of_form
-from jaxppo.planning.importing.source_problems import SourceProblem
-from jaxppo.planning.pddl import parse_domain, parse_problem
-from jaxppo.planning.plans import Action
-from jaxppo.planning.sexpr import read_fast
+from jaxppo.planning.datasets.config import ImportConfig, parse_lengths
+from jaxppo.planning.datasets.folder import Rejected
+from jaxppo.planning.datasets.importing.source_problems import SourceProblem
+from jaxppo.planning.datasets.rows import partition_of_form
+from jaxppo.planning.language.parse import parse_domain, parse_problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.sexpr import read_fast
+from jaxppo.planning.transform.canonical import canonical_form
 
 AUTO, KEEP = "auto", "keep"
 _SHORT = ("train", "rl", "test")

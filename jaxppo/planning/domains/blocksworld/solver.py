@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
 from jaxppo.errors import DataError
-from jaxppo.planning.pddl import Atom, Problem
-from jaxppo.planning.plans import Action
+from jaxppo.planning.language.parse import Atom, Problem
+from jaxppo.planning.language.plans import Action
 
 TABLE = -1
 Places = tuple[int, ...]

@@ -1,6 +1,6 @@
 """Ferry in English."""
 
-from jaxppo.planning.prompt_styles.phrases import Phrases
+from jaxppo.planning.prompts.phrases import Phrases
 
 PHRASES = Phrases(
     about="A ferry takes cars from shore to shore, one car at a time.",

@@ -1,6 +1,6 @@
 """Miconic in English."""
 
-from jaxppo.planning.prompt_styles.phrases import Phrases
+from jaxppo.planning.prompts.phrases import Phrases
 
 PHRASES = Phrases(
     about="A lift takes passengers to the floors that they want to reach.",

@@ -1,6 +1,6 @@
 """Satellite in English."""
 
-from jaxppo.planning.prompt_styles.phrases import Phrases
+from jaxppo.planning.prompts.phrases import Phrases
 
 PHRASES = Phrases(
     about=(

@@ -1,6 +1,6 @@
 """Visitall in English."""
 
-from jaxppo.planning.prompt_styles.phrases import Phrases
+from jaxppo.planning.prompts.phrases import Phrases
 
 PHRASES = Phrases(
     about="A robot walks from cell to cell and must visit some of them.",

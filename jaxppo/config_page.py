@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any, Literal, Union, get_args, get_origin
 
 from jaxppo import config
-from jaxppo.planning import config as planning
+from jaxppo.planning.datasets import config as planning
 
 COMMANDS: dict[str, type] = {
     "train": config.TrainConfig,
@@ -88,7 +88,7 @@ def _command_section(name: str, command: type) -> str:
 def _presets() -> str:
     text = "## Presets\n\nNamed settings that come with jaxppo; what they leave out has its default.\n"
     for command in COMMANDS:
-        folder = resources.files("jaxppo") / "presets" / command.replace(" ", "_")
+        folder = resources.files("jaxppo.config") / "presets" / command.replace(" ", "_")
         for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
             name = file.name.removesuffix(".yaml")
             content = file.read_text(encoding="utf-8").strip()

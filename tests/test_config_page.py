@@ -3,15 +3,14 @@
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from jaxppo import config_page
+from jaxppo.config.sources import flatten
 from jaxppo.config_page import COMMANDS, markdown_page
-from jaxppo.config_sources import flatten
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "configuration.md"
 
 

@@ -1,0 +1,4 @@
+"""Data sets of problems with plans: build, import, split, inspect.
+
+In: generators or files. Out: folders of rows with a card.
+"""

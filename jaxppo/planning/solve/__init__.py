@@ -1,0 +1,4 @@
+"""Reference plans: built-in search and external planners, run in processes with limits.
+
+In: a problem. Out: a plan, or why there is none.
+"""

@@ -1,0 +1,1 @@
+"""Problems changed but the same: canonical forms, renamed objects, deceptive words."""

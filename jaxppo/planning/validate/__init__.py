@@ -1,0 +1,4 @@
+"""Judge plans: the in-process validator, VAL, and the audit of one by the other.
+
+In: a domain, a problem, a plan. Out: a `PlanVerdict`.
+"""

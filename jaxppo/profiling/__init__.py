@@ -1,0 +1,4 @@
+"""What an update costs: memory, FLOPs, throughput, compilation, traces.
+
+In: model shapes and settings. Out: numbers for the plan of a run and for its metrics.
+"""

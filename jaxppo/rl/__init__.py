@@ -1,0 +1,4 @@
+"""Reinforcement learning on arrays: rollout, advantages, losses, update, and PPO that compiles them.
+
+In: prompts and scores. Out: completions, trajectories and the next state.
+"""

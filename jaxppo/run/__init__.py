@@ -1,0 +1,4 @@
+"""The life of a run: folder, checkpoints, logs, metrics, trackers, console, and the loop around every training step.
+
+In: a step function and its settings. Out: a run folder that can be resumed.
+"""
