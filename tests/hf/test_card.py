@@ -21,7 +21,7 @@ from jaxppo.config.sources import CALL_ONLY, flatten, write_yaml
 from jaxppo.hf.card import license_of, model_card
 from tests.config.test_redact import OPAQUE, SECRET_NAMES, SHAPED, hidden_secrets
 
-ASSET = f"{jaxppo.__path__[0]}/assets/blocksworld-sft"
+ASSET = f"{jaxppo.__path__[0]}/hf/assets/blocksworld-sft"
 WORDS = [word for word in json.loads(Path(ASSET, "tokenizer.json").read_text())["model"]["vocab"] if word.isalpha()][:5]
 KINDS = ["policy", "value", "reward", "adapter", "value_adapter", "value_head"]
 
