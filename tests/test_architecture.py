@@ -1,193 +1,45 @@
-"""Holds the layering: who may import whom, and where the names that shape a program may appear.
-
-A new module fails here until it has a level, which is the moment to decide where it belongs.
-"""
+"""Holds the layering of `tests/rooms.py`, which has no exceptions: `pytest tests/test_architecture.py -s` prints it."""
 
 import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import jaxppo
+from tests.rooms import PLANNING, ROOMS
 
 PACKAGE = Path(jaxppo.__file__).parent
-
-# What judges plans after they were made.
-PLAN_ROOMS = {"plan_answers", "plan_charts", "plan_comparison", "plan_metrics", "plan_page", "plan_scores"}
-PLAN_ROOMS |= {"html_page", "plan_sections"}
-
-# What a run was like, told after it, or while it goes on.
-REPORT_ROOMS = {"line_charts", "report_checks", "report_comparison", "report_curves", "report_page", "report_run"}
-REPORT_ROOMS |= {"report_samples"}
-
-# A room is a module of the package or a folder of it; it imports rooms of lower levels. "jaxppo" is __init__.py.
-# The commands of planning/ and toys/ lie in these folders, but are rooms of their own.
-LEVELS = [
-    {"cache", "jaxppo", "config", "config_sources", "errors", "preemption", "redact", "types"},
-    {"advantages", "chat", "clock", "families", "intervals", "logprobs", "losses", "ops", "planning"}
-    | {"logs", "processes", "reward_contract", "toys"},
-    {"config_page", "data", "flops", "memory", "models", "parallel", "plan_reward", "preferences", "reward_client"}
-    | {"reward_workers", "rewards", "sentiment"},
-    {
-        "checkpoint",
-        "cli",
-        "compilation",
-        "console",
-        "curves",
-        "health",
-        "hf",
-        "live_view",
-        "lora",
-        "metrics",
-        "model_card",
-        "model_files",
-    }
-    | {
-        "evaluator",
-        "learned_reward",
-        "model_files",
-        "optimizer",
-        "padding",
-        "ppo",
-        "profiling",
-        "reward_scores",
-        "reward_sources",
-        "rollout",
-        "run_folder",
-        "throughput",
-        "trackers",
-        "trajectories",
-        "update",
-        "vitals",
-    }
-    | PLAN_ROOMS
-    | REPORT_ROOMS,
-    {
-        "evaluate",
-        "export",
-        "planning/__main__",
-        "report",
-        "reward_model",
-        "reward_server",
-        "sft",
-        "supervised",
-        "toys/__main__",
-        "train",
-    }
-    | {"__main__", "doctor", "doctor_checks"},
-]
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-
-# Same-level imports, one decision a line; among the commands they mean functions of the other command.
-SAME_LEVEL = {
-    ("config", "errors"),
-    ("config_sources", "errors"),
-    ("config_sources", "redact"),
-    ("advantages", "ops"),
-    ("logprobs", "ops"),
-    ("losses", "ops"),
-    ("hf", "model_files"),
-    ("run_folder", "console"),
-    ("lora", "hf"),
-    ("lora", "model_files"),
-    ("preferences", "data"),
-    ("rewards", "plan_reward"),
-    ("reward_workers", "rewards"),
-    *(("reward_sources", room) for room in ("health", "hf", "learned_reward", "lora")),
-    ("learned_reward", "hf"),
-    ("learned_reward", "lora"),
-    ("learned_reward", "model_files"),
-    ("learned_reward", "reward_scores"),
-    ("update", "optimizer"),
-    ("update", "padding"),
-    ("update", "rollout"),
-    ("ppo", "lora"),
-    ("ppo", "optimizer"),
-    ("ppo", "padding"),
-    ("ppo", "rollout"),
-    ("ppo", "trajectories"),
-    ("ppo", "update"),
-    ("health", "console"),
-    ("health", "logs"),
-    ("cli", "console"),
-    ("console", "live_view"),
-    ("trackers", "console"),
-    ("trackers", "live_view"),
-    ("profiling", "compilation"),
-    ("profiling", "console"),
-    ("model_card", "console"),
-    ("plan_scores", "plan_answers"),
-    *(("plan_metrics", room) for room in ("plan_answers", "plan_scores")),
-    *(("plan_comparison", room) for room in ("plan_answers", "plan_metrics")),
-    ("html_page", "console"),
-    ("plan_charts", "html_page"),
-    *(("plan_sections", room) for room in ("html_page", "plan_charts", "plan_comparison", "plan_metrics")),
-    *(("plan_page", room) for room in ("console", "html_page", "plan_answers", "plan_sections")),
-    *(("evaluator", room) for room in ("console", "plan_answers", "plan_metrics", "reward_sources", "rollout")),
-    ("line_charts", "html_page"),
-    *(("report_run", room) for room in ("logs", "metrics", "run_folder")),
-    *(("report_checks", room) for room in ("health", "line_charts", "metrics", "report_run")),
-    *(("report_curves", room) for room in ("html_page", "line_charts", "metrics", "plan_charts")),
-    *(("report_curves", room) for room in ("report_checks", "report_run")),
-    *(("report_samples", room) for room in ("console", "html_page", "logs", "plan_metrics", "report_run")),
-    *(("report_page", room) for room in ("console", "html_page", "line_charts", "plan_sections")),
-    *(("report_page", room) for room in REPORT_ROOMS - {"report_comparison", "report_page"}),
-    *(("report_comparison", room) for room in ("html_page", "plan_sections")),
-    *(("report_comparison", room) for room in REPORT_ROOMS - {"report_comparison", "report_samples"}),
-    ("doctor", "doctor_checks"),
-    ("doctor_checks", "train"),
-    ("train", "export"),
-    ("train", "supervised"),
-    ("sft", "export"),
-    ("sft", "supervised"),
-    ("reward_model", "export"),
-    ("reward_model", "supervised"),
-}
+LEVEL = {name: level for level, room in enumerate(ROOMS) for name in room.names}
+COMMANDS = LEVEL["train"]
 
 # Packages and names with one home.
 ONLY_IN = {
-    "flax": {"families/gpt2.py", "families/gpt_neox.py", "families/layers.py", "models.py"},
-    "orbax": {"checkpoint.py"},
-    "subprocess": {"planning/planner_process.py", "planning/val.py", "reward_workers.py", "toys/__init__.py"},
+    "flax": ("nn/", "models.py"),
+    "orbax": ("run/checkpoints.py",),
 }
 PARALLEL_NAMES = {"Mesh", "NamedSharding", "shard_map", "pmap"}
 
-# What a room never imports.
-NEVER = {
-    "planning": {"flax", "jax", "transformers"},
-    "reward_client": {"flax", "jax"},
-    "reward_contract": {"flax", "jax"},
-    "rewards": {"flax", "jax"},
-    "plan_reward": {"flax", "jax"},
-    "reward_workers": {"flax", "jax"},
-    "sentiment": {"flax", "jax"},
-    "intervals": {"flax", "jax"},
-    **{room: {"flax", "jax"} for room in PLAN_ROOMS},
-    "families": {
-        "jaxppo.config",
-        "jaxppo.config.sources",
-        "jaxppo.run.preemption",
-        "jaxppo.config.redact",
-        "jaxppo.types",
-    },
-    "advantages": {"jaxppo.config", "jaxppo.config.sources"},
-    "losses": {"jaxppo.config", "jaxppo.config.sources"},
-    "ops": {"jaxppo.config", "jaxppo.config.sources"},
-}
+# What computes rewards and judges plans on the host: importing it loads no array library and no model library.
+HOST = ("planning/", "rewards.py", "reward_functions/plan.py", "reward_functions/sentiment.py", "evaluate/intervals.py")
+HOST += ("reward_functions/isolated.py", "reward_functions/http_client.py", "reward_functions/http_contract.py")
+HOST += ("evaluate/predictions.py", "evaluate/comparison.py", "evaluate/plan_metrics.py", "evaluate/plan_scores.py")
+NEVER_ON_THE_HOST = {"flax", "jax", "transformers", "torch"}
+
+# Formulas take arrays and plain scalars.
+FORMULAS = ("rl/advantages.py", "rl/losses.py", "rl/ops.py", "nn/")
 
 
 def module_files() -> list[str]:
     return sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 
-def room_of(file: str) -> str:
-    if file.endswith("/__main__.py"):
-        return file.removesuffix(".py")
-    name = file.split("/")[0].removesuffix(".py")
-    return "jaxppo" if name == "__init__" else name
+def level_of(file: str) -> int | None:
+    """The row of a file or module name of the package; None: it has none."""
+    return COMMANDS if file.endswith("/__main__.py") else LEVEL.get(file.split("/")[0].removesuffix(".py"))
 
 
 def imported_modules(file: str, tree: ast.Module) -> Iterator[str]:
@@ -215,72 +67,181 @@ def used_names(tree: ast.Module) -> set[str]:
     return names
 
 
+def file_of(module: str) -> str | None:
+    """The file of a module of the package, None for any other name; a missing submodule is a name of its parent."""
+    if not module.startswith("jaxppo."):
+        return None
+    path = module.removeprefix("jaxppo.").replace(".", "/")
+    return next((f for f in (f"{path}.py", f"{path}/__init__.py") if (PACKAGE / f).is_file()), None)
+
+
+class _Everything(set):
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+EVERYTHING = _Everything()
+
+
+@cache
+def offers(folder: str) -> set[str]:
+    """The names in `__all__` of a room's `__init__`; those of a module are its own affair."""
+    path = PACKAGE / folder / "__init__.py"
+    if not path.is_file():
+        return EVERYTHING
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+def layering(file: str, modules: set[str]) -> Iterator[str]:
+    """Imports that go down the table, or past what a room offers."""
+    level = level_of(file)
+    if level is None:
+        yield f"{file} has no room"
+        return
+    room = file.split("/")[0].removesuffix(".py")
+    for other in sorted({found for module in modules if (found := file_of(module))}):
+        at = level_of(other)
+        if at is None or at > level:
+            yield f"{file} (row {level}) imports {other} (row {at})"
+        if at == COMMANDS and not room.startswith("__") and room != other.split("/")[0].removesuffix(".py"):
+            yield f"{file} imports {other}, a command"
+    for module in sorted(modules):
+        parts = module.split(".")[1:] if module.startswith("jaxppo.") else []
+        for depth in range(1, min(len(parts), 3)):
+            folder = "/".join(parts[:depth])
+            known = folder == "planning" and parts[1] in PLANNING
+            if not file.startswith(f"{folder}/") and not known and parts[depth] not in offers(folder):
+                yield f"{file} imports {module}, which {folder} does not offer"
+
+
+def planning_order(file: str, modules: set[str]) -> Iterator[str]:
+    """Imports inside of planning that go down its own table."""
+    own = file.split("/")[1] if file.startswith("planning/") else None
+    if own not in PLANNING:
+        return
+    for other in sorted({found for module in modules if (found := file_of(module))}):
+        parts = other.split("/")
+        if parts[:2] == ["planning", "__init__.py"] and "jaxppo.planning" in modules:
+            # `from jaxppo.planning import x` of a name, not of a room below
+            names = {module.split(".")[2] for module in modules if module.startswith("jaxppo.planning.")}
+            if any(not (PACKAGE / "planning" / name).exists() for name in names):
+                yield f"{file} imports from planning itself"
+        elif parts[0] == "planning" and parts[1] in PLANNING and PLANNING.index(parts[1]) > PLANNING.index(own):
+            yield f"{file} imports {other}, a later room of planning"
+
+
 def violations(file: str, source: str) -> list[str]:
     """The rules that one file of the package breaks."""
-    room, tree = room_of(file), ast.parse(source)
-    if room not in LEVEL:
-        return [f"{room} has no level"]
+    tree = ast.parse(source)
     modules = set(imported_modules(file, tree))
-    rooms = {module.split(".")[1] for module in modules if module.startswith("jaxppo.")} & LEVEL.keys()
-    found = [
-        f"{room} (level {LEVEL[room]}) imports {other} (level {LEVEL[other]})"
-        for other in rooms - {room}
-        if LEVEL[other] >= LEVEL[room] and (room, other) not in SAME_LEVEL
-    ]
+    packages = {module.split(".")[0] for module in modules}
+    found = [*layering(file, modules), *planning_order(file, modules)]
     for package, homes in ONLY_IN.items():
-        if file not in homes and package in {module.split(".")[0] for module in modules}:
-            found.append(f"{package} is imported outside {sorted(homes)}")
-    for banned in NEVER.get(room, ()):
-        if any(module == banned or module.startswith(f"{banned}.") for module in modules):
-            found.append(f"{room} imports {banned}")
-    if file not in ("parallel.py", "families/partition.py"):
-        found += [f"{name} is used outside parallel.py" for name in PARALLEL_NAMES & used_names(tree)]
-    return sorted(found)
+        if package in packages and not file.startswith(homes):
+            found.append(f"{file} imports {package}")
+    if file.startswith(HOST) and file != "planning/__main__.py":
+        found += [f"{file} imports {package}" for package in sorted(NEVER_ON_THE_HOST & packages)]
+    if file.startswith(FORMULAS) and any(module.startswith("jaxppo.config") for module in modules):
+        found.append(f"{file} imports settings")
+    if not file.startswith("parallel/"):
+        found += [f"{file} uses {name}" for name in sorted(PARALLEL_NAMES & used_names(tree))]
+    return found
 
 
-@pytest.mark.parametrize("file", module_files())
-def test_module_keeps_the_layering(file):
-    assert violations(file, (PACKAGE / file).read_text(encoding="utf-8")) == []
+def test_every_module_keeps_the_layering():
+    sources = {file: (PACKAGE / file).read_text(encoding="utf-8") for file in module_files()}
+    found = [violation for file, source in sources.items() for violation in violations(file, source)]
+    lines = {level: 0 for level in range(len(ROOMS))}
+    for file, source in sources.items():
+        level = level_of(file)
+        if level is not None:
+            lines[level] += source.count("\n")
+    for level, room in enumerate(ROOMS):
+        print(f"{level:2}  {', '.join(room.names)[:48]:48}  {lines[level]:6}  {room.purpose}")
+    assert found == []
+
+
+def test_the_table_names_what_there_is():
+    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py"}
+    there |= {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert there == set(LEVEL) - {"*/__main__"}
+    assert {path.name for path in (PACKAGE / "planning").iterdir() if (path / "__init__.py").is_file()} == set(PLANNING)
+
+
+def test_the_package_stays_small_enough_to_read():
+    there = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert len(there) <= 28
+    lines = {file: (PACKAGE / file).read_text(encoding="utf-8").count("\n") for file in module_files()}
+    assert len([file for file, count in lines.items() if count > 400]) <= 3
+    rooms: dict[str, int] = {}
+    for file, count in lines.items():
+        parts = file.split("/")[:-1]
+        room = "/".join(parts[:2] if parts[:1] == ["planning"] else parts[:1])
+        rooms[room] = rooms.get(room, 0) + count
+    del rooms[""]
+    assert {room: count for room, count in rooms.items() if count > 3100} == {}
+
+
+@pytest.mark.parametrize("room", [name for room in ROOMS for name in room.names if (PACKAGE / name).is_dir()])
+def test_a_room_says_what_it_is_in_six_lines(room):
+    tree = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
+    text = ast.get_docstring(tree)
+    assert text and len(text.splitlines()) <= 6
 
 
 @pytest.mark.parametrize(
     ("file", "source", "expected"),
     [
-        ("brand_new.py", "", ["brand_new has no level"]),
-        ("ops.py", "from jaxppo.models import apply", ["ops (level 1) imports models (level 2)"]),
-        ("ops.py", "from jaxppo import losses", ["ops (level 1) imports losses (level 1)"]),
-        ("ops.py", "def f():\n    import jaxppo.rl.losses", ["ops (level 1) imports losses (level 1)"]),
-        ("ops.py", "from . import losses", ["ops (level 1) imports losses (level 1)"]),
-        ("ops.py", "from .losses import f", ["ops (level 1) imports losses (level 1)"]),
-        ("ops.py", "from jaxppo.config import PPOConfig", ["ops imports jaxppo.config"]),
-        ("planning/domains/logistics.py", "from ...ops import f", ["planning (level 1) imports ops (level 1)"]),
-        ("planning/plans.py", "from .ops import f", []),  # planning/ops.py, not jaxppo/rl/ops.py
-        ("metrics.py", "from jaxppo.train import main", ["metrics (level 3) imports train (level 4)"]),
-        ("sft.py", "from jaxppo import train", ["sft (level 4) imports train (level 4)"]),
-        ("train.py", "from jaxppo import __version__, export\nfrom jaxppo.rl.update import update", []),
-        ("hf.py", "from flax import nnx", [f"flax is imported outside {sorted(ONLY_IN['flax'])}"]),
-        ("families/config.py", "from flax import nnx", [f"flax is imported outside {sorted(ONLY_IN['flax'])}"]),
-        ("families/gpt2.py", "from flax import nnx\nfrom jaxppo.nn.config import Family", []),
-        ("families/gpt2.py", "from jaxppo.config import PPOConfig", ["families imports jaxppo.config"]),
-        ("families/gpt2.py", "from jaxppo.models import apply", ["families (level 1) imports models (level 2)"]),
-        ("models.py", "from flax import nnx", []),
-        ("train.py", "import orbax.checkpoint as ocp", ["orbax is imported outside ['checkpoint.py']"]),
-        ("planning/val.py", "import subprocess", []),
-        ("rewards.py", "import subprocess", [f"subprocess is imported outside {sorted(ONLY_IN['subprocess'])}"]),
-        ("rewards.py", "import jax.numpy as jnp", ["rewards imports jax"]),
-        ("planning/plans.py", "import jax", ["planning imports jax"]),
-        ("planning/build.py", "from jaxppo.run.console import f", ["planning (level 1) imports console (level 3)"]),
-        ("planning/__main__.py", "from jaxppo import cli, console\nfrom jaxppo.planning import pddl", []),
-        ("planning/plans.py", "from transformers import AutoTokenizer", ["planning imports transformers"]),
-        ("update.py", "import jax\nstep = jax.pmap(f)", ["pmap is used outside parallel.py"]),
-        ("update.py", "from jax.sharding import Mesh as M", ["Mesh is used outside parallel.py"]),
-        ("update.py", "from jax.experimental.shard_map import shard_map", ["shard_map is used outside parallel.py"]),
-        ("update.py", "mode = 'pmap'", []),
-        ("parallel.py", "from jax.sharding import Mesh, NamedSharding", []),
+        ("brand_new.py", "", "brand_new.py has no room"),
+        ("rl/ops.py", "from jaxppo.rewards import call", "rl/ops.py (row 11) imports rewards.py (row 12)"),
+        ("rl/ops.py", "from jaxppo import rewards", "rl/ops.py (row 11) imports rewards.py (row 12)"),
+        ("rl/ops.py", "def f():\n    import jaxppo.rewards", "rl/ops.py (row 11) imports rewards.py (row 12)"),
+        ("rl/ops.py", "from .. import rewards", "rl/ops.py (row 11) imports rewards.py (row 12)"),
+        ("rl/ops.py", "from . import losses", None),
+        ("rl/ops.py", "from jaxppo.config import PeftConfig", "rl/ops.py imports settings"),
+        ("planning/domains/x.py", "from ...rl import ops", "planning/domains/x.py (row 2) imports rl/ops.py (row 11)"),
+        ("run/metrics.py", "from jaxppo.train import main", "run/metrics.py imports train.py, a command"),
+        ("sft.py", "from jaxppo import train", "sft.py imports train.py, a command"),
+        ("train.py", "from jaxppo import __version__\nfrom jaxppo.rl import update", None),
+        ("hf/folders.py", "from flax import nnx", "hf/folders.py imports flax"),
+        ("nn/gpt2.py", "from flax import nnx\nfrom jaxppo.nn.config import Family", None),
+        ("nn/gpt2.py", "from jaxppo.models import apply", "nn/gpt2.py (row 7) imports models.py (row 8)"),
+        ("models.py", "from flax import nnx", None),
+        ("train.py", "import orbax.checkpoint as ocp", "train.py imports orbax"),
+        ("rewards.py", "import jax.numpy as jnp", "rewards.py imports jax"),
+        ("planning/language/plans.py", "import jax", "planning/language/plans.py imports jax"),
+        (
+            "planning/language/plans.py",
+            "from jaxppo.planning.validate import val",
+            "planning/language/plans.py imports planning/validate/val.py, a later room of planning",
+        ),
+        (
+            "planning/solve/search.py",
+            "from jaxppo.planning import validate_plan",
+            "planning/solve/search.py imports from planning itself",
+        ),
+        (
+            "rl/update.py",
+            "from jaxppo.hf.files import naming",
+            "rl/update.py imports jaxppo.hf.files, which hf does not offer",
+        ),
+        (
+            "planning/__main__.py",
+            "from jaxppo.run import cli, console\nfrom jaxppo.planning import validate_plan",
+            None,
+        ),
+        ("rl/update.py", "import jax\nstep = jax.pmap(f)", "rl/update.py uses pmap"),
+        ("rl/update.py", "from jax.sharding import Mesh as M", "rl/update.py uses Mesh"),
+        ("rl/update.py", "mode = 'pmap'", None),
+        ("parallel/devices.py", "from jax.sharding import Mesh, NamedSharding", None),
     ],
 )
 def test_violations_finds_each_kind(file, source, expected):
-    assert violations(file, source) == expected
+    found = violations(file, source)
+    assert expected in found if expected else not found, found
 
 
 def loaded_after_importing(files: list[str]) -> set[str]:
@@ -298,12 +259,8 @@ def test_importing_the_package_does_not_import_torch():
     assert "torch" not in loaded
 
 
-HOST_ROOMS = {"planning", "plan_reward", "reward_workers", "reward_client", "reward_contract", "rewards", "sentiment"}
-HOST_ROOMS |= {"intervals"} | PLAN_ROOMS
-
-
 def test_importing_what_computes_rewards_on_the_host_does_not_import_jax():
-    host = [file for file in module_files() if room_of(file) in HOST_ROOMS]
-    loaded = loaded_after_importing([file for file in host if not file.endswith("__main__.py")])
+    host = [file for file in module_files() if file.startswith(HOST) and not file.endswith("__main__.py")]
+    loaded = loaded_after_importing(host)
     assert "jaxppo" in loaded
-    assert not loaded & {"flax", "jax", "torch", "transformers"}
+    assert not loaded & NEVER_ON_THE_HOST
