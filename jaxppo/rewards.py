@@ -23,8 +23,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Literal, NamedTuple, Protocol
 
-from jaxppo.errors import DataError, JaxppoError, did_you_mean
-from jaxppo.reward_functions.plan import lccs, lcs
+from jaxppo.errors import ConfigError, DataError, JaxppoError, did_you_mean
+from jaxppo.planning.language.plans import lccs_length, lcs_length
 from jaxppo.run.jsonl import plain
 
 __all__ = ["Completions", "Failed", "Policy", "Reward", "RewardFunction", "Rewards", "Scores", "call", "lccs", "lcs"]
@@ -470,3 +470,44 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_hashable, value))
     return value if getattr(value, "__hash__", None) else repr(value)
+
+
+# --- overlap of plans
+
+NormaliseBy = Literal["max", "reference", "prediction"]
+
+
+def lccs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
+    """Return the length of the longest contiguous common run of actions, divided by a plan length.
+
+    LCCS = |longest run| / n with n = max(|predicted|, |reference|), |reference| or |predicted|. With `max` it is in
+    [0, 1] and 1 only for the reference itself; with `reference`, junk around the common run costs nothing.
+
+    Args:
+        predicted: actions, compared by equality: tuples or "(action args)" strings.
+        reference: the same for the reference plan.
+        normalise_by: which length divides.
+
+    Returns:
+        A number in [0, 1]; 0.0 where the divisor is 0.
+
+    Source: "Chasing Progress, Not Perfection" (ICAPS 2025), whose code divides by the reference.
+    """
+    return per_action(lccs_length(predicted, reference), predicted, reference, normalise_by)
+
+
+def lcs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
+    """Return the length of the longest common subsequence of actions (gaps allowed), divided as in `lccs`."""
+    return per_action(lcs_length(predicted, reference), predicted, reference, normalise_by)
+
+
+def per_action(length: int, predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy) -> float:
+    divisors = {
+        "max": max(len(predicted), len(reference)),
+        "reference": len(reference),
+        "prediction": len(predicted),
+    }
+    if normalise_by not in divisors:
+        raise ConfigError(f"normalise_by: expected max, reference or prediction, got {normalise_by!r}")
+    divisor = divisors[normalise_by]
+    return min(1.0, length / divisor) if divisor else 0.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from jaxppo.errors import ConfigError, ValidatorError
+from jaxppo.errors import ValidatorError
 from jaxppo.planning import (
     PlanVerdict,
     UnsupportedPddlError,
@@ -24,8 +24,9 @@ from jaxppo.planning import (
 )
 from jaxppo.planning.datasets.rows import reference_plans
 from jaxppo.planning.domains import blocksworld
-from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError, lccs_length, lcs_length
+from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
 from jaxppo.planning.validate.audit import Audit
+from jaxppo.rewards import NormaliseBy, lccs, lcs, per_action
 
 BEST_INVALID = 0.999
 """Cap of the partial reward: no invalid plan ties with a valid one, in float32 and float16 too."""
@@ -36,45 +37,8 @@ LONG = 3
 VALIDATOR_FAILURES = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
 """Verdicts that say nothing about the plan: it counts as not valid, and the failure is counted too."""
 
-NormaliseBy = Literal["max", "reference", "prediction"]
 Partial = Literal["lccs", "lcs", "prefix", "goal"]
 Plan = tuple[Action, ...]
-
-
-def lccs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
-    """Length of the longest contiguous common run of actions, divided by a plan length.
-
-    LCCS = |longest run| / n with n = max(|predicted|, |reference|), |reference| or |predicted|. With `max` it is in
-    [0, 1] and 1 only for the reference itself; with `reference`, junk around the common run costs nothing.
-
-    Args:
-        predicted: actions, compared by equality: tuples or "(action args)" strings.
-        reference: the same for the reference plan.
-        normalise_by: which length divides.
-
-    Returns:
-        A number in [0, 1]; 0.0 where the divisor is 0.
-
-    Source: "Chasing Progress, Not Perfection" (ICAPS 2025), whose code divides by the reference.
-    """
-    return _normalised(lccs_length(predicted, reference), predicted, reference, normalise_by)
-
-
-def lcs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
-    """Length of the longest common subsequence of actions (gaps allowed), divided as in `lccs`."""
-    return _normalised(lcs_length(predicted, reference), predicted, reference, normalise_by)
-
-
-def _normalised(length: int, predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy) -> float:
-    divisors = {
-        "max": max(len(predicted), len(reference)),
-        "reference": len(reference),
-        "prediction": len(predicted),
-    }
-    if normalise_by not in divisors:
-        raise ConfigError(f"normalise_by: expected max, reference or prediction, got {normalise_by!r}")
-    divisor = divisors[normalise_by]
-    return min(1.0, length / divisor) if divisor else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +188,7 @@ def _partial(
     if scoring.partial == "goal":
         return (progress.goals_reached or 0) / progress.goals if progress.goals else float(progress.executable)
     shortest = min(references, key=len, default=())
-    return _normalised(progress.executed_steps or 0, actions, shortest, scoring.normalise_by)
+    return per_action(progress.executed_steps or 0, actions, shortest, scoring.normalise_by)
 
 
 def _economy(
