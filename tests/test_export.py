@@ -86,6 +86,7 @@ def saved_params(run, step=None):
     return Checkpoints(run / "checkpoints", keep=9).restore_params(step, pytest.fail)[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["adapted", "shared"])
 def test_export_of_the_last_checkpoint_repeats_the_folders_of_the_run(name, request, tmp_path):
     run = request.getfixturevalue(name)
@@ -223,6 +224,7 @@ def test_export_of_bad_input_is_one_line(args, message, shared, tmp_path, capsys
     assert line.startswith("error: ") and message in line
 
 
+@pytest.mark.full
 def test_sft_checkpoints_are_exported_too(tmp_path):
     argv = ["--train_sizes", "3:20", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--batch_size", "8"]
     argv += ["--hidden_size", "16", "--num_hidden_layers", "1", "--total_episodes", "32", "--save_steps", "2"]
@@ -251,6 +253,7 @@ def comparable(run):
     return [{k: v for k, v in record.items() if not k.startswith(prefixes)} for record in records]
 
 
+@pytest.mark.full
 def test_a_resumed_run_of_adapters_equals_the_uninterrupted_one(adapted, tmp_path):
     folder = tmp_path / "resumed"
     shutil.copytree(adapted, folder)
@@ -281,6 +284,7 @@ def random_gpt2(folder, positions):
     return folder
 
 
+@pytest.mark.full
 def test_gpt2_trains_in_bfloat16_and_comes_out_as_gpt2(tmp_path):
     run = run_train(tmp_path / "run", "--sft_model_path", random_gpt2(tmp_path / "gpt2", 128), "--dtype", "bfloat16")
     assert abs(comparable(run)[0]["objective/kl"]) < 1e-6

@@ -14,6 +14,7 @@ from jaxppo.errors import ModelError
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.layers import ACTIVATIONS
+from tests import quick_first
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -170,7 +171,7 @@ def torch_logits(model, ids, mask):
         return model(torch.tensor(ids), attention_mask=mask_ids, position_ids=torch_positions(mask)).logits.numpy()
 
 
-@pytest.mark.parametrize(("family", "name"), OPTION_NAMES)
+@pytest.mark.parametrize(("family", "name"), quick_first(12, OPTION_NAMES[::-1]))
 def test_apply_gives_the_logits_of_transformers(family, name, tmp_path):
     keys, changed = OPTIONS[family][name]
     raw = RAW[family] | keys
@@ -501,6 +502,7 @@ def test_compute_dtype_can_be_above_that_of_the_parameters(default_model):
     np.testing.assert_allclose(output.logits, apply(config, cast(half, jnp.float32), ids).logits, atol=1e-5)
 
 
+@pytest.mark.full
 def test_compute_dtype_leaves_gradients_in_the_dtype_of_the_parameters(default_model):
     _, config, params = default_model
     ids = jnp.asarray(ragged_batch("right")[0])
@@ -560,6 +562,7 @@ def test_for_decoding_casts_what_a_language_model_reads(default_model):
     assert same["trunk"]["embed_in"]["embedding"] is params["trunk"]["embed_in"]["embedding"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cached", [False, True])
 def test_right_padding_may_reach_past_the_positions_of_gpt2(default_model, cached):
     """Without a mask every column counts; rows of real tokens that fit must not notice."""
@@ -593,6 +596,7 @@ def test_check_length_refuses_more_tokens_than_positions(small):
         models.check_length(small, 129, "prompt")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", RAW)
 def test_init_params_draws_like_transformers(family, tmp_path):
     wide = {"gpt_neox": {"hidden_size": 64, "intermediate_size": 256}, "gpt2": {"n_embd": 64}}[family]

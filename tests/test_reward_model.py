@@ -222,6 +222,7 @@ def finished(tmp_path_factory, preferences, tokenizer_folder):
     return folder, out
 
 
+@pytest.mark.full
 def test_a_fresh_model_learns_the_rule_and_is_exported(finished, preferences):
     folder, out = finished
     assert_learned_and_exported(folder, preferences)
@@ -254,12 +255,14 @@ def test_metrics_have_the_names_of_trl(finished):
     assert all(r["min_reward"] < r["mean_reward"] < r["max_reward"] for r in records)
 
 
+@pytest.mark.full
 def test_gpt2_learns_the_rule_from_the_trunk_of_a_language_model(language_models, preferences, tmp_path):
     args = ["--dataset", preferences, "--model_path", language_models["gpt2"], "--output_dir", tmp_path / "run"]
     folder = train_reward_model(configure(*args, *FAST, "--center_rewards_coefficient", "0.01"))
     assert_learned_and_exported(folder, preferences)
 
 
+@pytest.mark.full
 def test_lora_trains_adapter_and_head_alone(language_models, preferences, tmp_path):
     peft = pytest.importorskip("peft")
     base_folder = language_models["gpt_neox"]
@@ -344,6 +347,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, small_preferences, to
     assert snapshot(folder) == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flags", ["--parallel pmap", "--parallel fsdp --mesh fsdp=2,tensor=2"])
 def test_other_modes_give_the_same_run(whole, small_preferences, tokenizer_folder, tmp_path, flags):
     folder = train_reward_model(small_run(tmp_path, small_preferences, tokenizer_folder, *flags.split()))

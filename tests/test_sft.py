@@ -30,6 +30,7 @@ def one_step(num_devices: int):
     return batch, jax.device_get(after.params), jax.device_get(stats)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_micro_batches_that_fit_the_cache_change_nothing(monkeypatch, num_devices):
     (rows, weights), params, stats = one_step(1)

@@ -145,6 +145,7 @@ def test_train_scales_scores_by_the_moments_of_all_scores_so_far(finished):
     assert len(seen) == 64
 
 
+@pytest.mark.full
 def test_train_exports_a_policy_that_transformers_computes_equally(finished):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -319,6 +320,7 @@ def test_a_model_that_cannot_be_sampled_from_is_refused(finished, tmp_path, run_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_tokenizer_without_pad_token_pads_with_its_end_of_sequence(finished, tmp_path):
     """As GPT-NeoX's own tokenizer does; every mask comes from lengths, so the results stay the same."""
     no_pad = tmp_path / "no_pad"
@@ -333,6 +335,7 @@ def test_a_tokenizer_without_pad_token_pads_with_its_end_of_sequence(finished, t
     assert json.loads((tmp_path / "eval" / "eval.json").read_text()) == after
 
 
+@pytest.mark.full
 def test_sft_meets_bad_evaluation_input_before_training(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXPPO_VAL", str(tmp_path / "nowhere"))
     sizes = ["--train_sizes", "3:20", "--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
@@ -398,6 +401,7 @@ def run_recorded(tmp_path_factory):
     return run
 
 
+@pytest.mark.full
 def test_resume_without_a_checkpoint_starts_over(run_recorded, tmp_path):
     whole, folder = run_recorded(*SAME_PROGRAMS, "--total_episodes", "32").folder, tmp_path / "early"
     folder.mkdir()
@@ -409,6 +413,7 @@ def test_resume_without_a_checkpoint_starts_over(run_recorded, tmp_path):
     assert comparable(folder) == comparable(whole)
 
 
+@pytest.mark.full
 def test_a_profile_is_of_the_process_that_was_asked_for_it(run_recorded, run_here):
     """A resume knows nothing of it, may ask for its own, and is refused one that is too long."""
     args = [*SAME_PROGRAMS, "--total_episodes", "48", "--save_steps", "1"]
@@ -437,6 +442,7 @@ def rloo(run_recorded):
     return run
 
 
+@pytest.mark.full
 def test_train_rloo_has_no_value_model(rloo):
     names = {path.name for path in rloo.folder.iterdir()}
     assert names >= {"policy", "eval.json", "curves.png", "checkpoints"} and "value" not in names
@@ -508,6 +514,7 @@ def slow_reward(monkeypatch):
     return reward, took
 
 
+@pytest.mark.full
 def test_train_measures_for_how_long_rewards_hold_the_devices_up(run_recorded, slow_reward):
     reward, took = slow_reward
     run = run_recorded(*SAME_PROGRAMS, "--total_episodes", "32", reward=reward)
@@ -556,6 +563,7 @@ def overflowing(run_recorded):
     return run_recorded(*args, "--save_steps", "50", "--old_metric_names", reward=reward)
 
 
+@pytest.mark.full
 def test_train_stops_after_too_many_bad_updates_in_a_row_with_one_line_and_status_2(overflowing):
     assert overflowing.status == 2
     (line,) = overflowing.err.strip().splitlines()
@@ -704,6 +712,7 @@ def test_sft_learns_and_exports(tmp_path):
     assert snapshot(folder) == before
 
 
+@pytest.mark.full
 def test_evaluate_of_the_exported_policy_repeats_the_runs_result(finished, tmp_path):
     sizes = ["--test_sizes", "4:16", "--test_longer_sizes", "5:32", "--response_length", "48"]
     folder = tmp_path / "eval"

@@ -93,6 +93,7 @@ def records_and_samples(folder):
     return [(record, [s for s in samples if s["step"] == record["step"]]) for record in records]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("asked", "evaluations"),
     [(False, {}), (True, {}), (False, {"eval_steps": 1, "metric_for_best_model": "none"})],
@@ -168,6 +169,7 @@ def server():
     made.server_close()
 
 
+@pytest.mark.full
 def test_a_run_goes_on_without_the_completions_whose_reward_fails(run):
     folder = run(
         reward_funcs=("plan", "train_rewards_functions:troubled"),
@@ -196,6 +198,7 @@ def test_a_run_stops_where_that_is_asked_for(run, tmp_path):
     assert not (tmp_path / "run" / "eval.json").exists()  # it failed in the evaluation before the first update
 
 
+@pytest.mark.full
 def test_a_flaky_server_is_asked_again_and_counted(run, server):
     folder = run(reward_funcs=("plan", "server"), reward_server_url=server.url)
     records = [record for record, _ in records_and_samples(folder)]
@@ -207,6 +210,7 @@ def test_a_flaky_server_is_asked_again_and_counted(run, server):
         assert record["rewards/server/mean"] == pytest.approx(np.mean(expected))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("on_timeout", ["skip", "stop"])
 def test_a_hanging_server_costs_its_time_limit(run, server, on_timeout):
     server.hangs = True
@@ -223,6 +227,7 @@ def test_a_hanging_server_costs_its_time_limit(run, server, on_timeout):
     assert time.monotonic() - began < 300
 
 
+@pytest.mark.full
 def test_prompts_without_plans_are_trained_on_a_function(run, tmp_path):
     rows = data.load_split(SMALL, "rl")
     for split, part in (("train", rows[:12]), ("test", rows[12:])):
@@ -271,6 +276,7 @@ def reward_model(request, tmp_path):
     return folder
 
 
+@pytest.mark.full
 def test_a_learned_reward_scores_what_was_sampled(run, reward_model):
     settings = {"reward_funcs": ("model", "plan"), "reward_weights": (0.1, 1.0), "use_score_scaling": True}
     folder = run(**settings, reward_model_path=str(reward_model))
@@ -293,6 +299,7 @@ def test_a_learned_reward_scores_what_was_sampled(run, reward_model):
         assert record["reward/truncated"] == 0
 
 
+@pytest.mark.full
 def test_other_commands_report_the_mean_reward_of_data_without_plans(functions, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(functions))
     rows = [{"prompt": row["prompt"], "completion": row["completion"]} for row in data.load_split(SMALL, "rl")]
@@ -331,6 +338,7 @@ def tune(tmp_path, functions, monkeypatch):
     return lambda **settings: sft.sft(replace(SFTConfig(), **common | settings | {"output_dir": str(tmp_path / "sft")}))
 
 
+@pytest.mark.full
 def test_supervised_training_is_scored_by_a_reward_that_shares_its_start(tune, reward_model):
     folder = tune(reward_funcs=("model",), reward_model_path=str(reward_model), eval_steps=1)
     assert np.isfinite(json.loads((folder / "eval.json").read_text())["test"]["mean_reward"])

@@ -98,6 +98,7 @@ def test_ppo_update_reports_the_agreed_fields():
     assert line["products_over_jaxppo"] == pytest.approx(line["products_s"] / line["s_per_update"], rel=0.1)
 
 
+@pytest.mark.full
 def test_logprobs_reports_memory_and_time():
     sizes = {"rows": 2, "tokens": 64, "vocab": 4096, "hidden": 32, "turns": 1}
     lines = run("logprobs.py", *(text for name, value in sizes.items() for text in (f"--{name}", str(value))))

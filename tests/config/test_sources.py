@@ -7,6 +7,7 @@ import pytest
 from jaxppo.config import TrainConfig, sources
 from jaxppo.config.sources import flatten, preset_values, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
+from tests import quick_first
 from tests.config.test_config import COMMANDS, error_line, parse, yaml_file
 
 
@@ -237,7 +238,9 @@ def test_write_yaml_starts_with_the_command_and_is_read_back_as_without(tmp_path
     assert parse("--config", str(commented)).ppo.kl_coef == 0.5
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x85", "\u2028", "\u2029", "\x0b", "\x0c", "\x1e"])
+@pytest.mark.parametrize(
+    "end", quick_first(2, ["\n", "\x85", "\r\n", "\r", "\u2028", "\u2029", "\x0b", "\x0c", "\x1e"])
+)
 def test_write_yaml_keeps_a_command_of_several_lines_in_the_comment(tmp_path, end):
     path = tmp_path / "config.yaml"
     write_yaml(parse(), path, command=f"x 'a{end}kl_coef: 7.5' \x00\x1b\ud800")

@@ -60,6 +60,7 @@ def test_everything_is_well_here(monkeypatch, capsys, tmp_path):
     assert report["extras"]["test"] and not report["extras"]["tpu"]
 
 
+@pytest.mark.full
 def test_the_self_test_makes_an_update_and_reads_its_checkpoint(monkeypatch):
     sizes = ("--response_length", "16", "--test_sizes", "4:4", "--test_longer_sizes", "5:4")
     once = ("--num_ppo_epochs", "1", "--num_mini_batches", "1", "--lr_scheduler_type", "constant")

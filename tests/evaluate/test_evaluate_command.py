@@ -105,6 +105,7 @@ def compared(dataset, spoiled, tmp_path_factory):
     )
 
 
+@pytest.mark.full
 def test_evaluate_measures_every_answer_of_several_models(compared, dataset):
     folder, results, out = compared
     records = records_of(folder / "samples.jsonl")
@@ -359,6 +360,7 @@ def assert_counts(result, cases):
 
 @pytest.mark.skipif(not (CORPUS / "cases.jsonl").is_file(), reason=f"no recorded verdicts at {CORPUS}")
 class TestCorpus:
+    @pytest.mark.full
     def test_reference_plans_are_all_valid(self, tmp_path):
         lines = records_of(CORPUS / "reference_plans.jsonl")
         cases = [line | {"id": f"reference-{i}"} for i, line in enumerate(lines)]
@@ -368,6 +370,7 @@ class TestCorpus:
         assert results["test"]["validity"]["rate"] == 1.0 and results["test"]["rows"] == len(cases) == 488
         assert results["test"]["exact_match"]["rate"] == results["test"]["goal"]["mean"] == 1.0
 
+    @pytest.mark.full
     def test_counts_of_changed_plans_are_the_recorded_ones(self, tmp_path):
         cases = changed_cases()
         result = evaluate_corpus(tmp_path, cases, "builtin")
@@ -422,6 +425,7 @@ def words(prompts, completions, **_):
 """
 
 
+@pytest.mark.full
 def test_data_without_plans_are_scored(spoiled, tmp_path, monkeypatch):
     (tmp_path / "evaluate_rewards.py").write_text(REWARD)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -327,6 +327,7 @@ class TestCorpus:
         assert cell["validity"] == wilson(len(rows), len(rows)) and len(rows) > 200
         assert cell["prefix"]["mean"] == cell["goal"]["mean"] == cell["exact_match"]["rate"] == 1.0
 
+    @pytest.mark.full
     def test_counts_of_mutated_plans_are_the_recorded_ones(self):
         cases, _ = self.rows()
         rows = [self.row(case, []) for case in cases]

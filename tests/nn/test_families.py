@@ -308,6 +308,7 @@ def toy(monkeypatch):
     )
 
 
+@pytest.mark.full
 def test_a_further_family_computes_and_decodes(toy):
     params = models.init_params(dataclasses.replace(toy, initializer_range=0.5), jax.random.key(0))
     mask = jnp.asarray(np.arange(9) >= np.array([[0], [4], [8]]))

@@ -100,6 +100,7 @@ def temporary_bytes(num_layers, on):
     return jax.jit(jax.grad(loss)).lower(params, ids).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.full
 def test_a_layer_more_takes_little_more_memory():
     more = {on: (temporary_bytes(6, on) - temporary_bytes(4, on)) / 2 for on in (False, True)}
     inputs = 8 * 256 * 16 * 2

@@ -281,6 +281,7 @@ def test_init_adapter_draws_as_peft_does(bases):
 # ---------------------------------------------------------------------------------------------- attach and merge
 
 
+@pytest.mark.full
 @FAMILIES
 def test_a_new_adapter_changes_no_bit(family, bases):
     config, shape = CONFIGS[family], LoraConfig(r=4)
@@ -484,6 +485,7 @@ def test_we_load_the_reward_model_adapter_of_peft(family, bases, tmp_path):
     assert np.abs(ours - our_output(config, base)).max() > 0.1
 
 
+@pytest.mark.full
 @FAMILIES
 def test_gradients_are_those_of_peft(family, bases, tmp_path):
     torch = pytest.importorskip("torch")

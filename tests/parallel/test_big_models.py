@@ -175,6 +175,7 @@ def test_big_models_are_split(model, mesh, parameters):
     check_decoding(programs, programs.generate())
 
 
+@pytest.mark.full
 def test_data_parallel_decoding_talks_to_nobody():
     assert list(collectives(Programs(WIDE, PPO_CONFIG, "shard_map").generate().as_text())) == []
     assert list(collectives(Programs(WIDE, PPO_CONFIG, "fsdp", "data=-1").generate().as_text())) == []

@@ -52,6 +52,7 @@ def check(found: dict, expected: dict) -> None:
             np.testing.assert_allclose(after[name], value, rtol=0, atol=1e-3, err_msg=name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", EIGHT)
 def test_eight_devices_compute_what_one_does(one_device, case):
     expected = one_device[f"{case.split(':')[0]}:one"]
@@ -59,6 +60,7 @@ def test_eight_devices_compute_what_one_does(one_device, case):
     check(one_device[case], expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", TWO_BY_FOUR)
 def test_two_processes_compute_what_one_device_does(one_device, two_processes, case):
     check(two_processes[case], one_device[f"{case.split(':')[0]}:one"])

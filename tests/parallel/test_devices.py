@@ -136,6 +136,7 @@ def test_to_host_gives_whole_arrays_back():
     np.testing.assert_array_equal(split().to_host(split().put(tree))["lm_head"]["kernel"], tree["lm_head"]["kernel"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", [NEOX, GPT2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_scores_and_samples_of_a_split_model(model, dtype):

@@ -53,6 +53,7 @@ def killed(tmp_path_factory):
         return folder, flags, first.returncode, time.monotonic() - at, said, steps_of(folder)
 
 
+@pytest.mark.full
 def test_a_process_that_dies_ends_the_other_within_a_minute(killed):
     _, _, status, seconds, said, _ = killed
     assert status != 0
@@ -60,6 +61,7 @@ def test_a_process_that_dies_ends_the_other_within_a_minute(killed):
     assert "--resume" in said or "another task died" in said
 
 
+@pytest.mark.full
 def test_the_restart_repeats_the_updates_after_the_last_checkpoint_exactly(killed):
     folder, flags, _, _, _, before = killed
     with started(commands(folder, *flags, "--resume"), num_devices=4) as both:
@@ -72,6 +74,7 @@ def test_the_restart_repeats_the_updates_after_the_last_checkpoint_exactly(kille
     assert "after" in json.loads((folder / "eval.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.full
 def test_processes_with_different_settings_all_refuse(tmp_path):
     different = commands(tmp_path / "run", each=((), ("--learning_rate", "3e-4")))
     with started(different, num_devices=1) as both:
@@ -82,6 +85,7 @@ def test_processes_with_different_settings_all_refuse(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_refusal_of_the_first_process_is_that_of_all(tmp_path):
     (tmp_path / "file").write_text("no run")
     with started(commands(tmp_path), num_devices=1) as both:
@@ -91,6 +95,7 @@ def test_a_refusal_of_the_first_process_is_that_of_all(tmp_path):
         assert "error: output_dir: expected a new or empty folder" in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [0, 1])
 def test_waiting_for_the_others_is_bounded(tmp_path, number):
     alone = commands(tmp_path / "run", "--connect_timeout_s", "2")[number]
@@ -126,6 +131,7 @@ cli.main(command)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", ["writes", "fails"])
 def test_what_one_process_does_alone_at_the_end(what):
     """It may take longer than others are silent; its error ends the others, and is told."""

@@ -11,6 +11,7 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl.ppo import PPO
+from tests import quick_first
 
 from .conftest import EOS, LENGTH, MODEL, PAD, make_rows
 from .trl_rloo import TrlRLOOCase, run_trl_rloo
@@ -91,7 +92,7 @@ def run_trl(options: dict, saved):
     )
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=quick_first(2, CASES))
 def case(request, saved, tmp_path_factory):
     options = BASE | CASES[request.param]
     return run_ours(options, saved, tmp_path_factory.mktemp("ours")), run_trl(options, saved), options

@@ -53,6 +53,7 @@ def test_plot_curves_draws_what_there_is(tmp_path, metrics, evals):
     assert picture(tmp_path, metrics, evals).std() > 5
 
 
+@pytest.mark.full
 def test_plot_curves_shows_each_curve_and_bar(tmp_path):
     whole = picture(tmp_path, FULL, BOTH)
     keys = [key for key in FULL[0] if key not in ("step", "completions/mean_length")]

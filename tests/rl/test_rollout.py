@@ -339,6 +339,7 @@ def test_generate_draws_until_the_last_row_is_done_and_no_longer(params, monkeyp
     assert len(drawn) == {1: 2, None: 2, 5: 6}[stop_column]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("limits", [{"top_k": 4}, {"top_p": 0.6}, {"top_k": 8, "top_p": 0.9, "min_p": 0.05}], ids=str)
 def test_generate_with_truncation_equals_a_loop(params, free_run, limits):
     options = {"stop_id": NO_TOKEN, "pad_id": PAD, "temperature": TEMPERATURE}

@@ -481,6 +481,7 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_mini_batch(params, pr
         np.testing.assert_allclose(several_stats[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.full
 def test_gradients_are_summed_over_devices(params, predicted):
     batch = trajectories_for("ppo", predicted)
     parallel = DataParallel(devices=jax.local_devices()[:2])
@@ -514,6 +515,7 @@ def test_policy_gradient_loss_with_a_shared_trunk_has_the_values_of_its_head(par
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), shared_grads["policy"]["trunk"], both)
 
 
+@pytest.mark.full
 def test_policy_gradient_loss_rewards_entropy(params, predicted):
     """With nothing else to learn, a step against the gradient raises the entropy, and without a bonus does nothing."""
     batch, policy = trajectories_for("rloo", predicted, drift=0.0), {"policy": params["policy"]}

@@ -18,7 +18,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import optimizer, trajectories, update
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.types import ScoreMoments, TrainState
-from tests import ROOT
+from tests import ROOT, quick_first
 
 META = {"config": {"seed": 1, "eval_splits": ("test", "dev"), "output_dir": None}, "episode": 64}
 
@@ -153,6 +153,7 @@ def test_restore_takes_another_sharding_than_that_of_the_save(tmp_path, saved_ro
     assert_equal_bits(params, whole)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_save_is_not_disturbed_by_an_update_that_takes_over_the_memory(tmp_path, num_devices):
     """On CPU a copy on the host may be the very memory of the device."""
@@ -332,7 +333,7 @@ def in_use(checkpoint):
     return [path for path in files_of(checkpoint) if path.parent != checkpoint or path.name == "checksums.json"]
 
 
-@pytest.mark.parametrize("damage", [flipped, cut, gone])
+@pytest.mark.parametrize("damage", quick_first(1, [flipped, cut, gone]))
 def test_restore_uses_the_one_before_a_damaged_checkpoint_whichever_file_it_is(tmp_path, damage, capfd):
     saved(tmp_path, 3, 5)
     rng, expected = random.Random(damage.__name__), make_state(3, 3)
@@ -513,6 +514,7 @@ def run_full_disk(folder, limit, when):
     return done.stdout.splitlines()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("limit", "when"), [(0, "wait"), (700, "save"), (9000, "close")])
 def test_a_full_disk_is_one_error_and_leaves_the_earlier_checkpoints(tmp_path, limit, when):
     error, listing = run_full_disk(tmp_path, limit, when)

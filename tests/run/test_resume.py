@@ -142,6 +142,7 @@ def reference(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_a_run_keeps_the_best_checkpoint_beside_the_latest(reference):
     entropies = [record["objective/entropy"] for record in comparable(reference)]
     best = 1 + entropies.index(max(entropies))
@@ -168,6 +169,7 @@ def kill_points(seed):
     return [(stage, update, rng.uniform(0, 0.05)) for stage, update in zip(stages, updates, strict=True)]
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_five_times_equals_the_uninterrupted_one(reference, tmp_path):
     """Each time by SIGKILL in the process that resumes from the kill before."""
     folder, points = tmp_path / "run", kill_points(seed=3)
@@ -184,6 +186,7 @@ def test_a_run_that_is_killed_five_times_equals_the_uninterrupted_one(reference,
     assert steps_of(folder) == steps_of(reference)
 
 
+@pytest.mark.full
 def test_sigterm_saves_the_update_that_it_interrupts(reference, tmp_path):
     folder = tmp_path / "run"
     code, out, err = run_struck(folder, "update", 1, signal.SIGTERM, flags=["--save_steps", "50"])
@@ -199,6 +202,7 @@ def test_sigterm_saves_the_update_that_it_interrupts(reference, tmp_path):
     assert_same_run(folder, reference)
 
 
+@pytest.mark.full
 def test_sigterm_between_two_stages_saves_the_update_before_and_a_damaged_checkpoint_is_passed_over(
     reference, tmp_path
 ):
@@ -218,6 +222,7 @@ def test_sigterm_between_two_stages_saves_the_update_before_and_a_damaged_checkp
     assert_same_run(folder, reference)
 
 
+@pytest.mark.full
 def test_ctrl_c_in_the_first_update_ends_with_status_130(tmp_path):
     folder = tmp_path / "run"
     code, out, err = run_struck(folder, "reward", 0, signal.SIGINT, checks=True)
@@ -236,6 +241,7 @@ def sft_config(folder, **changes):
     return replace(SFTConfig(), **sizes, **model, **run, greater_is_better=False, **changes)
 
 
+@pytest.mark.full
 def test_sigterm_in_supervised_training_saves_the_step_and_the_resumed_run_is_the_same(tmp_path, monkeypatch):
     sft.sft(sft_config(tmp_path / "whole"))
     batch = data.SupervisedData.batch
@@ -258,6 +264,7 @@ def test_sigterm_in_supervised_training_saves_the_step_and_the_resumed_run_is_th
     assert evals[0] == evals[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("best", "kept"), [(None, [2, 6]), ("none", [6])])
 def test_the_best_checkpoint_by_validity_is_kept_across_a_resume(best, kept, tmp_path, monkeypatch):
     # Too little training for a valid plan: the first of the two evaluations is as good as the second.
@@ -339,6 +346,7 @@ with here.Checkpoints(folder, 9) as checkpoints:
 """
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_restored_on_other_numbers_of_devices(tmp_path):
     for step, num_devices in enumerate([4, 1, 2, 4]):
         flags = environment(num_devices)["XLA_FLAGS"]
