@@ -1,6 +1,6 @@
 """Every metric of a training record, defined once: its unit, what it means, and how it looks in a healthy run.
 
-`python -m jaxppo.run.metrics` prints the documentation page `docs/metrics.md`.
+`python -m jaxppo.metrics` prints the table as a page.
 """
 
 from collections.abc import Mapping
@@ -743,20 +743,6 @@ GROUPS = {
 
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
-_INTRODUCTION = """\
-# Metrics
-
-Every update of `python -m jaxppo.train` appends one line to `metrics.jsonl`: a JSON object with the metrics below.
-Names are those of TRL 1.x where TRL has the metric; the last column gives TRL 0.11's name where it differs. All means
-are over the real tokens or rows of the whole batch, over all devices; padding never counts, and under
-`mask_truncated_completions` the tokens of a completion that was cut are padding to everything but scores, lengths and
-`objective/entropy`. Means over optimizer steps leave out the steps that were not finite and those after an early stop.
-A metric that does not apply to a run is absent; NaN and infinities are written as `null`.
-
-This page is printed by `python -m jaxppo.run.metrics`.
-
-"""
-
 
 def find(name: str) -> Metric | None:
     """The definition of a logged name: the metric of that very name, else the family that covers it."""
@@ -771,16 +757,6 @@ def with_old_names(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, **{str(metric.old_name): record[metric.name] for metric in renamed}}
 
 
-def markdown_table() -> str:
-    """All metrics as Markdown: one titled table per prefix."""
-    return "\n".join(_group_table(prefix, title) for prefix, title in GROUPS.items())
-
-
-def markdown_page() -> str:
-    """The documentation page: an introduction and the tables."""
-    return _INTRODUCTION + markdown_table()
-
-
 def prefix_of(name: str) -> str:
     """What stands before the first slash; nothing where there is none."""
     return name.partition("/")[0] if "/" in name else ""
@@ -793,19 +769,3 @@ def _covers(family: str, name: str) -> bool:
         actual == segment or (segment.startswith("<") and actual != "")
         for segment, actual in zip(segments, given, strict=True)
     )
-
-
-def _group_table(prefix: str, title: str) -> str:
-    heading = f"## {title}: `{prefix}/`" if prefix else f"## {title}"
-    rows = [_row(metric) for metric in METRICS if prefix_of(metric.name) == prefix]
-    head = "| metric | unit | meaning | healthy | TRL 0.11 |\n|---|---|---|---|---|\n"
-    return f"{heading}\n\n{head}" + "".join(f"{row}\n" for row in rows)
-
-
-def _row(metric: Metric) -> str:
-    old_name = f"`{metric.old_name}`" if metric.old_name else ""
-    return f"| `{metric.name}` | {metric.unit} | {metric.meaning} | {metric.healthy} | {old_name} |"
-
-
-if __name__ == "__main__":
-    print(markdown_page(), end="")

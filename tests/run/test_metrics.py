@@ -1,12 +1,10 @@
 import ast
 import re
-import subprocess
-import sys
 
 import pytest
 
 from jaxppo.run import metrics
-from jaxppo.run.metrics import GROUPS, METRICS, find, markdown_page, markdown_table, with_old_names
+from jaxppo.run.metrics import GROUPS, METRICS, find, with_old_names
 from tests import ROOT
 
 FIELDS = ("unit", "meaning", "healthy")
@@ -90,31 +88,15 @@ def test_with_old_names_adds_them_and_keeps_the_rest():
 def logged_names():
     """String constants of the package that look like a metric, with the files they stand in."""
     pattern = re.compile(rf"({'|'.join(filter(None, GROUPS))})/\w+")
-    for path in sorted((ROOT / "jaxppo").glob("*.py")):
+    for path in sorted((ROOT / "jaxppo").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and pattern.fullmatch(node.value):
                 yield path.name, node.value
 
 
 def test_every_name_that_training_logs_is_defined():
-    logged, supervised = set(logged_names()), ("sft.py", "supervised.py")
+    logged, supervised = set(logged_names()), ("sft.py", "loop.py")
     names = {(file, name) for file, name in logged if file not in ("metrics.py", *supervised)}
     assert "objective/kl" in {name for _, name in names}
     others = {name for file, name in logged if file in supervised}
     assert [(file, name) for file, name in sorted(names) if find(name) is None and name not in others] == []
-
-
-def test_tables_hold_every_metric_once():
-    rows = [line for line in markdown_table().splitlines() if line.startswith("| `")]
-    assert sorted(row.split("`")[1] for row in rows) == sorted(metric.name for metric in METRICS)
-    assert {row.count("|") for row in rows} == {6}
-
-
-def test_documentation_is_the_generated_page():
-    page = ROOT / "docs" / "metrics.md"
-    assert page.read_text(encoding="utf-8") == markdown_page(), "python -m jaxppo.run.metrics > docs/metrics.md"
-
-
-def test_command_prints_the_page():
-    done = subprocess.run([sys.executable, "-m", "jaxppo.run.metrics"], capture_output=True, text=True, check=True)
-    assert done.stdout == markdown_page() and done.stderr == ""

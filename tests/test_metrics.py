@@ -1,0 +1,22 @@
+import subprocess
+import sys
+
+from jaxppo.metrics import markdown_page, markdown_table
+from jaxppo.run.metrics import METRICS
+from tests import ROOT
+
+
+def test_tables_hold_every_metric_once():
+    rows = [line for line in markdown_table().splitlines() if line.startswith("| `")]
+    assert sorted(row.split("`")[1] for row in rows) == sorted(metric.name for metric in METRICS)
+    assert {row.count("|") for row in rows} == {6}
+
+
+def test_documentation_is_the_generated_page():
+    page = ROOT / "docs" / "metrics.md"
+    assert page.read_text(encoding="utf-8") == markdown_page(), "python -m jaxppo.metrics > docs/metrics.md"
+
+
+def test_command_prints_the_page():
+    done = subprocess.run([sys.executable, "-m", "jaxppo.metrics"], capture_output=True, text=True, check=True)
+    assert done.stdout == markdown_page() and done.stderr == ""
