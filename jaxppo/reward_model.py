@@ -28,7 +28,7 @@ from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.report.run_page import reported
-from jaxppo.reward_functions.row_scores import RowScorer, row_scores
+from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
 from jaxppo.rl.ppo import adapter_of
 from jaxppo.run import cli
@@ -89,7 +89,7 @@ def pair_scores(params: Params, batch: PairBatch, *, model: ModelConfig) -> tupl
     """Scores of both texts of each pair, read in one pass: [B] and [B] fp32."""
     ids = jnp.concatenate([batch.chosen_ids, batch.rejected_ids])
     lengths = jnp.concatenate([batch.chosen_lengths, batch.rejected_lengths])
-    chosen, rejected = jnp.split(row_scores(params, ids, lengths, model=model), 2)
+    chosen, rejected = jnp.split(score_rows(params, ids, lengths, model=model), 2)
     return chosen, rejected
 
 

@@ -31,7 +31,7 @@ from jaxppo.reward_functions.http_contract import (
     is_finite,
     read_request,
 )
-from jaxppo.reward_functions.registry import learned_from_text, make_rewards
+from jaxppo.reward_functions.registry import Context, make_rewards, text_reward_model_loader
 from jaxppo.rewards import Completions, arguments_of, missing_column, name_of
 from jaxppo.run import cli
 from jaxppo.run.console import sanitize
@@ -337,8 +337,8 @@ def _stop_by_signal(server: Any) -> None:
 
 def make_function(config: RewardServerConfig) -> Callable[..., Any]:
     """The one function of `reward_funcs`, as such: the client weighs it, and deals with its failures."""
-    learned = learned_from_text(DataParallel())
-    (reward,) = make_rewards(config.reward, validator=config.validator, learned=learned).rewards
+    load_model = text_reward_model_loader(DataParallel())
+    (reward,) = make_rewards(config.reward, Context(config.validator, load_model=load_model)).rewards
     return reward.function
 
 

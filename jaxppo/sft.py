@@ -111,6 +111,7 @@ def sft(config: SFTConfig) -> Path:
     trackers = Trackers(config.loop.report_to, folder, config, console.warn)
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
+    registry.check(config.reward)
     start = start_model(config, parallel.placement)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
@@ -126,8 +127,8 @@ def sft(config: SFTConfig) -> Path:
         rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, turns
     )
     models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
-    learned = registry.learned_by(model, start.params, tokenizer, parallel.of_process())
-    rewards = registry.make_rewards(config.reward, learned=learned)
+    load_model = registry.reward_model_loader(model, start.params, tokenizer, parallel.of_process())
+    rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
     loop = config.with_best_metric().loop
     loop.check_evaluated(evaluator.metric_names)

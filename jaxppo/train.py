@@ -92,6 +92,7 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
     trackers = Trackers(config.loop.report_to, folder, config, console.warn)
     parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
     config.check_devices(parallel.row_shards)
+    registry.check(config.reward)
     if config.reward.judges_plans:
         plan.check_validator(config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
@@ -153,10 +154,8 @@ def _throughput(ppo: PPO, start: Start) -> Throughput:
 
 def _rewards(config: TrainConfig, policy: hf.Policy, parallel: DataParallel, folder: Path) -> Rewards:
     model = models.computing_in(policy.config, config.dtype)
-    learned = registry.learned_by(model, policy.params, policy.tokenizer, parallel.of_process())
-    return registry.make_rewards(
-        config.reward, validator=config.validator, seed=config.run.seed, folder=folder, learned=learned
-    )
+    load_model = registry.reward_model_loader(model, policy.params, policy.tokenizer, parallel.of_process())
+    return registry.make_rewards(config.reward, registry.Context(config.validator, config.run.seed, folder, load_model))
 
 
 def _check_names(config: TrainConfig, model: ModelConfig) -> None:

@@ -20,7 +20,7 @@ from jaxppo.errors import ConfigError, DataError, ModelError
 from jaxppo.export import ExportConfig, export
 from jaxppo.nn import lora
 from jaxppo.parallel.devices import DATA, DataParallel
-from jaxppo.reward_functions.learned import load_adapter_reward, load_learned_reward
+from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model
 from jaxppo.reward_model import preference_loss, start_model, train_reward_model
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
@@ -205,7 +205,7 @@ def assert_learned_and_exported(folder, preferences):
     rows = held_out_rows(preferences)
     theirs = transformers_scores(folder / "reward_model", rows)
     assert np.mean(theirs[:40] > theirs[40:]) >= 0.85
-    learned = load_learned_reward(str(folder / "reward_model"), word_tokenizer(WORDS), DataParallel())
+    learned = load_reward_model(str(folder / "reward_model"), word_tokenizer(WORDS), DataParallel())
     assert learned.bias == results["reward_bias"] != 0.0
     np.testing.assert_allclose(as_reward(learned, rows) + learned.bias, theirs, atol=1e-4, rtol=0)
     demonstrations = encode_pairs(word_tokenizer(WORDS), load_rows(preferences, "train"), 100, "train").kept
@@ -275,7 +275,7 @@ def test_lora_trains_adapter_and_head_alone(language_models, preferences, tmp_pa
     shape, adapter = lora.load_adapter(adapter_folder, config, base)
     assert (shape.r, set(adapter)) == (8, {"trunk", "score"})
     parallel = DataParallel()
-    learned = load_adapter_reward(str(adapter_folder), config, parallel.put(base), word_tokenizer(WORDS), parallel)
+    learned = load_reward_adapter(str(adapter_folder), config, parallel.put(base), word_tokenizer(WORDS), parallel)
     rows = held_out_rows(preferences)
     merged = transformers_scores(folder / "reward_model", rows)
     np.testing.assert_allclose(as_reward(learned, rows) + learned.bias, merged, atol=1e-4, rtol=0)
@@ -416,7 +416,7 @@ def test_pad_equal_to_end_leaves_the_end_to_be_scored(small_preferences, tmp_pat
     folder = train_reward_model(small_run(tmp_path / "run", small_preferences, tmp_path / "tokenizer"))
     assert json.loads((folder / "reward_model" / "config.json").read_text())["pad_token_id"] is None
     rows = held_out_rows(small_preferences, 5)
-    learned = load_learned_reward(str(folder / "reward_model"), word_tokenizer(WORDS), DataParallel())
+    learned = load_reward_model(str(folder / "reward_model"), word_tokenizer(WORDS), DataParallel())
     alone = [transformers_scores(folder / "reward_model", [row])[0] for row in rows]
     np.testing.assert_allclose(as_reward(learned, rows) + learned.bias, alone, atol=1e-4, rtol=0)
 

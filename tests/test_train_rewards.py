@@ -20,7 +20,7 @@ from jaxppo.evaluate import __main__ as evaluate
 from jaxppo.nn import lora
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets import rows as datasets
-from jaxppo.reward_functions.registry import learned_by
+from jaxppo.reward_functions.registry import reward_model_loader
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
@@ -281,7 +281,7 @@ def test_a_learned_reward_scores_what_was_sampled(run, reward_model):
     settings = {"reward_funcs": ("model", "plan"), "reward_weights": (0.1, 1.0), "use_score_scaling": True}
     folder = run(**settings, reward_model_path=str(reward_model))
     policy = hf.load_policy(ONE_LAYER)
-    learned = learned_by(policy.config, policy.params, policy.tokenizer, DataParallel())(str(reward_model))
+    learned = reward_model_loader(policy.config, policy.params, policy.tokenizer, DataParallel())(str(reward_model))
     encode, eos = policy.tokenizer.encode, policy.tokenizer.eos_token_id
     for record, samples in records_and_samples(folder):
         texts = [sample["completion"] for sample in samples]

@@ -23,7 +23,6 @@ MIN_ROWS_TO_WHITEN = 8
 """Fewest completions whose rewards may be whitened, as in TRL."""
 
 
-REWARD_FUNCTIONS = ("plan", "model", "server", "sentiment")
 """Reward functions that have a name; others are given as module:function."""
 
 
@@ -568,17 +567,9 @@ class RewardConfig:
         names = {name.rpartition(":")[2] for name in functions}
         expected = "functions of different names, by which metrics and samples tell them apart"
         require(len(names) == len(functions), "reward_funcs", expected, functions)
-        for name in functions:
-            known = name in REWARD_FUNCTIONS or ":" in name
-            require(known, "reward_funcs", f"{', '.join(REWARD_FUNCTIONS)} or module:function", name)
         if weights is not None:
             require(len(weights) == len(functions), "reward_weights", f"{len(functions)} numbers", weights)
             require(all(map(math.isfinite, weights)), "reward_weights", "finite numbers", weights)
-        needs = {"model": "reward_model_path", "server": "reward_server_url", "sentiment": "sentiment_model_path"}
-        for function, setting in needs.items():
-            value = getattr(self, setting)
-            expected = f"a value with {function} in reward_funcs, and None without"
-            require((value is not None) == (function in functions), setting, expected, value)
         most = 1.0 - self.length_penalty
         expected = f"at most 1 - length_penalty = {most:g}, so that no invalid plan earns more than a valid one"
         require(self.partial_scale <= most, "partial_scale", expected, self.partial_scale)

@@ -92,6 +92,7 @@ class _Run:
     """What an evaluation needs, with everything that can be wrong found out before anything is written."""
 
     def __init__(self, config: EvaluateConfig, console: Console):
+        registry.check(config.reward)
         self.config, self._console = config, console
         self._parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
         self.validator = checked_validator(config.evaluation, config.reward)
@@ -138,11 +139,9 @@ class _Run:
         policy = hf.load_policy(source)
         self._parallel.check_model(policy.config)
         model, tokenizer = models.computing_in(policy.config, self.config.dtype), policy.tokenizer
-        rewards = registry.make_rewards(
-            self.config.reward,
-            validator=self.validator or plan.default_validator(),
-            learned=registry.learned_by(model, policy.params, tokenizer, self._parallel.of_process()),
-        )
+        load_model = registry.reward_model_loader(model, policy.params, tokenizer, self._parallel.of_process())
+        validator = self.validator or plan.default_validator()
+        rewards = registry.make_rewards(self.config.reward, registry.Context(validator, load_model=load_model))
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
         data.tell_left_out(self._console.print, self.config.data, evaluator.left_out)
         return Opened(policy.params, evaluator, rewards)

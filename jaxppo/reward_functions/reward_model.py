@@ -2,7 +2,7 @@
 
 A model that shares the policy's vocabulary scores the very ids that were sampled. Any other reads the text through its
 own tokenizer, where TRL demands a shared one. Source: TRL issues 1763 and 3595; LLaMA-Factory `reward_model_type`, of
-which `LearnedReward` is "full" and, on a shared base, "lora".
+which `ModelReward` is "full" and, on a shared base, "lora".
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from jaxppo import hf, models
 from jaxppo.errors import DataError, ModelError, first_line
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.reward_functions.row_scores import RowScorer
+from jaxppo.reward_functions.score_head import RowScorer
 from jaxppo.types import Params
 
 
-class LearnedReward:
+class ModelReward:
     """Scores prompt and completion with a reward model, minus a constant.
 
     The score is read at the last real token, by lengths. Rows that are too long lose tokens on the left, where the
@@ -58,7 +58,7 @@ class LearnedReward:
         policy_tokenizer: Any = None,
         append_eos: bool = False,
         bias: float = 0.0,
-        name: str = "learned_reward",
+        name: str = "reward_model",
     ):
         hf.check_tokenizer(tokenizer, model, name)
         if max_length is not None:
@@ -168,9 +168,9 @@ def same_vocabulary(first: Any, second: Any) -> bool:
     return first.eos_token_id == second.eos_token_id and first.get_vocab() == second.get_vocab()
 
 
-def load_learned_reward(
+def load_reward_model(
     path: str, policy_tokenizer: Any, parallel: DataParallel, *, dtype: str = "float32", **settings: Any
-) -> LearnedReward:
+) -> ModelReward:
     """Read a reward model with its tokenizer, and the constant to subtract that jaxppo may have stored with it.
 
     Args:
@@ -178,10 +178,10 @@ def load_learned_reward(
         policy_tokenizer: of the ids that will be scored.
         parallel: devices.
         dtype: of the computation, "float32" or "bfloat16"; scores are float32 in any case.
-        settings: further arguments of `LearnedReward`.
+        settings: further arguments of `ModelReward`.
 
     Raises:
-        ModelError: as for `hf.load_model` and `LearnedReward`, or the folder holds no score head.
+        ModelError: as for `hf.load_model` and `ModelReward`, or the folder holds no score head.
     """
     folder = hf.find_model(path)
     config, head = hf.read_config(folder)
@@ -192,14 +192,14 @@ def load_learned_reward(
         raise ModelError(f"{folder}: expected a trained score head, got no tensor {', '.join(loaded.fresh)}")
     settings = {"bias": hf.reward_bias(config), "name": Path(path).name} | settings
     model, tokenizer = models.computing_in(config, dtype), hf.load_tokenizer(folder)
-    return LearnedReward(
+    return ModelReward(
         model, loaded.params, tokenizer, parallel=parallel, policy_tokenizer=policy_tokenizer, **settings
     )
 
 
-def load_adapter_reward(
+def load_reward_adapter(
     path: str, model: ModelConfig, base: Params, tokenizer: Any, parallel: DataParallel, **settings: Any
-) -> LearnedReward:
+) -> ModelReward:
     """Read a LoRA adapter with a score head as a reward model on a base that is there already, without a copy of it.
 
     Args:
@@ -208,7 +208,7 @@ def load_adapter_reward(
         base: {"trunk", ...}, the policy's frozen weights; on the devices as from `parallel.put`, or they are copied.
         tokenizer: of the base.
         parallel: devices.
-        settings: further arguments of `LearnedReward`.
+        settings: further arguments of `ModelReward`.
 
     Raises:
         ModelError: as for `lora.load_adapter`, or the folder has no score head.
@@ -218,4 +218,4 @@ def load_adapter_reward(
         raise ModelError(f"{path}: expected a score head (task SEQ_CLS) beside the adapter, got none")
     params = lora.attach({"trunk": base["trunk"]}, adapter, shape.scale)
     settings = {"bias": lora.load_reward_bias(path), "name": Path(path).name} | settings
-    return LearnedReward(model, params, tokenizer, parallel=parallel, **settings)
+    return ModelReward(model, params, tokenizer, parallel=parallel, **settings)

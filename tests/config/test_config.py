@@ -78,17 +78,8 @@ CONTRADICTIONS = {
     "adapter of rank 0": ({"use_peft": True, "lora_r": 0}, "lora_r: expected a number above 0, got 0"),
     "no reward": ({"reward_funcs": ()}, "reward_funcs: expected at least one function"),
     "a reward twice": ({"reward_funcs": ("plan", "plan")}, "reward_funcs: expected each function once"),
-    "an unknown reward": (
-        {"reward_funcs": ("plans",)},
-        "reward_funcs: expected plan, model, server, sentiment or module:f",
-    ),
     "too many weights": ({"reward_weights": (1.0, 2.0)}, "reward_weights: expected 1 numbers, got (1.0, 2.0)"),
     "weights without end": ({"reward_weights": (math.inf,)}, "reward_weights: expected finite numbers"),
-    "no reward model": ({"reward_funcs": ("model",)}, "reward_model_path: expected a value with model in reward_funcs"),
-    "an unused server": (
-        {"reward_server_url": "http://x"},
-        "reward_server_url: expected a value with server in reward_f",
-    ),
     "an unknown policy": ({"on_error": math.nan}, "on_error: expected stop, skip or a finite number, got nan"),
     "a penalty above 1": ({"length_penalty": 1.5}, "length_penalty: expected a number in [0, 1], got 1.5"),
     "invalid plans ahead": (

@@ -15,7 +15,7 @@ from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import partition
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.reward_functions.row_scores import RowScorer
+from jaxppo.reward_functions.score_head import RowScorer
 from jaxppo.rl.ppo import PPO
 from jaxppo.types import PromptBatch
 

@@ -14,13 +14,13 @@ from jaxppo.errors import DataError, ModelError
 from jaxppo.nn import lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.reward_functions.learned import LearnedReward, load_adapter_reward, load_learned_reward, same_vocabulary
-from jaxppo.reward_functions.registry import learned_from_text
-from jaxppo.reward_functions.row_scores import RowScorer, last_token_scores
+from jaxppo.reward_functions.registry import text_reward_model_loader
+from jaxppo.reward_functions.reward_model import ModelReward, load_reward_adapter, load_reward_model, same_vocabulary
+from jaxppo.reward_functions.score_head import RowScorer
 from tests.data.test_preferences import word_tokenizer
 from tests.nn.test_lora import CONFIGS as LORA_CONFIGS
 from tests.nn.test_lora import bases, peft_adapted, random_adapter, torch_base  # noqa: F401 (a fixture)
-from tests.reward_functions.test_row_scores import scores_alone, sequences_of
+from tests.reward_functions.test_score_head import our_scores, scores_alone
 from tests.test_models import RAW, from_torch, torch, torch_model
 
 EOS, PAD = 2, 1
@@ -82,34 +82,34 @@ def parallel():
 
 def test_ids_are_scored_as_they_come(saved, policy_tokenizer, parallel):
     model, folder = saved
-    learned = load_learned_reward(str(folder), policy_tokenizer, parallel)
-    assert learned.shares_vocabulary and learned.__name__ == "my-rm"
-    scores = learned(**arguments(ROWS), prompt_ids=prompt_ids(ROWS))
+    reward = load_reward_model(str(folder), policy_tokenizer, parallel)
+    assert reward.shares_vocabulary and reward.__name__ == "my-rm"
+    scores = reward(**arguments(ROWS), prompt_ids=prompt_ids(ROWS))
     assert all(type(score) is float for score in scores) and np.ptp(scores) > 0.5
     assert_close(scores, scores_alone(model, ROWS))
     config, params = hf.load_pretrained(folder)
     short = ROWS[:6]
-    expected = jax.jit(last_token_scores, static_argnames="model")(params, sequences_of(short), model=config)
+    expected = our_scores(params, short, PAD, config)
     assert_close(scores[:6], expected)
 
 
 def test_prompts_are_tokenised_where_no_ids_are_given(saved, policy_tokenizer, parallel):
     model, folder = saved
-    learned = load_learned_reward(str(folder), policy_tokenizer, parallel)
-    assert_close(learned(**arguments(ROWS)), scores_alone(model, ROWS))
+    reward = load_reward_model(str(folder), policy_tokenizer, parallel)
+    assert_close(reward(**arguments(ROWS)), scores_alone(model, ROWS))
     # Where there are ids, the text does not matter.
     unreadable = arguments(ROWS) | {"prompts": ["zebra"] * 7, "completions": ["zebra"] * 7}
-    assert_close(learned(**unreadable, prompt_ids=prompt_ids(ROWS)), scores_alone(model, ROWS))
+    assert_close(reward(**unreadable, prompt_ids=prompt_ids(ROWS)), scores_alone(model, ROWS))
     with pytest.raises(DataError, match=r"^my-rm: expected text that its tokenizer can encode, got: "):
-        learned(**unreadable)
+        reward(**unreadable)
 
 
 @pytest.mark.parametrize("pad", ["<pad>", "<eos>"])
 def test_the_pad_token_does_not_matter(saved, parallel, pad):
     model, folder = saved
-    learned = load_learned_reward(str(folder), word_tokenizer(WORDS, pad=pad), parallel)
-    assert learned.shares_vocabulary
-    assert_close(learned(**arguments(ROWS), prompt_ids=prompt_ids(ROWS)), scores_alone(model, ROWS))
+    reward = load_reward_model(str(folder), word_tokenizer(WORDS, pad=pad), parallel)
+    assert reward.shares_vocabulary
+    assert_close(reward(**arguments(ROWS), prompt_ids=prompt_ids(ROWS)), scores_alone(model, ROWS))
 
 
 @pytest.fixture
@@ -124,8 +124,8 @@ def other(saved, tmp_path):
 
 def test_another_vocabulary_scores_the_text(other, policy_tokenizer, parallel):
     model, folder, tokenizer = other
-    learned = load_learned_reward(str(folder), policy_tokenizer, parallel)
-    assert not learned.shares_vocabulary
+    reward = load_reward_model(str(folder), policy_tokenizer, parallel)
+    assert not reward.shares_vocabulary
     rows = [ROWS[i] for i in (0, 1, 2, 3, 4, 6)]
     given = arguments(rows)
     # The text as transformers reads it; the end of sequence is the other tokenizer's, where the policy ended.
@@ -134,7 +134,7 @@ def test_another_vocabulary_scores_the_text(other, policy_tokenizer, parallel):
     assert len(set(ends)) == 2
     with torch.no_grad():
         expected = [float(model(**tokenizer(t, return_tensors="pt")).logits[0, 0]) for t in texts]
-    scores = learned(**given, prompt_ids=prompt_ids(rows))
+    scores = reward(**given, prompt_ids=prompt_ids(rows))
     assert_close(scores, expected)
     assert np.abs(np.array(scores) - scores_alone(model, rows)).max() > 0.1  # or the ids would do
 
@@ -148,9 +148,9 @@ def test_same_vocabulary_compares_tokens_and_end(policy_tokenizer):
 
 def test_append_eos_ends_every_row_once(saved, policy_tokenizer, parallel):
     model, folder = saved
-    learned = load_learned_reward(str(folder), policy_tokenizer, parallel, append_eos=True)
+    reward = load_reward_model(str(folder), policy_tokenizer, parallel, append_eos=True)
     ended = [(prompt, c if c[-1:] == [EOS] else [*c, EOS]) for prompt, c in ROWS]
-    scores = learned(**arguments(ROWS), prompt_ids=prompt_ids(ROWS))
+    scores = reward(**arguments(ROWS), prompt_ids=prompt_ids(ROWS))
     assert_close(scores, scores_alone(model, ended))
     assert abs(scores[0] - scores_alone(model, ROWS)[0]) > 0.01
 
@@ -159,23 +159,23 @@ def test_append_eos_ends_every_row_once(saved, policy_tokenizer, parallel):
 def test_order_batch_size_and_devices_do_not_matter(saved, policy_tokenizer, batch_size, devices):
     model, folder = saved
     parallel = DataParallel(devices=jax.local_devices()[:devices])
-    learned = load_learned_reward(str(folder), policy_tokenizer, parallel, batch_size=batch_size)
+    reward = load_reward_model(str(folder), policy_tokenizer, parallel, batch_size=batch_size)
     order = [4, 0, 6, 3, 1, 5, 2]
     rows = [ROWS[i] for i in order]
     np.testing.assert_allclose(
-        learned(**arguments(rows), prompt_ids=prompt_ids(rows)), scores_alone(model, ROWS)[order], atol=1e-5, rtol=1e-5
+        reward(**arguments(rows), prompt_ids=prompt_ids(rows)), scores_alone(model, ROWS)[order], atol=1e-5, rtol=1e-5
     )
 
 
 def test_pmap_gives_the_same_scores(saved, policy_tokenizer):
     model, folder = saved
-    learned = load_learned_reward(str(folder), policy_tokenizer, DataParallel("pmap"))
-    assert_close(learned(**arguments(ROWS), prompt_ids=prompt_ids(ROWS)), scores_alone(model, ROWS))
+    reward = load_reward_model(str(folder), policy_tokenizer, DataParallel("pmap"))
+    assert_close(reward(**arguments(ROWS), prompt_ids=prompt_ids(ROWS)), scores_alone(model, ROWS))
 
 
 def test_no_rows_have_no_scores(saved, policy_tokenizer, parallel):
-    learned = load_learned_reward(str(saved[1]), policy_tokenizer, parallel)
-    assert learned(prompts=[], completions=[], completion_ids=[], prompt_ids=[]) == []
+    reward = load_reward_model(str(saved[1]), policy_tokenizer, parallel)
+    assert reward(prompts=[], completions=[], completion_ids=[], prompt_ids=[]) == []
 
 
 def test_few_programs_serve_all_lengths(saved, policy_tokenizer, parallel, monkeypatch):
@@ -190,28 +190,28 @@ def test_few_programs_serve_all_lengths(saved, policy_tokenizer, parallel, monke
 
 def test_long_rows_lose_their_beginning_and_are_counted(saved, policy_tokenizer, parallel):
     model, folder = saved
-    learned = load_learned_reward(str(folder), policy_tokenizer, parallel, max_length=8)
+    reward = load_reward_model(str(folder), policy_tokenizer, parallel, max_length=8)
     logged = {}
-    scores = learned(**arguments(ROWS), prompt_ids=prompt_ids(ROWS), log_metric=logged.__setitem__)
+    scores = reward(**arguments(ROWS), prompt_ids=prompt_ids(ROWS), log_metric=logged.__setitem__)
     assert_close(scores, scores_alone(model, [((p + c)[-8:], []) for p, c in ROWS]))
     assert logged == {"reward/truncated": 3.0}
-    learned(**arguments(ROWS), prompt_ids=prompt_ids(ROWS))
-    assert learned.truncated == 6
+    reward(**arguments(ROWS), prompt_ids=prompt_ids(ROWS))
+    assert reward.truncated == 6
 
 
 def test_gpt2_reads_as_many_tokens_as_it_has_positions(tmp_path, policy_tokenizer, parallel):
     model = torch_model(RAW["gpt2"], head="score")
     from_torch(model, tmp_path, RAW["gpt2"])
     policy_tokenizer.save_pretrained(tmp_path)
-    learned = load_learned_reward(str(tmp_path), policy_tokenizer, parallel)
+    reward = load_reward_model(str(tmp_path), policy_tokenizer, parallel)
     long = [([5, 6, 7] * 40, [8] * 20), ([9] * 127, [8])]
     assert_close(
-        learned(**arguments(long), prompt_ids=prompt_ids(long)),
+        reward(**arguments(long), prompt_ids=prompt_ids(long)),
         scores_alone(model, [((p + c)[-128:], []) for p, c in long]),
     )
-    assert learned.truncated == 1
+    assert reward.truncated == 1
     with pytest.raises(ModelError, match="max_length: expected at most 128 tokens"):
-        load_learned_reward(str(tmp_path), policy_tokenizer, parallel, max_length=129)
+        load_reward_model(str(tmp_path), policy_tokenizer, parallel, max_length=129)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_gpt2_reads_as_many_tokens_as_it_has_positions(tmp_path, policy_tokenize
     ],
 )
 def test_what_cannot_be_scored_is_an_error(saved, policy_tokenizer, parallel, row, message):
-    learned = load_learned_reward(str(saved[1]), policy_tokenizer, parallel)
+    reward = load_reward_model(str(saved[1]), policy_tokenizer, parallel)
     given = arguments(ROWS[:1]) | {"completion_ids": [[5], row[1]], "prompts": ["w3", ""], "completions": ["", ""]}
     with pytest.raises(DataError, match=f"^{message}$"):
-        learned(**given, prompt_ids=[[3], row[0]])
+        reward(**given, prompt_ids=[[3], row[0]])
 
 
 def test_the_stored_bias_is_subtracted_and_transformers_passes_over_it(saved, tmp_path, policy_tokenizer, parallel):
@@ -235,18 +235,18 @@ def test_the_stored_bias_is_subtracted_and_transformers_passes_over_it(saved, tm
     config, params = hf.load_pretrained(folder)
     biased = hf.config_from_hf(hf.config_to_hf(config, "score") | {hf.REWARD_BIAS: 1.5})
     hf.save_pretrained(tmp_path / "biased", biased, params, policy_tokenizer)
-    learned = load_learned_reward(str(tmp_path / "biased"), policy_tokenizer, parallel)
-    assert learned.bias == 1.5
+    reward = load_reward_model(str(tmp_path / "biased"), policy_tokenizer, parallel)
+    assert reward.bias == 1.5
     plain = scores_alone(model, ROWS)
-    assert_close(learned(**arguments(ROWS), prompt_ids=prompt_ids(ROWS)), plain - 1.5)
+    assert_close(reward(**arguments(ROWS), prompt_ids=prompt_ids(ROWS)), plain - 1.5)
     reloaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "biased")
     assert_close(scores_alone(reloaded, ROWS), plain)
 
 
 def test_bfloat16_is_close(saved, policy_tokenizer, parallel):
     model, folder = saved
-    learned = load_learned_reward(str(folder), policy_tokenizer, parallel, dtype="bfloat16")
-    scores = np.array(learned(**arguments(ROWS), prompt_ids=prompt_ids(ROWS)))
+    reward = load_reward_model(str(folder), policy_tokenizer, parallel, dtype="bfloat16")
+    scores = np.array(reward(**arguments(ROWS), prompt_ids=prompt_ids(ROWS)))
     difference = np.abs(scores - scores_alone(model, ROWS)).max()
     assert 1e-4 < difference < 0.3
 
@@ -287,7 +287,7 @@ def test_a_folder_that_is_no_reward_model_is_refused(tmp_path, policy_tokenizer,
     policy_tokenizer.save_pretrained(tmp_path / "rm")
     damage(tmp_path / "rm")
     with pytest.raises(ModelError, match=message) as caught:
-        load_learned_reward(str(tmp_path / "rm"), policy_tokenizer, parallel)
+        load_reward_model(str(tmp_path / "rm"), policy_tokenizer, parallel)
     assert "\n" not in str(caught.value)
 
 
@@ -303,21 +303,21 @@ def test_an_adapter_scores_as_in_peft_and_shares_the_base(family, bases, tmp_pat
     theirs.save_pretrained(tmp_path / "adapter")
     config = LORA_CONFIGS[family]
     base = parallel.put({"trunk": params["trunk"], "lm_head": {"kernel": jnp.zeros((32, 61))}})  # a policy's
-    learned = load_adapter_reward(str(tmp_path / "adapter"), config, base, policy_tokenizer, parallel)
+    reward = load_reward_adapter(str(tmp_path / "adapter"), config, base, policy_tokenizer, parallel)
     rows = [(prompt, completion) for prompt, completion in ROWS]
     with torch.no_grad():
         trunk = theirs.base_model.model.base_model
         hidden = [trunk(torch.tensor([p + c])).last_hidden_state for p, c in rows]
         expected = [float(theirs.base_model.model.score(h)[0, -1, 0]) for h in hidden]
-    scores = learned(**arguments(rows), prompt_ids=prompt_ids(rows))
+    scores = reward(**arguments(rows), prompt_ids=prompt_ids(rows))
     assert_close(scores, expected)
     assert np.ptp(expected) > 0.5
 
-    ours = dict(jax.tree_util.tree_leaves_with_path(learned.params["trunk"]))
+    ours = dict(jax.tree_util.tree_leaves_with_path(reward.params["trunk"]))
     for path, array in jax.tree_util.tree_leaves_with_path(base["trunk"]):
         here, there = ([s.data.unsafe_buffer_pointer() for s in x.addressable_shards] for x in (ours[path], array))
         assert here == there, path
-    assert "lm_head" not in learned.params
+    assert "lm_head" not in reward.params
 
 
 def test_an_adapter_comes_with_its_bias_and_a_score_head(bases, tmp_path, policy_tokenizer, parallel):  # noqa: F811
@@ -328,7 +328,7 @@ def test_an_adapter_comes_with_its_bias_and_a_score_head(bases, tmp_path, policy
     save(tmp_path / "plain", adapter=adapter)
     save(tmp_path / "biased", adapter=adapter, reward_bias=-0.25)
     save(tmp_path / "headless", adapter={"trunk": adapter["trunk"]})
-    load = partial(load_adapter_reward, model=config, tokenizer=policy_tokenizer, parallel=parallel)
+    load = partial(load_reward_adapter, model=config, tokenizer=policy_tokenizer, parallel=parallel)
     plain, biased = (load(str(tmp_path / name), base=base) for name in ("plain", "biased"))
     assert (plain.bias, biased.bias, biased.__name__) == (0.0, -0.25, "biased")
     given = arguments(ROWS) | {"prompt_ids": prompt_ids(ROWS)}
@@ -344,14 +344,14 @@ def test_a_reward_model_needs_an_end_of_sequence(saved, parallel):
     tokenizer = word_tokenizer(WORDS)
     tokenizer.eos_token = None
     with pytest.raises(ModelError, match=r"^mine: expected a tokenizer with an eos_token, got none$"):
-        LearnedReward(config, params, tokenizer, parallel=parallel, name="mine")
+        ModelReward(config, params, tokenizer, parallel=parallel, name="mine")
 
 
 def test_without_a_policy_whole_texts_are_scored_with_their_end(saved, parallel, policy_tokenizer):
     _, folder = saved
     given = arguments(ROWS)
-    scores = learned_from_text(parallel)(str(folder))(given["prompts"], given["completions"], [[]] * len(ROWS))
+    scores = text_reward_model_loader(parallel)(str(folder))(given["prompts"], given["completions"], [[]] * len(ROWS))
     ids = policy_tokenizer([p + c for p, c in zip(given["prompts"], given["completions"], strict=True)])["input_ids"]
-    reward = load_learned_reward(str(folder), policy_tokenizer, parallel)
+    reward = load_reward_model(str(folder), policy_tokenizer, parallel)
     ended = [row if row[-1:] == [EOS] else [*row, EOS] for row in ids]
     assert_close(scores, reward(given["prompts"], given["completions"], ended, prompt_ids=[[]] * len(ROWS)))
