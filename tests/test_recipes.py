@@ -19,7 +19,7 @@ from transformers import (
 
 from jaxppo import toys
 from jaxppo.config.sources import preset_values
-from jaxppo.planning.datasets.rows import write_jsonl
+from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.toys import texts
 from jaxppo.toys.__main__ import byte_level_bpe

@@ -19,7 +19,7 @@ from jaxppo.errors import DataError, ModelError
 from jaxppo.evaluate import __main__ as evaluate
 from jaxppo.nn import lora
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.planning.datasets import rows as datasets
+from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.reward_functions.registry import reward_model_loader
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
@@ -231,7 +231,7 @@ def test_a_hanging_server_costs_its_time_limit(run, server, on_timeout):
 def test_prompts_without_plans_are_trained_on_a_function(run, tmp_path):
     rows = data.load_split(SMALL, "rl")
     for split, part in (("train", rows[:12]), ("test", rows[12:])):
-        datasets.write_jsonl(
+        dataset_files.write_jsonl(
             [{"prompt": row["prompt"], "topic": "towers"} for row in part], tmp_path / f"{split}.jsonl"
         )
     folder = run(
@@ -304,7 +304,7 @@ def test_other_commands_report_the_mean_reward_of_data_without_plans(functions, 
     monkeypatch.syspath_prepend(str(functions))
     rows = [{"prompt": row["prompt"], "completion": row["completion"]} for row in data.load_split(SMALL, "rl")]
     for split in ("train", "test"):
-        datasets.write_jsonl(rows, tmp_path / f"{split}.jsonl")
+        dataset_files.write_jsonl(rows, tmp_path / f"{split}.jsonl")
     common = {"dataset": str(tmp_path), "eval_splits": ("test",), "reward_funcs": ("train_rewards_functions:words",)}
     common |= {"quiet": True, "response_length": 8}
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "batch_size": 4, "total_episodes": 8, "warmup_steps": 0}
@@ -332,7 +332,7 @@ def tune(tmp_path, functions, monkeypatch):
     monkeypatch.syspath_prepend(str(functions))
     rows = [{"prompt": row["prompt"], "completion": row["completion"]} for row in data.load_split(SMALL, "rl")]
     for split in ("train", "test"):
-        datasets.write_jsonl(rows[:8], tmp_path / f"{split}.jsonl")
+        dataset_files.write_jsonl(rows[:8], tmp_path / f"{split}.jsonl")
     common = {"dataset": str(tmp_path), "eval_splits": ("test",), "quiet": True, "response_length": 8}
     common |= {"model_path": ONE_LAYER, "batch_size": 4, "total_episodes": 8, "warmup_steps": 0}
     return lambda **settings: sft.sft(replace(SFTConfig(), **common | settings | {"output_dir": str(tmp_path / "sft")}))

@@ -17,7 +17,7 @@ from jaxppo.config.paths import cache_dir
 from jaxppo.data.chat_template import Turns
 from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
 from jaxppo.planning import find_val, needs_time_stamps, parse_action, prompts
-from jaxppo.planning.datasets import folder as dataset_folder
+from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.domains import blocksworld
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
@@ -132,7 +132,7 @@ def read_rows(dataset: str, split: str, columns: Mapping[str, type], configurati
         fix = "save DatasetDict({'train': ...}), which has splits"
         raise DataError(f"dataset: expected splits, got one `datasets.Dataset` without a name in {folder}; {fix}")
     if folder.is_dir() and configuration is None and not _is_hugging_faces(folder, split):
-        rows = dataset_folder.read_split(folder, split, columns)
+        rows = dataset_files.read_split(folder, split, columns)
     else:
         rows = _hugging_face_rows(str(folder) if folder.is_dir() else dataset, split, columns, configuration)
     if not rows:
@@ -222,11 +222,11 @@ def _reference_actions(value: list[Any], where: str) -> list[Any]:
 def _built_in_split(config: DataConfig, split: str) -> list[Row]:
     request = built_in_request(config, split)
     if request == _shipped_requests().get(split):
-        return dataset_folder.read_split(SHIPPED_DATA, split)
+        return dataset_files.read_split(SHIPPED_DATA, split)
     path = cache_dir() / "datasets" / f"blocksworld-{split}-{_digest(request)}.jsonl"
     if not path.exists():
-        datasets.write_jsonl(build_request(request), path)
-    return datasets.read_jsonl(path)
+        dataset_files.write_jsonl(build_request(request), path)
+    return dataset_files.read_jsonl(path)
 
 
 def built_in_request(config: DataConfig, split: str) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def words_of_dataset(config: DataConfig) -> list[str]:
     """
     if config.dataset == "blocksworld":
         return prompts.vocabulary([blocksworld.DOMAIN_PDDL], blocksworld.NAMES, config.prompt_style)
-    path = Path(config.dataset) / dataset_folder.VOCABULARY_FILE
+    path = Path(config.dataset) / dataset_files.VOCABULARY_FILE
     if path.is_file():
         return _read_words(path)
     splits = dict.fromkeys((config.train_split, *config.eval_splits))

@@ -28,7 +28,7 @@ from jaxppo.evaluate.evaluator import (
 from jaxppo.evaluate.predictions import JudgedRow, answer_records, match_plans, read_plans
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.planning.datasets.rows import write_jsonl
+from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.report.plan_page import pick_samples, write_page
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Rewards

@@ -7,12 +7,12 @@ script does, and a Content-Security-Policy allows that one script alone.
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from jaxppo.config.paths import write_atomically
 from jaxppo.run.console import sanitize
 
 NUM_COLOURS = 6
@@ -32,14 +32,7 @@ def write_page(path: Path | str, title: str, parts: Iterable[str], name: str) ->
         parts: HTML of the body; empty ones are left out.
         name: its own style sheet and script are `name.css` and `name.js`, behind those of all pages.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(_page(title, "\n".join(part for part in parts if part), name), encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(path, _page(title, "\n".join(part for part in parts if part), name))
 
 
 def _page(title: str, body: str, name: str) -> str:

@@ -5,11 +5,9 @@ JAX has threads; it may start processes itself, and they are stopped with it.
 """
 
 import atexit
-import contextlib
 import importlib
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +17,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 from jaxppo.errors import ConfigError
+from jaxppo.planning import kill_group
 from jaxppo.rewards import Completions, Failed, Scores, call, joined, name_of, reason_of
 
 _START_S = 120.0
@@ -163,11 +162,7 @@ class _Worker:
     def kill(self) -> None:
         self.is_alive = False
         self.connection.close()
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-                os.killpg(self._process.pid, signal.SIGKILL)
-        else:
-            self._process.kill()
+        kill_group(self._process)
         self._process.wait()
 
 

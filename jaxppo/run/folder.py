@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config import RunConfig
+from jaxppo.config.paths import write_atomically
 from jaxppo.config.redact import redact_command
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
@@ -154,9 +155,7 @@ def _check_same(folder: Path, config: Any) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file that is never seen half-written."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

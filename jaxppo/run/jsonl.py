@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from jaxppo.config.paths import write_atomically
 from jaxppo.errors import DataError
 
 
@@ -47,9 +48,7 @@ class JsonlLog:
         self._file.close()
         try:
             kept = [line for line, record in _read(self.path) if _step(record, self.path) <= step]
-            shorter = self.path.with_name(self.path.name + ".tmp")
-            shorter.write_text("".join(kept), encoding="utf-8", newline="\n")
-            os.replace(shorter, self.path)
+            write_atomically(self.path, "".join(kept))
         finally:
             self._file = self._open()
 

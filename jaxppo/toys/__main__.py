@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxppo import toys
 from jaxppo.errors import ConfigError
-from jaxppo.planning.datasets.rows import write_jsonl
+from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.run import cli
 from jaxppo.toys import texts
 

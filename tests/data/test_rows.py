@@ -11,6 +11,7 @@ from jaxppo.config import DataConfig
 from jaxppo.config.paths import cache_dir
 from jaxppo.data.chat_template import make_turns
 from jaxppo.errors import DataError, PddlError
+from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 
 
@@ -261,7 +262,7 @@ def test_the_shipped_splits_are_what_would_be_built(split, monkeypatch):
         patch.setattr(data.datasets, "build_split", lambda **_: pytest.fail("built"))
         assert data.load_split(config, split) == built
     with monkeypatch.context() as patch:
-        patch.setattr(data.dataset_folder, "read_split", lambda *_: pytest.fail("another request was read"))
+        patch.setattr(data.dataset_files, "read_split", lambda *_: pytest.fail("another request was read"))
         assert data.load_split(
             DataConfig(data_seed=1, rl_sizes="3:2", test_sizes="3:2", test_longer_sizes="3:2"), split
         )
@@ -456,7 +457,7 @@ def test_load_split_wants_domains_that_sentences_can_be_read_with(write_split, r
 
 def text_split(tmp_path, *texts, column="text"):
     rows = [{column: text, "label": i} for i, text in enumerate(texts)]
-    datasets.write_jsonl(rows, tmp_path / "train.jsonl")
+    dataset_files.write_jsonl(rows, tmp_path / "train.jsonl")
     return str(tmp_path)
 
 

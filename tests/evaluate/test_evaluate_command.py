@@ -21,7 +21,8 @@ from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError, ModelError
 from jaxppo.evaluate.__main__ import evaluate
 from jaxppo.planning import find_val
-from jaxppo.planning.datasets.rows import build_split, write_jsonl
+from jaxppo.planning.datasets.files import write_jsonl
+from jaxppo.planning.datasets.rows import build_split
 from tests import ROOT
 from tests.headless import CHROMIUM, Browser
 from tests.lamps import lamp_row

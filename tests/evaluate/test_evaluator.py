@@ -29,6 +29,7 @@ from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.predictions import Answer
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.reward_functions import plan
 from jaxppo.run.console import Console
@@ -53,7 +54,7 @@ def folder(tmp_path_factory):
     rows = datasets.build_split("test", sizes={3: 4, 4: 3}, seed=0, unique=True)
     order = [4, 0, 5, 1, 2, 6, 3]
     folder = tmp_path_factory.mktemp("dataset")
-    datasets.write_jsonl([rows[i] for i in order], folder / "test.jsonl")
+    dataset_files.write_jsonl([rows[i] for i in order], folder / "test.jsonl")
     return folder
 
 
@@ -84,7 +85,7 @@ def greedy(folder, params):
     """The completions of each row, as a plain loop without a cache gives them."""
     logits_of = jax.jit(lambda ids: models.apply(MODEL, params, ids).logits)
     texts = []
-    for row in datasets.read_jsonl(folder / "test.jsonl"):
+    for row in dataset_files.read_jsonl(folder / "test.jsonl"):
         ids = TOKENIZER(row["prompt"])["input_ids"]
         start = len(ids)
         for _ in range(LENGTH):
@@ -279,7 +280,7 @@ def test_samples_above_temperature_0_differ_and_the_first_is_the_one_of_a_single
 
 
 def text_evaluator(folder, **settings):
-    datasets.write_jsonl([{"prompt": " ".join(["a"] * n)} for n in (2, 9, 4, 7)], folder / "test.jsonl")
+    dataset_files.write_jsonl([{"prompt": " ".join(["a"] * n)} for n in (2, 9, 4, 7)], folder / "test.jsonl")
     return Evaluator(
         MODEL,
         TOKENIZER,

@@ -8,7 +8,7 @@ from jaxppo.errors import DataError
 from jaxppo.evaluate import predictions
 from jaxppo.evaluate.predictions import Answer, answer_records, judge_rows, match_plans, read_plans
 from jaxppo.planning import find_val
-from jaxppo.planning.datasets.rows import write_jsonl
+from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.reward_functions import plan
 from jaxppo.reward_functions.plan import PlanScoring
 from tests.lamps import COST_DOMAIN, COST_PROBLEM, judged, lamp_row

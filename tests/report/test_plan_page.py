@@ -12,7 +12,8 @@ from jaxppo.evaluate.comparison import compare_splits
 from jaxppo.evaluate.plan_metrics import plan_results
 from jaxppo.evaluate.predictions import Answer, judge_rows
 from jaxppo.planning import format_action, parse_action, parse_domain, parse_problem
-from jaxppo.planning.datasets.rows import build_split, write_jsonl
+from jaxppo.planning.datasets.files import write_jsonl
+from jaxppo.planning.datasets.rows import build_split
 from jaxppo.report import plan_page
 from jaxppo.report.plan_page import pick_samples, write_page
 from tests import ROOT

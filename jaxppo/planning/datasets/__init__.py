@@ -2,3 +2,5 @@
 
 In: generators or files. Out: folders of rows with a card.
 """
+
+__all__ = ["build", "config", "files", "importing", "inspect", "rows"]

@@ -1,35 +1,33 @@
 """The folder of a data set: splits, what was left out and why, leaks, vocabulary and card."""
 
-import io
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from jaxppo.config.paths import write_atomically
 from jaxppo.errors import DataError, PddlError
-from jaxppo.planning import validate_actions
 from jaxppo.planning.datasets.card import data_card
-from jaxppo.planning.datasets.leaks import Mappings, find_leaks
-from jaxppo.planning.datasets.rows import (
-    COLUMNS,
-    SPLIT_PARTITIONS,
-    Row,
-    checked_row,
-    read_jsonl,
-    reference_plans,
+from jaxppo.planning.datasets.files import (
+    CARD_FILE,
+    OBFUSCATION_FILE,
+    REJECTED_FILE,
+    REPORT_FILE,
+    VOCABULARY_FILE,
+    features_of,
+    ordered_splits,
+    write_json,
     write_jsonl,
-    write_whole,
+    write_parquet,
 )
+from jaxppo.planning.datasets.leaks import Mappings, find_leaks
+from jaxppo.planning.datasets.rows import COLUMNS, Row, reference_plans
 from jaxppo.planning.language.plans import parse_action
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
-from jaxppo.planning.prompts import vocabulary
-from jaxppo.planning.prompts.words import split_words
+from jaxppo.planning.prompts import split_words, vocabulary
+from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.val import find_val, run_val_many
-
-REPORT_FILE, CARD_FILE, REJECTED_FILE = "report.json", "README.md", "rejected.jsonl"
-VOCABULARY_FILE, OBFUSCATION_FILE = "vocabulary.json", "obfuscation.json"
 
 FileFormat = Literal["jsonl", "parquet", "both"]
 
@@ -104,7 +102,7 @@ def write_dataset(
     kept = _with_equal_columns({split: own for split, own in kept.items() if own})
     if not kept:
         raise DataError(f"{folder}: expected at least one row with a valid plan, got none")
-    features = _features([row for own in kept.values() for row in own])
+    features = features_of([row for own in kept.values() for row in own])
     left_out = [*rejected, *refused]
     report = {
         "title": title,
@@ -120,29 +118,11 @@ def write_dataset(
     (folder / REPORT_FILE).unlink(missing_ok=True)
     _write_splits(folder, kept, file_format, features)
     write_jsonl([entry._asdict() for entry in left_out], folder / REJECTED_FILE)
-    _write_json(folder / VOCABULARY_FILE, _vocabulary([row for own in kept.values() for row in own], words))
-    _write_json(folder / OBFUSCATION_FILE, mappings or {})
-    write_whole(folder / CARD_FILE, data_card(report, features, _data_files(kept, file_format)).encode())
-    _write_json(folder / REPORT_FILE, report)
+    write_json(_vocabulary([row for own in kept.values() for row in own], words), folder / VOCABULARY_FILE)
+    write_json(mappings or {}, folder / OBFUSCATION_FILE)
+    write_atomically(folder / CARD_FILE, data_card(report, features, _data_files(kept, file_format)))
+    write_json(report, folder / REPORT_FILE)
     return report
-
-
-def read_split(folder: Path | str, split: str, columns: Mapping[str, type] = COLUMNS) -> list[Row]:
-    """Read the rows of a split from `<split>.jsonl`, or else from `<split>.parquet`; both give the same rows.
-
-    Raises:
-        DataError: neither can be read, or a row does not have every one of the columns in the right type.
-    """
-    path = Path(folder) / f"{split}.jsonl"
-    if path.exists():
-        return read_jsonl(path, columns)
-    if path.with_suffix(".parquet").exists():
-        return _read_parquet(path.with_suffix(".parquet"), columns)
-    there = sorted({file.stem for file in Path(folder).glob("*") if file.suffix in (".jsonl", ".parquet")})
-    got = f"{', '.join(there) or 'no splits'} in the folder"
-    raise DataError(
-        f"{path}: expected this file or {split}.parquet, got {got}; train_split, eval_splits, headline_split name them"
-    )
 
 
 def kind_of_reason(reason: str) -> str:
@@ -154,11 +134,6 @@ def kind_of_reason(reason: str) -> str:
 def figures_of(values: Sequence[int]) -> dict[str, float]:
     """The least, the median and the largest of some numbers."""
     return {"min": min(values), "median": median(values), "max": max(values)}
-
-
-def ordered_splits(names: Collection[str]) -> list[str]:
-    """The splits in their usual order, others behind them."""
-    return [*(split for split in SPLIT_PARTITIONS if split in names), *(s for s in names if s not in SPLIT_PARTITIONS)]
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
@@ -243,26 +218,6 @@ def _with_equal_columns(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row
     return {split: [equal(row) for row in own] for split, own in rows.items()}
 
 
-def _features(rows: Sequence[Row]) -> dict[str, Any]:
-    """Column to its type, in the words of the `datasets` library; `{"list": ...}` for a list."""
-    return {name: _feature([row[name] for row in rows], name) for name in rows[0]}
-
-
-def _feature(values: Iterable[Any], name: str) -> Any:
-    values = [value for value in values if value is not None]
-    kinds = {type(value) for value in values}
-    if kinds <= {list, tuple} and kinds:
-        return {"list": _feature((item for value in values for item in value), name)}
-    if kinds <= {str}:
-        return "string"
-    if kinds <= {int, float}:
-        return "float64" if float in kinds else "int64"
-    if kinds == {bool}:
-        return "bool"
-    found = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise DataError(f"column {name}: expected texts, numbers or lists of one of them, got {found}")
-
-
 # -------------------------------------------------------------------------------------------------------------- files
 
 
@@ -280,51 +235,6 @@ def _write_splits(
             write_jsonl(own, folder / f"{split}.jsonl")
         if file_format in ("parquet", "both"):
             write_parquet(own, folder / f"{split}.parquet", features)
-
-
-def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] | None = None) -> None:
-    """Write rows as a parquet file, which appears whole or not at all.
-
-    Args:
-        rows: with the same columns in all of them.
-        path: the file.
-        features: column to its type; default: as the rows have them.
-
-    Raises:
-        DataError: a column cannot be written.
-    """
-    import pyarrow as pa  # slow to import, and not needed for JSON lines
-    import pyarrow.parquet
-
-    def arrow(feature: Any) -> pa.DataType:
-        if isinstance(feature, dict):
-            return pa.list_(arrow(feature["list"]))
-        return {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}[feature]
-
-    types = _features(rows) if features is None else features
-    schema = pa.schema([(name, arrow(feature)) for name, feature in types.items()])
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), schema), buffer, compression="zstd")
-    write_whole(path, buffer.getvalue())
-
-
-def _read_parquet(path: Path, columns: Mapping[str, type]) -> list[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    try:
-        if path.is_dir():  # of parts, as Spark writes it
-            rows = pyarrow.parquet.read_table(path).to_pylist()
-        else:
-            with pyarrow.parquet.ParquetFile(path) as file:  # read_table would import pandas
-                rows = file.read().to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
-    return [checked_row(row, f"{path}:{number}", columns) for number, row in enumerate(rows, 1)]
-
-
-def _write_json(path: Path, content: Any) -> None:
-    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 # ------------------------------------------------------------------------------------------------------------- report

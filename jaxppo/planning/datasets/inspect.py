@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError, JaxppoError
-from jaxppo.planning import PlanVerdict, run_val_many, validate_actions
 from jaxppo.planning.datasets.card import leak_text
 from jaxppo.planning.datasets.config import InspectConfig
-from jaxppo.planning.datasets.folder import REPORT_FILE, describe, figures_of, ordered_splits, read_split
-from jaxppo.planning.datasets.importing.rows import read_mappings, split_files
+from jaxppo.planning.datasets.files import REPORT_FILE, ordered_splits, read_mappings, read_split, split_files
+from jaxppo.planning.datasets.folder import describe, figures_of
 from jaxppo.planning.datasets.leaks import find_leaks
 from jaxppo.planning.datasets.rows import Row, reference_plans
 from jaxppo.planning.datasets.terminal import Terminal
 from jaxppo.planning.language.parse import parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, parse_action
+from jaxppo.planning.language.verdicts import PlanVerdict
 from jaxppo.planning.prompts import parse_completion, render_prompt, split_words
+from jaxppo.planning.validate.api import validate_actions
+from jaxppo.planning.validate.val import run_val_many
 
 _MOST_LISTED = 20
 _RANGE, _UPPER = "min / median / max", "median / max"

@@ -5,12 +5,9 @@ that were built apart, with any seeds and sizes, are disjoint.
 """
 
 import hashlib
-import json
-import os
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError, MissingColumnError
@@ -94,38 +91,6 @@ def build_split(
 def partition(problem: Problem) -> str:
     """Name the only partition (`train` 60 %, `rl` 20 %, `test` 20 %) that a problem may enter."""
     return partition_of_form(canonical_form(problem))
-
-
-def write_jsonl(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
-    """Write rows, one JSON object a line; the file appears whole or not at all."""
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
-def write_whole(path: Path | str, content: bytes) -> None:
-    """Write a file that appears whole or not at all, also where several processes write it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS) -> list[Row]:
-    """Read rows and check that each has every one of the columns in the right type; other columns are kept.
-
-    Raises:
-        DataError: the file cannot be read, or a line is not such a row.
-    """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
-    return [_parsed_row(line, f"{path}:{number}", columns) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def make_row(
@@ -227,16 +192,6 @@ def _row(name: str, draw: _Draw, n_wanted: int) -> Row:
         prompt_style=draw.prompt_style,
         planner=domain.PLANNER,
     )
-
-
-def _parsed_row(line: str, where: str, columns: Mapping[str, type]) -> Row:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"{where}: expected a JSON object, got broken JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
-    return checked_row(row, where, columns)
 
 
 def checked_row(row: Any, where: str, columns: Mapping[str, type] = COLUMNS) -> Row:

@@ -9,7 +9,8 @@ from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values,
 from jaxppo.errors import ConfigError
 from jaxppo.planning.datasets.card import leak_text
 from jaxppo.planning.datasets.config import PlannerConfig
-from jaxppo.planning.datasets.folder import REPORT_FILE, split_table
+from jaxppo.planning.datasets.files import REPORT_FILE
+from jaxppo.planning.datasets.folder import split_table
 from jaxppo.planning.datasets.rows import Row
 from jaxppo.planning.datasets.terminal import Terminal
 from jaxppo.planning.language.plans import Action

@@ -22,7 +22,7 @@ from jaxppo.planning.domains import (
     visitall,
 )
 
-__all__ = ["DOMAINS"]
+__all__ = ["DOMAINS", "blocksworld", "phrases"]
 
 DOMAINS: dict[str, ModuleType] = {
     "blocksworld": blocksworld,

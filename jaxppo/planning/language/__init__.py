@@ -1,4 +1,18 @@
-"""PDDL and plans as data: parse domains, problems and plans.
+"""PDDL and plans as data: domains, problems and plans are read here, and what a verdict is stands here.
 
-In: text. Out: `Domain`, `Problem`, actions.
+In: text. Out: `Domain`, `Problem`, actions, `PlanVerdict`.
 """
+
+__all__ = [
+    "axioms",
+    "conditions",
+    "effects",
+    "numeric",
+    "parse",
+    "plans",
+    "scope",
+    "sexpr",
+    "task",
+    "temporal",
+    "verdicts",
+]

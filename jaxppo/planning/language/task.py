@@ -9,7 +9,9 @@ from jaxppo.planning.language.axioms import Rule
 from jaxppo.planning.language.conditions import Condition, Literal, is_fallible, write_condition
 from jaxppo.planning.language.effects import Effect
 from jaxppo.planning.language.numeric import Expression, Update
+from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
+from jaxppo.planning.language.verdicts import PlanError
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,25 @@ class Problem:
             message = f"expected a goal that is a conjunction of literals, got '{write_condition(first, {}):.60}'"
             raise UnsupportedPddlError(f"problem {self.name}", 1, message)
         return literals
+
+
+def check_action(problem: Problem, action: Action) -> PlanError | None:
+    """Check one step against the domain: operator, number of arguments, objects, types, in this order."""
+    schema = problem.domain.actions.get(action[0]) if action else None
+    if schema is None:
+        return PlanError.UNKNOWN_ACTION
+    if len(action) - 1 != len(schema.parameters):
+        return PlanError.WRONG_ARITY
+    objects = problem.objects
+    for name in action[1:]:
+        if name not in objects:
+            return PlanError.UNKNOWN_OBJECT
+    if problem.domain.typed:
+        for name, (_, wanted) in zip(action[1:], schema.parameters, strict=True):
+            own = objects[name]
+            if (own != wanted or not own) and not problem.domain.is_of_type(own, wanted):
+                return PlanError.WRONG_TYPE
+    return None
 
 
 def compares_numbers(problem: Problem) -> bool:

@@ -27,8 +27,8 @@ from jaxppo.planning.language.plans import (
     parse_timed_plan_text,
 )
 from jaxppo.planning.language.sexpr import Form, Word, read_form
+from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError
-from jaxppo.planning.validate.validator import check_action
 
 Plan = Sequence[Action | TimedAction]
 """The steps of a plan: with time stamps where `needs_time_stamps` says so, else without."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from jaxppo.planning.domains.phrases import Phrases
 from jaxppo.planning.language.conditions import (
     Comparison,
     Condition,
@@ -14,7 +15,7 @@ from jaxppo.planning.language.conditions import (
 )
 from jaxppo.planning.language.numeric import Expression, Operation, Update, write_expression
 from jaxppo.planning.language.scope import TOTAL_COST, Atom, Parameter, Types
-from jaxppo.planning.prompts.phrases import Phrases, listed
+from jaxppo.planning.prompts.phrases import listed
 
 NOT = "it is not true that"
 _COMPARED: Mapping[str, str] = {"<": "less than", "<=": "at most", "=": "equal to", ">=": "at least", ">": "more than"}

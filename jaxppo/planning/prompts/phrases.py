@@ -1,30 +1,14 @@
 """How domains are told in English: phrases of our own domains, and general ones made of the names of any domain."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.domains.phrases import Phrases
+from jaxppo.planning.language.parse import parse_domain
 from jaxppo.planning.language.scope import ROOT_TYPE
 from jaxppo.planning.language.task import Domain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phrases:
-    """What the names of a domain are in English; `{0}`, `{1}`, ... stand for the arguments.
-
-    Attributes:
-        about: what the domain is about, in whole sentences.
-        kinds: type to what stands behind `x is` and behind `x and y are`: ("a truck", "trucks").
-        predicates: name to a clause.
-        actions: name to what stands behind `you can`; a word at least, each argument once, and no two phrases that
-            could be the same words.
-    """
-
-    about: str
-    kinds: Mapping[str, tuple[str, str]]
-    predicates: Mapping[str, str]
-    actions: Mapping[str, str]
 
 
 @lru_cache(maxsize=256)
@@ -57,9 +41,6 @@ def _arguments(word: str, count: int) -> str:
 
 @cache
 def _known() -> Mapping[Hashable, Phrases]:
-    from jaxppo.planning.domains import DOMAINS
-    from jaxppo.planning.language.parse import parse_domain
-
     return {
         _signature(parse_domain(module.DOMAIN_PDDL)): import_module(f"{module.__name__}.phrases").PHRASES
         for module in DOMAINS.values()

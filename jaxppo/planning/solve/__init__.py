@@ -2,3 +2,5 @@
 
 In: a problem. Out: a plan, or why there is none.
 """
+
+__all__ = ["planners"]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.solve.engines import Answer, Engine
+from jaxppo.planning.subprocesses import kill_group
 
 if sys.platform == "linux":
     import resource
@@ -107,7 +108,7 @@ class PlannerProcess:
     def _how_it_ended(self) -> str:
         _let_end(self._process.pid)
         with self._lock:
-            _kill_group(self._process)  # its children
+            kill_group(self._process)  # its children
             code = self._process.wait()
         how = f"signal {-code}" if code < 0 else f"status {code}"
         self._words.seek(max(0, os.fstat(self._words.fileno()).st_size - 4096))
@@ -119,7 +120,7 @@ class PlannerProcess:
         """End the process and all that it started, now; any thread may do it."""
         with self._lock:
             self._killed = True
-            _kill_group(self._process)
+            kill_group(self._process)
 
     def close(self) -> None:
         """End the process and clean up behind it."""
@@ -145,15 +146,6 @@ def _let_end(pid: int) -> None:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
             return
         time.sleep(0.01)
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    """Only while its number is taken, that is before anyone has waited for it: later it may be another's."""
-    if process.returncode is None and sys.platform == "win32":
-        process.kill()
-    elif process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 # ---------------------------------------------------------------------------------------------------- in the process

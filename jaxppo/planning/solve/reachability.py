@@ -12,10 +12,9 @@ from jaxppo.errors import JaxppoError
 from jaxppo.planning.language.conditions import Binding, Literal, bound_atom
 from jaxppo.planning.language.parse import Atom, Parameter, Problem, UnsupportedPddlError
 from jaxppo.planning.language.plans import Action
-from jaxppo.planning.language.task import ActionSchema
+from jaxppo.planning.language.task import ActionSchema, check_action
 from jaxppo.planning.validate.ground import NEVER, Step
 from jaxppo.planning.validate.grounding import Grounder
-from jaxppo.planning.validate.validator import check_action
 
 MAX_BINDINGS = 1_000_000
 """Choices of objects that filling in the operators may try: some seconds."""

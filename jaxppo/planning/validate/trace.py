@@ -7,11 +7,12 @@ from jaxppo.planning.language.conditions import Binding, Condition, write_condit
 from jaxppo.planning.language.numeric import UndefinedNumberError, Values
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.validate.ground import Extras
 from jaxppo.planning.validate.grounding import Grounder, bindings_of
 from jaxppo.planning.validate.states import Rules, State
-from jaxppo.planning.validate.validator import check_action, execute
+from jaxppo.planning.validate.validator import execute
 
 
 class Check(NamedTuple):

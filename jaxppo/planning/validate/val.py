@@ -37,6 +37,7 @@ from jaxppo.errors import ConfigError, ValidatorError
 from jaxppo.planning.language.plans import TimedAction, format_action, format_timed_action
 from jaxppo.planning.language.temporal import Plan, PlanNames, check_step, read_names
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.subprocesses import kill_group
 from jaxppo.planning.validate.val_output import read_verdict
 
 if sys.platform == "linux":
@@ -328,15 +329,8 @@ def _has_ended(process: subprocess.Popen[bytes], pidfd: int | None, within_s: fl
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process and of its group.
-
-    Only while its number is taken, that is before anyone has waited for it: later it may be another's.
-    """
-    if process.returncode is None and sys.platform == "win32":
-        process.kill()
-    elif process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+    """Kill what is left of a process and of its group."""
+    kill_group(process)
     with suppress(subprocess.TimeoutExpired):  # one that even SIGKILL does not end hangs in the system: leave it
         process.wait(5)
 

@@ -16,6 +16,7 @@ from jaxppo.planning.language.numeric import UndefinedNumberError, UpdateError, 
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import TOTAL_TIME
+from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.ground import Extras, Node, Step
 from jaxppo.planning.validate.grounding import Grounder, bindings_of
@@ -72,25 +73,6 @@ def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
         return _verdict(task, state, len(legal), wrong, stop)
     except WorkLimitError:
         return PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
-
-
-def check_action(problem: Problem, action: Action) -> PlanError | None:
-    """Check one step against the domain: operator, number of arguments, objects, types, in this order."""
-    schema = problem.domain.actions.get(action[0]) if action else None
-    if schema is None:
-        return PlanError.UNKNOWN_ACTION
-    if len(action) - 1 != len(schema.parameters):
-        return PlanError.WRONG_ARITY
-    objects = problem.objects
-    for name in action[1:]:
-        if name not in objects:
-            return PlanError.UNKNOWN_OBJECT
-    if problem.domain.typed:
-        for name, (_, wanted) in zip(action[1:], schema.parameters, strict=True):
-            own = objects[name]
-            if (own != wanted or not own) and not problem.domain.is_of_type(own, wanted):
-                return PlanError.WRONG_TYPE
-    return None
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from jaxppo.planning import canonical_form, execute, parse_action, parse_domain,
 from jaxppo.planning.datasets import build, candidates, runs
 from jaxppo.planning.datasets.build import build_dataset
 from jaxppo.planning.datasets.config import BuildConfig
-from jaxppo.planning.datasets.folder import read_split
+from jaxppo.planning.datasets.files import read_split
 from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, partition
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import parse_completion

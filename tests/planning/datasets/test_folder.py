@@ -10,7 +10,8 @@ import yaml
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.card import data_card
-from jaxppo.planning.datasets.folder import Rejected, kind_of_reason, read_split, write_dataset
+from jaxppo.planning.datasets.files import read_split
+from jaxppo.planning.datasets.folder import Rejected, kind_of_reason, write_dataset
 from jaxppo.planning.datasets.rows import make_row
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.parse import parse_domain, parse_problem

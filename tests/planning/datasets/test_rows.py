@@ -14,7 +14,8 @@ from jaxppo.planning import (
     parse_problem,
     validate_plan,
 )
-from jaxppo.planning.datasets.rows import COLUMNS, build_split, partition, read_jsonl, write_jsonl
+from jaxppo.planning.datasets.files import read_jsonl, write_jsonl
+from jaxppo.planning.datasets.rows import COLUMNS, build_split, partition
 from tests.planning.towers import all_states, towers_problem
 
 

@@ -16,6 +16,7 @@ from jaxppo.evaluate.evaluator import Evaluator
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import parse_domain, parse_problem
+from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES, words_of
@@ -44,7 +45,7 @@ def make_rows(style, split, count, seed=0):
 def write_dataset(folder, style):
     splits = {split: make_rows(style, split, 8, seed) for seed, split in enumerate(("train", "rl", "test"))}
     for split, rows in splits.items():
-        datasets.write_jsonl(rows, folder / f"{split}.jsonl")
+        dataset_files.write_jsonl(rows, folder / f"{split}.jsonl")
     return splits
 
 

@@ -17,13 +17,13 @@ from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem
 from jaxppo.planning.domains.blocksworld import solve as solve_blocksworld
 from jaxppo.planning.language.parse import Domain, Problem
 from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.task import check_action
 from jaxppo.planning.solve.estimates import INFINITY, landmark_cut, relaxed_plan
 from jaxppo.planning.solve.reachability import reachable_steps
 from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.solve.strips import compile_task
 from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.val import find_val, run_val_many
-from jaxppo.planning.validate.validator import check_action
 from tests import ROOT
 from tests.planning.families import LAB, POST, draw_cases
 

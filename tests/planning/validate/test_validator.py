@@ -3,7 +3,7 @@
 import pytest
 
 from jaxppo.planning import PlanError, PlanVerdict, execute, parse_domain, parse_plan_text, parse_problem
-from jaxppo.planning.validate.validator import check_action
+from jaxppo.planning.language.task import check_action
 
 DOMAIN = """(define (domain rooms)
   (:requirements :strips :typing :equality :negative-preconditions)

@@ -1,1 +1,3 @@
-"""Planning problems from elsewhere: folders of PDDL, PlanBench, the ten columns, rows of our own."""
+"""Import planning problems: folders of PDDL, PlanBench, the paper's ten columns, rows of our own."""
+
+__all__ = ["importers"]

@@ -7,16 +7,10 @@ from typing import Any
 
 from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.planning.datasets.config import ImportConfig
+from jaxppo.planning.datasets.files import PAPER_COLUMNS, first_row, read_mappings, split_files
 from jaxppo.planning.datasets.folder import Rejected, kind_of_reason, write_dataset
 from jaxppo.planning.datasets.importing.planbench import is_planbench, read_planbench
-from jaxppo.planning.datasets.importing.rows import (
-    PAPER_COLUMNS,
-    first_row,
-    read_mappings,
-    read_paper,
-    read_rows,
-    split_files,
-)
+from jaxppo.planning.datasets.importing.rows import read_paper, read_rows
 from jaxppo.planning.datasets.importing.source_problems import (
     Reading,
     SourceProblem,

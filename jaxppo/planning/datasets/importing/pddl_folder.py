@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxppo.errors import DataError
+from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.language.sexpr import MAX_CHARACTERS
 
 _COMMENT = re.compile(r";[^\n]*+")
@@ -38,25 +39,6 @@ class Definition(NamedTuple):
     kind: str
     name: str
     domain: str
-
-
-def read_text(path: Path, most_bytes: int | None = None) -> str:
-    r"""The text of a file, with `\n` at the end of every line.
-
-    Raises:
-        DataError: the file cannot be read, has more bytes, or is not UTF-8.
-    """
-    try:
-        if most_bytes is not None and path.stat().st_size > most_bytes:
-            raise DataError(f"{path.name}: expected at most {most_bytes} bytes, got {path.stat().st_size}")
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path.name}: expected a UTF-8 text file, got: {_reason(error)}") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return str(error) if isinstance(error, UnicodeDecodeError) else error.strerror or type(error).__name__
 
 
 def natural_key(text: str) -> list[tuple[int, str]]:

@@ -1,23 +1,18 @@
 """Rows: the 10-column JSON lines of the paper, and our own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.config import is_split_name
-from jaxppo.planning.datasets.folder import OBFUSCATION_FILE, Rejected, read_split
+from jaxppo.planning.datasets.files import PAPER_COLUMNS, SOURCE_COLUMNS, read_json, read_split, split_files
+from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.importing.instance_files import Entry, collect
-from jaxppo.planning.datasets.importing.pddl_folder import natural_key, read_text
-from jaxppo.planning.datasets.importing.source_problems import Reading, SourceProblem, read_json
-from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, Row, checked_row, reference_plans
+from jaxppo.planning.datasets.importing.pddl_folder import natural_key
+from jaxppo.planning.datasets.importing.source_problems import Reading, SourceProblem
+from jaxppo.planning.datasets.rows import COLUMNS, Row, checked_row, reference_plans
 from jaxppo.planning.language.plans import Action, parse_action
-
-PAPER_COLUMNS: Mapping[str, type] = {"domain": str, "instruction": str, "input": str, "raw_plan": list}
-"""Of the paper's ten columns those that are used, beside `instance_id`."""
-_OWN_COLUMNS: Mapping[str, type] = {
-    name: COLUMNS[name] for name in ("id", "domain", "reference_plan", "domain_pddl", "problem_pddl")
-}
 
 
 def read_paper(source: Path, pddl_dir: Path) -> Reading:
@@ -38,49 +33,6 @@ def read_rows(source: Path) -> Reading:
             continue
         for where, row in _json_rows(path, source) if rows is None else _numbered(rows, path.name):
             yield row if isinstance(row, Rejected) else _own_row(row, where, path.stem)
-
-
-def split_files(source: Path) -> list[Path]:
-    """The files with rows of a data set folder, damaged ones too if they are named like a split.
-
-    A split that is there twice is taken from its JSON lines.
-    """
-    if source.is_file():
-        return [source] if source.suffix == ".parquet" or first_row(source).keys() >= _OWN_COLUMNS.keys() else []
-    first_rows = {path: first_row(path) for path in source.glob("*.jsonl")}
-    lines = [
-        path
-        for path, row in first_rows.items()
-        if row.keys() >= _OWN_COLUMNS.keys()
-        or (path.stem in SPLIT_PARTITIONS and not row.keys() >= PAPER_COLUMNS.keys())
-    ]
-    stems = {path.stem for path in lines}
-    return sorted([*lines, *(path for path in source.glob("*.parquet") if path.stem not in stems)])
-
-
-def first_row(path: Path) -> Row:
-    """The first row of a JSON-lines file; empty where that is none."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            row = read_json(next((line for line in file if line.strip()), ""))
-    except (OSError, UnicodeDecodeError, DataError):
-        return {}
-    return row if isinstance(row, dict) else {}
-
-
-def read_mappings(folder: Path) -> Mapping[str, Any]:
-    """The words of a data set's obfuscations; empty where it has none.
-
-    Raises:
-        DataError: the file is there, and cannot be read.
-    """
-    path = folder / OBFUSCATION_FILE
-    if not path.exists():
-        return {}
-    mappings = read_json(read_text(path))
-    if not isinstance(mappings, dict):
-        raise DataError(f"{path}: expected a JSON object, got {type(mappings).__name__}")
-    return mappings
 
 
 def _paper_entries(source: Path) -> Iterator[Entry | Rejected]:
@@ -128,7 +80,7 @@ def _numbered(rows: Sequence[Row], name: str) -> Iterator[tuple[str, Row]]:
 
 def _own_row(row: Row, where: str, split: str) -> SourceProblem | Rejected:
     try:
-        checked_row(row, where, _OWN_COLUMNS)
+        checked_row(row, where, SOURCE_COLUMNS)
         if not is_split_name(str(row.get("split") or split)):
             raise DataError(
                 f"{where}: field 'split': expected letters, digits, '_' and '-', got {row.get('split')!r:.60}"

@@ -1,24 +1,18 @@
 """What importers read: problems with the plans that came with them, and plans in the layouts that planners write."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxppo.errors import DataError, PddlError, ValidatorError
-from jaxppo.planning import validate_actions
+from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected, describe
-from jaxppo.planning.datasets.importing.pddl_folder import (
-    MOST_BYTES,
-    PLAN_FOLDERS,
-    Definition,
-    PddlFolder,
-    read_text,
-)
+from jaxppo.planning.datasets.importing.pddl_folder import MOST_BYTES, PLAN_FOLDERS, Definition, PddlFolder
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, parse_plan_text, parse_timed_plan_text
 from jaxppo.planning.language.temporal import needs_time_stamps
 from jaxppo.planning.language.verdicts import PlanError
+from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.val import find_val, run_val
 
 
@@ -56,21 +50,6 @@ class SourceProblem(NamedTuple):
 
 Reading: TypeAlias = "Iterator[SourceProblem | Rejected]"
 """What a reader yields: one bad file or row never ends it."""
-
-
-def read_json(text: str | bytes) -> Any:
-    """Read JSON.
-
-    Raises:
-        DataError: the text is broken, or has half characters (lone surrogates), which no file can be written with.
-    """
-    try:
-        content = json.loads(text)
-        if (b"\\ud" in text.lower()) if isinstance(text, bytes) else ("\\ud" in text.lower()):
-            json.dumps(content, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"broken JSON ({error})") from error
-    return content
 
 
 def read_plan(text: str) -> tuple[Action, ...]:

@@ -1,6 +1,6 @@
 """Blocksworld in English."""
 
-from jaxppo.planning.prompts.phrases import Phrases
+from jaxppo.planning.domains.phrases import Phrases
 
 PHRASES = Phrases(
     about="Blocks stand on a table or on one another, and one hand moves them. The hand holds one block at most.",

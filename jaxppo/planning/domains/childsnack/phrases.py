@@ -1,6 +1,6 @@
 """Childsnack in English."""
 
-from jaxppo.planning.prompts.phrases import Phrases
+from jaxppo.planning.domains.phrases import Phrases
 
 PHRASES = Phrases(
     about=(

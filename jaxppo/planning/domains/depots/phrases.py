@@ -1,6 +1,6 @@
 """Depots in English."""
 
-from jaxppo.planning.prompts.phrases import Phrases
+from jaxppo.planning.domains.phrases import Phrases
 
 PHRASES = Phrases(
     about="Crates are piled on pallets. Hoists lift and drop them, and trucks carry them from place to place.",

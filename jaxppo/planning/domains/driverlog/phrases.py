@@ -1,6 +1,6 @@
 """Driverlog in English."""
 
-from jaxppo.planning.prompts.phrases import Phrases
+from jaxppo.planning.domains.phrases import Phrases
 
 PHRASES = Phrases(
     about="Drivers walk along paths and drive trucks along roads. Trucks carry packages.",

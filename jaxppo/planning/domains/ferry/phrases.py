@@ -1,6 +1,6 @@
 """Ferry in English."""
 
-from jaxppo.planning.prompts.phrases import Phrases
+from jaxppo.planning.domains.phrases import Phrases
 
 PHRASES = Phrases(
     about="A ferry takes cars from shore to shore, one car at a time.",

@@ -1,6 +1,6 @@
 """Gripper in English."""
 
-from jaxppo.planning.prompts.phrases import Phrases
+from jaxppo.planning.domains.phrases import Phrases
 
 PHRASES = Phrases(
     about="A robot moves between rooms and carries one ball with each of its grippers.",

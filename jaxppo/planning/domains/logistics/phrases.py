@@ -1,6 +1,6 @@
 """Logistics in English."""
 
-from jaxppo.planning.prompts.phrases import Phrases
+from jaxppo.planning.domains.phrases import Phrases
 
 PHRASES = Phrases(
     about="Packages are carried by truck within a city and by plane between airports.",

@@ -1,6 +1,6 @@
 """Miconic in English."""
 
-from jaxppo.planning.prompts.phrases import Phrases
+from jaxppo.planning.domains.phrases import Phrases
 
 PHRASES = Phrases(
     about="A lift takes passengers to the floors that they want to reach.",

@@ -1,6 +1,6 @@
 """Visitall in English."""
 
-from jaxppo.planning.prompts.phrases import Phrases
+from jaxppo.planning.domains.phrases import Phrases
 
 PHRASES = Phrases(
     about="A robot walks from cell to cell and must visit some of them.",

@@ -1,0 +1,216 @@
+"""The files of a data set: rows as JSON lines or Parquet, and the JSON beside them."""
+
+import io
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxppo.config.paths import write_atomically
+from jaxppo.errors import DataError
+from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, Row, checked_row
+
+REPORT_FILE, CARD_FILE, REJECTED_FILE = "report.json", "README.md", "rejected.jsonl"
+VOCABULARY_FILE, OBFUSCATION_FILE = "vocabulary.json", "obfuscation.json"
+
+PAPER_COLUMNS: Mapping[str, type] = {"domain": str, "instruction": str, "input": str, "raw_plan": list}
+"""Of the paper's ten columns those that are used, beside `instance_id`."""
+SOURCE_COLUMNS: Mapping[str, type] = {
+    name: COLUMNS[name] for name in ("id", "domain", "reference_plan", "domain_pddl", "problem_pddl")
+}
+"""Of our columns those that an import needs; the others are made anew."""
+
+
+def ordered_splits(names: Collection[str]) -> list[str]:
+    """The splits in their usual order, others behind them."""
+    return [*(split for split in SPLIT_PARTITIONS if split in names), *(s for s in names if s not in SPLIT_PARTITIONS)]
+
+
+def split_files(source: Path) -> list[Path]:
+    """The files with rows of a data set folder, damaged ones too if they are named like a split.
+
+    A split that is there twice is taken from its JSON lines.
+    """
+    if source.is_file():
+        return [source] if source.suffix == ".parquet" or first_row(source).keys() >= SOURCE_COLUMNS.keys() else []
+    first_rows = {path: first_row(path) for path in source.glob("*.jsonl")}
+    lines = [
+        path
+        for path, row in first_rows.items()
+        if row.keys() >= SOURCE_COLUMNS.keys()
+        or (path.stem in SPLIT_PARTITIONS and not row.keys() >= PAPER_COLUMNS.keys())
+    ]
+    stems = {path.stem for path in lines}
+    return sorted([*lines, *(path for path in source.glob("*.parquet") if path.stem not in stems)])
+
+
+def first_row(path: Path) -> Row:
+    """The first row of a JSON-lines file; empty where that is none."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            row = read_json(next((line for line in file if line.strip()), ""))
+    except (OSError, UnicodeDecodeError, DataError):
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def read_mappings(folder: Path) -> Mapping[str, Any]:
+    """The words of a data set's obfuscations; empty where it has none.
+
+    Raises:
+        DataError: the file is there, and cannot be read.
+    """
+    path = folder / OBFUSCATION_FILE
+    if not path.exists():
+        return {}
+    mappings = read_json(read_text(path))
+    if not isinstance(mappings, dict):
+        raise DataError(f"{path}: expected a JSON object, got {type(mappings).__name__}")
+    return mappings
+
+
+def read_split(folder: Path | str, split: str, columns: Mapping[str, type] = COLUMNS) -> list[Row]:
+    """Read the rows of a split from `<split>.jsonl`, or else from `<split>.parquet`; both give the same rows.
+
+    Raises:
+        DataError: neither can be read, or a row does not have every one of the columns in the right type.
+    """
+    path = Path(folder) / f"{split}.jsonl"
+    if path.exists():
+        return read_jsonl(path, columns)
+    if path.with_suffix(".parquet").exists():
+        return _read_parquet(path.with_suffix(".parquet"), columns)
+    there = sorted({file.stem for file in Path(folder).glob("*") if file.suffix in (".jsonl", ".parquet")})
+    got = f"{', '.join(there) or 'no splits'} in the folder"
+    raise DataError(
+        f"{path}: expected this file or {split}.parquet, got {got}; train_split, eval_splits, headline_split name them"
+    )
+
+
+def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS) -> list[Row]:
+    """Read rows and check that each has every one of the columns in the right type; other columns are kept.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not such a row.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
+    return [_parsed_row(line, f"{path}:{number}", columns) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _parsed_row(line: str, where: str, columns: Mapping[str, type]) -> Row:
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{where}: expected a JSON object, got broken JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    return checked_row(row, where, columns)
+
+
+def write_jsonl(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
+    """Write rows, one JSON object a line; the file appears whole or not at all."""
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_json(content: Any, path: Path) -> None:
+    """Write a JSON file; it appears complete or not at all."""
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] | None = None) -> None:
+    """Write rows as a parquet file, which appears whole or not at all.
+
+    Args:
+        rows: with the same columns in all of them.
+        path: the file.
+        features: column to its type; default: as the rows have them.
+
+    Raises:
+        DataError: a column cannot be written.
+    """
+    import pyarrow as pa  # slow to import, and not needed for JSON lines
+    import pyarrow.parquet
+
+    def arrow(feature: Any) -> pa.DataType:
+        if isinstance(feature, dict):
+            return pa.list_(arrow(feature["list"]))
+        return {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}[feature]
+
+    types = features_of(rows) if features is None else features
+    schema = pa.schema([(name, arrow(feature)) for name, feature in types.items()])
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), schema), buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue())
+
+
+def _read_parquet(path: Path, columns: Mapping[str, type]) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        if path.is_dir():  # of parts, as Spark writes it
+            rows = pyarrow.parquet.read_table(path).to_pylist()
+        else:
+            with pyarrow.parquet.ParquetFile(path) as file:  # read_table would import pandas
+                rows = file.read().to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
+    return [checked_row(row, f"{path}:{number}", columns) for number, row in enumerate(rows, 1)]
+
+
+def features_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Column to its type, in the words of the `datasets` library; `{"list": ...}` for a list."""
+    return {name: _feature([row[name] for row in rows], name) for name in rows[0]}
+
+
+def _feature(values: Iterable[Any], name: str) -> Any:
+    values = [value for value in values if value is not None]
+    kinds = {type(value) for value in values}
+    if kinds <= {list, tuple} and kinds:
+        return {"list": _feature((item for value in values for item in value), name)}
+    if kinds <= {str}:
+        return "string"
+    if kinds <= {int, float}:
+        return "float64" if float in kinds else "int64"
+    if kinds == {bool}:
+        return "bool"
+    found = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise DataError(f"column {name}: expected texts, numbers or lists of one of them, got {found}")
+
+
+def read_json(text: str | bytes) -> Any:
+    """Read JSON.
+
+    Raises:
+        DataError: the text is broken, or has half characters (lone surrogates), which no file can be written with.
+    """
+    try:
+        content = json.loads(text)
+        if (b"\\ud" in text.lower()) if isinstance(text, bytes) else ("\\ud" in text.lower()):
+            json.dumps(content, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"broken JSON ({error})") from error
+    return content
+
+
+def read_text(path: Path, most_bytes: int | None = None) -> str:
+    r"""The text of a file, with `\n` at the end of every line.
+
+    Raises:
+        DataError: the file cannot be read, has more bytes, or is not UTF-8.
+    """
+    try:
+        if most_bytes is not None and path.stat().st_size > most_bytes:
+            raise DataError(f"{path.name}: expected at most {most_bytes} bytes, got {path.stat().st_size}")
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path.name}: expected a UTF-8 text file, got: {_reason(error)}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return str(error) if isinstance(error, UnicodeDecodeError) else error.strerror or type(error).__name__
