@@ -1,6 +1,7 @@
 """The model families: one file each, with its configuration, its trunk and its names in transformers."""
 
 from jaxppo.errors import ModelError
+from jaxppo.nn.blocks import by_rows
 from jaxppo.nn.config import Family, ModelConfig
 from jaxppo.nn.gpt2 import GPT2
 from jaxppo.nn.gpt_neox import GPT_NEOX
@@ -20,4 +21,4 @@ def family_of(model_type: object) -> Family:
     return FAMILIES[str(model_type)]
 
 
-__all__ = ["FAMILIES", "Family", "ModelConfig", "family_of"]
+__all__ = ["FAMILIES", "Family", "ModelConfig", "by_rows", "family_of"]

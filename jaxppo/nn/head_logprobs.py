@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo.rl import ops
+from jaxppo.nn.blocks import by_rows, equal_parts, split_rows
 from jaxppo.types import Array
 
 
@@ -86,7 +86,7 @@ def _forward(hidden: Array, kernel: Array, ids: Array, temperature: float, block
         # H = logsumexp(z) - E[z], both relative to the largest logit
         return chosen - log_z, jnp.log(softmax.total) - softmax.weighted / softmax.total, log_z
 
-    return ops.by_rows(of_rows, (hidden, ids), block.rows)
+    return by_rows(of_rows, (hidden, ids), block.rows)
 
 
 def _forward_rule(hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block) -> tuple[Any, Any]:
@@ -104,7 +104,7 @@ def _backward_rule(
     """
     hidden, kernel, ids, log_z, entropy = kept
     columns = _columns(kernel, block)
-    rows = ops.split_rows((hidden, ids, log_z, log_z - entropy, *grads), block.rows)
+    rows = split_rows((hidden, ids, log_z, log_z - entropy, *grads), block.rows)
 
     def of_columns(carry: tuple[Array, Array], c: Array) -> tuple[tuple[Array, Array], None]:
         d_hidden, d_kernel = carry
@@ -182,7 +182,7 @@ def token_kl(
         return mean_gap + (largest[1] - largest[0]) + (log_total[1] - log_total[0])
 
     both = (widen(x.reshape(-1, x.shape[-1]), 1) for x in (hidden, ref_hidden))
-    return ops.by_rows(of_rows, tuple(both), block.rows).reshape(hidden.shape[:-1])
+    return by_rows(of_rows, tuple(both), block.rows).reshape(hidden.shape[:-1])
 
 
 # ----------------------------------------------------------------------------------------- sums over the vocabulary
@@ -252,7 +252,7 @@ class _Columns(NamedTuple):
 
 def _columns(kernel: Array, block: Block) -> _Columns:
     vocab = kernel.shape[1]
-    return _Columns(vocab, min(vocab, ops.equal_parts(vocab, block.columns, multiple=min(block.columns, 128))))
+    return _Columns(vocab, min(vocab, equal_parts(vocab, block.columns, multiple=min(block.columns, 128))))
 
 
 def _logits(hidden: Array, kernel: Array, temperature: float) -> Array:

@@ -13,10 +13,9 @@ import numpy as np
 from jaxppo import models
 from jaxppo.data import bucket, chunks
 from jaxppo.data.preferences import padded_size, right_padded
-from jaxppo.nn import ModelConfig
+from jaxppo.nn import ModelConfig, by_rows
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
-from jaxppo.rl import ops
 from jaxppo.types import Array, Params
 
 
@@ -53,7 +52,7 @@ class RowScorer:
 
         def in_parts(params: Params, input_ids: Array, lengths: Array) -> Array:
             most = memory.rows_at_once([model], input_ids.shape[1])
-            return ops.by_rows(lambda part: score_rows(params, *part, model=model), (input_ids, lengths), most)
+            return by_rows(lambda part: score_rows(params, *part, model=model), (input_ids, lengths), most)
 
         self._program = parallel.map(in_parts, row_axes=(None, 0, 0), out_axes=0)
 

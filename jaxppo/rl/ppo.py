@@ -14,7 +14,7 @@ import numpy as np
 from jaxppo import data, models
 from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import DataError
-from jaxppo.nn import ModelConfig, lora
+from jaxppo.nn import ModelConfig, by_rows, lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
@@ -104,7 +104,7 @@ class PPO:
         def scoring(program: Any) -> Any:
             def in_parts(params: Params, sequences: Sequences) -> Any:
                 most = memory.scored_rows(self.config, self.learned, sequences.input_ids.shape[1])
-                return ops.by_rows(lambda part: program(params, part), sequences, most)
+                return by_rows(lambda part: program(params, part), sequences, most)
 
             return self.parallel.map(in_parts, row_axes=(None, 0), out_axes=0)
 
