@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxppo.errors import DataError
 from jaxppo.report import html, plan_sections
-from jaxppo.report.checks import last_part
+from jaxppo.report.checks import known_end
 from jaxppo.report.curves import Curves, Line
 from jaxppo.report.html import row, shown, table
 from jaxppo.report.line_charts import short
@@ -107,7 +107,7 @@ def _results(runs: Sequence[Run], labels: Sequence[str]) -> str:
         sides = [
             results.get(run.headline_split or "", {}).get(run.headline or "") for results in (run.before, run.after)
         ]
-        known = [last_part(run.values(name)) for name in ends]
+        known = [known_end(run.values(name)) for name in ends]
         seconds = sum(value or 0.0 for name in _STAGES for value in run.values(name))
         texts = [shown(label), updates, shown(measured), *map(value_html, sides)]
         rows.append(row([*texts, *(short(fmean(part)) if part else "–" for part in known), duration(seconds)]))

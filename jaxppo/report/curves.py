@@ -6,30 +6,12 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from jaxppo.report import html
-from jaxppo.report.checks import band_text, last_part, outside
+from jaxppo.report.checks import band_text, known_end
 from jaxppo.report.html import shown
 from jaxppo.report.line_charts import Curve, line_chart, short
 from jaxppo.report.plan_charts import line_sample
 from jaxppo.report.run_data import Run
-from jaxppo.run.metrics import GROUPS, find, prefix_of
-
-ESSENTIALS = (
-    "objective/scores",
-    "reward/plan_valid",
-    "eval/<split>/validity",
-    "eval/<split>/mean_reward",
-    "objective/kl",
-    "policy/entropy_avg",
-    "completions/mean_length",
-    "completions/clipped_ratio",
-    "policy/approxkl_avg",
-    "policy/clipfrac_avg",
-    "value/explained_variance",
-    "rloo/reward_zero_std",
-    "grad_norm",
-    "lr",
-)
-"""Curves that are open at once; all others are folded up, by prefix."""
+from jaxppo.run.metrics import GROUPS, Band, find, outside, prefix_of
 
 _SCHEDULES = ("lr", "lr_value", "objective/kl_coef")  # not noisy: shown as they are
 
@@ -51,6 +33,12 @@ class Panel(NamedTuple):
     def prefix(self) -> str:
         """Its group."""
         return prefix_of(self.title)
+
+    @property
+    def rank(self) -> int:
+        """Rank among the charts that are open at once, as the metric's row has it; 0: folded up."""
+        metric = find(self.title)
+        return (metric.chart or 0) if metric else 0
 
 
 def panels(runs: Iterable[Run]) -> list[Panel]:
@@ -81,7 +69,7 @@ class Curves:
         every = panels(run for line in self._lines for run in line.runs)
         if not any(run.records for line in self._lines for run in line.runs):
             return '<h2 id="curves">Curves</h2><p class="soft">No update is logged yet.</p>'
-        essential = [panel for title in ESSENTIALS for panel in every if panel.title == title]
+        essential = sorted((panel for panel in every if panel.rank), key=lambda panel: panel.rank)
         if not any(panel.prefix == "objective" for panel in essential):  # of sft and of reward models
             essential = [panel for panel in every if panel.prefix in ("", "eval")]
         parts = [
@@ -135,7 +123,7 @@ class Curves:
         ]
         curves = [curve for curve in curves if any(y is not None for y in curve.ys)]
         values = {y for curve in curves for y in curve.ys if y is not None}
-        if len(values) == 1 and max(len(curve.ys) for curve in curves) > 1 and panel.title not in ESSENTIALS:
+        if len(values) == 1 and max(len(curve.ys) for curve in curves) > 1 and not panel.rank:
             self._constant.append(f"<code>{shown(panel.title)}</code> {short(values.pop())}")
             return ""
         metric = find(panel.names[0])
@@ -146,7 +134,7 @@ class Curves:
         if chart is None:
             return ""
         self.data.append(chart.data)
-        ends = [fmean(last_part(curve.ys)) for curve in curves]
+        ends = [fmean(known_end(curve.ys)) for curve in curves]
         told = [f"healthy {band_text(band)}"] if band is not None else []
         told += _verdict(ends, band) if band is not None else []
         told += [f"{chart.beyond} beyond the axis"] if chart.beyond else []
@@ -200,7 +188,7 @@ def _member(name: str) -> str:
     return " ".join(given for family, given in segments if family.startswith("<")) or name
 
 
-def _verdict(ends: Sequence[float], band: Any) -> list[str]:
+def _verdict(ends: Sequence[float], band: Band) -> list[str]:
     sides = {side for end in ends if (side := outside(end, band))}
     if sides:
         return [f'<span class="mark out">ends {" and ".join(sorted(sides))}</span>']

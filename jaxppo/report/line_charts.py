@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxppo.report.html import NUM_COLOURS, NUM_DASHES, shown, svg
-
-Band = tuple[float | None, float | None]
-"""Lowest and highest healthy value; None: no limit on that side."""
+from jaxppo.run.metrics import Band
 
 _WIDTH, _HEIGHT = 348, 196
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 340, 10, 162

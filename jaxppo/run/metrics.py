@@ -1,11 +1,33 @@
-"""Every metric of a training record, defined once: its unit, what it means, and how it looks in a healthy run.
+"""Every metric of a training record, defined once: unit, meaning, healthy range, what to do outside of it, where shown.
 
+The live view, the warnings of a run and its report read their limits and advice from here: a new metric is one row.
 `python -m jaxppo.metrics` prints the table as a page.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+from jaxppo.run import trends
+from jaxppo.run.trends import Trend
+
+Band = tuple[float | None, float | None]
+"""Lowest and highest healthy value; None: no limit on that side."""
+
+
+class Watch(NamedTuple):
+    """A pattern in the values of a metric that is not healthy, and what to do about it."""
+
+    trend: Trend
+    advice: str
+
+
+class Headline(NamedTuple):
+    """A metric's place among the five numbers of the live view: of those with one place, the lowest rank is shown."""
+
+    label: str
+    place: int  # 1 to 5
+    rank: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +40,12 @@ class Metric:
         meaning: one or two sentences, with the formula where it is short, and over what the mean is taken.
         healthy: the range of a healthy run, or what to look for.
         band: lowest and highest value of `healthy` where it is one range for all runs; None: no limit on that side.
+        too_low: what to do below the band; None: the limit is for the eye alone.
+        too_high: what to do above the band.
+        alarm: warn as soon as one update leaves the band, the first time or always.
+        watch: what else to look for in the values so far.
+        headline: where the live view shows it.
+        chart: the report shows its curve unfolded: 1 with what counts, 2 the policy, 3 the updates, 4 the optimizer.
         old_name: TRL 0.11's name where it differs.
     """
 
@@ -25,8 +53,31 @@ class Metric:
     unit: str
     meaning: str
     healthy: str
-    band: tuple[float | None, float | None] | None = None
+    band: Band | None = None
+    too_low: str | None = None
+    too_high: str | None = None
+    alarm: Literal["once", "always"] | None = None
+    watch: Watch | None = None
+    headline: Headline | None = None
+    chart: int | None = None
     old_name: str | None = None
+
+    def advice(self, side: str) -> str | None:
+        """Return what to do about a value `outside` its band."""
+        return {"below": self.too_low, "above": self.too_high}.get(side.partition(" ")[0])
+
+
+def outside(value: float, band: Band | None) -> str:
+    """Return "below 0.5" or "above 0.95"; nothing for a value within the band."""
+    low, high = band or (None, None)
+    if low is not None and value < low:
+        return f"below {low:g}"
+    return f"above {high:g}" if high is not None and value > high else ""
+
+
+def plain(advice: str) -> str:
+    """Return a text without the backticks of Markdown, for the terminal."""
+    return advice.replace("`", "")
 
 
 _PROGRESS = (
@@ -55,6 +106,8 @@ _PROGRESS = (
         meaning="Learning rate of the policy in this update; constant within an update.",
         healthy="Follows the schedule. To be lowered where `policy/approxkl_avg` or `policy/clipfrac_avg` are too "
         "large.",
+        headline=Headline("lr", 3, 3),
+        chart=4,
         old_name="ppo/learning_rate",
     ),
     Metric(
@@ -70,6 +123,9 @@ _PROGRESS = (
         meaning="Global norm of the gradient of all trained parameters before clipping, mean over optimizer steps.",
         healthy="Steady within a factor of about 3. Spikes of 10 times, or steady growth, precede divergence; always "
         "far above `max_grad_norm`, every step is clipped.",
+        watch=Watch(trends.spiking, "lower `learning_rate` or `max_grad_norm`"),
+        headline=Headline("grad norm", 4, 3),
+        chart=4,
     ),
 )
 
@@ -84,6 +140,10 @@ _OBJECTIVE = (
         "aims at 6. A steep rise while `eval/<split>/validity` stands still or falls is reward hacking: raise "
         "`kl_coef` or lower the learning rate.",
         band=(0.0, 30.0),
+        too_high="raise `kl_coef` or lower `learning_rate`, and look at samples for what the reward overlooks",
+        watch=Watch(trends.below(-1.0), "sampler and learner disagree, see the warning"),
+        headline=Headline("kl", 3),
+        chart=2,
     ),
     Metric(
         name="objective/kl_k1",
@@ -94,6 +154,11 @@ _OBJECTIVE = (
         "divergence is small; below -1, or negative in many updates, the sampler's log-probabilities are not those of "
         "the scored policy.",
         band=(-1.0, None),
+        too_low="chance does not explain that. Likely causes: completions were not sampled from the policy's own "
+        "distribution (`top_k`, `top_p`, `min_p`, another temperature), their log-probabilities were computed with "
+        "other numbers (low precision, another matmul precision), or the reference is not the model that the policy "
+        "started from; leave out the truncation, or try `--logprobs recompute` and `--dtype float32`",
+        alarm="once",
     ),
     Metric(
         name="objective/kl_k3",
@@ -141,6 +206,9 @@ _OBJECTIVE = (
         "missing-EOS penalty, as far as they are on.",
         healthy="Rises, and `eval/<split>/validity` with it. A rise in training alone is overfitting to the prompts "
         "or to a weakness of the reward.",
+        watch=Watch(trends.falling, "lower `learning_rate` or raise `kl_coef`"),
+        headline=Headline("reward", 1),
+        chart=1,
         old_name="ppo/mean_scores",
     ),
     Metric(
@@ -149,6 +217,10 @@ _OBJECTIVE = (
         meaning="Standard deviation of the same scores over the completions of the batch.",
         healthy="Clearly above 0. Near 0 all completions earn alike, and whitening blows noise up into advantages: "
         "prompts too easy or too hard, or a collapsed policy.",
+        watch=Watch(
+            trends.near_zero, "all earn alike: choose prompts that are solved sometimes, or raise `temperature`"
+        ),
+        headline=Headline("reward std", 2, 3),
         old_name="ppo/std_scores",
     ),
 )
@@ -162,6 +234,9 @@ _POLICY = (
         healthy="0.0001 to 0.02. Above 0.05 the updates are too large: lower the learning rate, `num_ppo_epochs` or "
         "`num_mini_batches`. Far below 0.0001 hardly anything is learned.",
         band=(0.0001, 0.02),
+        too_low="raise `learning_rate`: the policy hardly moves",
+        too_high="lower `learning_rate`, `num_ppo_epochs` or `num_mini_batches`: the updates are too large",
+        chart=3,
         old_name="ppo/policy/approxkl",
     ),
     Metric(
@@ -188,6 +263,8 @@ _POLICY = (
         healthy="0.01 to 0.2; 0 with a single optimizer step per update. Above 0.3 much of the batch is wasted on "
         "steps that are too large: lower the learning rate or `num_ppo_epochs`.",
         band=(0.0, 0.2),
+        too_high="lower `learning_rate` or `num_ppo_epochs`: much of each batch is clipped away",
+        chart=3,
         old_name="ppo/policy/clipfrac",
     ),
     Metric(
@@ -197,6 +274,10 @@ _POLICY = (
         "tokens, then over optimizer steps.",
         healthy="Between 0 and `ln(vocabulary size)`; falls slowly. Down to a tenth of its first value within a few "
         "updates, exploration has ended; a steady rise means that the policy falls apart.",
+        watch=Watch(
+            trends.collapsing, "exploration has ended: lower `learning_rate`, or raise `kl_coef` or `entropy_coef`"
+        ),
+        chart=2,
         old_name="ppo/policy/entropy",
     ),
     Metric(
@@ -231,6 +312,8 @@ _POLICY = (
         healthy="Must be 0. Otherwise look for infinite log-probabilities, overflow in low precision or a learning "
         "rate that is far too large.",
         band=(0.0, 0.0),
+        too_high="lower `learning_rate` or `max_grad_norm`; the batches are in `bad_batches/` of the run folder",
+        alarm="always",
     ),
 )
 
@@ -303,6 +386,7 @@ _VAL = (
         healthy="0 to 0.2. Above 0.5 `cliprange_value` is too small for the scale of the returns and holds the value "
         "model back.",
         band=(0.0, 0.2),
+        too_high="raise `cliprange_value`: it is too small for the scale of the returns",
         old_name="ppo/val/clipfrac",
     ),
     Metric(
@@ -354,6 +438,13 @@ _VALUE = (
         "Below 0 for long, values only add noise to the advantages: raise `value_learning_rate` or give the value "
         "model a trunk of its own.",
         band=(0.5, 0.95),
+        watch=Watch(
+            trends.long_below(0.0),
+            "values explain less than a constant would: raise `value_learning_rate`, or train a "
+            "separate value model (`value_model: separate`)",
+        ),
+        headline=Headline("value fit", 4),
+        chart=3,
         old_name="ppo/val/var_explained",
     ),
     Metric(
@@ -391,6 +482,9 @@ _RLOO = (
         healthy="Below 0.5. Towards 1 the prompts are all solved or all hopeless: choose others, sample more "
         "completions per prompt or raise `temperature`.",
         band=(0.0, 0.5),
+        too_high="most groups teach nothing: choose other prompts, or raise `num_generations` or `temperature`",
+        headline=Headline("equal groups", 4, 2),
+        chart=3,
     ),
     Metric(
         name="rloo/advantages_std",
@@ -409,6 +503,8 @@ _TEXT = (
         meaning="Real tokens of a completion, end of sequence included, mean over completions.",
         healthy="Steady, or moving towards what the task needs. Steady growth up to `response_length`, or a collapse "
         "to a few tokens, without better plans: the policy exploits the reward.",
+        headline=Headline("length", 3, 2),
+        chart=2,
         old_name="tokens/responses_len_mean",
     ),
     Metric(
@@ -438,6 +534,8 @@ _TEXT = (
         "they did not end.",
         healthy="Below 0.05. Above 0.2 raise `response_length`, or set `missing_eos_penalty`.",
         band=(0.0, 0.05),
+        too_high="raise `response_length`, or set `missing_eos_penalty`: completions are cut",
+        chart=2,
     ),
     Metric(
         name="tokens/queries_len_mean",
@@ -467,6 +565,9 @@ _REWARD = (
         unit="fraction of completions",
         meaning="Fraction of completions that the validator accepts as plans.",
         healthy="Rises. If `reward/mean` rises without it, only the partial reward is being collected.",
+        watch=Watch(trends.long_zero, "no valid plan: start from a better model, or easier problems"),
+        headline=Headline("valid", 2),
+        chart=1,
     ),
     Metric(
         name="reward/plan_executable",
@@ -486,9 +587,11 @@ _REWARD = (
         name="reward/validator_failed",
         unit="fraction of completions",
         meaning="Fraction of completions on which the validator crashed or ran out of time; they count as not valid.",
-        healthy="0. Above 0.01 look at the verdicts in `samples.jsonl`, and raise `val_timeout_s` if they are "
-        "timeouts.",
-        band=(0.0, 0.01),
+        healthy="0. Otherwise look at the verdicts in `samples.jsonl`, and raise `val_timeout_s` if they are timeouts.",
+        band=(0.0, 0.0),
+        too_high="VAL crashed or took too long; such plans count as not valid: raise `val_timeout_s`, or `--validator "
+        "builtin`",
+        alarm="once",
     ),
     Metric(
         name="reward/partial",
@@ -510,6 +613,9 @@ _REWARD = (
         meaning="Fraction of completions that hold all steps of a reference plan in their order and are not valid.",
         healthy="Near 0. A rise is an alarm: the overlap is collected with junk in between; a run warns above 0.25.",
         band=(0.0, 0.25),
+        too_high="many plans hold the steps of their reference and are not valid, so the partial reward may be gamed: "
+        "lower `partial_scale`, or normalise by max",
+        alarm="once",
     ),
     Metric(
         name="reward/overlong",
@@ -517,6 +623,9 @@ _REWARD = (
         meaning="Fraction of completions with more than 3 times as many steps as the reference plan.",
         healthy="Near 0. A rise is an alarm: enumeration or loops; a run warns above 0.25.",
         band=(0.0, 0.25),
+        too_high="many plans are far longer than their reference, so the partial reward may be gamed: normalise by "
+        "max, or set `missing_eos_penalty`",
+        alarm="once",
     ),
     Metric(
         name="reward/val_audited",
@@ -530,6 +639,9 @@ _REWARD = (
         meaning="Plans of these on which VAL says otherwise; they are saved in `val_disagreements/`.",
         healthy="0. Anything else is a defect of one of the validators, and a run warns of each.",
         band=(0.0, 0.0),
+        too_high="so many plans are valid for only one of VAL and the in-process validator; please report the cases in "
+        "`val_disagreements/` of the run folder; `--validator val` has VAL judge all plans",
+        alarm="always",
     ),
     Metric(
         name="reward/val_failed",
@@ -537,6 +649,8 @@ _REWARD = (
         meaning="Plans of these on which VAL crashed or ran out of time.",
         healthy="0.",
         band=(0.0, 0.0),
+        too_high="VAL crashed or took too long on plans that it was to check again: raise `val_timeout_s`",
+        alarm="once",
     ),
     Metric(
         name="reward/errors",
@@ -545,12 +659,18 @@ _REWARD = (
         "decides what becomes of them.",
         healthy="0. The reasons are in `samples.jsonl`.",
         band=(0.0, 0.0),
+        too_high="the reward function failed on completions; `samples.jsonl` has the reasons, `--on_error` decides "
+        "what they earn",
+        alarm="once",
     ),
     Metric(
         name="reward/timeouts",
         unit="completions",
         meaning="Completions that a reward function took longer than `reward_timeout_s` for; `on_timeout` decides.",
         healthy="0, or a few hard cases. Many of them: raise the limit or `reward_workers`.",
+        band=(0.0, 0.0),
+        too_high="the reward function took too long; `samples.jsonl` has the completions: raise `reward_timeout_s`",
+        alarm="once",
     ),
     Metric(
         name="reward/not_scorable",
@@ -633,6 +753,7 @@ _EVAL = (
         "same ones.",
         healthy="Rises; differences below `1 / sqrt(problems)` may be noise. Falling while `objective/scores` rises: "
         "stop, and take an earlier checkpoint.",
+        chart=1,
     ),
     Metric(
         name="eval/<split>/<domain>/validity",
@@ -645,6 +766,7 @@ _EVAL = (
         unit="score per completion",
         meaning="Mean reward on the held-out prompts of a split, decoded as evaluations are.",
         healthy="Rises with `objective/scores`. Where it stands still the policy learns its training prompts.",
+        chart=1,
     ),
 )
 
@@ -682,6 +804,7 @@ _TIME = (
         unit="completions per second",
         meaning="Completions of this update divided by its wall time (TRL's `eps` is the average since the start).",
         healthy="Steady to about 20 % after the first update.",
+        headline=Headline("samples/s", 5),
     ),
     Metric(
         name="throughput/tflops",
@@ -701,6 +824,39 @@ _TIME = (
         band=(0.1, 0.5),
     ),
 )
+
+SUPERVISED = (
+    Metric(
+        name="loss",
+        unit="nats per token, or per pair",
+        meaning="What `sft` and `reward_model` minimise.",
+        healthy="Falls.",
+        watch=Watch(trends.rising, "lower `learning_rate`"),
+        headline=Headline("loss", 1),
+    ),
+    Metric(
+        name="accuracy",
+        unit="fraction of pairs",
+        meaning="Fraction of the pairs whose chosen text the reward model scores higher.",
+        healthy="Rises from 0.5.",
+        headline=Headline("accuracy", 2, 2),
+    ),
+    Metric(
+        name="entropy",
+        unit="nats per token",
+        meaning="Entropy of the model's distribution over the vocabulary, mean over the tokens that are learned.",
+        healthy="Falls with the loss.",
+        headline=Headline("entropy", 2, 4),
+    ),
+    Metric(
+        name="time/step_s",
+        unit="seconds",
+        meaning="Wall time of a step.",
+        healthy="Steady after the first step, which compiles.",
+        headline=Headline("s/step", 5, 2),
+    ),
+)
+"""What only `sft` and `reward_model` log, as far as it is watched: not on the page of `train`'s metrics."""
 
 METRICS: tuple[Metric, ...] = (
     *_PROGRESS,
@@ -744,26 +900,35 @@ GROUPS = {
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
+def headlines() -> list[list[Metric]]:
+    """Return for each place of the live view the metrics that may stand there, the first choice first."""
+    places: dict[int, list[tuple[int, Metric]]] = {}
+    for metric in (*METRICS, *SUPERVISED):
+        if metric.headline is not None:
+            places.setdefault(metric.headline.place, []).append((metric.headline.rank, metric))
+    return [[metric for _, metric in sorted(places[place], key=lambda pair: pair[0])] for place in sorted(places)]
+
+
 def find(name: str) -> Metric | None:
-    """The definition of a logged name: the metric of that very name, else the family that covers it."""
+    """Return the definition of a logged name: the metric of that very name, else the family that covers it."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     return next((metric for metric in METRICS if _covers(metric.name, name)), None)
 
 
 def with_old_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record, plus every metric of it again under TRL 0.11's name where that differs."""
+    """Return the record, plus every metric of it again under TRL 0.11's name where that differs."""
     renamed = [metric for metric in METRICS if metric.old_name and metric.name in record]
     return {**record, **{str(metric.old_name): record[metric.name] for metric in renamed}}
 
 
 def prefix_of(name: str) -> str:
-    """What stands before the first slash; nothing where there is none."""
+    """Return the part before the first slash; nothing where there is none."""
     return name.partition("/")[0] if "/" in name else ""
 
 
 def _covers(family: str, name: str) -> bool:
-    """Whether a name with `<...>` segments stands for this name."""
+    """Return whether a name with `<...>` segments stands for this name."""
     segments, given = family.split("/"), name.split("/")
     return len(segments) == len(given) and all(
         actual == segment or (segment.startswith("<") and actual != "")

@@ -116,7 +116,7 @@ def test_check_warns_of_a_kl_below_minus_1_once(watched, tmp_path):
     for step, kl in ((1, 2.0), (2, -1.25), (3, -9.0), (4, 0.0), (5, -2.0)):
         record = make_record(step, **{"objective/kl": 3.0, "objective/kl_k1": np.float32(kl)})
         health.check(record, make_trajectories(), SAMPLES)
-    assert shown().startswith("warning: update 2: KL to the reference is -1.25 nats per completion")
+    assert shown().startswith("warning: update 2: objective/kl_k1 is -1.25, below -1: ")
     assert shown().count("\n") == shown().count("warning") == 1
     for cause in ("top_k", "temperature", "precision", "reference"):
         assert cause in shown()
@@ -131,8 +131,8 @@ def test_disagreements_of_the_validators_are_told_every_time(watched, tmp_path):
     text = " ".join(shown().split())
     assert "update 1:" not in text
     for step, count in ((2, 1), (3, 2)):
-        assert f"update {step}: VAL and the in-process validator disagree on {count} of 5 plans" in text
-    assert text.count("val_disagreements") == 2
+        assert f"update {step}: reward/val_disagreements is {count}, above 0: so many plans are valid for only" in text
+    assert text.count("the cases in val_disagreements/") == 2
 
 
 @pytest.mark.parametrize(

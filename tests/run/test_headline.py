@@ -47,9 +47,10 @@ def test_numbers_are_five_that_the_record_has(record, labels):
 
 
 def test_numbers_of_train_are_metrics_that_are_explained():
-    of_the_others = {"loss", "accuracy", "entropy", "time/step_s"}
-    named = {vital.metric for slot in headline.SLOTS for vital in slot} - of_the_others
+    of_the_others = {metric.name for metric in metrics.SUPERVISED}
+    named = {metric.name for place in metrics.headlines() for metric in place} - of_the_others
     assert [name for name in sorted(named) if metrics.find(name) is None] == []
+    assert len(metrics.headlines()) == 5
 
 
 NOISE = [random.Random(0).uniform(-1, 1) for _ in range(40)]
@@ -60,9 +61,9 @@ NOISE = [random.Random(0).uniform(-1, 1) for _ in range(40)]
     [
         ("reward", NOISE, [-value / 2 - i for i, value in enumerate(NOISE)], "falling: lower learning_rate"),
         ("loss", [-i for i in range(20)], list(range(20)), "rising: lower learning_rate"),
-        ("valid", [0.0] * 7, [0.0] * 8, "none for long"),
-        ("valid", [0.1] + [0.0] * 7, [0.1] + [0.0] * 8, "none for long"),
-        ("reward std", [0.1], [0.0], "all earn alike"),
+        ("valid", [0.0] * 7, [0.0] * 8, "0 for long: no valid plan"),
+        ("valid", [0.1] + [0.0] * 7, [0.1] + [0.0] * 8, "0 for long: no valid plan"),
+        ("reward std", [0.1], [0.0], "near 0: all earn alike"),
         ("kl", [30.0], [30.1], "raise kl_coef"),
         ("kl", [-0.9], [-1.1], "sampler and learner disagree"),
         ("value fit", [-3.0] * 7, [-3.0] * 8, "raise value_learning_rate"),

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from jaxppo.run import metrics
-from jaxppo.run.metrics import GROUPS, METRICS, find, with_old_names
+from jaxppo.run.metrics import GROUPS, METRICS, find, outside, with_old_names
 from tests import ROOT
 
 FIELDS = ("unit", "meaning", "healthy")
@@ -41,6 +41,22 @@ def test_bands_are_those_of_the_text():
         said |= {-0.1} if "with either sign, within 0.1" in metric.healthy else set()
         # What cannot be negative has 0 as its lower limit, said or not.
         assert {low, high} - {None} <= said | {0.0}, metric.name
+
+
+def test_advice_is_for_a_limit_of_the_band_and_is_part_of_a_sentence():
+    for metric in METRICS:
+        low, high = metric.band or (None, None)
+        assert metric.too_low is None or low is not None, metric.name
+        assert metric.too_high is None or high is not None, metric.name
+        assert not metric.alarm or metric.too_low or metric.too_high, metric.name
+        for advice in filter(None, (metric.too_low, metric.too_high, metric.watch and metric.watch.advice)):
+            assert advice[0] != advice[0].upper() or advice.startswith("VAL"), advice
+            assert not advice.endswith("."), advice
+
+
+def test_outside_says_at_which_side_of_the_band_a_value_is():
+    assert [outside(value, (0.5, 0.95)) for value in (0.4, 0.7, 0.99)] == ["below 0.5", "", "above 0.95"]
+    assert [outside(9.0, band) for band in (None, (0.0, None), (None, 8.0))] == ["", "", "above 8"]
 
 
 def test_names_of_metrics_in_the_text_are_names_of_metrics():

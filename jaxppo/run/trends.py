@@ -1,0 +1,71 @@
+"""Patterns in the values of a metric that are not healthy: each says in words what is odd, or nothing."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from statistics import fmean, median, stdev
+
+Trend = Callable[[Sequence[float]], str | None]
+"""Finite values so far, the latest last -> what is odd about them, such as "falling"; None where nothing is."""
+
+ENOUGH = 8
+"""Fewest values that a trend is read from."""
+
+
+def direction(values: Sequence[float]) -> int:
+    """Return 1 if the last quarter lies above the first one by more than chance explains, -1 if below, else 0."""
+    quarter = len(values) // 4
+    if len(values) < ENOUGH:
+        return 0
+    change = fmean(values[-quarter:]) - fmean(values[:quarter])
+    noise = stdev(b - a for a, b in itertools.pairwise(values)) / quarter**0.5
+    return 0 if abs(change) <= 2 * noise else (1 if change > 0 else -1)
+
+
+def last_part(values: Sequence[float]) -> Sequence[float]:
+    """Return the last tenth of the values, and the last five at least: where a metric has got to."""
+    return values[-max(5, len(values) // 10) :]
+
+
+def falling(values: Sequence[float]) -> str | None:
+    """Find a fall over the run that is more than noise."""
+    return "falling" if direction(values) < 0 else None
+
+
+def rising(values: Sequence[float]) -> str | None:
+    """Find a rise over the run that is more than noise."""
+    return "rising" if direction(values) > 0 else None
+
+
+def spiking(values: Sequence[float]) -> str | None:
+    """Find a latest value of ten times the usual one."""
+    return "10 times the usual" if len(values) >= ENOUGH and values[-1] > 10 * median(values) else None
+
+
+def collapsing(values: Sequence[float]) -> str | None:
+    """Find a level below a tenth of the first one."""
+    collapsed = len(values) >= 2 * ENOUGH and fmean(last_part(values)) < 0.1 * fmean(values[:5])
+    return "below a tenth of its first value" if collapsed else None
+
+
+def near_zero(values: Sequence[float]) -> str | None:
+    """Find a latest value that is 0 but for rounding."""
+    return "near 0" if abs(values[-1]) < 1e-6 else None
+
+
+def below(limit: float) -> Trend:
+    """Return the pattern of a latest value below a limit."""
+    return lambda values: f"below {limit:g}" if values[-1] < limit else None
+
+
+def long_below(limit: float) -> Trend:
+    """Return the pattern of many values in a row below a limit."""
+    return lambda values: f"below {limit:g} for long" if _all_recent(values, lambda value: value < limit) else None
+
+
+def long_zero(values: Sequence[float]) -> str | None:
+    """Find many values in a row that are 0."""
+    return "0 for long" if _all_recent(values, lambda value: value == 0) else None
+
+
+def _all_recent(values: Sequence[float], is_odd: Callable[[float], bool]) -> bool:
+    return len(values) >= ENOUGH and all(map(is_odd, values[-ENOUGH:]))
