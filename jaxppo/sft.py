@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxppo import data, hf, models
 from jaxppo.config import SFTConfig
 from jaxppo.config.sources import flatten, parse_cli, plain_values
-from jaxppo.data.chat_template import make_turns
 from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator, print_results
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.nn import ModelConfig
@@ -119,12 +118,12 @@ def sft(config: SFTConfig) -> Path:
     parallel.check_model(model)
     judges = "builtin" if config.reward.judges_plans else None
     rows = data.load_split(config.data, config.data.train_split, judges, {"prompt": str, "completion": str})
-    turns = make_turns(tokenizer, config.data)
+    template = data.make_chat_template(tokenizer, config.data)
     count = len(rows)
-    rows = data.without_overlong(tokenizer, rows, config.data, turns)
+    rows = data.without_overlong(tokenizer, rows, config.data, template)
     data.tell_left_out(console.print, config.data, {config.data.train_split: count - len(rows)})
     supervised = data.SupervisedData(
-        rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, turns
+        rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, template
     )
     models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
     load_model = registry.reward_model_loader(model, start.params, tokenizer, parallel.of_process())
@@ -148,7 +147,7 @@ def sft(config: SFTConfig) -> Path:
     base = base_of(config.model_path, start.loaded, model, "lm")
     meta = {
         "config": plain_values(flatten(config)),
-        "models": models_meta(base, None, None, turns.end_id, config.data.dataset),
+        "models": models_meta(base, None, None, template.end_id, config.data.dataset),
         "seed": config.run.seed,
     }
     params = start.params

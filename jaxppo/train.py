@@ -19,7 +19,6 @@ import numpy as np
 from jaxppo import data, hf, models
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import flatten, parse_cli, plain_values
-from jaxppo.data.chat_template import Turns, make_turns
 from jaxppo.errors import ConfigError, ModelError
 from jaxppo.evaluate.evaluator import (
     Evaluator,
@@ -67,7 +66,7 @@ class Setup:
     model: ModelConfig
     value_model: ModelConfig  # that of a separate value model
     tokenizer: Any
-    turns: Turns
+    template: data.ChatTemplate
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
     rewards: Rewards
@@ -105,19 +104,19 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
     _check_names(config, model)
     value_model, value, value_base = _value_model(config, model, parallel, console, shapes_only)
     adapter_shape, adapter = _adapter(config, model, policy.params)
-    turns = make_turns(tokenizer, config.data)
-    fitting = data.without_overlong(tokenizer, rows, config.data, turns)
+    template = data.make_chat_template(tokenizer, config.data)
+    fitting = data.without_overlong(tokenizer, rows, config.data, template)
     data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
     config = config.with_episodes(len(fitting)).with_best_metric()
     check_updates(config.profile, config.num_updates)
-    prompts = _prompts(config, fitting, turns)
+    prompts = _prompts(config, fitting, template)
     longest = prompts.longest + config.sampling.response_length
     for each in (model, value_model):
         models.check_length(each, longest, "longest prompt and response_length")
     rewards = _rewards(config, policy, parallel, folder)
     rewards.check_columns([*data.column_names(rows), "prompt_ids"])
     shorter = padding.shortfalls(prompts.lengths)
-    ppo = PPO(config, model, turns.end_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape, shorter)
+    ppo = PPO(config, model, template.end_id, tokenizer.pad_token_id, parallel, value_model, adapter_shape, shorter)
     evaluator = make_evaluator(config, ppo.model, tokenizer, parallel, rewards)
     config.loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)
@@ -128,7 +127,7 @@ def set_up(config: TrainConfig, folder: Path, console: Console | None = None) ->
         model=model,
         value_model=value_model,
         tokenizer=tokenizer,
-        turns=turns,
+        template=template,
         models_meta=models_meta(
             base_of(config.sft_model_path, policy.loaded, model, "lm"),
             value_base,
@@ -197,9 +196,9 @@ def _adapter(config: TrainConfig, model: ModelConfig, base: Params) -> tuple[lor
     return shape, adapter
 
 
-def _prompts(config: TrainConfig, rows: list[data.Row], turns: Turns) -> data.PromptData:
+def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTemplate) -> data.PromptData:
     longest, lengths, seed = config.data.max_prompt_length, config.data.text_lengths, config.run.seed
-    return data.PromptData(rows, turns.tokenizer, config.num_prompts, seed, longest, lengths, turns)
+    return data.PromptData(rows, template.tokenizer, config.num_prompts, seed, longest, lengths, template)
 
 
 class Step(NamedTuple):
@@ -224,7 +223,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     prompts, columns = batch.per_completion(setup.config.ppo.group_size)
     ids, mask = ppo.parallel.to_host((rollout.completion_ids, rollout.completion_mask))
     own = ppo.parallel.local_rows(len(prompts))
-    texts = data.decode(setup.tokenizer, ids[own], mask[own], setup.turns.end_id)
+    texts = data.decode(setup.tokenizer, ids[own], mask[own], setup.template.end_id)
     id_lists = [row[real].tolist() for row, real in zip(ids[own], mask[own], strict=True)]
     own_columns = {name: column[own] for name, column in columns.items()}
     scores = setup.rewards(Completions(prompts[own], texts, id_lists, own_columns), processes.gather)

@@ -1,69 +1,61 @@
-"""Rows, tokens and batches.
+"""Data sets as batches on the host.
 
-In: a data set. Out: batches on the host.
+In: a data set (built in, a folder, a toy or a hub id) and a tokenizer. Out: checked rows, their tokens, and batches
+whose order depends on nothing but the seed and the step.
 """
 
-from jaxppo.data.rows import (
-    PROMPT_BUCKET,
-    REQUESTS_FILE,
+from jaxppo.data import preferences
+from jaxppo.data.batches import (
     SEQUENCE_BUCKET,
-    SHIPPED_DATA,
-    SPLITS,
-    Batch,
     PromptData,
-    Row,
     SupervisedData,
-    T,
     bucket,
-    build_request,
-    built_in_request,
-    check_row,
     chunks,
-    column_names,
-    columns_of,
+    pad_left,
+    padded_size,
+    right_padded,
+)
+from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA, build_request, built_in_request
+from jaxppo.data.chat_template import ChatTemplate, make_chat_template
+from jaxppo.data.rows import Row, column_names, columns_of, fingerprint, load_split, read_rows
+from jaxppo.data.tokens import (
     cut_prompts,
     decode,
-    encode_completions,
     encode_prompts,
-    fingerprint,
-    load_split,
-    pad_left,
-    read_rows,
-    row_order,
     tell_left_out,
+    token_ids,
     without_overlong,
     word_tokenizer,
     words_of_dataset,
 )
 
 __all__ = [
-    "PROMPT_BUCKET",
     "REQUESTS_FILE",
     "SEQUENCE_BUCKET",
     "SHIPPED_DATA",
-    "SPLITS",
-    "Batch",
+    "ChatTemplate",
     "PromptData",
     "Row",
     "SupervisedData",
-    "T",
     "bucket",
     "build_request",
     "built_in_request",
-    "check_row",
     "chunks",
     "column_names",
     "columns_of",
     "cut_prompts",
     "decode",
-    "encode_completions",
     "encode_prompts",
     "fingerprint",
     "load_split",
+    "make_chat_template",
     "pad_left",
+    "padded_size",
+    "preferences",
     "read_rows",
-    "row_order",
+    "right_padded",
     "tell_left_out",
+    "token_ids",
     "without_overlong",
     "word_tokenizer",
     "words_of_dataset",

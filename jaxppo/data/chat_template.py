@@ -10,7 +10,7 @@ _PROMPT, _COMPLETION = "prompt", "completion"
 """What a template is tried out with."""
 
 
-class Turns(NamedTuple):
+class ChatTemplate(NamedTuple):
     """How the texts of a row stand in front of a model.
 
     Attributes:
@@ -36,7 +36,7 @@ class Turns(NamedTuple):
         return self.lead + completion
 
 
-def make_turns(tokenizer: Any, config: DataConfig | None = None) -> Turns:
+def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> ChatTemplate:
     """How rows are put in front of the model that this tokenizer belongs to.
 
     Args:
@@ -56,9 +56,9 @@ def make_turns(tokenizer: Any, config: DataConfig | None = None) -> Turns:
     if not templated:
         if config.system_prompt is not None:
             raise ConfigError("system_prompt: expected None without a chat template, got a text")
-        return Turns(tokenizer, False, None, "", tokenizer.eos_token_id)
+        return ChatTemplate(tokenizer, False, None, "", tokenizer.eos_token_id)
     lead, end = _around_completion(tokenizer, config.system_prompt)
-    return Turns(tokenizer, True, config.system_prompt, lead, _end_id(tokenizer, end))
+    return ChatTemplate(tokenizer, True, config.system_prompt, lead, _end_id(tokenizer, end))
 
 
 def _apply(tokenizer: Any, system_prompt: str | None, turns: Sequence[str]) -> str:

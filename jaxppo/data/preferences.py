@@ -10,17 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxppo.data.rows import read_rows, row_order
+from jaxppo.data.batches import padded_size, right_padded, row_order
+from jaxppo.data.rows import Row, read_rows
+from jaxppo.data.tokens import token_ids
 from jaxppo.errors import DataError
 from jaxppo.types import Array
 
-Row = dict[str, Any]
-
 COLUMNS: Mapping[str, type] = {"chosen": str, "rejected": str}
 """The columns that every row has, and their types."""
-
-MIN_PADDED_SIZE = 16
-"""Smaller arrays are no faster, and each size is one more program to compile."""
 
 
 class Pair(NamedTuple):
@@ -79,10 +76,10 @@ def encode_pairs(tokenizer: Any, rows: Sequence[Row], max_length: int, where: st
         DataError: a prompt or margin is of another type, a text cannot be encoded, or no pair is short enough.
     """
     margins = [_margin(row, f"{where}, row {i}") for i, row in enumerate(rows)]
-    prompts = _encode(tokenizer, [_prompt(row, f"{where}, row {i}") for i, row in enumerate(rows)], where)
+    prompts = token_ids(tokenizer, [_prompt(row, f"{where}, row {i}") for i, row in enumerate(rows)], where)
     chosen, rejected = (
         [_ended([*prompt, *ids], tokenizer.eos_token_id) for prompt, ids in zip(prompts, encoded, strict=True)]
-        for encoded in (_encode(tokenizer, [row[side] for row in rows], where) for side in COLUMNS)
+        for encoded in (token_ids(tokenizer, [row[side] for row in rows], where) for side in COLUMNS)
     )
     pairs = [Pair(*pair) for pair in zip(chosen, rejected, margins, strict=True)]
     kept = [pair for pair in pairs if max(len(pair.chosen), len(pair.rejected)) <= max_length]
@@ -107,36 +104,8 @@ def _margin(row: Row, where: str) -> float:
     return float(margin)
 
 
-def _encode(tokenizer: Any, texts: list[str], where: str) -> list[list[int]]:
-    try:
-        return tokenizer(texts, add_special_tokens=False)["input_ids"]
-    except Exception as error:  # tokenizers raises plain ones for a word that a word-level vocabulary lacks
-        raise DataError(f"{where}: expected text that the model's tokenizer can encode, got: {error}") from error
-
-
 def _ended(ids: list[int], end: int) -> list[int]:
     return ids if ids[-1:] == [end] else [*ids, end]
-
-
-def padded_size(size: int, limit: int | None = None) -> int:
-    """The next of 16, 24, 32, 48, 64, 96, ...: at most half too large, and few sizes to compile for.
-
-    Args:
-        size: what must fit.
-        limit: largest result, at least `size`.
-    """
-    power = max(MIN_PADDED_SIZE, 1 << (size - 1).bit_length())
-    smaller = 3 * power // 4
-    fitting = smaller if smaller >= MIN_PADDED_SIZE and size <= smaller else power
-    return fitting if limit is None else min(fitting, limit)
-
-
-def right_padded(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token rows as ids [B, length] and lengths [B], both int32; what lies past a row's end is 0 and means nothing."""
-    ids = np.zeros((len(rows), length), np.int32)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = row
-    return ids, np.array([len(row) for row in rows], np.int32)
 
 
 class PreferenceData:

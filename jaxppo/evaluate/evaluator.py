@@ -13,7 +13,6 @@ import numpy as np
 from jaxppo import data, models
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.data import Row
-from jaxppo.data.chat_template import make_turns
 from jaxppo.evaluate.intervals import clustered_wilson
 from jaxppo.evaluate.plan_metrics import grouped, split_results
 from jaxppo.evaluate.predictions import Answer, JudgedRow, judge_rows
@@ -83,7 +82,11 @@ class Evaluator:
         rows: Mapping[str, list[Row]] | None = None,
     ):
         self._tokenizer, self.parallel, self._config, self._reward = tokenizer, parallel, evaluation, reward
-        self._length, self._seed, self._turns = sampling.response_length, seed, make_turns(tokenizer, data_config)
+        self._length, self._seed, self._template = (
+            sampling.response_length,
+            seed,
+            data.make_chat_template(tokenizer, data_config),
+        )
         self._rewards = None if reward.reward_funcs == ("plan",) else rewards
         self.validator = checked_validator(evaluation, reward)
         self.rows, self._encoded = {}, {}
@@ -100,11 +103,11 @@ class Evaluator:
         longest = max(len(ids) for encoded in self._encoded.values() for ids in encoded)
         models.check_length(model, longest + self._length, "longest prompt of eval_splits and response_length")
         self._prompt_length = data.bucket(longest)
-        stop_id = sampling.stop_id(self._turns.end_id)
+        stop_id = sampling.stop_id(self._template.end_id)
         program = partial(
             rollout.generate,
             model=model,
-            stop_id=self._turns.end_id if stop_id is None else stop_id,  # a plan ends, however training samples
+            stop_id=self._template.end_id if stop_id is None else stop_id,  # a plan ends, however training samples
             pad_id=tokenizer.pad_token_id,
             temperature=evaluation.eval_temperature,
             top_k=evaluation.eval_top_k,
@@ -143,10 +146,13 @@ class Evaluator:
         return names
 
     def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
-        fitting, longest = data.without_overlong(self._tokenizer, rows, config, self._turns), config.max_prompt_length
+        fitting, longest = (
+            data.without_overlong(self._tokenizer, rows, config, self._template),
+            config.max_prompt_length,
+        )
         if config.text_lengths is not None:
             return data.cut_prompts(self._tokenizer, fitting, longest, config.text_lengths, config.data_seed)
-        return fitting, data.encode_prompts(self._tokenizer, fitting, longest, turns=self._turns)
+        return fitting, data.encode_prompts(self._tokenizer, fitting, longest, template=self._template)
 
     def answer(
         self, params: Params, split: str, *, num_samples: int = 1, seed: int = 0, rows: Sequence[int] | None = None
@@ -209,7 +215,7 @@ class Evaluator:
         draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
         done = self.parallel.to_host(self._generate(params, *self.parallel.put((prompts, draws), 0)))
         ids, mask = done.completion_ids, done.completion_mask
-        texts = data.decode(self._tokenizer, ids, mask, self._turns.end_id)
+        texts = data.decode(self._tokenizer, ids, mask, self._template.end_id)
         rows = zip(texts, done.ended, ids, mask, strict=True)
         return [Completion(text, bool(ended), row[real].tolist()) for text, ended, row, real in rows][: len(encoded)]
 

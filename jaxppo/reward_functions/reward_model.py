@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxppo import hf, models
-from jaxppo.errors import DataError, ModelError, first_line
+from jaxppo.data import token_ids
+from jaxppo.errors import DataError, ModelError
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions.score_head import RowScorer
@@ -138,12 +139,7 @@ class ModelReward:
         Raises:
             DataError: it cannot encode one.
         """
-        try:
-            return self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        except Exception as error:  # tokenizers raises plain ones for a word that a word-level vocabulary lacks
-            raise DataError(
-                f"{self.__name__}: expected text that its tokenizer can encode, got: {first_line(error)}"
-            ) from error
+        return token_ids(self._tokenizer, texts, self.__name__)
 
     def _check(self, rows: list[list[int]]) -> None:
         for number, row in enumerate(rows):

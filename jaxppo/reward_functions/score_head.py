@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxppo import models
-from jaxppo.data import bucket, chunks
-from jaxppo.data.preferences import padded_size, right_padded
+from jaxppo.data import bucket, chunks, padded_size, right_padded
 from jaxppo.nn import ModelConfig, by_rows
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
-from jaxppo.data.chat_template import make_turns
+from jaxppo.data import make_chat_template
+from jaxppo.data.tokens import encode_completions
 from jaxppo.errors import ConfigError, DataError
 
 WORDS = (
@@ -43,33 +44,33 @@ def words(tokenizer, ids):
 
 def test_prompts_become_the_users_turn_with_one_start_token():
     tokenizer = chat_tokenizer()
-    turns = make_turns(tokenizer, DataConfig())
-    assert turns.prompt_text("on b a") == "<s> <|user|>\non b a <|end|>\n<|assistant|>\n"
-    first, second = data.encode_prompts(tokenizer, ROWS, 64, turns=turns)
+    template = make_chat_template(tokenizer, DataConfig())
+    assert template.prompt_text("on b a") == "<s> <|user|>\non b a <|end|>\n<|assistant|>\n"
+    first, second = data.encode_prompts(tokenizer, ROWS, 64, template=template)
     assert words(tokenizer, first) == "<s> <|user|> on b a <|end|> <|assistant|>"
     assert words(tokenizer, second) == "<s> <|user|> b <|end|> <|assistant|>"
 
 
 def test_the_system_prompt_is_the_first_turn():
     tokenizer = chat_tokenizer()
-    turns = make_turns(tokenizer, DataConfig(system_prompt="be brief"))
-    ids = data.encode_prompts(tokenizer, ROWS[:1], 64, turns=turns)[0]
+    template = make_chat_template(tokenizer, DataConfig(system_prompt="be brief"))
+    ids = data.encode_prompts(tokenizer, ROWS[:1], 64, template=template)[0]
     assert words(tokenizer, ids) == "<s> <|system|> be brief <|end|> <|user|> on b a <|end|> <|assistant|>"
 
 
 @pytest.mark.parametrize("eos", ["<eos>", "<|end|>"])
 def test_completions_end_with_the_first_special_token_behind_the_assistants_turn(eos):
     tokenizer = chat_tokenizer(eos=eos)
-    turns = make_turns(tokenizer, DataConfig())
-    encoded = data.encode_completions(tokenizer, ROWS, turns)
+    template = make_chat_template(tokenizer, DataConfig())
+    encoded = encode_completions(tokenizer, ROWS, template)
     assert [words(tokenizer, ids) for ids in encoded] == ["unstack b a <|end|>", "<|end|>"]
-    assert (turns.end_id == tokenizer.eos_token_id) == (eos == "<|end|>")
+    assert (template.end_id == tokenizer.eos_token_id) == (eos == "<|end|>")
 
 
 def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_completion():
     tokenizer = chat_tokenizer()
     rows = [{"id": "r", "prompt": "on b a", "completion": "stack b a"}]
-    supervised = data.SupervisedData(rows, tokenizer, 1, 0, 64, make_turns(tokenizer, DataConfig()))
+    supervised = data.SupervisedData(rows, tokenizer, 1, 0, 64, make_chat_template(tokenizer, DataConfig()))
     batch = supervised.batch(0)
     messages = [{"role": "user", "content": "on b a"}, {"role": "assistant", "content": "stack b a"}]
     whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
@@ -79,7 +80,7 @@ def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_completion():
 
 def test_decode_strips_exactly_the_end_marker():
     tokenizer = chat_tokenizer()
-    end = make_turns(tokenizer, DataConfig()).end_id
+    end = make_chat_template(tokenizer, DataConfig()).end_id
     texts = [
         "stack b a <|end|>",
         "stack b a <eos>",
@@ -104,15 +105,15 @@ def test_decode_strips_exactly_the_end_marker():
 
 def test_blanks_between_a_prompt_and_its_completion_are_kept():
     template = "{% for m in messages %}<|{{ m.role }}|>\t{{ m.content }}<|end|>{% endfor %}"
-    turns = make_turns(chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|>{% endif %}"))
-    assert turns.completion_text("stack b a") == "\tstack b a"
+    template = make_chat_template(chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|>{% endif %}"))
+    assert template.completion_text("stack b a") == "\tstack b a"
 
 
 @pytest.mark.parametrize("behind", ["", "\n"])
 def test_a_turn_without_an_end_marker_ends_with_the_end_of_sequence(behind):
     template = "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}" + behind + "{% endfor %}"
     tokenizer = chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|> {% endif %}")
-    assert make_turns(tokenizer).end_id == tokenizer.eos_token_id
+    assert make_chat_template(tokenizer).end_id == tokenizer.eos_token_id
 
 
 @pytest.mark.parametrize(
@@ -126,13 +127,14 @@ def test_a_turn_without_an_end_marker_ends_with_the_end_of_sequence(behind):
 )
 def test_texts_stay_as_they_are_without_a_chat_template(template, config):
     tokenizer = chat_tokenizer(template)
-    turns = make_turns(tokenizer, config)
-    plain = data.encode_prompts(tokenizer, ROWS, 64), data.encode_completions(tokenizer, ROWS)
-    assert (data.encode_prompts(tokenizer, ROWS, 64, turns=turns), data.encode_completions(tokenizer, ROWS, turns)) == (
-        plain
-    )
+    template = make_chat_template(tokenizer, config)
+    plain = data.encode_prompts(tokenizer, ROWS, 64), encode_completions(tokenizer, ROWS)
+    assert (
+        data.encode_prompts(tokenizer, ROWS, 64, template=template),
+        encode_completions(tokenizer, ROWS, template),
+    ) == (plain)
     assert [words(tokenizer, ids) for ids in plain[0] + plain[1]] == ["on b a", "b", "unstack b a <eos>", "<eos>"]
-    assert not turns.templated and turns.end_id == tokenizer.eos_token_id
+    assert not template.templated and template.end_id == tokenizer.eos_token_id
 
 
 REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + TEMPLATE
@@ -181,7 +183,7 @@ WORDS_BEFORE_END = TEMPLATE.replace(" <|end|>", " ### <|end|>")
 )
 def test_templates_that_cannot_do_are_refused(template, config, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
-        make_turns(chat_tokenizer(template), DataConfig(**config))
+        make_chat_template(chat_tokenizer(template), DataConfig(**config))
 
 
 def test_text_to_be_continued_is_no_turn():
@@ -195,11 +197,11 @@ def test_the_longest_prompt_counts_the_template():
     with pytest.raises(
         DataError, match=r"^prompt of row r-0: expected 1 to max_prompt_length=6 tokens, got 7; a larger max_prompt"
     ):
-        data.encode_prompts(tokenizer, ROWS, 6, turns=make_turns(tokenizer))
+        data.encode_prompts(tokenizer, ROWS, 6, template=make_chat_template(tokenizer))
 
 
 def test_an_unknown_word_in_a_chat_is_named():
     tokenizer = chat_tokenizer()
     rows = [ROWS[0], {"id": "r-9", "prompt": "on b zebra"}]
     with pytest.raises(DataError, match=r"^prompt of row r-9: expected words that .* tokenizer knows, got 'zebra'; "):
-        data.encode_prompts(tokenizer, rows, 64, turns=make_turns(tokenizer))
+        data.encode_prompts(tokenizer, rows, 64, template=make_chat_template(tokenizer))

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxppo.data.preferences import Pair, PreferenceData, encode_pairs, load_rows, padded_size, right_padded
+from jaxppo.data import padded_size, right_padded
+from jaxppo.data.preferences import Pair, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
 
 WORDS = ["<pad>", "<eos>", "a", "b", "c", "d"]

@@ -100,7 +100,7 @@ def test_prompts_are_tokenised_where_no_ids_are_given(saved, policy_tokenizer, p
     # Where there are ids, the text does not matter.
     unreadable = arguments(ROWS) | {"prompts": ["zebra"] * 7, "completions": ["zebra"] * 7}
     assert_close(reward(**unreadable, prompt_ids=prompt_ids(ROWS)), scores_alone(model, ROWS))
-    with pytest.raises(DataError, match=r"^my-rm: expected text that its tokenizer can encode, got: "):
+    with pytest.raises(DataError, match=r"^my-rm: expected text that the model's tokenizer can encode, got: "):
         reward(**unreadable)
 
 

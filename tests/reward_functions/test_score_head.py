@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo.data.preferences import right_padded
+from jaxppo.data import right_padded
 from jaxppo.reward_functions import score_head
 from tests.test_models import RAW, from_torch, torch, torch_model
 

@@ -10,7 +10,8 @@ import pytest
 from jaxppo import data, hf, models, sft, train
 from jaxppo.config import DataConfig, EvalConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import replace
-from jaxppo.data.chat_template import make_turns
+from jaxppo.data import make_chat_template
+from jaxppo.data.tokens import encode_completions
 from jaxppo.errors import DataError
 from jaxppo.evaluate.evaluator import Evaluator
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
@@ -53,7 +54,7 @@ def write_dataset(folder, style):
 def test_completions_are_valid_plans_after_encoding_and_decoding(style):
     rows = make_rows(style, "test", 12)
     tokenizer = data.word_tokenizer(words_of(row[column] for row in rows for column in ("prompt", "completion")))
-    encoded = data.encode_completions(tokenizer, rows)
+    encoded = encode_completions(tokenizer, rows)
     length = max(map(len, encoded))
     ids = np.array([ids + [tokenizer.pad_token_id] * (length - len(ids)) for ids in encoded])
     mask = np.arange(length)[None, :] < np.array([[len(ids)] for ids in encoded])
@@ -183,7 +184,7 @@ def chat_tokenizer(rows):
 def test_a_chat_model_ends_its_plans_with_the_marker_of_its_template(tmp_path):
     splits = write_dataset(tmp_path, "atoms")
     tokenizer = chat_tokenizer(splits["test"])
-    model, end = tiny_model(tokenizer), make_turns(tokenizer).end_id
+    model, end = tiny_model(tokenizer), make_chat_template(tokenizer).end_id
     assert end == tokenizer.convert_tokens_to_ids("<|end|>") != tokenizer.eos_token_id
     evaluator = tiny_evaluator(tokenizer, tmp_path)
     for token, ended, text in ((end, True, ""), (tokenizer.eos_token_id, False, " ".join(["<eos>"] * 8))):
@@ -206,7 +207,7 @@ def test_sft_and_train_go_through_a_chat_template(tmp_path):
     common |= {"output_dir": str(tmp_path / "ppo"), "sft_model_path": str(tmp_path / "sft" / "policy")}
     common |= {"train_split": "rl", "headline_split": "test", "validator": "builtin"}
     setup, _ = train.set_up(replace(TrainConfig(), total_episodes=8, num_mini_batches=1, **common), tmp_path / "ppo")
-    assert setup.ppo.stop_id == setup.turns.end_id == end
+    assert setup.ppo.stop_id == setup.template.end_id == end
     batch = setup.prompts.batch(0)
     plain = {row["prompt"] for row in splits["rl"]}
     assert {*batch.texts} == plain  # what rewards see

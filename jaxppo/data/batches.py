@@ -1,0 +1,169 @@
+"""Batches of token ids on the host; the order of rows is a pure function of (seed, epoch)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from jaxppo.data.chat_template import ChatTemplate
+from jaxppo.data.rows import Row, column_names, columns_of
+from jaxppo.data.tokens import cut_prompts, encode_completions, encode_prompts
+from jaxppo.errors import DataError
+from jaxppo.types import PromptBatch, Sequences
+
+T = TypeVar("T")
+
+PROMPT_BUCKET = 8
+"""Prompt lengths are rounded up to a multiple of this, so that few shapes are compiled."""
+SEQUENCE_BUCKET = 32
+"""Packed sequences of a batch are rounded up to a multiple of this, or to the longest possible, for the same reason."""
+MIN_PADDED_SIZE = 16
+"""Smaller arrays are no faster, and each size is one more program to compile."""
+
+# --- order, sizes and padding
+
+
+def row_order(num_rows: int, seed: int, start: int, count: int) -> np.ndarray:
+    """Row numbers `start ... start + count - 1` of the endless stream that shuffles all rows once per epoch."""
+    epochs = range(start // num_rows, (start + count - 1) // num_rows + 1)
+    stream = np.concatenate([np.random.default_rng((seed, epoch)).permutation(num_rows) for epoch in epochs])
+    offset = start - epochs.start * num_rows
+    return stream[offset : offset + count]
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Consecutive parts of at most `size` items."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def bucket(length: int, multiple: int = PROMPT_BUCKET) -> int:
+    """The smallest multiple that is at least `length`."""
+    return -(-length // multiple) * multiple
+
+
+def padded_size(size: int, limit: int | None = None) -> int:
+    """The next of 16, 24, 32, 48, 64, 96, ...: at most half too large, and few sizes to compile for.
+
+    Args:
+        size: what must fit.
+        limit: largest result, at least `size`.
+    """
+    power = max(MIN_PADDED_SIZE, 1 << (size - 1).bit_length())
+    smaller = 3 * power // 4
+    fitting = smaller if smaller >= MIN_PADDED_SIZE and size <= smaller else power
+    return fitting if limit is None else min(fitting, limit)
+
+
+def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> PromptBatch:
+    """Prompts of different lengths as [B, length] arrays whose last column holds every prompt's last token."""
+    ids = np.full((len(encoded), length), pad_id, np.int32)
+    mask = np.zeros((len(encoded), length), bool)
+    for i, row in enumerate(encoded):
+        ids[i, length - len(row) :] = row
+        mask[i, length - len(row) :] = True
+    return PromptBatch(ids, mask)  # type: ignore[arg-type]
+
+
+def right_padded(rows: Sequence[Sequence[int]], length: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return token rows as ids [B, length] and lengths [B], both int32; what lies past a row's end means nothing."""
+    ids = np.full((len(rows), length), pad_id, np.int32)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+    return ids, np.array([len(row) for row in rows], np.int32)
+
+
+# --- batches
+
+
+class Batch(NamedTuple):
+    """One batch of prompts and everything the data set says about them."""
+
+    prompts: PromptBatch  # numpy arrays, still on the host
+    texts: list[str]
+    columns: dict[str, list[Any]]
+
+    def per_completion(self, copies: int) -> tuple[list[str], dict[str, list[Any]]]:
+        """Texts and columns with every row `copies` times, next to each other: one for each of its completions."""
+        repeat = lambda values: [value for value in values for _ in range(copies)]  # noqa: E731
+        return repeat(self.texts), {name: repeat(values) for name, values in self.columns.items()}
+
+
+class PromptData:
+    """Training prompts: `batch(step)` depends on nothing but the seed and the step.
+
+    Args:
+        rows: data set rows with `prompt` and whatever the reward needs.
+        tokenizer: fast tokenizer.
+        batch_size: G, prompts per batch.
+        seed: of the order, and of the lengths that prompts are cut to.
+        max_prompt_length: longest prompt allowed.
+        text_lengths: cut every prompt to a number of tokens drawn from this range (both ends may come out).
+        template: how prompts stand in front of the model; default: as they are.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Any,
+        batch_size: int,
+        seed: int,
+        max_prompt_length: int,
+        text_lengths: tuple[int, int] | None = None,
+        template: ChatTemplate | None = None,
+    ):
+        if not rows:
+            raise DataError("train_split: expected at least one row, got none")
+        self.rows, self.seed, self.batch_size = rows, seed, batch_size
+        if text_lengths is None:
+            self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, template=template)
+        else:
+            self.rows, self._encoded = cut_prompts(tokenizer, rows, max_prompt_length, text_lengths, seed)
+        self._pad_id, self._columns = tokenizer.pad_token_id, column_names(self.rows)
+        self.lengths = [len(ids) for ids in self._encoded]
+        self.longest = max(self.lengths)
+        self.prompt_length = bucket(self.longest)
+
+    def batch(self, step: int) -> Batch:
+        """The batch of update `step` (0-based)."""
+        order = row_order(len(self.rows), self.seed, step * self.batch_size, self.batch_size)
+        rows, encoded = [self.rows[i] for i in order], [self._encoded[i] for i in order]
+        prompts = pad_left(encoded, self.prompt_length, self._pad_id)
+        return Batch(
+            prompts, [row["prompt"] for row in rows], columns_of(rows, self._columns) | {"prompt_ids": encoded}
+        )
+
+
+class SupervisedData:
+    """Prompts with their reference completions, packed and right-padded; ordered as `PromptData`.
+
+    A batch is no longer than the bucket of its longest row.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        tokenizer: Any,
+        batch_size: int,
+        seed: int,
+        max_prompt_length: int,
+        template: ChatTemplate | None = None,
+    ):
+        if not rows:
+            raise DataError("train_split: expected at least one row, got none")
+        self.seed, self.batch_size, self._pad_id = seed, batch_size, tokenizer.pad_token_id
+        self._prompts = encode_prompts(tokenizer, rows, max_prompt_length, template=template)
+        self._completions = encode_completions(tokenizer, rows, template)
+        self._lengths = [len(p) + len(c) for p, c in zip(self._prompts, self._completions, strict=True)]
+        self.longest = max(self._lengths)
+        self.length, self.completion_length = bucket(self.longest), bucket(max(map(len, self._completions)))
+
+    def batch(self, step: int) -> Sequences:
+        """The sequences of step `step` (0-based), numpy arrays."""
+        order = row_order(len(self._prompts), self.seed, step * self.batch_size, self.batch_size)
+        length = min(bucket(max(self._lengths[i] for i in order), SEQUENCE_BUCKET), self.length)
+        prompts, answers = [self._prompts[i] for i in order], [self._completions[i] for i in order]
+        ids, lengths = right_padded([[*p, *c] for p, c in zip(prompts, answers, strict=True)], length, self._pad_id)
+        completions, completion_lengths = right_padded(answers, self.completion_length, self._pad_id)
+        mask = np.arange(self.completion_length)[None, :] < completion_lengths[:, None]
+        return Sequences(ids, lengths - completion_lengths, completions, mask)  # type: ignore[arg-type]

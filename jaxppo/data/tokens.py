@@ -1,0 +1,208 @@
+"""Texts into tokens and back, with the tokenizer of a model."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxppo.config import DataConfig
+from jaxppo.data.chat_template import ChatTemplate
+from jaxppo.data.rows import Row, load_split
+from jaxppo.errors import DataError, first_line
+from jaxppo.planning import prompts
+from jaxppo.planning.datasets import files as dataset_files
+from jaxppo.planning.domains import blocksworld
+
+# --- fresh tokenizers
+
+
+def words_of_dataset(config: DataConfig) -> list[str]:
+    """The words that a fresh word-level tokenizer needs for a data set.
+
+    They are those of all problems of the built-in domain; those of the list in `vocabulary.json` of a folder that has
+    one; else those of the rows of `train_split` and `eval_splits`.
+
+    Raises:
+        DataError: the file is no list of words, or a row is malformed.
+    """
+    if config.dataset == "blocksworld":
+        return prompts.vocabulary([blocksworld.DOMAIN_PDDL], blocksworld.NAMES, config.prompt_style)
+    path = Path(config.dataset) / dataset_files.VOCABULARY_FILE
+    if path.is_file():
+        return _read_words(path)
+    splits = dict.fromkeys((config.train_split, *config.eval_splits))
+    rows = [row for split in splits for row in load_split(config, split, None)]
+    return prompts.words_of(row[column] for row in rows for column in ("prompt", "completion") if row.get(column))
+
+
+def _read_words(path: Path) -> list[str]:
+    try:
+        words = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: expected a JSON list of words, got: {error}") from error
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+        raise DataError(f"{path}: expected a JSON list of words, got {words!r:.60}")
+    return words
+
+
+def word_tokenizer(words: Sequence[str] | None = None) -> Any:
+    """A fast word-level tokenizer: one token per word; a mark of `prompts.PUNCTUATION` is a word of its own.
+
+    Args:
+        words: the vocabulary, in any order; default: that of the built-in domain.
+
+    Returns:
+        `PreTrainedTokenizerFast` with pad token `<pad>`, end token `<eos>`, padding on the left.
+    """
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = sorted({*prompts.SPECIAL_WORDS, *(words_of_dataset(DataConfig()) if words is None else words)})
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}))
+    at_blanks = pre_tokenizers.WhitespaceSplit()
+    at_marks = pre_tokenizers.Split(Regex(f"[{prompts.PUNCTUATION}]"), "isolated")
+    # The style `atoms` has blanks around its only mark, `;`.
+    has_marks = not set(prompts.PUNCTUATION).isdisjoint(set(vocabulary) - {";"})
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([at_blanks, at_marks]) if has_marks else at_blanks
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", padding_side="left", model_max_length=2048
+    )
+
+
+# --- prompts and completions
+
+
+def encode_prompts(
+    tokenizer: Any,
+    rows: Sequence[Row],
+    max_length: int,
+    cut_to: Sequence[int] | None = None,
+    template: ChatTemplate | None = None,
+) -> list[list[int]]:
+    """Token ids of every row's prompt, of its first `cut_to` tokens where that is given.
+
+    Args:
+        tokenizer: of the model.
+        rows: with `prompt`.
+        max_length: most tokens of a prompt.
+        cut_to: numbers of tokens.
+        template: how prompts stand in front of the model; default: as they are.
+
+    Raises:
+        DataError: a prompt is empty, longer than `max_length` tokens, or has a word that the tokenizer does not know;
+            the message names the row.
+    """
+    texts = [row["prompt"] if template is None else template.prompt_text(row["prompt"]) for row in rows]
+    encoded = _encode(tokenizer, rows, texts, "prompt")
+    if cut_to is not None:
+        encoded = [ids[:length] for ids, length in zip(encoded, cut_to, strict=True)]
+    for row, ids in zip(rows, encoded, strict=True):
+        if not 0 < len(ids) <= max_length:
+            expected = f"1 to max_prompt_length={max_length} tokens"
+            fix = "; a larger max_prompt_length may help" if ids else ""
+            raise DataError(f"prompt of row {row['id']}: expected {expected}, got {len(ids)}{fix}")
+    return encoded
+
+
+def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
+    """Token ids of every row's completion, with the token that ends it."""
+    template = ChatTemplate(tokenizer, False, None, "", tokenizer.eos_token_id) if template is None else template
+    texts = [template.completion_text(row["completion"]) for row in rows]
+    return [[*ids, template.end_id] for ids in _encode(tokenizer, rows, texts, "completion")]
+
+
+def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> list[Row]:
+    """The rows that `encode_prompts` takes, where `filter_overlong_prompts` is set; otherwise all.
+
+    Raises:
+        DataError: there is none.
+    """
+    if not config.filter_overlong_prompts or config.text_lengths is not None:
+        return list(rows)
+    encoded = _encode(tokenizer, rows, [template.prompt_text(row["prompt"]) for row in rows], "prompt")
+    kept = [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= config.max_prompt_length]
+    if not kept:
+        raise DataError(
+            f"max_prompt_length: expected a prompt of at most {config.max_prompt_length} tokens, got {len(rows)} "
+            f"longer ones, the shortest with {min(map(len, encoded))}"
+        )
+    return kept
+
+
+def tell_left_out(tell: Callable[[str], None], config: DataConfig, counts: Mapping[str, int]) -> None:
+    """Says how many rows of which split `without_overlong` has left out, where there are any."""
+    for split, count in counts.items():
+        if count:
+            tell(f"{count} rows of split {split} left out: prompts longer than {config.max_prompt_length} tokens")
+
+
+def cut_prompts(
+    tokenizer: Any, rows: Sequence[Row], max_length: int, text_lengths: tuple[int, int], seed: int
+) -> tuple[list[Row], list[list[int]]]:
+    """Rows whose prompt is the beginning of the one given, and its token ids.
+
+    Args:
+        tokenizer: of the model.
+        rows: with `prompt`.
+        max_length: most tokens of a prompt.
+        text_lengths: range of the lengths in tokens, both ends included.
+        seed: of the lengths.
+
+    Raises:
+        DataError: as for `encode_prompts`.
+    """
+    lengths = np.random.default_rng((seed, len(rows))).integers(*text_lengths, len(rows), endpoint=True)
+    encoded = encode_prompts(tokenizer, rows, max_length, lengths.tolist())
+    return [row | {"prompt": tokenizer.decode(ids)} for row, ids in zip(rows, encoded, strict=True)], encoded
+
+
+def token_ids(tokenizer: Any, texts: Sequence[str], where: str) -> list[list[int]]:
+    """Return the token ids of every text, without special tokens; `where` names the texts in a `DataError`."""
+    try:
+        return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    except Exception as error:  # tokenizers raises plain Exception for a word that a word-level vocabulary lacks
+        got = first_line(error)
+        raise DataError(f"{where}: expected text that the model's tokenizer can encode, got: {got}") from error
+
+
+def _encode(tokenizer: Any, rows: Sequence[Row], texts: Sequence[str], column: str) -> list[list[int]]:
+    try:
+        return token_ids(tokenizer, texts, column)
+    except DataError as error:
+        for row, text in zip(rows, texts, strict=True):
+            for word in _unknown_words(tokenizer, text):
+                expected = "words that the model's tokenizer knows"
+                fix = "use another model, or train one on this data with `python -m jaxppo.sft`"
+                raise DataError(f"{column} of row {row['id']}: expected {expected}, got {word!r}; {fix}") from error
+        raise
+
+
+def _unknown_words(tokenizer: Any, text: str) -> Iterator[str]:
+    known, splitter = tokenizer.get_vocab(), tokenizer.backend_tokenizer.pre_tokenizer
+    words = [] if splitter is None else splitter.pre_tokenize_str(text)
+    return (word for word, _ in words if word not in known)
+
+
+def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_id: int | None = None) -> list[str]:
+    """Text of each completion without the token that ends it: [B, C] ids and mask -> B strings.
+
+    Any other special token stays in the text: left out, it would be junk that a plan may hold for nothing.
+
+    Args:
+        tokenizer: of the model.
+        ids: of the completions.
+        mask: True where there is a token.
+        end_id: what ends a completion; default: the end of sequence.
+    """
+    end_id = tokenizer.eos_token_id if end_id is None else end_id
+    rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+    bodies = [row[:-1] if row and row[-1] == end_id else row for row in rows]
+    words = [[_visible(tokenizer, i) for i in row] for row in bodies]
+    return [tokenizer.convert_tokens_to_string(row) if row else "" for row in words]
+
+
+def _visible(tokenizer: Any, token_id: int) -> str:
+    """The token, or `<id>` for one of a padded vocabulary that the tokenizer does not know."""
+    return tokenizer.convert_ids_to_tokens(token_id) if token_id < len(tokenizer) else f"<{token_id}>"

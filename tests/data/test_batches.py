@@ -1,0 +1,161 @@
+"""From rows to batches: order, padding and masks."""
+
+import numpy as np
+import pytest
+
+from jaxppo.data import PromptData, SupervisedData, bucket, chunks, pad_left
+from jaxppo.data.batches import Batch, row_order
+from jaxppo.errors import DataError
+
+
+def test_row_order_covers_every_epoch_exactly_once():
+    stream = row_order(7, seed=3, start=0, count=28)
+    for epoch in stream.reshape(4, 7):
+        assert sorted(epoch) == list(range(7))
+    assert len({tuple(epoch) for epoch in stream.reshape(4, 7)}) == 4  # each in an order of its own
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 10, 28])
+def test_row_order_is_one_stream_however_it_is_cut(size):
+    """A batch larger than the data set, or across an epoch's end, is nothing special."""
+    stream = row_order(7, seed=3, start=0, count=28)
+    for start in range(0, 28 - size + 1):
+        np.testing.assert_array_equal(row_order(7, 3, start, size), stream[start : start + size])
+
+
+def test_row_order_differs_between_seeds():
+    assert not np.array_equal(row_order(50, 0, 0, 50), row_order(50, 1, 0, 50))
+
+
+def test_chunks_cover_all_items_in_order():
+    assert list(chunks([1, 2, 3, 4, 5], 2)) == [[1, 2], [3, 4], [5]]
+    assert list(chunks([], 2)) == []
+
+
+@pytest.mark.parametrize(("length", "multiple", "expected"), [(1, 8, 8), (8, 8, 8), (9, 8, 16), (256, 3, 258)])
+def test_bucket_is_the_next_multiple(length, multiple, expected):
+    assert bucket(length, multiple) == expected
+
+
+def test_pad_left_puts_the_last_token_of_every_prompt_in_the_last_column():
+    batch = pad_left([[7, 8], [9], [4, 5, 6]], length=4, pad_id=9)
+    np.testing.assert_array_equal(batch.prompt_ids, [[9, 9, 7, 8], [9, 9, 9, 9], [9, 4, 5, 6]])
+    # A real token that is the pad id stays real.
+    np.testing.assert_array_equal(batch.prompt_mask, [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1]])
+    assert (batch.prompt_ids.dtype, batch.prompt_mask.dtype) == (np.int32, bool)
+
+
+def make_prompts(rows, tokenizer, seed=0):
+    return PromptData(rows, tokenizer, batch_size=4, seed=seed, max_prompt_length=64)
+
+
+def test_prompt_data_batches_are_a_function_of_seed_and_step(rows, tokenizer):
+    first, again = make_prompts(rows, tokenizer), make_prompts(rows, tokenizer)
+    again.batch(7)  # what was asked before does not matter
+    for step in (3, 0, 1):
+        a, b = first.batch(step), again.batch(step)
+        np.testing.assert_array_equal(a.prompts.prompt_ids, b.prompts.prompt_ids)
+        assert (a.texts, a.columns) == (b.texts, b.columns)
+    other = make_prompts(rows, tokenizer, seed=1)
+    assert other.batch(0).texts + other.batch(1).texts != first.batch(0).texts + first.batch(1).texts
+
+
+def test_prompt_data_batches_hold_text_ids_and_columns_of_the_same_rows(rows, tokenizer):
+    prompts = make_prompts(rows, tokenizer)
+    by_id = {row["id"]: row for row in rows}
+    seen = []
+    for step in range(5):
+        batch = prompts.batch(step)
+        assert batch.prompts.prompt_ids.shape == (4, prompts.prompt_length) and prompts.prompt_length % 8 == 0
+        for i, name in enumerate(batch.columns["id"]):
+            real = batch.prompts.prompt_ids[i][batch.prompts.prompt_mask[i]]
+            assert tokenizer.decode(real) == batch.texts[i] == by_id[name]["prompt"]
+            others = by_id[name].keys() - {"prompt", "completion"}
+            assert all(batch.columns[column][i] == by_id[name][column] for column in others)
+        seen += batch.columns["id"]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == sorted(by_id)
+
+
+def test_per_completion_repeats_every_row_next_to_itself():
+    batch = Batch(prompts=None, texts=["p", "q"], columns={"id": [1, 2], "plan": [["a"], None]})
+    texts, columns = batch.per_completion(3)
+    assert texts == ["p", "p", "p", "q", "q", "q"]
+    assert columns == {"id": [1, 1, 1, 2, 2, 2], "plan": [["a"], ["a"], ["a"], None, None, None]}
+    assert batch.per_completion(1) == (batch.texts, batch.columns)
+
+
+def cut_lengths(rows, tokenizer, text_lengths, seed=0, steps=20):
+    """{row id: set of the lengths it was seen with}, checked: ids, text and row hold the same cut of the row."""
+    whole = {row["id"]: row["prompt"].split() for row in rows}
+    prompts = PromptData(rows, tokenizer, 4, seed, max_prompt_length=64, text_lengths=text_lengths)
+    assert prompts.prompt_length <= bucket(text_lengths[1])
+    cut, seen = {row["id"]: row["prompt"] for row in prompts.rows}, {}
+    for step in range(steps):
+        batch = prompts.batch(step)
+        for i, name in enumerate(batch.columns["id"]):
+            real = batch.prompts.prompt_ids[i][batch.prompts.prompt_mask[i]]
+            assert batch.texts[i] == cut[name] == tokenizer.decode(real) == " ".join(whole[name][: len(real)])
+            seen.setdefault(name, set()).add(len(real))
+    return seen
+
+
+@pytest.fixture
+def many_rows(rows):
+    """Forty rows, so that all of three lengths come out."""
+    return [row | {"id": f"{row['id']}-{copy}"} for copy in range(4) for row in rows]
+
+
+def test_prompt_data_cuts_every_prompt_once_to_a_length_of_the_range(many_rows, tokenizer):
+    before = [dict(row) for row in many_rows]
+    seen = cut_lengths(many_rows, tokenizer, (5, 7))
+    assert len(seen) == 40
+    assert {len(lengths) for lengths in seen.values()} == {1}  # drawn once, not in each of the two epochs
+    counts = [list(seen.values()).count({length}) for length in (5, 6, 7)]
+    assert sum(counts) == 40 and min(counts) >= 5  # both ends come out: 13 expected, 5 is 2.8 deviations below
+    assert many_rows == before  # the caller's rows stay whole
+
+
+def test_prompt_data_cuts_are_decided_by_the_seed(many_rows, tokenizer):
+    first, again, other = (cut_lengths(many_rows, tokenizer, (5, 7), seed, steps=10) for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_prompt_data_leaves_prompts_shorter_than_the_cut_whole(rows, tokenizer):
+    lengths = [len(row["prompt"].split()) for row in rows]
+    between = min(lengths) + 1
+    assert between < max(lengths)
+    expected = {row["id"]: {min(n, between)} for row, n in zip(rows, lengths, strict=True)}
+    assert cut_lengths(rows, tokenizer, (between, between), steps=5) == expected
+
+
+def test_a_column_of_few_rows_is_in_every_batch(many_rows, tokenizer):
+    rows = [row | ({"hint": "x"} if i == 0 else {}) for i, row in enumerate(many_rows)]
+    prompts = PromptData(rows, tokenizer, batch_size=2, seed=0, max_prompt_length=64)
+    hints = [prompts.batch(step).columns["hint"] for step in range(len(rows) // 2)]
+    assert sorted(hint or "" for batch in hints for hint in batch) == [""] * (len(rows) // 2 * 2 - 1) + ["x"]
+
+
+@pytest.mark.parametrize("kind", [PromptData, SupervisedData])
+def test_data_without_rows_is_an_error(tokenizer, kind):
+    with pytest.raises(DataError, match="expected at least one row"):
+        kind([], tokenizer, 4, 0, 64)
+
+
+def test_supervised_data_packs_prompts_and_completions_with_their_masks(rows, tokenizer):
+    supervised = SupervisedData(rows, tokenizer, batch_size=10, seed=0, max_prompt_length=64)
+    batch = supervised.batch(0)
+    assert batch.input_ids.shape == (10, supervised.length) and supervised.length % 8 == 0
+    for i, row in enumerate(row_order(10, 0, 0, 10)):
+        prompt = tokenizer(rows[row]["prompt"])["input_ids"]
+        completion = [*tokenizer(rows[row]["completion"])["input_ids"], tokenizer.eos_token_id]
+        p, c = len(prompt), len(completion)
+        assert batch.prompt_lengths[i] == p
+        assert list(batch.input_ids[i, : p + c]) == prompt + completion
+        assert set(batch.input_ids[i, p + c :]) <= {tokenizer.pad_token_id}
+        assert list(batch.completion_ids[i, :c]) == completion  # the end of sequence is learned too
+        np.testing.assert_array_equal(batch.completion_mask[i], np.arange(supervised.completion_length) < c)
+
+
+def test_supervised_data_batches_are_a_function_of_seed_and_step(rows, tokenizer):
+    batches = [SupervisedData(rows, tokenizer, 4, 0, 64).batch(2) for _ in range(2)]
+    np.testing.assert_array_equal(batches[0].input_ids, batches[1].input_ids)

@@ -1,0 +1,63 @@
+"""The built-in data set: shipped, built once, and built again when the code that builds it changes."""
+
+import pytest
+
+from jaxppo import data, planning
+from jaxppo.config import DataConfig
+from jaxppo.config.paths import cache_dir
+from jaxppo.data import builtin
+from jaxppo.planning.datasets import rows as datasets
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path / "cache"))
+
+
+SMALL = DataConfig(train_sizes="3:4", rl_sizes="3:2", test_sizes="3:3", test_longer_sizes="4:2")
+
+
+def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
+    built = data.load_split(SMALL, "test")
+    assert [row["n_objects"] for row in built] == [3, 3, 3]
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "build_split", lambda **_: pytest.fail("built again"))
+        assert data.load_split(SMALL, "test") == built
+    other = data.load_split(DataConfig(test_sizes="3:4"), "test")  # another request, another file
+    assert len(other) == 4
+    assert data.load_split(SMALL, "test") == built
+
+
+@pytest.mark.parametrize("split", [pytest.param("rl", marks=pytest.mark.slow), "test", "test_longer"])
+def test_the_shipped_splits_are_what_would_be_built(split, monkeypatch):
+    config = DataConfig()
+    built = data.build_request(data.built_in_request(config, split))
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "build_split", lambda **_: pytest.fail("built"))
+        assert data.load_split(config, split) == built
+    with monkeypatch.context() as patch:
+        patch.setattr(builtin.dataset_files, "read_split", lambda *_: pytest.fail("another request was read"))
+        assert data.load_split(
+            DataConfig(data_seed=1, rl_sizes="3:2", test_sizes="3:2", test_longer_sizes="3:2"), split
+        )
+
+
+def test_load_split_builds_again_when_the_code_that_builds_it_changes(monkeypatch, tmp_path):
+    data.load_split(SMALL, "rl")
+    (tmp_path / "planning").mkdir()
+    (tmp_path / "planning" / "prompts.py").write_text("changed")
+    monkeypatch.setattr(planning, "__file__", str(tmp_path / "planning" / "__init__.py"))
+    calls = []
+    build_split = datasets.build_split
+    monkeypatch.setattr(datasets, "build_split", lambda **request: calls.append(request) or build_split(**request))
+    data.load_split(SMALL, "rl")
+    (tmp_path / "planning" / "__pycache__").mkdir()
+    (tmp_path / "planning" / "__pycache__" / "prompts.pyc").write_text("compiled code is no source")
+    data.load_split(SMALL, "rl")
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("environment", "expected"), [("/some/where", "/some/where"), ("", "jaxppo")])
+def test_cache_dir_is_the_environments_or_the_users(monkeypatch, environment, expected):
+    monkeypatch.setenv("JAXPPO_CACHE", environment)
+    assert str(cache_dir()).endswith(expected)
