@@ -220,7 +220,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     preemption.check()
     scored = ppo.score(state, reference, sequences, rollout)
     scored_at = setup.clock.finish_time(scored)
-    prompts, columns = batch.per_completion(setup.config.ppo.group_size)
+    prompts, columns = batch.per_completion(setup.config.rl.group_size)
     ids, mask = ppo.parallel.to_host((rollout.completion_ids, rollout.completion_mask))
     own = ppo.parallel.local_rows(len(prompts))
     texts = data.decode(setup.tokenizer, ids[own], mask[own], setup.template.end_id)
@@ -237,7 +237,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     record = {
         "step": step + 1,
         "episode": episode,
-        "epoch": episode / (len(setup.prompts.rows) * setup.config.ppo.group_size),
+        "epoch": episode / (len(setup.prompts.rows) * setup.config.rl.group_size),
         **jax.device_get(stats | update_stats),
         **scores.metrics,
     }
@@ -315,7 +315,7 @@ def _run_updates(setup: Setup, folder: Path, state: TrainState, reference: Param
     """
     config, loop, last, console = setup.config, setup.config.loop, setup.config.num_updates, setup.console
     parallel = setup.ppo.parallel
-    console.stage(config.ppo.algorithm.upper())
+    console.stage(config.rl.algorithm.upper())
     checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, loop.best_metric, loop.greater_is_better)
     if processes.on_first(lambda: checkpoints.steps):
         state = checkpoints.resume(state, console.warn)
@@ -399,7 +399,7 @@ def _checkpoint_meta(setup: Setup, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _progress(setup: Setup, folder: Path, start: int) -> AbstractContextManager[ProgressView]:
-    config, title = setup.config, setup.config.ppo.algorithm.upper()
+    config, title = setup.config, setup.config.rl.algorithm.upper()
     header = (
         f"{title} of {config.sft_model_path} on {config.data.dataset}: {config.num_updates} updates of "
         f"{config.batch_size} completions, into {folder}"
@@ -418,7 +418,7 @@ def _show_samples(progress: ProgressView, samples: list[dict[str, Any]], shown: 
 def _evaluate(setup: Setup, folder: Path, moment: str, state: TrainState) -> dict[str, Any]:
     """Evaluate, print the result, and keep some of the answers."""
     judge = setup.evaluator.validator or registry.describe(setup.config.reward)
-    setup.console.stage(f"Evaluation {moment} {setup.config.ppo.algorithm.upper()} ({judge})")
+    setup.console.stage(f"Evaluation {moment} {setup.config.rl.algorithm.upper()} ({judge})")
     results, samples = setup.evaluator.with_samples(setup.ppo.models_of(state)["policy"])
     print_results(setup.console, results)
     if processes.is_first():
@@ -429,7 +429,7 @@ def _evaluate(setup: Setup, folder: Path, moment: str, state: TrainState) -> dic
 
 def _print_plan(setup: Setup, start: Start, folder: Path) -> None:
     """What the run will do, and warnings about settings that rarely do what was meant."""
-    config, ppo, parallel = setup.config, setup.config.ppo, setup.ppo.parallel
+    config, ppo, parallel = setup.config, setup.config.rl, setup.ppo.parallel
     parameters = sum(p.size for p in jax.tree.leaves(start.policy))
     steps = config.num_updates * ppo.num_ppo_epochs * ppo.num_mini_batches
     tokens = setup.prompts.prompt_length + config.sampling.response_length
@@ -474,7 +474,7 @@ def _print_memory(setup: Setup, start: Start) -> None:
         held["frozen base"] = state.frozen["policy"]
         if start.value is not None and "trunk" in start.value:
             held["frozen value base"] = state.frozen["value"]
-    elif config.ppo.kl_coef > 0:
+    elif config.rl.kl_coef > 0:
         held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
     weights = jax.eval_shape(ppo.models_of, state)
     prompt_length, row_shards = setup.prompts.prompt_length, ppo.parallel.row_shards
@@ -488,7 +488,7 @@ def _print_memory(setup: Setup, start: Start) -> None:
 
 
 def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:
-    split, algorithm = setup.config.headline_split, setup.config.ppo.algorithm.upper()
+    split, algorithm = setup.config.headline_split, setup.config.rl.algorithm.upper()
     before, after = (evals[moment][split] for moment in ("before", "after"))
     samples = run_folder.read_json(folder / run_folder.EVAL_SAMPLES_FILE) if processes.is_first() else {}
     earlier, later = (samples.get(moment, {}).get(split, []) for moment in ("before", "after"))

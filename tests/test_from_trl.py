@@ -181,7 +181,7 @@ def test_the_yaml_of_the_page_is_a_configuration(tmp_path):
     assert theirs.keys() <= {field.name for field in dataclasses.fields(PPOConfig)}
     ours, accumulated = flatten(config), theirs.pop("gradient_accumulation_steps")
     assert theirs.pop("per_device_train_batch_size") * accumulated * 4 == config.batch_size
-    assert accumulated / theirs["num_mini_batches"] == config.ppo.gradient_accumulation_steps
+    assert accumulated / theirs["num_mini_batches"] == config.rl.gradient_accumulation_steps
     assert theirs.pop("reward_model_path") == config.value_model_path
     assert theirs.pop("stop_token") == "eos" and config.sampling.stop_id(7) == 7
     assert {name: ours[name] for name in theirs} == theirs

@@ -381,8 +381,8 @@ class PeftConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PPOConfig:
-    """PPO and RLOO; names as in TRL, defaults as in its PPO."""
+class RLConfig:
+    """The algorithm and its coefficients; names as in TRL, defaults as in its PPO."""
 
     algorithm: Literal["ppo", "rloo"] = "ppo"
     """ppo: value model, GAE, ratio per token. rloo: several completions per prompt, each against the mean of the
@@ -630,7 +630,7 @@ class TrainConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
+    rl: RLConfig = field(default_factory=RLConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
@@ -683,17 +683,17 @@ class TrainConfig:
             _require_positive(self, "total_episodes")
         require(self.num_sample_generations >= 0, "num_sample_generations", "at least 0", self.num_sample_generations)
         _require_positive(self.sampling, "temperature")
-        ppo, splits = self.ppo, self.data.eval_splits
-        _require_divisible("batch_size", self.batch_size, "num_generations", ppo.group_size)
-        _require_divisible("batch_size", self.batch_size, "num_mini_batches", ppo.num_mini_batches)
-        mini, accumulated = self.mini_batch_size, ppo.gradient_accumulation_steps or 1
+        rl, splits = self.rl, self.data.eval_splits
+        _require_divisible("batch_size", self.batch_size, "num_generations", rl.group_size)
+        _require_divisible("batch_size", self.batch_size, "num_mini_batches", rl.num_mini_batches)
+        mini, accumulated = self.mini_batch_size, rl.gradient_accumulation_steps or 1
         _require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
         require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        ppo = self.ppo
-        if ppo.algorithm == "rloo":
+        rl = self.rl
+        if rl.algorithm == "rloo":
             require(
                 self.value_model_path is None, "value_model_path", "None with algorithm rloo", self.value_model_path
             )
@@ -701,17 +701,17 @@ class TrainConfig:
             if self.sampling.truncates:
                 # The ratio of a whole completion would start at the product of what was cut off at every token.
                 expected = "recompute with algorithm rloo and top_k, top_p or min_p"
-                require(self.logprobs == "recompute", "logprobs", expected, ppo.logprobs)
-        if ppo.adap_kl_ctrl:
+                require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
+        if rl.adap_kl_ctrl:
             expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
-            require(ppo.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, ppo.kl_horizon)
-        if ppo.whiten_rewards:
+            require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, rl.kl_horizon)
+        if rl.whiten_rewards:
             expected = f"at least {MIN_ROWS_TO_WHITEN} with whiten_rewards"
             require(self.batch_size >= MIN_ROWS_TO_WHITEN, "batch_size", expected, self.batch_size)
         if self.sampling.stop_token == "none" or self.sampling.output_min_length is not None:
             no_end = "stop_token none" if self.sampling.stop_token == "none" else "output_min_length"
             for name in ("missing_eos_penalty", "mask_truncated_completions"):
-                value = getattr(ppo, name)
+                value = getattr(rl, name)
                 expected = (
                     f"{'None' if name == 'missing_eos_penalty' else 'False'} with {no_end}, which cuts completions"
                 )
@@ -720,8 +720,8 @@ class TrainConfig:
     @property
     def logprobs(self) -> str:
         """Where old log-probabilities come from: "sampler" or "recompute"."""
-        if self.ppo.logprobs is not None:
-            return self.ppo.logprobs
+        if self.rl.logprobs is not None:
+            return self.rl.logprobs
         return "sampler" if self.dtype == "float32" else "recompute"
 
     @property
@@ -735,7 +735,7 @@ class TrainConfig:
         """This configuration with `total_episodes` known: as given, or num_train_epochs passes over the prompts."""
         if self.total_episodes is not None:
             return self
-        episodes = max(1, int(self.num_train_epochs * num_prompts * self.ppo.group_size))
+        episodes = max(1, int(self.num_train_epochs * num_prompts * self.rl.group_size))
         return dataclasses.replace(self, total_episodes=episodes)
 
     def with_best_metric(self) -> "TrainConfig":
@@ -745,17 +745,17 @@ class TrainConfig:
     @property
     def num_prompts(self) -> int:
         """Prompts per update, over all devices."""
-        return self.batch_size // self.ppo.group_size
+        return self.batch_size // self.rl.group_size
 
     @property
     def mini_batch_size(self) -> int:
         """Completions per optimizer step, over all devices."""
-        return self.batch_size // self.ppo.num_mini_batches
+        return self.batch_size // self.rl.num_mini_batches
 
     @property
     def micro_batch_size(self) -> int:
         """Most completions per forward and backward pass, over all devices."""
-        return self.mini_batch_size // (self.ppo.gradient_accumulation_steps or 1)
+        return self.mini_batch_size // (self.rl.gradient_accumulation_steps or 1)
 
     @property
     def sample_steps(self) -> int:

@@ -128,11 +128,11 @@ def scoring(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     policy = forward(models.policy, size)
     reference = forward(models.policy._replace(adapter=0), size)
     total = policy if config.logprobs == "recompute" else 0
-    if config.ppo.kl_coef > 0:
+    if config.rl.kl_coef > 0:
         total += reference
-        if config.ppo.kl_estimator == "full":
+        if config.rl.kl_estimator == "full":
             total += policy + reference
-    if config.ppo.algorithm == "ppo":
+    if config.rl.algorithm == "ppo":
         total += forward(models.policy if models.value is None else models.value, size, head=False)
     return total
 
@@ -143,7 +143,7 @@ def learning(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     total = forward(models.policy, size) + backward(models.policy, size)
     if models.value is not None:
         total += forward(models.value, size, head=False) + backward(models.value, size, head=False)
-    return config.ppo.num_ppo_epochs * total
+    return config.rl.num_ppo_epochs * total
 
 
 def of_update(config: TrainConfig, models: Models, shapes: Shapes) -> int:

@@ -57,14 +57,14 @@ def rows_at_once(models: Sequence[ModelConfig], length: int) -> int | None:
 
 def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int) -> int | None:
     """Rows per device and scoring pass: as configured, or `rows_at_once`; None: all."""
-    configured = config.ppo.local_rollout_forward_batch_size
+    configured = config.rl.local_rollout_forward_batch_size
     return rows_at_once(models, length) if configured is None else configured
 
 
 def micro_batches(config: TrainConfig, models: Sequence[ModelConfig], length: int, row_shards: int) -> int:
     """Micro-batches of a mini-batch: as configured, or the fewest that `rows_at_once` takes on every device."""
-    if config.ppo.gradient_accumulation_steps is not None:
-        return config.ppo.gradient_accumulation_steps
+    if config.rl.gradient_accumulation_steps is not None:
+        return config.rl.gradient_accumulation_steps
     return parts_at_once(models, config.mini_batch_size // row_shards, length)
 
 

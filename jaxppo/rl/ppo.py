@@ -114,10 +114,10 @@ class PPO:
         self._full_kl = scoring(partial(rollout.completion_kl, **with_temperature))
 
     def _guards(self) -> update.Guards:
-        ppo = self.config.ppo
+        rl = self.config.rl
         return update.Guards(
-            ratio_threshold=ppo.ratio_threshold if ppo.algorithm == "ppo" else None,
-            max_policykl=1.5 * ppo.target_kl if ppo.early_stopping else None,
+            ratio_threshold=rl.ratio_threshold if rl.algorithm == "ppo" else None,
+            max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
         )
 
     def _update_program(
@@ -138,7 +138,7 @@ class PPO:
                 weights,
                 model=self.learned[0],
                 value_model=self.learned[-1],
-                ppo=self.config.ppo,
+                rl=self.config.rl,
                 temperature=self.config.sampling.temperature,
             )
 
@@ -156,7 +156,7 @@ class PPO:
     @property
     def has_value_model(self) -> bool:
         """PPO learns a value function, RLOO does without."""
-        return self.config.ppo.algorithm == "ppo"
+        return self.config.rl.algorithm == "ppo"
 
     @property
     def learned(self) -> list[ModelConfig]:
@@ -185,7 +185,7 @@ class PPO:
             whole["value"] = self._value(policy, value)
         trained, frozen = (whole, None) if self.adapter is None else self._adapters(whole, adapter)
         copies = jax.tree.map(lambda x: jnp.array(x, copy=True), trained)
-        controls = trajectories.initial_controls(self.config.ppo)
+        controls = trajectories.initial_controls(self.config.rl)
         state = self.parallel.put(update.init_state(copies, self._optimizer, controls))
         return state._replace(frozen=self.parallel.put(frozen))
 
@@ -231,7 +231,7 @@ class PPO:
             state: before the first update.
             policy: what the run starts from.
         """
-        if self.config.ppo.kl_coef == 0:
+        if self.config.rl.kl_coef == 0:
             return None
         if state.frozen is not None:
             return state.frozen["policy"]
@@ -242,7 +242,7 @@ class PPO:
 
         Row i of update `step` sees the same random numbers on any number of devices.
         """
-        rows = prompts.prompt_ids.shape[0] * self.config.ppo.group_size
+        rows = prompts.prompt_ids.shape[0] * self.config.rl.group_size
         seed, sampling = self.config.run.seed, self.config.sampling
         uniforms = self._uniforms(ops.purpose_key(seed, ops.Purpose.ROLLOUT, step), rows, sampling.response_length)
         lengths = jnp.full((rows,), sampling.response_length, jnp.int32)
@@ -278,7 +278,7 @@ class PPO:
         """Right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
         completions = np.sum(self.parallel.to_host(rollout.completion_mask), axis=1)
         self._check_rows("completions", len(completions))
-        self._check_rows("prompts", len(prompts.prompt_ids) * self.config.ppo.group_size)
+        self._check_rows("prompts", len(prompts.prompt_ids) * self.config.rl.group_size)
         lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), len(completions) // len(prompts.prompt_ids))
         longest = prompts.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
         length = min(data.bucket(int((lengths + completions).max()), data.SEQUENCE_BUCKET), longest)
@@ -297,14 +297,14 @@ class PPO:
             sequences: from `pack`.
             rollout: from `generate`.
         """
-        params, ppo, logprobs = self.models_of(state), self.config.ppo, rollout.logprobs
+        params, rl, logprobs = self.models_of(state), self.config.rl, rollout.logprobs
         policy = params["policy"]
         if logprobs is None or self.config.logprobs == "recompute":
             logprobs, _ = self._logprobs(policy, sequences)
         ref_logprobs = full_kl = None
         if reference is not None:
             ref_logprobs, _ = self._logprobs(reference, sequences)
-            if ppo.kl_estimator == "full":
+            if rl.kl_estimator == "full":
                 full_kl = self._full_kl({"policy": policy, "reference": reference}, sequences)
         values = self._values(params, sequences) if self.has_value_model else None
         return Scored(logprobs, ref_logprobs, values, full_kl)
@@ -337,8 +337,8 @@ class PPO:
 
     def _cut_mini_batches(self, batch: Trajectories, key: Array) -> tuple[Trajectories, Weights]:
         """[B, ...] -> [S, M, rows of a micro-batch, ...], the same rows on any device count, and their weights."""
-        ppo = self.config.ppo
-        rows = update.mini_batch_rows(key, self.config.batch_size, ppo.num_ppo_epochs, ppo.num_mini_batches)
+        rl = self.config.rl
+        rows = update.mini_batch_rows(key, self.config.batch_size, rl.num_ppo_epochs, rl.num_mini_batches)
         length = batch.sequences.input_ids.shape[1]
         parts = memory.micro_batches(self.config, self.learned, length, self.parallel.row_shards)
         if parts > 1 and len(padding.cut_lengths(length, self._shorter)) > 1:

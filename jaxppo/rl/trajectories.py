@@ -6,14 +6,14 @@ in it, the mean of its siblings as baseline, one advantage per completion.
 
 import jax.numpy as jnp
 
-from jaxppo.config import PPOConfig, TrainConfig
+from jaxppo.config import RLConfig, TrainConfig
 from jaxppo.rl import advantages, losses, ops
 from jaxppo.types import Array, Axes, Controls, Rollout, Scored, Sequences, Stats, Trajectories, Weights
 
 
-def initial_controls(ppo: PPOConfig) -> Controls:
+def initial_controls(rl: RLConfig) -> Controls:
     """The controls before the first update."""
-    return Controls(kl_coef=jnp.float32(ppo.kl_coef), moments=advantages.initial_moments(), bad_updates=jnp.int32(0))
+    return Controls(kl_coef=jnp.float32(rl.kl_coef), moments=advantages.initial_moments(), bad_updates=jnp.int32(0))
 
 
 def make_trajectories(
@@ -41,18 +41,18 @@ def make_trajectories(
     Returns:
         The controls for the next update, the trajectories, and statistics.
     """
-    ppo, mask = config.ppo, sequences.completion_mask
+    rl, mask = config.rl, sequences.completion_mask
     counted = ~jnp.isnan(scores)
     scores = jnp.where(counted, scores, 0.0)
     moments = advantages.add_scores(controls.moments, scores, counted, axis_name)
-    scores = _final_scores(scores, moments, rollout.ended, ppo)
+    scores = _final_scores(scores, moments, rollout.ended, rl)
     stats = _score_stats(scores, counted, axis_name) | _length_stats(rollout, sequences, axis_name)
     stats |= {"objective/entropy": _mean_row_sum(-scored.logprobs, mask, axis_name)}
     kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
-    learned = counted & rollout.ended if ppo.mask_truncated_completions else counted
+    learned = counted & rollout.ended if rl.mask_truncated_completions else counted
     sequences = sequences._replace(completion_mask=mask & learned[:, None])
-    if ppo.algorithm == "rloo":
-        trajectories, estimate_stats = _rloo(scored, sequences, scores, counted, kl, controls.kl_coef, ppo, axis_name)
+    if rl.algorithm == "rloo":
+        trajectories, estimate_stats = _rloo(scored, sequences, scores, counted, kl, controls.kl_coef, rl, axis_name)
     else:
         trajectories, estimate_stats = _ppo(scored, sequences, scores, kl, controls.kl_coef, config, axis_name)
     stats |= kl_stats | estimate_stats
@@ -61,27 +61,27 @@ def make_trajectories(
     return controls._replace(kl_coef=next_kl_coef, moments=moments), trajectories, stats
 
 
-def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array, ppo: PPOConfig) -> Array:
+def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array, rl: RLConfig) -> Array:
     """Scale, clip, then penalise, so that neither scale nor clip range changes the penalty."""
-    if ppo.use_score_scaling:
-        scores = advantages.scale_scores(scores, moments, subtract_mean=ppo.use_score_norm)
-    if ppo.reward_clip_range is not None:
-        scores = jnp.clip(scores, *ppo.reward_clip_range)
-    return advantages.penalise_missing_eos(scores, ended, ppo.missing_eos_penalty)
+    if rl.use_score_scaling:
+        scores = advantages.scale_scores(scores, moments, subtract_mean=rl.use_score_norm)
+    if rl.reward_clip_range is not None:
+        scores = jnp.clip(scores, *rl.reward_clip_range)
+    return advantages.penalise_missing_eos(scores, ended, rl.missing_eos_penalty)
 
 
 def _kl(
     controls: Controls, scored: Scored, mask: Array, config: TrainConfig, axis_name: Axes
 ) -> tuple[Array, Stats, Array]:
     """Per-token KL, its statistics, and the KL coefficient of the next update. No reference: no KL."""
-    ppo = config.ppo
+    rl = config.rl
     if scored.ref_logprobs is None:
         return jnp.zeros_like(scored.logprobs), {}, controls.kl_coef
     of = {name: losses.kl_estimate(scored.logprobs, scored.ref_logprobs, name) for name in ("k1", "k3")}
     if scored.full_kl is not None:
         kl = scored.full_kl
     else:
-        kl = losses.kl_estimate(scored.logprobs, scored.ref_logprobs, ppo.kl_estimator)
+        kl = losses.kl_estimate(scored.logprobs, scored.ref_logprobs, rl.kl_estimator)
     mean = lambda x: _mean_row_sum(x, mask, axis_name)  # noqa: E731
     mean_kl, mean_k1 = mean(kl), mean(of["k1"])
     stats = {
@@ -92,11 +92,11 @@ def _kl(
         "objective/non_score_reward": -controls.kl_coef * mean_kl,
     }
     next_kl_coef = controls.kl_coef
-    if ppo.adap_kl_ctrl:
+    if rl.adap_kl_ctrl:
         # Steered by the KL itself, whatever the reward uses: abs and k2 are no estimates of it.
         unbiased = mean_k1 if scored.full_kl is None else mean_kl
         next_kl_coef = losses.adapted_kl_coef(
-            controls.kl_coef, unbiased, ppo.kl_target or 0.0, ppo.kl_horizon, config.batch_size
+            controls.kl_coef, unbiased, rl.kl_target or 0.0, rl.kl_horizon, config.batch_size
         )
     return kl, stats, next_kl_coef
 
@@ -110,9 +110,9 @@ def _ppo(
     config: TrainConfig,
     axis_name: Axes,
 ) -> tuple[Trajectories, Stats]:
-    ppo, mask, values = config.ppo, sequences.completion_mask, scored.values
+    rl, mask, values = config.rl, sequences.completion_mask, scored.values
     assert values is not None
-    values_mask = advantages.value_mask(mask, ppo.score_position, config.sampling.response_length)
+    values_mask = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
     values = jnp.where(values_mask, values, 0.0)
     rewards = advantages.token_rewards(scores, kl, mask, kl_coef, values_mask)
     estimates = advantages.whitened_gae(
@@ -120,9 +120,9 @@ def _ppo(
         values,
         mask,
         values_mask,
-        gamma=ppo.gamma,
-        lam=ppo.lam,
-        whiten_rewards=ppo.whiten_rewards,
+        gamma=rl.gamma,
+        lam=rl.lam,
+        whiten_rewards=rl.whiten_rewards,
         axis_name=axis_name,
     )
     stats = _value_stats(values, estimates.returns, values_mask, axis_name)
@@ -146,13 +146,13 @@ def _rloo(
     counted: Array,
     kl: Array,
     kl_coef: Array,
-    ppo: PPOConfig,
+    rl: RLConfig,
     axis_name: Axes,
 ) -> tuple[Trajectories, Stats]:
     """Source: Ahmadian et al. 2024; TRL `RLOOTrainer`, whose unbiased advantages are neither whitened nor clipped."""
     rewards = scores - kl_coef * jnp.sum(jnp.where(sequences.completion_mask, kl, 0.0), axis=1)
-    estimates = advantages.leave_one_out(rewards, ppo.group_size, counted)
-    groups, has_score = (x.reshape(-1, ppo.group_size) for x in (scores, counted))
+    estimates = advantages.leave_one_out(rewards, rl.group_size, counted)
+    groups, has_score = (x.reshape(-1, rl.group_size) for x in (scores, counted))
     highest = jnp.max(groups, axis=1, initial=-jnp.inf, where=has_score)
     flat = highest - jnp.min(groups, axis=1, initial=jnp.inf, where=has_score) < 1e-6
     stats = {
@@ -160,7 +160,7 @@ def _rloo(
         "rloo/advantages_std": jnp.sqrt(ops.masked_var(estimates, counted, axis_name)),
         "policy/advantages_mean": ops.masked_mean(estimates, counted, axis_name),
     }
-    if ppo.normalize_advantages:
+    if rl.normalize_advantages:
         estimates = advantages.normalise(estimates, counted, axis_name)
     return Trajectories(sequences, scored.logprobs, rewards, estimates), stats
 

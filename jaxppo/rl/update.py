@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxppo.config import PPOConfig
+from jaxppo.config import RLConfig
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel import partition
 from jaxppo.rl import losses, ops, padding, rollout
@@ -51,7 +51,7 @@ def policy_gradient_loss(
     *,
     model: ModelConfig,
     value_model: ModelConfig,
-    ppo: PPOConfig,
+    rl: RLConfig,
     temperature: float,
 ) -> tuple[Array, Stats]:
     """This device's share of: clipped policy loss - entropy_coef * entropy + vf_coef * clipped value loss.
@@ -65,16 +65,16 @@ def policy_gradient_loss(
     )
     log_ratio = jnp.where(mask, logprobs - batch.logprobs, 0.0)
     policy = losses.policy_loss(
-        jnp.sum(log_ratio, axis=1) if ppo.algorithm == "rloo" else log_ratio,
+        jnp.sum(log_ratio, axis=1) if rl.algorithm == "rloo" else log_ratio,
         batch.advantages,
         weights.policy,
-        ppo.cliprange,
-        ppo.cliprange_high,
+        rl.cliprange,
+        rl.cliprange_high,
     )
     mean_entropy = ops.weighted_sum(entropy, weights.tokens)
     loss = policy.loss
-    if ppo.entropy_coef:  # the entropy of 50k logits is not free to differentiate
-        loss -= ppo.entropy_coef * mean_entropy
+    if rl.entropy_coef:  # the entropy of 50k logits is not free to differentiate
+        loss -= rl.entropy_coef * mean_entropy
     stats = {
         "loss/policy_avg": policy.loss,
         "policy/approxkl_avg": 0.5 * ops.weighted_sum(log_ratio**2, weights.tokens),
@@ -84,8 +84,8 @@ def policy_gradient_loss(
         "val/ratio": policy.ratio,
     }
     if weights.values is not None:
-        value = _value_loss(params, batch, hidden, weights.values, value_model, ppo)
-        loss += ppo.vf_coef * value.loss
+        value = _value_loss(params, batch, hidden, weights.values, value_model, rl)
+        loss += rl.vf_coef * value.loss
         stats |= {
             "loss/value_avg": value.loss,
             "val/clipfrac_avg": value.clipfrac,
@@ -96,13 +96,13 @@ def policy_gradient_loss(
 
 
 def _value_loss(
-    params: Params, batch: Trajectories, policy_hidden: Array, weights: Array, value_model: ModelConfig, ppo: PPOConfig
+    params: Params, batch: Trajectories, policy_hidden: Array, weights: Array, value_model: ModelConfig, rl: RLConfig
 ) -> losses.ValueLoss:
     separate = "trunk" in params["value"]
     hidden = rollout.completion_hidden(params["value"], batch.sequences, value_model) if separate else policy_hidden
     values = rollout.values_of_hidden(params, hidden)
     assert batch.values is not None and batch.returns is not None
-    return losses.value_loss(values, batch.values, batch.returns, weights, ppo.cliprange_value)
+    return losses.value_loss(values, batch.values, batch.returns, weights, rl.cliprange_value)
 
 
 class MiniBatch(NamedTuple):

@@ -245,7 +245,7 @@ def test_train_config_derives_its_sizes():
     assert replace(train, num_sample_generations=0).sample_steps == 4
     assert (train.num_prompts, train.micro_batch_size) == (32, 16)
     grouped = replace(train, algorithm="rloo", gradient_accumulation_steps=4)
-    assert (grouped.ppo.group_size, grouped.num_prompts, grouped.mini_batch_size) == (4, 8, 16)
+    assert (grouped.rl.group_size, grouped.num_prompts, grouped.mini_batch_size) == (4, 8, 16)
     assert (grouped.micro_batch_size, grouped.num_updates) == (4, 4)
     assert replace(grouped, num_generations=8).num_prompts == 4
     assert replace(train, num_generations=2).num_prompts == 16

@@ -16,9 +16,9 @@ def test_parse_cli_lays_preset_over_defaults_yaml_over_preset_and_flags_over_all
     assert (tiny["num_ppo_epochs"], tiny["num_mini_batches"], tiny["batch_size"]) == (2, 2, 16)
     given = yaml_file(tmp_path, "num_ppo_epochs: 3\nbatch_size: 32\n")
     parsed = parse("--preset", "tiny", "--config", given, "--batch_size", "8")
-    assert parsed.ppo.cliprange == TrainConfig().ppo.cliprange == 0.2  # in none of them
-    assert parsed.ppo.num_mini_batches == 2  # preset over default 1
-    assert parsed.ppo.num_ppo_epochs == 3  # file over preset
+    assert parsed.rl.cliprange == TrainConfig().rl.cliprange == 0.2  # in none of them
+    assert parsed.rl.num_mini_batches == 2  # preset over default 1
+    assert parsed.rl.num_ppo_epochs == 3  # file over preset
     assert parsed.batch_size == 8  # flag over file
 
 
@@ -26,7 +26,7 @@ def test_parse_cli_does_not_care_about_the_order_of_flags(tmp_path):
     given = yaml_file(tmp_path, "kl_coef: 0.5\nlam: 0.5\n")
     before, after = parse("--kl_coef", "0.25", "--config", given), parse(f"--config={given}", "--kl_coef=0.25")
     assert before == after
-    assert (after.ppo.kl_coef, after.ppo.lam) == (0.25, 0.5)
+    assert (after.rl.kl_coef, after.rl.lam) == (0.25, 0.5)
 
 
 def test_parse_cli_without_preset_and_config_takes_the_preset_default():
@@ -39,7 +39,7 @@ def test_a_file_may_name_the_preset_that_it_lies_over_and_the_command_line_anoth
     assert flatten(parse("--config", str(path))) | {"config": None} == flatten(
         replace(TrainConfig(), **preset_values("train", "tiny") | {"kl_coef": 0.125})
     )
-    assert parse("--config", str(path), "--preset", "paper-rloo").ppo.algorithm == "rloo"
+    assert parse("--config", str(path), "--preset", "paper-rloo").rl.algorithm == "rloo"
 
 
 def test_parse_cli_with_a_config_file_leaves_the_preset_default_out(tmp_path):
@@ -70,7 +70,7 @@ def test_a_secret_that_a_run_does_not_keep_is_given_again(tmp_path):
 def test_parse_cli_with_resume_takes_the_configuration_of_that_run(tmp_path):
     write_yaml(parse("--preset", "tiny", "--kl_coef", "0.125"), tmp_path / "config.yaml")
     resumed = parse("--output_dir", str(tmp_path), "--resume", "--save_steps", "3")
-    assert (resumed.batch_size, resumed.ppo.kl_coef) == (16, 0.125)
+    assert (resumed.batch_size, resumed.rl.kl_coef) == (16, 0.125)
     assert (resumed.run.resume, resumed.loop.save_steps) == (True, 3)
 
 
@@ -158,7 +158,7 @@ def test_numbers_of_yaml_have_no_base_60(tmp_path):
     text = "test_sizes: 4:16\nrl_sizes: '5:100'\nseed: 12\nkl_coef: 0.5\nlearning_rate: 1.0e-5\ndata_seed: 0x10"
     config = parse("--config", yaml_file(tmp_path, text))
     assert (config.data.test_sizes, config.data.rl_sizes) == ("4:16", "5:100")
-    assert (config.run.seed, config.ppo.kl_coef, config.optimizer.learning_rate) == (12, 0.5, 1e-5)
+    assert (config.run.seed, config.rl.kl_coef, config.optimizer.learning_rate) == (12, 0.5, 1e-5)
     assert config.data.data_seed == 16
 
 
@@ -180,10 +180,10 @@ def test_switches_may_be_given_a_value(args, expected):
 def test_reward_clip_range_takes_whole_numbers_from_flags_and_yaml(tmp_path):
     by_flag = parse("--reward_clip_range", "-1", "1")
     by_yaml = parse("--config", yaml_file(tmp_path, "reward_clip_range: [-1, 1]"))
-    assert by_flag.ppo.reward_clip_range == by_yaml.ppo.reward_clip_range == (-1.0, 1.0)
-    assert {type(end) for end in by_yaml.ppo.reward_clip_range} == {float}
+    assert by_flag.rl.reward_clip_range == by_yaml.rl.reward_clip_range == (-1.0, 1.0)
+    assert {type(end) for end in by_yaml.rl.reward_clip_range} == {float}
     none = parse("--config", yaml_file(tmp_path, "reward_clip_range:"))
-    assert none.ppo.reward_clip_range is None
+    assert none.rl.reward_clip_range is None
 
 
 @pytest.mark.parametrize("kind", ["binary", "folder"])
@@ -201,7 +201,7 @@ def test_parse_cli_reads_yaml_values_in_the_types_of_their_fields(tmp_path):
     parsed = parse("--config", yaml_file(tmp_path, text))
     assert parsed.optimizer.learning_rate == 1e-4  # PyYAML reads 1e-4 as text
     assert parsed.optimizer.max_grad_norm is None
-    assert parsed.ppo.whiten_rewards is True
+    assert parsed.rl.whiten_rewards is True
     assert parsed.data.eval_splits == ("dev", "test_longer")
     assert (parsed.reward.val_timeout_s, type(parsed.reward.val_timeout_s)) == (5.0, float)
 
@@ -235,7 +235,7 @@ def test_write_yaml_starts_with_the_command_and_is_read_back_as_without(tmp_path
     first, rest = commented.read_text(encoding="utf-8").split("\n", 1)
     assert first == "# command: python -m jaxppo.train --kl_coef 0.5"
     assert rest == plain.read_text(encoding="utf-8")
-    assert parse("--config", str(commented)).ppo.kl_coef == 0.5
+    assert parse("--config", str(commented)).rl.kl_coef == 0.5
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_write_yaml_keeps_a_command_of_several_lines_in_the_comment(tmp_path, en
     path = tmp_path / "config.yaml"
     write_yaml(parse(), path, command=f"x 'a{end}kl_coef: 7.5' \x00\x1b\ud800")
     assert path.read_text(encoding="utf-8").startswith("# command: x 'a\n# kl_coef: 7.5' \\x00\\x1b\\ud800\nseed: ")
-    assert parse("--config", str(path)).ppo == parse().ppo
+    assert parse("--config", str(path)).rl == parse().rl
 
 
 def test_write_yaml_leaves_secrets_out(tmp_path):
@@ -284,7 +284,7 @@ def test_help_shows_the_docstrings_and_defaults_of_all_groups(capsys):
 
 def test_flatten_and_replace_reach_every_group():
     changed = replace(TrainConfig(), kl_coef=0.5, seed=7, headline_split="test")
-    assert (changed.ppo.kl_coef, changed.run.seed, changed.headline_split) == (0.5, 7, "test")
+    assert (changed.rl.kl_coef, changed.run.seed, changed.headline_split) == (0.5, 7, "test")
     differing = {name for name, value in flatten(TrainConfig()).items() if flatten(changed)[name] != value}
     assert differing == {"kl_coef", "seed", "headline_split"}
     with pytest.raises(ConfigError, match="no_such"):

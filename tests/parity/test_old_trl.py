@@ -43,7 +43,7 @@ def make_config(**changes) -> TrainConfig:
 
 def our_trajectories(controls, batch, config):
     """`make_trajectories` on what the models said."""
-    full = (batch["log_p"], batch["log_q"], jnp.eye(VOCAB)) if config.ppo.kl_estimator == "full" else None
+    full = (batch["log_p"], batch["log_q"], jnp.eye(VOCAB)) if config.rl.kl_estimator == "full" else None
     full_kl = None if full is None else token_kl(full[0], full[2], full[1], full[2]) * batch["mask"]
     ids = jnp.zeros((ROWS, LENGTH), jnp.int32)
     scored = Scored(
@@ -58,7 +58,7 @@ def our_trajectories(controls, batch, config):
 @pytest.mark.parametrize("kl_penalty", KL_ESTIMATORS)
 def test_rewards_advantages_and_returns(kl_penalty):
     batch, config = make_batch(0), make_config(kl_estimator=KL_ESTIMATORS[kl_penalty])
-    _, ours, stats = our_trajectories(trajectories.initial_controls(config.ppo), batch, config)
+    _, ours, stats = our_trajectories(trajectories.initial_controls(config.rl), batch, config)
     rewards, _, kls = old_trl.compute_rewards(
         batch["scores"],
         batch["logprobs"],
@@ -80,7 +80,7 @@ def test_whitened_rewards_without_padding():
     """With padding, TRL 0.11 whitens that too and lets it reach the real tokens; ours is masked."""
     batch = make_batch(1, lengths=(LENGTH,) * ROWS)
     config = make_config(whiten_rewards=True, batch_size=8)
-    _, ours, _ = our_trajectories(trajectories.initial_controls(config.ppo), batch, config)
+    _, ours, _ = our_trajectories(trajectories.initial_controls(config.rl), batch, config)
     mask = batch["mask"]
     rewards, _, _ = old_trl.compute_rewards(batch["scores"], batch["logprobs"], batch["ref_logprobs"], mask, 0.2, "kl")
     advantages, returns = old_trl.compute_advantages(batch["values"], rewards, mask, 0.97, 0.9, True)
@@ -99,7 +99,7 @@ def test_adaptive_kl_and_score_scaling_over_batches(norm):
         reward_clip_range=(-1.0, 1.0),
     )
     kl, moments = old_trl.AdaptiveKL(0.2, 0.5, 10), old_trl.RunningMoments()
-    controls = trajectories.initial_controls(config.ppo)
+    controls = trajectories.initial_controls(config.rl)
     for seed in range(4):
         batch = make_batch(seed)
         controls, _, stats = our_trajectories(controls, batch, config)

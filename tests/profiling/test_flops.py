@@ -71,7 +71,7 @@ def test_sampling_reads_prompts_once_and_then_one_token_of_each_row():
 )
 def test_scoring_counts_the_passes_that_the_settings_ask_for(settings, passes, heads):
     config = replace(TrainConfig(), **settings)
-    separate = config.ppo.algorithm == "ppo" and config.value_model == "separate"
+    separate = config.rl.algorithm == "ppo" and config.value_model == "separate"
     found = flops.scoring(config, Models(PLAIN, PLAIN if separate else None), SHAPES)
     assert found == passes * SEQUENCES + heads * PREDICTIONS
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo.config import PPOConfig
+from jaxppo.config import RLConfig
 from jaxppo.rl import losses, ops
 
 policy_loss, value_loss = jax.jit(losses.policy_loss), jax.jit(losses.value_loss)
@@ -27,7 +27,7 @@ def test_kl_estimate_on_hand_numbers():
     for estimator, kl in expected.items():
         np.testing.assert_allclose(losses.kl_estimate(logprobs, reference, estimator), kl, rtol=1e-6, err_msg=estimator)
     # The one that is left needs whole distributions; the configuration offers the same names.
-    assert {*expected, "full"} == set(get_args(get_type_hints(PPOConfig)["kl_estimator"]))
+    assert {*expected, "full"} == set(get_args(get_type_hints(RLConfig)["kl_estimator"]))
 
 
 def test_kl_estimate_k3_keeps_its_digits_for_tiny_differences():

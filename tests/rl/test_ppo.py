@@ -129,7 +129,7 @@ def assert_same(a: Update, b: Update, tolerance=1e-5):
 @functools.cache
 def baseline_of(variant):
     config = VARIANTS[variant]
-    copies = config.ppo.group_size
+    copies = config.rl.group_size
     ppo = make_ppo(config)
     update = update_from(ppo, make_prompts(copies=copies), rollout_of(copies))
     before = jax.device_get(start(ppo).params["policy"])
@@ -325,7 +325,7 @@ def test_mini_batches_without_a_counted_token_take_no_step_and_do_not_dilute(alg
     config = replace(CONFIG, algorithm=algorithm, **groups, mask_truncated_completions=True, num_mini_batches=4)
     ppo = make_ppo(replace(config, num_ppo_epochs=1))
     rollout = ppo.rollout_of([[5] * LENGTH] * (ROWS - 1) + [[6, 7, EOS]])
-    update = update_from(ppo, make_prompts(copies=config.ppo.group_size), rollout)
+    update = update_from(ppo, make_prompts(copies=config.rl.group_size), rollout)
     counts = [leaf for leaf in jax.tree.leaves(update.opt_state) if leaf.dtype == np.int32 and leaf.ndim == 0]
     assert counts == [1]
     np.testing.assert_allclose(update.stats["val/ratio"], 1.0, atol=1e-5)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo.config import PPOConfig, TrainConfig
+from jaxppo.config import RLConfig, TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DATA, DataParallel
 from jaxppo.rl import trajectories
@@ -56,8 +56,8 @@ def controls_after(scores=EARLIER, kl_coef=0.1):
 def make(config, controls=None, scores=SCORES, padding=0, junk=0.0, program=None, **scored_changes):
     """(controls, trajectories, stats) of the recorded rollout; a full KL only where the configuration asks for one."""
     scored, rollout, sequences = inputs(padding, junk)
-    unused = {} if config.ppo.kl_estimator == "full" else {"full_kl": None}
-    unused |= {"values": None} if config.ppo.algorithm == "rloo" else {}
+    unused = {} if config.rl.kl_estimator == "full" else {"full_kl": None}
+    unused |= {"values": None} if config.rl.algorithm == "rloo" else {}
     scored = scored._replace(**unused | scored_changes)
     controls = controls_after() if controls is None else controls
     # Not compiled, unless a test gives a compiled program: compilation would take most of the time.
@@ -147,7 +147,7 @@ def loop_rloo(ppo, scores, kl, counts, kl_coef):
 
 def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True):
     """(arrays, statistics, next KL coefficient), from the equations."""
-    ppo, scored = config.ppo, inputs()[0]
+    ppo, scored = config.rl, inputs()[0]
     counts = np.where(ENDED, LENGTHS, 0) if ppo.mask_truncated_completions else LENGTHS
     counts = np.where(np.isnan(scores), 0, counts)
     final = final_scores(ppo, scores, history)
@@ -313,7 +313,7 @@ def test_make_trajectories_carry_coefficient_and_moments_to_the_next_update():
     config = make_config(
         use_score_scaling=True, use_score_norm=True, adap_kl_ctrl=True, kl_target=1.6, kl_horizon=8, kl_estimator="k3"
     )
-    first = trajectories.initial_controls(config.ppo)._replace(bad_updates=jnp.int32(2))
+    first = trajectories.initial_controls(config.rl)._replace(bad_updates=jnp.int32(2))
     nothing = np.zeros(0, np.float32)
     second, *_ = made = make(config, first)
     assert_is(made, loop(config, history=nothing), history=nothing)
@@ -324,7 +324,7 @@ def test_make_trajectories_carry_coefficient_and_moments_to_the_next_update():
 
 
 def test_initial_controls_start_with_the_configured_coefficient_and_no_scores():
-    controls = trajectories.initial_controls(PPOConfig(kl_coef=0.3))
+    controls = trajectories.initial_controls(RLConfig(kl_coef=0.3))
     assert controls.kl_coef == jnp.float32(0.3)
     assert (*controls.moments, controls.bad_updates) == (0, 0, 0, 0)
 

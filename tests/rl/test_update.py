@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxppo import models
-from jaxppo.config import OptimizerConfig, PPOConfig
+from jaxppo.config import OptimizerConfig, RLConfig
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DATA, DataParallel
 from jaxppo.rl import ops, optimizer, trajectories, update
@@ -71,7 +71,7 @@ def only(batches, steps):
 
 
 def start(params=None, bad_updates=0):
-    controls = trajectories.initial_controls(PPOConfig())._replace(bad_updates=jnp.int32(bad_updates))
+    controls = trajectories.initial_controls(RLConfig())._replace(bad_updates=jnp.int32(bad_updates))
     params = {"policy": jnp.zeros(2)} if params is None else params
     return update.init_state(params, optimizer.make_optimizer(CONFIG), controls)
 
@@ -396,7 +396,7 @@ def gradients_program(algorithm, axis_name=None, **ppo):
         update.policy_gradient_loss,
         model=MODEL,
         value_model=MODEL,
-        ppo=PPOConfig(algorithm=algorithm, **COEFFICIENTS | ppo),
+        rl=RLConfig(algorithm=algorithm, **COEFFICIENTS | ppo),
         temperature=TEMPERATURE,
     )
     return partial(update.gradients, loss, axis_name=axis_name)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo.config import OptimizerConfig, PPOConfig
+from jaxppo.config import OptimizerConfig, RLConfig
 from jaxppo.errors import DataError
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import optimizer, trajectories, update
@@ -30,7 +30,7 @@ def make_state(seed, step=0, width=2):
         "policy": {"layers": {"0": {"kernel": jnp.asarray(rng.normal(size=(3, width)), jnp.float32)}}},
         "value": {"score": {"bias": jnp.array([np.float32(1e-40), -0.0, np.inf])}},
     }
-    controls = trajectories.initial_controls(PPOConfig())._replace(
+    controls = trajectories.initial_controls(RLConfig())._replace(
         kl_coef=jnp.float32(rng.normal()),
         moments=ScoreMoments(*(jnp.float32(x) for x in rng.normal(size=3))),
         bad_updates=jnp.int32(seed),
