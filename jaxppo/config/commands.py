@@ -1,0 +1,159 @@
+"""The settings of the commands that learn nothing: evaluate, export, reward_server and report."""
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+import tyro
+
+from jaxppo.config.checks import require, require_positive
+from jaxppo.config.data import DataConfig
+from jaxppo.config.reward import RewardConfig
+from jaxppo.config.run import RunConfig
+from jaxppo.config.sampling import EvalConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateConfig:
+    """Plans on held-out problems, of models or from a file, measured and compared."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    model: tuple[str, ...] | None = None
+    """Hugging Face folder or hub id (user/name or user/name@revision), or `blocksworld-sft`, the default; several are
+    seeds of one method: 0, 1, ..."""
+    plans: str | None = None
+    """Instead of a model, a file of plans made by anything: a JSON object a line with `id`, and `plan` or
+    `completion`."""
+    compare_with: tuple[str, ...] | None = None
+    """What to compare with on the same rows: models, or one .jsonl file of plans such as the samples.jsonl of another
+    evaluation."""
+    label: str | None = None
+    """Name of the model or plans in tables and on the page; default: where they come from."""
+    compare_label: str | None = None
+    """Name of what is compared with."""
+    num_samples: int = 1
+    """Answers of each model to each row, for pass@k and the number of different plans; more need eval_temperature."""
+    allow_missing_plans: bool = False
+    """A row without a plan in a file counts as failed, instead of being an error."""
+    allow_unknown_plans: bool = False
+    """Plans in a file whose row is in none of eval_splits are passed over, instead of being an error."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that the model computes in; logits are float32 in any case."""
+    response_length: int = 72
+    """Most tokens of a completion; the default is that of the default run."""
+    stop_token_id: int | None = None
+    """A completion ends with this token; default: the tokenizer's end of sequence."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "response_length", "num_samples")
+        self._check_sources()
+        splits = self.data.eval_splits
+        require(len(splits) > 0, "eval_splits", "at least one split", splits)
+        require(len(set(splits)) == len(splits), "eval_splits", "each split once", splits)
+        taken = [split for split in splits if split in ("comparison", "compared_with")]
+        require(not taken, "eval_splits", "other names than comparison and compared_with", taken)
+        if self.num_samples > 1:
+            temperature = self.evaluation.eval_temperature
+            expected = "a number above 0 with num_samples above 1: greedy samples are all the same"
+            require(temperature > 0.0, "eval_temperature", expected, temperature)
+
+    def _check_sources(self) -> None:
+        both = self.plans is not None and self.model is not None
+        require(not both, "plans", "a file of plans, or model, not both", self.plans)
+        for name in ("model", "compare_with"):
+            sources = getattr(self, name)
+            if sources is not None:
+                given = not isinstance(sources, str) and len(sources) > 0
+                require(given, name, "one or more", sources)
+        files = [source for source in self.compare_with or () if source.endswith(".jsonl")]
+        alone = not files or len(self.compare_with or ()) == 1
+        require(alone, "compare_with", "models, or one file of plans", self.compare_with)
+        reads_plans, compares = self.plans is not None or bool(files), self.compare_with is not None
+        if reads_plans or compares:
+            functions = self.reward.reward_funcs
+            require(functions == ("plan",), "reward_funcs", "plan alone with plans or compare_with", functions)
+        for name in ("allow_missing_plans", "allow_unknown_plans"):
+            require(reads_plans or not getattr(self, name), name, "False without a file of plans", True)
+        require(
+            compares or self.compare_label is None, "compare_label", "None without compare_with", self.compare_label
+        )
+        has_models = self.plans is None or (compares and not files)
+        require(self.num_samples == 1 or has_models, "num_samples", "1 without a model", self.num_samples)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Models, or a file of plans, that are evaluated."""
+        if self.plans is not None:
+            return (self.plans,)
+        return self.model or ("blocksworld-sft",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportConfig:
+    """The models of a checkpoint as Hugging Face folders."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    run_dir: str | None = None
+    """Run folder of `train` or `sft`; the folders go to --output_dir, by default to <run_dir>/exports/<step>."""
+    step: int | None = None
+    """Updates done at the checkpoint; default: the latest."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Numbers of the weights; trained were float32."""
+    max_shard_size: str = "5GB"
+    """Largest weights file."""
+
+    def __post_init__(self) -> None:
+        well_formed = re.fullmatch(r"[1-9]\d*\s*([KMGT]i?)?B", self.max_shard_size, re.IGNORECASE) is not None
+        require(well_formed, "max_shard_size", "a size such as 5GB or 200MB", self.max_shard_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardServerConfig:
+    """A reward function behind HTTP, for runs on other machines."""
+
+    preset: str | None = None
+    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
+    config: str | None = None
+    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    validator: Literal["builtin", "val", "auto"] = "builtin"
+    """Who judges plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
+    host: str = "127.0.0.1"
+    """Address to listen on; one that other machines can reach needs a token in JAXPPO_REWARD_TOKEN."""
+    port: int = 8000
+    """Port to listen on; 0 for any free one, which is printed."""
+    workers: int = 1
+    """Requests worked on at a time; above 1 the function has to be safe for threads."""
+    max_waiting: int = 32
+    """Requests that may wait beside them; one more is told to come again later (503)."""
+    max_body_mib: float = 64.0
+    """Longest request, in MiB."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.port < 2**16, "port", "a port, or 0 for a free one", self.port)
+        require(self.max_waiting >= 0, "max_waiting", "an integer of at least 0", self.max_waiting)
+        require(0 < self.max_body_mib < math.inf, "max_body_mib", "a finite number above 0", self.max_body_mib)
+        require_positive(self, "workers")
+        expected = "one function: a client asks a server for one score, and can weigh it with others"
+        require(len(self.reward.reward_funcs) == 1, "reward_funcs", expected, self.reward.reward_funcs)
+        default = RewardConfig()
+        for name in ("reward_weights", "reward_timeout_s", "reward_workers", "on_error", "on_timeout"):
+            value, usual = getattr(self.reward, name), getattr(default, name)
+            require(value == usual, name, f"{usual}: it is a setting of the run that asks the server", value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConfig:
+    """The report of a run as one HTML file, or the comparison of several runs."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Run folders of `train`, `sft` or `reward_model`, finished or not; of several, the page compares them."""
+    output: str | None = None
+    """The HTML file; default: report.html in the folder of one run, for several report.html in the current folder."""
+
+    def __post_init__(self) -> None:
+        require(len(self.runs) > 0, "runs", "at least one run folder", self.runs)

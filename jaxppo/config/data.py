@@ -1,0 +1,92 @@
+"""Problems, their splits and prompts."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxppo.config.checks import require, require_positive
+
+OBJECTS = range(2, 17)
+"""How many objects a built-in problem may have: the vocabulary holds 16 names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Which problems, in which splits and prompts."""
+
+    dataset: str = "blocksworld"
+    """`blocksworld` (built on first use and cached), a folder with one <split>.jsonl per split, or, through the
+    `datasets` library, a hub id, a copy of its files, or a `save_to_disk` folder (alias --data)."""
+    dataset_config: str | None = None
+    """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
+    train_split: str = "train"
+    """Split to train on."""
+    eval_splits: tuple[str, ...] = ("test", "test_longer")
+    """Splits to evaluate on (alias --splits); the first is the one called in-distribution."""
+    prompt_style: Literal["atoms", "pddl", "nl"] = "atoms"
+    """How a problem is written as a prompt, for built-in domains: its facts as words, PDDL, or English."""
+    data_seed: int = 0
+    """Seed of the built-in problem generators, and of the rows that eval_rows chooses (apart from --seed, so that runs
+    share their problems)."""
+    train_sizes: str = "3:2000,4:6000,5:24000"
+    """Built-in domains: blocks:problems of split `train` (supervised warm start)."""
+    rl_sizes: str = "5:400,6:2600"
+    """Built-in domains: blocks:problems of split `rl`."""
+    test_sizes: str = "4:40,5:400"
+    """Built-in domains: blocks:problems of split `test` (same sizes as `train`, no shared problem)."""
+    test_longer_sizes: str = "6:1024"
+    """Built-in domains: blocks:problems of split `test_longer` (more blocks than `train`)."""
+    prompt_column: str = "prompt"
+    """Column of the prompts in data that are no planning problems, such as `text`."""
+    min_prompt_characters: int = 0
+    """Leave out rows of such data with a shorter prompt."""
+    max_prompt_length: int = 512
+    """Rows whose prompt has more tokens are an error, not a silent cut; or see filter_overlong_prompts."""
+    filter_overlong_prompts: bool = False
+    """Leave out rows whose prompt has more than max_prompt_length tokens, and say how many they are."""
+    use_chat_template: bool | None = None
+    """Give the model each prompt as the user's turn of a chat, by the tokenizer's chat template; rewards see the plain
+    prompt. Default: where the tokenizer has a template and prompts are not cut."""
+    system_prompt: str | None = None
+    """First turn of every chat; default: none."""
+    input_min_text_length: int | None = None
+    """With input_max_text_length: cut each prompt to a number of tokens drawn once from this range (both ends may come
+    out), as with TRL 0.11's LengthSampler; for text to be continued."""
+    input_max_text_length: int | None = None
+    """See input_min_text_length."""
+
+    def __post_init__(self) -> None:
+        low, high = self.input_min_text_length, self.input_max_text_length
+        if low is not None or high is not None:
+            given = low is not None and high is not None and 1 <= low <= high
+            expected = "1 <= input_min_text_length <= input_max_text_length, or neither"
+            require(given, "input_min_text_length, input_max_text_length", expected, (low, high))
+            expected = "None or False with input_max_text_length: text to be continued is no turn of a chat"
+            require(not self.use_chat_template, "use_chat_template", expected, self.use_chat_template)
+        for name in ("train_sizes", "rl_sizes", "test_sizes", "test_longer_sizes"):
+            parse_sizes(getattr(self, name), name)
+        require_positive(self, "max_prompt_length")
+        least = self.min_prompt_characters
+        require(least >= 0, "min_prompt_characters", "an integer of at least 0", least)
+
+    @property
+    def text_lengths(self) -> tuple[int, int] | None:
+        """Fewest and most tokens that a prompt is cut to; None where prompts are whole."""
+        low, high = self.input_min_text_length, self.input_max_text_length
+        return None if low is None or high is None else (low, high)
+
+
+def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:
+    """Read `"5:100,6:200"` as {objects: rows}.
+
+    Raises:
+        ConfigError: the text is not a comma-separated list of `objects:rows` with positive integers.
+    """
+    pairs = re.findall(r"(\d+):(\d+)", text)
+    well_formed = re.fullmatch(r"\s*\d+:\d+(\s*,\s*\d+:\d+)*\s*", text) is not None
+    require(well_formed, name, "a list such as '5:100,6:200' (objects:rows)", text)
+    sizes = {int(objects): int(rows) for objects, rows in pairs}
+    require(all(n > 0 for pair in sizes.items() for n in pair), name, "positive numbers of objects and rows", text)
+    require(len(sizes) == len(pairs), name, "each number of objects once", text)
+    require(all(objects in OBJECTS for objects in sizes), name, "2 to 16 objects", text)
+    return sizes

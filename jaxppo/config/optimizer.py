@@ -1,0 +1,66 @@
+"""AdamW, its schedule, and what it trains: all weights or LoRA adapters."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxppo.config.checks import require, require_finite, require_fraction, require_positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and its schedule."""
+
+    learning_rate: float = 3e-6
+    """Peak learning rate."""
+    value_learning_rate: float | None = None
+    """Peak learning rate of the value model; default: learning_rate."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
+    """Decay to 0 over the run, after the warm-up."""
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises from 0."""
+    adam_beta1: float = 0.9
+    """Decay of Adam's first moment."""
+    adam_beta2: float = 0.999
+    """Decay of Adam's second moment."""
+    adam_epsilon: float = 1e-5
+    """Added to Adam's denominator. 1e-5 as in OpenAI's PPO: 1e-8 turns rounding noise of zero gradients into steps."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: float | None = 1.0
+    """Clip the global gradient norm to this; `None` for no clipping."""
+
+    def __post_init__(self) -> None:
+        require_finite(self, "learning_rate")
+        require(self.warmup_steps >= 0, "warmup_steps", "an integer of at least 0", self.warmup_steps)
+        require_positive(self, "adam_epsilon")
+        require_fraction(self, "weight_decay")
+        for name in ("adam_beta1", "adam_beta2"):
+            require(0.0 <= getattr(self, name) < 1.0, name, "a number in [0, 1)", getattr(self, name))
+        if self.value_learning_rate is not None:
+            require_finite(self, "value_learning_rate")
+        if self.max_grad_norm is not None:
+            require_positive(self, "max_grad_norm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeftConfig:
+    """Training a low-rank adapter instead of all weights (LoRA); names as in TRL."""
+
+    use_peft: bool = False
+    """Train LoRA adapters of policy and value model on one frozen base, which is also the reference."""
+    lora_r: int = 16
+    """Rank."""
+    lora_alpha: float = 32.0
+    """The adapter's product is multiplied by lora_alpha / lora_r."""
+    lora_target_modules: tuple[str, ...] | None = None
+    """Linear layers with an adapter, by the end of their name in transformers (query_key_value, mlp.c_fc); default: all
+    of the trunk."""
+    use_rslora: bool = False
+    """Multiply by lora_alpha / sqrt(lora_r) instead."""
+    lora_path: str | None = None
+    """PEFT folder to start the policy's adapter from; its shape takes the place of the settings above."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "lora_r", "lora_alpha")
+        if self.lora_path is not None:
+            require(self.use_peft, "lora_path", "None without use_peft", self.lora_path)

@@ -1,0 +1,93 @@
+"""What reward functions give, and what happens where one fails."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxppo.config.checks import require, require_fraction, require_positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """The reward of a completion: the weighted sum of what reward functions give it."""
+
+    reward_funcs: tuple[str, ...] = ("plan",)
+    """Functions of the sum: plan (1 if the plan is valid, else partial), model (a learned reward model), server (asked
+    over HTTP), sentiment (a text classifier), or module:function in TRL's calling convention."""
+    reward_weights: tuple[float, ...] | None = None
+    """Weight of each function; default: 1."""
+    partial: Literal["lccs", "lcs", "prefix", "goal"] = "lccs"
+    """What an invalid plan earns: its longest common run of actions with the reference, contiguous (lccs) or with gaps
+    (lcs); the steps that can be carried out (prefix); or the fraction of the goal's conditions that it reaches."""
+    normalise_by: Literal["max", "reference", "prediction"] = "max"
+    """lccs, lcs and prefix are divided by the length of the longer plan, the reference, or the predicted plan."""
+    partial_scale: float = 1.0
+    """Factor of what an invalid plan earns."""
+    length_penalty: float = 0.0
+    """A valid plan of cost C earns 1 - length_penalty (1 - min(1, C*/C)), C* being the reference's cost."""
+    val_timeout_s: float = 30.0
+    """A VAL process that runs longer is killed, and the plan counts as not valid."""
+    audit_rate: float | None = None
+    """Fraction of the plans judged in this process that VAL judges again; default: 0.01 where VAL is installed."""
+    reward_model_path: str | None = None
+    """Reward model of `model`: a sequence classification folder or hub id, or an adapter for the policy's base."""
+    reward_server_url: str | None = None
+    """Where `server` is asked, in LLaMA-Factory's contract; a bearer token is read from JAXPPO_REWARD_TOKEN."""
+    reward_server_columns: bool = False
+    """Send prompts, completions and data columns to the server too, which a plan reward there needs."""
+    sentiment_model_path: str | None = None
+    """Text classification folder or hub id of `sentiment`."""
+    sentiment_label: str = "POSITIVE"
+    """The label whose raw logit is the reward."""
+    reward_timeout_s: float | None = None
+    """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or
+    for one request to the server (default 30)."""
+    reward_workers: int = 2
+    """Processes of each module:function that has a time limit."""
+    on_error: Literal["stop", "skip"] | float = "stop"
+    """A completion whose reward function fails stops the run, is left out of the update, or gets this reward."""
+    on_timeout: Literal["stop", "skip"] | float = "skip"
+    """The same for a completion that takes too long."""
+    reward_cache_size: int | None = None
+    """Results that every function keeps for repeated completions of a prompt; default: 10000 for plan, and 0 for a
+    module:function, which may look at the whole batch or draw numbers."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "val_timeout_s", "reward_workers")
+        require_fraction(self, "partial_scale", "length_penalty")
+        if self.audit_rate is not None:
+            require_fraction(self, "audit_rate")
+        if self.reward_timeout_s is not None:
+            require_positive(self, "reward_timeout_s")
+        require((self.reward_cache_size or 0) >= 0, "reward_cache_size", "at least 0", self.reward_cache_size)
+        for name in ("on_error", "on_timeout"):
+            value = getattr(self, name)
+            finite = isinstance(value, str) or math.isfinite(value)
+            require(finite, name, "stop, skip or a finite number", value)
+        self._check_functions()
+
+    def _check_functions(self) -> None:
+        functions, weights = self.reward_funcs, self.reward_weights
+        require(bool(functions), "reward_funcs", "at least one function", functions)
+        require(len(set(functions)) == len(functions), "reward_funcs", "each function once", functions)
+        names = {name.rpartition(":")[2] for name in functions}
+        expected = "functions of different names, by which metrics and samples tell them apart"
+        require(len(names) == len(functions), "reward_funcs", expected, functions)
+        if weights is not None:
+            require(len(weights) == len(functions), "reward_weights", f"{len(functions)} numbers", weights)
+            require(all(map(math.isfinite, weights)), "reward_weights", "finite numbers", weights)
+        most = 1.0 - self.length_penalty
+        expected = f"at most 1 - length_penalty = {most:g}, so that no invalid plan earns more than a valid one"
+        require(self.partial_scale <= most, "partial_scale", expected, self.partial_scale)
+
+    @property
+    def judges_plans(self) -> bool:
+        """Whether the data are planning problems."""
+        return "plan" in self.reward_funcs
+
+    def reads_pddl_for(self, validator: str) -> str | None:
+        """The validator that must understand the data where this one judges plans; None where plans are not judged."""
+        if not self.judges_plans:
+            return None
+        # VAL does not say how far a plan gets, nor what a reference costs.
+        return "builtin" if self.partial in ("prefix", "goal") or self.length_penalty else validator

@@ -1,0 +1,128 @@
+"""The algorithm and its coefficients."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxppo.config.checks import require, require_finite, require_fraction, require_positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLConfig:
+    """The algorithm and its coefficients; names as in TRL, defaults as in its PPO."""
+
+    algorithm: Literal["ppo", "rloo"] = "ppo"
+    """ppo: value model, GAE, ratio per token. rloo: several completions per prompt, each against the mean of the
+    others, ratio per completion, no value model."""
+    num_generations: int | None = None
+    """Completions per prompt (RLOO's k). Default: 1 for ppo, 4 for rloo."""
+    num_ppo_epochs: int = 4
+    """Passes over each rollout batch."""
+    num_mini_batches: int = 1
+    """Optimizer steps per pass."""
+    gradient_accumulation_steps: int | None = None
+    """Micro-batches that a mini-batch is cut into to save memory; the optimizer step is the same. Default: 1 on
+    accelerators, on a CPU as many as keep a layer's activations in its cache."""
+    local_rollout_forward_batch_size: int | None = None
+    """Completions per device scored at once, to save memory. Default: all on accelerators, on a CPU as many as its
+    cache takes."""
+    cliprange: float = 0.2
+    """Policy ratio is clipped to 1 +- this."""
+    cliprange_high: float | None = None
+    """Upper clip range (1 + this), where it is not the lower one (TRL's epsilon_high)."""
+    cliprange_value: float = 0.2
+    """New values are clipped to the old ones +- this."""
+    vf_coef: float = 0.1
+    """Weight of the value loss."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus; 0 for none."""
+    gamma: float = 1.0
+    """Discount per token."""
+    lam: float = 0.95
+    """GAE's lambda."""
+    score_position: Literal["last", "after"] = "last"
+    """Where the score is added: to the last token (TRL 0.11), or to the state behind it where response_length leaves
+    room, which then has a value of its own (TRL's later PPOTrainer)."""
+    whiten_rewards: bool = False
+    """ppo: divide token rewards by their standard deviation over the whole batch (mean kept)."""
+    normalize_advantages: bool = False
+    """rloo: advantages to zero mean and unit variance over the whole batch (ppo always does)."""
+    mask_truncated_completions: bool = False
+    """Learn nothing from completions that did not end."""
+    kl_coef: float = 0.05
+    """Weight of the KL penalty to the reference policy in the reward, at the start; 0 needs no reference."""
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "mse", "full"] = "k1"
+    """Per-token KL: k1 = logp - ref, k2 = mse = k1^2 / 2, k3 = exp(-k1) - 1 + k1 (Schulman 2020), abs = |k1|, or full:
+    exact over the vocabulary."""
+    adap_kl_ctrl: bool = False
+    """Adapt kl_coef so that the KL per completion approaches kl_target (Ziegler et al. 2019)."""
+    kl_target: float | None = None
+    """KL per completion to steer to, in nats (TRL 0.11: 6)."""
+    kl_horizon: int = 10000
+    """Completions over which kl_coef adapts."""
+    missing_eos_penalty: float | None = None
+    """Taken off the score of a completion without the stop token in force."""
+    use_score_scaling: bool = False
+    """Divide scores by their running standard deviation."""
+    use_score_norm: bool = False
+    """With use_score_scaling: subtract their running mean before."""
+    reward_clip_range: tuple[float, float] | None = None
+    """Clip scores to this range, after scaling and before the missing-EOS penalty."""
+    ratio_threshold: float | None = 10.0
+    """ppo: leave out an optimizer step whose mean ratio is above this; `None` for never."""
+    early_stopping: bool = False
+    """Leave out the rest of an update once the policy has moved by more than 1.5 target_kl."""
+    target_kl: float = 1.0
+    """Nats per token, for early_stopping."""
+    logprobs: Literal["sampler", "recompute"] | None = None
+    """Old log-probabilities: those kept by the sampler (default with dtype float32), or recomputed by the scoring
+    program (default with bfloat16, where one pass over a completion and its steps round differently)."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_ppo_epochs", "num_mini_batches", "target_kl")
+        require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
+        require_fraction(self, "gamma", "lam")
+        require_finite(self, "kl_coef", "vf_coef", "entropy_coef")
+        if self.ratio_threshold is not None:
+            require(self.ratio_threshold > 1, "ratio_threshold", "a number above 1", self.ratio_threshold)
+        rows = ("gradient_accumulation_steps", "local_rollout_forward_batch_size")
+        for name in ("cliprange_high", "kl_target", *rows):
+            if getattr(self, name) is not None:
+                require_positive(self, name)
+        if self.missing_eos_penalty is not None:
+            require_finite(self, "missing_eos_penalty")
+        self._check_scores()
+        self._check_kl()
+        self._check_algorithm()
+
+    def _check_scores(self) -> None:
+        if self.use_score_norm:
+            require(self.use_score_scaling, "use_score_norm", "use_score_scaling beside it", False)
+        if self.reward_clip_range is not None:
+            low, high = self.reward_clip_range
+            increasing = -math.inf < low < high < math.inf
+            require(increasing, "reward_clip_range", "two finite numbers, the lower one first", self.reward_clip_range)
+
+    def _check_kl(self) -> None:
+        if self.adap_kl_ctrl:
+            require(self.kl_target is not None, "kl_target", "a number above 0 with adap_kl_ctrl", self.kl_target)
+            require(self.kl_coef > 0, "kl_coef", "a number above 0 with adap_kl_ctrl", self.kl_coef)
+        else:
+            require(self.kl_target is None, "kl_target", "None without adap_kl_ctrl", self.kl_target)
+
+    def _check_algorithm(self) -> None:
+        if self.algorithm == "rloo":
+            require(self.group_size >= 2, "num_generations", "at least 2 with algorithm rloo", self.num_generations)
+            require(not self.whiten_rewards, "whiten_rewards", "False with algorithm rloo", self.whiten_rewards)
+            require(self.score_position == "last", "score_position", "last with algorithm rloo", self.score_position)
+        else:
+            require(self.group_size >= 1, "num_generations", "at least 1", self.num_generations)
+            expected = "False with algorithm ppo, which always whitens"
+            require(not self.normalize_advantages, "normalize_advantages", expected, self.normalize_advantages)
+
+    @property
+    def group_size(self) -> int:
+        """Completions per prompt."""
+        if self.num_generations is None:
+            return 4 if self.algorithm == "rloo" else 1
+        return self.num_generations

@@ -1,0 +1,157 @@
+"""Where and how a run is carried out, and what happens between its updates."""
+
+import dataclasses
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxppo.config.checks import require, require_positive
+from jaxppo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Where a run writes, and how it is carried out."""
+
+    output_dir: str | None = None
+    """Run folder. Must not hold another run, unless --resume. Default: a new folder under outputs/."""
+    preset: str | None = None
+    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
+    config: str | None = None
+    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
+    seed: int = 42
+    """Decides everything random: data order, sampling, mini-batches, fresh weights."""
+    resume: bool = False
+    """Continue the run in --output_dir from its last checkpoint; a finished run is left as it is."""
+    dry_run: bool = False
+    """Print the plan of the run and stop before any training."""
+    parallel: Literal["shard_map", "pmap", "fsdp"] = "shard_map"
+    """How the per-device programs are mapped over all devices: shard_map and pmap keep all weights on each device, fsdp
+    splits them, gradients and optimizer over the axes of --mesh. The numbers are the same (docs/scaling.md)."""
+    mesh: str | None = None
+    """Sizes of the device axes, e.g. data=2,fsdp=4 or fsdp=4,tensor=2; -1 takes what is left. Rows are split over data
+    and fsdp, weights over fsdp and tensor. Default: fsdp=-1 for --parallel fsdp, otherwise data=-1."""
+    distributed: bool = False
+    """Join the other processes of this run, as SLURM, Open MPI, Kubernetes or a TPU slice started them, or as the
+    variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say (docs/scaling.md)."""
+    coordinator_address: str | None = None
+    """HOST:PORT of the first process, which the others connect to; implies --distributed."""
+    num_processes: int | None = None
+    """Processes of this run; with --coordinator_address, where the cluster does not say."""
+    process_id: int | None = None
+    """Number of this process, from 0; with --coordinator_address, where the cluster does not say."""
+    connect_timeout_s: int = 120
+    """Seconds that a process waits for the others at the start."""
+    quiet: bool = False
+    """Print results and warnings only."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 2**32, "seed", "an integer in [0, 2^32)", self.seed)
+        address = self.coordinator_address
+        if address is not None:
+            host, _, port = address.rpartition(":")
+            require(bool(host) and port.isdecimal(), "coordinator_address", "HOST:PORT", address)
+        for name in ("num_processes", "connect_timeout_s"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, "an integer >= 1", value)
+        if self.process_id is not None:
+            expected = f"an integer in [0, num_processes={self.num_processes})"
+            fits = self.num_processes is not None and 0 <= self.process_id < self.num_processes
+            require(fits, "process_id", expected, self.process_id)
+        if self.resume:
+            require(self.output_dir is not None, "resume", "--output_dir with the run to continue", None)
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are other processes to connect to."""
+        return self.distributed or self.coordinator_address is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """What happens between updates."""
+
+    save_steps: float = 10
+    """Updates between checkpoints; below 1: a fraction of the run."""
+    save_total_limit: int = 2
+    """Checkpoints kept."""
+    eval_steps: float | None = None
+    """Updates between evaluations during training; below 1: a fraction of the run; default: none during training."""
+    metric_for_best_model: str | None = None
+    """Keep, beside the latest, the checkpoint with the best value of this metric, e.g. eval/test_longer/validity (then
+    each evaluated update is saved) or objective/scores; `none` for none. Default: with eval_steps, where plans are
+    judged, eval/<split>/validity of headline_split (sft: of the first of eval_splits); otherwise none."""
+    greater_is_better: bool = True
+    """Whether the best value of metric_for_best_model is the highest."""
+    report_to: tuple[Literal["tensorboard", "wandb", "none"], ...] = ("tensorboard",)
+    """Where metrics and samples go beside metrics.jsonl and samples.jsonl: tensorboard (files in the run folder), wandb
+    (pip install 'jaxppo[tracking]'), both, or none."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "save_total_limit")
+        trackers = self.report_to
+        alone = len(trackers) == 1 or "none" not in trackers
+        known = 0 < len(trackers) == len(set(trackers)) and {*trackers} <= {"tensorboard", "wandb", "none"} and alone
+        require(known, "report_to", "tensorboard, wandb, both, or none alone", trackers)
+        if self.best_metric is None:
+            require(self.greater_is_better, "greater_is_better", "True without metric_for_best_model", False)
+        elif self._evaluates_best:
+            require(self.eval_steps is not None, "eval_steps", "a number with metric_for_best_model eval/...", None)
+        for name in ("save_steps", "eval_steps"):
+            value = getattr(self, name)
+            if value is not None:
+                expected = "a whole number of updates, or a fraction of the run between 0 and 1"
+                require(0 < value < 1 or (value >= 1 and value % 1 == 0), name, expected, value)
+
+    @property
+    def best_metric(self) -> str | None:
+        """The metric that the best checkpoint is chosen by, or None."""
+        return None if self.metric_for_best_model == "none" else self.metric_for_best_model
+
+    def with_best_metric(self, default: str) -> "LoopConfig":
+        """These settings with the default for `metric_for_best_model`, where one is evaluated and none was named."""
+        if self.metric_for_best_model is not None or self.eval_steps is None:
+            return self
+        return dataclasses.replace(self, metric_for_best_model=default)
+
+    def saves_at(self, step: int, last: int) -> bool:
+        """Whether a checkpoint is due after update `step`.
+
+        It is every `save_steps`, after the last update, and after an evaluation that may make it the best one.
+        """
+        may_be_best = self._evaluates_best and self.evaluates_at(step, last)
+        return step % _updates(self.save_steps, last) == 0 or step == last or may_be_best
+
+    def evaluates_at(self, step: int, last: int) -> bool:
+        """Whether an evaluation is due after update `step`; the last update is followed by one in any case."""
+        return self.eval_steps is not None and step % _updates(self.eval_steps, last) == 0 and step != last
+
+    def check_record(self, record: dict[str, Any], last: int) -> None:
+        """Raise a `ConfigError` unless the metric for the best checkpoint is in a record where it should be."""
+        name = self.best_metric
+        missing = name is not None and name not in record
+        if missing and (not self._evaluates_best or self.evaluates_at(record["step"], last)):
+            raise ConfigError(f"metric_for_best_model: expected a metric that this run logs, got {name!r}")
+
+    def check_evaluated(self, names: Collection[str]) -> None:
+        """Raise a `ConfigError` where the metric for the best checkpoint is of an evaluation, and none of these."""
+        if self._evaluates_best and self.best_metric not in names:
+            expected = f"one of {', '.join(sorted(names))}, or a metric of training"
+            raise ConfigError(f"metric_for_best_model: expected {expected}, got {self.best_metric!r}")
+
+    @property
+    def _evaluates_best(self) -> bool:
+        return self.best_metric is not None and self.best_metric.startswith("eval/")
+
+
+def _updates(steps: float, last: int) -> int:
+    """A number of updates, or a fraction of all of them, rounded up."""
+    return max(1, math.ceil(round(steps * last, 6))) if steps < 1 else int(steps)
+
+
+def with_best_metric(config: Any, split: str) -> Any:
+    """Return the configuration of a command with the default metric of the best checkpoint, where plans are judged."""
+    if not config.reward.judges_plans:
+        return config
+    return dataclasses.replace(config, loop=config.loop.with_best_metric(f"eval/{split}/validity"))

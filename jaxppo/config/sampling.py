@@ -1,0 +1,92 @@
+"""How completions are sampled, in training and in evaluation."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxppo.config.checks import require, require_finite, require_fraction, require_positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """How completions are sampled."""
+
+    response_length: int = 53
+    """Most tokens a completion may have, stop token included."""
+    output_min_length: int | None = None
+    """With it, the most tokens of each completion are drawn anew from output_min_length ... response_length (both may
+    come out), as with TRL 0.11's LengthSampler; default: response_length for all."""
+    stop_token: Literal["eos", "none"] | None = None
+    """A completion ends with the tokenizer's end of sequence (default, unless stop_token_id is given), or with nothing:
+    `none` samples response_length tokens."""
+    stop_token_id: int | None = None
+    """A completion ends with this token instead, which stays in the text that rewards see."""
+    temperature: float = 0.7
+    """Logits are divided by it, in sampling and in every log-probability."""
+    top_k: int = 0
+    """Sample among the k most likely tokens; 0 for all."""
+    top_p: float = 1.0
+    """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
+    min_p: float | None = None
+    """Sample among tokens at least this times as likely as the most likely one."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "response_length")
+        require_finite(self, "temperature")
+        require(self.top_k >= 0, "top_k", "an integer of at least 0", self.top_k)
+        require(0.0 < self.top_p <= 1.0, "top_p", "a number in (0, 1]", self.top_p)
+        if self.min_p is not None:
+            require_fraction(self, "min_p")
+        if self.output_min_length is not None:
+            expected = f"1 to response_length ({self.response_length})"
+            fits = 1 <= self.output_min_length <= self.response_length
+            require(fits, "output_min_length", expected, self.output_min_length)
+        if self.stop_token_id is not None:
+            require(self.stop_token is None, "stop_token", "None beside stop_token_id", self.stop_token)
+            require(self.stop_token_id >= 0, "stop_token_id", "a token id of at least 0", self.stop_token_id)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether completions come from a truncated distribution, which is not the one the loss is about."""
+        return self.top_k > 0 or self.top_p < 1.0 or bool(self.min_p)
+
+    def stop_id(self, eos_id: int) -> int | None:
+        """The token that ends a completion, or None."""
+        if self.stop_token == "none":
+            return None
+        return eos_id if self.stop_token_id is None else self.stop_token_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """How plans are evaluated."""
+
+    eval_validator: Literal["builtin", "val"] | None = None
+    """Who judges plans in evaluation; default: VAL where it is installed, else the in-process validator."""
+    eval_temperature: float = 0.0
+    """0 is greedy decoding."""
+    eval_top_k: int = 0
+    """Sample among the k most likely tokens; 0 for all."""
+    eval_top_p: float = 1.0
+    """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
+    eval_batch_size: int = 256
+    """Completions decoded at once."""
+    eval_rows: int | None = None
+    """Evaluations every eval_steps look at no more than this many rows of each split: always the same ones, as many of
+    each domain as can be. Those before and after training look at all. Default: all."""
+    length_edges: tuple[int, ...] = (0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129)
+    """Lengths of the reference plan at which the bins of the results begin; the last bin has no end."""
+
+    def __post_init__(self) -> None:
+        if self.eval_rows is not None:
+            require_positive(self, "eval_rows")
+        edges = self.length_edges
+        increasing = bool(edges) and edges[0] >= 0 and all(low < high for low, high in itertools.pairwise(edges))
+        require(increasing, "length_edges", "increasing plan lengths from 0 on", edges)
+        require_positive(self, "eval_batch_size")
+        require_finite(self, "eval_temperature")
+        require(self.eval_top_k >= 0, "eval_top_k", "an integer of at least 0", self.eval_top_k)
+        require(0.0 < self.eval_top_p <= 1.0, "eval_top_p", "a number in (0, 1]", self.eval_top_p)
+        if self.eval_temperature == 0.0:
+            expected = "a number above 0 with eval_top_k or eval_top_p; 0 is greedy"
+            require(self.eval_top_k == 0 and self.eval_top_p == 1.0, "eval_temperature", expected, 0.0)

@@ -1,0 +1,164 @@
+"""The settings of `python -m jaxppo.sft` and `python -m jaxppo.reward_model`."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxppo.config.checks import require, require_divisible, require_finite, require_positive
+from jaxppo.config.data import DataConfig
+from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
+from jaxppo.config.reward import RewardConfig
+from jaxppo.config.run import LoopConfig, RunConfig, with_best_metric
+from jaxppo.config.sampling import EvalConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFTConfig:
+    """Supervised fine-tuning on reference plans, from scratch or from a model."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=200))
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=50)
+    )
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    model_path: str | None = None
+    """Hugging Face folder or hub id to go on from (or `blocksworld-sft`); default: a fresh GPT-NeoX of the sizes
+    below."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
+    deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
+    tokenizer_path: str | None = None
+    """Fresh model: folder or hub id whose tokenizer it takes; default: one token for each word of the data set."""
+    model_type: Literal["gpt_neox", "gpt2"] = "gpt_neox"
+    """Fresh model: family."""
+    hidden_size: int = 128
+    """Fresh model: width."""
+    num_hidden_layers: int = 4
+    """Fresh model: layers."""
+    num_attention_heads: int = 4
+    """Fresh model: attention heads."""
+    rotary_pct: float = 1.0
+    """Fresh GPT-NeoX: fraction of each head that rotates with the position."""
+    total_episodes: int = 76800
+    """Rows to learn from over the whole run, rounded up to whole steps; a row seen twice counts twice."""
+    batch_size: int = 64
+    """Rows per optimizer step, over all devices."""
+    response_length: int = 64
+    """Most tokens of a completion in the evaluation at the end."""
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "total_episodes",
+            "batch_size",
+            "response_length",
+        )
+        require_positive(self, *sizes)
+        require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        require(len(self.data.eval_splits) > 0, "eval_splits", "at least one split", self.data.eval_splits)
+        rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
+        require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
+        if self.model_path is not None:
+            tokenizer = self.tokenizer_path
+            require(tokenizer is None, "tokenizer_path", "None with model_path, which has a tokenizer", tokenizer)
+        require(cut is None, "input_max_text_length", "None: sft learns whole rows", cut)
+
+    def with_best_metric(self) -> "SFTConfig":
+        """This configuration with the metric known by which the best checkpoint is chosen."""
+        return with_best_metric(self, self.data.eval_splits[0])
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps in the whole run."""
+        return -(-self.total_episodes // self.batch_size)
+
+    def check_devices(self, row_shards: int) -> None:
+        """Raise a `ConfigError` unless every batch divides over the devices."""
+        require_divisible("batch_size", self.batch_size, "data x fsdp devices", row_shards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelConfig:
+    """A reward model from preferences: of two completions of a prompt, the preferred one is to score higher."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
+    peft: PeftConfig = field(default_factory=PeftConfig)
+    dataset: str | None = None
+    """Folder with one <split>.jsonl per split or, through the `datasets` library, a hub id, a copy of its files, or a
+    `save_to_disk` folder; columns chosen, rejected and maybe prompt and margin."""
+    dataset_config: str | None = None
+    """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
+    train_split: str = "train"
+    """Split to train on."""
+    eval_splits: tuple[str, ...] = ("test",)
+    """Splits to evaluate on, before and after; the first one gives the metrics named eval_..."""
+    max_length: int = 1024
+    """Pairs with a longer text (prompt, completion and end of sequence, in tokens) are left out and counted."""
+    model_path: str | None = None
+    """Language model, for its trunk, or reward model to start from: a Hugging Face folder or hub id; default: a fresh
+    GPT-NeoX of the sizes below."""
+    tokenizer_path: str = "blocksworld-sft"
+    """Fresh model: folder or hub id of the model whose tokenizer it takes, such as the policy to be rewarded."""
+    hidden_size: int = 128
+    """Fresh model: width."""
+    num_hidden_layers: int = 4
+    """Fresh model: layers."""
+    num_attention_heads: int = 4
+    """Fresh model: attention heads."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that the model computes in; trained parameters, scores and statistics are float32 in any case."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
+    deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
+    center_rewards_coefficient: float | None = None
+    """Weight of mean((chosen + rejected)^2) of the scores in the loss, which keeps them around 0; e.g. 0.01."""
+    center_on: Literal["chosen", "none"] = "chosen"
+    """After training, a constant is stored with the model and subtracted from its scores in PPO: chosen makes the mean
+    score of the chosen texts of train_split 0."""
+    num_train_epochs: float = 3.0
+    """Passes over the pairs of train_split, where total_episodes is not given."""
+    total_episodes: int | None = None
+    """Pairs to learn from over the whole run, rounded up to whole steps; default: num_train_epochs passes."""
+    batch_size: int = 32
+    """Pairs per optimizer step, over all devices."""
+    eval_batch_size: int = 64
+    """Texts scored at once in an evaluation."""
+
+    def __post_init__(self) -> None:
+        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_length")
+        require_positive(self, *sizes, "batch_size", "eval_batch_size")
+        require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        epochs = self.num_train_epochs
+        require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
+        if self.total_episodes is not None:
+            require_positive(self, "total_episodes")
+        if self.center_rewards_coefficient is not None:
+            require_finite(self, "center_rewards_coefficient")
+        require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
+        rate = self.optimizer.value_learning_rate
+        require(rate is None, "value_learning_rate", "None: a reward model has no value model", rate)
+        require(
+            self.peft.lora_path is None, "lora_path", "None: a reward model's adapter is fresh", self.peft.lora_path
+        )
+        if self.peft.use_peft:
+            require(self.model_path is not None, "model_path", "a model under the adapter with use_peft", None)
+
+    def num_updates(self, num_pairs: int) -> int:
+        """Optimizer steps in the whole run."""
+        episodes = self.total_episodes
+        if episodes is None:
+            episodes = max(1, int(self.num_train_epochs * num_pairs))
+        return -(-episodes // self.batch_size)
+
+    def check_devices(self, row_shards: int) -> None:
+        """Raise a `ConfigError` unless every batch divides over the devices."""
+        require_divisible("batch_size", self.batch_size, "data x fsdp devices", row_shards)

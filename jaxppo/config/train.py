@@ -1,0 +1,165 @@
+"""The settings of `python -m jaxppo.train`."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxppo.config.checks import require, require_divisible, require_positive
+from jaxppo.config.data import DataConfig
+from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
+from jaxppo.config.reward import RewardConfig
+from jaxppo.config.rl import RLConfig
+from jaxppo.config.run import LoopConfig, RunConfig, with_best_metric
+from jaxppo.config.sampling import EvalConfig, SamplingConfig
+from jaxppo.errors import ConfigError
+
+MIN_ROWS_TO_WHITEN = 8
+"""Fewest completions whose rewards may be whitened, as in TRL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """PPO on planning problems, rewarded by a plan validator."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    rl: RLConfig = field(default_factory=RLConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    peft: PeftConfig = field(default_factory=PeftConfig)
+    sft_model_path: str = "blocksworld-sft"
+    """Policy to start from, also the reference: a Hugging Face folder, a hub id (user/name or user/name@revision), or
+    the shipped model `blocksworld-sft`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that all models compute in; trained parameters, logits and statistics are float32 in any case."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
+    deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
+    validator: Literal["builtin", "val", "auto"] = "builtin"
+    """Who judges plans in training: the in-process validator, the VAL binary, or builtin where it covers the domain."""
+    value_model: Literal["separate", "shared"] = "separate"
+    """Value function: a model of its own (TRL's PolicyAndValueWrapper), or a head on the policy's trunk."""
+    value_model_path: str | None = None
+    """What to start the value function from: a model for value_model separate (a reward model, for instance; a fresh
+    head where it has none), a folder with a value head for shared. Default: the policy's trunk and a fresh head."""
+    num_train_epochs: float = 3.0
+    """Passes over the prompts of train_split, where total_episodes is not given."""
+    total_episodes: int | None = None
+    """Completions to sample over the whole run, rounded up to whole updates; default: num_train_epochs passes."""
+    batch_size: int = 64
+    """Completions per update, over all devices."""
+    headline_split: str = "test_longer"
+    """The evaluation split that the run is about."""
+    num_sample_generations: int = 10
+    """How many times in the run sample completions are shown."""
+    max_bad_updates: int = 3
+    """Stop after this many updates in a row with a loss or gradient that was not finite."""
+    old_metric_names: bool = False
+    """Log metrics under their TRL 0.11 names too, where these differ."""
+    profile: int = 0
+    """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and
+    the table of the ten most expensive operations, top_ops.txt."""
+    peak_tflops: float | None = None
+    """Most TFLOP/s of one device in dense matrix products, for throughput/mfu; default: as its maker says, where the
+    device is known."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "batch_size", "max_bad_updates")
+        require(self.profile >= 0, "profile", "an integer of at least 0", self.profile)
+        if self.peak_tflops is not None:
+            finite = 0.0 < self.peak_tflops < math.inf
+            require(finite, "peak_tflops", "a finite number above 0", self.peak_tflops)
+        epochs = self.num_train_epochs
+        require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
+        if self.total_episodes is not None:
+            require_positive(self, "total_episodes")
+        require(self.num_sample_generations >= 0, "num_sample_generations", "at least 0", self.num_sample_generations)
+        require_positive(self.sampling, "temperature")
+        rl, splits = self.rl, self.data.eval_splits
+        require_divisible("batch_size", self.batch_size, "num_generations", rl.group_size)
+        require_divisible("batch_size", self.batch_size, "num_mini_batches", rl.num_mini_batches)
+        mini, accumulated = self.mini_batch_size, rl.gradient_accumulation_steps or 1
+        require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
+        require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        rl = self.rl
+        if rl.algorithm == "rloo":
+            require(
+                self.value_model_path is None, "value_model_path", "None with algorithm rloo", self.value_model_path
+            )
+            require(self.value_model == "separate", "value_model", "no such setting with algorithm rloo", "shared")
+            if self.sampling.truncates:
+                # The ratio of a whole completion would start at the product of what was cut off at every token.
+                expected = "recompute with algorithm rloo and top_k, top_p or min_p"
+                require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
+        if rl.adap_kl_ctrl:
+            expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
+            require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, rl.kl_horizon)
+        if rl.whiten_rewards:
+            expected = f"at least {MIN_ROWS_TO_WHITEN} with whiten_rewards"
+            require(self.batch_size >= MIN_ROWS_TO_WHITEN, "batch_size", expected, self.batch_size)
+        if self.sampling.stop_token == "none" or self.sampling.output_min_length is not None:
+            no_end = "stop_token none" if self.sampling.stop_token == "none" else "output_min_length"
+            for name in ("missing_eos_penalty", "mask_truncated_completions"):
+                value = getattr(rl, name)
+                expected = (
+                    f"{'None' if name == 'missing_eos_penalty' else 'False'} with {no_end}, which cuts completions"
+                )
+                require(not value, name, expected, value)
+
+    @property
+    def logprobs(self) -> str:
+        """Where old log-probabilities come from: "sampler" or "recompute"."""
+        if self.rl.logprobs is not None:
+            return self.rl.logprobs
+        return "sampler" if self.dtype == "float32" else "recompute"
+
+    @property
+    def num_updates(self) -> int:
+        """Rollout batches in the whole run."""
+        if self.total_episodes is None:
+            raise ConfigError("total_episodes: expected a number, or `with_episodes(number of prompts)`, got None")
+        return -(-self.total_episodes // self.batch_size)
+
+    def with_episodes(self, num_prompts: int) -> "TrainConfig":
+        """This configuration with `total_episodes` known: as given, or num_train_epochs passes over the prompts."""
+        if self.total_episodes is not None:
+            return self
+        episodes = max(1, int(self.num_train_epochs * num_prompts * self.rl.group_size))
+        return dataclasses.replace(self, total_episodes=episodes)
+
+    def with_best_metric(self) -> "TrainConfig":
+        """This configuration with the metric known by which the best checkpoint is chosen."""
+        return with_best_metric(self, self.headline_split)
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts per update, over all devices."""
+        return self.batch_size // self.rl.group_size
+
+    @property
+    def mini_batch_size(self) -> int:
+        """Completions per optimizer step, over all devices."""
+        return self.batch_size // self.rl.num_mini_batches
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Most completions per forward and backward pass, over all devices."""
+        return self.mini_batch_size // (self.rl.gradient_accumulation_steps or 1)
+
+    @property
+    def sample_steps(self) -> int:
+        """Updates between two shows of sample completions."""
+        return max(1, self.num_updates // max(1, self.num_sample_generations))
+
+    def check_devices(self, row_shards: int) -> None:
+        """Raise a `ConfigError` unless prompts and every micro-batch divide over the devices."""
+        require_divisible("batch_size / num_generations", self.num_prompts, "data x fsdp devices", row_shards)
+        name = "batch_size / num_mini_batches / gradient_accumulation_steps"
+        require_divisible(name, self.micro_batch_size, "data x fsdp devices", row_shards)
