@@ -20,7 +20,7 @@ from jaxppo.config.sources import flatten, parse_cli, plain_values
 from jaxppo.data import bucket
 from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
-from jaxppo.evaluate.intervals import wilson
+from jaxppo.evaluate.intervals import interval_text, wilson
 from jaxppo.export import REWARD_MODEL, TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
@@ -237,8 +237,7 @@ def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 def summary_line(split: str, result: dict[str, Any]) -> str:
     """One line about a split for the terminal."""
     right = result["accuracy"]
-    interval = f"[{right['low']:.1%}, {right['high']:.1%}] of {right['n']}"
-    return f"{split}: {right['rate']:.1%} {interval} pairs ordered right, margin {result['margin']:.3f}"
+    return f"{split}: {interval_text(right)} of {right['n']} pairs ordered right, margin {result['margin']:.3f}"
 
 
 def load_pairs(config: RewardModelConfig, tokenizer: Any, max_length: int, console: Console) -> dict[str, Pairs]:

@@ -28,6 +28,7 @@ from jaxppo.evaluate.evaluator import (
     print_results,
     score_text,
 )
+from jaxppo.evaluate.intervals import interval_text
 from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.parallel import processes
@@ -496,16 +497,10 @@ def _print_result(setup: Setup, folder: Path, evals: dict[str, Any]) -> None:
     setup.console.stage("Result")
     title, key = ("valid plans", "validity") if "validity" in after else ("mean reward", "reward")
     setup.console.result(
-        f"{title} on {split}: {_interval(before[key])} before, {_interval(after[key])} after {algorithm} "
+        f"{title} on {split}: {interval_text(before[key])} before, {interval_text(after[key])} after {algorithm} "
         f"(n = {after[key]['n']}, 95 % intervals)"
     )
     setup.console.result(f"policy in {folder / 'policy'}, curves in {folder / 'curves.png'}")
-
-
-def _interval(value: dict[str, float]) -> str:
-    if "rate" in value:
-        return f"{value['rate']:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
-    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from jaxppo.evaluate.evaluator import (
     results_of,
     warn_of_failures,
 )
+from jaxppo.evaluate.intervals import interval_text
 from jaxppo.evaluate.predictions import JudgedRow, answer_records, match_plans, read_plans
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
@@ -258,7 +259,9 @@ def _table(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[dict[str, str
         for result in results.values()
         for cell in (result, *(result["domains"].values() if len(result["domains"]) > 1 else ()))
     ]
-    shown = [row | {f"pass@{most}": plan_metrics.number(cell)} for row, cell in zip(rows, cells, strict=True)]
+    shown = [
+        row | {f"pass@{most}": interval_text(cell, with_interval=False)} for row, cell in zip(rows, cells, strict=True)
+    ]
     return shown, (*plan_metrics.TABLE_COLUMNS, f"pass@{most}")
 
 

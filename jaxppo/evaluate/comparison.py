@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jaxppo.errors import DataError
-from jaxppo.evaluate.intervals import bootstrap_mean, clustered_wilson, mcnemar, paired_z
-from jaxppo.evaluate.plan_metrics import grouped, percent
+from jaxppo.evaluate.intervals import bootstrap_mean, clustered_wilson, interval_text, mcnemar, paired_z
+from jaxppo.evaluate.plan_metrics import grouped
 from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning.datasets.rows import Row
 
@@ -140,8 +140,8 @@ def _cells(result: Mapping[str, Any]) -> dict[str, str]:
     mean, low, high = (100 * result["difference"][name] for name in ("mean", "low", "high"))
     return {
         "n": str(result["n"]),
-        "A": percent(result["a"]),
-        "B": percent(result["b"]),
+        "A": interval_text(result["a"]),
+        "B": interval_text(result["b"]),
         "B - A": f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]",
         "A better": str(result["a_better"]),
         "B better": str(result["b_better"]),

@@ -13,7 +13,7 @@ import numpy as np
 from jaxppo import data, models
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.data import Row
-from jaxppo.evaluate.intervals import clustered_wilson
+from jaxppo.evaluate.intervals import clustered_wilson, interval_text
 from jaxppo.evaluate.plan_metrics import grouped, split_results
 from jaxppo.evaluate.predictions import Answer, JudgedRow, judge_rows
 from jaxppo.nn import ModelConfig
@@ -359,13 +359,10 @@ def summary_line(split: str, result: dict[str, Any]) -> str:
     """One line about a split for the terminal."""
     if "validity" not in result:
         reward = result["reward"]
-        return (
-            f"{split}: mean reward {reward['mean']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}] of {reward['n']}, "
-            f"ended {result['ended']['rate']:.1%}"
-        )
+        return f"{split}: mean reward {interval_text(reward)} of {reward['n']}, ended {result['ended']['rate']:.1%}"
     v, e = result["validity"], result["executability"]
     return (
-        f"{split}: valid {v['rate']:.1%} [{v['low']:.1%}, {v['high']:.1%}] of {v['n']} ({result['validator']}), "
+        f"{split}: valid {interval_text(v)} of {v['n']} ({result['validator']}), "
         f"executable {e['rate']:.1%}, reward {result['mean_reward']:.3f}"
     )
 

@@ -4,7 +4,7 @@ A problem is the unit everywhere: several samples of one problem, or several see
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,16 @@ def mean_interval(values: Sequence[float], bounds: tuple[float, float] = (-math.
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     spread = _t95(n - 1) * deviation / math.sqrt(n)
     return {"mean": mean, "low": max(bounds[0], mean - spread), "high": min(bounds[1], mean + spread), "n": n}
+
+
+def interval_text(measured: Mapping[str, Any] | None, with_interval: bool = True) -> str:
+    """Return `81.2% [74.0%, 86.9%]` for a rate, `0.812 [0.740, 0.869]` for a mean, `-` for what was not measured."""
+    kind, form = ("rate", ".1%") if measured and "rate" in measured else ("mean", ".3f")
+    if measured is None or measured[kind] is None:
+        return "-"
+    low, high = measured["low"], measured["high"]
+    interval = f" [{low:{form}}, {high:{form}}]" if with_interval and low is not None else ""
+    return f"{measured[kind]:{form}}{interval}"
 
 
 _T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
 from jaxppo.errors import ConfigError
-from jaxppo.evaluate.intervals import clustered_wilson, mean_interval
+from jaxppo.evaluate.intervals import clustered_wilson, interval_text, mean_interval
 from jaxppo.evaluate.plan_scores import FRACTIONS, OVERLAPS, RATES, length_ratio, overlaps
 from jaxppo.evaluate.predictions import JudgedAnswer, JudgedRow
 from jaxppo.planning.language.plans import PlanError
@@ -253,24 +253,7 @@ def _cells(cell: Mapping[str, Any]) -> dict[str, str]:
     means = {"prefix": "prefix", "goal": "goal", "LCCS": "lccs", "length": "length_ratio", "C*/C": "quality"}
     return {
         "n": str(cell["rows"]),
-        "valid": percent(cell["validity"]),
-        **{column: percent(cell[name], with_interval=False) for column, name in rates.items()},
-        **{column: number(cell[name]) for column, name in means.items()},
+        "valid": interval_text(cell["validity"]),
+        **{column: interval_text(cell[name], with_interval=False) for column, name in rates.items()},
+        **{column: interval_text(cell[name], with_interval=False) for column, name in means.items()},
     }
-
-
-def percent(rate: Mapping[str, Any] | None, with_interval: bool = True) -> str:
-    """`81.2% [74.0, 86.9]`, or "-" for what was not measured."""
-    if rate is None:
-        return "-"
-    if not with_interval or rate["low"] is None:
-        return f"{rate['rate']:.1%}"
-    return f"{rate['rate']:.1%} [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]"
-
-
-def number(mean: Mapping[str, Any] | None, with_interval: bool = False) -> str:
-    """`0.812 [0.740, 0.869]`, or "-" for what was not measured."""
-    if mean is None or mean["mean"] is None:
-        return "-"
-    has_interval = with_interval and mean["low"] is not None
-    return f"{mean['mean']:.3f}" + (f" [{mean['low']:.3f}, {mean['high']:.3f}]" if has_interval else "")

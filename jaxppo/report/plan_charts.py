@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxppo.evaluate.intervals import interval_text
 from jaxppo.report.html import NUM_COLOURS, NUM_DASHES, shown, svg
 
 _WIDTH, _HEIGHT = 420, 250
@@ -64,9 +65,9 @@ def _line(series: Series, points: Sequence[tuple[float, str]]) -> str:
     for x, label in points:
         rate = series.rates[label]
         y, low, high = (_y(rate[name]) for name in ("rate", "low", "high"))
-        interval = f"{rate['rate']:.1%} [{rate['low']:.1%}, {rate['high']:.1%}], n = {rate['n']}"
+        told = f"{series.label}, {label} steps: {interval_text(rate)}, n = {rate['n']}"
         parts.append(
-            f'<g class="point {colour}"><title>{shown(f"{series.label}, {label} steps: {interval}")}</title>'
+            f'<g class="point {colour}"><title>{shown(told)}</title>'
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
             f'<line x1="{x - 4:.1f}" x2="{x + 4:.1f}" y1="{low:.1f}" y2="{low:.1f}"/>'
             f'<line x1="{x - 4:.1f}" x2="{x + 4:.1f}" y1="{high:.1f}" y2="{high:.1f}"/>'

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxppo.evaluate import plan_metrics
 from jaxppo.evaluate.comparison import TESTS
+from jaxppo.evaluate.intervals import interval_text
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.report import plan_charts
 from jaxppo.report.html import NUM_COLOURS, row, shown, table
@@ -72,8 +73,7 @@ def measured(value: Mapping[str, Any] | None) -> str:
     """HTML of a rate or mean with its interval below it."""
     if value is None:
         return "–"
-    written = plan_metrics.percent(value) if "rate" in value else plan_metrics.number(value, with_interval=True)
-    main, _, interval = written.partition(" ")
+    main, _, interval = interval_text(value).partition(" ")
     return f"{main}<small>{interval}</small>" if interval else main
 
 

@@ -88,7 +88,7 @@ def test_comparison_rows_list_splits_and_several_domains():
     assert [(line["split"], line["domain"]) for line in lines] == [("test", "all"), ("test", "x"), ("test", "y")]
     assert set(lines[0]) == set(COMPARISON_COLUMNS)
     assert lines[0]["B - A"].startswith("+75.0 [") and lines[0]["p"] == "0.25" and lines[1]["B better"] == "2"
-    assert lines[0]["A"] == "0.0% [0.0, 49.0]"
+    assert lines[0]["A"] == "0.0% [0.0%, 49.0%]"
 
 
 @pytest.mark.parametrize(

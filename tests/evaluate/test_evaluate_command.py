@@ -220,7 +220,7 @@ def test_reference_plans_are_all_valid(dataset, tmp_path):
         assert [validity["low"], validity["high"]] == pytest.approx(interval_by_inversion(1.0, 10), abs=1e-6)
         assert result["exact_match"]["rate"] == result["lccs"]["mean"] == result["quality"]["mean"] == 1.0
         assert result["ended"] is None
-    assert out.count("100.0% [72.2, 100.0]") == len(SPLITS)
+    assert out.count("100.0% [72.2%, 100.0%]") == len(SPLITS)
     assert len(records_of(folder / "samples.jsonl")) == 30
 
 

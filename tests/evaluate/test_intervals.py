@@ -8,7 +8,16 @@ import pytest
 from scipy import stats  # comes with jax
 
 from jaxppo.evaluate import intervals
-from jaxppo.evaluate.intervals import Z95, bootstrap_mean, clustered_wilson, mcnemar, mean_interval, paired_z, wilson
+from jaxppo.evaluate.intervals import (
+    Z95,
+    bootstrap_mean,
+    clustered_wilson,
+    interval_text,
+    mcnemar,
+    mean_interval,
+    paired_z,
+    wilson,
+)
 
 
 def test_wilson_solves_its_quadratic():
@@ -150,3 +159,10 @@ def test_bootstrap_mean_is_decided_by_the_seed(monkeypatch):
 def test_bootstrap_mean_of_equal_values_and_of_none():
     assert bootstrap_mean([0.5] * 4, 100) == {"mean": 0.5, "low": 0.5, "high": 0.5, "n": 4}
     assert bootstrap_mean([])["mean"] is None
+
+
+def test_interval_text_shows_rates_and_means_with_their_intervals():
+    rate, mean = {"rate": 0.812, "low": 0.74, "high": 0.869, "n": 9}, {"mean": 0.812, "low": 0.74, "high": 0.869}
+    assert [interval_text(rate), interval_text(mean)] == ["81.2% [74.0%, 86.9%]", "0.812 [0.740, 0.869]"]
+    assert [interval_text(rate, False), interval_text(mean | {"low": None})] == ["81.2%", "0.812"]
+    assert interval_text(None) == interval_text(mean | {"mean": None}) == "-"

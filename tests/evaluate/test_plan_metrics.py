@@ -283,7 +283,7 @@ def test_summary_rows_show_domains_where_there_are_several():
     ]
     assert all(set(row) == set(plan_metrics.TABLE_COLUMNS) for row in table)
     (alone,) = summary_rows(plan_results(judged(RIGHT, SHORT)))
-    assert alone["valid"] == "50.0% [9.5, 90.5]" and alone["length"] == "1.000" and alone["ended"] == "-"
+    assert alone["valid"] == "50.0% [9.5%, 90.5%]" and alone["length"] == "1.000" and alone["ended"] == "-"
 
 
 # -------------------------------------------------------------------------------------------------- the recorded corpus

@@ -102,7 +102,7 @@ def test_write_page_shows_hostile_text_as_text(pages):
 def test_write_page_shows_each_number(pages):
     page = Reader(pages[0].read_text(encoding="utf-8"))
     assert page.by_id("summary") == {"id": "summary"}
-    assert "33.3%[9.7, 70.0]" in page.texts["td"]  # two of six in each split
+    assert "33.3%[9.7%, 70.0%]" in page.texts["td"]  # two of six in each split
     two = Reader(pages[1].read_text(encoding="utf-8"))
     assert two.by_id("comparison") == {"id": "comparison"} and "SFT" in two.texts["td"]
     assert two.texts["h3"].count("lamps") == 1 and "</script>" in two.texts["h3"]
