@@ -84,16 +84,15 @@ class LoopConfig:
     judged, eval/<split>/validity of headline_split (sft: of the first of eval_splits); otherwise none."""
     greater_is_better: bool = True
     """Whether the best value of metric_for_best_model is the highest."""
-    report_to: tuple[Literal["tensorboard", "wandb", "none"], ...] = ("tensorboard",)
+    report_to: tuple[str, ...] = ("tensorboard",)
     """Where metrics and samples go beside metrics.jsonl and samples.jsonl: tensorboard (files in the run folder), wandb
     (pip install 'jaxppo[tracking]'), both, or none."""
 
     def __post_init__(self) -> None:
         require_positive(self, "save_total_limit")
         trackers = self.report_to
-        alone = len(trackers) == 1 or "none" not in trackers
-        known = 0 < len(trackers) == len(set(trackers)) and {*trackers} <= {"tensorboard", "wandb", "none"} and alone
-        require(known, "report_to", "tensorboard, wandb, both, or none alone", trackers)
+        fits = 0 < len(trackers) == len(set(trackers)) and (len(trackers) == 1 or "none" not in trackers)
+        require(fits, "report_to", "trackers, each once, or none alone", trackers)
         if self.best_metric is None:
             require(self.greater_is_better, "greater_is_better", "True without metric_for_best_model", False)
         elif self._evaluates_best:

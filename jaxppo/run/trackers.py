@@ -1,6 +1,6 @@
-"""Where the numbers and samples of a run go beside its JSON-lines logs: TensorBoard files, Weights & Biases.
+"""Send the numbers and samples of a run to trackers, beside its JSON-lines logs: TensorBoard, Weights & Biases.
 
-A tracker is a convenience: one that fails says so once, is left out from then on, and never ends a run.
+A tracker is a convenience: when one fails, the error is logged once, the tracker is disabled, and the run goes on.
 """
 
 import importlib.util
@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import yaml
 
 from jaxppo.config.sources import flatten, plain_values
-from jaxppo.errors import ConfigError
+from jaxppo.errors import ConfigError, did_you_mean
 from jaxppo.parallel import processes
 from jaxppo.run.console import sanitize
 from jaxppo.run.live_view import format_value
@@ -36,10 +36,10 @@ SAMPLES_SHOWN = 8
 
 
 class Tracker(Protocol):
-    """One place that numbers go to; made before a run does anything, so that it can ask for what it needs."""
+    """One destination of numbers; made before a run does anything, so that it can ask for a key or a login."""
 
     def begin(self, start: int) -> None:
-        """Open it for the updates after `start`."""
+        """Open the tracker for the updates after `start`."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -51,16 +51,16 @@ class Tracker(Protocol):
         ...
 
     def flush(self) -> None:
-        """Have everything so far survive the end of this process."""
+        """Bring everything so far to where it survives this process."""
         ...
 
     def close(self, failed: bool) -> None:
-        """Write what is left."""
+        """Write the rest and close."""
         ...
 
 
 class Trackers:
-    """The trackers of a run, as one; a context manager that makes and closes them.
+    """All trackers of a run; a context manager that makes and closes them.
 
     Only the first process of a run has any. What is logged before `begin` waits for it.
 
@@ -68,21 +68,21 @@ class Trackers:
         report_to: names of trackers, or "none".
         folder: run folder.
         config: configuration of the command, kept with the numbers; its secrets are left out.
-        warn: is told of a tracker that failed.
+        warn: gets the message about a tracker that failed.
 
     Raises:
-        ConfigError: the package of a tracker is missing.
+        ConfigError: a tracker is unknown, or its package is missing.
     """
 
     def __init__(self, report_to: Sequence[str], folder: Path, config: Any, warn: Callable[[str], None]):
-        processes.on_first(lambda: _check_installed(report_to))
+        processes.on_first(lambda: _check(report_to))
         self._names = [name for name in report_to if name != "none"] if processes.is_first() else []
         self._folder, self._config, self._warn = folder, plain_values(flatten(config)), warn
         self._trackers: dict[str, Tracker] = {}
         self._waiting: list[tuple[int, Mapping[str, Any]]] | None = []
 
     def begin(self, start: int) -> None:
-        """Open the trackers for the updates after `start`; points of an earlier process beyond it are replaced."""
+        """Open the trackers for the updates after `start`; later points of an earlier process are replaced."""
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
                 tracker.begin(start)
@@ -92,7 +92,7 @@ class Trackers:
                 self.log(step, metrics)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Log the numbers of a record at an update; what is no finite number is left out."""
+        """Log the finite numbers of a record at an update."""
         if self._waiting is not None:
             self._waiting.append((step, metrics))
             return
@@ -110,7 +110,7 @@ class Trackers:
                 tracker.samples(step, shown[:SAMPLES_SHOWN])
 
     def flush(self) -> None:
-        """Have everything so far survive the end of this process; for the moment before a checkpoint."""
+        """Bring everything so far to where it survives this process; called before a checkpoint."""
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
                 tracker.flush()
@@ -118,7 +118,7 @@ class Trackers:
     def __enter__(self) -> "Trackers":
         for name in self._names:
             with self._failing(name):
-                self._trackers[name] = _KINDS[name](self._folder, self._config)
+                self._trackers[name] = TRACKERS[name].make(self._folder, self._config)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -129,7 +129,7 @@ class Trackers:
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:
-        """Whatever a tracker's library raises is told, and ends the tracker."""
+        """Log whatever error a tracker's library raises, and disable the tracker."""
         try:
             yield
         except Exception as error:
@@ -137,20 +137,26 @@ class Trackers:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             self._warn(
                 f"report_to: {name} failed and gets nothing more of this run ({sanitize(reason, limit=300)}); the run "
-                f"goes on, metrics.jsonl and samples.jsonl have everything. {_REMEDIES[name]}"
+                f"goes on, metrics.jsonl and samples.jsonl have everything. {TRACKERS[name].remedy}"
             )
 
 
-def _check_installed(report_to: Sequence[str]) -> None:
-    if "wandb" in report_to and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(
-            "report_to: expected the package wandb for Weights & Biases, got none; "
-            "pip install 'jaxppo[tracking]' installs it"
-        )
+def _check(report_to: Sequence[str]) -> None:
+    """Raise a `ConfigError` for a tracker that is unknown or not installed."""
+    for name in report_to:
+        if name != "none" and name not in TRACKERS:
+            hint = did_you_mean(name, TRACKERS)
+            raise ConfigError(f"report_to: expected {', '.join(TRACKERS)} or none, got {name!r}{hint}")
+        package = TRACKERS[name].package if name != "none" else None
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"report_to: expected the package {package} for {name}, got none; "
+                f"pip install 'jaxppo[{TRACKERS[name].extra}]' installs it"
+            )
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a record, without its step."""
+    """Return the finite numbers of a record, without its step."""
     numbers = {}
     for name, value in metrics.items():
         value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
@@ -160,9 +166,9 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Event files for `tensorboard --logdir`, written in this thread, so that an error is met where it can be told.
+    """Write event files for `tensorboard --logdir`, in this thread, so that errors can be caught.
 
-    (tensorboardX's own `SummaryWriter` writes in another one; where that fails, the caller waits for ever.)
+    (tensorboardX's `SummaryWriter` writes in a thread; when that fails, the caller waits for ever.)
 
     Args:
         folder: run folder.
@@ -209,7 +215,7 @@ class TensorBoard:
         self._flushed_at = time.monotonic()
 
     def close(self, failed: bool) -> None:
-        """Write what is left."""
+        """Write the rest and close."""
         del failed
         self._writer.close()
 
@@ -220,13 +226,13 @@ class TensorBoard:
 
 
 def _markdown_cell(text: str) -> str:
-    """Text that neither HTML nor Markdown reads as anything else: punctuation becomes character references."""
+    """Return a text that HTML and Markdown show as it is: punctuation becomes character references."""
     return "".join(char if char.isalnum() or char in " -.,;:()" else f"&#{ord(char)};" for char in text)
 
 
 @contextmanager
 def _torch_hidden() -> Iterator[None]:
-    """TensorboardX imports torch where it finds it, for tensors that it is never given here: five seconds."""
+    """Keep tensorboardX from importing torch, which takes five seconds, for tensors that it never gets here."""
     if "torch" in sys.modules:
         yield
         return
@@ -238,9 +244,9 @@ def _torch_hidden() -> Iterator[None]:
 
 
 class WeightsAndBiases:
-    """A run at Weights & Biases; WANDB_PROJECT, WANDB_NAME, WANDB_MODE and its other variables say which, and how.
+    """Log a run at Weights & Biases, set up by WANDB_PROJECT, WANDB_NAME, WANDB_MODE and its other variables.
 
-    The terminal's output, the command line and the code are not sent, as they may hold secrets.
+    Terminal output, command line and code are not sent, as they may hold secrets.
 
     Args:
         folder: run folder; also holds wandb's own files.
@@ -257,10 +263,10 @@ class WeightsAndBiases:
             wandb.login()  # which may ask for a key: now, not when the run has gone on for a while
 
     def begin(self, start: int) -> None:
-        """Open the run, or open it again."""
+        """Open the run, or reopen it."""
         folder = self._folder
         private = {"console": "off", "disable_git": True, "save_code": False, "x_disable_meta": True}
-        settings = self._wandb.Settings(quiet=True, **private)  # quiet: the result has just been told
+        settings = self._wandb.Settings(quiet=True, **private)  # quiet: the result has just been printed
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "jaxppo"),
             name=os.environ.get("WANDB_NAME", folder.resolve().name),
@@ -272,7 +278,7 @@ class WeightsAndBiases:
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a point to every metric; steps that wandb has from before a resume stay as they are, and are the same."""
+        """Add a point to every metric; steps that wandb has from before a resume are the same and stay."""
         if step >= self._run.step:
             self._run.log(dict(metrics), step=step)
 
@@ -283,16 +289,16 @@ class WeightsAndBiases:
             self._run.log({"samples": table}, step=step)
 
     def flush(self) -> None:
-        """Nothing waits here: all points have gone to wandb's own process."""
+        """Do nothing: all points have gone to wandb's process."""
 
     def close(self, failed: bool) -> None:
-        """Send what is left."""
+        """Send the rest and finish the run."""
         if self._run is not None:
             self._run.finish(exit_code=int(failed))
 
 
 def _wandb_id(folder: Path) -> str:
-    """The id of the run, kept in its folder."""
+    """Return the id of the run, kept in its folder."""
     path = folder / WANDB_ID_FILE
     if path.exists():
         return path.read_text(encoding="utf-8").strip()
@@ -302,11 +308,29 @@ def _wandb_id(folder: Path) -> str:
     return name
 
 
-_KINDS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
+class Kind(NamedTuple):
+    """A kind of tracker.
+
+    Attributes:
+        make: opens one for a run folder and a flat configuration without secrets.
+        package: that it imports, and that is not among the requirements of jaxppo; None: none.
+        extra: the extra of jaxppo that installs the package.
+        remedy: what to do where it fails.
+    """
+
+    make: Callable[[Path, Mapping[str, Any]], Tracker]
+    package: str | None
+    extra: str | None
+    remedy: str
+
+
+TRACKERS: dict[str, Kind] = {
+    "tensorboard": Kind(TensorBoard, None, None, "See that the run folder can be written to, then --resume"),
+    "wandb": Kind(
+        WeightsAndBiases,
+        "wandb",
+        "tracking",
+        "`wandb login`, or WANDB_MODE=offline to send it later with `wandb sync`, then --resume",
+    ),
 }
-_REMEDIES = {
-    "tensorboard": "See that the run folder can be written to, then --resume",
-    "wandb": "`wandb login`, or WANDB_MODE=offline to send it later with `wandb sync`, then --resume",
-}
+"""The trackers by their names in `--report_to`: a new one is a class and a row."""

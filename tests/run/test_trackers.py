@@ -120,7 +120,7 @@ class Broken:
 @pytest.mark.parametrize("where", ["open", "begin", "log", "samples", "close"])
 def test_a_tracker_that_fails_is_told_of_once_and_the_others_go_on(tmp_path, monkeypatch, where):
     warnings, broken = [], Broken(where)
-    monkeypatch.setitem(trackers._KINDS, "wandb", broken)
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", trackers.TRACKERS["wandb"]._replace(make=broken))
     with open_trackers(tmp_path, "wandb", "tensorboard", warn=warnings.append) as opened:
         opened.begin(0)
         for step in (1, 2):
@@ -136,7 +136,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_others_go_on(tmp_path, mon
 @pytest.mark.parametrize(("error", "failed"), [(KeyError("x"), True), (Preempted("resume", 15), False)])
 def test_a_run_that_fails_is_closed_as_such_and_one_that_is_stopped_is_not(tmp_path, monkeypatch, error, failed):
     closed, broken = [], Broken("nowhere")
-    monkeypatch.setitem(trackers._KINDS, "wandb", broken)
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", trackers.TRACKERS["wandb"]._replace(make=broken))
     monkeypatch.setattr(broken, "close", lambda failed: closed.append(failed))
     with pytest.raises(type(error)), open_trackers(tmp_path, "wandb") as opened:
         opened.begin(0)
@@ -161,12 +161,26 @@ def test_wandb_that_is_not_installed_is_refused_with_the_command_that_installs_i
     open_trackers(tmp_path, "tensorboard")
 
 
-@pytest.mark.parametrize(
-    "value", [[], ["none", "wandb"], ["wandb", "wandb"], ["mlflow"], ["tensorboard", "wandb", "none"]]
-)
+@pytest.mark.parametrize("value", [[], ["none", "wandb"], ["wandb", "wandb"], ["tensorboard", "wandb", "none"]])
 def test_report_to_refuses_what_makes_no_sense(value):
     with pytest.raises(ConfigError, match="report_to"):
         LoopConfig(report_to=tuple(value))
+
+
+def test_a_tracker_that_nobody_knows_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="report_to: expected tensorboard, wandb or none, got 'wandbb', did you mean"):
+        open_trackers(tmp_path, "wandbb")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_tracker_is_a_class_and_a_row(tmp_path, monkeypatch):
+    mine = Broken("nowhere")
+    monkeypatch.setitem(trackers.TRACKERS, "mine", trackers.Kind(mine, None, None, "none"))
+    report_to = parse_cli(TrainConfig, "train", ["--report_to", "mine"]).loop.report_to
+    with open_trackers(tmp_path, *report_to) as opened:
+        opened.begin(0)
+        opened.log(1, {"a": 1.0})
+    assert mine.calls == ["open", "begin", "log", "close"]
 
 
 def test_report_to_is_a_flag_and_not_kept_with_the_run(tmp_path):
