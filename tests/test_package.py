@@ -1,0 +1,65 @@
+"""`import jaxppo` is cheap, and offers lazily what it names."""
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+import jaxppo
+from tests import ROOT
+
+
+def test_import_loads_nothing_heavy_and_is_fast():
+    code = (
+        "import sys, time; before = set(sys.modules); start = time.process_time(); import jaxppo; "
+        "print(time.process_time() - start, *(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, *loaded = done.stdout.split()
+    assert float(seconds) < 0.1  # of this process: other processes do not matter
+    assert {name for name in loaded if name.startswith("jaxppo")} == {"jaxppo"}
+    assert not {name.split(".")[0] for name in loaded} & {"jax", "numpy", "transformers", "flax"}
+
+
+def test_every_name_is_that_of_its_module():
+    for name, place in jaxppo.NAMES.items():
+        module, _, there = place.partition(":")
+        assert getattr(jaxppo, name) is getattr(import_module(f"jaxppo.{module}"), there or name)
+        assert callable(getattr(jaxppo, name))
+
+
+def test_every_module_is_there_as_an_attribute_and_as_an_import():
+    for name in jaxppo.MODULES:
+        module = getattr(jaxppo, name)
+        assert isinstance(module, ModuleType) and module is import_module(f"jaxppo.{name}")
+
+
+def test_no_name_is_one_of_a_module():
+    folders = {path.stem for path in (ROOT / "jaxppo").iterdir()}
+    assert set(jaxppo.MODULES) <= folders and not set(jaxppo.NAMES) & folders
+
+
+def test_dir_lists_what_is_offered():
+    assert set(jaxppo.__all__) == {"__version__", *jaxppo.NAMES, *jaxppo.MODULES} <= set(dir(jaxppo))
+    assert len(set(jaxppo.__all__)) == len(jaxppo.__all__)
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse((ROOT / "jaxppo" / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    seen = {
+        alias.asname or alias.name: f"{node.module}:{alias.name}".removeprefix("jaxppo.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    expected = {name: place if ":" in place else f"{place}:{name}" for name, place in jaxppo.NAMES.items()}
+    assert seen == expected | {name: f"jaxppo:{name}" for name in jaxppo.MODULES}
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'jaxppo' has no attribute 'nonsense'"):
+        jaxppo.nonsense  # noqa: B018
