@@ -41,8 +41,9 @@ from jaxppo.planning import (
     run_val_many,
     validate_plan,
 )
-from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import Action
+from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 
 LOGISTICS = """(define (domain logistics)
   (:requirements :strips :typing)
@@ -164,12 +165,12 @@ def _move(vehicle: str, end: tuple[int, int], where: dict[str, tuple[int, int]])
 
 def blocksworld_problem(rng: random.Random) -> tuple[str, list[Action]]:
     """A random problem of four to eight blocks and an optimal plan."""
-    text = blocksworld.generate_problem(rng.randint(4, 8), rng, "towers")
-    return text, list(blocksworld.solve(parse_problem(text, parse_domain(blocksworld.DOMAIN_PDDL))))
+    text = BLOCKSWORLD.generate_problem(rng.randint(4, 8), rng, "towers")
+    return text, list(solve_blocksworld(parse_problem(text, parse_domain(BLOCKSWORLD.pddl))))
 
 
 DOMAINS = {
-    "blocksworld": (blocksworld.DOMAIN_PDDL, blocksworld_problem),
+    "blocksworld": (BLOCKSWORLD.pddl, blocksworld_problem),
     "logistics": (LOGISTICS, logistics_problem),
 }
 

@@ -17,7 +17,8 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 from jaxppo.reward_functions import plan as plan_reward
 from jaxppo.rl import advantages
 from jaxppo.rl.ppo import PPO
@@ -245,12 +246,12 @@ def plan_rows(count: int):
 
     from jaxppo.planning import parse_domain, parse_problem
 
-    problems = [blocksworld.generate_problem(3, random.Random(seed), f"p{seed}") for seed in range(count)]
-    domain = parse_domain(blocksworld.DOMAIN_PDDL)
-    plans = [blocksworld.solve(parse_problem(problem, domain)) for problem in problems]
+    problems = [BLOCKSWORLD.generate_problem(3, random.Random(seed), f"p{seed}") for seed in range(count)]
+    domain = parse_domain(BLOCKSWORLD.pddl)
+    plans = [solve_blocksworld(parse_problem(problem, domain)) for problem in problems]
     texts = [" ; ".join(" ".join(action) for action in plan) for plan in plans]
     columns = {
-        "domain_pddl": [blocksworld.DOMAIN_PDDL] * count,
+        "domain_pddl": [BLOCKSWORLD.pddl] * count,
         "problem_pddl": problems,
         "reference_plan": [[f"({' '.join(action)})" for action in plan] for plan in plans],
         "prompt_style": ["atoms"] * count,

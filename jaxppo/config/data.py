@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from jaxppo.config.checks import require, require_positive
 
@@ -23,8 +22,8 @@ class DataConfig:
     """Split to train on."""
     eval_splits: tuple[str, ...] = ("test", "test_longer")
     """Splits to evaluate on (alias --splits); the first is the one called in-distribution."""
-    prompt_style: Literal["atoms", "pddl", "nl"] = "atoms"
-    """How a problem is written as a prompt, for built-in domains: its facts as words, PDDL, or English."""
+    prompt_style: str = "atoms"
+    """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), pddl, or nl (English)."""
     data_seed: int = 0
     """Seed of the built-in problem generators, and of the rows that eval_rows chooses (apart from --seed, so that runs
     share their problems)."""

@@ -170,8 +170,8 @@ def check_row(row: Row, where: str, validator: str) -> None:
         column = "problem_pddl"
         parse_problem(row["problem_pddl"], domain)
     except PddlError as error:
-        # The sentences of `nl` are read with the domain's own actions.
-        val_can_judge = validator != "builtin" and find_val() is not None and row["prompt_style"] != "nl"
+        can_read = not prompts.PROMPT_STYLES[row["prompt_style"]].reads_domain
+        val_can_judge = validator != "builtin" and find_val() is not None and can_read
         if not (isinstance(error, UnsupportedPddlError) and val_can_judge):
             raise PddlError(f"{where}, {column}", error.line, error.message) from None
 

@@ -13,7 +13,7 @@ from jaxppo.data.rows import Row, load_split
 from jaxppo.errors import DataError, first_line
 from jaxppo.planning import prompts
 from jaxppo.planning.datasets import files as dataset_files
-from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.domains import BLOCKSWORLD
 
 # --- fresh tokenizers
 
@@ -28,7 +28,7 @@ def words_of_dataset(config: DataConfig) -> list[str]:
         DataError: the file is no list of words, or a row is malformed.
     """
     if config.dataset == "blocksworld":
-        return prompts.vocabulary([blocksworld.DOMAIN_PDDL], blocksworld.NAMES, config.prompt_style)
+        return prompts.vocabulary([BLOCKSWORLD.pddl], BLOCKSWORLD.names, config.prompt_style)
     path = Path(config.dataset) / dataset_files.VOCABULARY_FILE
     if path.is_file():
         return _read_words(path)

@@ -342,12 +342,13 @@ def _word(valid: bool) -> str:
 def _cases(problems: int) -> list[tuple[str, str, list[Any]]]:
     """Blocksworld problems, each with a valid plan, with its goal not reached, and with its steps in reverse order."""
     from jaxppo.planning import parse_domain, parse_problem
-    from jaxppo.planning.domains import blocksworld
+    from jaxppo.planning.domains import BLOCKSWORLD
+    from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 
-    domain, cases = blocksworld.DOMAIN_PDDL, []
+    domain, cases = BLOCKSWORLD.pddl, []
     for number in range(problems):
-        problem = blocksworld.generate_problem(3 + number % 3, random.Random(number), f"doctor-{number}")
-        plan = list(blocksworld.solve(parse_problem(problem, parse_domain(domain))))
+        problem = BLOCKSWORLD.generate_problem(3 + number % 3, random.Random(number), f"doctor-{number}")
+        plan = list(solve_blocksworld(parse_problem(problem, parse_domain(domain))))
         cases += [(domain, problem, steps) for steps in (plan, plan[:-1], plan[::-1])]
     return cases
 

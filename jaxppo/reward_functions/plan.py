@@ -23,8 +23,9 @@ from jaxppo.planning import (
     validate_actions,
 )
 from jaxppo.planning.datasets.rows import reference_plans
-from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
+from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 from jaxppo.planning.validate.audit import Audit
 from jaxppo.rewards import NormaliseBy, lccs, lcs, per_action
 
@@ -230,9 +231,9 @@ def check_validator(validator: str) -> None:
     Raises:
         ValidatorError: it is missing, does not start, or does not say "valid".
     """
-    problem_pddl = blocksworld.generate_problem(2, random.Random(0), "self-test")
-    problem = parse_problem(problem_pddl, parse_domain(blocksworld.DOMAIN_PDDL))
-    verdict = validate_actions(blocksworld.DOMAIN_PDDL, problem_pddl, blocksworld.solve(problem), validator)
+    problem_pddl = BLOCKSWORLD.generate_problem(2, random.Random(0), "self-test")
+    problem = parse_problem(problem_pddl, parse_domain(BLOCKSWORLD.pddl))
+    verdict = validate_actions(BLOCKSWORLD.pddl, problem_pddl, solve_blocksworld(problem), validator)
     if not verdict.valid:
         raise ValidatorError(f"validator {validator}: expected 'valid' for a valid plan, got '{describe(verdict)}'")
 

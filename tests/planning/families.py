@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxppo.planning import Problem, execute, parse_domain, parse_problem
-from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import Action
+from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 
 Case = tuple[str, str, tuple[Action, ...]]
 
@@ -160,9 +161,9 @@ def draw_cases(name: str, rng: random.Random, n: int) -> Iterator[Case]:
 
 
 def _draw_blocks(rng: random.Random) -> Case:
-    text = blocksworld.generate_problem(rng.randint(3, 6), rng, "blocks")
-    problem = parse_problem(text, parse_domain(blocksworld.DOMAIN_PDDL))
-    return blocksworld.DOMAIN_PDDL, text, change(blocksworld.solve(problem), problem, rng)
+    text = BLOCKSWORLD.generate_problem(rng.randint(3, 6), rng, "blocks")
+    problem = parse_problem(text, parse_domain(BLOCKSWORLD.pddl))
+    return BLOCKSWORLD.pddl, text, change(solve_blocksworld(problem), problem, rng)
 
 
 def _draw_case(family: Family, rng: random.Random) -> Case:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from jaxppo.planning import Problem, parse_domain, parse_problem
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL
+from jaxppo.planning.domains import BLOCKSWORLD
 
 Towers = tuple[tuple[str, ...], ...]
 
@@ -34,7 +34,7 @@ def towers_problem(start: Towers, goal: Towers) -> Problem:
         f"(define (problem towers) (:domain blocksworld) (:objects {blocks}) (:init {init})"
         f" (:goal (and {' '.join(place_atoms(goal))})))"
     )
-    return parse_problem(text, parse_domain(DOMAIN_PDDL))
+    return parse_problem(text, parse_domain(BLOCKSWORLD.pddl))
 
 
 def shortest_lengths(start: Towers) -> dict[frozenset[tuple[str, ...]], int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxppo.errors import ConfigError, ValidatorError
 from jaxppo.planning import find_val, parse_action
 from jaxppo.planning.datasets.rows import build_split
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.planning.validate.audit import Audit
 from jaxppo.reward_functions import plan as plan_reward
@@ -119,7 +119,7 @@ JUNK_INSIDE = SOLUTION.replace("pick-up", "stack b b ; pick-up")  # readable, an
 def columns_for(completions):
     n = len(completions)
     return {
-        "domain_pddl": [DOMAIN_PDDL] * n,
+        "domain_pddl": [BLOCKSWORLD.pddl] * n,
         "problem_pddl": [PROBLEM_PDDL] * n,
         "reference_plan": [REFERENCE] * n,
         "prompt_style": ["atoms"] * n,

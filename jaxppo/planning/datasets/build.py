@@ -94,8 +94,8 @@ def _check(config: BuildConfig) -> None:
                 raise ConfigError(f"{field}: expected some of {', '.join(DOMAINS)}, got {name!r}")
     for name, sizes in parse_domain_sizes(config.train_sizes).items():
         known = name in (*config.domains, *config.unseen_domains)
-        if not known or not {*sizes} <= {*DOMAINS[name].SIZES}:
-            expected = f"sizes {DOMAINS[name].SIZES[0]} to {DOMAINS[name].SIZES[-1]}" if known else "a domain in use"
+        if not known or not {*sizes} <= {*DOMAINS[name].sizes}:
+            expected = f"sizes {DOMAINS[name].sizes[0]} to {DOMAINS[name].sizes[-1]}" if known else "a domain in use"
             raise ConfigError(f"train_sizes: expected {expected}, got {name}:{sizes[0]}-{sizes[-1]}")
     planner_version(config.planners.planner)  # here there has to be one
     check_planners(config.planners, config.use_val)
@@ -156,7 +156,7 @@ def _first_demands(config: BuildConfig) -> Iterator[Demand]:
 
 def _train_sizes(config: BuildConfig, name: str) -> range:
     sizes = parse_domain_sizes(config.train_sizes)
-    return sizes[name] if name in sizes else DOMAINS[name].TRAIN_SIZES
+    return sizes[name] if name in sizes else DOMAINS[name].train_sizes
 
 
 def _later_demands(config: BuildConfig, name: str, fillings: Sequence[Filling]) -> Iterator[Demand]:
@@ -166,8 +166,8 @@ def _later_demands(config: BuildConfig, name: str, fillings: Sequence[Filling]) 
     taken = frozenset(chain.from_iterable(filling.forms() for filling in own if filling.demand.split == "test"))
     short, long = parse_lengths(config.short_lengths), parse_lengths(config.long_lengths)
     domain, own_sizes = DOMAINS[name], _train_sizes(config, name)
-    end = max(domain.LARGER_SIZES[-1], min(own_sizes[-1] + 1, domain.SIZES[-1])) + 1
-    larger = range(min(own_sizes[-1] + 1, domain.SIZES[-1]), end)
+    end = max(domain.larger_sizes[-1], min(own_sizes[-1] + 1, domain.sizes[-1])) + 1
+    larger = range(min(own_sizes[-1] + 1, domain.sizes[-1]), end)
     for split, sizes, lengths, n_objects in (
         ("test_longer", range(median_low(own_sizes), end), (long,), range(most + 1)),
         ("test_larger", larger, (short, long), range(most + 1, _ANY)),
@@ -196,7 +196,7 @@ def _solve(
     tasks = [
         PlanTask(
             f"{filling.demand.name}-{filling.demand.split}-{candidate.number}",
-            filling.demand.domain.DOMAIN_PDDL,
+            filling.demand.domain.pddl,
             candidate.problem_pddl,
         )
         for filling, candidate in batch
@@ -232,7 +232,7 @@ def _rows(config: BuildConfig, fillings: Sequence[Filling]) -> tuple[dict[str, l
             _row(filling.demand, number, solved, config.prompt_style) for number, solved in enumerate(filling.accepted)
         ]
         if filling.demand.split == "train":
-            pools, count = filling.demand.domain.POOLS, config.n_renamings
+            pools, count = filling.demand.domain.pools, config.n_renamings
             own = [same for row in own for same in (row, *renamed_rows(row, pools, count, filling.demand.seed))]
         rows.setdefault(filling.demand.split, []).extend(own)
     for name in config.domains if config.obfuscated_domains is None else config.obfuscated_domains:
@@ -249,7 +249,7 @@ def _row(demand: Demand, number: int, solved: Solved, prompt_style: str) -> Row:
         id=f"{demand.name}-{demand.split}-{number:05d}",
         domain=demand.name,
         split=demand.split,
-        domain_pddl=demand.domain.DOMAIN_PDDL,
+        domain_pddl=demand.domain.pddl,
         problem_pddl=solved.candidate.problem_pddl,
         plan=solved.result.plan,
         prompt_style=prompt_style,
@@ -266,10 +266,10 @@ def _styles(config: BuildConfig) -> tuple[str, ...]:
 def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
     """Other words for all that the problems of a domain may say."""
     domain = DOMAINS[name]
-    objects = " ".join(sorted({word for pool in domain.POOLS.values() for word in pool}))
+    objects = " ".join(sorted({word for pool in domain.pools.values() for word in pool}))
     everything = f"(define (problem {PROBLEM_NAME}) (:domain {name}) (:objects {objects}) (:init) (:goal (and)))"
     rng = random.Random(f"{name}/{style}/{seed}")
-    return dict(obfuscate(domain.DOMAIN_PDDL, everything, (), style, rng=rng).mapping)
+    return dict(obfuscate(domain.pddl, everything, (), style, rng=rng).mapping)
 
 
 def _in_other_words(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str]]) -> Iterator[Row]:
@@ -306,8 +306,8 @@ def _with_optimal_costs(
 
 def _all_names(config: BuildConfig, words: Words) -> set[str]:
     """Every name that a problem of the domains may use, in all words."""
-    plain = {name for domain in (*config.domains, *config.unseen_domains) for name in DOMAINS[domain].NAMES}
-    mappings = [(DOMAINS[domain].NAMES, mapping) for domain, styles in words.items() for mapping in styles.values()]
+    plain = {name for domain in (*config.domains, *config.unseen_domains) for name in DOMAINS[domain].names}
+    mappings = [(DOMAINS[domain].names, mapping) for domain, styles in words.items() for mapping in styles.values()]
     other = {mapping[name] for names, mapping in mappings for name in names}
     return plain | other
 

@@ -9,10 +9,10 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import NamedTuple
 
 from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, partition_of_form
+from jaxppo.planning.domains import PlanningDomain
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.solve.planners import PlanResult
 from jaxppo.planning.transform.canonical import canonical_form
@@ -54,7 +54,7 @@ class Demand:
 
     Attributes:
         name: the domain's name.
-        domain: its module.
+        domain: the domain.
         split: the split.
         n_rows: how many rows.
         sizes: what the generator is asked for, in turn.
@@ -65,7 +65,7 @@ class Demand:
     """
 
     name: str
-    domain: ModuleType
+    domain: PlanningDomain
     split: str
     n_rows: int
     sizes: Sequence[int]
@@ -182,4 +182,4 @@ class Filling:
         return None
 
     def _parsed(self, problem_pddl: str) -> Problem:
-        return parse_problem(problem_pddl, parse_domain(self.demand.domain.DOMAIN_PDDL))
+        return parse_problem(problem_pddl, parse_domain(self.demand.domain.pddl))

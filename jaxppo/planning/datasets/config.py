@@ -2,27 +2,17 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxppo.config import require
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.prompts import PROMPT_STYLES
 
 SHORT_LENGTHS, LONG_LENGTHS = "3-16", "20-40"
-DOMAINS = (
-    "blocksworld",
-    "childsnack",
-    "depots",
-    "driverlog",
-    "ferry",
-    "gripper",
-    "logistics",
-    "miconic",
-    "satellite",
-    "visitall",
-)
-"""What `build` makes problems of by default."""
-UNSEEN_DOMAINS = ("hanoi", "storage")
-
-PromptStyle = Literal["atoms", "pddl", "nl"]
+if TYPE_CHECKING:
+    PromptStyle = str
+else:
+    PromptStyle = Literal[*PROMPT_STYLES]
 FileFormat = Literal["jsonl", "parquet", "both"]
 
 
@@ -97,9 +87,9 @@ class BuildConfig:
     """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
     output_dir: str = "data/planning"
     """Folder for the data set; one that holds an unfinished build of the same settings is continued."""
-    domains: tuple[str, ...] = DOMAINS
+    domains: tuple[str, ...] = tuple(name for name, domain in DOMAINS.items() if not domain.unseen)
     """Domains of the splits train, rl, test, test_longer and test_larger."""
-    unseen_domains: tuple[str, ...] = UNSEEN_DOMAINS
+    unseen_domains: tuple[str, ...] = tuple(name for name, domain in DOMAINS.items() if domain.unseen)
     """Domains of the split test_unseen; none of `domains`."""
     obfuscated_domains: tuple[str, ...] | None = None
     """Domains whose test problems are in test_obfuscated, in other words; default: all of `domains`."""

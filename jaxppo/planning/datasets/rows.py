@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError, MissingColumnError
-from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, format_action
 from jaxppo.planning.prompts import render_completion, render_prompt
@@ -19,7 +19,6 @@ from jaxppo.planning.transform.canonical import canonical_form
 
 Row = dict[str, Any]
 
-DOMAINS = {"blocksworld": blocksworld}
 COLUMNS: Mapping[str, type] = {
     "id": str,
     "domain": str,
@@ -72,7 +71,7 @@ def build_split(
         sizes: number of objects to number of rows; the draws of one size do not depend on the others.
         seed: decides the draws.
         prompt_style: one of `prompts.PROMPT_STYLES`.
-        domain: one of `DOMAINS`.
+        domain: one whose module solves its problems.
         unique: no two rows are the same problem up to renaming; otherwise only no two prompts are equal.
 
     Raises:
@@ -80,7 +79,7 @@ def build_split(
         DataError: the partition holds fewer problems than asked for.
     """
     _expect_one_of("split", split, BUILT_IN_SPLITS)
-    _expect_one_of("domain", domain, DOMAINS)
+    _expect_one_of("domain", domain, [name for name, own in DOMAINS.items() if own.solve is not None])
     rows = []
     for size, n_rows in sizes.items():
         draw = _Draw(split, domain, size, prompt_style, unique, random.Random(f"{domain}/{split}/{size}/{seed}"))
@@ -156,7 +155,7 @@ class _Draw:
         domain = DOMAINS[self.domain]
         for _ in range(_MAX_DRAWS_WITHOUT_NEW):
             text = domain.generate_problem(self.size, self.rng, name)
-            problem = parse_problem(text, parse_domain(domain.DOMAIN_PDDL))
+            problem = parse_problem(text, parse_domain(domain.pddl))
             if self._accept(text, problem):
                 return text, problem
         raise DataError(
@@ -166,7 +165,7 @@ class _Draw:
 
     def _accept(self, text: str, problem: Problem) -> bool:
         form = canonical_form(problem)
-        key = form if self.unique else render_prompt(DOMAINS[self.domain].DOMAIN_PDDL, text, self.prompt_style)
+        key = form if self.unique else render_prompt(DOMAINS[self.domain].pddl, text, self.prompt_style)
         if partition_of_form(form) != SPLIT_PARTITIONS[self.split] or key in self.seen:
             return False
         self.seen.add(key)
@@ -182,15 +181,16 @@ def partition_of_form(form: str) -> str:
 def _row(name: str, draw: _Draw, n_wanted: int) -> Row:
     text, problem = draw.next_problem(name, n_wanted)
     domain = DOMAINS[draw.domain]
+    assert domain.solve is not None
     return make_row(
         id=name,
         domain=draw.domain,
         split=draw.split,
-        domain_pddl=domain.DOMAIN_PDDL,
+        domain_pddl=domain.pddl,
         problem_pddl=text,
         plan=domain.solve(problem),
         prompt_style=draw.prompt_style,
-        planner=domain.PLANNER,
+        planner=domain.planner,
     )
 
 

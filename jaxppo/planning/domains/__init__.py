@@ -1,40 +1,38 @@
-"""One folder per planning domain: its `domain.pddl` and its problem generator.
+"""Planning domains with generators of problems: one file and its PDDL for each, and one row here.
 
-Every module has `DOMAIN_PDDL`, `NAMES` (all object names that its problems may use), `POOLS` (the same by type or kind
-of object), `generate_problem(size, rng, name)`, and three ranges of sizes: `SIZES` (all), `TRAIN_SIZES` and
-`LARGER_SIZES` (those of larger test problems).
+In: a size and a random generator. Out: the PDDL text of a solvable problem.
 """
 
-from types import ModuleType
+from jaxppo.planning.domains.blocksworld import BLOCKSWORLD
+from jaxppo.planning.domains.childsnack import CHILDSNACK
+from jaxppo.planning.domains.depots import DEPOTS
+from jaxppo.planning.domains.domain import Phrases, PlanningDomain
+from jaxppo.planning.domains.driverlog import DRIVERLOG
+from jaxppo.planning.domains.ferry import FERRY
+from jaxppo.planning.domains.gripper import GRIPPER
+from jaxppo.planning.domains.hanoi import HANOI
+from jaxppo.planning.domains.logistics import LOGISTICS
+from jaxppo.planning.domains.miconic import MICONIC
+from jaxppo.planning.domains.satellite import SATELLITE
+from jaxppo.planning.domains.storage import STORAGE
+from jaxppo.planning.domains.visitall import VISITALL
 
-from jaxppo.planning.domains import (
-    blocksworld,
-    childsnack,
-    depots,
-    driverlog,
-    ferry,
-    gripper,
-    hanoi,
-    logistics,
-    miconic,
-    satellite,
-    storage,
-    visitall,
+__all__ = ["BLOCKSWORLD", "DOMAINS", "Phrases", "PlanningDomain"]
+
+_ALL = (
+    BLOCKSWORLD,
+    CHILDSNACK,
+    DEPOTS,
+    DRIVERLOG,
+    FERRY,
+    GRIPPER,
+    HANOI,
+    LOGISTICS,
+    MICONIC,
+    SATELLITE,
+    STORAGE,
+    VISITALL,
 )
 
-__all__ = ["DOMAINS", "blocksworld", "phrases"]
-
-DOMAINS: dict[str, ModuleType] = {
-    "blocksworld": blocksworld,
-    "childsnack": childsnack,
-    "depots": depots,
-    "driverlog": driverlog,
-    "ferry": ferry,
-    "gripper": gripper,
-    "hanoi": hanoi,
-    "logistics": logistics,
-    "miconic": miconic,
-    "satellite": satellite,
-    "storage": storage,
-    "visitall": visitall,
-}
+DOMAINS: dict[str, PlanningDomain] = {domain.name: domain for domain in _ALL}
+"""Name to domain."""

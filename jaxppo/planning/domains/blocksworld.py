@@ -1,4 +1,4 @@
-"""Random Blocksworld problems: start and goal uniform over all states of n blocks.
+"""Blocksworld: rebuild towers of blocks with one hand; start and goal uniform over all states of n blocks.
 
 Placing block after block at random favours few tall towers; the counts below remove that bias.
 Source: Slaney and Thiebaux, Blocks World revisited, Artificial Intelligence 125 (2001).
@@ -9,42 +9,21 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 
-from jaxppo.errors import ConfigError
+from jaxppo.planning.domains.domain import Phrases, PlanningDomain
+from jaxppo.planning.domains.problems import problem_text, shuffled
+from jaxppo.planning.solve.blocksworld import solve
 
-NAMES = tuple("abcdefghijklmnop")
-"""The pool of block names; each is one word of a word-level tokenizer."""
-POOLS = {"block": NAMES}
-"""Kind of object to the names it may have."""
-SIZES = range(2, len(NAMES) + 1)
-"""Numbers of blocks."""
-TRAIN_SIZES = range(2, 9)
-"""Those of training problems: most have plans of 3 to 16 steps."""
-LARGER_SIZES = range(9, 13)
-"""Those of larger test problems: most have plans of at most 40 steps."""
+POOLS = {"block": tuple("abcdefghijklmnop")}
 
 
-def generate_problem(n_blocks: int, rng: random.Random, name: str) -> str:
-    """Write a random problem: start, goal (a complete state other than the start), names and atom order vary.
-
-    Args:
-        n_blocks: 2 to 16.
-        rng: the only source of randomness.
-        name: the problem's name.
-
-    Returns:
-        PDDL text.
-
-    Raises:
-        ConfigError: there are not enough names, or only one state, for that many blocks.
-    """
-    if n_blocks not in SIZES:
-        raise ConfigError(f"n_blocks: expected {SIZES[0]} to {SIZES[-1]}, got {n_blocks}")
-    blocks = rng.sample(NAMES, n_blocks)
+def draw_problem(n_blocks: int, rng: random.Random, name: str) -> str:
+    """Write a random problem: start, goal (a complete state other than the start), names and atom order vary."""
+    blocks = rng.sample(POOLS["block"], n_blocks)
     start, goal = random_towers(blocks, rng), random_towers(blocks, rng)
     while sorted(goal) == sorted(start):
         start, goal = random_towers(blocks, rng), random_towers(blocks, rng)
     init = [*_places(start), *(f"(clear {tower[-1]})" for tower in start), "(handempty)"]
-    return _problem_pddl(name, blocks, _shuffled(init, rng), _shuffled(_places(goal), rng))
+    return problem_text(name, "blocksworld", " ".join(blocks), shuffled(init, rng), shuffled(_places(goal), rng))
 
 
 def random_towers(blocks: Iterable[str], rng: random.Random) -> list[list[str]]:
@@ -89,15 +68,33 @@ def _places(towers: Iterable[list[str]]) -> list[str]:
     return atoms
 
 
-def _shuffled(atoms: list[str], rng: random.Random) -> list[str]:
-    return rng.sample(atoms, len(atoms))
-
-
-def _problem_pddl(name: str, blocks: Iterable[str], init: Iterable[str], goal: Iterable[str]) -> str:
-    return (
-        f"(define (problem {name})\n"
-        f"  (:domain blocksworld)\n"
-        f"  (:objects {' '.join(blocks)})\n"
-        f"  (:init {' '.join(init)})\n"
-        f"  (:goal (and {' '.join(goal)})))\n"
-    )
+BLOCKSWORLD = PlanningDomain(
+    name="blocksworld",
+    counts="blocks",
+    sizes=range(2, 17),
+    train_sizes=range(2, 9),
+    larger_sizes=range(9, 13),
+    pools=POOLS,
+    draw=draw_problem,
+    phrases=Phrases(
+        about="Blocks stand on a table or on one another, and one hand moves them. The hand holds one block at most.",
+        kinds={
+            "object": ("a block", "blocks"),
+        },
+        predicates={
+            "on": "block {0} is on block {1}",
+            "ontable": "block {0} is on the table",
+            "clear": "nothing is on block {0}",
+            "handempty": "the hand is empty",
+            "holding": "the hand holds block {0}",
+        },
+        actions={
+            "pick-up": "pick up block {0}",
+            "put-down": "put down block {0}",
+            "stack": "stack block {0} on block {1}",
+            "unstack": "unstack block {0} from block {1}",
+        },
+    ),
+    solve=solve,
+    planner="astar-optimal",
+)

@@ -1,8 +1,9 @@
-"""Random Child snack problems."""
+"""Child snack: make sandwiches, some without gluten, and serve them to the children at the tables."""
 
 import random
 
-from jaxppo.planning.domains.problems import check_count, draw_count, draw_goal, numbered, write_problem
+from jaxppo.planning.domains.domain import Phrases, PlanningDomain
+from jaxppo.planning.domains.problems import draw_count, draw_goal, numbered, write_problem
 
 POOLS = {
     "child": numbered("child", 8),
@@ -12,53 +13,21 @@ POOLS = {
     "tray": numbered("tray", 3),
     "place": numbered("table", 4),
 }
-"""Type to the names that its objects may have (and the constant `kitchen`); each is one word of a tokenizer."""
-NAMES = ("kitchen", *(name for pool in POOLS.values() for name in pool))
-SIZES = range(1, 9)
-"""Numbers of children."""
-TRAIN_SIZES = range(1, 6)
-"""Those of training problems: most have plans of 3 to 16 steps."""
-LARGER_SIZES = range(6, 9)
-"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
-def generate_problem(
-    n_children: int,
-    rng: random.Random,
-    name: str,
-    *,
-    n_allergic: int | None = None,
-    n_tables: int | None = None,
-    n_trays: int | None = None,
-) -> str:
+def draw_problem(n_children: int, rng: random.Random, name: str) -> str:
     """Write a random problem.
 
     Who waits where and who tolerates no gluten, which children must be served (at least half), where the trays are,
     spare bread, filling and sandwiches, all numbers, names and order vary. It is solvable: there is bread, filling and
     a sandwich for every child and, of bread and filling, as much without gluten as children who need it; so their
     sandwiches are made first, and a tray can move between all places.
-
-    Args:
-        n_children: 1 to 8.
-        rng: the only source of randomness.
-        name: the problem's name.
-        n_allergic: children who tolerate no gluten, 0 to `n_children`; drawn, at most half of them
-            (rounded up), where None.
-        n_tables: 1 to 4; drawn, at most `1 + n_children // 2`, where None.
-        n_trays: 1 to 3; drawn, at most 2, where None.
-
-    Returns:
-        PDDL text.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
-    check_count("n_children", n_children, SIZES)
     children = rng.sample(POOLS["child"], n_children)
     allowed = range(n_children + 1)
-    allergic = children[: draw_count("n_allergic", n_allergic, allowed, (n_children + 1) // 2, rng)]
-    tables = rng.sample(POOLS["place"], draw_count("n_tables", n_tables, range(1, 5), 1 + n_children // 2, rng))
-    trays = rng.sample(POOLS["tray"], draw_count("n_trays", n_trays, range(1, 4), 2, rng))
+    allergic = children[: draw_count(allowed, (n_children + 1) // 2, rng)]
+    tables = rng.sample(POOLS["place"], draw_count(range(1, 5), 1 + n_children // 2, rng))
+    trays = rng.sample(POOLS["tray"], draw_count(range(1, 4), 2, rng))
     bread, filling, sandwiches = (
         rng.sample(POOLS[kind], n_children + rng.randint(0, 2)) for kind in ("bread", "filling", "sandwich")
     )
@@ -89,3 +58,53 @@ def _portions(kind: str, portions: list[str], n_needed: int, rng: random.Random)
         *(f"({kind}_in_kitchen {portion})" for portion in portions),
         *(f"(gluten_free_{kind} {portion})" for portion in gluten_free),
     ]
+
+
+CHILDSNACK = PlanningDomain(
+    name="childsnack",
+    counts="children",
+    sizes=range(1, 9),
+    train_sizes=range(1, 6),
+    larger_sizes=range(6, 9),
+    pools=POOLS,
+    draw=draw_problem,
+    phrases=Phrases(
+        about=(
+            "Sandwiches are made in the kitchen and brought on trays to waiting children. A child that is "
+            "allergic gets a sandwich without gluten."
+        ),
+        kinds={
+            "child": ("a child", "children"),
+            "bread": ("a piece of bread", "pieces of bread"),
+            "filling": ("a filling", "fillings"),
+            "sandwich": ("a sandwich", "sandwiches"),
+            "tray": ("a tray", "trays"),
+            "place": ("a place", "places"),
+            "object": ("a thing", "things"),
+        },
+        predicates={
+            "bread_in_kitchen": "{0} lies in the kitchen",
+            "filling_in_kitchen": "{0} is ready in the kitchen",
+            "gluten_free_bread": "{0} is bread without gluten",
+            "gluten_free_filling": "{0} is a filling without gluten",
+            "not_made": "{0} is not made yet",
+            "sandwich_in_kitchen": "{0} is made and in the kitchen",
+            "gluten_free_sandwich": "{0} is without gluten",
+            "on_tray": "{0} is on {1}",
+            "at": "{0} is at {1}",
+            "allergic": "{0} is allergic",
+            "not_allergic": "{0} can eat everything",
+            "waiting": "{0} waits at {1}",
+            "served": "{0} has a sandwich",
+        },
+        actions={
+            "make_gluten_free_sandwich": "make {0} without gluten from {1} and {2}",
+            "make_sandwich": "make {0} from {1} and {2}",
+            "put_on_tray": "put {0} on {1}",
+            "move_tray": "move {0} from {1} to {2}",
+            "serve_gluten_free_sandwich": "serve {0} without gluten to {1} from {2} at {3}",
+            "serve_sandwich": "serve {0} to {1} from {2} at {3}",
+        },
+    ),
+    constants=("kitchen",),
+)

@@ -1,10 +1,11 @@
-"""Random Depots problems."""
+"""Depots: hoists stack crates on pallets, trucks carry crates between places."""
 
 import random
 from collections.abc import Iterable
 from itertools import pairwise
 
-from jaxppo.planning.domains.problems import check_count, draw_count, draw_goal, numbered, shuffled, write_problem
+from jaxppo.planning.domains.domain import Phrases, PlanningDomain
+from jaxppo.planning.domains.problems import draw_count, draw_goal, numbered, shuffled, write_problem
 
 POOLS = {
     "depot": numbered("depot", 4),
@@ -14,42 +15,18 @@ POOLS = {
     "pallet": numbered("pallet", 8),
     "crate": numbered("crate", 8),
 }
-"""Type to the names that its objects may have; each is one word of a word-level tokenizer."""
-NAMES = tuple(name for pool in POOLS.values() for name in pool)
-SIZES = range(1, 9)
-"""Numbers of crates."""
-TRAIN_SIZES = range(1, 5)
-"""Those of training problems: most have plans of 3 to 16 steps."""
-LARGER_SIZES = range(5, 7)
-"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
-def generate_problem(
-    n_crates: int, rng: random.Random, name: str, *, n_places: int | None = None, n_trucks: int | None = None
-) -> str:
+def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
     """Write a random problem.
 
     The piles at the start and in the goal, how much of the goal's piles is asked for (at least half), the kinds and
     number of places, spare pallets, hoists and trucks, names and order vary. It is solvable: every place has a hoist
     and is open to all trucks, which carry any number of crates, so all piles can be loaded from the top and the goal's
     piles built from the bottom.
-
-    Args:
-        n_crates: 1 to 8.
-        rng: the only source of randomness.
-        name: the problem's name.
-        n_places: 2 to 4; drawn, at most `2 + n_crates // 2`, where None.
-        n_trucks: 1 to 3; drawn, at most 2, where None.
-
-    Returns:
-        PDDL text.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
-    check_count("n_crates", n_crates, SIZES)
-    places = _draw_places(draw_count("n_places", n_places, range(2, 5), 2 + n_crates // 2, rng), rng)
-    trucks = rng.sample(POOLS["truck"], draw_count("n_trucks", n_trucks, range(1, 4), 2, rng))
+    places = _draw_places(draw_count(range(2, 5), 2 + n_crates // 2, rng), rng)
+    trucks = rng.sample(POOLS["truck"], draw_count(range(1, 4), 2, rng))
     hoists = _spread("hoist", places, 2, rng)
     pallets = _spread("pallet", places, 3, rng)
     crates = rng.sample(POOLS["crate"], n_crates)
@@ -95,3 +72,44 @@ def _draw_piles(crates: list[str], pallets: Iterable[str], rng: random.Random) -
 
 def _on(piles: Iterable[list[str]]) -> list[str]:
     return [f"(on {upper} {lower})" for pile in piles for lower, upper in pairwise(pile)]
+
+
+DEPOTS = PlanningDomain(
+    name="depots",
+    counts="crates",
+    sizes=range(1, 9),
+    train_sizes=range(1, 5),
+    larger_sizes=range(5, 7),
+    pools=POOLS,
+    draw=draw_problem,
+    phrases=Phrases(
+        about="Crates are piled on pallets. Hoists lift and drop them, and trucks carry them from place to place.",
+        kinds={
+            "place": ("a place", "places"),
+            "locatable": ("a thing with a place", "things with a place"),
+            "depot": ("a depot", "depots"),
+            "distributor": ("a distributor", "distributors"),
+            "truck": ("a truck", "trucks"),
+            "hoist": ("a hoist", "hoists"),
+            "surface": ("a surface", "surfaces"),
+            "pallet": ("a pallet", "pallets"),
+            "crate": ("a crate", "crates"),
+            "object": ("something", "anything"),
+        },
+        predicates={
+            "at": "{0} is at {1}",
+            "on": "{0} stands on {1}",
+            "in": "{0} is in {1}",
+            "clear": "nothing stands on {0}",
+            "lifting": "{0} holds {1}",
+            "available": "{0} holds nothing",
+        },
+        actions={
+            "drive": "drive {0} from {1} to {2}",
+            "lift": "use {0} to lift {1} from {2} at {3}",
+            "drop": "use {0} to drop {1} onto {2} at {3}",
+            "load": "use {0} to load {1} into {2} at {3}",
+            "unload": "use {0} to unload {1} out of {2} at {3}",
+        },
+    ),
+)

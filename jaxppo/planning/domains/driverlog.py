@@ -1,10 +1,10 @@
-"""Random Driverlog problems."""
+"""Driverlog: drivers walk to trucks, which deliver packages by road."""
 
 import random
 
+from jaxppo.planning.domains.domain import Phrases, PlanningDomain
 from jaxppo.planning.domains.problems import (
     both_ways,
-    check_count,
     draw_count,
     draw_goal,
     draw_roads,
@@ -19,51 +19,20 @@ POOLS = {
     "truck": numbered("truck", 3),
     "package": numbered("package", 12),
 }
-"""Type to the names that its objects may have; each is one word of a word-level tokenizer."""
-NAMES = tuple(name for pool in POOLS.values() for name in pool)
-SIZES = range(1, 13)
-"""Numbers of packages."""
-TRAIN_SIZES = range(1, 9)
-"""Those of training problems: most have plans of 3 to 16 steps."""
-LARGER_SIZES = range(9, 13)
-"""Those of larger test problems: most have plans of at most 40 steps."""
 _PLACES, _STOPS = POOLS["location"][:8], POOLS["location"][8:]
 
 
-def generate_problem(
-    n_packages: int,
-    rng: random.Random,
-    name: str,
-    *,
-    n_locations: int | None = None,
-    n_trucks: int | None = None,
-    n_drivers: int | None = None,
-) -> str:
+def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
     """Write a random problem.
 
     The two maps (links for trucks, paths for walkers, some with a stop between), where everything starts, the targets
     of packages (at least half have one) and of some trucks and drivers, all numbers, names and order vary. It is
     solvable: both maps are connected and symmetric, so a driver reaches each truck, delivers all packages, brings
     every truck to its target, and then all drivers walk to theirs.
-
-    Args:
-        n_packages: 1 to 12.
-        rng: the only source of randomness.
-        name: the problem's name.
-        n_locations: places that trucks reach, 2 to 8; drawn, at most `3 + n_packages // 2`, where None.
-        n_trucks: 1 to 3; drawn, at most 2, where None.
-        n_drivers: 1 to 3; drawn, at most 2, where None.
-
-    Returns:
-        PDDL text.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
-    check_count("n_packages", n_packages, SIZES)
-    places = rng.sample(_PLACES, draw_count("n_locations", n_locations, range(2, 9), 3 + n_packages // 2, rng))
-    trucks = rng.sample(POOLS["truck"], draw_count("n_trucks", n_trucks, range(1, 4), 2, rng))
-    drivers = rng.sample(POOLS["driver"], draw_count("n_drivers", n_drivers, range(1, 4), 2, rng))
+    places = rng.sample(_PLACES, draw_count(range(2, 9), 3 + n_packages // 2, rng))
+    trucks = rng.sample(POOLS["truck"], draw_count(range(1, 4), 2, rng))
+    drivers = rng.sample(POOLS["driver"], draw_count(range(1, 4), 2, rng))
     packages = rng.sample(POOLS["package"], n_packages)
     paths, stops = _draw_paths(places, rng)
     starts = {name: rng.choice(places) for name in packages}
@@ -90,3 +59,41 @@ def _draw_paths(places: list[str], rng: random.Random) -> tuple[list[tuple[str, 
         else:
             paths.append((a, b))
     return paths, stops
+
+
+DRIVERLOG = PlanningDomain(
+    name="driverlog",
+    counts="packages",
+    sizes=range(1, 13),
+    train_sizes=range(1, 9),
+    larger_sizes=range(9, 13),
+    pools=POOLS,
+    draw=draw_problem,
+    phrases=Phrases(
+        about="Drivers walk along paths and drive trucks along roads. Trucks carry packages.",
+        kinds={
+            "location": ("a place", "places"),
+            "locatable": ("a thing with a place", "things with a place"),
+            "driver": ("a driver", "drivers"),
+            "truck": ("a truck", "trucks"),
+            "package": ("a package", "packages"),
+            "object": ("something", "anything"),
+        },
+        predicates={
+            "at": "{0} is at {1}",
+            "in": "{0} is in {1}",
+            "driving": "{0} sits in {1}",
+            "empty": "{0} has no driver",
+            "link": "a road leads from {0} to {1}",
+            "path": "a path leads from {0} to {1}",
+        },
+        actions={
+            "load-truck": "load {0} into {1} at {2}",
+            "unload-truck": "unload {0} from {1} at {2}",
+            "board-truck": "let {0} get into {1} at {2}",
+            "disembark-truck": "let {0} get out of {1} at {2}",
+            "drive-truck": "drive {0} from {1} to {2} with {3}",
+            "walk": "let {0} walk from {1} to {2}",
+        },
+    ),
+)

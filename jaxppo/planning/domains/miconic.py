@@ -1,41 +1,21 @@
-"""Random Miconic problems."""
+"""Miconic: a lift collects passengers and brings them to their floors."""
 
 import random
 
-from jaxppo.planning.domains.problems import check_count, draw_count, draw_goal, numbered, write_problem
+from jaxppo.planning.domains.domain import Phrases, PlanningDomain
+from jaxppo.planning.domains.problems import draw_count, draw_goal, numbered, write_problem
 
 POOLS = {"passenger": numbered("person", 12), "floor": numbered("floor", 12)}
-"""Type to the names that its objects may have; each is one word of a word-level tokenizer."""
-NAMES = tuple(name for pool in POOLS.values() for name in pool)
-SIZES = range(1, 13)
-"""Numbers of passengers."""
-TRAIN_SIZES = range(1, 9)
-"""Those of training problems: most have plans of 3 to 16 steps."""
-LARGER_SIZES = range(9, 13)
-"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
-def generate_problem(n_passengers: int, rng: random.Random, name: str, *, n_floors: int | None = None) -> str:
+def draw_problem(n_passengers: int, rng: random.Random, name: str) -> str:
     """Write a random problem.
 
     The lift's floor, where passengers wait and want to go, which of them must be served (at least half), the number of
     floors, names (which say nothing about height) and order vary. It is solvable: of two floors one is above the other,
     so the lift reaches every floor, and nothing keeps a passenger from boarding.
-
-    Args:
-        n_passengers: 1 to 12.
-        rng: the only source of randomness.
-        name: the problem's name.
-        n_floors: 2 to 12; drawn, at most `3 + n_passengers`, where None.
-
-    Returns:
-        PDDL text.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
-    check_count("n_passengers", n_passengers, SIZES)
-    floors = rng.sample(POOLS["floor"], draw_count("n_floors", n_floors, range(2, 13), 3 + n_passengers, rng))
+    floors = rng.sample(POOLS["floor"], draw_count(range(2, 13), 3 + n_passengers, rng))
     passengers = rng.sample(POOLS["passenger"], n_passengers)
     trips = [(passenger, *rng.sample(floors, 2)) for passenger in passengers]
     init = [
@@ -46,3 +26,36 @@ def generate_problem(n_passengers: int, rng: random.Random, name: str, *, n_floo
     ]
     goal = draw_goal([f"(served {passenger})" for passenger in passengers], init, rng)
     return write_problem(name, "miconic", {"passenger": passengers, "floor": floors}, init, goal, rng)
+
+
+MICONIC = PlanningDomain(
+    name="miconic",
+    counts="passengers",
+    sizes=range(1, 13),
+    train_sizes=range(1, 9),
+    larger_sizes=range(9, 13),
+    pools=POOLS,
+    draw=draw_problem,
+    phrases=Phrases(
+        about="A lift takes passengers to the floors that they want to reach.",
+        kinds={
+            "passenger": ("a passenger", "passengers"),
+            "floor": ("a floor", "floors"),
+            "object": ("something", "anything"),
+        },
+        predicates={
+            "above": "{0} is above {1}",
+            "lift-at": "the lift is at {0}",
+            "origin": "{0} waits at {1}",
+            "destin": "{0} wants to reach {1}",
+            "boarded": "{0} is in the lift",
+            "served": "{0} has arrived",
+        },
+        actions={
+            "up": "go up from {0} to {1}",
+            "down": "go down from {0} to {1}",
+            "board": "let {1} in at {0}",
+            "depart": "let {1} out at {0}",
+        },
+    ),
+)

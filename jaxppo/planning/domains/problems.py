@@ -1,10 +1,8 @@
-"""What the generators share: checked counts, random roads, regions and goals, and the text of a problem."""
+"""What the generators share: random counts, roads, regions and goals, and the text of a problem."""
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
-
-from jaxppo.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -17,27 +15,10 @@ def numbered(word: str, count: int) -> tuple[str, ...]:
     return tuple(f"{word}{number}" for number in range(1, count + 1))
 
 
-def check_count(field: str, value: int, allowed: range) -> None:
-    """Refuse a count out of range.
-
-    Raises:
-        ConfigError: it is not one of `allowed`.
-    """
-    if value not in allowed:
-        raise ConfigError(f"{field}: expected {allowed[0]} to {allowed[-1]}, got {value}")
-
-
-def draw_count(field: str, value: int | None, allowed: range, most: int, rng: random.Random) -> int:
-    """A count that the caller chose, or one drawn uniformly from half of `most` to `most`, as far as that is allowed.
-
-    Raises:
-        ConfigError: the chosen one is not one of `allowed`.
-    """
-    if value is None:
-        most = max(allowed[0], min(most, allowed[-1]))
-        return rng.randint(max(allowed[0], most // 2), most)
-    check_count(field, value, allowed)
-    return value
+def draw_count(allowed: range, most: int, rng: random.Random) -> int:
+    """Draw a count uniformly from half of `most` to `most`, as far as that is allowed."""
+    most = max(allowed[0], min(most, allowed[-1]))
+    return rng.randint(max(allowed[0], most // 2), most)
 
 
 def shuffled(items: Sequence[T], rng: random.Random) -> list[T]:
@@ -111,12 +92,17 @@ def write_problem(
     rng: random.Random,
 ) -> str:
     """Write PDDL text, with objects (by type), facts and goals in random order."""
+    return problem_text(name, domain, _typed_lists(objects, rng), shuffled(init, rng), shuffled(goal, rng))
+
+
+def problem_text(name: str, domain: str, objects: str, init: Iterable[str], goal: Iterable[str]) -> str:
+    """Write PDDL text, everything in the order given."""
     return (
         f"(define (problem {name})\n"
         f"  (:domain {domain})\n"
-        f"  (:objects {_typed_lists(objects, rng)})\n"
-        f"  (:init {' '.join(shuffled(init, rng))})\n"
-        f"  (:goal (and {' '.join(shuffled(goal, rng))})))\n"
+        f"  (:objects {objects})\n"
+        f"  (:init {' '.join(init)})\n"
+        f"  (:goal (and {' '.join(goal)})))\n"
     )
 
 

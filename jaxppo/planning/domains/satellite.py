@@ -1,8 +1,9 @@
-"""Random Satellite problems."""
+"""Satellite: satellites turn, calibrate their instruments and take images."""
 
 import random
 
-from jaxppo.planning.domains.problems import check_count, draw_count, numbered, write_problem
+from jaxppo.planning.domains.domain import Phrases, PlanningDomain
+from jaxppo.planning.domains.problems import draw_count, numbered, write_problem
 
 POOLS = {
     "satellite": numbered("satellite", 3),
@@ -10,53 +11,20 @@ POOLS = {
     "mode": ("infrared", "optical", "radio", "thermal", "xray"),
     "direction": (*numbered("star", 8), *numbered("planet", 8)),
 }
-"""Type to the names that its objects may have; each is one word of a word-level tokenizer."""
-NAMES = tuple(name for pool in POOLS.values() for name in pool)
-SIZES = range(1, 13)
-"""Numbers of images."""
-TRAIN_SIZES = range(1, 9)
-"""Those of training problems: most have plans of 3 to 16 steps."""
-LARGER_SIZES = range(9, 13)
-"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
-def generate_problem(
-    n_images: int,
-    rng: random.Random,
-    name: str,
-    *,
-    n_satellites: int | None = None,
-    n_modes: int | None = None,
-    n_directions: int | None = None,
-) -> str:
+def draw_problem(n_images: int, rng: random.Random, name: str) -> str:
     """Write a random problem.
 
     Which images are wanted, where satellites point and (for some) must point in the end, which instrument is on board
     of which satellite, its modes and calibration target, all numbers, names and order vary. It is solvable: every mode
     has an instrument, which can be switched on (after switching off another one), calibrated, and turned to any
     direction; pointing goals come last.
-
-    Args:
-        n_images: 1 to 12.
-        rng: the only source of randomness.
-        name: the problem's name.
-        n_satellites: 1 to 3; drawn, at most `1 + n_images // 3`, where None.
-        n_modes: 1 to 5; drawn, at most `1 + n_images // 2`, where None.
-        n_directions: `n_images + 1` to 16; drawn from `n_images + 1` to `n_images + 3` where None.
-
-    Returns:
-        PDDL text.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
-    check_count("n_images", n_images, SIZES)
     few = n_images + 1
-    satellites = rng.sample(
-        POOLS["satellite"], draw_count("n_satellites", n_satellites, range(1, 4), 1 + n_images // 3, rng)
-    )
-    modes = rng.sample(POOLS["mode"], draw_count("n_modes", n_modes, range(1, 6), 1 + n_images // 2, rng))
-    directions = rng.sample(POOLS["direction"], draw_count("n_directions", n_directions, range(few, 17), few + 2, rng))
+    satellites = rng.sample(POOLS["satellite"], draw_count(range(1, 4), 1 + n_images // 3, rng))
+    modes = rng.sample(POOLS["mode"], draw_count(range(1, 6), 1 + n_images // 2, rng))
+    directions = rng.sample(POOLS["direction"], draw_count(range(few, 17), few + 2, rng))
     supports = _draw_supports(modes, len(satellites), rng)
     carriers = [*satellites, *rng.choices(satellites, k=len(supports) - len(satellites))]
     init = [
@@ -81,3 +49,44 @@ def _draw_supports(modes: list[str], n_satellites: int, rng: random.Random) -> d
         if mode not in own:
             own.append(mode)
     return supports
+
+
+SATELLITE = PlanningDomain(
+    name="satellite",
+    counts="images",
+    sizes=range(1, 13),
+    train_sizes=range(1, 9),
+    larger_sizes=range(9, 13),
+    pools=POOLS,
+    draw=draw_problem,
+    phrases=Phrases(
+        about=(
+            "Satellites take images with instruments. An instrument is switched on, calibrated on its target, and "
+            "pointed where the image is to be taken; each satellite has power for one instrument at a time."
+        ),
+        kinds={
+            "satellite": ("a satellite", "satellites"),
+            "instrument": ("an instrument", "instruments"),
+            "mode": ("a mode", "modes"),
+            "direction": ("a direction", "directions"),
+            "object": ("something", "anything"),
+        },
+        predicates={
+            "on_board": "{0} is part of {1}",
+            "supports": "{0} can take images in mode {1}",
+            "calibration_target": "{0} is calibrated on {1}",
+            "pointing": "{0} points at {1}",
+            "power_avail": "{0} has power to spare",
+            "power_on": "{0} is switched on",
+            "calibrated": "{0} is ready",
+            "have_image": "there is an image of {0} in mode {1}",
+        },
+        actions={
+            "turn_to": "turn {0} to {1} from {2}",
+            "switch_on": "switch on {0} of {1}",
+            "switch_off": "switch off {0} of {1}",
+            "calibrate": "let {0} calibrate {1} on {2}",
+            "take_image": "let {0} take an image of {1} with {2} in mode {3}",
+        },
+    ),
+)

@@ -1,11 +1,11 @@
-"""Random Storage problems."""
+"""Storage: hoists bring crates from containers into depots without blocking their own way."""
 
 import random
 from collections.abc import Sequence
 
+from jaxppo.planning.domains.domain import Phrases, PlanningDomain
 from jaxppo.planning.domains.problems import (
     both_ways,
-    check_count,
     draw_count,
     draw_goal,
     draw_region,
@@ -22,19 +22,9 @@ POOLS = {
     "hoist": numbered("hoist", 3),
     "crate": numbered("crate", 6),
 }
-"""Type to the names that its objects may have; each is one word of a word-level tokenizer."""
-NAMES = tuple(name for pool in POOLS.values() for name in pool)
-SIZES = range(1, 7)
-"""Numbers of crates."""
-TRAIN_SIZES = range(1, 4)
-"""Those of training problems: most have plans of 3 to 16 steps."""
-LARGER_SIZES = range(4, 6)
-"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
-def generate_problem(
-    n_crates: int, rng: random.Random, name: str, *, n_depots: int | None = None, n_hoists: int | None = None
-) -> str:
+def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
     """Write a random problem.
 
     The depots' shapes and doors, where the hoists are (in a depot's cell or at the dock), how crates share containers,
@@ -42,24 +32,10 @@ def generate_problem(
     solvable: the hoists leave the depots, those near the door first; then one of them takes the crates one by one and
     fills each depot from the cells far from a door to the near ones. A depot has a cell for each of its crates; its
     cells are connected, and the dock is next to a door of each depot and to all cells of the containers that are used.
-
-    Args:
-        n_crates: 1 to 6.
-        rng: the only source of randomness.
-        name: the problem's name.
-        n_depots: 1 to 2; drawn where None.
-        n_hoists: 1 to 3; drawn, at most 2, where None.
-
-    Returns:
-        PDDL text.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
-    check_count("n_crates", n_crates, SIZES)
     crates = rng.sample(POOLS["crate"], n_crates)
-    hoists = rng.sample(POOLS["hoist"], draw_count("n_hoists", n_hoists, range(1, 4), 2, rng))
-    depots = rng.sample(POOLS["depot"], draw_count("n_depots", n_depots, range(1, 3), 2, rng))
+    hoists = rng.sample(POOLS["hoist"], draw_count(range(1, 4), 2, rng))
+    depots = rng.sample(POOLS["depot"], draw_count(range(1, 3), 2, rng))
     containers = rng.sample(POOLS["container"], rng.randint(1, min(3, n_crates)))
     dock = rng.choice(POOLS["dock"])
     targets = {crate: rng.choice(depots) for crate in crates}
@@ -116,3 +92,49 @@ def _draw_stands(hoists: Sequence[str], cells: Sequence[str], dock: str, rng: ra
     """Hoist to its area: a cell of its own, or the dock, which has room for all of them."""
     areas = rng.sample([*cells, *[dock] * len(hoists)], len(hoists))
     return dict(zip(hoists, areas, strict=True))
+
+
+STORAGE = PlanningDomain(
+    name="storage",
+    counts="crates",
+    sizes=range(1, 7),
+    train_sizes=range(1, 4),
+    larger_sizes=range(4, 6),
+    pools=POOLS,
+    draw=draw_problem,
+    phrases=Phrases(
+        about=(
+            "Hoists bring crates into depots. A cell has room for one crate or one hoist; any number of hoists "
+            "fit on a dock."
+        ),
+        kinds={
+            "area": ("an area", "areas"),
+            "place": ("a store", "stores"),
+            "hoist": ("a hoist", "hoists"),
+            "crate": ("a crate", "crates"),
+            "cell": ("a cell", "cells"),
+            "dock": ("a dock", "docks"),
+            "depot": ("a depot", "depots"),
+            "container": ("a container", "containers"),
+            "object": ("something", "anything"),
+        },
+        predicates={
+            "connected": "{0} is next to {1}",
+            "part-of": "{0} is part of {1}",
+            "clear": "{0} is free",
+            "at": "{0} stands on {1}",
+            "available": "{0} holds nothing",
+            "lifting": "{0} holds {1}",
+            "on": "{0} is on {1}",
+            "in": "{0} is in {1}",
+        },
+        actions={
+            "lift": "use {0} to lift {1} from {2} next to {3} in {4}",
+            "drop": "use {0} to drop {1} onto {2} next to {3} in {4}",
+            "move": "move {0} from {1} to {2}",
+            "go-out": "move {0} out from {1} to {2}",
+            "go-in": "move {0} in from {1} to {2}",
+        },
+    ),
+    unseen=True,
+)

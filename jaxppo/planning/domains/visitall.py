@@ -1,11 +1,10 @@
-"""Random Visit-all problems."""
+"""Visit-all: a robot walks over a map until it has seen the wanted cells."""
 
 import random
 
-from jaxppo.errors import ConfigError
+from jaxppo.planning.domains.domain import Phrases, PlanningDomain
 from jaxppo.planning.domains.problems import (
     both_ways,
-    check_count,
     draw_goal,
     draw_region,
     neighbours,
@@ -14,40 +13,16 @@ from jaxppo.planning.domains.problems import (
 )
 
 POOLS = {"cell": numbered("cell", 30)}
-"""Type to the names that its objects may have; each is one word of a word-level tokenizer."""
-NAMES = POOLS["cell"]
-SIZES = range(4, 31)
-"""Numbers of cells."""
-TRAIN_SIZES = range(4, 17)
-"""Those of training problems: most have plans of 3 to 16 steps."""
-LARGER_SIZES = range(17, 27)
-"""Those of larger test problems: most have plans of at most 40 steps."""
 
 
-def generate_problem(n_cells: int, rng: random.Random, name: str, *, openness: float | None = None) -> str:
+def draw_problem(n_cells: int, rng: random.Random, name: str) -> str:
     """Write a random problem.
 
     The map is a region of the square grid that grows at random, with walls between some neighbours; its shape, the
     walls, the robot's cell, which cells it must visit (at least half), names and order vary. It is solvable: every cell
     has a way to an earlier one, so the map is connected, and ways go in both directions.
-
-    Args:
-        n_cells: 4 to 30.
-        rng: the only source of randomness.
-        name: the problem's name.
-        openness: how many of the ways that the map could do without are open, from 0 (a tree) to 1; drawn from 0.3 to 1
-            where None.
-
-    Returns:
-        PDDL text.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
-    check_count("n_cells", n_cells, SIZES)
-    if openness is not None and not 0 <= openness <= 1:
-        raise ConfigError(f"openness: expected 0 to 1, got {openness}")
-    share = rng.uniform(0.3, 1) if openness is None else openness
+    share = rng.uniform(0.3, 1)  # of the ways that the map could do without
     cells = rng.sample(POOLS["cell"], n_cells)
     start = rng.choice(cells)
     ways = [(cells[a], cells[b]) for a, b in _ways(n_cells, share, rng)]
@@ -61,3 +36,29 @@ def _ways(n_cells: int, openness: float, rng: random.Random) -> list[tuple[int, 
     pairs = neighbours(draw_region(n_cells, rng))
     tree = [rng.choice([pair for pair in pairs if pair[0] == cell]) for cell in range(1, n_cells)]
     return tree + [pair for pair in pairs if pair not in tree and rng.random() < openness]
+
+
+VISITALL = PlanningDomain(
+    name="visitall",
+    counts="cells",
+    sizes=range(4, 31),
+    train_sizes=range(4, 17),
+    larger_sizes=range(17, 27),
+    pools=POOLS,
+    draw=draw_problem,
+    phrases=Phrases(
+        about="A robot walks from cell to cell and must visit some of them.",
+        kinds={
+            "cell": ("a cell", "cells"),
+            "object": ("something", "anything"),
+        },
+        predicates={
+            "connected": "a way leads from {0} to {1}",
+            "at-robot": "the robot is on {0}",
+            "visited": "{0} has been visited",
+        },
+        actions={
+            "move": "walk from {0} to {1}",
+        },
+    ),
+)

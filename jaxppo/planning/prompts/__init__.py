@@ -1,11 +1,17 @@
-"""Prompt styles: how a problem becomes a prompt, and a plan becomes a completion and back."""
+"""Prompt styles: how a problem becomes a prompt, and a plan becomes a completion and back.
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+In: texts of PDDL, actions, completions of models. Out: prompts, completions, parsed plans. A style is one file and one
+row of `PROMPT_STYLES`.
+"""
+
+from collections.abc import Iterable
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.language.plans import Action, ParsedPlan
-from jaxppo.planning.prompts import atoms, nl, pddl
+from jaxppo.planning.prompts.atoms import ATOMS
+from jaxppo.planning.prompts.nl import NL
+from jaxppo.planning.prompts.pddl import PDDL
+from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import PUNCTUATION, SPECIAL_WORDS, split_words, words_of
 
 __all__ = [
@@ -22,13 +28,8 @@ __all__ = [
 ]
 
 
-class PromptStyle(NamedTuple):
-    """The four functions that make a style."""
-
-    render_prompt: Callable[[str, str], str]
-    render_completion: Callable[[Iterable[Action], str], str]
-    parse_completion: Callable[[str, str], ParsedPlan]
-    vocabulary: Callable[[Iterable[str], Iterable[str]], set[str]]
+PROMPT_STYLES: dict[str, PromptStyle] = {style.name: style for style in (ATOMS, PDDL, NL)}
+"""Name to style."""
 
 
 def render_prompt(domain_pddl: str, problem_pddl: str, style: str = "atoms") -> str:
@@ -88,9 +89,3 @@ def _style(name: str) -> PromptStyle:
     if name not in PROMPT_STYLES:
         raise ConfigError(f"prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got '{name}'")
     return PROMPT_STYLES[name]
-
-
-PROMPT_STYLES = {
-    name: PromptStyle(style.render_prompt, style.render_completion, style.parse_completion, style.vocabulary)
-    for name, style in (("atoms", atoms), ("pddl", pddl), ("nl", nl))
-}

@@ -8,6 +8,7 @@ from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan
 from jaxppo.planning.language.scope import UnsupportedPddlError
 from jaxppo.planning.language.task import compares_numbers
 from jaxppo.planning.language.verdicts import PlanError
+from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS
 
 _SPACE = r"[ \t\r\n]"
@@ -58,3 +59,6 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     for domain in map(parse_domain, domain_pddls):
         words.update(domain.predicates, domain.actions, domain.constants)
     return words
+
+
+ATOMS = PromptStyle("atoms", render_prompt, render_completion, parse_completion, vocabulary)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from jaxppo.planning.domains.phrases import Phrases
+from jaxppo.planning.domains import Phrases
 from jaxppo.planning.language.conditions import (
     Comparison,
     Condition,

@@ -11,9 +11,8 @@ from jaxppo.planning.language.task import ActionSchema, Domain, Problem
 from jaxppo.planning.prompts.clauses import NOT, Clauses, expression, term, update
 from jaxppo.planning.prompts.phrases import listed, phrases_of
 from jaxppo.planning.prompts.sentences import parse_completion, render_completion
+from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
-
-__all__ = ["parse_completion", "render_completion", "render_prompt", "vocabulary"]
 
 _OBJECTS = "Objects: {}."
 _START = "At the start: {}; and nothing else is true."
@@ -142,3 +141,6 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
         texts += [_domain_text(domain), *kinds, *phrases.predicates.values(), *phrases.actions.values()]
         texts += ["is are", *domain.constants]
     return ({*SPECIAL_WORDS, *names}.union(*map(split_words, texts))) - {"{}"}
+
+
+NL = PromptStyle("nl", render_prompt, render_completion, parse_completion, vocabulary, reads_domain=True)

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from jaxppo.planning.language.plans import Action, ParsedPlan, format_action, parse_plan_text
 from jaxppo.planning.language.sexpr import Form, read_form
+from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
 
 _FRAME = "Planning domain:\n{domain}\n\nProblem:\n{problem}\n\nPlan, one action a line:\n"
@@ -50,3 +51,6 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """The words of the domains and of the problems that have these names; numbers are not among them."""
     return {*SPECIAL_WORDS, *names}.union(*map(split_words, [_FRAME, _PROBLEM, *map(_domain_text, domain_pddls)]))
+
+
+PDDL = PromptStyle("pddl", render_prompt, render_completion, parse_completion, vocabulary)

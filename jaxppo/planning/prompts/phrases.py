@@ -2,10 +2,8 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache, lru_cache
-from importlib import import_module
 
-from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.domains.phrases import Phrases
+from jaxppo.planning.domains import DOMAINS, Phrases
 from jaxppo.planning.language.parse import parse_domain
 from jaxppo.planning.language.scope import ROOT_TYPE
 from jaxppo.planning.language.task import Domain
@@ -41,10 +39,7 @@ def _arguments(word: str, count: int) -> str:
 
 @cache
 def _known() -> Mapping[Hashable, Phrases]:
-    return {
-        _signature(parse_domain(module.DOMAIN_PDDL)): import_module(f"{module.__name__}.phrases").PHRASES
-        for module in DOMAINS.values()
-    }
+    return {_signature(parse_domain(domain.pddl)): domain.phrases for domain in DOMAINS.values()}
 
 
 def _signature(domain: Domain) -> Hashable:

@@ -1,5 +1,6 @@
 """The builder: rows that hold what the splits promise, the same bytes however it ran, and going on after any stop."""
 
+import dataclasses
 import io
 import json
 import os
@@ -120,7 +121,7 @@ def test_test_obfuscated_is_test_in_other_words(built, rows):
         for column in ("prompt", "completion"):
             words = row[column].split()
             assert [back.get(word, word) for word in words] == partner[column].split()
-            assert not {*words} & {*DOMAINS[row["domain"]].NAMES, "on", "at", "sail", "stack", "unstack", "board"}
+            assert not {*words} & {*DOMAINS[row["domain"]].names, "on", "at", "sail", "stack", "unstack", "board"}
     assert not partners
     assert all(row["obfuscation"] is None and row["paired_id"] is None for row in rows["train"])
 
@@ -137,10 +138,10 @@ def test_the_report_counts_what_became_of_every_draw(built):
 
 def test_the_vocabulary_has_the_words_of_all_problems_that_the_domains_may_make(built, rows):
     words = {*json.loads((built[0] / "vocabulary.json").read_text())}
-    assert all({*DOMAINS[domain].NAMES} <= words for domain in ("ferry", "blocksworld", "hanoi"))
+    assert all({*DOMAINS[domain].names} <= words for domain in ("ferry", "blocksworld", "hanoi"))
     assert {word for own in rows.values() for row in own for word in split_words(row["prompt"])} <= words
     mappings = json.loads((built[0] / "obfuscation.json").read_text())
-    assert {mappings["ferry"]["random"][name] for name in DOMAINS["ferry"].NAMES} <= words
+    assert {mappings["ferry"]["random"][name] for name in DOMAINS["ferry"].names} <= words
 
 
 def test_the_terminal_shows_progress_and_the_result(built):
@@ -183,7 +184,7 @@ def test_renamed_copies_of_training_problems_are_the_same_problems_in_other_name
         assert canonical_form(problem) == canonical_form(problem_of(original))
         assert execute(problem, [parse_action(step) for step in row["reference_plan"]]).valid
         assert row["plan_length"] == original["plan_length"]
-        assert {*problem.objects} <= {*DOMAINS[row["domain"]].NAMES}
+        assert {*problem.objects} <= {*DOMAINS[row["domain"]].names}
     assert len({row["prompt"] for row in copied}) == len(copied) == 36
 
 
@@ -313,7 +314,7 @@ def test_a_build_that_dies_while_it_writes_leaves_no_report_and_goes_on(built, t
 
 def test_a_split_that_cannot_be_filled_is_reported_and_the_rest_written(tmp_path, monkeypatch):
     monkeypatch.setattr(candidates, "_MAX_DRAWS", 100)
-    monkeypatch.setattr(DOMAINS["blocksworld"], "TRAIN_SIZES", range(2, 4))
+    monkeypatch.setitem(DOMAINS, "blocksworld", dataclasses.replace(DOMAINS["blocksworld"], train_sizes=range(2, 4)))
     domains = {"domains": ("blocksworld", "ferry"), "unseen_domains": ()}
     shown, report = make(tmp_path, n_train=60, n_rl=0, n_test=0, **domains)
     forms = {canonical_form(problem_of(row)) for row in read_split(tmp_path, "train") if row["domain"] == "blocksworld"}

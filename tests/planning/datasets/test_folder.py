@@ -24,12 +24,12 @@ FILES = {"README.md", "obfuscation.json", "rejected.jsonl", "report.json", "voca
 def row(split, number, domain="gripper", style="atoms", **others):
     module = DOMAINS[domain]
     text = module.generate_problem(3, random.Random(f"{split}{number}"), "task")
-    plan = solve(parse_problem(text, parse_domain(module.DOMAIN_PDDL)))
+    plan = solve(parse_problem(text, parse_domain(module.pddl)))
     return make_row(
         id=f"{domain}-{split}-{number}",
         domain=domain,
         split=split,
-        domain_pddl=module.DOMAIN_PDDL,
+        domain_pddl=module.pddl,
         problem_pddl=text,
         plan=plan,
         prompt_style=style,

@@ -20,7 +20,7 @@ def ferry_problems(count):
     problems, seed = {}, 0
     while len(problems) < count:
         text = FERRY.generate_problem(3, random.Random(seed), "task")
-        form = canonical_form(parse_problem(text, parse_domain(FERRY.DOMAIN_PDDL)))
+        form = canonical_form(parse_problem(text, parse_domain(FERRY.pddl)))
         problems.setdefault(form, text)
         seed += 1
     return list(problems.values())
@@ -29,7 +29,7 @@ def ferry_problems(count):
 PROBLEMS = ferry_problems(8)
 
 
-def row(split, problem_pddl, number=0, domain_pddl=FERRY.DOMAIN_PDDL, **others):
+def row(split, problem_pddl, number=0, domain_pddl=FERRY.pddl, **others):
     plan = others.pop("plan", None) or solve(parse_problem(problem_pddl, parse_domain(domain_pddl)))
     fields = {"domain": "ferry", "prompt_style": "atoms", "planner": "test", **others}
     return make_row(
@@ -39,13 +39,13 @@ def row(split, problem_pddl, number=0, domain_pddl=FERRY.DOMAIN_PDDL, **others):
 
 def in_other_names(problem_pddl):
     rng = random.Random(5)
-    renamed, _ = rename_objects(problem_pddl, parse_domain(FERRY.DOMAIN_PDDL), rng, FERRY.POOLS)
+    renamed, _ = rename_objects(problem_pddl, parse_domain(FERRY.pddl), rng, FERRY.pools)
     return permute_atoms(renamed, rng)
 
 
 def in_other_words(original, split="test_obfuscated", style="random"):
     plan = tuple(map(parse_action, original["reference_plan"]))
-    other = obfuscate(FERRY.DOMAIN_PDDL, original["problem_pddl"], plan, style, rng=random.Random(1))
+    other = obfuscate(FERRY.pddl, original["problem_pddl"], plan, style, rng=random.Random(1))
     made = row(
         split, other.problem_pddl, domain_pddl=other.domain_pddl, plan=other.plan, obfuscation=style, paired_id="x"
     )

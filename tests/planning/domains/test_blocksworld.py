@@ -7,8 +7,9 @@ import pytest
 
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import execute, parse_domain, parse_problem
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem, solve
-from jaxppo.planning.domains.blocksworld.generator import count_states, random_towers
+from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.domains.blocksworld import count_states, random_towers
+from jaxppo.planning.solve.blocksworld import solve
 from tests.planning.towers import all_states, place_atoms, shortest_lengths, towers_problem
 
 
@@ -31,8 +32,8 @@ def test_random_towers_are_uniform():
 def test_generate_problem_is_complete_and_solvable(n_blocks):
     rng = random.Random(n_blocks)
     for _ in range(20):
-        problem = parse_problem(generate_problem(n_blocks, rng, "p"), parse_domain(DOMAIN_PDDL))
-        assert len(problem.objects) == n_blocks and set(problem.objects) <= set(NAMES)
+        problem = parse_problem(BLOCKSWORLD.generate_problem(n_blocks, rng, "p"), parse_domain(BLOCKSWORLD.pddl))
+        assert len(problem.objects) == n_blocks and set(problem.objects) <= set(BLOCKSWORLD.names)
         goal = {literal.atom for literal in problem.goal}
         assert sorted(atom[1] for atom in goal) == sorted(problem.objects)
         assert not goal <= problem.init
@@ -41,14 +42,14 @@ def test_generate_problem_is_complete_and_solvable(n_blocks):
 
 
 def test_generate_problem_depends_on_the_seed_alone():
-    texts = [generate_problem(5, random.Random(seed), "p") for seed in (1, 1, 2)]
+    texts = [BLOCKSWORLD.generate_problem(5, random.Random(seed), "p") for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
 @pytest.mark.parametrize("n_blocks", [-1, 0, 1, 17])
 def test_generate_problem_refuses_sizes_out_of_range(n_blocks):
     with pytest.raises(ConfigError, match=f"n_blocks: expected 2 to 16, got {n_blocks}"):
-        generate_problem(n_blocks, random.Random(0), "p")
+        BLOCKSWORLD.generate_problem(n_blocks, random.Random(0), "p")
 
 
 @pytest.mark.parametrize("blocks", ["ab", "abc", "abcd"])
@@ -90,7 +91,7 @@ def test_solve_moves_a_block_out_of_the_way():
 def test_solve_refuses_incomplete_or_impossible_problems(init, goal, expected):
     text = f"(define (problem p) (:domain b) (:objects a b) (:init {init} (clear b) (clear a)) (:goal (and {goal})))"
     with pytest.raises(DataError, match=expected):
-        solve(parse_problem(text, parse_domain(DOMAIN_PDDL)))
+        solve(parse_problem(text, parse_domain(BLOCKSWORLD.pddl)))
 
 
 def test_place_atoms_of_the_oracle():

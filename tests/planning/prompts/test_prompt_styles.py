@@ -34,7 +34,7 @@ from tests.planning import kiln
 from tests.planning.language.test_parse import DELIVERY, ERRAND
 
 CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
-BLOCKSWORLD = DOMAINS["blocksworld"].DOMAIN_PDDL
+BLOCKSWORLD = DOMAINS["blocksworld"].pddl
 SWAP = """(define (problem swap) (:domain blocksworld) (:objects a b)
   (:init (on b a) (ontable a) (clear b) (handempty)) (:goal (and (on a b) (not (holding b)))))"""
 
@@ -45,17 +45,17 @@ each_style = pytest.mark.parametrize("style", PROMPT_STYLES)
 def problems(name, count=4, seed=0):
     """Problems of several sizes."""
     module, rng = DOMAINS[name], random.Random(seed)
-    sizes = list(getattr(module, "SIZES", range(2, 17)))
+    sizes = list(module.sizes)
     return [module.generate_problem(rng.choice(sizes), rng, f"p-{number}") for number in range(count)]
 
 
 def names_of_types(name):
     """Every name that a problem of the domain may use, with its types; untyped domains have one type."""
     module = DOMAINS[name]
-    domain = parse_domain(module.DOMAIN_PDDL)
+    domain = parse_domain(module.pddl)
     if not domain.typed:
-        return domain, {name: ("object",) for name in module.NAMES}
-    pools = {name: (kind,) for kind, pool in module.POOLS.items() for name in pool}
+        return domain, {name: ("object",) for name in module.names}
+    pools = {name: (kind,) for kind, pool in module.pools.items() for name in pool}
     return domain, pools | dict(domain.constants)
 
 
@@ -76,7 +76,7 @@ def ground_actions(name):
 @each_domain
 @each_style
 def test_every_ground_action_is_read_back_and_no_two_are_written_alike(name, style):
-    actions, domain_pddl = tuple(ground_actions(name)), DOMAINS[name].DOMAIN_PDDL
+    actions, domain_pddl = tuple(ground_actions(name)), DOMAINS[name].pddl
     text = render_completion(actions, style, domain_pddl)
     assert parse_completion(text, style, domain_pddl) == ParsedPlan(actions)
     steps = text.split(" ; ") if style == "atoms" else text.split("\n")
@@ -86,7 +86,7 @@ def test_every_ground_action_is_read_back_and_no_two_are_written_alike(name, sty
 @each_domain
 @pytest.mark.parametrize("style", ["pddl", "nl"])
 def test_plans_are_read_from_the_words_that_a_word_level_tokenizer_gives(name, style):
-    actions, domain_pddl = random.Random(0).sample(list(ground_actions(name)), 10), DOMAINS[name].DOMAIN_PDDL
+    actions, domain_pddl = random.Random(0).sample(list(ground_actions(name)), 10), DOMAINS[name].pddl
     words = split_words(render_completion(actions, style, domain_pddl))
     assert parse_completion(" ".join(words), style, domain_pddl) == ParsedPlan(tuple(actions))
 
@@ -99,7 +99,7 @@ def may_be_the_same(first, second):
 @pytest.mark.parametrize("make_phrases", [phrases_of, general_phrases])
 @each_domain
 def test_no_sentence_can_mean_two_actions_whatever_the_names(name, make_phrases):
-    domain = parse_domain(DOMAINS[name].DOMAIN_PDDL)
+    domain = parse_domain(DOMAINS[name].pddl)
     templates = {name: template(phrase)[0] for name, phrase in make_phrases(domain).actions.items()}
     for first, second in itertools.combinations(templates, 2):
         assert not may_be_the_same(templates[first], templates[second]), (first, second)
@@ -107,7 +107,7 @@ def test_no_sentence_can_mean_two_actions_whatever_the_names(name, make_phrases)
 
 @each_domain
 def test_phrases_cover_the_domain_with_each_argument_once(name):
-    domain = parse_domain(DOMAINS[name].DOMAIN_PDDL)
+    domain = parse_domain(DOMAINS[name].pddl)
     phrases = phrases_of(domain)
     assert phrases.about != general_phrases(domain).about
     assert phrases.kinds.keys() >= domain.ancestors.keys()
@@ -143,7 +143,7 @@ def test_plans_of_obfuscated_domains_are_read_back(style, words):
     module = DOMAINS["logistics"]
     plan = random.Random(0).sample(list(ground_actions("logistics")), 20)
     text = module.generate_problem(10, random.Random(0), "p")
-    other = obfuscate(module.DOMAIN_PDDL, text, plan, words, rng=random.Random(1))
+    other = obfuscate(module.pddl, text, plan, words, rng=random.Random(1))
     completion = render_completion(other.plan, style, other.domain_pddl)
     assert parse_completion(completion, style, other.domain_pddl) == ParsedPlan(tuple(other.plan))
     written = {*split_words(render_prompt(other.domain_pddl, other.problem_pddl, style)), *split_words(completion)}
@@ -238,8 +238,8 @@ def test_general_sentences_are_read_as_strictly(text):
 
 @each_domain
 def test_nl_reads_no_sentence_with_a_word_more_less_or_other(name):
-    domain_pddl, rng = DOMAINS[name].DOMAIN_PDDL, random.Random(0)
-    names = set(DOMAINS[name].NAMES)
+    domain_pddl, rng = DOMAINS[name].pddl, random.Random(0)
+    names = set(DOMAINS[name].names)
     for action in rng.sample(list(ground_actions(name)), 30):
         words = split_words(render_completion([action], "nl", domain_pddl))
         place = rng.randrange(len(words))
@@ -357,7 +357,7 @@ def test_nl_prompt_has_general_words_for_everything_that_can_be_read():
 @pytest.mark.parametrize("style", ["pddl", "nl"])
 @each_domain
 def test_prompts_say_all_facts_and_goals_in_their_order(name, style):
-    domain_pddl = DOMAINS[name].DOMAIN_PDDL
+    domain_pddl = DOMAINS[name].pddl
     for text in problems(name):
         problem = parse_problem(text, parse_domain(domain_pddl))
         prompt = render_prompt(domain_pddl, text, style)
@@ -375,7 +375,7 @@ def test_prompts_say_all_facts_and_goals_in_their_order(name, style):
 
 @each_domain
 def test_pddl_prompt_holds_the_domain_and_the_problem(name):
-    domain_pddl = DOMAINS[name].DOMAIN_PDDL
+    domain_pddl = DOMAINS[name].pddl
     for text in problems(name, 2):
         prompt = render_prompt(domain_pddl, text, "pddl")
         first, second = prompt.removeprefix("Planning domain:\n").split("\n\nProblem:\n")
@@ -431,10 +431,10 @@ def test_prompts_of_broken_text_are_errors(style):
 @each_style
 def test_vocabulary_holds_the_words_of_all_problems(name, style):
     module = DOMAINS[name]
-    words = vocabulary([module.DOMAIN_PDDL], module.NAMES, style)
+    words = vocabulary([module.pddl], module.names, style)
     assert words == sorted(set(words))
-    texts = [render_prompt(module.DOMAIN_PDDL, text, style) for text in problems(name, 8)]
-    texts.append(render_completion(random.Random(0).sample(list(ground_actions(name)), 50), style, module.DOMAIN_PDDL))
+    texts = [render_prompt(module.pddl, text, style) for text in problems(name, 8)]
+    texts.append(render_completion(random.Random(0).sample(list(ground_actions(name)), 50), style, module.pddl))
     assert set(words_of(texts)) <= set(words)
     assert "{}" not in "".join(words)
 

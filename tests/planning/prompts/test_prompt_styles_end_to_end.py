@@ -33,7 +33,7 @@ def make_rows(style, split, count, seed=0):
     rng, rows = random.Random(seed), []
     for number in range(count):
         name = ("ferry", "gripper")[number % 2]
-        domain_pddl = DOMAINS[name].DOMAIN_PDDL
+        domain_pddl = DOMAINS[name].pddl
         text = DOMAINS[name].generate_problem(2, rng, f"{split}-{number}")
         plan = solve(parse_problem(text, parse_domain(domain_pddl)))
         assert plan
@@ -124,7 +124,7 @@ def test_a_random_model_is_evaluated(style, tmp_path):
 
 def test_an_unknown_word_of_a_row_is_named_when_a_model_is_evaluated(tmp_path):
     splits = write_dataset(tmp_path, "nl")
-    names = set(parse_problem(splits["test"][0]["problem_pddl"], parse_domain(DOMAINS["ferry"].DOMAIN_PDDL)).objects)
+    names = set(parse_problem(splits["test"][0]["problem_pddl"], parse_domain(DOMAINS["ferry"].pddl)).objects)
     words = words_of(row["prompt"] for row in splits["test"])
     tokenizer = data.word_tokenizer([word for word in words if word not in names])
     with pytest.raises(DataError, match=r"^prompt of row test-\d: expected words that .* knows, got '(.*)'; ") as error:

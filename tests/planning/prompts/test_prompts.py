@@ -18,7 +18,8 @@ from jaxppo.planning import (
     render_prompt,
     vocabulary,
 )
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem, solve
+from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.solve.blocksworld import solve
 from tests.planning.language.test_parse import DELIVERY, ERRAND
 
 PLAN = (("unstack", "b", "a"), ("stack", "a", "b"))
@@ -27,12 +28,14 @@ PLAN = (("unstack", "b", "a"), ("stack", "a", "b"))
 def test_render_prompt_keeps_the_order_of_atoms():
     text = """(define (problem p) (:domain blocksworld) (:objects a b)
         (:init (on b a) (ontable a) (clear b) (handempty)) (:goal (and (on a b) (not (holding b)))))"""
-    prompt = render_prompt(DOMAIN_PDDL, text)
+    prompt = render_prompt(BLOCKSWORLD.pddl, text)
     assert prompt == "<init> on b a ; ontable a ; clear b ; handempty <goal> on a b ; not holding b <plan>"
 
 
 def test_render_prompt_of_empty_sides():
-    assert render_prompt(DOMAIN_PDDL, "(define (problem p) (:domain d) (:init) (:goal ()))") == "<init> <goal> <plan>"
+    assert (
+        render_prompt(BLOCKSWORLD.pddl, "(define (problem p) (:domain d) (:init) (:goal ()))") == "<init> <goal> <plan>"
+    )
 
 
 def test_render_completion():
@@ -85,15 +88,15 @@ def test_parse_completion_inverts_render_completion(actions):
 
 
 def test_vocabulary_holds_every_word_of_prompts_and_completions():
-    domain = parse_domain(DOMAIN_PDDL)
-    words = vocabulary([DOMAIN_PDDL], NAMES)
+    domain = parse_domain(BLOCKSWORLD.pddl)
+    words = vocabulary([BLOCKSWORLD.pddl], BLOCKSWORLD.names)
     assert words == sorted(set(words))
     assert {"<pad>", "<eos>"} < set(words)
     rng = random.Random(0)
     for _ in range(20):
-        text = generate_problem(6, rng, "p")
+        text = BLOCKSWORLD.generate_problem(6, rng, "p")
         plan = solve(parse_problem(text, domain))
-        used = f"{render_prompt(DOMAIN_PDDL, text)} {render_completion(plan)}".split()
+        used = f"{render_prompt(BLOCKSWORLD.pddl, text)} {render_completion(plan)}".split()
         assert set(used) <= set(words)
 
 

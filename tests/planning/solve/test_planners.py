@@ -14,7 +14,7 @@ import pytest
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning import execute, parse_domain, parse_problem
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.solve.planners import PLANNERS, Planner, PlanTask, find_plans, planner_version
 from jaxppo.planning.solve.search import solve
 from jaxppo.planning.validate.val import find_val
@@ -84,7 +84,9 @@ def fake(tmp_path, monkeypatch):
 
 
 def task(name: str, n_blocks: int = 3, seed: int = 0) -> PlanTask:
-    return PlanTask(f"id-{name}", DOMAIN_PDDL, generate_problem(n_blocks, random.Random(f"{name} {seed}"), name))
+    return PlanTask(
+        f"id-{name}", BLOCKSWORLD.pddl, BLOCKSWORLD.generate_problem(n_blocks, random.Random(f"{name} {seed}"), name)
+    )
 
 
 def calls(folder: Path) -> Counter:
@@ -124,7 +126,7 @@ def test_find_plans_builtin_solves_in_order():
 
 def test_find_plans_optimal():
     (result,) = find_plans([task("p", 5)], planner="builtin-optimal")
-    problem = parse_problem(task("p", 5).problem_pddl, parse_domain(DOMAIN_PDDL))
+    problem = parse_problem(task("p", 5).problem_pddl, parse_domain(BLOCKSWORLD.pddl))
     assert result.optimal and result.plan == solve(problem, optimal=True)
 
 
@@ -154,8 +156,10 @@ def test_find_plans_takes_val_at_its_word(fake, fake_val, body, reason):
 
 def test_find_plans_failures_are_results_with_reasons(fake):
     names = ["p", "dead", "closed", "aborted", "raising", "noisy", "hungry", "wrong", "partial", "q"]
-    unreadable = PlanTask("unreadable", DOMAIN_PDDL, "(define (problem p) (:domain d)")
-    beyond = PlanTask("beyond", DOMAIN_PDDL.replace("(:action pick-up", "(:durative-action pick-up", 1), "(define)")
+    unreadable = PlanTask("unreadable", BLOCKSWORLD.pddl, "(define (problem p) (:domain d)")
+    beyond = PlanTask(
+        "beyond", BLOCKSWORLD.pddl.replace("(:action pick-up", "(:durative-action pick-up", 1), "(define)"
+    )
     tasks = [*map(task, names), unreadable, beyond]
     found = find_plans(tasks, planner="fake", workers=2, memory_mib=1024)
     results = dict(zip([*names, "unreadable", "beyond"], found, strict=True))
@@ -192,7 +196,7 @@ def test_find_plans_builtin_gives_reasons():
     costs = """(define (domain d) (:requirements :adl) (:predicates (p) (q))
       (:action a :parameters () :precondition (or (p) (q)) :effect (and (q) (not (p)))))"""
     problem = "(define (problem p) (:domain d) (:init (p)) (:goal (q)))"
-    tasks = [PlanTask("1", DOMAIN_PDDL, unsolvable), PlanTask("2", costs, problem)]
+    tasks = [PlanTask("1", BLOCKSWORLD.pddl, unsolvable), PlanTask("2", costs, problem)]
     reasons = [result.reason for result in find_plans(tasks)]
     expected = "unsupported: got a precondition that is no conjunction of literals in 'a', which the built-in search"
     assert reasons == ["unsolvable", f"{expected} does not cover"]
@@ -302,7 +306,7 @@ def test_find_plans_goes_on_after_a_kill(fake, kind):
     assert calls(fake) == Counter(dict.fromkeys(names, 1)) + Counter(sleepy0=1, sleepy1=1)
     assert [result.reason for result in results] == [None] * 6 + ["timeout"] * 2 + [None] * 2
     for one, result in zip(tasks, results, strict=True):
-        assert result.reason or result.plan == solve(parse_problem(one.problem_pddl, parse_domain(DOMAIN_PDDL)))
+        assert result.reason or result.plan == solve(parse_problem(one.problem_pddl, parse_domain(BLOCKSWORLD.pddl)))
 
 
 @needs_posix
@@ -358,7 +362,7 @@ def test_find_plans_engines_of_unified_planning(name, capfd):
         pytest.skip(str(error))
     unsolvable = """(define (problem p) (:domain blocksworld) (:objects a b)
       (:init (ontable a) (ontable b) (clear a) (clear b) (handempty)) (:goal (and (on a b) (on b a))))"""
-    tasks = [task("p", 3), task("q", 4), PlanTask("unsolvable", DOMAIN_PDDL, unsolvable)]
+    tasks = [task("p", 3), task("q", 4), PlanTask("unsolvable", BLOCKSWORLD.pddl, unsolvable)]
     results = list(find_plans(tasks, planner=name, workers=2, timeout_s=10.0))
     for one, result in zip(tasks[:2], results, strict=False):
         problem = parse_problem(one.problem_pddl, parse_domain(one.domain_pddl))

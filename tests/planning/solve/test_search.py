@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from jaxppo.planning import UnsupportedPddlError, execute, format_action, parse_domain, parse_problem
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem
-from jaxppo.planning.domains.blocksworld import solve as solve_blocksworld
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.parse import Domain, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import check_action
+from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 from jaxppo.planning.solve.estimates import INFINITY, landmark_cut, relaxed_plan
 from jaxppo.planning.solve.reachability import reachable_steps
 from jaxppo.planning.solve.search import SearchLimitError, solve
@@ -54,7 +54,7 @@ def gripper_problem(n_balls: int, goal: str, more: str = "") -> Problem:
 
 
 def blocksworld_problem(n_blocks: int, rng: random.Random) -> Problem:
-    return parse_problem(generate_problem(n_blocks, rng, "p"), parse_domain(DOMAIN_PDDL))
+    return parse_problem(BLOCKSWORLD.generate_problem(n_blocks, rng, "p"), parse_domain(BLOCKSWORLD.pddl))
 
 
 def all_steps(problem: Problem) -> dict:
@@ -326,12 +326,12 @@ def test_landmark_cut_is_admissible_everywhere():
 SCRIPT = """
 import random, sys
 from jaxppo.planning import format_action, parse_domain, parse_problem
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.solve.search import solve
 from tests.planning.families import draw_cases
 
 rng = random.Random(3)
-cases = [(DOMAIN_PDDL, generate_problem(n, rng, "p")) for n in (4, 5, 9)]
+cases = [(BLOCKSWORLD.pddl, BLOCKSWORLD.generate_problem(n, rng, "p")) for n in (4, 5, 9)]
 for family in ("typing and constants", "either, equality, negation"):
     cases += [case[:2] for case in draw_cases(family, rng, 4)]
 for domain, text in cases:
@@ -358,7 +358,7 @@ def test_solve_is_the_same_in_every_process():
 
 
 def test_solve_does_not_depend_on_the_order_of_facts():
-    domain = parse_domain(DOMAIN_PDDL)
+    domain = parse_domain(BLOCKSWORLD.pddl)
     atoms = ["(on a b)", "(ontable b)", "(ontable c)", "(clear a)", "(clear c)", "(handempty)"]
     plans = {
         solve(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxppo.planning import Problem, canonical_form, parse_domain, parse_problem
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, NAMES, generate_problem
+from jaxppo.planning.domains import BLOCKSWORLD
 from tests.planning.language.test_parse import DELIVERY, ERRAND
 from tests.planning.towers import all_states, towers_problem
 
@@ -43,14 +43,14 @@ def test_canonical_form_counts(blocks, all_pairs, start_is_goal):
 @pytest.mark.parametrize("seed", range(40))
 def test_canonical_form_ignores_names_and_order(seed):
     rng = random.Random(seed)
-    text = generate_problem(rng.randint(2, 9), rng, "p")
-    problem = parse_problem(text, parse_domain(DOMAIN_PDDL))
-    renaming = dict(zip(problem.objects, rng.sample(NAMES, len(problem.objects)), strict=True))
+    text = BLOCKSWORLD.generate_problem(rng.randint(2, 9), rng, "p")
+    problem = parse_problem(text, parse_domain(BLOCKSWORLD.pddl))
+    renaming = dict(zip(problem.objects, rng.sample(BLOCKSWORLD.names, len(problem.objects)), strict=True))
     init = _shuffled([_renamed(atom, renaming) for atom in problem.init], rng)
     goal = _shuffled([_renamed(literal.atom, renaming) for literal in problem.goal], rng)
     objects = _shuffled(list(renaming.values()), rng)
     other = f"(define (problem q) (:domain b) (:objects {objects}) (:init {init}) (:goal (and {goal})))"
-    assert canonical_form(parse_problem(other, parse_domain(DOMAIN_PDDL))) == canonical_form(problem)
+    assert canonical_form(parse_problem(other, parse_domain(BLOCKSWORLD.pddl))) == canonical_form(problem)
 
 
 def _renamed(atom: tuple[str, ...], renaming: dict[str, str]) -> str:
@@ -63,7 +63,7 @@ def _shuffled(items: list[str], rng: random.Random) -> str:
 
 @pytest.mark.parametrize("height", [1, 2])
 def test_canonical_form_copes_with_sixteen_blocks_that_look_alike(height):
-    towers = [tuple(NAMES[i : i + height]) for i in range(0, 16, height)]
+    towers = [tuple(BLOCKSWORLD.names[i : i + height]) for i in range(0, 16, height)]
     forms = {canonical_form(towers_problem(tuple(start), tuple(start))) for start in (towers, towers[::-1])}
     assert len(forms) == 1
 

@@ -71,8 +71,8 @@ def expect_same(old, new, mapping):
 
 def small_case(domain, seed=0):
     module = DOMAINS[domain]
-    text = module.generate_problem(getattr(module, "SIZES", range(3, 4))[0], random.Random(f"{domain} {seed}"), "small")
-    return module.DOMAIN_PDDL, text, shortest_plan(parse_problem(text, parse_domain(module.DOMAIN_PDDL)))
+    text = module.generate_problem(module.sizes[0], random.Random(f"{domain} {seed}"), "small")
+    return module.pddl, text, shortest_plan(parse_problem(text, parse_domain(module.pddl)))
 
 
 def parse(case):
@@ -222,12 +222,12 @@ def test_rename_objects_takes_names_from_the_pool_of_the_kind(domain):
     module = DOMAINS[domain]
     domain_pddl, problem, plan = small_case(domain)
     parsed = parse_domain(domain_pddl)
-    text, mapping = rename_objects(problem, parsed, random.Random(4), module.POOLS)
-    pool_of = {name: kind for kind, pool in module.POOLS.items() for name in pool}
+    text, mapping = rename_objects(problem, parsed, random.Random(4), module.pools)
+    pool_of = {name: kind for kind, pool in module.pools.items() for name in pool}
     assert mapping and all(pool_of[old] == pool_of[new] for old, new in mapping.items())
     assert len(set(mapping.values())) == len(mapping) and not mapping.keys() & parsed.constants.keys()
     assert verdict(domain_pddl, text, rename_plan(plan, mapping)).valid
-    others = {rename_objects(problem, parsed, random.Random(seed), module.POOLS)[0] for seed in range(5)}
+    others = {rename_objects(problem, parsed, random.Random(seed), module.pools)[0] for seed in range(5)}
     assert len(others) == 5
 
 
@@ -249,7 +249,7 @@ def test_rename_objects_refuses_pools_that_do_not_do():
     with pytest.raises(ConfigError, match=r"pools: expected one for the object '\w+' \((car|shore)\), got boat"):
         rename_objects(problem, domain, random.Random(1), {"boat": ["b1"]})
     with pytest.raises(ConfigError, match="pools: expected more names that are free under 'shore', got 1 names"):
-        rename_objects(problem, domain, random.Random(1), {"car": DOMAINS["ferry"].POOLS["car"], "shore": ["s1"]})
+        rename_objects(problem, domain, random.Random(1), {"car": DOMAINS["ferry"].pools["car"], "shore": ["s1"]})
 
 
 @pytest.mark.parametrize("source", [*SOURCES, "shop"])
@@ -282,10 +282,10 @@ def test_permute_atoms_reaches_every_order():
 def test_renaming_is_the_same_in_every_process():
     code = (
         "import random, hashlib\nfrom jaxppo.planning import parse_domain\n"
-        "from jaxppo.planning.domains import depots as d\nfrom jaxppo.planning.transform.renaming import *\n"
-        "rng = random.Random(1)\np = d.generate_problem(4, rng, 'p')\n"
-        "out = [permute_atoms(p, rng), rename_objects(p, parse_domain(d.DOMAIN_PDDL), rng, d.POOLS)]\n"
-        "out += [obfuscate(d.DOMAIN_PDDL, p, [('lift', 'me')], style, rng=rng) for style in OBFUSCATION_STYLES]\n"
+        "from jaxppo.planning.domains import DOMAINS\nfrom jaxppo.planning.transform.renaming import *\n"
+        "d = DOMAINS['depots']\nrng = random.Random(1)\np = d.generate_problem(4, rng, 'p')\n"
+        "out = [permute_atoms(p, rng), rename_objects(p, parse_domain(d.pddl), rng, d.pools)]\n"
+        "out += [obfuscate(d.pddl, p, [('lift', 'me')], style, rng=rng) for style in OBFUSCATION_STYLES]\n"
         "print(hashlib.sha256(repr(out).encode()).hexdigest())"
     )
     digests = [

@@ -17,7 +17,8 @@ from jaxppo.planning import (
     parse_problem,
     parse_timed_plan_text,
 )
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem, solve
+from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.solve.blocksworld import solve
 from jaxppo.planning.validate import audit
 from tests.planning import kiln
 from tests.planning.validate.test_validator import DOMAIN, PROBLEM
@@ -35,8 +36,8 @@ LETTERS = [(f"{DOMAIN}\n; {n}\n", PROBLEM, STAY) for n in range(400)]
 @pytest.fixture(scope="module")
 def cases():
     rng = random.Random(3)
-    problems = [generate_problem(4, rng, "audited") for _ in range(12)]
-    return [(DOMAIN_PDDL, text, solve(parse_problem(text, parse_domain(DOMAIN_PDDL)))) for text in problems]
+    problems = [BLOCKSWORLD.generate_problem(4, rng, "audited") for _ in range(12)]
+    return [(BLOCKSWORLD.pddl, text, solve(parse_problem(text, parse_domain(BLOCKSWORLD.pddl)))) for text in problems]
 
 
 def judged(case):

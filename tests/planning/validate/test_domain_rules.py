@@ -230,7 +230,7 @@ AS_MANY = {
 def example(domain):
     objects, init, goal, plan = EXAMPLES[domain]
     text = f"(define (problem p) (:domain {domain}) (:objects {objects}) (:init {init}) (:goal (and {goal})))"
-    problem = parse_problem(text, parse_domain(DOMAINS[domain].DOMAIN_PDDL))
+    problem = parse_problem(text, parse_domain(DOMAINS[domain].pddl))
     return problem, steps(plan)
 
 
@@ -257,8 +257,8 @@ def test_steps_are_refused_for_the_right_reason(domain, plan, condition):
 def test_steps_keep_everything_in_one_place(domain):
     rng, module = random.Random(domain), DOMAINS[domain]
     used = set()
-    for size in module.SIZES[1:4]:
-        problem = parse_problem(module.generate_problem(size, rng, "walk"), parse_domain(module.DOMAIN_PDDL))
+    for size in module.sizes[1:4]:
+        problem = parse_problem(module.generate_problem(size, rng, "walk"), parse_domain(module.pddl))
         moves, state = list(all_moves(problem)), problem.init
         for _ in range(60):
             check_places(domain, problem, state)

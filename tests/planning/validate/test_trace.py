@@ -5,8 +5,9 @@ import random
 import pytest
 
 from jaxppo.planning import execute, parse_domain, parse_problem
-from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import PlanError
+from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 from jaxppo.planning.validate.trace import Check, trace
 from tests.planning.towers import towers_problem
 
@@ -98,8 +99,8 @@ def test_trace_of_derived_predicates_and_numbers():
 @pytest.mark.parametrize("seed", range(15))
 def test_trace_agrees_with_execute_on_every_prefix(seed):
     rng = random.Random(seed)
-    problem = parse_problem(blocksworld.generate_problem(4, rng, "p"), parse_domain(blocksworld.DOMAIN_PDDL))
-    plan = list(blocksworld.solve(problem))
+    problem = parse_problem(BLOCKSWORLD.generate_problem(4, rng, "p"), parse_domain(BLOCKSWORLD.pddl))
+    plan = list(solve_blocksworld(problem))
     for _ in range(rng.randrange(3)):
         plan.insert(rng.randrange(len(plan) + 1), rng.choice(plan) if plan else ("pick-up", "zz"))
     done, verdict = trace(problem, plan), execute(problem, plan)

@@ -15,8 +15,9 @@ import pytest
 
 from jaxppo.errors import ConfigError, PddlError, ValidatorError
 from jaxppo.planning import PlanError, PlanVerdict, execute, parse_domain, parse_problem, validate_plan
-from jaxppo.planning.domains.blocksworld import DOMAIN_PDDL, generate_problem, solve
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import parse_plan_text
+from jaxppo.planning.solve.blocksworld import solve
 from jaxppo.planning.validate import val
 from jaxppo.planning.validate.val import default_workers, find_val, run_val, run_val_many
 from tests.planning.validate.test_validator import COSTS, DOMAIN, PROBLEM, SOLUTION
@@ -98,8 +99,8 @@ def _builtin_outcome(case):
 
 def _mutated_case(rng: random.Random):
     """A reference plan with one to three random changes, or none."""
-    text = generate_problem(rng.randint(3, 7), rng, "mutated")
-    problem = parse_problem(text, parse_domain(DOMAIN_PDDL))
+    text = BLOCKSWORLD.generate_problem(rng.randint(3, 7), rng, "mutated")
+    problem = parse_problem(text, parse_domain(BLOCKSWORLD.pddl))
     plan = list(solve(problem))
     for _ in range(rng.randint(0, 3)):
         i, j = rng.randrange(len(plan) + 1), rng.randrange(len(plan) + 1)
@@ -114,7 +115,7 @@ def _mutated_case(rng: random.Random):
             plan[i] = (*plan[i][:-1], rng.choice(list(problem.objects)))
         elif mutation == "insert":
             plan[i:i] = [("unstack", *rng.sample(list(problem.objects), 2)), ("put-down", plan[0][1] if plan else "a")]
-    return DOMAIN_PDDL, text, tuple(plan)
+    return BLOCKSWORLD.pddl, text, tuple(plan)
 
 
 LENIENT_DOMAIN = """(define (domain d) (:predicates (q ?x))
