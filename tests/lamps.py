@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxppo.evaluate.predictions import Answer, JudgedRow, judge_rows
+from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
 
 DOMAIN = """(define (domain lamps) (:predicates (have ?x) (lit ?x))
   (:action light :parameters (?x) :precondition (have ?x) :effect (lit ?x)))"""
@@ -53,11 +53,11 @@ def lamp_row(name: str = "p", **columns: Any) -> dict[str, Any]:
 def judged(*texts: str, **columns: Any) -> list[JudgedRow]:
     """A row for each text."""
     rows = [lamp_row(f"p{i}", **columns) for i in range(len(texts))]
-    return judge_rows(rows, [[Answer(text)] for text in texts])
+    return judge_rows(rows, [[Prediction(text)] for text in texts])
 
 
 def several(*groups: list[str], seeds: int = 1, **columns: Any) -> list[JudgedRow]:
     """A row for each list of texts, which are dealt to the seeds in equal parts."""
     rows = [lamp_row(f"p{i}", **columns) for i in range(len(groups))]
-    answers = [[Answer(text, seed=i * seeds // len(group)) for i, text in enumerate(group)] for group in groups]
-    return judge_rows(rows, answers)
+    predictions = [[Prediction(text, seed=i * seeds // len(group)) for i, text in enumerate(group)] for group in groups]
+    return judge_rows(rows, predictions)

@@ -1,4 +1,4 @@
-"""Generate on held-out rows, score the answers, compare models: `python -m jaxppo.evaluate`.
+"""Generate on held-out rows, score the predictions, compare models: `python -m jaxppo.evaluate`.
 
 In: a model or a file of plans, and rows. Out: rates with intervals. Nothing is imported here: plans are judged without
 JAX.

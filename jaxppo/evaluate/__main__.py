@@ -16,8 +16,8 @@ from jaxppo.errors import DataError
 from jaxppo.evaluate import plan_metrics
 from jaxppo.evaluate.comparison import COMPARISON_COLUMNS, check_ids, compare_splits, comparison_rows
 from jaxppo.evaluate.evaluator import (
-    Answered,
     Evaluator,
+    Predictions,
     checked_validator,
     load_rows,
     make_evaluator,
@@ -26,7 +26,7 @@ from jaxppo.evaluate.evaluator import (
     warn_of_failures,
 )
 from jaxppo.evaluate.intervals import interval_text
-from jaxppo.evaluate.predictions import JudgedRow, answer_records, match_plans, read_plans
+from jaxppo.evaluate.predictions import JudgedRow, match_plans, prediction_records, read_plans
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets.files import write_jsonl
@@ -44,8 +44,8 @@ Rows = Mapping[str, list[Row]]
 """{split: rows}."""
 
 
-class Side(NamedTuple):
-    """One side of a comparison, or all that is evaluated: models that are seeds of one method, or a file of plans."""
+class Method(NamedTuple):
+    """A method to evaluate: models that are its seeds, or a file of plans."""
 
     label: str
     sources: tuple[str, ...]
@@ -53,16 +53,16 @@ class Side(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """A side with its answers."""
+    """A method with its predictions."""
 
     label: str
     results: dict[str, dict[str, Any]]  # by split
     judged: list[JudgedRow]  # of all splits; none where the data are no planning problems
-    records: list[dict[str, Any]]  # one per answer, for a file
+    records: list[dict[str, Any]]  # one per prediction, for a file
 
 
-class Opened(NamedTuple):
-    """A model that is ready to answer."""
+class LoadedModel(NamedTuple):
+    """A model that is ready to generate."""
 
     params: Params
     evaluator: Evaluator
@@ -77,11 +77,11 @@ def evaluate(config: EvaluateConfig) -> Path:
         return folder
     run = _Run(config, console)
     if config.run.dry_run:
-        names = " against ".join(", ".join(side.sources) for side in run.sides)
+        names = " against ".join(", ".join(method.sources) for method in run.methods)
         console.print(f"would evaluate {names} on {', '.join(run.rows)} into {folder}")
         return folder
     processes.on_first(lambda: run_folder.claim(folder, config, config.run))
-    done = [run.evaluated(side) for side in run.sides]
+    done = [run.evaluated(method) for method in run.methods]
     comparison = compare_splits(done[1].judged, done[0].judged) if len(done) > 1 else {}
     if processes.is_first():
         _write(folder, config, done, comparison, run.validator)
@@ -90,7 +90,7 @@ def evaluate(config: EvaluateConfig) -> Path:
 
 
 class _Run:
-    """What an evaluation needs, with everything that can be wrong found out before anything is written."""
+    """Everything an evaluation needs; checks all that can be wrong before anything is written."""
 
     def __init__(self, config: EvaluateConfig, console: Console):
         registry.check(config.reward)
@@ -98,35 +98,37 @@ class _Run:
         self._parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
         self.validator = checked_validator(config.evaluation, config.reward)
         self.rows = load_rows(config.data, config.reward, self.validator)
-        self.sides = _sides(config)
-        if len(self.sides) > 1 and self.validator is not None:
+        self.methods = _methods(config)
+        if len(self.methods) > 1 and self.validator is not None:
             check_ids([row for of_split in self.rows.values() for row in of_split])
-        sources = [source for side in self.sides if not side.is_file for source in side.sources]
+        sources = [source for method in self.methods if not method.is_file for source in method.sources]
         self._ready = {source: self._open(source) for source in sources[:1]}
-        answered = self._ready[sources[0]].evaluator.rows if sources else self.rows
+        predicted = self._ready[sources[0]].evaluator.rows if sources else self.rows
         for source in sources[1:]:
-            opened = self._open(source)
-            opened.rewards.close()  # it is read again in its turn
-            if _ids(opened.evaluator.rows) != _ids(answered):
+            loaded = self._open(source)
+            loaded.rewards.close()  # it is read again in its turn
+            if _ids(loaded.evaluator.rows) != _ids(predicted):
                 got = f"others for {source} than for {sources[0]}"
                 raise DataError(f"filter_overlong_prompts: expected the same rows left out for all models, got {got}")
-        self._plans = {side.label: self._read(side.sources[0], answered) for side in self.sides if side.is_file}
+        self._plans = {
+            method.label: self._read(method.sources[0], predicted) for method in self.methods if method.is_file
+        }
 
-    def evaluated(self, side: Side) -> Evaluated:
-        """Answers of one side, and what they are worth."""
-        answered = self._plans[side.label] if side.is_file else self._answers(side)
+    def evaluated(self, method: Method) -> Evaluated:
+        """Generate and score the predictions of one method."""
+        predicted = self._plans[method.label] if method.is_file else self._predict(method)
         results, judged, records = {}, [], []
-        for split, of_split in answered.items():
+        for split, of_split in predicted.items():
             edges = self.config.evaluation.length_edges
             results[split], rows = results_of(of_split, self.config.reward, self.validator, edges)
             judged += rows
-            records += answer_records(rows) if rows else _plain_records(of_split, split)
-        return Evaluated(side.label, results, judged, records)
+            records += prediction_records(rows) if rows else _plain_records(of_split, split)
+        return Evaluated(method.label, results, judged, records)
 
-    def _read(self, path: str, rows: Mapping[str, list[Row]]) -> dict[str, Answered]:
-        """The plans of a file for these rows of every split; those of other rows of the data may be in it."""
+    def _read(self, path: str, rows: Mapping[str, list[Row]]) -> dict[str, Predictions]:
+        """Read the plans of a file for these rows of every split; it may hold those of other rows of the data."""
         every, kept = ({name for names in _ids(each).values() for name in names} for each in (self.rows, rows))
-        answers = iter(
+        predictions = iter(
             match_plans(
                 [row for of_split in rows.values() for row in of_split],
                 {name: plans for name, plans in read_plans(path).items() if name not in every - kept},
@@ -134,9 +136,9 @@ class _Run:
                 allow_unknown=self.config.allow_unknown_plans,
             )
         )
-        return {split: Answered(of_split, [next(answers) for _ in of_split]) for split, of_split in rows.items()}
+        return {split: Predictions(of_split, [next(predictions) for _ in of_split]) for split, of_split in rows.items()}
 
-    def _open(self, source: str) -> Opened:
+    def _open(self, source: str) -> LoadedModel:
         policy = hf.load_policy(source)
         self._parallel.check_model(policy.config)
         model, tokenizer = models.computing_in(policy.config, self.config.dtype), policy.tokenizer
@@ -145,21 +147,21 @@ class _Run:
         rewards = registry.make_rewards(self.config.reward, registry.Context(validator, load_model=load_model))
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
         data.tell_left_out(self._console.print, self.config.data, evaluator.left_out)
-        return Opened(policy.params, evaluator, rewards)
+        return LoadedModel(policy.params, evaluator, rewards)
 
-    def _answers(self, side: Side) -> dict[str, Answered]:
-        """The answers of all models of a side, one model after the other."""
-        parts: dict[str, list[Answered]] = {split: [] for split in self.rows}
-        for seed, source in enumerate(side.sources):
+    def _predict(self, method: Method) -> dict[str, Predictions]:
+        """Generate the predictions of all models of a method, one model after the other."""
+        parts: dict[str, list[Predictions]] = {split: [] for split in self.rows}
+        for seed, source in enumerate(method.sources):
             self._console.print(f"plans of {source}" if self.validator else f"completions of {source}")
-            opened = self._ready.pop(source, None) or self._open(source)
+            loaded = self._ready.pop(source, None) or self._open(source)
             try:
-                params = self._parallel.put(opened.params)
+                params = self._parallel.put(loaded.params)
                 for split, part in parts.items():
                     samples = self.config.num_samples
-                    part.append(opened.evaluator.answer(params, split, num_samples=samples, seed=seed))
+                    part.append(loaded.evaluator.predict(params, split, num_samples=samples, seed=seed))
             finally:
-                opened.rewards.close()
+                loaded.rewards.close()
         return {split: _joined(part) for split, part in parts.items()}
 
 
@@ -167,44 +169,51 @@ def _ids(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
     return {split: [row["id"] for row in of_split] for split, of_split in rows.items()}
 
 
-def _sides(config: EvaluateConfig) -> list[Side]:
-    """What is evaluated, and what it is compared with; their labels differ."""
-    sides = [Side(config.label or _label(config.sources), config.sources, config.plans is not None)]
+def _methods(config: EvaluateConfig) -> list[Method]:
+    """Return the method to evaluate, and the one it is compared with; their labels differ."""
+    methods = [Method(config.label or _label(config.sources), config.sources, config.plans is not None)]
     if config.compare_with is not None:
         is_file = config.compare_with[0].endswith(".jsonl")
         label = config.compare_label or _label(config.compare_with)
-        label = f"{label} (compared)" if label == sides[0].label else label
-        sides.append(Side(label, config.compare_with, is_file))
-    return sides
+        label = f"{label} (compared)" if label == methods[0].label else label
+        methods.append(Method(label, config.compare_with, is_file))
+    return methods
 
 
 def _label(sources: Sequence[str]) -> str:
-    """The end of the first one's path, and how many there are."""
+    """Return the end of the first path, and how many more there are."""
     name = "/".join(Path(sources[0]).parts[-2:])
     return f"{name} and {len(sources) - 1} more" if len(sources) > 1 else name
 
 
-def _joined(parts: Sequence[Answered]) -> Answered:
-    """The answers of several models to the same rows as one."""
-    answers = [
-        [answer for given in of_row for answer in given] for of_row in zip(*(p.answers for p in parts), strict=True)
+def _joined(parts: Sequence[Predictions]) -> Predictions:
+    """Join the predictions of several models for the same rows."""
+    predictions = [
+        [prediction for given in of_row for prediction in given]
+        for of_row in zip(*(p.predictions for p in parts), strict=True)
     ]
     known = [part.scores for part in parts if part.scores is not None]
     scores = [[score for given in of_row for score in given] for of_row in zip(*known, strict=True)] if known else None
-    return Answered(parts[0].rows, answers, scores)
+    return Predictions(parts[0].rows, predictions, scores)
 
 
 # --------------------------------------------------------------------------------------------------------------- output
 
 
-def _plain_records(answered: Answered, split: str) -> list[dict[str, Any]]:
-    """One record per answer of data that are no planning problems."""
-    scores = answered.scores or [[None] * len(answers) for answers in answered.answers]
+def _plain_records(predicted: Predictions, split: str) -> list[dict[str, Any]]:
+    """Return one record per prediction of data that are no planning problems."""
+    scores = predicted.scores or [[None] * len(predictions) for predictions in predicted.predictions]
     return [
-        {"id": row["id"], "split": split, "completion": answer.text, "ended": answer.ended, "seed": answer.seed}
+        {
+            "id": row["id"],
+            "split": split,
+            "completion": prediction.text,
+            "ended": prediction.ended,
+            "seed": prediction.seed,
+        }
         | {"score": score}
-        for row, answers, of_row in zip(answered.rows, answered.answers, scores, strict=True)
-        for answer, score in zip(answers, of_row, strict=True)
+        for row, predictions, of_row in zip(predicted.rows, predicted.predictions, scores, strict=True)
+        for prediction, score in zip(predictions, of_row, strict=True)
     ]
 
 
@@ -215,7 +224,7 @@ def _write(
     comparison: Mapping[str, Any],
     validator: str | None,
 ) -> None:
-    """All files; `eval.json` comes last, as it marks the evaluation as finished."""
+    """Write all files; `eval.json` comes last, as it marks the evaluation as finished."""
     model, other = done[0], done[1] if len(done) > 1 else None
     write_jsonl(model.records, folder / SAMPLES_FILE)
     content: dict[str, Any] = dict(model.results)
@@ -238,7 +247,7 @@ def _write(
 
 
 def _how(config: EvaluateConfig, validator: str | None) -> str:
-    """How the answers came about, in a line for the page."""
+    """Return how the predictions were made, in a line for the page."""
     parts = [f"Judged by {'VAL' if validator == 'val' else 'the built-in validator'}."]
     temperature, many = config.evaluation.eval_temperature, len(config.sources)
     if config.plans is None:
@@ -249,7 +258,7 @@ def _how(config: EvaluateConfig, validator: str | None) -> str:
 
 
 def _table(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[dict[str, str]], tuple[str, ...]]:
-    """Rows and columns of the table; with several samples their pass@k, k being how many every problem has."""
+    """Return rows and columns of the table, with pass@k for as many samples as every problem has."""
     rows = plan_metrics.summary_rows(results)
     most = min(int(k) for result in results.values() for k in [*result["pass_at_k"]][-1:])
     if most == 1:
@@ -266,7 +275,7 @@ def _table(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[dict[str, str
 
 
 def _print(console: Console, folder: Path, done: Sequence[Evaluated], comparison: Mapping[str, Any]) -> None:
-    """The table, the comparison, and where everything is."""
+    """Print the table, the comparison, and where everything is."""
     model = done[0]
     if model.judged:
         console.result_table(model.label, *_table(model.results), 2)

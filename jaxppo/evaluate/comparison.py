@@ -1,4 +1,4 @@
-"""The comparison of two models, or of one before and after training, on the same problems."""
+"""Compare two models, or one before and after training, on the same problems."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ TESTS: Mapping[str, str] = {
 
 
 def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
-    """Whether model B finds more valid plans than model A on the same rows.
+    """Test whether model B finds more valid plans than model A on the same rows.
 
-    Pairs are rows, compared by the fraction of their answers that is valid. With one answer on each side the p value is
-    of the exact two-sided McNemar test on the rows where only one of the two is valid; with several, equally many on
-    both sides, of the exact sign test on the rows with a difference (the same for one). With more answers on one side
-    chance alone favours one side in more rows, though not on average: there it is of a z test on the mean difference.
-    The difference B - A of the validity has the percentile bootstrap's 95 % interval over rows. With several splits or
-    domains that is as many tests: p values are not corrected for their number.
+    Pairs are rows, compared by the fraction of their predictions that is valid. With one prediction on each side the p
+    value is of the exact two-sided McNemar test on the rows where only one of the two is valid; with several, equally
+    many on both sides, of the exact sign test on the rows with a difference (the same for one). With more predictions
+    on one side chance alone favours one side in more rows, though not on average: there it is of a z test on the mean
+    difference. The difference B - A of the validity has the percentile bootstrap's 95 % interval over rows. With
+    several splits or domains that is as many tests: p values are not corrected for their number.
 
     Args:
         a: judged rows of the first model, or of the model before training.
@@ -42,7 +42,9 @@ def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
     by_name = _by_name(b)
     _check_same_rows(_by_name(a), by_name)
     pairs = [(row, by_name[_name(row.row)]) for row in a]
-    differences = [_n_valid(of_b) / len(of_b.answers) - _n_valid(of_a) / len(of_a.answers) for of_a, of_b in pairs]
+    differences = [
+        _n_valid(of_b) / len(of_b.predictions) - _n_valid(of_a) / len(of_a.predictions) for of_a, of_b in pairs
+    ]
     a_better, b_better = (sum(sign * value > 0 for value in differences) for sign in (-1, 1))
     test = _test(pairs)
     return {
@@ -59,22 +61,22 @@ def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
 
 
 def _n_valid(row: JudgedRow) -> int:
-    return sum(answer.outcome.verdict.valid for answer in row.answers)
+    return sum(prediction.outcome.verdict.valid for prediction in row.predictions)
 
 
 def _validity(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    return clustered_wilson([_n_valid(row) for row in rows], [len(row.answers) for row in rows])
+    return clustered_wilson([_n_valid(row) for row in rows], [len(row.predictions) for row in rows])
 
 
 def _test(pairs: Sequence[tuple[JudgedRow, JudgedRow]]) -> Literal["mcnemar", "sign", "z"]:
-    sizes = {(len(of_a.answers), len(of_b.answers)) for of_a, of_b in pairs}
+    sizes = {(len(of_a.predictions), len(of_b.predictions)) for of_a, of_b in pairs}
     if any(size_a != size_b for size_a, size_b in sizes):
         return "z"
     return "mcnemar" if sizes <= {(1, 1)} else "sign"
 
 
 def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, dict[str, Any]]:
-    """`compare` for each split, and within it under "domains" for each domain."""
+    """Return `compare` for each split, and within it under "domains" for each domain."""
     _check_same_rows(_by_name(a), _by_name(b))
     return {
         split: compare(*pair) | {"domains": {domain: compare(*both) for domain, both in _paired(*pair, "domain")}}
@@ -83,7 +85,7 @@ def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, 
 
 
 def _paired(a: Sequence[JudgedRow], b: Sequence[JudgedRow], column: str) -> list[tuple[str, tuple[Any, Any]]]:
-    """The rows of both sides for each value of a column."""
+    """Return the rows of both models for each value of a column."""
     of_a, of_b = (grouped(rows, lambda row: row.row[column]) for rows in (a, b))
     return [(value, (of_a[value], of_b[value])) for value in of_a]
 
@@ -99,7 +101,7 @@ def _name(row: Row) -> _Name:
 
 
 def check_ids(rows: Sequence[Row]) -> None:
-    """Raise a `DataError` unless every row of a split has an id of its own, as a comparison needs it."""
+    """Raise a `DataError` unless every row of a split has a different id, as a comparison needs it."""
     for (split, name), count in Counter(map(_name, rows)).items():
         if count > 1:
             raise DataError(f"compare: expected a different id for each row of split {split}, got {name} {count} times")
@@ -127,7 +129,7 @@ COMPARISON_COLUMNS = ("split", "domain", "n", "A", "B", "B - A", "A better", "B 
 
 
 def comparison_rows(comparison: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Rows of the table for the terminal: a split, and its domains below it where there are several."""
+    """Return the rows of the terminal's table: a split, and its domains below it where there are several."""
     rows = []
     for split, result in comparison.items():
         rows.append({"split": split, "domain": "all", **_cells(result)})

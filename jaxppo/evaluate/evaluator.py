@@ -1,4 +1,4 @@
-"""Answers of a model to the rows of the evaluation splits, and what they are worth; for all commands that evaluate."""
+"""Generate on the evaluation splits and score the results, for all commands that evaluate."""
 
 import math
 import zlib
@@ -15,7 +15,7 @@ from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, 
 from jaxppo.data import Row
 from jaxppo.evaluate.intervals import clustered_wilson, interval_text
 from jaxppo.evaluate.plan_metrics import grouped, split_results
-from jaxppo.evaluate.predictions import Answer, JudgedRow, judge_rows
+from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions import plan, registry
@@ -33,22 +33,22 @@ class Completion(NamedTuple):
     ids: list[int]
 
 
-class Answered(NamedTuple):
-    """Rows with the answers to them.
+class Predictions(NamedTuple):
+    """Rows with the predictions for them.
 
     Attributes:
         rows: of one split.
-        answers: one or more for each row.
-        scores: what reward functions give each answer; None where plans alone are judged.
+        predictions: one or more for each row.
+        scores: what reward functions give each prediction; None where plans alone are judged.
     """
 
     rows: list[Row]
-    answers: list[list[Answer]]
+    predictions: list[list[Prediction]]
     scores: list[list[float | None]] | None = None
 
 
 class Evaluator:
-    """Decodes and judges the answers to the evaluation splits; call it with the parameters of a language model.
+    """Decode and judge completions of the evaluation splits; call it with the parameters of a language model.
 
     Args:
         model: configuration of the model.
@@ -64,8 +64,8 @@ class Evaluator:
 
     Attributes:
         rows: of each split, those with an overlong prompt left out where the data settings say so.
-        left_out: how many that are.
-        validator: who judges plans; None where the data are no planning problems.
+        left_out: how many were left out.
+        validator: which validator judges plans; None where the data are no planning problems.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Evaluator:
         self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
 
     def __call__(self, params: Params, *, fixed_rows_only: bool = False) -> dict[str, dict[str, Any]]:
-        """{split: results}, as from `results_of`.
+        """Return {split: results}, as from `results_of`.
 
         Args:
             params: of the language model.
@@ -127,17 +127,17 @@ class Evaluator:
     def with_samples(
         self, params: Params, *, fixed_rows_only: bool = False
     ) -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-        """The same, and {split: samples}, as from `samples_of`."""
+        """Return the same, and {split: samples}, as from `samples_of`."""
         results, samples = {}, {}
         for split in self.rows:
-            answered = self.answer(params, split, rows=self._fixed[split] if fixed_rows_only else None)
-            of_split, judged = results_of(answered, self._reward, self.validator, self._config.length_edges)
-            results[split], samples[split] = of_split, samples_of(answered, judged)
+            predicted = self.predict(params, split, rows=self._fixed[split] if fixed_rows_only else None)
+            of_split, judged = results_of(predicted, self._reward, self.validator, self._config.length_edges)
+            results[split], samples[split] = of_split, samples_of(predicted, judged)
         return results, samples
 
     @property
     def metric_names(self) -> set[str]:
-        """The names that `eval_metrics` has for an evaluation of the fixed rows."""
+        """Return the names that `eval_metrics` has for an evaluation of the fixed rows."""
         names = {f"eval/{split}/mean_reward" for split in self.rows}
         for split, chosen in self._fixed.items() if self.validator is not None else ():
             domains = {self.rows[split][i]["domain"] for i in chosen}
@@ -154,26 +154,28 @@ class Evaluator:
             return data.cut_prompts(self._tokenizer, fitting, longest, config.text_lengths, config.data_seed)
         return fitting, data.encode_prompts(self._tokenizer, fitting, longest, template=self._template)
 
-    def answer(
+    def predict(
         self, params: Params, split: str, *, num_samples: int = 1, seed: int = 0, rows: Sequence[int] | None = None
-    ) -> Answered:
-        """Answers to the rows of a split.
+    ) -> Predictions:
+        """Generate predictions for the rows of a split.
 
         Args:
             params: of the language model.
             split: name of the split.
-            num_samples: answers to each row.
-            seed: what the answers call the model that they are from.
-            rows: numbers of the rows to answer, in their order; default: all.
+            num_samples: predictions for each row.
+            seed: number of the model, noted in its predictions.
+            rows: indices of the rows, in their order; default: all.
         """
         chosen = range(len(self.rows[split])) if rows is None else rows
         samples = [self.complete(params, split, sample, chosen) for sample in range(num_samples)]
-        answers = [[Answer(text, ended, seed) for text, ended, _ in given] for given in zip(*samples, strict=True)]
+        predictions = [
+            [Prediction(text, ended, seed) for text, ended, _ in given] for given in zip(*samples, strict=True)
+        ]
         scores = None
         if self._rewards is not None:
             scored = [self._score(self._rewards, completions, split, chosen) for completions in samples]
             scores = [list(values) for values in zip(*scored, strict=True)]
-        return Answered([self.rows[split][i] for i in chosen], answers, scores)
+        return Predictions([self.rows[split][i] for i in chosen], predictions, scores)
 
     def _score(
         self, rewards: Rewards, completions: Sequence[Completion], split: str, chosen: Sequence[int]
@@ -188,7 +190,7 @@ class Evaluator:
     def complete(
         self, params: Params, split: str, sample: int = 0, chosen: Sequence[int] | None = None
     ) -> list[Completion]:
-        """One completion for each row of a split, or for the chosen ones; longest prompts are decoded together.
+        """Generate one completion for each row of a split, or for the chosen ones; similar lengths share a batch.
 
         A row's completion depends on seed, split, row and sample, not on the rows beside it.
         """
@@ -224,7 +226,7 @@ class Evaluator:
 
 
 def checked_validator(evaluation: EvalConfig, reward: RewardConfig) -> str | None:
-    """Who judges plans, after a try; None where the data are no planning problems."""
+    """Return the validator, after a trial run; None where the data are no planning problems."""
     if not reward.judges_plans:
         return None
     validator = evaluation.eval_validator or plan.default_validator()
@@ -233,7 +235,7 @@ def checked_validator(evaluation: EvalConfig, reward: RewardConfig) -> str | Non
 
 
 def load_rows(config: DataConfig, reward: RewardConfig, validator: str | None) -> dict[str, list[Row]]:
-    """The rows of every evaluation split; those of planning problems are of the split that was asked for by name."""
+    """Load the rows of every evaluation split; the column `split` of planning problems gets the name asked for."""
     if validator is None:
         return {split: data.load_split(config, split, None) for split in config.eval_splits}
     judges = reward.reads_pddl_for(validator)
@@ -242,7 +244,7 @@ def load_rows(config: DataConfig, reward: RewardConfig, validator: str | None) -
 
 
 def fixed_rows(rows: Sequence[Row], most: int | None, seed: int) -> list[int]:
-    """Numbers of at most `most` rows, as many of each domain as can be; `seed` alone decides which.
+    """Choose the indices of at most `most` rows, evenly over the domains; `seed` alone decides which.
 
     Each domain's rows are shuffled, and the domains take turns; so fewer rows are always among more. Rows without the
     column `domain` are of one domain.
@@ -265,7 +267,7 @@ def make_evaluator(
     rewards: Rewards | None = None,
     rows: Mapping[str, list[Row]] | None = None,
 ) -> Evaluator:
-    """The evaluator that a command's configuration asks for."""
+    """Make the evaluator that a command's configuration asks for."""
     if isinstance(config, TrainConfig):
         sampling = config.sampling
     else:
@@ -289,35 +291,35 @@ def make_evaluator(
 
 
 def results_of(
-    answered: Answered, reward: RewardConfig, validator: str | None, edges: Sequence[int]
+    predicted: Predictions, reward: RewardConfig, validator: str | None, edges: Sequence[int]
 ) -> tuple[dict[str, Any], list[JudgedRow]]:
-    """Results of one split, and its judged rows where plans are judged.
+    """Compute the results of one split, and its judged rows where plans are judged.
 
     Returns:
         `plan_metrics.split_results` and "validator" for plans; "mean_reward" and "reward", with an interval of twice
         the standard error, for other rewards than the plan reward alone; and "ended".
     """
     judged: list[JudgedRow] = []
-    ended = [[bool(answer.ended) for answer in answers] for answers in answered.answers]
+    ended = [[bool(prediction.ended) for prediction in predictions] for predictions in predicted.predictions]
     results: dict[str, Any] = {"ended": clustered_wilson(list(map(sum, ended)), list(map(len, ended)))}
     if validator is not None:
-        judged = judge_rows(answered.rows, answered.answers, registry.plan_scoring(reward, validator))
+        judged = judge_rows(predicted.rows, predicted.predictions, registry.plan_scoring(reward, validator))
         results = split_results(judged, edges) | {"validator": validator}
-    if answered.scores is not None:
-        results |= _reward_results(answered.scores)
+    if predicted.scores is not None:
+        results |= _reward_results(predicted.scores)
     return results, judged
 
 
-def samples_of(answered: Answered, judged: Sequence[JudgedRow], most: int = 5) -> list[dict[str, Any]]:
-    """The first rows of a split with their first answer: id, prompt, completion, score, and the verdict on a plan."""
+def samples_of(predicted: Predictions, judged: Sequence[JudgedRow], most: int = 5) -> list[dict[str, Any]]:
+    """Return the first rows of a split with their first prediction: id, prompt, completion, score, verdict."""
     samples = []
-    for i, (row, answers) in enumerate(zip(answered.rows[:most], answered.answers, strict=False)):
-        sample = {"id": row["id"], "prompt": row["prompt"], "completion": answers[0].text}
+    for i, (row, predictions) in enumerate(zip(predicted.rows[:most], predicted.predictions, strict=False)):
+        sample = {"id": row["id"], "prompt": row["prompt"], "completion": predictions[0].text}
         if judged:
-            outcome = judged[i].answers[0].outcome
+            outcome = judged[i].predictions[0].outcome
             sample |= {"verdict": plan.describe(outcome.verdict), "score": outcome.reward}
-        if answered.scores is not None:
-            sample["score"] = answered.scores[i][0]
+        if predicted.scores is not None:
+            sample["score"] = predicted.scores[i][0]
         samples.append(sample)
     return samples
 
@@ -325,7 +327,7 @@ def samples_of(answered: Answered, judged: Sequence[JudgedRow], most: int = 5) -
 def print_before_and_after(
     console: Console, split: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
 ) -> None:
-    """A table of the samples of a split: what was answered before and after training, and its score."""
+    """Print a table of the samples of a split: completion before and after training, and score."""
     earlier = {sample["id"]: sample for sample in before}
     rows = [
         {
@@ -342,12 +344,12 @@ def print_before_and_after(
 
 
 def score_text(score: float | None) -> str:
-    """A score with two digits; `none` for a completion that nobody scored."""
+    """Return a score with two digits; `none` for a completion without a score."""
     return "none" if score is None else f"{score:.2f}"
 
 
 def _reward_results(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:
-    """Mean over rows of what their answers get on average, with its interval; answers without a score are left out."""
+    """Compute the mean over rows of their average score, with its interval; what has no score is left out."""
     known = [[value for value in values if value is not None] for values in scores]
     numbers = [fmean(values) for values in known if values]
     error = 2.0 * stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
@@ -356,7 +358,7 @@ def _reward_results(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:
 
 
 def summary_line(split: str, result: dict[str, Any]) -> str:
-    """One line about a split for the terminal."""
+    """Return one line about a split for the terminal."""
     if "validity" not in result:
         reward = result["reward"]
         return f"{split}: mean reward {interval_text(reward)} of {reward['n']}, ended {result['ended']['rate']:.1%}"
@@ -368,7 +370,7 @@ def summary_line(split: str, result: dict[str, Any]) -> str:
 
 
 def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """What an evaluation during training adds to the record of its update; of several domains each one's validity."""
+    """Return the metrics that an evaluation adds to the record of its update, per domain where there are several."""
     rewards = {f"eval/{split}/mean_reward": result["mean_reward"] for split, result in results.items()}
     judged = {split: result for split, result in results.items() if "validity" in result}
     domains = {
@@ -383,14 +385,14 @@ def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def print_results(console: Console, results: dict[str, dict[str, Any]]) -> None:
-    """One line per split, and a warning where the validator failed."""
+    """Print one line per split, and a warning where the validator failed."""
     for split, result in results.items():
         console.result(summary_line(split, result))
     warn_of_failures(console, results)
 
 
 def warn_of_failures(console: Console, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """A warning for each split where the validator failed."""
+    """Warn of each split where the validator failed."""
     for split, result in results.items():
         if result.get("validator_failed"):
             console.warn(

@@ -1,6 +1,6 @@
-"""Intervals of rates and means over problems, and tests of paired differences.
+"""Compute intervals of rates and means over problems, and test paired differences.
 
-A problem is the unit everywhere: several samples of one problem, or several seeds, say less than as many problems do.
+The unit is the problem: several samples of one problem, or several seeds, say less than as many problems do.
 """
 
 import math
@@ -17,7 +17,7 @@ _CHUNK = 2**22  # indices drawn at a time: 32 MiB
 
 
 def wilson(successes: float, n: int, z: float = Z95) -> dict[str, float]:
-    """A rate with its Wilson score interval (95 % by default).
+    """Compute a rate with its Wilson score interval (95 % by default).
 
     (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), p = successes / n.
 
@@ -39,7 +39,7 @@ def _wilson_bounds(p: float, n: float, z: float) -> tuple[float, float]:
 
 
 def clustered_wilson(successes: Sequence[int], samples: Sequence[int], z: float = Z95) -> dict[str, float]:
-    """The mean over problems of their success rates, with a Wilson interval over problems.
+    """Compute the mean over problems of their success rates, with a Wilson interval over problems.
 
     With one sample per problem this is `wilson`. With more, the variance v of the mean over the m problems is that of
     the problems' rates / m, and Wilson's formula is used with the effective size n* = p (1 - p) / v, at least m (all
@@ -68,7 +68,7 @@ def clustered_wilson(successes: Sequence[int], samples: Sequence[int], z: float 
 
 
 def mean_interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> dict[str, Any]:
-    """A mean with its 95 % interval by Student's t: mean -+ t s / sqrt(n), cut at the bounds that values have.
+    """Compute a mean with its 95 % interval by Student's t: mean -+ t s / sqrt(n), cut at the bounds that values have.
 
     Values are one per problem: the mean of its samples where there are several. Equal values give a width of 0: the
     interval is only as good as n is large.
@@ -101,7 +101,7 @@ _T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
 def _t95(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t: from a table up to 9 degrees of freedom, expanded in 1 / f above.
+    """Return the two-sided 95 % quantile of Student's t: a table up to 9 degrees of freedom, a series in 1 / f above.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5 (error below 1e-4 from 10 on).
     """
@@ -115,7 +115,7 @@ def _t95(freedom: int) -> float:
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Two-sided p value of the exact McNemar test.
+    """Return the two-sided p value of the exact McNemar test.
 
     Under the null hypothesis each of the n = only_a + only_b discordant pairs falls to either side with probability
     1/2: p = min(1, 2 sum_{i <= min} C(n, i) / 2^n). Nothing discordant gives 1.
@@ -123,7 +123,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
     Source: McNemar 1947; exact form: Fagerland, Lydersen and Laake, BMC Medical Research Methodology 13:91 (2013).
     """
     n = only_a + only_b
-    tail, term = 0, 1  # whole numbers: exact for any n
+    tail, term = 0, 1  # integers: exact for any n
     for i in range(min(only_a, only_b) + 1):
         tail += term
         term = term * (n - i) // (i + 1)
@@ -131,7 +131,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 
 def paired_z(differences: Sequence[float]) -> float:
-    """Two-sided p value of mean = 0 for paired differences, by the normal distribution: for many pairs.
+    """Return the two-sided p value of mean = 0 for paired differences, by the normal distribution: for many pairs.
 
     z = mean / (s / sqrt(n)); p = erfc(|z| / sqrt(2)). Differences that are all 0, and fewer than two, give 1; those
     that are all alike otherwise give 0.
@@ -145,7 +145,7 @@ def paired_z(differences: Sequence[float]) -> float:
 
 
 def bootstrap_mean(values: Sequence[float], resamples: int = BOOTSTRAP_RESAMPLES, seed: int = 0) -> dict[str, Any]:
-    """A mean with the percentile bootstrap's 95 % interval over its values, one per problem.
+    """Compute a mean with the percentile bootstrap's 95 % interval over its values, one per problem.
 
     Args:
         values: [n], for a paired difference the differences.

@@ -1,7 +1,8 @@
-"""Measures of judged plans, per split, domain and plan length, with intervals.
+"""Measure judged plans, per split, domain and plan length, with intervals.
 
-Every measure is a mean over problems of what a problem's answers get on average, so a problem counts once however many
-samples or seeds it has, and an interval is over problems. Text that is no plan is in every denominator, as a failure.
+Every measure is a mean over problems of the average over a problem's predictions: a problem counts once however many
+samples or seeds it has, and intervals are over problems. Text that is no plan counts as a failure, in every
+denominator.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from jaxppo.errors import ConfigError
 from jaxppo.evaluate.intervals import clustered_wilson, interval_text, mean_interval
 from jaxppo.evaluate.plan_scores import FRACTIONS, OVERLAPS, RATES, length_ratio, overlaps
-from jaxppo.evaluate.predictions import JudgedAnswer, JudgedRow
+from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
 
@@ -30,7 +31,7 @@ VALID = "valid"
 
 
 class _Scored(NamedTuple):
-    """A row with what each of its answers gets, in their order."""
+    """A row with the scores of each of its predictions, in their order."""
 
     row: JudgedRow
     scores: Mapping[str, Sequence[float | None]]
@@ -38,41 +39,41 @@ class _Scored(NamedTuple):
 
 def _scored(row: JudgedRow) -> _Scored:
     single = {**RATES, **FRACTIONS, "length_ratio": length_ratio}
-    scores = {name: [score(row, answer) for answer in row.answers] for name, score in single.items()}
-    common = [overlaps(row, answer) for answer in row.answers]
+    scores = {name: [score(row, prediction) for prediction in row.predictions] for name, score in single.items()}
+    common = [overlaps(row, prediction) for prediction in row.predictions]
     return _Scored(row, scores | {name: [values[name] for values in common] for name in OVERLAPS})
 
 
 def measure(judged: Sequence[JudgedRow]) -> dict[str, Any]:
-    """All measures of some rows.
+    """Compute all measures of some rows.
 
     Returns:
         `RATES` as {"rate", "low", "high", "n"} (`clustered_wilson`); `FRACTIONS`, `OVERLAPS`, "length_ratio",
         "distinct_plans" and "distinct_valid_plans" as {"mean", "low", "high", "n"} (`mean_interval` of one value per
         problem); "pass_at_k" with such a mean for k = 1, 2, 4, ... as long as every problem has that many samples;
-        "errors" {reason: answers}; "cheaper_than_reference" and "cheaper_than_optimal" (answers; the latter says that
-        the data are wrong); "mean_reward" and "validator_failed" (means over answers); "rows" and "answers". A rate or
-        mean that no row has is None. n counts problems.
+        "errors" {reason: predictions}; "cheaper_than_reference" and "cheaper_than_optimal" (predictions; the latter
+        says that the data are wrong); "mean_reward" and "validator_failed" (means over predictions); "rows" and
+        "answers". A rate or mean that no row has is None. n counts problems.
     """
     return _measure([_scored(row) for row in judged])
 
 
 def _measure(scored: Sequence[_Scored]) -> dict[str, Any]:
     judged = [one.row for one in scored]
-    answers = [(row, answer) for row in judged for answer in row.answers]
-    count = max(1, len(answers))
+    predictions = [(row, prediction) for row in judged for prediction in row.predictions]
+    count = max(1, len(predictions))
     return {
         "rows": len(judged),
-        "answers": len(answers),
+        "answers": len(predictions),
         **{name: _rate(scored, name) for name in RATES},
         **{name: _mean(scored, name) for name in (*FRACTIONS, *OVERLAPS)},
         "length_ratio": _mean(scored, "length_ratio", inf),
         **_of_samples(judged),
         "errors": error_counts(judged),
-        "cheaper_than_reference": sum(_is_cheaper(answer, row.reference_cost) for row, answer in answers),
-        "cheaper_than_optimal": sum(_is_cheaper(answer, row.optimal_cost) for row, answer in answers),
-        "mean_reward": sum(answer.outcome.reward for _, answer in answers) / count,
-        "validator_failed": sum(a.outcome.verdict.error in VALIDATOR_FAILURES for _, a in answers) / count,
+        "cheaper_than_reference": sum(_is_cheaper(prediction, row.reference_cost) for row, prediction in predictions),
+        "cheaper_than_optimal": sum(_is_cheaper(prediction, row.optimal_cost) for row, prediction in predictions),
+        "mean_reward": sum(prediction.outcome.reward for _, prediction in predictions) / count,
+        "validator_failed": sum(a.outcome.verdict.error in VALIDATOR_FAILURES for _, a in predictions) / count,
         **_by_seed(judged),
     }
 
@@ -90,25 +91,25 @@ def _mean(scored: Sequence[_Scored], name: str, most: float = 1.0) -> dict[str, 
 
 
 def _known_scores(scored: Sequence[_Scored], name: str) -> list[list[float]]:
-    """The scores of each row that has any."""
+    """Return the scores of each row that has any."""
     known = ([value for value in one.scores[name] if value is not None] for one in scored)
     return [values for values in known if values]
 
 
 def error_counts(judged: Sequence[JudgedRow]) -> dict[str, int]:
-    """How many answers are valid, and how many are not for each reason; every reason is there."""
-    errors = (answer.outcome.verdict.error for row in judged for answer in row.answers)
+    """Count the valid predictions, and the others by reason; every reason is there."""
+    errors = (prediction.outcome.verdict.error for row in judged for prediction in row.predictions)
     counts = Counter(VALID if error is None else error.value for error in errors)
     return {name: counts[name] for name in (VALID, *(error.value for error in PlanError))}
 
 
-def _is_cheaper(judged: JudgedAnswer, best: float | None) -> bool:
+def _is_cheaper(judged: JudgedPrediction, best: float | None) -> bool:
     cost = judged.progress.cost
     return best is not None and judged.outcome.verdict.valid and cost is not None and cost < best - 1e-6 * abs(best)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The probability that k samples, drawn from n of which c are right, have a right one: 1 - C(n - c, k) / C(n, k).
+    """Compute the probability that one of k samples is right, drawn from n with c right: 1 - C(n - c, k) / C(n, k).
 
     An unbiased estimate for k independent samples, k <= n.
 
@@ -118,19 +119,21 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def _of_samples(judged: Sequence[JudgedRow]) -> dict[str, Any]:
-    """pass@k and the number of different plans: of the samples of one seed, then averaged over a problem's seeds."""
+    """Compute pass@k and the number of different plans per seed, averaged over a problem's seeds."""
     problems = [_samples_by_seed(row) for row in judged]
     sizes = [len(samples) for seeds in problems for samples in seeds]
     powers = [2**i for i in range(min(sizes, default=0).bit_length())]
-    valid = [[sum(answer.outcome.verdict.valid for answer in samples) for samples in seeds] for seeds in problems]
+    valid = [
+        [sum(prediction.outcome.verdict.valid for prediction in samples) for samples in seeds] for seeds in problems
+    ]
 
     def mean_over_seeds(value: Callable[[int, int], float], most: float) -> dict[str, Any]:
         values = [fmean(value(i, j) for j in range(len(seeds))) for i, seeds in enumerate(problems)]
         return mean_interval(values, (0.0, most))
 
-    def distinct(is_counted: Callable[[JudgedAnswer], bool]) -> dict[str, Any]:
+    def distinct(is_counted: Callable[[JudgedPrediction], bool]) -> dict[str, Any]:
         def number(i: int, j: int) -> float:
-            return float(len({answer.outcome.actions for answer in problems[i][j] if is_counted(answer)}))
+            return float(len({prediction.outcome.actions for prediction in problems[i][j] if is_counted(prediction)}))
 
         return mean_over_seeds(number, inf)
 
@@ -139,29 +142,29 @@ def _of_samples(judged: Sequence[JudgedRow]) -> dict[str, Any]:
             str(k): mean_over_seeds(lambda i, j, k=k: pass_at_k(len(problems[i][j]), valid[i][j], k), 1.0)
             for k in powers
         },
-        "distinct_plans": distinct(lambda answer: answer.is_readable),
-        "distinct_valid_plans": distinct(lambda answer: answer.outcome.verdict.valid),
+        "distinct_plans": distinct(lambda prediction: prediction.is_readable),
+        "distinct_valid_plans": distinct(lambda prediction: prediction.outcome.verdict.valid),
     }
 
 
-def _samples_by_seed(row: JudgedRow) -> list[list[JudgedAnswer]]:
-    ordered = sorted(row.answers, key=_seed_of)
+def _samples_by_seed(row: JudgedRow) -> list[list[JudgedPrediction]]:
+    ordered = sorted(row.predictions, key=_seed_of)
     return [list(samples) for _, samples in groupby(ordered, key=_seed_of)]
 
 
-def _seed_of(judged: JudgedAnswer) -> int:
-    return judged.answer.seed
+def _seed_of(judged: JudgedPrediction) -> int:
+    return judged.prediction.seed
 
 
 def _by_seed(judged: Sequence[JudgedRow]) -> dict[str, Any]:
-    """Validity of each seed and its standard deviation over seeds, where there are several.
+    """Compute the validity of each seed and its standard deviation over seeds, where there are several.
 
-    The intervals elsewhere are over problems: how much training runs differ from one another is said here alone.
+    All intervals are over problems: only this says how much training runs differ from one another.
     """
     valid: dict[int, list[bool]] = {}
     for row in judged:
-        for answer in row.answers:
-            valid.setdefault(answer.answer.seed, []).append(answer.outcome.verdict.valid)
+        for prediction in row.predictions:
+            valid.setdefault(prediction.prediction.seed, []).append(prediction.outcome.verdict.valid)
     if len(valid) < 2:
         return {}
     rates = {str(seed): fmean(values) for seed, values in sorted(valid.items())}
@@ -172,13 +175,13 @@ def _by_seed(judged: Sequence[JudgedRow]) -> dict[str, Any]:
 
 
 def plan_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES) -> dict[str, dict[str, Any]]:
-    """{split: `split_results` of its rows}, by the column `split` of each row."""
+    """Return {split: `split_results` of its rows}, by the column `split` of each row."""
     splits = grouped(judged, lambda row: row.row["split"])
     return {split: split_results(rows, edges) for split, rows in splits.items()}
 
 
 def split_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES) -> dict[str, Any]:
-    """Measures of some rows, and of each of their domains and bins of the reference's length.
+    """Compute the measures of some rows, and of each of their domains and bins of the reference's length.
 
     Args:
         judged: the rows.
@@ -203,7 +206,7 @@ def _per_bin(scored: Sequence[_Scored], bins: "_Bins") -> dict[str, dict[str, An
 
 
 def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
-    """Items by what `key` says of them, in the order in which that comes."""
+    """Group items by their key, in the order of its first appearance."""
     groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -236,9 +239,9 @@ TABLE_COLUMNS += ("length", "C*/C")
 
 
 def summary_rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Rows of the table for the terminal: a split, and its domains below it where there are several.
+    """Return the rows of the terminal's table: a split, and its domains below it where there are several.
 
-    For `Console.sample_table(title, rows, plan_metrics.TABLE_COLUMNS)`.
+    For `Console.result_table(title, rows, plan_metrics.TABLE_COLUMNS)`.
     """
     rows = []
     for split, result in results.items():

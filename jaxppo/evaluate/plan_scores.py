@@ -1,19 +1,19 @@
-"""What one answer to a planning problem gets by each measure."""
+"""Score one prediction for a planning problem by each measure."""
 
 from collections.abc import Callable, Mapping
 
-from jaxppo.evaluate.predictions import JudgedAnswer, JudgedRow
+from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
 from jaxppo.planning.language.plans import lccs_length, lcs_length
 from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
 
-Score = Callable[[JudgedRow, JudgedAnswer], float | None]
-"""What one answer gets; None where it is not measured."""
+Score = Callable[[JudgedRow, JudgedPrediction], float | None]
+"""Score of one prediction; None where it is not measured."""
 
 
-def prefix_fraction(row: JudgedRow, judged: JudgedAnswer) -> float | None:
-    """Steps carried out from the start / steps of the plan: 1 exactly for executable plans, the empty one among them.
+def prefix_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+    """Return steps carried out from the start / steps of the plan: 1 exactly for executable plans, also the empty one.
 
-    0 for text that is no plan; None where our own validator does not cover the domain.
+    0 for text that is no plan; None where the built-in validator does not cover the domain.
     """
     if not judged.is_readable:
         return 0.0
@@ -23,8 +23,8 @@ def prefix_fraction(row: JudgedRow, judged: JudgedAnswer) -> float | None:
     return (judged.progress.executed_steps or 0) / steps if steps else 1.0
 
 
-def goal_fraction(row: JudgedRow, judged: JudgedAnswer) -> float | None:
-    """Conditions of the goal that hold where the plan stops / conditions that the goal joins by `and`.
+def goal_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+    """Return conditions of the goal that hold where the plan stops / conditions that the goal joins by `and`.
 
     A plan stops at its end or in front of the first step that cannot be carried out. 0 for text that is no plan,
     whatever holds at the start. A goal without conditions: 1 for executable plans.
@@ -37,22 +37,22 @@ def goal_fraction(row: JudgedRow, judged: JudgedAnswer) -> float | None:
     return (judged.progress.goals_reached or 0) / goals if goals else float(judged.progress.executable)
 
 
-def _unknown_progress(judged: JudgedAnswer) -> float | None:
-    """No progress where our validator gave up on a plan; not known where it does not cover the domain."""
+def _unknown_progress(judged: JudgedPrediction) -> float | None:
+    """Return 0 where the built-in validator gave up on a plan; None where it does not cover the domain."""
     return 0.0 if judged.progress.error in VALIDATOR_FAILURES else None
 
 
 OVERLAPS: tuple[str, ...] = ("lcs", "lccs", "lcs_by_reference", "lccs_by_reference")
 
 
-def overlaps(row: JudgedRow, judged: JudgedAnswer) -> dict[str, float]:
-    """The steps in common with the reference plan (of several the best), as a fraction of a plan's length.
+def overlaps(row: JudgedRow, judged: JudgedPrediction) -> dict[str, float]:
+    """Return the steps in common with the reference plan (of several the best), as a fraction of a plan's length.
 
     LCS is the longest common subsequence (gaps allowed), LCCS the longest common contiguous run; divided by max(|plan|,
     |reference|) they are 1 only for the reference. "_by_reference" is the paper's: divided by |reference|, so that junk
     around the common steps costs nothing. 0 for text that is no plan, and where the divisor is 0.
 
-    Source: "Chasing Progress, Not Perfection" (ICAPS 2025) and its code; `plan_reward.lccs`.
+    Source: "Chasing Progress, Not Perfection" (ICAPS 2025) and its code; `rewards.lccs`.
     """
     best: dict[str, float] = dict.fromkeys(OVERLAPS, 0.0)
     for reference in row.references if judged.is_readable else ():
@@ -65,15 +65,15 @@ def overlaps(row: JudgedRow, judged: JudgedAnswer) -> dict[str, float]:
     return best
 
 
-def length_ratio(row: JudgedRow, judged: JudgedAnswer) -> float | None:
-    """Steps of a valid plan / steps of the shortest reference; None for other plans and for an empty reference."""
+def length_ratio(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+    """Return steps of a valid plan / steps of the shortest reference; None for others and for an empty reference."""
     if not judged.outcome.verdict.valid or not row.reference_length:
         return None
     return len(judged.outcome.actions) / row.reference_length
 
 
-def quality(row: JudgedRow, judged: JudgedAnswer, best: float | None) -> float | None:
-    """C* / C of a valid plan with cost C, at most 1; 0 for any other. None where C* or C is not known.
+def quality(row: JudgedRow, judged: JudgedPrediction, best: float | None) -> float | None:
+    """Return C* / C of a valid plan with cost C, at most 1; 0 for any other. None where C* or C is not known.
 
     C is the value of the problem's metric, or the number of steps where there is none; C* is the best cost known: that
     of the cheapest reference (or of the plan itself, if it is cheaper), or the optimal one.
@@ -95,10 +95,10 @@ RATES: Mapping[str, Score] = {
     "executability": lambda row, judged: judged.outcome.verdict.executable,
     "readable": lambda row, judged: judged.is_readable,
     "exact_match": lambda row, judged: judged.is_readable and judged.outcome.actions in row.references,
-    "ended": lambda row, judged: judged.answer.ended,
+    "ended": lambda row, judged: judged.prediction.ended,
 }
 """Rates: valid plans; plans whose steps can all be carried out; text that is a plan; plans equal to a reference;
-completions that ended by themselves (null where no answer says)."""
+completions that ended with a stop token (null where no prediction says)."""
 
 FRACTIONS: Mapping[str, Score] = {
     "prefix": prefix_fraction,

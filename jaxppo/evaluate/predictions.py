@@ -1,4 +1,4 @@
-"""Answers to planning problems, from a model or a file made by anything else, and what a validator says of them."""
+"""Read predictions for planning problems, from a model or a file made by anything else, and judge them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,12 @@ _UNREADABLE = "("
 """What no prompt style reads as a plan."""
 
 
-class Answer(NamedTuple):
-    """One text that should be a plan.
+class Prediction(NamedTuple):
+    """A text that should be a plan.
 
     Attributes:
-        text: a completion in the prompt style of its row, or PDDL; None: no answer was given, which is a failure.
-        ended: whether it ended by itself, at an end-of-sequence token; None where that is not known.
+        text: a completion in the prompt style of its row, or PDDL; None: there is none, which is a failure.
+        ended: whether it ended at an end-of-sequence token; None where that is not known.
         seed: which run of the model, or which trained model, it is from.
         is_pddl: the text is `(action args)` one after another, whatever the row's prompt style.
     """
@@ -40,47 +40,47 @@ class Answer(NamedTuple):
     is_pddl: bool = False
 
 
-class JudgedAnswer(NamedTuple):
-    """An answer, its verdict, and how far its plan gets: fields that VAL leaves open come from our own validator.
+class JudgedPrediction(NamedTuple):
+    """A prediction, its verdict, and how far its plan gets: what VAL does not report comes from the built-in validator.
 
-    `progress` is the verdict where our own validator does not cover the domain.
+    `progress` is the verdict where the built-in validator does not cover the domain.
     """
 
-    answer: Answer
+    prediction: Prediction
     outcome: PlanOutcome
     progress: PlanVerdict
 
     @property
     def is_readable(self) -> bool:
-        """Whether the text is a plan at all."""
+        """Return whether the text can be read as a plan."""
         return self.outcome.verdict.error is not PlanError.SYNTAX
 
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """A row of a dataset with the answers to it; `datasets.COLUMNS` says what a row holds."""
+    """A row of a dataset with its predictions; `datasets.rows.COLUMNS` says what a row holds."""
 
     row: Row
-    answers: tuple[JudgedAnswer, ...]
+    predictions: tuple[JudgedPrediction, ...]
 
     @cached_property
     def references(self) -> tuple[tuple[Action, ...], ...]:
-        """Its reference plans."""
+        """Return the reference plans."""
         return tuple(tuple(map(parse_action, plan)) for plan in reference_plans(self.row["reference_plan"]))
 
     @cached_property
     def reference_length(self) -> int:
-        """Steps of the shortest reference plan; 0 without one."""
+        """Return the steps of the shortest reference plan; 0 without one."""
         return min(map(len, self.references), default=0)
 
     @cached_property
     def reference_cost(self) -> float | None:
-        """See `plan_reward.reference_cost`."""
+        """Return the cost of the cheapest reference, see `reward_functions.plan.reference_cost`."""
         return reference_cost(self.row["domain_pddl"], self.row["problem_pddl"], self.references)
 
     @property
     def optimal_cost(self) -> float | None:
-        """The row's `optimal_cost`, where it has one and costs mean something."""
+        """Return the row's `optimal_cost`, where it has one and costs mean something."""
         value = self.row.get("optimal_cost")
         if not isinstance(value, int | float) or isinstance(value, bool) or self.reference_cost is None:
             return None
@@ -88,35 +88,35 @@ class JudgedRow:
 
 
 def judge_rows(
-    rows: Sequence[Row], answers: Sequence[Sequence[Answer]], scoring: PlanScoring | None = None
+    rows: Sequence[Row], predictions: Sequence[Sequence[Prediction]], scoring: PlanScoring | None = None
 ) -> list[JudgedRow]:
-    """Judge every answer to every row; a bad answer is a verdict with a reason, never an exception.
+    """Judge every prediction; a bad one is a verdict with a reason, never an exception.
 
     Args:
         rows: rows of a dataset.
-        answers: one or more for each row, in the order of the rows.
+        predictions: one or more for each row, in the order of the rows.
         scoring: validator and reward; default `PlanScoring()`.
 
     Raises:
-        DataError: a row without an answer, or another number of rows than of lists of answers.
+        DataError: a row without a prediction, or another number of rows than of lists of predictions.
     """
-    if len(rows) != len(answers):
-        raise DataError(f"answers: expected one list for each of {len(rows)} rows, got {len(answers)}")
-    empty = [row["id"] for row, given in zip(rows, answers, strict=True) if not given]
+    if len(rows) != len(predictions):
+        raise DataError(f"predictions: expected one list for each of {len(rows)} rows, got {len(predictions)}")
+    empty = [row["id"] for row, given in zip(rows, predictions, strict=True) if not given]
     if empty:
-        raise DataError(f"answers: expected at least one for each row, got none for {_listed(empty)}")
-    cases = [(row, answer) for row, given in zip(rows, answers, strict=True) for answer in given]
+        raise DataError(f"predictions: expected at least one for each row, got none for {_listed(empty)}")
+    cases = [(row, prediction) for row, given in zip(rows, predictions, strict=True) for prediction in given]
     outcomes = judge_plans(
-        [_UNREADABLE if answer.text is None else answer.text for _, answer in cases],
+        [_UNREADABLE if prediction.text is None else prediction.text for _, prediction in cases],
         scoring,
-        prompt_style=["pddl" if answer.is_pddl else row["prompt_style"] for row, answer in cases],
+        prompt_style=["pddl" if prediction.is_pddl else row["prompt_style"] for row, prediction in cases],
         **{name: [row[name] for row, _ in cases] for name in ("domain_pddl", "problem_pddl", "reference_plan")},
     )
     judged = iter(
-        JudgedAnswer(answer, outcome, _progress(row, outcome))
-        for (row, answer), outcome in zip(cases, outcomes, strict=True)
+        JudgedPrediction(prediction, outcome, _progress(row, outcome))
+        for (row, prediction), outcome in zip(cases, outcomes, strict=True)
     )
-    return [JudgedRow(row, tuple(next(judged) for _ in given)) for row, given in zip(rows, answers, strict=True)]
+    return [JudgedRow(row, tuple(next(judged) for _ in given)) for row, given in zip(rows, predictions, strict=True)]
 
 
 def _progress(row: Row, outcome: PlanOutcome) -> PlanVerdict:
@@ -132,13 +132,13 @@ def _progress(row: Row, outcome: PlanOutcome) -> PlanVerdict:
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def read_plans(path: Path | str) -> dict[str, list[Answer]]:
+def read_plans(path: Path | str) -> dict[str, list[Prediction]]:
     """Read plans made by anything: a JSON object a line, several lines of one id being several samples.
 
     A line has `id`, and either `plan` (PDDL text `(action args) ...`, or a list of "(action args)") or `completion`
     (text in the prompt style of the row). It may have `ended` (true or false) and `seed` (a whole number). Plans
-    that are no plans are read: they fail when they are judged, as does null, which is no answer at all. Other fields
-    are skipped.
+    that are no plans are read: they fail when they are judged, as does null, which is no prediction at all. Other
+    fields are skipped.
 
     Raises:
         DataError: the file cannot be read, or a line is not such an object; the message names file and line.
@@ -148,17 +148,17 @@ def read_plans(path: Path | str) -> dict[str, list[Answer]]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
-    plans: dict[str, list[Answer]] = {}
+    plans: dict[str, list[Prediction]] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():
-            name, answer = _read_line(line, f"{path}:{number}")
-            plans.setdefault(name, []).append(answer)
+            name, prediction = _read_line(line, f"{path}:{number}")
+            plans.setdefault(name, []).append(prediction)
     if not plans:
         raise DataError(f"{path}: expected at least one line with a plan, got none")
     return plans
 
 
-def _read_line(line: str, where: str) -> tuple[str, Answer]:
+def _read_line(line: str, where: str) -> tuple[str, Prediction]:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -172,7 +172,7 @@ def _read_line(line: str, where: str) -> tuple[str, Answer]:
     is_pddl = given == ["plan"]
     text = _plan(entry["plan"], where) if is_pddl else _field(entry, "completion", str, where, optional=True)
     ended, seed = (_field(entry, *field, where, optional=True) for field in (("ended", bool), ("seed", int)))
-    return name, Answer(text, ended, 0 if seed is None else seed, is_pddl)
+    return name, Prediction(text, ended, 0 if seed is None else seed, is_pddl)
 
 
 def _field(entry: Mapping[str, Any], name: str, kind: type, where: str, optional: bool = False) -> Any:
@@ -195,12 +195,12 @@ def _plan(plan: Any, where: str) -> str | None:
 
 def match_plans(
     rows: Sequence[Row],
-    plans: Mapping[str, Sequence[Answer]],
+    plans: Mapping[str, Sequence[Prediction]],
     *,
     allow_missing: bool = False,
     allow_unknown: bool = False,
-) -> list[list[Answer]]:
-    """The answers to each row, by its id.
+) -> list[list[Prediction]]:
+    """Match predictions with rows by their ids.
 
     Args:
         rows: of all splits that are evaluated.
@@ -218,7 +218,7 @@ def match_plans(
     found = [f"no plan for {_listed(missing)}"] * bool(missing) + [f"no row for {_listed(unknown)}"] * bool(unknown)
     if found:
         raise DataError(f"plans: expected the ids of the {len(rows)} rows, got {'; '.join(found)}")
-    return [list(plans.get(name, [Answer(None)])) for name in names]
+    return [list(plans.get(name, [Prediction(None)])) for name in names]
 
 
 def _unique_ids(rows: Sequence[Row]) -> dict[str, None]:
@@ -235,21 +235,21 @@ def _listed(names: Sequence[str]) -> str:
     return f"{len(names)} id(s): {', '.join(names[:_MOST_LISTED])}{more}"
 
 
-def answer_records(judged: Sequence[JudgedRow]) -> list[dict[str, Any]]:
-    """One record per answer, with its verdict; written a line each, `read_plans` reads them back."""
-    return [_record(row.row, answer) for row in judged for answer in row.answers]
+def prediction_records(judged: Sequence[JudgedRow]) -> list[dict[str, Any]]:
+    """Return one record per prediction, with its verdict; `read_plans` reads them back from lines of a file."""
+    return [_record(row.row, prediction) for row in judged for prediction in row.predictions]
 
 
-def _record(row: Row, judged: JudgedAnswer) -> dict[str, Any]:
-    answer, verdict = judged.answer, judged.outcome.verdict
+def _record(row: Row, judged: JudgedPrediction) -> dict[str, Any]:
+    prediction, verdict = judged.prediction, judged.outcome.verdict
     error = None if verdict.error is None else verdict.error.value
     return {
         "id": row["id"],
         "split": row["split"],
         "domain": row["domain"],
-        "plan" if answer.is_pddl else "completion": answer.text,
-        "ended": answer.ended,
-        "seed": answer.seed,
+        "plan" if prediction.is_pddl else "completion": prediction.text,
+        "ended": prediction.ended,
+        "seed": prediction.seed,
         "valid": verdict.valid,
         "error": error,
         "failed_step": verdict.failed_step,

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from jaxppo.evaluate.predictions import JudgedAnswer, JudgedRow
+from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
 from jaxppo.planning import UnsupportedPddlError, format_action, parse_domain, parse_problem
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.planning.validate.trace import Trace, TraceStep, trace
@@ -25,7 +25,7 @@ _MOST_STEPS = 1_000
 
 
 def pick_samples(judged: Sequence[JudgedRow], most: int = 24) -> list[dict[str, Any]]:
-    """Choose answers to show: in turn one of each split, domain and outcome, the first of each kind first.
+    """Choose predictions to show: in turn one of each split, domain and outcome, the first of each kind first.
 
     Args:
         judged: rows of any splits.
@@ -34,18 +34,18 @@ def pick_samples(judged: Sequence[JudgedRow], most: int = 24) -> list[dict[str, 
     Returns:
         Samples for `write_page`.
     """
-    kinds: dict[tuple[str, str, Any], list[tuple[JudgedRow, JudgedAnswer]]] = {}
+    kinds: dict[tuple[str, str, Any], list[tuple[JudgedRow, JudgedPrediction]]] = {}
     for row in judged:
-        for answer in row.answers:
-            kind = (row.row["split"], row.row["domain"], answer.outcome.verdict.error)
-            kinds.setdefault(kind, []).append((row, answer))
+        for prediction in row.predictions:
+            kind = (row.row["split"], row.row["domain"], prediction.outcome.verdict.error)
+            kinds.setdefault(kind, []).append((row, prediction))
     turns = zip_longest(*kinds.values())
     chosen = [pair for turn in turns for pair in turn if pair is not None][:most]
-    return [page_sample(row, answer) for row, answer in chosen]
+    return [page_sample(row, prediction) for row, prediction in chosen]
 
 
-def page_sample(row: JudgedRow, judged: JudgedAnswer) -> dict[str, Any]:
-    """One answer as the page shows it, with its plan carried out step by step."""
+def page_sample(row: JudgedRow, judged: JudgedPrediction) -> dict[str, Any]:
+    """One prediction as the page shows it, with its plan carried out step by step."""
     verdict = judged.outcome.verdict
     error = "valid" if verdict.error is None else verdict.error.value.replace("_", " ")
     shortest = min(row.references, key=len, default=())
@@ -54,7 +54,7 @@ def page_sample(row: JudgedRow, judged: JudgedAnswer) -> dict[str, Any]:
         "title": sanitize(f"{row.row['split']} · {row.row['id']} · {error}", 200),
         "verdict": sanitize(describe(verdict)),
         "valid": verdict.valid,
-        "text": clean_lines("(no answer)" if judged.answer.text is None else judged.answer.text),
+        "text": clean_lines("(no answer)" if judged.prediction.text is None else judged.prediction.text),
         "plan": [format_action(action) for action in judged.outcome.actions[:_MOST_STEPS]],
         "reference": [format_action(action) for action in shortest],
         "trace": steps,
@@ -62,7 +62,7 @@ def page_sample(row: JudgedRow, judged: JudgedAnswer) -> dict[str, Any]:
     }
 
 
-def _trace(row: JudgedRow, judged: JudgedAnswer) -> tuple[dict[str, Any] | None, str]:
+def _trace(row: JudgedRow, judged: JudgedPrediction) -> tuple[dict[str, Any] | None, str]:
     actions = judged.outcome.actions
     try:
         problem = parse_problem(row.row["problem_pddl"], parse_domain(row.row["domain_pddl"]))
@@ -127,8 +127,8 @@ def write_page(
         label: name of the model.
         other: results of what it is compared with: another model, or itself before training.
         other_label: its name.
-        comparison: from `plan_comparison.compare_splits(other, model)`.
-        note: below the heading, for instance how the answers came about.
+        comparison: from `comparison.compare_splits(other, model)`.
+        note: below the heading, for instance how the predictions came about.
     """
     models = ([(other_label, other)] if other else []) + [(label, results)]
     parts = [

@@ -82,7 +82,7 @@ def _splits(models: Models) -> list[str]:
 
 
 def comparison_table(comparison: Mapping[str, Mapping[str, Any]], label: str, other_label: str) -> str:
-    """The table of `plan_comparison.compare_splits(other, model)`."""
+    """The table of `comparison.compare_splits(other, model)`."""
     better = [f"{name} better" for name in (other_label, label)]
     heads = ["split", other_label, label, "difference", *better, "tied", "p"]
     rows = []

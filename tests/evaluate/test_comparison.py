@@ -10,7 +10,7 @@ from scipy import stats  # comes with jax
 from jaxppo.errors import DataError
 from jaxppo.evaluate.comparison import COMPARISON_COLUMNS, TESTS, compare, compare_splits, comparison_rows
 from jaxppo.evaluate.intervals import wilson
-from jaxppo.evaluate.predictions import Answer, judge_rows
+from jaxppo.evaluate.predictions import Prediction, judge_rows
 from tests.lamps import judged, lamp_row, several
 
 RIGHT, WRONG = "light a ; light b", "light a"
@@ -83,7 +83,7 @@ def test_compare_of_one_answer_with_many_does_not_favour_a_side():
 
 def test_comparison_rows_list_splits_and_several_domains():
     rows = [lamp_row(f"p{i}", domain="xy"[i % 2]) for i in range(4)]
-    a, b = (judge_rows(rows, [[Answer(text)] for text in texts]) for texts in ([WRONG] * 4, [RIGHT] * 3 + [WRONG]))
+    a, b = (judge_rows(rows, [[Prediction(text)] for text in texts]) for texts in ([WRONG] * 4, [RIGHT] * 3 + [WRONG]))
     lines = comparison_rows(compare_splits(a, b))
     assert [(line["split"], line["domain"]) for line in lines] == [("test", "all"), ("test", "x"), ("test", "y")]
     assert set(lines[0]) == set(COMPARISON_COLUMNS)
@@ -120,8 +120,8 @@ def test_compare_splits_keeps_splits_and_domains_apart():
         for domain in ("x", "y")
         for i in range(3)
     ]
-    a = judge_rows(rows, [[Answer(RIGHT)] for _ in rows])
-    b = judge_rows(rows, [[Answer(WRONG if row["id"].startswith("longer-y") else RIGHT)] for row in rows])
+    a = judge_rows(rows, [[Prediction(RIGHT)] for _ in rows])
+    b = judge_rows(rows, [[Prediction(WRONG if row["id"].startswith("longer-y") else RIGHT)] for row in rows])
     result = compare_splits(a, b[::-1])
     assert list(result) == ["test", "longer"]
     assert result["test"]["tied"] == 6 and result["longer"]["a_better"] == 3

@@ -15,9 +15,9 @@ from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, 
 from jaxppo.config.sources import replace
 from jaxppo.errors import DataError
 from jaxppo.evaluate.evaluator import (
-    Answered,
     Completion,
     Evaluator,
+    Predictions,
     eval_metrics,
     fixed_rows,
     make_evaluator,
@@ -26,7 +26,7 @@ from jaxppo.evaluate.evaluator import (
     summary_line,
 )
 from jaxppo.evaluate.intervals import wilson
-from jaxppo.evaluate.predictions import Answer
+from jaxppo.evaluate.predictions import Prediction
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets import files as dataset_files
@@ -171,11 +171,11 @@ def test_make_evaluator_of_other_commands_stops_at_the_end_of_sequence(folder, c
 def test_evaluator_counts_over_all_rows_of_a_split(folder, params, monkeypatch):
     made = evaluator(folder, 8)
     rows = made.rows["test"]
-    answers = [row["completion"] for row in rows[:4]] + ["", ")", "pick-up a ; drop"]
-    monkeypatch.setattr(made, "complete", lambda *_: [Completion(text, text != ")", []) for text in answers])
+    predictions = [row["completion"] for row in rows[:4]] + ["", ")", "pick-up a ; drop"]
+    monkeypatch.setattr(made, "complete", lambda *_: [Completion(text, text != ")", []) for text in predictions])
     result = made(params)["test"]
     outcomes = plan.judge_plans(
-        answers,
+        predictions,
         **{name: [row[name] for row in rows] for name in ("domain_pddl", "problem_pddl", "reference_plan")},
         prompt_style=["atoms"] * NUM_ROWS,
     )
@@ -241,9 +241,9 @@ def test_evaluations_in_training_look_at_the_fixed_rows_as_whole_ones_do(folder,
     chosen = fixed_rows(made.rows["test"], 3, 0)
     assert len(chosen) == 3 and made(params, fixed_rows_only=True)["test"]["rows"] == 3
     assert made(params)["test"]["rows"] == NUM_ROWS
-    whole = made.answer(params, "test")
-    part = made.answer(params, "test", rows=chosen)
-    assert part.rows == [whole.rows[i] for i in chosen] and part.answers == [whole.answers[i] for i in chosen]
+    whole = made.predict(params, "test")
+    part = made.predict(params, "test", rows=chosen)
+    assert part.rows == [whole.rows[i] for i in chosen] and part.predictions == [whole.predictions[i] for i in chosen]
 
 
 def test_eval_metrics_names_several_domains():
@@ -270,10 +270,10 @@ def test_eval_metrics_names_several_domains():
 
 def test_samples_above_temperature_0_differ_and_the_first_is_the_one_of_a_single_sample(folder, params):
     made = evaluator(folder, 8, temperature=1.0)
-    one, three = (made.answer(params, "test", num_samples=n, seed=7).answers for n in (1, 3))
-    assert [answers[:1] for answers in three] == one
-    assert len({answer.text for answers in three for answer in answers}) > 2 * NUM_ROWS
-    assert {answer.seed for answers in three for answer in answers} == {7}
+    one, three = (made.predict(params, "test", num_samples=n, seed=7).predictions for n in (1, 3))
+    assert [predictions[:1] for predictions in three] == one
+    assert len({prediction.text for predictions in three for prediction in predictions}) > 2 * NUM_ROWS
+    assert {prediction.seed for predictions in three for prediction in predictions} == {7}
 
 
 # --- texts to be continued
@@ -312,7 +312,7 @@ def test_evaluation_leaves_overlong_prompts_out_and_counts_them(tmp_path):
 
 def answers_to(texts, scores):
     rows = [{"id": str(i), "prompt": f"prompt {i}"} for i in range(len(texts))]
-    return Answered(rows, [[Answer(text)] for text in texts], [[score] for score in scores])
+    return Predictions(rows, [[Prediction(text)] for text in texts], [[score] for score in scores])
 
 
 def test_samples_are_the_first_rows_with_their_answers():

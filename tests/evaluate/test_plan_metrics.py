@@ -15,7 +15,7 @@ from jaxppo.errors import ConfigError
 from jaxppo.evaluate import plan_metrics
 from jaxppo.evaluate.intervals import mean_interval, wilson
 from jaxppo.evaluate.plan_metrics import measure, pass_at_k, plan_results, summary_rows
-from jaxppo.evaluate.predictions import Answer, judge_rows
+from jaxppo.evaluate.predictions import Prediction, judge_rows
 from jaxppo.planning import parse_domain, validate_plan
 from jaxppo.planning.datasets.rows import build_split
 from tests import ROOT
@@ -66,8 +66,8 @@ def test_length_ratio_is_of_valid_plans():
 
 def test_ended_is_measured_where_answers_say():
     rows = [lamp_row(f"p{i}") for i in range(4)]
-    answers = [[Answer("", True)], [Answer("", False)], [Answer("", None)], [Answer("", True)]]
-    assert measure(judge_rows(rows, answers))["ended"] == wilson(2, 3)
+    predictions = [[Prediction("", True)], [Prediction("", False)], [Prediction("", None)], [Prediction("", True)]]
+    assert measure(judge_rows(rows, predictions))["ended"] == wilson(2, 3)
     assert measure(judged("", ""))["ended"] is None
 
 
@@ -176,7 +176,7 @@ def spoiled_rows():
     rows += build_split("test_longer", sizes={4: 10}, seed=1, unique=False)
     for i, row in enumerate(rows):
         row["id"], row["domain"] = f"row{i}", ("blocks", "towers")[i % 2]
-    return rows, [[Answer(spoiled(row["completion"], rng), rng.random() < 0.8)] for row in rows]
+    return rows, [[Prediction(spoiled(row["completion"], rng), rng.random() < 0.8)] for row in rows]
 
 
 def spoiled(completion, rng):
@@ -194,12 +194,12 @@ def spoiled(completion, rng):
 
 
 def test_plan_results_equal_an_independent_loop():
-    rows, answers = spoiled_rows()
-    results = plan_results(judge_rows(rows, answers), edges=(5, 9))
+    rows, predictions = spoiled_rows()
+    results = plan_results(judge_rows(rows, predictions), edges=(5, 9))
     found = {}
-    for row, (answer,) in zip(rows, answers, strict=True):
-        readable = "!" not in answer.text
-        steps = [f"({step})" for step in answer.text.split(" ; ") if step]
+    for row, (prediction,) in zip(rows, predictions, strict=True):
+        readable = "!" not in prediction.text
+        steps = [f"({step})" for step in prediction.text.split(" ; ") if step]
         verdict = validate_plan(row["domain_pddl"], row["problem_pddl"], "\n".join(steps))
         reference, longest = row["reference_plan"], max(len(steps), len(row["reference_plan"]))
         length = row["plan_length"]
@@ -208,7 +208,7 @@ def test_plan_results_equal_an_independent_loop():
             "executability": verdict.executable,
             "readable": readable,
             "exact_match": steps == reference,
-            "ended": answer.ended,
+            "ended": prediction.ended,
             "prefix": verdict.executed_steps / len(steps) if readable else 0,
             "goal": verdict.goals_reached / verdict.goals if readable else 0,
             "lcs": common(reference, steps, False) / longest if readable else 0,
@@ -242,10 +242,10 @@ def test_plan_results_equal_an_independent_loop():
 
 
 def test_plan_results_are_json_and_do_not_depend_on_the_order_of_rows():
-    rows, answers = spoiled_rows()
-    results = plan_results(judge_rows(rows, answers))
+    rows, predictions = spoiled_rows()
+    results = plan_results(judge_rows(rows, predictions))
     assert json.loads(json.dumps(results, allow_nan=False)) == results
-    turned = plan_results(judge_rows(rows[::-1], answers[::-1]))
+    turned = plan_results(judge_rows(rows[::-1], predictions[::-1]))
     for split, cell in results.items():
         assert turned[split]["validity"] == cell["validity"] and turned[split]["errors"] == cell["errors"]
         assert turned[split]["lccs"] == pytest.approx(cell["lccs"])
@@ -253,7 +253,7 @@ def test_plan_results_are_json_and_do_not_depend_on_the_order_of_rows():
 
 def test_plan_results_of_reference_plans_are_perfect():
     rows, _ = spoiled_rows()
-    plans = [[Answer("\n".join(row["reference_plan"]), is_pddl=True)] for row in rows]
+    plans = [[Prediction("\n".join(row["reference_plan"]), is_pddl=True)] for row in rows]
     for cell in plan_results(judge_rows(rows, plans)).values():
         for name in ("validity", "executability", "readable", "exact_match"):
             assert cell[name]["rate"] == 1.0
@@ -276,8 +276,8 @@ def test_bins_hold_every_length_once():
 
 
 def test_summary_rows_show_domains_where_there_are_several():
-    rows, answers = spoiled_rows()
-    table = summary_rows(plan_results(judge_rows(rows, answers)))
+    rows, predictions = spoiled_rows()
+    table = summary_rows(plan_results(judge_rows(rows, predictions)))
     assert [(row["split"], row["domain"]) for row in table] == [
         (split, domain) for split in ("test", "test_longer") for domain in ("all", "blocks", "towers")
     ]
@@ -322,8 +322,8 @@ class TestCorpus:
     def test_reference_plans_are_all_valid(self):
         references = self.rows()[1][::2]
         rows = [self.row(case, case["plan"]) for case in references]
-        answers = [[Answer("\n".join(case["plan"]), is_pddl=True)] for case in references]
-        (cell,) = plan_results(judge_rows(rows, answers)).values()
+        predictions = [[Prediction("\n".join(case["plan"]), is_pddl=True)] for case in references]
+        (cell,) = plan_results(judge_rows(rows, predictions)).values()
         assert cell["validity"] == wilson(len(rows), len(rows)) and len(rows) > 200
         assert cell["prefix"]["mean"] == cell["goal"]["mean"] == cell["exact_match"]["rate"] == 1.0
 
@@ -331,11 +331,11 @@ class TestCorpus:
     def test_counts_of_mutated_plans_are_the_recorded_ones(self):
         cases, _ = self.rows()
         rows = [self.row(case, []) for case in cases]
-        done = judge_rows(rows, [[Answer(case["plan"], is_pddl=True)] for case in cases])
+        done = judge_rows(rows, [[Prediction(case["plan"], is_pddl=True)] for case in cases])
         strict = {
             case["id"]
             for case, row in zip(cases, done, strict=True)
-            if case["valid"] and row.answers[0].outcome.verdict.error in ("wrong_arity", "unknown_object")
+            if case["valid"] and row.predictions[0].outcome.verdict.error in ("wrong_arity", "unknown_object")
             if not parse_domain(row.row["domain_pddl"]).types
         }
         assert (

@@ -6,7 +6,7 @@ import pytest
 
 from jaxppo.errors import DataError
 from jaxppo.evaluate import predictions
-from jaxppo.evaluate.predictions import Answer, answer_records, judge_rows, match_plans, read_plans
+from jaxppo.evaluate.predictions import Prediction, judge_rows, match_plans, prediction_records, read_plans
 from jaxppo.planning import find_val
 from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.reward_functions import plan
@@ -31,15 +31,15 @@ def test_read_plans_reads_each_form(tmp_path):
         {"id": "p2", "plan": []},
     )
     assert read_plans(path) == {
-        "p0": [Answer("(light a)\n(light b)", is_pddl=True), Answer("light a ; light b", False)],
-        "p1": [Answer("(light a)\n(LIGHT b)", True, 3, True)],
-        "p2": [Answer(None), Answer("", is_pddl=True)],
+        "p0": [Prediction("(light a)\n(light b)", is_pddl=True), Prediction("light a ; light b", False)],
+        "p1": [Prediction("(light a)\n(LIGHT b)", True, 3, True)],
+        "p2": [Prediction(None), Prediction("", is_pddl=True)],
     }
 
 
 def test_read_plans_passes_over_a_byte_order_mark(tmp_path):
     (tmp_path / "plans.jsonl").write_text('{"id": "p0", "plan": "(light a)"}', encoding="utf-8-sig")
-    assert read_plans(tmp_path / "plans.jsonl") == {"p0": [Answer("(light a)", is_pddl=True)]}
+    assert read_plans(tmp_path / "plans.jsonl") == {"p0": [Prediction("(light a)", is_pddl=True)]}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_read_plans_refuses_files_that_hold_none(tmp_path):
 
 def test_match_plans_lists_ids_of_one_side_only():
     rows = [lamp_row(f"p{i}") for i in range(14)]
-    plans = {"p0": [Answer("")], "p1": [Answer("x"), Answer("y")], "q": [Answer("")]}
+    plans = {"p0": [Prediction("")], "p1": [Prediction("x"), Prediction("y")], "q": [Prediction("")]}
     with pytest.raises(DataError) as error:
         match_plans(rows, plans)
     expected = "no plan for 12 id(s): p2, p3, p4, p5, p6, p7, p8, p9, p10, p11 and 2 more; no row for 1 id(s): q"
@@ -86,12 +86,14 @@ def test_match_plans_lists_ids_of_one_side_only():
     with pytest.raises(DataError, match="got no row for 1 id"):
         match_plans(rows, plans, allow_missing=True)
     matched = match_plans(rows, plans, allow_missing=True, allow_unknown=True)
-    assert matched[:3] == [[Answer("")], [Answer("x"), Answer("y")], [Answer(None)]] and len(matched) == 14
+    assert (
+        matched[:3] == [[Prediction("")], [Prediction("x"), Prediction("y")], [Prediction(None)]] and len(matched) == 14
+    )
 
 
 def test_match_plans_refuses_rows_of_one_id():
     with pytest.raises(DataError, match="several rows for 1 id"):
-        match_plans([lamp_row("p"), lamp_row("p")], {"p": [Answer("")]})
+        match_plans([lamp_row("p"), lamp_row("p")], {"p": [Prediction("")]})
 
 
 def test_judge_rows_reads_pddl_as_strictly_as_completions():
@@ -105,16 +107,18 @@ def test_judge_rows_reads_pddl_as_strictly_as_completions():
         "0: (light a)": "syntax",
     }
     rows = [lamp_row(f"p{i}") for i in range(len(texts))]
-    done = judge_rows(rows, [[Answer(text, is_pddl=True)] for text in texts])
-    assert [row.answers[0].outcome.verdict.error for row in done] == list(texts.values())
-    assert done[0].answers[0].outcome.actions == (("light", "a"), ("light", "b"))
+    done = judge_rows(rows, [[Prediction(text, is_pddl=True)] for text in texts])
+    assert [row.predictions[0].outcome.verdict.error for row in done] == list(texts.values())
+    assert done[0].predictions[0].outcome.actions == (("light", "a"), ("light", "b"))
 
 
 @pytest.mark.parametrize("style", ["atoms", "pddl", "nl"])
 def test_judge_rows_judges_pddl_alike_in_every_prompt_style(style):
     texts = ["(light a)(light b)", "(light a) (fly b)", "(light a b)", "(light a) light b", "use light on a."]
-    done = judge_rows([lamp_row(prompt_style=style)], [[Answer(text, is_pddl=True) for text in texts]])[0].answers
-    verdicts = [answer.outcome.verdict for answer in done]
+    done = judge_rows([lamp_row(prompt_style=style)], [[Prediction(text, is_pddl=True) for text in texts]])[
+        0
+    ].predictions
+    verdicts = [prediction.outcome.verdict for prediction in done]
     errors = [verdict.error and verdict.error.value for verdict in verdicts]
     assert errors == [None, "unknown_action", "wrong_arity", "syntax", "syntax"]
     assert [verdict.failed_step for verdict in verdicts] == [None, 2, 1, 2, 1]
@@ -123,32 +127,38 @@ def test_judge_rows_judges_pddl_alike_in_every_prompt_style(style):
 def test_judge_rows_reads_completions_in_the_style_of_their_row():
     sentences, steps = "use light on a. use light on b.", "(light a)(light b)"
     rows = [lamp_row(f"p-{style}", prompt_style=style) for style in ("nl", "pddl", "atoms")]
-    answers = [Answer(sentences), Answer(steps), Answer("light a ; light b")]
-    valid = [[answer.outcome.verdict.valid for answer in row.answers] for row in judge_rows(rows, [answers] * 3)]
+    predictions = [Prediction(sentences), Prediction(steps), Prediction("light a ; light b")]
+    valid = [
+        [prediction.outcome.verdict.valid for prediction in row.predictions]
+        for row in judge_rows(rows, [predictions] * 3)
+    ]
     assert valid == [[True, False, False], [False, True, False], [False, False, True]]
 
 
 def test_judge_rows_counts_no_answer_as_no_plan():
     lit = lamp_row(problem_pddl=lamp_row()["problem_pddl"].replace("(have b)", "(lit a) (lit b)"), reference_plan=[])
-    (nothing,) = judge_rows([lit], [[Answer(None), Answer("")]])
-    assert [one.outcome.verdict.valid for one in nothing.answers] == [False, True]
-    assert not nothing.answers[0].is_readable
+    (nothing,) = judge_rows([lit], [[Prediction(None), Prediction("")]])
+    assert [one.outcome.verdict.valid for one in nothing.predictions] == [False, True]
+    assert not nothing.predictions[0].is_readable
 
 
 def test_judge_rows_wants_an_answer_for_each_row():
     with pytest.raises(DataError, match="one list for each of 1 rows, got 2"):
-        judge_rows([lamp_row()], [[Answer("")], [Answer("")]])
+        judge_rows([lamp_row()], [[Prediction("")], [Prediction("")]])
     with pytest.raises(DataError, match=r"got none for 1 id\(s\): p"):
         judge_rows([lamp_row()], [[]])
 
 
 def test_answer_records_are_read_back(tmp_path):
     row, other = lamp_row("p"), lamp_row("q")
-    answers = [[Answer("light a", True, 1), Answer("<b>", False)], [Answer("(light a)", is_pddl=True), Answer(None)]]
-    done = judge_rows([row, other], answers)
-    write_jsonl(answer_records(done), tmp_path / "samples.jsonl")
-    assert list(read_plans(tmp_path / "samples.jsonl").values()) == answers
-    first = answer_records(done)[0]
+    predictions = [
+        [Prediction("light a", True, 1), Prediction("<b>", False)],
+        [Prediction("(light a)", is_pddl=True), Prediction(None)],
+    ]
+    done = judge_rows([row, other], predictions)
+    write_jsonl(prediction_records(done), tmp_path / "samples.jsonl")
+    assert list(read_plans(tmp_path / "samples.jsonl").values()) == predictions
+    first = prediction_records(done)[0]
     assert first["valid"] is False and first["error"] == "goal_not_reached" and first["failed_condition"] == "(lit b)"
 
 
@@ -180,21 +190,21 @@ def test_costs_mean_something_where_they_are_to_be_small(problem, optimal, expec
 
 @pytest.mark.skipif(find_val() is None, reason="VAL is not installed")
 def test_judge_rows_by_val_knows_progress_too():
-    rows, answers = [lamp_row("p"), lamp_row("q")], [[Answer("light a ; light c")], [Answer("light a )")]]
-    done = judge_rows(rows, answers, PlanScoring(validator="val"))
-    assert done[0].answers[0].progress.goals_reached == 1
-    assert done[1].answers[0].progress.goals is None
+    rows, predictions = [lamp_row("p"), lamp_row("q")], [[Prediction("light a ; light c")], [Prediction("light a )")]]
+    done = judge_rows(rows, predictions, PlanScoring(validator="val"))
+    assert done[0].predictions[0].progress.goals_reached == 1
+    assert done[1].predictions[0].progress.goals is None
 
 
 def test_unsupported_pddl_has_no_progress(monkeypatch):
     (row,) = judged("light a")
-    verdict = row.answers[0].outcome.verdict
+    verdict = row.predictions[0].outcome.verdict
 
     def refuse(*_):
         raise predictions.UnsupportedPddlError("domain", 1, "no")
 
     for module in (predictions, plan):
         monkeypatch.setattr(module, "validate_actions", refuse)
-    outcome = row.answers[0].outcome._replace(verdict=type(verdict)(False, True, False))
+    outcome = row.predictions[0].outcome._replace(verdict=type(verdict)(False, True, False))
     assert predictions._progress(row.row, outcome).goals is None
-    assert predictions.JudgedRow(row.row, row.answers).reference_cost is None
+    assert predictions.JudgedRow(row.row, row.predictions).reference_cost is None

@@ -10,7 +10,7 @@ import pytest
 
 from jaxppo.evaluate.comparison import compare_splits
 from jaxppo.evaluate.plan_metrics import plan_results
-from jaxppo.evaluate.predictions import Answer, judge_rows
+from jaxppo.evaluate.predictions import Prediction, judge_rows
 from jaxppo.planning import format_action, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.planning.datasets.rows import build_split
@@ -33,7 +33,7 @@ def lamp_rows():
 
 
 def model(*texts):
-    return judge_rows(lamp_rows(), [[Answer(texts[i % len(texts)], i % 3 > 0)] for i in range(12)])
+    return judge_rows(lamp_rows(), [[Prediction(texts[i % len(texts)], i % 3 > 0)] for i in range(12)])
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_pick_samples_takes_each_outcome_in_turn():
 
 def test_page_sample_tells_the_steps():
     (done,) = judged(STEPS)
-    sample = plan_page.page_sample(done, done.answers[0])
+    sample = plan_page.page_sample(done, done.predictions[0])
     assert sample["plan"] == ["(light a)", "(light c)", "(light b)"]
     assert sample["trace"]["goals"] == [["(lit a)", False], ["(lit b)", False]]
     first, failing = sample["trace"]["steps"]
@@ -146,17 +146,17 @@ def test_page_sample_tells_the_steps():
 
 def test_page_sample_of_text_that_hides_something():
     (done,) = judged("light a\u202e\x1b[31m\nsecond line")
-    sample = plan_page.page_sample(done, done.answers[0])
+    sample = plan_page.page_sample(done, done.predictions[0])
     assert sample["text"] == "light a\\u202e\\x1b[31m\nsecond line"
     assert "cannot be read as a plan behind step 0" in sample["note"]
     (done,) = judged("x" * 30_000)
-    long = plan_page.page_sample(done, done.answers[0])
+    long = plan_page.page_sample(done, done.predictions[0])
     assert len(long["text"]) < 20_100 and long["text"].endswith("[+10000 characters]")
 
 
 def test_page_sample_of_a_plan_without_end_is_cut():
     (done,) = judged(" ; ".join(["light a"] * 1500))
-    sample = plan_page.page_sample(done, done.answers[0])
+    sample = plan_page.page_sample(done, done.predictions[0])
     assert len(sample["plan"]) == len(sample["trace"]["steps"]) == 1000
     assert sample["note"] == "Only the first 1000 of 1500 steps are shown."
 
@@ -290,7 +290,7 @@ def test_page_fits_a_phone(opened):
 def test_page_shows_the_state_behind_each_step(browser, tmp_path):
     (row,) = build_split("test", sizes={4: 1}, seed=3, unique=True)
     plan = [parse_action(action) for action in row["reference_plan"]]
-    done = judge_rows([row], [[Answer(row["completion"])]])
+    done = judge_rows([row], [[Prediction(row["completion"])]])
     write_page(plan_results(done), pick_samples(done), tmp_path / "page.html")
     browser.open((tmp_path / "page.html").as_uri())
     problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
