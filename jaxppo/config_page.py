@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator
 from importlib import resources
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jaxppo import config
 from jaxppo.planning.datasets import config as planning
@@ -135,6 +135,8 @@ def _type(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin is Annotated:
+        return ", ".join(f"`{choice}`" for choice in arguments[1].metavar.strip("{}").split(","))
     if origin in (Union, types.UnionType):
         return " or ".join(_type(argument) for argument in arguments if argument is not type(None))
     if origin is tuple:

@@ -5,6 +5,7 @@ field, and unique over all groups.
 """
 
 from jaxppo.config import paths, redact, sources
+from jaxppo.config.algorithms import ALGORITHMS, Algorithm
 from jaxppo.config.checks import require
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, ReportConfig, RewardServerConfig
 from jaxppo.config.data import DataConfig, parse_sizes
@@ -17,6 +18,8 @@ from jaxppo.config.supervised import RewardModelConfig, SFTConfig
 from jaxppo.config.train import TrainConfig
 
 __all__ = [
+    "ALGORITHMS",
+    "Algorithm",
     "DataConfig",
     "EvalConfig",
     "EvaluateConfig",

@@ -1,17 +1,19 @@
 """The algorithm and its coefficients."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from jaxppo.config.checks import require, require_finite, require_fraction, require_positive
+from jaxppo.config.algorithms import ALGORITHMS, Algorithm
+from jaxppo.config.checks import choices, require, require_choice, require_finite, require_fraction, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLConfig:
     """The algorithm and its coefficients; names as in TRL, defaults as in its PPO."""
 
-    algorithm: Literal["ppo", "rloo"] = "ppo"
+    algorithm: Annotated[str, choices(ALGORITHMS)] = "ppo"
     """ppo: value model, GAE, ratio per token. rloo: several completions per prompt, each against the mean of the
     others, ratio per completion, no value model."""
     num_generations: int | None = None
@@ -79,6 +81,7 @@ class RLConfig:
     program (default with bfloat16, where one pass over a completion and its steps round differently)."""
 
     def __post_init__(self) -> None:
+        require_choice(self, "algorithm", ALGORITHMS)
         require_positive(self, "num_ppo_epochs", "num_mini_batches", "target_kl")
         require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
         require_fraction(self, "gamma", "lam")
@@ -111,18 +114,19 @@ class RLConfig:
             require(self.kl_target is None, "kl_target", "None without adap_kl_ctrl", self.kl_target)
 
     def _check_algorithm(self) -> None:
-        if self.algorithm == "rloo":
-            require(self.group_size >= 2, "num_generations", "at least 2 with algorithm rloo", self.num_generations)
-            require(not self.whiten_rewards, "whiten_rewards", "False with algorithm rloo", self.whiten_rewards)
-            require(self.score_position == "last", "score_position", "last with algorithm rloo", self.score_position)
-        else:
-            require(self.group_size >= 1, "num_generations", "at least 1", self.num_generations)
-            expected = "False with algorithm ppo, which always whitens"
-            require(not self.normalize_advantages, "normalize_advantages", expected, self.normalize_advantages)
+        least, given = self.row.min_generations, f"with algorithm {self.algorithm}"
+        expected = f"at least {least}" + (f" {given}" if least > 1 else "")
+        require(self.group_size >= least, "num_generations", expected, self.num_generations)
+        defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
+        for name in self.row.unused:
+            require(getattr(self, name) == defaults[name], name, f"{defaults[name]} {given}", getattr(self, name))
+
+    @property
+    def row(self) -> Algorithm:
+        """The algorithm's row of the table."""
+        return ALGORITHMS[self.algorithm]
 
     @property
     def group_size(self) -> int:
         """Completions per prompt."""
-        if self.num_generations is None:
-            return 4 if self.algorithm == "rloo" else 1
-        return self.num_generations
+        return self.row.num_generations if self.num_generations is None else self.num_generations

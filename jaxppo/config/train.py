@@ -89,15 +89,14 @@ class TrainConfig:
 
     def _check_combinations(self) -> None:
         rl = self.rl
-        if rl.algorithm == "rloo":
-            require(
-                self.value_model_path is None, "value_model_path", "None with algorithm rloo", self.value_model_path
-            )
-            require(self.value_model == "separate", "value_model", "no such setting with algorithm rloo", "shared")
-            if self.sampling.truncates:
-                # The ratio of a whole completion would start at the product of what was cut off at every token.
-                expected = "recompute with algorithm rloo and top_k, top_p or min_p"
-                require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
+        given = f"with algorithm {rl.algorithm}"
+        if not rl.row.needs_values:
+            require(self.value_model_path is None, "value_model_path", f"None {given}", self.value_model_path)
+            require(self.value_model == "separate", "value_model", f"no such setting {given}", "shared")
+        if rl.row.ratio == "completion" and self.sampling.truncates:
+            # The ratio of a completion would start at the product of what was cut off at every token.
+            expected = f"recompute {given} and top_k, top_p or min_p"
+            require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
         if rl.adap_kl_ctrl:
             expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
             require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, rl.kl_horizon)

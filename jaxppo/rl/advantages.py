@@ -203,7 +203,7 @@ def leave_one_out(rewards: Array, num_generations: int, counted: Array) -> Array
     return jnp.where(counted & (siblings > 0), groups - others, 0.0).reshape(-1)
 
 
-def normalise(advantages: Array, counted: Array, axis_name: Axes = None, eps: float = 1e-4) -> Array:
+def normalize(advantages: Array, counted: Array, axis_name: Axes = None, eps: float = 1e-4) -> Array:
     """(A - mean) / (std + eps) over the counted completions of all devices, with the unbiased deviation; others 0.
 
     Source: TRL `RLOOTrainer`, `normalize_advantages`.

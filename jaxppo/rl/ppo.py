@@ -19,6 +19,7 @@ from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.rl import ops, optimizer, padding, rollout, trajectories, update
+from jaxppo.rl.algorithms import formulas_of
 from jaxppo.types import (
     Array,
     Params,
@@ -116,7 +117,7 @@ class PPO:
     def _guards(self) -> update.Guards:
         rl = self.config.rl
         return update.Guards(
-            ratio_threshold=rl.ratio_threshold if rl.algorithm == "ppo" else None,
+            ratio_threshold=rl.ratio_threshold if rl.row.ratio == "token" else None,
             max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
         )
 
@@ -155,8 +156,8 @@ class PPO:
 
     @property
     def has_value_model(self) -> bool:
-        """PPO learns a value function, RLOO does without."""
-        return self.config.rl.algorithm == "ppo"
+        """Whether the algorithm learns a value function."""
+        return self.config.rl.row.needs_values
 
     @property
     def learned(self) -> list[ModelConfig]:
@@ -345,7 +346,7 @@ class PPO:
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
         mini_batches = jax.tree.map(lambda x: x[rows], batch)
-        both = (mini_batches, trajectories.weigh(mini_batches))
+        both = (mini_batches, formulas_of(rl.algorithm).loss_weights(mini_batches))
         return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), both)
 
 

@@ -1,14 +1,14 @@
-"""From a scored rollout and the host's scores to what the update learns from; here PPO and RLOO part ways.
+"""From a scored rollout and the host's scores to what the update learns from.
 
-PPO: token rewards, GAE with the value model, whitened advantages per token. RLOO: one reward per completion with the KL
-in it, the mean of its siblings as baseline, one advantage per completion.
+Final scores, KL and statistics are the same for all algorithms; what they become is the algorithm's (`rl/algorithms`).
 """
 
 import jax.numpy as jnp
 
 from jaxppo.config import RLConfig, TrainConfig
 from jaxppo.rl import advantages, losses, ops
-from jaxppo.types import Array, Axes, Controls, Rollout, Scored, Sequences, Stats, Trajectories, Weights
+from jaxppo.rl.algorithms import Rewarded, formulas_of
+from jaxppo.types import Array, Axes, Controls, Rollout, Scored, Sequences, Stats, Trajectories
 
 
 def initial_controls(rl: RLConfig) -> Controls:
@@ -51,10 +51,8 @@ def make_trajectories(
     kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
     learned = counted & rollout.ended if rl.mask_truncated_completions else counted
     sequences = sequences._replace(completion_mask=mask & learned[:, None])
-    if rl.algorithm == "rloo":
-        trajectories, estimate_stats = _rloo(scored, sequences, scores, counted, kl, controls.kl_coef, rl, axis_name)
-    else:
-        trajectories, estimate_stats = _ppo(scored, sequences, scores, kl, controls.kl_coef, config, axis_name)
+    rewarded = Rewarded(scored, sequences, scores, counted, kl, controls.kl_coef)
+    trajectories, estimate_stats = formulas_of(rl.algorithm).make_trajectories(rewarded, config, axis_name)
     stats |= kl_stats | estimate_stats
     non_score_reward = stats.get("objective/non_score_reward", 0.0)
     stats["objective/rlhf_reward"] = stats["objective/scores"] + non_score_reward
@@ -101,82 +99,6 @@ def _kl(
     return kl, stats, next_kl_coef
 
 
-def _ppo(
-    scored: Scored,
-    sequences: Sequences,
-    scores: Array,
-    kl: Array,
-    kl_coef: Array,
-    config: TrainConfig,
-    axis_name: Axes,
-) -> tuple[Trajectories, Stats]:
-    rl, mask, values = config.rl, sequences.completion_mask, scored.values
-    assert values is not None
-    values_mask = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
-    values = jnp.where(values_mask, values, 0.0)
-    rewards = advantages.token_rewards(scores, kl, mask, kl_coef, values_mask)
-    estimates = advantages.whitened_gae(
-        rewards,
-        values,
-        mask,
-        values_mask,
-        gamma=rl.gamma,
-        lam=rl.lam,
-        whiten_rewards=rl.whiten_rewards,
-        axis_name=axis_name,
-    )
-    stats = _value_stats(values, estimates.returns, values_mask, axis_name)
-    stats["policy/advantages_mean"] = ops.masked_mean(estimates.returns - values, mask, axis_name)
-    trajectories = Trajectories(
-        sequences=sequences,
-        logprobs=scored.logprobs,
-        rewards=estimates.rewards,
-        advantages=estimates.advantages,
-        values=values,
-        returns=estimates.returns,
-        value_mask=values_mask,
-    )
-    return trajectories, stats
-
-
-def _rloo(
-    scored: Scored,
-    sequences: Sequences,
-    scores: Array,
-    counted: Array,
-    kl: Array,
-    kl_coef: Array,
-    rl: RLConfig,
-    axis_name: Axes,
-) -> tuple[Trajectories, Stats]:
-    """Source: Ahmadian et al. 2024; TRL `RLOOTrainer`, whose unbiased advantages are neither whitened nor clipped."""
-    rewards = scores - kl_coef * jnp.sum(jnp.where(sequences.completion_mask, kl, 0.0), axis=1)
-    estimates = advantages.leave_one_out(rewards, rl.group_size, counted)
-    groups, has_score = (x.reshape(-1, rl.group_size) for x in (scores, counted))
-    highest = jnp.max(groups, axis=1, initial=-jnp.inf, where=has_score)
-    flat = highest - jnp.min(groups, axis=1, initial=jnp.inf, where=has_score) < 1e-6
-    stats = {
-        "rloo/reward_zero_std": ops.mean(flat.astype(jnp.float32), axis_name),
-        "rloo/advantages_std": jnp.sqrt(ops.masked_var(estimates, counted, axis_name)),
-        "policy/advantages_mean": ops.masked_mean(estimates, counted, axis_name),
-    }
-    if rl.normalize_advantages:
-        estimates = advantages.normalise(estimates, counted, axis_name)
-    return Trajectories(sequences, scored.logprobs, rewards, estimates), stats
-
-
-def weigh(trajectories: Trajectories) -> Weights:
-    """Shares of the entries of [S, b, ...] mini-batches: those of one mini-batch add up to 1, over all its rows.
-
-    RLOO's mean is over all completions, also those that `mask_truncated_completions` leaves without a token.
-    """
-    tokens = ops.mean_weights(trajectories.sequences.completion_mask, (-2, -1))
-    if trajectories.value_mask is None:
-        policy = ops.mean_weights(jnp.ones(trajectories.advantages.shape, bool), -1)
-        return Weights(tokens, policy)
-    return Weights(tokens, tokens, ops.mean_weights(trajectories.value_mask, (-2, -1)))
-
-
 # ----------------------------------------------------------------------------------------------------------- statistics
 
 
@@ -205,16 +127,4 @@ def _length_stats(rollout: Rollout, sequences: Sequences, axis_name: Axes) -> St
         "tokens/queries_len_mean": ops.mean(prompts, axis_name),
         "tokens/queries_len_std": ops.std(prompts, axis_name),
         "val/num_eos_tokens": ops.global_sum(rollout.ended.astype(jnp.int32), axis_name),
-    }
-
-
-def _value_stats(values: Array, returns: Array, mask: Array, axis_name: Axes) -> Stats:
-    """Old values and returns, and how much of the returns' variance the values explain: 1 - var(R - V) / var(R)."""
-    error_var, returns_var = (ops.masked_var(x, mask, axis_name) for x in (returns - values, returns))
-    return {
-        "value/explained_variance": 1.0 - error_var / jnp.maximum(returns_var, 1e-8),
-        "value/mean": ops.masked_mean(values, mask, axis_name),
-        "value/var": ops.masked_var(values, mask, axis_name),
-        "value/returns_mean": ops.masked_mean(returns, mask, axis_name),
-        "value/returns_var": returns_var,
     }

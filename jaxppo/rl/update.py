@@ -56,7 +56,7 @@ def policy_gradient_loss(
 ) -> tuple[Array, Stats]:
     """This device's share of: clipped policy loss - entropy_coef * entropy + vf_coef * clipped value loss.
 
-    PPO takes the ratio per token, RLOO per completion: the product over its tokens.
+    The algorithm's row says whether the ratio is that of a token or of a completion, the product over its tokens.
     """
     mask = batch.sequences.completion_mask
     hidden = rollout.completion_hidden(params["policy"], batch.sequences, model)
@@ -65,7 +65,7 @@ def policy_gradient_loss(
     )
     log_ratio = jnp.where(mask, logprobs - batch.logprobs, 0.0)
     policy = losses.policy_loss(
-        jnp.sum(log_ratio, axis=1) if rl.algorithm == "rloo" else log_ratio,
+        jnp.sum(log_ratio, axis=1) if rl.row.ratio == "completion" else log_ratio,
         batch.advantages,
         weights.policy,
         rl.cliprange,

@@ -290,12 +290,12 @@ def test_leave_one_out_leaves_completions_without_a_reward_out():
 
 def test_normalise_on_hand_numbers():
     values, counted = jnp.array([1.0, 3.0, 99.0, 5.0]), jnp.array([True, True, False, True])
-    result = advantages.normalise(values, counted)  # mean 3, deviation 2
+    result = advantages.normalize(values, counted)  # mean 3, deviation 2
     np.testing.assert_allclose(result, [-2 / 2.0001, 0.0, 0.0, 2 / 2.0001], rtol=1e-6)
 
 
 def test_normalise_of_equal_advantages_is_0():
-    np.testing.assert_array_equal(advantages.normalise(jnp.full(4, 0.5), jnp.ones(4, bool)), np.zeros(4))
+    np.testing.assert_array_equal(advantages.normalize(jnp.full(4, 0.5), jnp.ones(4, bool)), np.zeros(4))
 
 
 # --- several devices
@@ -335,7 +335,7 @@ def test_add_scores_leaves_the_moments_alone_whichever_device_has_the_bad_score(
 
 @DEVICES
 def test_normalise_is_global_over_devices(mode, num_devices):
-    result = of_devices(num_devices, mode, advantages.normalise, 0, LEVELS, COUNTED)
+    result = of_devices(num_devices, mode, advantages.normalize, 0, LEVELS, COUNTED)
     np.testing.assert_allclose(result, (LEVELS - LEVELS.mean()) / (LEVELS.std(ddof=1) + 1e-4), rtol=1e-5)
 
 

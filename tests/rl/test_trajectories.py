@@ -11,6 +11,7 @@ from jaxppo.config import RLConfig, TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DATA, DataParallel
 from jaxppo.rl import trajectories
+from jaxppo.rl.algorithms import formulas_of
 from jaxppo.types import Controls, Rollout, Scored, ScoreMoments, Sequences
 
 ROWS, LENGTH = 8, 5
@@ -390,11 +391,11 @@ def test_make_trajectories_ignore_what_lies_outside_the_masks(changes, padding, 
     ],
     ids=str,
 )
-def test_weigh_gives_the_entries_of_every_mini_batch_a_sum_of_1(algorithm, changes):
+def test_loss_weights_give_the_entries_of_every_mini_batch_a_sum_of_1(algorithm, changes):
     _, result, _ = make(make_config(algorithm=algorithm, num_generations=2, **changes))
     rows = np.array([[7, 0, 2], [4, 1, 3], [5, 6, 2]])
     mini_batches = jax.tree.map(lambda x: x[rows], result)
-    weights = trajectories.weigh(mini_batches)
+    weights = formulas_of(algorithm).loss_weights(mini_batches)
     for kind in weights:
         if kind is not None:
             axes = tuple(range(1, kind.ndim))
@@ -412,7 +413,7 @@ def test_weigh_gives_the_entries_of_every_mini_batch_a_sum_of_1(algorithm, chang
         np.testing.assert_allclose(weights.values, states / states.sum((1, 2))[:, None, None], rtol=1e-6)
 
 
-def test_weigh_gives_a_mini_batch_without_tokens_no_weight():
+def test_loss_weights_give_a_mini_batch_without_tokens_no_weight():
     _, result, _ = make(make_config(mask_truncated_completions=True))
-    weights = trajectories.weigh(jax.tree.map(lambda x: x[np.array([[2, 3], [0, 1]])], result))
+    weights = formulas_of("ppo").loss_weights(jax.tree.map(lambda x: x[np.array([[2, 3], [0, 1]])], result))
     np.testing.assert_allclose([np.sum(kind, axis=(1, 2)) for kind in weights], [[0, 1]] * 3, rtol=1e-6)

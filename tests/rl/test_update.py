@@ -12,6 +12,7 @@ from jaxppo.config import OptimizerConfig, RLConfig
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DATA, DataParallel
 from jaxppo.rl import ops, optimizer, trajectories, update
+from jaxppo.rl.algorithms import formulas_of
 from jaxppo.types import Sequences, Trajectories
 
 # --- mini-batches
@@ -411,7 +412,7 @@ def gradients(params, batch, micro_batches=1, **ppo):
     """Gradients and statistics of a mini-batch [1, b, ...] in this many parts; its token weights add up to 1."""
     cut = lambda x: x[0].reshape(micro_batches, -1, *x.shape[2:])  # noqa: E731
     algorithm = "rloo" if batch.values is None else "ppo"
-    result = compiled(algorithm, **ppo)(params, jax.tree.map(cut, (batch, trajectories.weigh(batch))))
+    result = compiled(algorithm, **ppo)(params, jax.tree.map(cut, (batch, formulas_of(algorithm).loss_weights(batch))))
     np.testing.assert_allclose(result.tokens, 1.0, rtol=1e-6)
     assert result.loss == result.stats["loss/total_avg"]
     return result.grads, result.stats
@@ -486,7 +487,7 @@ def test_gradients_are_summed_over_devices(params, predicted):
     batch = trajectories_for("ppo", predicted)
     parallel = DataParallel(devices=jax.local_devices()[:2])
     program = parallel.map(gradients_program("ppo", DATA), row_axes=(None, 1), out_axes=None)
-    several = program(parallel.put(params), parallel.put((batch, trajectories.weigh(batch)), 1))
+    several = program(parallel.put(params), parallel.put((batch, formulas_of("ppo").loss_weights(batch)), 1))
     one = gradients(params, batch)
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(close, (several.grads, several.stats), one)
