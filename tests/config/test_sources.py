@@ -85,7 +85,7 @@ def test_parse_cli_leaves_no_mark_on_later_calls():
     [
         (["--no_such_flag", "1"], ["--no_such_flag"]),
         (["stray"], ["stray"]),
-        (["--ppo.kl_coef", "1"], ["--ppo.kl_coef"]),
+        (["--rl.kl_coef", "1"], ["--rl.kl_coef"]),
         (["--kl_coef"], ["--kl_coef", "Expected 1"]),
         (["--kl_coef", "much"], ["--kl_coef", "float", "much"]),
         (["--batch_size", "12.5"], ["--batch_size", "int", "12.5"]),

@@ -186,7 +186,7 @@ def padded(rollout, columns, junk):
 @given(order_seed=st.integers(0, 1000), junk=st.integers(0, 23), score_seed=st.integers(0, 1000))
 def test_update_does_not_depend_on_what_should_not_matter(variant, order_seed, junk, score_seed):
     """All at once, no change: padding left and right with junk in it, row order, micro-batches, devices, pad = eos."""
-    config, copies = VARIANTS[variant], VARIANTS[variant].ppo.group_size
+    config, copies = VARIANTS[variant], VARIANTS[variant].rl.group_size
     scores = np.random.default_rng(score_seed).normal(size=ROWS).astype(np.float32)
     plain = update_from(make_ppo(config), make_prompts(copies=copies), rollout_of(copies), scores)
     order = np.random.default_rng(order_seed).permutation(ROWS // copies)
@@ -199,7 +199,7 @@ def test_update_does_not_depend_on_what_should_not_matter(variant, order_seed, j
 
 @pytest.mark.parametrize(("mode", "num_devices"), [("pmap", 4)])  # shard_map is above and below
 def test_devices_change_nothing(variant, mode, num_devices):
-    config, copies = VARIANTS[variant], VARIANTS[variant].ppo.group_size
+    config, copies = VARIANTS[variant], VARIANTS[variant].rl.group_size
     ppo, prompts = make_ppo(config, mode, num_devices), make_prompts(copies=copies)
     rollout, step = sample(copies)
     assert_same(update_from(ppo, prompts, rollout), baseline_of(variant))
@@ -230,7 +230,7 @@ def test_parts_that_fit_the_cache_change_nothing(recorded, monkeypatch):
 def test_micro_batches_cut_to_their_lengths_change_nothing(variant, mode, num_devices, monkeypatch):
     monkeypatch.setattr(padding, "SEQUENCE_BUCKET", 1)
     monkeypatch.setattr(padding, "WORTH_CUTTING", 0.99)
-    copies, columns = VARIANTS[variant].ppo.group_size, set()
+    copies, columns = VARIANTS[variant].rl.group_size, set()
     prompts, rollout = make_prompts(copies=copies), rollout_of(copies)
     lengths = np.sort(np.repeat(prompts.prompt_mask.sum(1), copies) + rollout.completion_mask.sum(1))
     full = lengths[-1]
@@ -305,7 +305,7 @@ def test_rollout_of_names_the_completion_that_does_not_fit(completion, message):
 @pytest.mark.parametrize("scores", [SCORES[:1], SCORES[:4], SCORES[:, None], 0.5])
 @pytest.mark.parametrize("variant", ["separate", "rloo"])
 def test_make_trajectories_wants_one_score_per_completion(variant, scores):
-    config, copies = VARIANTS[variant], VARIANTS[variant].ppo.group_size
+    config, copies = VARIANTS[variant], VARIANTS[variant].rl.group_size
     with pytest.raises(DataError, match=f"scores: expected {ROWS} numbers, got the shape"):
         update_from(make_ppo(config), make_prompts(copies=copies), rollout_of(copies), scores)
 
