@@ -1,4 +1,4 @@
-"""What a run shows on the terminal.
+"""Show a run on the terminal.
 
 Model text is hostile to viewers: it passes through `sanitize` before a terminal sees it, and is never read as markup.
 """
@@ -10,7 +10,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import rich.console
 from rich.live import Live
@@ -29,7 +29,7 @@ _HOSTILE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def sanitize(text: str, limit: int | None = 2000) -> str:
-    r"""Makes text safe to show on one line: whatever could steer or deceive a viewer becomes a visible escape.
+    r"""Make text safe to show on one line: whatever could steer or deceive a viewer becomes a visible escape.
 
     Control characters (ANSI escapes, newlines and tabs among them), bidi and zero-width characters, lone surrogates,
     private and unassigned code points are shown as `\n`, `\x1b`, `\u202e`, `\U000e0041`. For display only: a
@@ -58,33 +58,13 @@ def sanitize(text: str, limit: int | None = 2000) -> str:
 # ------------------------------------------------------------------------------------------------------------ terminal
 
 
-class ProgressView(Protocol):
-    """What `Console.progress` hands to the loop."""
-
-    def update(self, step: int, **fields: Any) -> None:
-        """Says that `step` updates are done; `fields` are shown as `name value`."""
-        ...
-
-    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Tells the fields of updates that an earlier run has done."""
-        ...
-
-    def doing(self, what: str) -> None:
-        """Says what keeps the loop busy, until the next update."""
-        ...
-
-    def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-        """Shows samples, as `Console.sample_table`; the first two columns are texts."""
-        ...
-
-
 class _RichConsole(rich.console.Console):
-    """Goes quiet where its reader has gone, such as a `head`, or a `tee` that took the same Ctrl-C: the run goes on."""
+    """Go quiet when the reader has gone, such as a `head`, or a `tee` that got the same Ctrl-C: the run goes on."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
         with contextlib.suppress(OSError, ValueError):  # no file, in a test or a notebook
-            os.dup2(2, self.file.fileno())  # where what must be said still arrives
+            os.dup2(2, self.file.fileno())  # where errors still arrive
 
 
 class Console:
@@ -109,30 +89,30 @@ class Console:
         )
 
     def stage(self, title: str) -> None:
-        """Announces a stage of the run."""
+        """Announce a stage of the run."""
         self._show(self.text(f"== {sanitize(title)} ==", style="bold cyan"))
 
     def print(self, text: str = "") -> None:
-        """Prints text; its newlines are kept, everything else goes through `sanitize`."""
+        """Print text; its newlines are kept, everything else goes through `sanitize`."""
         self._show(self.text(text))
 
     def result(self, text: str) -> None:
-        """Prints text also when quiet."""
+        """Print text also when quiet."""
         self._rich.print(self.text(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Prints a warning, also when quiet; a live view keeps it in sight."""
+        """Print a warning, also when quiet; a live view keeps it in sight."""
         if self._view is not None:
             self._view.warn(text)
         self._rich.print(self.text(f"warning: {text}", style="yellow"), soft_wrap=not self._rich.is_terminal)
 
     def text(self, text: str, style: str = "") -> Text:
-        """Makes a rich text that shows these very characters, line by line, within the output's encoding."""
+        """Make a rich text that shows these very characters, line by line, within the output's encoding."""
         lines = "\n".join(sanitize(line, limit=None) for line in text.split("\n"))
         return Text(lines.encode(self._encoding, "backslashreplace").decode(self._encoding), style=style)
 
     def sample_table(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-        """Prints a table of samples, for instance plans with their verdicts.
+        """Print a table of samples, for instance plans with their verdicts.
 
         Args:
             title: heading of the table.
@@ -150,13 +130,13 @@ class Console:
     def result_table(
         self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], names: int = 1
     ) -> None:
-        """Prints a table of results, also when quiet: a line a row, as wide as it has to be.
+        """Print a table of results, also when quiet: one line per row, as wide as needed.
 
         Args:
             title: heading of the table.
             rows: one mapping per row; a column that a row lacks stays empty.
             columns: the keys to show, also used as the header.
-            names: how many columns stand on the left and hold names; the others hold numbers.
+            names: how many columns on the left hold names; the others hold numbers.
         """
         cells = [[sanitize(format_value(row.get(column)), limit=80) for column in columns] for row in rows]
         widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -170,24 +150,24 @@ class Console:
     @contextmanager
     def progress(
         self, total: int, description: str, start: int = 0, unit: str = "update", **about: Any
-    ) -> Iterator[ProgressView]:
-        """Shows a loop while the block runs: "update k of n" with fields and the time left.
+    ) -> Iterator["ProgressView"]:
+        """Show a loop while the block runs: "update k of n" with fields and the time left.
 
-        What is printed meanwhile, by anyone in this process, appears above the view.
+        Output printed meanwhile, by anything in this process, appears above the view.
 
         Args:
-            total: number of updates of the whole loop.
+            total: number of updates of the loop, those done before included.
             description: what is being done, such as "PPO".
             start: updates already done by an earlier run.
             unit: what is counted.
-            about: what else a live view says: `header`, `stages` and `hint` of `live_view.Loop`.
+            about: `header`, `stages` and `hint` of `live_view.Loop`.
 
         Yields:
-            an object whose `update(step, **fields)` is called after every update.
+            A view, whose `update(step, **fields)` is to be called after every update.
         """
         loop = Loop(total, description, start, unit, **about)
         if self.quiet or not self._rich.is_terminal:
-            yield _PlainProgress(self, loop)
+            yield PlainProgress(self, loop)
             return
         self._view = LiveView(loop, self.text, not self._encoding.lower().startswith("utf"), preemption.notice)
         try:
@@ -197,7 +177,7 @@ class Console:
                 refresh_per_second=2,
                 vertical_overflow="crop",
                 redirect_stdout=self._rich.file is sys.stdout,
-                redirect_stderr=sys.stderr.isatty(),  # else it goes to a file, which is where it belongs
+                redirect_stderr=sys.stderr.isatty(),  # else errors go to a file, where they belong
             )
             with live, _loggers_redirected():
                 yield self._view
@@ -205,10 +185,10 @@ class Console:
             self._view = None
 
     def stop_noted(self) -> None:
-        """Tells somebody at a terminal who has pressed Ctrl-C that it was noticed, where no live view does."""
+        """Confirm Ctrl-C on a terminal, where no live view does."""
         notice = preemption.notice()
         if self._view is None and notice is not None and sys.stderr.isatty():
-            os.write(2, f"\n{notice}\n".encode())  # not through a buffer that the signal may have come in the middle of
+            os.write(2, f"\n{notice}\n".encode())  # unbuffered: the signal may have interrupted a write
 
     def _show(self, text: Text) -> None:
         if not self.quiet:
@@ -217,7 +197,7 @@ class Console:
 
 @contextmanager
 def _loggers_redirected() -> Iterator[None]:
-    """Has loggers that write to a stream which a live view has taken over write to what has taken its place."""
+    """Redirect loggers whose stream a live view has taken over to what has replaced it."""
     places = {id(taken): now for now in (sys.stdout, sys.stderr) if (taken := getattr(now, "rich_proxied_file", None))}
     loggers = [logger for logger in logging.Logger.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     handlers = [handler for logger in (logging.getLogger(), *loggers) for handler in logger.handlers]
@@ -239,14 +219,15 @@ def _fields_line(fields: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {sanitize(format_value(value), limit=80)}" for name, value in fields.items())
 
 
-class _PlainProgress:
-    """Prints a line for the first update, the last one and about `PLAIN_LINES_PER_BAR` between them."""
+class PlainProgress:
+    """Print a line for the first update, the last one and about `PLAIN_LINES_PER_BAR` between them."""
 
     def __init__(self, console: Console, loop: Loop):
         self._console, self._loop, self._pace = console, loop, Pace(loop.total, loop.start)
         self._printed: int | None = None
 
     def update(self, step: int, **fields: Any) -> None:
+        """Print a line if it is time for one."""
         self._pace.update(step)
         loop, slot = self._loop, step * PLAIN_LINES_PER_BAR // max(self._loop.total, 1)
         if slot == self._printed and step < loop.total:
@@ -256,10 +237,15 @@ class _PlainProgress:
         self._console.print(f"{said}  {format_time(self._pace.left_s)} left")
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """A line shows no course."""
+        """Do nothing: a line shows no history."""
 
     def doing(self, what: str) -> None:
-        """A line is printed when something is done."""
+        """Do nothing: a line is printed when an update is done."""
 
     def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Print a table of samples."""
         self._console.sample_table(title, rows, columns)
+
+
+ProgressView = LiveView | PlainProgress
+"""What `Console.progress` yields to the loop."""

@@ -1,4 +1,4 @@
-"""The live view of a loop on a terminal: where the run stands, its numbers with their course, warnings and samples."""
+"""Show a loop live on a terminal: progress, numbers with their history, warnings and samples."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 1000  # of a text: more than its lines of any terminal hold
 
 
 def format_value(value: Any) -> str:
-    """Shows a field: floats with three digits, None as nothing, everything else as its text."""
+    """Return the text of a value: floats with three digits, None as nothing."""
     if value is None:
         return ""
     if hasattr(value, "item"):
@@ -31,18 +31,18 @@ def format_value(value: Any) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Minutes and seconds, `m:ss`, from an hour on `h:mm:ss`."""
+    """Return minutes and seconds, `m:ss`, from an hour on `h:mm:ss`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) -> str:
-    """The course of some numbers as one line of blocks, from the lowest to the highest of them.
+    """Draw some numbers as one line of blocks, from the lowest to the highest of them.
 
     Args:
         values: None or a number that is not finite leaves a gap.
-        width: most characters; of more values each character shows the mean of a few.
+        width: most characters; with more values each character shows the mean of a few.
         blocks: characters by height.
     """
     count = min(width, len(values))
@@ -67,54 +67,48 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 class Pace:
-    """Says how long the rest of a loop will take.
-
-    The first update compiles; as soon as there are others, they alone tell how long an update takes.
+    """Estimate the time left of a loop, from all updates but the first one, which compiles.
 
     Args:
-        total: updates of the whole loop.
+        total: updates of the loop.
         start: updates done before.
     """
 
     def __init__(self, total: int, start: int):
         self._total = total
-        self._latest = (start, time.monotonic())
-        self._marks = [self._latest]  # the beginning, and the first update
+        self._marks = [(start, time.monotonic())]  # the beginning, the first update and the latest
 
     def update(self, step: int) -> None:
-        """Says that `step` updates are done."""
-        self._latest = (step, time.monotonic())
-        if len(self._marks) == 1:
-            self._marks.append(self._latest)
+        """Note that `step` updates are done."""
+        self._marks = [*self._marks[:2], (step, time.monotonic())]
 
     @property
     def left_s(self) -> float:
-        """Seconds from the latest update to the end of the loop."""
-        step, at = self._latest
-        first, first_at = self._marks[-1]
-        if step <= first:
-            first, first_at = self._marks[0]
-        return (at - first_at) / max(step - first, 1) * (self._total - step)
+        """Return the seconds from the latest update to the end of the loop."""
+        (first, began_at), (step, at) = self._marks[-2:]
+        return (at - began_at) / max(step - first, 1) * (self._total - step)
 
     def describe(self) -> str:
-        """Time since the beginning, and time left by now."""
-        now, (began, began_at), (step, at) = time.monotonic(), self._marks[0], self._latest
-        elapsed = f"{format_time(now - began_at)} elapsed"
-        return elapsed if step == began else f"{elapsed}, {format_time(max(0.0, self.left_s - (now - at)))} left"
+        """Return the time since the beginning, and the time left by now."""
+        now = time.monotonic()
+        elapsed = f"{format_time(now - self._marks[0][1])} elapsed"
+        if len(self._marks) == 1:
+            return elapsed
+        return f"{elapsed}, {format_time(max(0.0, self.left_s - (now - self._marks[-1][1])))} left"
 
 
 class Loop(NamedTuple):
-    """What a view says of its loop.
+    """What a view shows about its loop.
 
     Attributes:
-        total: updates of the whole loop.
+        total: updates of the loop, those done before included.
         title: what is being done, such as "PPO".
         start: updates done before.
         unit: what is counted.
-        header: the run in a line.
+        header: the run in one line.
         stages: names of the stages of the run, `title` among them; may be empty.
-        hint: (label of a field, its values so far) -> what to do about the latest, nothing where it is healthy, None
-            where nobody can tell.
+        hint: (label of a field, its values so far) -> what to do about the latest; "" where it is healthy, None where
+            that is unknown.
     """
 
     total: int
@@ -127,13 +121,13 @@ class Loop(NamedTuple):
 
 
 class LiveView:
-    """A renderable that fits the terminal: what does not fit is left out from below, samples first.
+    """A renderable that fits the terminal: what does not fit is cut from below, samples first.
 
     Args:
         loop: what is shown.
-        text: makes a text that is safe to show; (text, style) -> lines.
-        ascii_only: the terminal shows no other characters.
-        notice: what has to be said just now, such as that the run is being stopped.
+        text: (text, style) -> lines that are safe to show.
+        ascii_only: the terminal shows ASCII only.
+        notice: returns a message of this moment, such as that the run is being stopped; or None.
     """
 
     def __init__(
@@ -143,29 +137,29 @@ class LiveView:
         self._blocks = ASCII_BLOCKS if ascii_only else BLOCKS
         self._step, self._doing, self._pace = loop.start, "", Pace(loop.total, loop.start)
         self._latest: dict[str, Any] = {}
-        self._courses: dict[str, list[float | None]] = {}
+        self._histories: dict[str, list[float | None]] = {}
         self._warnings: deque[str] = deque(maxlen=WARNINGS_KEPT)
         self._samples: tuple[str, Sequence[Mapping[str, Any]]] = ("", ())
 
-    # --- told by the loop, in the main thread; a refresh in between shows the old or the new, both are whole
+    # --- called by the loop, in the main thread; a refresh in between shows the old or the new state, never a mix
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Begin the courses with the fields of earlier updates."""
+        """Begin the histories with the fields of earlier updates."""
         for fields in records:
             self._note(fields)
 
     def update(self, step: int, **fields: Any) -> None:
-        """Say that `step` updates are done, and with which numbers."""
+        """Show that `step` updates are done, and their numbers."""
         self._note(fields)
         self._pace.update(step)
         self._step, self._doing = step, ""
 
     def doing(self, what: str) -> None:
-        """Say what keeps the loop busy, until the next update."""
+        """Show what keeps the loop busy, until the next update."""
         self._doing = what
 
     def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-        """Show these samples: the first two columns are texts, the others what they are worth."""
+        """Show these samples: the first two columns are texts, the others verdicts and scores."""
         self._samples = (title, [{name: row.get(name) for name in columns} for row in rows])
 
     def warn(self, text: str) -> None:
@@ -175,24 +169,24 @@ class LiveView:
     def _note(self, fields: Mapping[str, Any]) -> None:
         for label, value in fields.items():
             if value is None or _is_number(value):
-                self._courses.setdefault(label, []).append(None if value is None else float(value))
+                self._histories.setdefault(label, []).append(None if value is None else float(value))
         self._latest = dict(fields)
 
-    # --- shown, by a thread of rich
+    # --- called by a thread of rich
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, max(1, console.size.height - 1)
-        # A view is drawn below whatever is printed, and with its options.
-        own = options.update(height=None, no_wrap=False, overflow="fold", justify="left")
+        # Rich draws a view with the options of what is printed above it: use fixed ones.
+        fixed = options.update(height=None, no_wrap=False, overflow="fold", justify="left")
         lines: list[list[Segment]] = []
         for part, most in self._parts(width):
-            lines += console.render_lines(part, own, pad=False)[:most]
+            lines += console.render_lines(part, fixed, pad=False)[:most]
         for line in lines[:height]:
             yield from line
             yield Segment.line()
 
     def _parts(self, width: int) -> Iterable[tuple[RenderableType, int | None]]:
-        """Everything in order of importance, with the most lines that it may take."""
+        """Yield everything in order of importance, with the most lines that it may take."""
         loop = self._loop
         if loop.header:
             yield self._text(loop.header, "bold"), 2
@@ -237,24 +231,24 @@ class LiveView:
         table.add_column(no_wrap=True, width=line_width)
         table.add_column()
         for label, value in self._latest.items():
-            course = self._courses.get(label, [])
-            line = Text(sparkline(course, line_width, self._blocks), "cyan")
+            history = self._histories.get(label, [])
+            line = Text(sparkline(history, line_width, self._blocks), "cyan")
             table.add_row(
-                self._text(label, ""), self._text(format_value(value), "bold"), line, self._mark(label, course)
+                self._text(label, ""), self._text(format_value(value), "bold"), line, self._mark(label, history)
             )
         return table
 
-    def _mark(self, label: str, course: Sequence[float | None]) -> Text:
-        hint = self._loop.hint and self._loop.hint(label, course)
+    def _mark(self, label: str, history: Sequence[float | None]) -> Text:
+        hint = self._loop.hint and self._loop.hint(label, history)
         if hint is None:
             return Text()
         return self._text(hint, "yellow") if hint else Text("ok", "green")
 
     def _sample(self, row: Mapping[str, Any]) -> Iterable[tuple[Text, int]]:
-        """What a sample is worth, and its two texts; each with its indent."""
+        """Yield the verdict and scores of a sample, then its two texts; each with its indent."""
         names = list(row)
-        worth = [f"{name} {format_value(row[name])}" for name in names[2:] if row[name] is not None]
-        yield self._text("  ".join(worth), "cyan"), 0
+        results = [f"{name} {format_value(row[name])}" for name in names[2:] if row[name] is not None]
+        yield self._text("  ".join(results), "cyan"), 0
         for name in names[:2]:
             text = format_value(row[name])[:SHOWN_CHARACTERS].replace("\n", "\\n")
             yield self._text(f"{name}: {text}", "dim" if name == names[0] else ""), 2
