@@ -1,50 +1,42 @@
 """Rewards computed on the host, with TRL's calling convention.
 
 A reward function is called as `fn(prompts=..., completions=..., completion_ids=..., **columns)`, where every argument
-is a list with one entry per completion and `columns` holds every column of the data set, and returns one number per
+is a list with one entry per completion and `columns` holds every column of the data set. It returns one number per
 completion, or None for one that it cannot score. It may be `async`, may take `prompt_ids`, and may take
 `log_metric(name, value)` and `log_extra(column, values)` to report its parts.
 
-One function is a `Reward`: called, with its results kept for repeated completions and its failures dealt with as
-configured. Several make `Rewards`: their weighted sum.
+A `Reward` is one function with its weight, its cache and its failure policy; `Rewards` is the weighted sum of several.
+As in TRL, a score is the number that a completion gets.
 """
 
 import asyncio
-import functools
 import inspect
-import json
 import math
 import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from jaxppo.errors import ConfigError, DataError, JaxppoError, did_you_mean
-from jaxppo.planning.language.plans import lccs_length, lcs_length
-from jaxppo.run.jsonl import plain
+from jaxppo.errors import DataError, JaxppoError, did_you_mean
+from jaxppo.planning.language.overlap import lccs, lcs
+from jaxppo.run.jsonl import json_value
 
 __all__ = ["Completions", "Failed", "Policy", "Reward", "RewardFunction", "Rewards", "Scores", "call", "lccs", "lcs"]
 
 OnFailure = Literal["stop", "skip"] | float
-"""What becomes of a completion whose reward failed: stop the run, leave it out of the update, or this reward."""
+"""For a completion whose reward failed: stop the run, leave it out of the update, or give it this reward."""
 
-
-class RewardFunction(Protocol):
-    """TRL's reward function: one number per completion; None where there is none."""
-
-    def __call__(
-        self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any
-    ) -> Any:
-        """Score every completion."""
-        ...
+RewardFunction = Callable[..., Any]
+"""TRL's reward function, as above."""
 
 
 class Completions(NamedTuple):
-    """What reward functions are called with, one entry per completion."""
+    """The arguments of reward functions, one entry per completion."""
 
     prompts: list[str]
     texts: list[str]
@@ -52,32 +44,32 @@ class Completions(NamedTuple):
     columns: dict[str, list[Any]]
 
     def rows(self, numbers: Sequence[int]) -> "Completions":
-        """Some of the completions."""
-        pick = lambda values: [values[i] for i in numbers]  # noqa: E731
-        columns = {name: pick(values) for name, values in self.columns.items()}
-        return Completions(pick(self.prompts), pick(self.texts), pick(self.ids), columns)
+        """Return some of the completions."""
+        prompts, texts, ids = ([values[i] for i in numbers] for values in self[:3])
+        columns = {name: [values[i] for i in numbers] for name, values in self.columns.items()}
+        return Completions(prompts, texts, ids, columns)
 
 
 class Failed(NamedTuple):
-    """In place of a number: the reward function gave none."""
+    """Stands for the number that a reward function failed to give."""
 
     kind: Literal["errors", "timeouts"]
     reason: str
 
 
 class Scores(NamedTuple):
-    """Rewards of a batch, and what was reported about them."""
+    """Scores of a batch, and what the reward functions reported about them."""
 
-    values: list[Any]  # float; None: not scorable; `Failed` before a policy has dealt with it
+    values: list[Any]  # float; None: not scorable; `Failed` until a policy replaces it
     metrics: dict[str, float]
     extras: dict[str, list[Any]]  # one entry per completion
 
 
 Gather = Callable[[list[Scores]], list[list[Scores]]]
-"""What each process has -> what all of them have, in their order."""
+"""From the scores of this process to those of all processes, in their order."""
 
 Scorer = Callable[[Completions], Scores]
-"""A reward function in any form: called in this process, row by row, or in processes of its own."""
+"""One way of calling a reward function: for the batch, row by row, or in other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,28 +77,25 @@ class Policy:
     """How a reward function is called.
 
     Attributes:
-        on_error: what becomes of completions for which it raises or returns no number.
-        on_timeout: what becomes of completions that it takes too long for.
-        timeout_s: seconds for one completion; None for any time.
-        cache_size: how many results are kept for repeated completions; 0 for none.
+        on_error: for completions on which it raises or returns no number.
+        on_timeout: for completions on which it takes too long, where its scorer has a time limit.
+        cache_size: results kept for repeated completions; 0 for none.
     """
 
     on_error: OnFailure = "stop"
     on_timeout: OnFailure = "skip"
-    timeout_s: float | None = None
     cache_size: int = 0
 
 
 class Reward:
-    """A reward function with its name and weight, called as a policy says.
+    """A reward function with its name, weight and policy.
 
     Args:
         name: for metrics and messages.
         function: the reward function.
-        weight: of its rewards in the sum.
-        policy: what to do about failures and repetitions.
-        scorer: calls it in another way; default: here, a batch at a time (an `async` function with a time limit: all
-            completions apart, at the same time).
+        weight: of its scores in the sum.
+        policy: how failures and repeated completions are handled.
+        scorer: how the function is called; default: in this process, once per batch.
     """
 
     def __init__(
@@ -119,62 +108,52 @@ class Reward:
         scorer: Scorer | None = None,
     ):
         self.name, self.function, self.weight, self.policy = name, function, weight, policy or Policy()
-        self._scorer = scorer or self._default_scorer()
+        how = _call_or_stop if self.policy.on_error == "stop" else _call_or_isolate
+        self._scorer = scorer or partial(how, name, function)
         self._reports = bool({"log_metric", "log_extra"} & set(inspect.signature(function).parameters))
         self._known: OrderedDict[Any, float | None] = OrderedDict()
 
     def __call__(self, completions: Completions) -> Scores:
-        """Score completions; failures have become what the policy says, and are counted in the metrics.
+        """Score completions; the policy replaces failures, and the metrics count them.
 
         Raises:
-            DataError: a column that the function needs is missing, or a failure that the policy does not allow.
+            DataError: the data lack a column that the function needs, or a failure has to stop the run.
         """
         check_columns(self.name, self.function, completions.columns)
         scores, cached = self._with_cache(completions)
-        failures = {row: value for row, value in enumerate(scores.values) if isinstance(value, Failed)}
         values = [self._replaced(row, value) for row, value in enumerate(scores.values)]
-        counts = Counter(failure.kind for failure in failures.values())
+        counts = Counter(value.kind for value in scores.values if isinstance(value, Failed))
         metrics = {
             "reward/errors": counts["errors"],
             "reward/timeouts": counts["timeouts"],
             "cache/reward_hits": cached + scores.metrics.get("cache/reward_hits", 0),
         }
-        reasons: dict[str, list[Any]] = {}
-        if failures:
-            reasons[f"{self.name}_failed"] = [getattr(value, "reason", None) for value in scores.values]
+        reasons = {f"{self.name}_failed": [getattr(value, "reason", None) for value in scores.values]} if counts else {}
         return Scores(values, scores.metrics | metrics, scores.extras | reasons)
 
     def close(self) -> None:
-        """Let go of what the function holds, such as processes."""
+        """Release what the function holds, such as processes."""
         if callable(close := getattr(self._scorer, "close", None)):
             close()
 
-    def _default_scorer(self) -> Scorer:
-        timeout_s = self.policy.timeout_s
-        if timeout_s is not None and is_async(self.function):
-            return lambda completions: _score_apart(self.name, self.function, completions, timeout_s)
-        calls = _call_or_stop if self.policy.on_error == "stop" else _call_or_isolate
-        return lambda completions: calls(self.name, self.function, completions)
-
     def _with_cache(self, completions: Completions) -> tuple[Scores, int]:
-        """Scores, and how many came from the cache or from an equal completion of the batch."""
-        if self._reports or not self.policy.cache_size:  # what reports about a batch has to see the whole batch
+        """Return scores, and how many came from the cache or from an equal completion of the batch."""
+        if self._reports or not self.policy.cache_size:  # a function that reports has to see every row
             return self._scorer(completions), 0
         arguments = arguments_of(self.function, completions)
-        keys = [_key(arguments, row) for row in range(len(completions.texts))]
+        columns = [[(name, _hashable(value)) for value in values] for name, values in arguments.items()]
+        keys = [tuple(column[row] for column in columns) for row in range(len(completions.texts))]
         first = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._known}
         unknown = sorted(first.values())
         scores = self._scorer(completions.rows(unknown)) if unknown else Scores([], {}, {})
         found = dict(zip((keys[row] for row in unknown), scores.values, strict=True))
-        values = [found[key] if key in found else self._recall(key) for key in keys]
+        values = [found[key] if key in found else self._known[key] for key in keys]
+        for key in filter(self._known.__contains__, keys):
+            self._known.move_to_end(key)
         self._known |= {key: value for key, value in found.items() if not isinstance(value, Failed)}
         while len(self._known) > self.policy.cache_size:
             self._known.popitem(last=False)
         return Scores(values, scores.metrics, {}), len(keys) - len(unknown)
-
-    def _recall(self, key: Any) -> float | None:
-        self._known.move_to_end(key)
-        return self._known[key]
 
     def _replaced(self, row: int, value: Any) -> float | None:
         if not isinstance(value, Failed):
@@ -186,43 +165,44 @@ class Reward:
 
 
 class Rewards:
-    """Several reward functions, called one after the other; the reward is their weighted sum.
+    """Several reward functions, called in turn; the score is their weighted sum.
 
-    As in TRL a function that cannot score a completion is left out of its sum; a completion that none can score has no
-    reward.
+    As in TRL, a function that cannot score a completion is left out of its sum; a completion that none can score gets
+    None.
     """
 
     def __init__(self, rewards: Sequence[Reward]):
         self.rewards = tuple(rewards)
 
     def __call__(self, completions: Completions, gather: Gather | None = None) -> Scores:
-        """Score completions: [B] sums, None where there is none.
+        """Score completions: [B] sums, None where no function gave a score.
 
         Args:
-            completions: what to score.
-            gather: gets what other processes found for their completions, all as many as here; the result is then of
-                all completions together. What a function reports is averaged over the processes.
+            completions: to score.
+            gather: exchanges scores with the other processes, which have as many completions each; the result is then
+                that of all completions, and what the functions report is averaged over the processes.
 
         Raises:
-            DataError: see `Reward`; or no completion at all could be scored.
+            DataError: see `Reward`; or not one completion could be scored.
         """
         parts = {reward: reward(completions) for reward in self.rewards}
         if gather is not None:
             everywhere = zip(*gather(list(parts.values())), strict=True)
-            parts = {reward: _together(scores) for reward, scores in zip(self.rewards, everywhere, strict=True)}
-        rows = zip(*(scores.values for scores in parts.values()), strict=True)
-        values = [self._sum(row) for row in rows]
+            parts = {reward: _of_all_processes(scores) for reward, scores in zip(self.rewards, everywhere, strict=True)}
+        values = [self._sum(row) for row in zip(*(scores.values for scores in parts.values()), strict=True)]
         metrics: dict[str, float] = {}
         extras: dict[str, list[Any]] = {}
         counts: Counter[str] = Counter()
         for reward, scores in parts.items():
             counts.update({name: int(scores.metrics[name]) for name in _COUNTS})
             metrics |= {name: value for name, value in scores.metrics.items() if name not in _COUNTS}
-            metrics |= _moments(reward.name, scores.values)
+            if numbers := [value for value in scores.values if value is not None]:  # under TRL's names
+                metrics[f"rewards/{reward.name}/mean"] = fmean(numbers)
+                metrics[f"rewards/{reward.name}/std"] = pstdev(numbers)
             extras |= scores.extras | ({f"reward_{reward.name}": scores.values} if len(parts) > 1 else {})
         if values and all(value is None for value in values):
             reasons = [value for column in extras.values() for value in column if isinstance(value, str)]
-            raise DataError(f"reward: expected a number for a completion at least, got none ({reasons[:1]})")
+            raise DataError(f"reward: expected a number for at least one completion, got none ({reasons[:1]})")
         unscored = sum(value is None for value in values)
         return Scores(values, metrics | dict(counts) | {"reward/not_scorable": unscored}, extras)
 
@@ -232,47 +212,32 @@ class Rewards:
             check_columns(reward.name, reward.function, names)
 
     def close(self) -> None:
-        """Let go of what the functions hold."""
+        """Release what the functions hold."""
         for reward in self.rewards:
             reward.close()
 
     def _sum(self, values: Sequence[float | None]) -> float | None:
-        weights = [reward.weight for reward in self.rewards]
-        terms = [weight * value for weight, value in zip(weights, values, strict=True) if value is not None]
+        pairs = zip(self.rewards, values, strict=True)
+        terms = [reward.weight * value for reward, value in pairs if value is not None]
         return math.fsum(terms) if terms else None
-
-
-def _together(processes: Sequence[Scores]) -> Scores:
-    """The scores of equally many completions each: values in order, counts in sum, other metrics on average."""
-    if len(processes) == 1:
-        return processes[0]
-    counts = {name: sum(scores.metrics[name] for scores in processes) for name in _COUNTS}
-    columns = dict.fromkeys(column for scores in processes for column in scores.extras)
-    extras = {
-        column: [v for s in processes for v in s.extras.get(column, [None] * len(s.values))] for column in columns
-    }
-    values = [value for scores in processes for value in scores.values]
-    return Scores(values, joined(processes).metrics | counts, extras)
 
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
 
 
-def _moments(name: str, values: Sequence[float | None]) -> dict[str, float]:
-    """TRL's metrics of one function among several."""
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return {}
-    return {f"rewards/{name}/mean": fmean(numbers), f"rewards/{name}/std": pstdev(numbers)}
+def _of_all_processes(processes: Sequence[Scores]) -> Scores:
+    counts = {name: sum(scores.metrics[name] for scores in processes) for name in _COUNTS}
+    values, metrics, extras = joined(processes)
+    return Scores(values, metrics | counts, extras)
 
 
 def name_of(reward: RewardFunction) -> str:
-    """What a reward function is called in metrics and messages."""
+    """Return the name of a reward function for metrics and messages."""
     return getattr(reward, "__name__", type(reward).__name__)
 
 
 def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> None:
-    """Raise a `DataError` that names the first column which a reward function needs and the data lacks."""
+    """Raise a `DataError` that names the first column that a reward function needs and the data lack."""
     if (needed := missing_column(reward, columns)) is not None:
         got, fix = ", ".join(sorted(columns)), "use data that has it, or give the parameter a default"
         meant = did_you_mean(needed, _OWN_ARGUMENTS) if needed in ("prompt", "completion") else ""
@@ -280,12 +245,12 @@ def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> 
 
 
 def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None:
-    """The first column which a reward function needs and the data lacks, or None."""
+    """Return the first column that a reward function needs and the data lack, or None."""
     given = {*columns, *_OWN_ARGUMENTS}
-    for needed, parameter in inspect.signature(reward).parameters.items():
-        named = parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        if named and parameter.default is inspect.Parameter.empty and needed not in given:
-            return needed
+    for name, parameter in inspect.signature(reward).parameters.items():
+        named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if named and parameter.default is parameter.empty and name not in given:
+            return name
     return None
 
 
@@ -293,30 +258,33 @@ _OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", "log_metric", "log
 
 
 def arguments_of(reward: RewardFunction, completions: Completions, **others: Any) -> dict[str, Any]:
-    """What a function takes of all there is."""
+    """Return the arguments that a function takes, by the names of its parameters."""
     own = {"prompts": completions.prompts, "completions": completions.texts, "completion_ids": completions.ids}
     arguments = completions.columns | own | others
     parameters = inspect.signature(reward).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return arguments
-    return {name: arguments[name] for name in parameters if name in arguments}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: values for name, values in arguments.items() if takes_all or name in parameters}
 
 
 def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
-    """Call a reward function once for all completions; what is no number has become `Failed`.
+    """Call a reward function once for all completions; a value that is not a number becomes `Failed`.
 
     Raises:
-        DataError: it returned the wrong number of values; the message names it. Whatever the function raises.
+        DataError: it returned the wrong number of values, or reported what no log can hold.
+        Exception: whatever the function raises.
     """
-    reports = _Reports(name, len(completions.texts))
+
+    async def awaited() -> Any:
+        return await values
+
+    reports = Reports(name, len(completions.texts))
     values = reward(**arguments_of(reward, completions, **reports.arguments))
-    if inspect.isawaitable(values):
-        values = asyncio.run(_awaited(values))
-    return Scores(_checked(name, values, len(completions.texts)), reports.metrics, reports.extras)
+    numbers = asyncio.run(awaited()) if inspect.isawaitable(values) else values
+    return Scores(checked(name, numbers, len(completions.texts)), reports.metrics, reports.extras)
 
 
-class _Reports:
-    """What a function of this name tells about so many completions by `log_metric` and `log_extra`."""
+class Reports:
+    """Collects what a function reports about `count` completions by `log_metric` and `log_extra`."""
 
     def __init__(self, name: str, count: int):
         self._name, self._count = name, count
@@ -339,24 +307,15 @@ class _Reports:
         if len(values) != self._count:
             expected = f"{self._count} values, one for each completion, for log_extra {column!r}"
             raise DataError(f"reward {self._name}: expected {expected}, got {len(values)}")
-        self.extras[column] = list(map(_as_json, values))
+        self.extras[column] = list(map(json_value, values))
 
 
 SAMPLE_COLUMNS = ("step", "id", "prompt", "completion", "score")
-"""Those that every line of `samples.jsonl` has."""
+"""The columns that every line of `samples.jsonl` has."""
 
 
-def _as_json(value: Any) -> Any:
-    """A value that JSON can hold: itself as a log has it, arrays as lists, or else its text."""
-    value = plain(value)
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return str(value)
-    return value
-
-
-def _checked(name: str, values: Any, expected: int) -> list[float | Failed | None]:
+def checked(name: str, values: Any, expected: int) -> list[float | Failed | None]:
+    """Return as many values as there are completions; one that is not a finite number becomes `Failed`."""
     try:
         count = len(values)
     except TypeError:  # a single number, also of an array library
@@ -369,40 +328,30 @@ def _checked(name: str, values: Any, expected: int) -> list[float | Failed | Non
 def _number(value: Any) -> float | Failed | None:
     if value is None or isinstance(value, Failed):
         return value
-    if not isinstance(value, Real) or not math.isfinite(value):
-        return Failed("errors", f"{value!r:.80}")
-    return float(value)
-
-
-def is_async(function: RewardFunction) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-async def _awaited(values: Any) -> Any:
-    return await values
+    finite = isinstance(value, Real) and math.isfinite(value)
+    return float(value) if finite else Failed("errors", f"{value!r:.80}")
 
 
 def _call_or_stop(name: str, reward: RewardFunction, completions: Completions) -> Scores:
-    """Where somebody's function fails, the line of it is named; errors of our own functions stay as they are."""
+    """Call a function; where a user's function fails, name the line. Errors of the package pass unchanged."""
     try:
         return call(name, reward, completions)
-    except JaxppoError:
-        raise
     except Exception as error:
         file = _file_of(reward)
-        if file is not None and Path(file).is_relative_to(Path(__file__).parent):
+        is_ours = file is not None and Path(file).is_relative_to(Path(__file__).parent)
+        if is_ours or isinstance(error, JaxppoError):
             raise
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         place = f" in line {lines[-1].lineno} of {file}" if lines else ""
-        fix = "mend it, or --on_error skip leaves out the completions that it fails on"
+        fix = "fix it, or leave out the completions on which it fails with --on_error skip"
         raise DataError(
             f"reward {name}: expected a number for each completion, got {reason_of(error)}{place}; {fix}"
         ) from error
 
 
 def _file_of(function: Any) -> str | None:
-    """Where a function was written; None where that is not known."""
-    while isinstance(function, functools.partial):
+    """Return the file that defines a function; None where that is not known."""
+    while isinstance(function, partial):
         function = function.func
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
@@ -410,15 +359,15 @@ def _file_of(function: Any) -> str | None:
 
 
 def _call_or_isolate(name: str, reward: RewardFunction, completions: Completions) -> Scores:
-    """Where a completion makes the function fail, each is scored by itself, so that only that one is lost."""
+    """Call a function; where a completion makes it fail, score each by itself, so that only that one is lost."""
     try:
         return call(name, reward, completions)
     except Exception:
-        rows = [_call_row(name, reward, completions.rows([row])) for row in range(len(completions.texts))]
-    return joined(rows)
+        return joined([call_row(name, reward, completions.rows([row])) for row in range(len(completions.texts))])
 
 
-def _call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
+def call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
+    """Call a function for a single completion; an exception becomes `Failed`."""
     try:
         return call(name, reward, row)
     except Exception as error:
@@ -426,42 +375,20 @@ def _call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
 
 
 def reason_of(error: BaseException) -> str:
-    """An exception in one short line."""
+    """Describe an exception in one short line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def joined(rows: Sequence[Scores]) -> Scores:
-    """Scores of completions that were called one by one: metrics are means over those that have them."""
-    names = dict.fromkeys(name for row in rows for name in row.metrics)
-    columns = dict.fromkeys(column for row in rows for column in row.extras)
-    metrics = {name: fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names}
-    extras = {column: [next(iter(row.extras.get(column, ())), None) for row in rows] for column in columns}
-    return Scores([value for row in rows for value in row.values], metrics, extras)
-
-
-def _score_apart(name: str, reward: RewardFunction, completions: Completions, timeout_s: float) -> Scores:
-    """An `async` function, called for every completion by itself, all at the same time."""
-
-    async def one(row: Completions) -> Scores:
-        reports = _Reports(name, 1)
-        try:
-            answer = asyncio.wait_for(reward(**arguments_of(reward, row, **reports.arguments)), timeout_s)
-            values = _checked(name, await answer, 1)
-        except TimeoutError:
-            values = [Failed("timeouts", f"no answer within {timeout_s:g} s")]
-        except Exception as error:
-            values = [Failed("errors", reason_of(error))]
-        return Scores(values, reports.metrics, reports.extras)
-
-    async def all_of_them() -> list[Scores]:
-        return await asyncio.gather(*(one(completions.rows([row])) for row in range(len(completions.texts))))
-
-    return joined(asyncio.run(all_of_them()))
-
-
-def _key(arguments: Mapping[str, list[Any]], row: int) -> Any:
-    """What a result belongs to: equal keys mean equal arguments."""
-    return tuple((name, _hashable(values[row])) for name, values in arguments.items())
+def joined(parts: Sequence[Scores]) -> Scores:
+    """Join the scores of consecutive completions; a metric is the mean over the parts that have it."""
+    names = dict.fromkeys(name for part in parts for name in part.metrics)
+    columns = dict.fromkeys(column for part in parts for column in part.extras)
+    metrics = {name: fmean(part.metrics[name] for part in parts if name in part.metrics) for name in names}
+    extras = {
+        column: [value for part in parts for value in part.extras.get(column, [None] * len(part.values))]
+        for column in columns
+    }
+    return Scores([value for part in parts for value in part.values], metrics, extras)
 
 
 def _hashable(value: Any) -> Any:
@@ -470,44 +397,3 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_hashable, value))
     return value if getattr(value, "__hash__", None) else repr(value)
-
-
-# --- overlap of plans
-
-NormaliseBy = Literal["max", "reference", "prediction"]
-
-
-def lccs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
-    """Return the length of the longest contiguous common run of actions, divided by a plan length.
-
-    LCCS = |longest run| / n with n = max(|predicted|, |reference|), |reference| or |predicted|. With `max` it is in
-    [0, 1] and 1 only for the reference itself; with `reference`, junk around the common run costs nothing.
-
-    Args:
-        predicted: actions, compared by equality: tuples or "(action args)" strings.
-        reference: the same for the reference plan.
-        normalise_by: which length divides.
-
-    Returns:
-        A number in [0, 1]; 0.0 where the divisor is 0.
-
-    Source: "Chasing Progress, Not Perfection" (ICAPS 2025), whose code divides by the reference.
-    """
-    return per_action(lccs_length(predicted, reference), predicted, reference, normalise_by)
-
-
-def lcs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
-    """Return the length of the longest common subsequence of actions (gaps allowed), divided as in `lccs`."""
-    return per_action(lcs_length(predicted, reference), predicted, reference, normalise_by)
-
-
-def per_action(length: int, predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy) -> float:
-    divisors = {
-        "max": max(len(predicted), len(reference)),
-        "reference": len(reference),
-        "prediction": len(predicted),
-    }
-    if normalise_by not in divisors:
-        raise ConfigError(f"normalise_by: expected max, reference or prediction, got {normalise_by!r}")
-    divisor = divisors[normalise_by]
-    return min(1.0, length / divisor) if divisor else 0.0

@@ -12,6 +12,7 @@ import pytest
 from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
+from jaxppo.reward_functions.isolated import Concurrent
 from jaxppo.rewards import Completions, Policy, Reward, Rewards
 
 
@@ -22,9 +23,10 @@ def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
     return Completions(prompts, texts, [[len(text)] for text in texts], columns)
 
 
-def run_reward(function, columns=None, texts=("x", "yy", "zzz"), **policy):
+def run_reward(function, columns=None, texts=("x", "yy", "zzz"), timeout_s=None, **policy):
     name = getattr(function, "__name__", "reward")
-    return Reward(name, function, policy=Policy(**policy))(batch(texts, columns))
+    scorer = None if timeout_s is None else Concurrent(name, function, timeout_s)
+    return Reward(name, function, policy=Policy(**policy), scorer=scorer)(batch(texts, columns))
 
 
 NO_TROUBLE = {"reward/errors": 0, "reward/timeouts": 0, "cache/reward_hits": 0}
@@ -150,7 +152,7 @@ async def fragile_and_async(completions):
 @pytest.mark.parametrize("function", [fragile, fragile_and_async, functools.partial(fragile)])
 def test_an_exception_stops_the_run_by_default_and_is_found_in_the_users_file(function):
     line = fragile.__code__.co_firstlineno + 2
-    got = rf"got RuntimeError: no such word in line {line} of .*test_rewards\.py; mend it, or --on_error skip"
+    got = rf"got RuntimeError: no such word in line {line} of .*test_rewards\.py; fix it, or .* with --on_error skip"
     with pytest.raises(DataError, match=rf"reward \w+: expected a number for each completion, {got}"):
         run_reward(function)
 
@@ -380,7 +382,7 @@ def test_counts_add_up_over_functions():
 
 def test_a_batch_without_any_score_is_an_error_that_says_why():
     reward = Reward("broken", lambda completions: 1 / 0, policy=Policy(on_error="skip"))
-    with pytest.raises(DataError, match=r"expected a number for a completion at least, got none .*ZeroDivision"):
+    with pytest.raises(DataError, match=r"expected a number for at least one completion, got none .*ZeroDivision"):
         Rewards([reward])(batch())
 
 

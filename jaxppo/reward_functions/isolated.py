@@ -1,34 +1,54 @@
-"""Reward functions in processes of their own: a completion that takes too long costs its process, not the run.
+"""Reward functions with a time limit: a completion that takes too long is given up, and the run goes on.
 
-`python -m jaxppo.reward_functions.isolated module:function` is such a process. It is started afresh and not forked, for
-JAX has threads; it may start processes itself, and they are stopped with it.
+An `async` function is called here, once per completion; any other runs in separate processes that can be killed.
+`python -m jaxppo.reward_functions.isolated module:function HANDLE` is such a process. It is not forked, since forking
+a process that runs JAX's threads may deadlock, and not started by `multiprocessing`, which would import the command
+(and with it JAX) again and forbid the function to start processes. What it starts is killed with it.
 """
 
+import asyncio
 import atexit
 import importlib
+import inspect
 import os
-import secrets
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Pipe, wait
 from typing import Any
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning import kill_group
-from jaxppo.rewards import Completions, Failed, Scores, call, joined, name_of, reason_of
+from jaxppo.rewards import (
+    Completions,
+    Failed,
+    Reports,
+    RewardFunction,
+    Scores,
+    arguments_of,
+    call_row,
+    checked,
+    joined,
+    name_of,
+    reason_of,
+)
+
+if sys.platform == "win32":
+    from multiprocessing.connection import PipeConnection as Connection
+else:
+    from multiprocessing.connection import Connection
 
 _START_S = 120.0
 """Seconds for a process to start and import the function."""
 
 
 def import_function(path: str) -> Callable[..., Any]:
-    """The function that `module:function` names; modules of the working directory are found too.
+    """Import the function that `module:function` names; modules of the working directory are found too.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such function.
     """
     module, colon, name = path.partition(":")
     if not (module and colon and name):
@@ -42,15 +62,53 @@ def import_function(path: str) -> Callable[..., Any]:
     except Exception as error:  # a module may fail in any way while it is imported
         fix = "modules are looked for in the working directory, PYTHONPATH and what is installed"
         if "/" in module or module.endswith(".py"):
-            fix = f"a module and no path: {module.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
+            fix = f"a module, not a path: {module.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
         raise ConfigError(f"reward_funcs: expected a function at {path}, got {reason_of(error)}; {fix}") from error
     if not callable(function):
         raise ConfigError(f"reward_funcs: expected a function at {path}, got {type(function).__name__}")
     return function
 
 
+def is_async(function: RewardFunction) -> bool:
+    """Whether calling a function gives something to await."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+class Concurrent:
+    """Scores completions by an `async` function, each by itself and all at the same time.
+
+    Args:
+        name: for messages.
+        function: the reward function.
+        timeout_s: seconds for one completion.
+    """
+
+    def __init__(self, name: str, function: RewardFunction, timeout_s: float):
+        self._name, self._function, self._timeout_s = name, function, timeout_s
+
+    def __call__(self, completions: Completions) -> Scores:
+        """Score completions, with `Failed` where the function raised or took too long."""
+
+        async def all_of_them() -> list[Scores]:
+            rows = (completions.rows([row]) for row in range(len(completions.texts)))
+            return await asyncio.gather(*map(self._score_row, rows))
+
+        return joined(asyncio.run(all_of_them()))
+
+    async def _score_row(self, row: Completions) -> Scores:
+        reports = Reports(self._name, 1)
+        try:
+            awaited = self._function(**arguments_of(self._function, row, **reports.arguments))
+            values = checked(self._name, await asyncio.wait_for(awaited, self._timeout_s), 1)
+        except TimeoutError:
+            values = [Failed("timeouts", f"no answer within {self._timeout_s:g} s")]
+        except Exception as error:
+            values = [Failed("errors", reason_of(error))]
+        return Scores(values, reports.metrics, reports.extras)
+
+
 class Workers:
-    """Scores completions one by one in several processes; a process is killed where a completion takes too long.
+    """Scores completions one by one in several processes; one that takes too long is killed.
 
     Args:
         path: `module:function`.
@@ -65,7 +123,7 @@ class Workers:
         atexit.register(self.close)
 
     def __call__(self, completions: Completions) -> Scores:
-        """Scores with `Failed` where the function raised, took too long, or ended its process."""
+        """Score completions, with `Failed` where the function raised, took too long, or ended its process."""
         waiting = deque(range(len(completions.texts)))
         done: dict[int, Scores] = {}
         busy: dict[_Worker, int] = {}
@@ -85,7 +143,7 @@ class Workers:
         return joined([done[row] for row in range(len(completions.texts))])
 
     def _begin(self, row: Completions) -> "_Worker":
-        """A process that works on a row: an idle one, or a new one where none has outlived its idle time."""
+        """Give a row to an idle process, or to a new one where no idle process is still alive."""
         while self._idle:
             worker = self._idle.pop()
             try:
@@ -108,48 +166,33 @@ class _Worker:
     """One process, with one completion at a time."""
 
     def __init__(self, path: str):
-        key = secrets.token_bytes(32)
-        with Listener(None, authkey=key) as listener:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "jaxppo.reward_functions.isolated", path, str(listener.address)],
-                stdin=subprocess.PIPE,
-                start_new_session=True,  # what it starts is killed with it
-            )
-            self._hand_over(key)
-            self.connection = self._accepted(listener, path)
+        self.connection, theirs = Pipe()
+        if sys.platform == "win32":
+            os.set_handle_inheritable(theirs.fileno(), True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "jaxppo.reward_functions.isolated", path, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # what it starts is killed with it
+            close_fds=sys.platform != "win32",
+            pass_fds=() if sys.platform == "win32" else (theirs.fileno(),),
+        )
+        theirs.close()  # so that the end of the process is the end of the connection
         self.is_alive = True
         self.deadline = 0.0
         try:
             ready = self.connection.recv() if self.connection.poll(_START_S) else "no answer"
-        except EOFError:
+        except (EOFError, OSError):
             ready = "one that ended"
         if ready != "ready":
             self.kill()
             raise ConfigError(f"reward_funcs: expected a process that imports {path}, got {ready}")
-
-    def _hand_over(self, key: bytes) -> None:
-        """Through the standard input: nobody else can read it there."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(key)
-        self._process.stdin.close()
-
-    def _accepted(self, listener: Listener, path: str) -> Connection:
-        # The process may end before it connects; `accept` alone would wait for ever.
-        socket = getattr(listener._listener, "_socket", None)  # type: ignore[attr-defined]
-        if socket is not None:
-            socket.settimeout(_START_S)
-        try:
-            return listener.accept()
-        except (OSError, EOFError) as error:
-            self._process.kill()
-            raise ConfigError(f"reward_funcs: expected a process for {path} to start, got {error}") from error
 
     def send(self, row: Completions, timeout_s: float) -> None:
         self.deadline = time.monotonic() + timeout_s
         self.connection.send(row)
 
     def receive(self, timeout_s: float) -> Scores:
-        """The answer, if there is one by now."""
+        """Return the scores if they are there; kill the process where they are not."""
         try:
             if self.connection.poll(0):
                 return self.connection.recv()
@@ -167,16 +210,16 @@ class _Worker:
 
 
 def _ready(busy: list[_Worker]) -> list[_Worker]:
-    """Those that have an answer, have ended, or have no time left; waits for the first."""
+    """Wait for the first process that has answered, ended or run out of time; return all such processes."""
     left = min(worker.deadline for worker in busy) - time.monotonic()
     answered = wait([worker.connection for worker in busy], timeout=max(0.0, left))
     now = time.monotonic()
     return [worker for worker in busy if worker.connection in answered or worker.deadline <= now]
 
 
-def _serve(path: str, address: str) -> None:
-    """Answer one completion after the other until the connection ends."""
-    with Client(address, authkey=sys.stdin.buffer.read()) as connection:
+def _serve(path: str, handle: str) -> None:
+    """Score one completion after the other until the connection ends."""
+    with Connection(int(handle)) as connection:
         try:
             function = import_function(path)
         except ConfigError as error:
@@ -188,14 +231,7 @@ def _serve(path: str, address: str) -> None:
                 row = connection.recv()
             except EOFError:
                 return
-            connection.send(_answer(function, row))
-
-
-def _answer(function: Callable[..., Any], row: Completions) -> Scores:
-    try:
-        return call(name_of(function), function, row)
-    except Exception as error:
-        return Scores([Failed("errors", reason_of(error))], {}, {})
+            connection.send(call_row(name_of(function), function, row))
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from jaxppo.planning import (
 )
 from jaxppo.planning.datasets.rows import reference_plans
 from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.language.overlap import NormaliseBy, lccs, lcs, per_action
 from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
 from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 from jaxppo.planning.validate.audit import Audit
-from jaxppo.rewards import NormaliseBy, lccs, lcs, per_action
 
 BEST_INVALID = 0.999
 """Cap of the partial reward: no invalid plan ties with a valid one, in float32 and float16 too."""

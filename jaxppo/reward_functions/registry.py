@@ -15,11 +15,11 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import find_val
 from jaxppo.planning.validate.audit import Audit
 from jaxppo.reward_functions.http_client import RewardClient
-from jaxppo.reward_functions.isolated import Workers, import_function
+from jaxppo.reward_functions.isolated import Concurrent, Workers, import_function, is_async
 from jaxppo.reward_functions.plan import PlanScoring, make_plan_reward
 from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model
 from jaxppo.reward_functions.sentiment import make_sentiment_reward
-from jaxppo.rewards import Failed, Policy, Reward, RewardFunction, Rewards, is_async
+from jaxppo.rewards import Failed, Policy, Reward, RewardFunction, Rewards
 from jaxppo.run.alarms import DISAGREEMENTS
 from jaxppo.types import Params
 
@@ -159,13 +159,15 @@ def _reward(name: str, function: RewardFunction, weight: float, config: RewardCo
     policy = Policy(
         on_error=config.on_error,
         on_timeout=config.on_timeout,
-        timeout_s=timeout_s if is_theirs else None,
         cache_size=config.reward_cache_size or 0,
     )
     scorer = None
-    if is_theirs and timeout_s is not None and not is_async(function):
-        scorer = Workers(name, config.reward_workers, timeout_s)
     short = name.rpartition(":")[2] if is_theirs else name
+    if is_theirs and timeout_s is not None:
+        if is_async(function):
+            scorer = Concurrent(short, function, timeout_s)
+        else:
+            scorer = Workers(name, config.reward_workers, timeout_s)
     return Reward(short, function, weight=weight, policy=policy, scorer=scorer)
 
 

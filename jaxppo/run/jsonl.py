@@ -132,3 +132,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as JSON can hold it: arrays as lists, anything without a JSON form as text."""
+    value = plain(value)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return value

@@ -8,6 +8,7 @@ __all__ = [
     "conditions",
     "effects",
     "numeric",
+    "overlap",
     "parse",
     "plans",
     "scope",
