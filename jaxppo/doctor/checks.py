@@ -251,7 +251,7 @@ def _read(path: Path) -> str:
 def planners() -> Iterator[Check]:
     """List the planners that are installed."""
     from jaxppo.errors import ConfigError
-    from jaxppo.planning.solve.planners import PLANNERS
+    from jaxppo.planning.solve.planners import PLANNERS, planner_version
 
     there, fixes = [], {}
     for name in PLANNERS:
