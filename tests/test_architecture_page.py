@@ -1,0 +1,71 @@
+"""docs/architecture.md: the table of rooms, their files, the picture, and paths that exist."""
+
+import re
+import runpy
+
+import pytest
+
+from tests import ROOT
+from tests.rooms import PLANNING, ROOMS
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PACKAGE = ROOT / "jaxppo"
+ROOTS = (PACKAGE, ROOT, PACKAGE / "planning" / "datasets" / "importing")
+"""Where the paths of the page begin."""
+TABLE_OF_ROOMS, REST = PAGE.split("## A training step")
+TO_ADD = REST.split("## To add something")[1]
+
+
+def test_the_picture_is_what_the_imports_say():
+    drawing = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))
+    expected = drawing["draw"](drawing["read_imports"]())
+    assert drawing["PICTURE"].read_text(encoding="utf-8") == expected, "python docs/draw_architecture.py"
+
+
+def test_the_picture_shows_an_import_against_the_order():
+    drawing = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))
+    assert 'class="upward"' in drawing["draw"](drawing["Imports"]({(3, 5)}, set()))
+    assert 'class="upward"' not in drawing["draw"](drawing["Imports"]({(5, 3)}, set()))
+
+
+@pytest.mark.parametrize("number", range(len(ROOMS)))
+def test_the_table_has_every_room_in_its_order_with_its_purpose(number):
+    (row,) = re.findall(rf"^\| {number} \| (.+?) \| (.+?) \|", TABLE_OF_ROOMS, re.MULTILINE)
+    assert row[1] == ROOMS[number].purpose
+    if number < len(ROOMS) - 1:
+        assert tuple(re.findall(r"(\w+)(?:/|\.py)`", row[0])) == ROOMS[number].names
+
+
+def test_the_table_of_planning_has_its_rooms_in_their_order():
+    inside = TABLE_OF_ROOMS.split("### Inside planning")[1]
+    assert tuple(re.findall(r"^\| `(\w+)/` \|", inside, re.MULTILINE)) == PLANNING
+
+
+def test_the_tables_name_every_module():
+    rows = {row.split("`")[1].rstrip("/"): row for row in TABLE_OF_ROOMS.splitlines() if "| `" in row}
+    rows["commands"] = next(row for row in TABLE_OF_ROOMS.splitlines() if row.startswith(f"| {len(ROOMS) - 1} |"))
+    missing = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        folders = path.relative_to(PACKAGE).parts[:-1]
+        if path.stem in ("__init__", "__main__") or not folders:
+            continue
+        room = folders[1] if folders[0] == "planning" and len(folders) > 1 else folders[0]
+        row = rows.get(room, rows["commands"])
+        if room != "domains" and f"`{path.stem}`" not in row:
+            missing.append(path.relative_to(PACKAGE).as_posix())
+    assert missing == []
+
+
+def test_what_is_to_be_touched_is_there():
+    paths = [name for name in re.findall(r"`([\w./-]+(?:/|\.\w+))`", TO_ADD) if "<" not in name]
+    assert len(paths) > 40
+    assert [path for path in paths if not any((root / path).exists() for root in ROOTS)] == []
+
+
+def test_tables_that_are_named_are_there():
+    """`NAME` in `file`: the file defines or imports the name."""
+    named = re.findall(r"`(\w+)` (?:of|in) `([\w/]+\.py)`", TO_ADD)
+    assert len(named) > 8
+    for name, path in named:
+        text = next((root / path).read_text(encoding="utf-8") for root in ROOTS if (root / path).exists())
+        assert re.search(rf"\b{name}\b", text), (name, path)
