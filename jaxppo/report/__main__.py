@@ -1,7 +1,7 @@
-"""The report of a run, and the comparison of several: `python -m jaxppo.report RUN [RUN2 ...]`.
+"""Write the report of a run, or compare several: `python -m jaxppo.report RUN [RUN2 ...]`.
 
-Every run of `train`, `sft` and `reward_model` writes its own `report.html` at its end; this command writes it again,
-also of a run that is still going on, or compares runs.
+Every run of `train`, `sft` and `reward_model` writes its `report.html` at its end; this command writes it again, also
+while a run goes on, or compares runs.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from jaxppo.run import cli
 
 
 def report(config: ReportConfig) -> Path:
-    """Write the page of one run or of several; returns the file."""
+    """Write the page of one run or of several; return the file."""
     if len(config.runs) == 1:
         path = write_report(config.runs[0], config.output)
     else:

@@ -1,4 +1,4 @@
-"""The page of several runs: results side by side, curves over each other, the settings that differ."""
+"""Write the page of several runs: results side by side, curves over each other, the settings that differ."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +66,7 @@ def _parts(runs: Sequence[Run]) -> list[str]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """The end of each folder's path, as far as it tells the runs apart."""
+    """Return the end of each folder's path, as long as needed to distinguish the runs."""
     parts = [run.folder.resolve().parts for run in runs]
     for length in range(1, max(map(len, parts)) + 1):
         labels = ["/".join(of_run[-length:]) for of_run in parts]
@@ -76,7 +76,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _groups(runs: Sequence[Run]) -> list[list[int]]:
-    """Places of runs that differ in nothing but their seed; a run of its own is a group of one."""
+    """Group the indices of runs that differ in nothing but their seed; other runs are groups of one."""
     groups: list[list[int]] = []
     for place, run in enumerate(runs):
         same = next((group for group in groups if _setup(runs[group[0]]) == _setup(run)), None)
@@ -116,16 +116,17 @@ def _results(runs: Sequence[Run], labels: Sequence[str]) -> str:
 
 
 def _different_problems(runs: Sequence[Run]) -> str:
-    """A warning where the results of the runs are not of the same held-out problems, or not decoded alike."""
+    """Warn where the results are not of the same held-out problems, or not decoded in the same way."""
     names = [name for name in _MEASURED_BY if any(run.settings.get(name) != runs[0].settings.get(name) for run in runs)]
     if not names:
         return ""
     listed = ", ".join(f"<code>{name}</code>" for name in names)
-    return f'<p class="warning">Not measured alike: the runs differ in {listed}. Their results cannot be compared.</p>'
+    text = f"Not measured in the same way: the runs differ in {listed}. Their results cannot be compared."
+    return f'<p class="warning">{text}</p>'
 
 
 def _over_seeds(runs: Sequence[Run], groups: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
-    """Mean and standard deviation of the runs that differ in their seed alone."""
+    """Compute mean and standard deviation of the runs that differ in nothing but their seed."""
     rows = []
     for group in groups:
         of_group = [runs[i] for i in group]
@@ -140,12 +141,12 @@ def _over_seeds(runs: Sequence[Run], groups: Sequence[Sequence[int]], labels: Se
         rows.append(row([*map(shown, texts), str(len(finals)), spread, span]))
     if not rows:
         return ""
-    heads = ["runs that differ in the seed alone", "measured after", "seeds", "mean ± standard deviation", "range"]
+    heads = ["runs that differ in the seed only", "measured after", "seeds", "mean ± standard deviation", "range"]
     return f'<h2 id="seeds">Over seeds</h2>{table("over-seeds", heads, rows)}'
 
 
 def _final(run: Run) -> float | None:
-    """What counts of a finished run, as a number."""
+    """Return the headline result of a finished run, as a number."""
     return plain_number(run.after.get(run.headline_split or "", {}).get(run.headline or ""))
 
 

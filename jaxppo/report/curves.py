@@ -1,4 +1,4 @@
-"""The curves of a report: every metric of one run, or of several runs over each other."""
+"""Draw the curves of a report: every metric of one run, or of several runs over each other."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ _SCHEDULES = ("lr", "lr_value", "objective/kl_coef")  # not noisy: shown as they
 
 
 class Line(NamedTuple):
-    """What is drawn in one colour: a run, or runs that differ in their seed alone, as mean and standard deviation."""
+    """One colour: a run, or runs that differ in nothing but their seed, as mean and standard deviation."""
 
     label: str
     runs: Sequence[Run]
@@ -31,18 +31,18 @@ class Panel(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Its group."""
+        """Return the prefix of its metrics."""
         return prefix_of(self.title)
 
     @property
     def rank(self) -> int:
-        """Rank among the charts that are open at once, as the metric's row has it; 0: folded up."""
+        """Return the rank among the unfolded charts, from the metric's row; 0: folded."""
         metric = find(self.title)
         return (metric.chart or 0) if metric else 0
 
 
 def panels(runs: Iterable[Run]) -> list[Panel]:
-    """A chart for every metric that the runs have; names that a family covers share one, but for parts of rewards."""
+    """Make a panel for every metric of the runs; names of one family share one, except parts of rewards."""
     found: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for run in runs for name in run.metric_names):
         metric = find(name)
@@ -52,10 +52,10 @@ def panels(runs: Iterable[Run]) -> list[Panel]:
 
 
 class Curves:
-    """Draws the charts of a page, and keeps what its script needs.
+    """Draw the charts of a page, and collect the data of its script.
 
     Args:
-        lines: what each colour stands for; several are drawn over each other.
+        lines: one for each colour, drawn over each other.
         x: `step`, or `episode` where batches are not of one size.
     """
 
@@ -65,7 +65,7 @@ class Curves:
         self._constant: list[str] = []
 
     def section(self) -> str:
-        """All curves: the essential ones, then the others by prefix, folded up; what never changes is one line."""
+        """Return all curves: the essential ones, then the others folded by prefix; constant metrics take one line."""
         every = panels(run for line in self._lines for run in line.runs)
         if not any(run.records for line in self._lines for run in line.runs):
             return '<h2 id="curves">Curves</h2><p class="soft">No update is logged yet.</p>'
@@ -87,19 +87,19 @@ class Curves:
         return "".join(parts)
 
     def grid(self, wanted: Iterable[Panel]) -> str:
-        """The charts of some panels side by side."""
+        """Return the charts of some panels side by side."""
         figures = [figure for panel in wanted if (figure := self._figure(panel))]
         return f'<div class="charts">{"".join(figures)}</div>' if figures else ""
 
     def island(self) -> str:
-        """What the page's script reads, once all charts are drawn."""
+        """Return the data for the page's script, once all charts are drawn."""
         return html.data("curves-data", self.data)
 
     def _how(self) -> str:
         spread = any(len(line.runs) > 1 for line in self._lines)
         what = "Shaded around a line: standard deviation over seeds." if spread else "Faint: every update."
         smooth = "Strong: exponential moving mean over about a fifteenth of the run. Green: the healthy range."
-        return f"{what} {smooth} Point at a curve for its values."
+        return f"{what} {smooth} Point at a curve to see its values."
 
     def _legend(self) -> str:
         if len(self._lines) == 1:
@@ -135,20 +135,20 @@ class Curves:
             return ""
         self.data.append(chart.data)
         ends = [fmean(known_end(curve.ys)) for curve in curves]
-        told = [f"healthy {band_text(band)}"] if band is not None else []
-        told += _verdict(ends, band) if band is not None else []
-        told += [f"{chart.beyond} beyond the axis"] if chart.beyond else []
+        notes = [f"healthy {band_text(band)}"] if band is not None else []
+        notes += _verdict(ends, band) if band is not None else []
+        notes += [f"{chart.beyond} beyond the axis"] if chart.beyond else []
         unit = "" if metric is None else metric.unit
         now = short(ends[0]) if len(ends) == 1 else ""
         return (
             f'<figure class="curve" data-chart="{len(self.data) - 1}"><figcaption><code>{shown(panel.title)}</code>'
             f'<strong title="mean of the last tenth">{now}</strong></figcaption>'
             f'<p class="soft unit">{marked(unit)}</p>{chart.svg}'
-            f'<p class="soft told">{" · ".join(told)}</p>{self._members(panel)}{_about(panel.names[0])}</figure>'
+            f'<p class="soft told">{" · ".join(notes)}</p>{self._members(panel)}{_about(panel.names[0])}</figure>'
         )
 
     def _members(self, panel: Panel) -> str:
-        """The legend of a family's members: colours in one run, dashes among several."""
+        """Return the legend of a family's members: colours in one run, dashes with several."""
         if len(panel.names) == 1:
             return ""
         colours = [place if len(self._lines) == 1 else None for place in range(len(panel.names))]
@@ -157,13 +157,13 @@ class Curves:
         return f'<ul class="legend">{"".join(items)}</ul>'
 
     def _style(self, of_line: int, place: int) -> tuple[int, int]:
-        """Colour and dashes: colours tell lines apart and dashes members of a family, or colours where it is alone."""
+        """Return colour and dashes: a colour per line, dashes per member; with one line a colour per member."""
         if len(self._lines) == 1:
             return place, place // html.NUM_COLOURS
         return of_line, place + of_line // html.NUM_COLOURS
 
     def _curve(self, line: Line, name: str, style: tuple[int, int], is_member: bool) -> Curve:
-        """A metric of a line."""
+        """Make the curve of a metric: of one run, or the mean of several with their spread."""
         names = [line.label] * (len(self._lines) > 1) + [_member(name)] * is_member
         label, (colour, dashes) = " ".join(names), style
         if len(line.runs) == 1:
@@ -182,7 +182,7 @@ class Curves:
 
 
 def _member(name: str) -> str:
-    """What stands for the `<...>` of a family: `eval/test/validity` is `test`."""
+    """Return what replaces the `<...>` of a family: `test` for `eval/test/validity`."""
     metric = find(name)
     segments = zip((name if metric is None else metric.name).split("/"), name.split("/"), strict=True)
     return " ".join(given for family, given in segments if family.startswith("<")) or name
@@ -206,5 +206,5 @@ def _about(name: str) -> str:
 
 
 def marked(text: str) -> str:
-    """HTML of a text, with what stands in backticks as code."""
+    """Return the HTML of a text, with code for backticks."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", shown(text))

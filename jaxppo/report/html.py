@@ -1,7 +1,7 @@
-"""What the pages of jaxppo share: one HTML file that needs no network and no other file.
+"""Write self-contained HTML pages: one file that needs no network and no other file.
 
-What a model wrote is shown as text and never run: it is escaped where Python writes it, set as text where a page's
-script does, and a Content-Security-Policy allows that one script alone.
+Model output is shown as text and never run: Python escapes it, a page's script sets it as text, and a
+Content-Security-Policy allows no other script.
 """
 
 import base64
@@ -24,13 +24,13 @@ _MOST_TEXT = 20_000  # characters of one text
 
 
 def write_page(path: Path | str, title: str, parts: Iterable[str], name: str) -> None:
-    """Write a page; the file appears whole or not at all.
+    """Write a page atomically.
 
     Args:
         path: the HTML file.
         title: of the window; text.
         parts: HTML of the body; empty ones are left out.
-        name: its own style sheet and script are `name.css` and `name.js`, behind those of all pages.
+        name: its style sheet and script are `name.css` and `name.js`, after those of all pages.
     """
     write_atomically(path, _page(title, "\n".join(part for part in parts if part), name))
 
@@ -72,18 +72,18 @@ def _hash(text: str) -> str:
 
 
 def shown(text: Any) -> str:
-    """Any text for HTML: nothing in it is read as markup, and what could deceive a reader is made visible."""
+    """Escape any text for HTML: no markup in it is read, and characters that could deceive a reader become visible."""
     return escape(sanitize(str(text)), quote=True)
 
 
 def clean_lines(text: str, most: int = _MOST_TEXT) -> str:
-    """A text for `data`, line by line as `sanitize` has it; what is cut behind `most` characters is counted."""
+    """Sanitize a text line by line for `data`; what is cut after `most` characters is counted."""
     cut = f"\n… [+{len(text) - most} characters]" if len(text) > most else ""
     return "\n".join(sanitize(line, limit=None) for line in text[:most].split("\n")) + cut
 
 
 def data(name: str, content: Any) -> str:
-    """An element that holds JSON for the page's script, and that no text in it can end.
+    """Return an element that holds JSON for the page's script, and that no text in it can end.
 
     Args:
         name: id of the element.
@@ -95,13 +95,13 @@ def data(name: str, content: Any) -> str:
 
 
 def table(name: str, heads: Sequence[str], rows: Iterable[str], words: bool = False) -> str:
-    """A table that scrolls by itself where the window is narrow.
+    """Return a table that scrolls where the window is narrow.
 
     Args:
         name: its id.
-        heads: text of the columns' heads.
+        heads: titles of the columns.
         rows: from `row`.
-        words: all columns hold words, and not only the first one.
+        words: all columns hold words, not only the first one.
     """
     head = "".join(f'<th scope="col">{shown(text)}</th>' for text in heads)
     kind = ' class="words"' if words else ""
@@ -112,18 +112,18 @@ def table(name: str, heads: Sequence[str], rows: Iterable[str], words: bool = Fa
 
 
 def row(cells: Iterable[str], kind: str = "") -> str:
-    """A row of HTML cells, of the class `kind`."""
+    """Return a row of HTML cells, of the class `kind`."""
     return f'<tr class="{kind}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
 def svg(title: str, size: tuple[float, float], parts: Iterable[str], stretched: bool = False) -> str:
-    """A picture.
+    """Return a picture.
 
     Args:
-        title: what it is about, for those who cannot see it.
+        title: for screen readers.
         size: width and height of its coordinates.
         parts: SVG elements.
-        stretched: it fills its place, whatever the ratio of its sides.
+        stretched: fill the space, whatever its ratio.
     """
     aspect = ' preserveAspectRatio="none"' if stretched else ""
     view = f"0 0 {size[0]:g} {size[1]:g}"

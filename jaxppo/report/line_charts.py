@@ -1,4 +1,4 @@
-"""Charts of numbers over the updates of a run as SVG text: curves with their healthy range, and stacked bars."""
+"""Draw numbers over the updates of a run as SVG: curves with their healthy range, and stacked bars."""
 
 import math
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ class Curve(NamedTuple):
 
     @property
     def classes(self) -> str:
-        """Of the style sheet."""
+        """Return its classes in the style sheet."""
         return f"c{self.colour % NUM_COLOURS} d{self.dashes % NUM_DASHES}"
 
 
 class Chart(NamedTuple):
-    """A chart, and what the page's script needs to tell its values."""
+    """A chart, and the data from which the page's script shows values."""
 
     svg: str
     data: dict[str, Any]
@@ -44,7 +44,7 @@ class Chart(NamedTuple):
 
 
 def moving_mean(values: Sequence[float | None]) -> list[float | None]:
-    """Exponential moving mean over about a fifteenth of the values, free of the bias of its start.
+    """Compute the exponential moving mean over about a fifteenth of the values, without bias at the start.
 
     m_t = (1 - a) sum_{i <= t} a^(t - i) v_i / (1 - a^(t + 1)) with a = 1 - 2 / (span + 1); None is passed over.
     """
@@ -58,7 +58,7 @@ def moving_mean(values: Sequence[float | None]) -> list[float | None]:
 
 
 def thinned(values: Sequence[float | None]) -> list[int]:
-    """Indices of the values to draw: all of a few hundred, else the lowest and the highest of each of many buckets."""
+    """Return the indices of the values to draw: all of a few hundred, else minimum and maximum of many buckets."""
     n = len(values)
     if n <= 2 * _MOST_BUCKETS:
         return list(range(n))
@@ -72,10 +72,10 @@ def thinned(values: Sequence[float | None]) -> list[int]:
 
 
 def limits(values: Sequence[float], band: Band | None = None) -> tuple[float, float]:
-    """Lowest and highest value of the axis.
+    """Return the lowest and highest value of the axis.
 
-    A few extreme values do not flatten the rest: where the whole range is more than three times that of 98 % of the
-    values, it is left to these. The next limit of the band is in sight where that costs no more than half the height.
+    A few extreme values do not flatten the rest: where the full range is more than three times that of 98 % of the
+    values, the axis shows these. The nearest limit of the band is shown if that costs at most half the height.
     """
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
@@ -95,7 +95,7 @@ def limits(values: Sequence[float], band: Band | None = None) -> tuple[float, fl
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers within a range, at most about `most`: multiples of 1, 2 or 5 times a power of ten."""
+    """Return round numbers within a range, at most about `most`: multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
@@ -103,7 +103,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number in a few characters: `0.125`, `12k`, `5.5e-4`."""
+    """Write a number in a few characters: `0.125`, `12k`, `5.5e-4`."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) >= 10_000:
@@ -119,7 +119,7 @@ def short(value: float) -> str:
 
 
 class _Scale(NamedTuple):
-    """From values to places in the picture; values beyond an axis stand at its edge."""
+    """Maps values to places in the picture; values beyond an axis lie at its edge."""
 
     x0: float
     x1: float
@@ -138,10 +138,10 @@ class _Scale(NamedTuple):
 def line_chart(
     title: str, curves: Sequence[Curve], band: Band | None = None, x_label: str = "update", smooth: bool = True
 ) -> Chart | None:
-    """Curves over the updates, each one faintly as it is and strongly as its moving mean.
+    """Draw curves over the updates, each one faintly as it is and strongly as its moving mean.
 
     Args:
-        title: for those who cannot see it.
+        title: for screen readers.
         curves: what is drawn.
         band: shaded.
         x_label: what the horizontal axis counts.
@@ -198,7 +198,7 @@ def _tick(x: float, label: str) -> str:
 
 
 def _drawn(curve: Curve, scale: _Scale, smooth: bool) -> tuple[str, list[list[float | None]]]:
-    """The curve, and the points [x, value, moving mean] that are told."""
+    """Return the curve, and the points [x, value, moving mean] for the script."""
     means = moving_mean(curve.ys) if smooth else list(curve.ys)
     kept = thinned(curve.ys)
     parts = []
@@ -222,7 +222,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _polylines(points: Sequence[tuple[float, float | None]], scale: _Scale, classes: str) -> str:
-    """A line through the points, broken where a value is missing; round caps make a dot of one alone."""
+    """Draw a line through the points, broken where a value is missing; round caps make a dot of a single one."""
     runs: list[list[str]] = [[]]
     for x, value in points:
         if value is not None:
@@ -256,13 +256,13 @@ class Part(NamedTuple):
 
 
 def stacked_bars(title: str, xs: Sequence[float], parts: Sequence[Part], unit: str, x_label: str = "update") -> Chart:
-    """Bars of several parts over the updates; of many updates a bar is the mean of several.
+    """Draw bars of several parts over the updates; with many updates a bar is the mean of several.
 
     Args:
-        title: for those who cannot see it.
+        title: for screen readers.
         xs: of the bars.
         parts: each with as many values as there are bars.
-        unit: of the values, for the hint.
+        unit: of the values, for the tooltip.
         x_label: what the horizontal axis counts.
     """
     n = len(xs)
@@ -280,8 +280,8 @@ def stacked_bars(title: str, xs: Sequence[float], parts: Sequence[Part], unit: s
     for place, (group, values) in enumerate(zip(groups, heights, strict=True)):
         first, last = short(xs[group[0]]), short(xs[group[-1]])
         where = f"{x_label} {first}" if first == last else f"{x_label}s {first} to {last}"
-        told = ", ".join(f"{part.label} {short(value)}" for part, value in zip(parts, values, strict=True))
-        drawn.append(f"<g><title>{shown(f'{where}: {told} {unit}')}</title>")
+        values_text = ", ".join(f"{part.label} {short(value)}" for part, value in zip(parts, values, strict=True))
+        drawn.append(f"<g><title>{shown(f'{where}: {values_text} {unit}')}</title>")
         below = 0.0
         for part, value in zip(parts, values, strict=True):
             y, base = scale.y(below + value), scale.y(below)

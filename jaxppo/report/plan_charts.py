@@ -1,4 +1,4 @@
-"""Charts of an evaluation as SVG text: no drawing library, colours left to the page's style sheet."""
+"""Draw the charts of an evaluation as SVG; the page's style sheet has the colours."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,10 +20,10 @@ class Series(NamedTuple):
 
 
 def rate_chart(title: str, bins: Sequence[str], series: Sequence[Series]) -> str:
-    """Rates with their intervals against bins; each series is a line through its own bins.
+    """Draw rates with their intervals over bins; each series is a line through its bins.
 
     Args:
-        title: what the chart is about, for those who cannot see it.
+        title: for screen readers.
         bins: labels of the horizontal axis, in order.
         series: what is drawn.
     """
@@ -77,17 +77,17 @@ def _line(series: Series, points: Sequence[tuple[float, str]]) -> str:
 
 
 def line_sample(dashes: int, colour: int | None = None) -> str:
-    """A short line with the dashes of a number, for a legend; without a colour in that of the text."""
+    """Draw a short line with these dashes for a legend; without a colour in that of the text."""
     painted = "" if colour is None else f" c{colour % NUM_COLOURS}"
     line = f'<polyline class="line d{dashes % NUM_DASHES}{painted}" points="0,6 36,6"/>'
     return f'<svg class="sample" viewBox="0 0 36 12" aria-hidden="true">{line}</svg>'
 
 
 def share_bar(title: str, counts: Mapping[str, int]) -> str:
-    """One bar, cut in proportion to counts; a part has the class `e-NAME`.
+    """Draw one bar, divided in proportion to counts; a part has the class `e-NAME`.
 
     Args:
-        title: what is counted.
+        title: for screen readers.
         counts: {name: number}; names are words, zeros are left out.
     """
     total, x, parts = max(1, sum(counts.values())), 0.0, []

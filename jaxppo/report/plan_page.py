@@ -1,6 +1,6 @@
-"""The page of an evaluation: one HTML file with tables, plots and plans stepped through state by state.
+"""Write the page of an evaluation: one HTML file with tables, plots and plans to step through state by state.
 
-It is self-contained, and what a model wrote is shown as text: see `html_page`.
+It is self-contained, and model output is shown as text: see `html`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ def pick_samples(judged: Sequence[JudgedRow], most: int = 24) -> list[dict[str, 
 
 
 def page_sample(row: JudgedRow, judged: JudgedPrediction) -> dict[str, Any]:
-    """One prediction as the page shows it, with its plan carried out step by step."""
+    """Return one prediction as the page shows it, with its plan carried out step by step."""
     verdict = judged.outcome.verdict
     error = "valid" if verdict.error is None else verdict.error.value.replace("_", " ")
     shortest = min(row.references, key=len, default=())
@@ -70,7 +70,7 @@ def _trace(row: JudgedRow, judged: JudgedPrediction) -> tuple[dict[str, Any] | N
     except UnsupportedPddlError as error:
         return None, f"The states are not shown: {sanitize(str(error), 300)}"
     if judged.outcome.verdict.error is PlanError.SYNTAX:
-        return steps, f"The text cannot be read as a plan behind step {len(actions)}: it counts as failed as a whole."
+        return steps, f"The text cannot be read as a plan behind step {len(actions)}: the plan counts as failed."
     cut = len(actions) > _MOST_STEPS
     return steps, f"Only the first {_MOST_STEPS} of {len(actions)} steps are shown." if cut else ""
 
@@ -117,7 +117,7 @@ def write_page(
     comparison: Mapping[str, Mapping[str, Any]] | None = None,
     note: str = "",
 ) -> None:
-    """Write the page of an evaluation; the file appears whole or not at all.
+    """Write the page of an evaluation atomically.
 
     Args:
         results: of the model, from `plan_metrics.plan_results`.
@@ -125,10 +125,10 @@ def write_page(
         path: the HTML file.
         title: heading.
         label: name of the model.
-        other: results of what it is compared with: another model, or itself before training.
-        other_label: its name.
+        other: results of another model, or of the same one before training.
+        other_label: name of that model.
         comparison: from `comparison.compare_splits(other, model)`.
-        note: below the heading, for instance how the predictions came about.
+        note: below the heading, for instance how the predictions were made.
     """
     models = ([(other_label, other)] if other else []) + [(label, results)]
     parts = [

@@ -1,4 +1,4 @@
-"""Sections of a page about plans: the table of measures, a comparison, validity by plan length, why plans fail."""
+"""Write the sections of a page about plans: measures, a comparison, validity by plan length, why plans fail."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ _COLUMNS = {
 
 
 def summary(models: Models) -> str:
-    """The table of all measures with their intervals; a split's domains stand below it."""
+    """Return the table of all measures with their intervals; domains are listed below their split."""
     cells = [cell for _, results in models for cell in results.values()]
     columns = {name: key for name, key in _COLUMNS.items() if any(cell[key] is not None for cell in cells)}
     powers = [k for k in dict.fromkeys(k for cell in cells for k in cell["pass_at_k"]) if k != "1"]
@@ -51,7 +51,7 @@ def summary(models: Models) -> str:
 
 
 def _split_and_domains(models: Models, split: str) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Names and measures of a split, and then of its domains where there are several; models next to each other."""
+    """Return names and measures of a split, then of its domains where there are several; models next to each other."""
     cells = [(label, results[split]) for label, results in models if split in results]
     domains = sorted({domain for _, cell in cells for domain in cell["domains"]})
     rows = [(split, label, cell) for label, cell in cells]
@@ -70,7 +70,7 @@ def _row(
 
 
 def measured(value: Mapping[str, Any] | None) -> str:
-    """HTML of a rate or mean with its interval below it."""
+    """Return the HTML of a rate or mean with its interval below it."""
     if value is None:
         return "–"
     main, _, interval = interval_text(value).partition(" ")
@@ -82,7 +82,7 @@ def _splits(models: Models) -> list[str]:
 
 
 def comparison_table(comparison: Mapping[str, Mapping[str, Any]], label: str, other_label: str) -> str:
-    """The table of `comparison.compare_splits(other, model)`."""
+    """Return the table of `comparison.compare_splits(other, model)`."""
     better = [f"{name} better" for name in (other_label, label)]
     heads = ["split", other_label, label, "difference", *better, "tied", "p"]
     rows = []
@@ -111,7 +111,7 @@ def _compared(name: str, result: Mapping[str, Any], kind: str) -> str:
 
 
 def validity_charts(models: Models) -> str:
-    """A chart per domain; one model: a colour per split, two: a colour per model and dashes per split."""
+    """Draw a chart per domain; one model: a colour per split, two: a colour per model and dashes per split."""
     domains = {domain: None for _, results in models for cell in results.values() for domain in cell.get("domains", {})}
     figures = (f"<figure><h3>{shown(domain)}</h3>{_validity_chart(models, domain)}</figure>" for domain in domains)
     return (
@@ -149,7 +149,7 @@ def _first_length(label: str) -> int:
 
 
 def outcome_bars(models: Models) -> str:
-    """Why plans are not valid: a bar per split and model, and the numbers."""
+    """Draw why plans are not valid: a bar per split and model, and the numbers."""
     counts = {
         f"{split} · {label}" if len(models) > 1 else split: results[split]["errors"]
         for split in _splits(models)
@@ -160,7 +160,7 @@ def outcome_bars(models: Models) -> str:
 
 
 def labelled_outcomes(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """A bar of outcomes behind each label, and a legend.
+    """Draw a bar of outcomes for each label, and a legend.
 
     Args:
         counts: {label: {`plan_metrics.VALID` or a `PlanError`'s value: number}}.

@@ -1,4 +1,4 @@
-"""What a run folder holds, read for a report: of `train`, `sft` or `reward_model`, finished or not."""
+"""Read a run folder for a report: of `train`, `sft` or `reward_model`, finished or not."""
 
 import math
 import shlex
@@ -12,7 +12,7 @@ from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values,
 from jaxppo.errors import DataError
 from jaxppo.run.folder import EVAL_FILE, read_json
 from jaxppo.run.jsonl import read_metrics
-from jaxppo.run.metrics import METRICS, find
+from jaxppo.run.metrics import METRICS, Band, find
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 
@@ -32,26 +32,26 @@ MEASURES = {
     "margin": "margin",
     "loss": "loss",
 }
-"""What an evaluation may measure of a split, in words, with what matters most first."""
+"""Measures of an evaluation in words, the most important first."""
 
 RATES = ("validity", "accuracy", "executability")
-"""Those that are fractions with an interval."""
+"""Measures that are fractions with an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run as its folder tells it.
+    """A run, as read from its folder.
 
     Args:
         folder: its folder.
         command: train, sft or reward_model.
-        command_line: the one that began it, without secrets; None where the folder does not say.
-        settings: all that were saved, with today's defaults for those that were not there yet.
-        defaults: what the command does without flags.
+        command_line: the command that began it, without secrets; None where unknown.
+        settings: all that were saved, with today's defaults for newer ones.
+        defaults: settings of the command without flags.
         records: of `metrics.jsonl`; none where there was no update yet.
         before: evaluation before training; empty where there is none.
         after: evaluation after training; empty as long as the run is not finished.
-        headline_split: the split that counts; None where there was no evaluation yet.
+        headline_split: the split of the headline result; None where there was no evaluation yet.
     """
 
     folder: Path
@@ -66,28 +66,28 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Return the name of the folder."""
         return self.folder.resolve().name
 
     @property
     def method(self) -> str:
-        """What the run does."""
+        """Return the name of the algorithm."""
         names = {"sft": "SFT", "reward_model": "reward model"}
         return names.get(self.command) or str(self.settings["algorithm"]).upper()
 
     @property
     def changed(self) -> list[str]:
-        """Settings that are not what the command does without flags."""
+        """Return the settings that differ from those of the command without flags."""
         return [name for name, value in self.settings.items() if value != self.defaults.get(name)]
 
     @property
     def updates(self) -> int:
-        """Updates that are done."""
+        """Return the number of updates done."""
         return int(self.records[-1]["step"]) if self.records else 0
 
     @property
     def planned_updates(self) -> int | None:
-        """Updates of the whole run; None where its settings do not say."""
+        """Return the number of updates planned; None where unknown."""
         if self.after:
             return self.updates
         episodes = self.settings.get("total_episodes")
@@ -95,21 +95,21 @@ class Run:
 
     @property
     def metric_names(self) -> list[str]:
-        """What its records measure, in the order of the documentation, then what that does not know."""
+        """Return the metrics of its records, in the order of the documentation, then unknown ones."""
         logged = {name for record in self.records for name in record if name not in _COUNTERS}
         known = [metric.name for metric in METRICS if metric.name in logged]
         return known + sorted(logged - set(known) - _OLD_NAMES)
 
     def values(self, name: str) -> list[float | None]:
-        """A metric in the records that have it; None where it is null."""
+        """Return a metric in the records that have it; None where it is null."""
         return [value for _, value in self.curve(name)]
 
     def curve(self, name: str, x: str = "step") -> list[tuple[float, float | None]]:
-        """The same with another metric, `step` or `episode`, beside it."""
+        """Return the same, each with another metric, `step` or `episode`."""
         return [(number(record.get(x)) or 0.0, number(record[name])) for record in self.records if name in record]
 
-    def band(self, name: str) -> tuple[float | None, float | None] | None:
-        """The healthy range of a metric; None where none is known, or where the settings ask for something else."""
+    def band(self, name: str) -> Band | None:
+        """Return the healthy range of a metric; None where there is none, or where settings ask for something else."""
         cut_on_purpose = self.settings.get("stop_token") == "none" or self.settings.get("output_min_length") is not None
         if name == "completions/clipped_ratio" and cut_on_purpose:
             return None
@@ -118,39 +118,39 @@ class Run:
 
     @property
     def headline(self) -> str | None:
-        """The measure of the headline split that counts; None without an evaluation."""
+        """Return the most important measure of the headline split; None without an evaluation."""
         measured = (self.after or self.before).get(self.headline_split or "", {})
         return next((name for name in MEASURES if measured.get(name) is not None), None)
 
     @property
     def reproduce(self) -> str:
-        """The command that repeats the run."""
+        """Return the command that repeats the run."""
         return f"python -m jaxppo.{self.command} --config {shlex.quote(str(self.folder / CONFIG_FILE))}"
 
     @property
     def report(self) -> str:
-        """The command that writes the report again."""
+        """Return the command that writes the report again."""
         return f"python -m jaxppo.report {shlex.quote(str(self.folder))}"
 
     @property
     def resume(self) -> str:
-        """The command that goes on with the run."""
+        """Return the command that resumes the run."""
         return f"python -m jaxppo.{self.command} --resume --output_dir {shlex.quote(str(self.folder))}"
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
+    """Return a finite number, or None for anything else."""
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if is_number else None
 
 
 def plain_number(measured: Any) -> float | None:
-    """What an evaluation measured, without its interval."""
+    """Return a measured value without its interval."""
     return number(measured.get("rate", measured.get("mean")) if isinstance(measured, dict) else measured)
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read a run folder; files that are not there yet, or that older versions did not write, are left out.
+    """Read a run folder; missing files are left out.
 
     Raises:
         DataError: it is no folder of a run, or a file in it is damaged.
@@ -182,13 +182,13 @@ def read_run(folder: Path | str) -> Run:
 
 
 def _fit(values: Mapping[str, Any], config_class: Any) -> int:
-    """How well settings fit a command: those that both have, less those that only one of them has."""
+    """Count how well settings fit a command: those that both have, less those that only one has."""
     names = flatten(config_class()).keys() - set(CALL_ONLY)
     return len(names & values.keys()) - len(names ^ values.keys())
 
 
 def _command_line(path: Path) -> str | None:
-    """The command in the comment at the top of a configuration."""
+    """Return the command in the comment at the top of a configuration."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -199,7 +199,7 @@ def _command_line(path: Path) -> str | None:
 
 
 def _evaluations(content: Mapping[str, Any]) -> tuple[Results, Results, str | None]:
-    """Before, after and the headline split; `sft` writes the splits alone, once it is done."""
+    """Return before, after and the headline split; `sft` writes the splits only, once it is done."""
     if content and not {"before", "after"} & content.keys():
         content = {"after": content}
     before, after = content.get("before", {}), content.get("after", {})

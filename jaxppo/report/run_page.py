@@ -1,4 +1,4 @@
-"""The report of a run, `report.html`: results, curves, samples through time, settings, commands; one HTML file."""
+"""Write the report of a run, `report.html`: results, curves, samples over time, settings, commands."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,13 @@ _OF_PLANS = {"rows", "errors", "domains", "bins", "pass_at_k", "quality_optimal"
 
 @contextmanager
 def reported(folder: Path, console: Console) -> Iterator[None]:
-    """Write the report of a run behind the block that carries it out, also where that is stopped or fails.
+    """Write the report of a run after the block that carries it out, also where that is stopped or fails.
 
-    A report that cannot be written is a warning: the run is what it is without it.
+    A report that cannot be written is a warning, not an error of the run.
 
     Args:
         folder: run folder.
-        console: for the line that says where the report is.
+        console: for the line with the path of the report.
     """
     try:
         yield
@@ -50,7 +50,7 @@ def _write_or_warn(folder: Path, console: Console) -> None:
         return
     try:
         path = write_report(folder)
-    except Exception as error:  # whatever is wrong with the page, the run must not fail by it
+    except Exception as error:  # the run must not fail because of its page
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         console.warn(
             f"no report was written ({reason}); python -m jaxppo.report {shlex.quote(str(folder))} tries again"
@@ -112,12 +112,12 @@ def _status(run: Run) -> str:
         state = f"finished after {run.updates} updates"
     else:
         state = f"not finished: {run.updates}{'' if planned is None else f' of {planned}'} updates"
-    trained_on = run.settings.get("dataset") or "data of its own"
+    trained_on = run.settings.get("dataset") or "its own data"
     return f"{run.method} on {trained_on} · {state} · seed {run.settings.get('seed')} · {run.folder}"
 
 
 def _headline(run: Run) -> str:
-    """A card for every split, with what counts before and after; without an evaluation the curve that counts."""
+    """Return a card for every split with its result before and after; without an evaluation one of the reward."""
     splits = list(run.after or run.before)
     splits.sort(key=lambda split: split != run.headline_split)
     cards = [card for split in splits[:4] if (card := _card(run, split))]
@@ -130,15 +130,15 @@ def _card(run: Run, split: str) -> str:
     measure = next((name for name in MEASURES if (run.after or run.before)[split].get(name) is not None), None)
     if measure is None:
         return ""
-    moments, sides = _sides(run, split, measure)
-    values = '<span class="arrow">→</span>'.join(f"<span>{value_html(value)}</span>" for value in sides)
+    moments, results = _before_and_after(run, split, measure)
+    values = '<span class="arrow">→</span>'.join(f"<span>{value_html(value)}</span>" for value in results)
     kind = "card main" if split == run.headline_split else "card"
     what = f"{MEASURES[measure]} on {split}, {moments}"
-    return f'<div class="{kind}"><p class="soft">{shown(what)}</p><p class="big">{values}</p>{_gain(sides)}</div>'
+    return f'<div class="{kind}"><p class="soft">{shown(what)}</p><p class="big">{values}</p>{_gain(results)}</div>'
 
 
-def _sides(run: Run, split: str, measure: str) -> tuple[str, list[Any]]:
-    """What was measured before, and after or at last, and in words when that was."""
+def _before_and_after(run: Run, split: str, measure: str) -> tuple[str, list[Any]]:
+    """Return in words when the split was measured, and the results: before, and after or in the last evaluation."""
     before, after = (results.get(split, {}).get(measure) for results in (run.before, run.after))
     if run.after:
         return ("after training", [after]) if before is None else ("before and after training", [before, after])
@@ -164,27 +164,27 @@ def _curve_card(run: Run, name: str) -> str:
     )
 
 
-def _gain(sides: Sequence[Any]) -> str:
-    if len(sides) < 2:
+def _gain(results: Sequence[Any]) -> str:
+    if len(results) < 2:
         return ""
-    is_rate = isinstance(sides[0], dict) and "rate" in sides[0]
-    before, after = map(plain_number, sides)
+    is_rate = isinstance(results[0], dict) and "rate" in results[0]
+    before, after = map(plain_number, results)
     if before is None or after is None:
         return ""
     text = f"{100 * (after - before):+.1f} points" if is_rate else f"{after - before:+.3f}"
-    count = f" · n = {sides[1]['n']}, 95 % intervals" if isinstance(sides[1], dict) and "n" in sides[1] else ""
+    count = f" · n = {results[1]['n']}, 95 % intervals" if isinstance(results[1], dict) and "n" in results[1] else ""
     return f'<p class="soft">{text}{count}</p>'
 
 
 def value_html(value: Any) -> str:
-    """HTML of what an evaluation measured: a rate or mean with its interval, or a number."""
+    """Return the HTML of a measured value: a rate or mean with its interval, or a number."""
     if isinstance(value, dict):
         return plan_sections.measured(value)
     return short(value) if isinstance(value, int | float) else "–"
 
 
 def _results(run: Run) -> str:
-    """What the evaluations measured; of plans with their outcomes and the validity by length."""
+    """Return the results of the evaluations; for plans with outcomes and validity by length."""
     models = [(moment, of) for moment, of in (("before", run.before), ("after", run.after)) if of]
     if not models:
         return ""
@@ -196,7 +196,7 @@ def _results(run: Run) -> str:
 
 
 def _plain_results(models: plan_sections.Models) -> str:
-    """The table of results that are not of plans, or of a version that measured less of them."""
+    """Return the table of results that are not of plans, or that an older version wrote."""
     cells = [cell for _, of in models for cell in of.values()]
     names = [name for name in MEASURES if any(cell.get(name) is not None for cell in cells)]
     if "reward" in names:  # has the mean, and its interval
@@ -222,7 +222,7 @@ def _concerns(run: Run, found: Sequence[Concern]) -> str:
 
 
 def _reward(run: Run, samples: Samples) -> str:
-    """What each reward function and its parts gave, at first and at last; outcomes of the logged samples."""
+    """Return each reward function and its parts, at first and at last, and outcomes of the logged samples."""
     wanted = [panel for panel in panels([run]) if panel.prefix in ("reward", "rewards")]
     rows = [row(_part_cells(run, name)) for panel in wanted for name in panel.names]
     if not rows and not samples.outcomes:
@@ -243,7 +243,7 @@ def _part_cells(run: Run, name: str) -> list[str]:
 
 
 def _outcomes(samples: Samples) -> str:
-    """A bar of verdicts for some of the updates whose samples are logged."""
+    """Draw a bar of verdicts for some of the updates whose samples are logged."""
     steps = list(samples.outcomes)
     if not steps:
         return ""
@@ -263,7 +263,7 @@ def _samples(run: Run, samples: Samples) -> str:
             f"{samples.shown} of {samples.total} logged samples of {len(samples.updates)} of "
             f"{samples.total_updates} updates are on this page; all are in {run.folder / SAMPLES_FILE}."
         )
-    return f"""<h2 id="samples">Samples through time</h2>
+    return f"""<h2 id="samples">Samples over time</h2>
 <p class="soft">{shown(left_out)}</p>
 <noscript><p>Moving through the samples needs the page's script.</p></noscript>
 <div id="explorer" hidden>
@@ -290,7 +290,7 @@ _STAGES = {
 
 
 def _times(run: Run) -> str:
-    """Stacked bars of the stages of an update, and their totals."""
+    """Draw stacked bars of the stages of an update, and a table of their totals."""
     seconds = {
         name: [number(record.get(name)) or 0.0 for record in run.records]
         for name in _STAGES
@@ -313,12 +313,12 @@ def _times(run: Run) -> str:
 
 
 def _time_table(run: Run, parts: Sequence[Part]) -> str:
-    whole = sum(sum(part.values) for part in parts)
+    total = sum(sum(part.values) for part in parts)
     rows = [
-        row([part.label, duration(sum(part.values)), f"{sum(part.values) / (whole or 1.0):.0%}", _usual(part.values)])
+        row([part.label, duration(sum(part.values)), f"{sum(part.values) / (total or 1.0):.0%}", _usual(part.values)])
         for part in parts
     ]
-    rows.append(row(["all updates", duration(whole), "", ""], "total"))
+    rows.append(row(["all updates", duration(total), "", ""], "total"))
     compiled = [value for value in run.values("compile/s") if value is not None]
     if compiled:
         programs = sum(value or 0.0 for value in run.values("compile/count"))
@@ -336,7 +336,7 @@ def _usual(values: Sequence[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Write a duration: `45 s`, `3 min 20 s`, `2 h 05 min`."""
     if seconds < 60:
         return f"{short(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -348,7 +348,7 @@ def _settings(run: Run) -> str:
     heads = ["setting", "value", f"without flags: python -m jaxppo.{run.command}"]
     rows = {name: _setting(run, name, name in changed) for name in run.settings}
     differing = table("changed", heads, [rows[name] for name in changed], words=True) if changed else ""
-    said = f"{len(changed)} of {len(rows)} settings are not those of the command without flags."
+    said = f"{len(changed)} of {len(rows)} settings differ from those of the command without flags."
     return (
         f'<h2 id="settings">Settings</h2><p class="soft">{said}</p>{differing}<details class="group"><summary>All '
         f"{len(rows)} settings</summary>{table('settings-all', heads, rows.values(), words=True)}</details>"

@@ -1,4 +1,4 @@
-"""The samples of a run that its report shows: a few of each update, the same prompts where they come again."""
+"""Choose the samples that a report shows: a few of each update, preferring prompts that come again."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _KINDS = {error.value.replace("_", " "): error.value for error in PlanError} | {
 
 
 class Samples(NamedTuple):
-    """What is shown, and what is not."""
+    """The samples shown, and counts of all."""
 
     updates: list[dict[str, Any]]  # {"step", "samples": [{"id", "prompt", "completion", "score", "verdict", "more"}]}
     outcomes: dict[int, dict[str, int]]  # of all samples: {step: {why a plan is not valid, or "valid": samples}}
@@ -30,12 +30,12 @@ class Samples(NamedTuple):
 
     @property
     def shown(self) -> int:
-        """How many samples are shown."""
+        """Return how many samples are shown."""
         return sum(len(update["samples"]) for update in self.updates)
 
 
 def read_samples(path: Path) -> Samples:
-    """Choose from a `samples.jsonl` of any length, in two passes over it; a file that is missing has no samples.
+    """Choose from a `samples.jsonl` of any length, in two passes; a missing file has no samples.
 
     Raises:
         DataError: a line is not a JSON object.
@@ -60,12 +60,12 @@ def _steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _outcome(verdict: Any) -> str | None:
-    """Why a plan is not valid, as `plan_reward.describe` begins its verdict; None for the words of other rewards."""
+    """Return why a plan is not valid, as `plan.describe` begins its verdict; None for verdicts of other rewards."""
     return _KINDS.get(verdict.split(":")[0].split(" at step")[0]) if isinstance(verdict, str) else None
 
 
 def _chosen(ids: Mapping[int, Sequence[str]]) -> dict[int, set[int]]:
-    """{step: places of its samples to show}: updates evenly spaced, prompts of several updates before others."""
+    """Return {step: indices of its samples to show}: updates evenly spaced, prompts of several updates first."""
     steps = sorted(ids)
     if len(steps) > _MOST_UPDATES:
         steps = [steps[round(i * (len(steps) - 1) / (_MOST_UPDATES - 1))] for i in range(_MOST_UPDATES)]
@@ -90,7 +90,7 @@ def _read_chosen(path: Path, wanted: Mapping[int, set[int]]) -> list[dict[str, A
 
 
 def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as the page shows it: texts without what could deceive a reader."""
+    """Return a record as the page shows it, its texts sanitized."""
     verdict = record.get("verdict")
     extras = {sanitize(str(name), 80): _value(value) for name, value in record.items() if name not in _SHOWN}
     return {

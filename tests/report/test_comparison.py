@@ -38,7 +38,7 @@ def test_write_comparison_has_results_seeds_curves_and_settings(tmp_path):
     assert (mean, span) == ("50 ± 14 %", "40 to 60 %")
     assert rows_of(text, "differing") == [["seed", "1", "2", "1"], ["kl_coef", "0.02", "0.02", "0.5"]]
     assert "a, b (2 seeds)" in page.texts["li"] and 'class="area' in text
-    assert "Not measured alike" not in page.texts["p"]
+    assert "Not measured in the same way" not in page.texts["p"]
 
 
 def test_runs_with_and_without_plans_are_compared(tmp_path):
@@ -63,7 +63,7 @@ def test_write_comparison_of_runs_with_other_batches_counts_episodes(tmp_path):
 def test_write_comparison_says_that_results_are_of_other_problems(tmp_path):
     a, b = (write_run(tmp_path / name, before=splits(0.2), data_seed=seed) for seed, name in enumerate("ab"))
     _, page = compared(tmp_path, a, b)
-    assert "Not measured alike: the runs differ in data_seed." in page.texts["p"]
+    assert "Not measured in the same way: the runs differ in data_seed." in page.texts["p"]
 
 
 def test_write_comparison_tells_folders_of_one_name_apart(tmp_path):
