@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import tyro
 import yaml
 
+from jaxppo.config.paths import write_atomically
 from jaxppo.config.redact import REDACTED, redact
 from jaxppo.errors import ConfigError, did_you_mean
 
@@ -159,7 +160,7 @@ def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
     """
     flat = {name: value for name, value in flatten(config).items() if name not in CALL_ONLY}
     text = yaml.safe_dump(plain_values(flat), sort_keys=False)
-    path.write_text(("" if command is None else _comment(f"command: {command}")) + text, encoding="utf-8")
+    write_atomically(path, ("" if command is None else _comment(f"command: {command}")) + text)
 
 
 def plain_values(flat: dict[str, Any]) -> dict[str, Any]:

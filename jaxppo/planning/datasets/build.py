@@ -8,7 +8,7 @@ from statistics import median_low
 from typing import Any
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Candidate, Demand, Filling, Solved
+from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Candidate, Solved, SplitBuilder, SplitSpec
 from jaxppo.planning.datasets.config import BuildConfig, parse_domain_sizes, parse_lengths
 from jaxppo.planning.datasets.folder import Rejected, write_dataset
 from jaxppo.planning.datasets.renamed_rows import renamed_rows
@@ -62,8 +62,8 @@ def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
         return {}
     claim_folder(folder, config)
     plans = plans_file(folder, config.planners)
-    fillings = _fill(config, plans, terminal)
-    rows, words = _rows(config, fillings)
+    builders = _fill(config, plans, terminal)
+    rows, words = _rows(config, builders)
     if config.planners.optimal_planner is not None:
         solved = [row for own in rows.values() for row in own if row["paired_id"] is None]
         optimal = optimal_plans(solved, config.planners.optimal_planner, config.planners, plans, terminal)
@@ -72,14 +72,14 @@ def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
     report = write_dataset(
         folder,
         rows,
-        [entry for filling in fillings for entry in _rejected(filling)],
+        [entry for builder in builders for entry in _rejected(builder)],
         file_format=config.file_format,
         title="Planning problems in PDDL with reference plans",
         how=command_line(config, "build"),
         licence=LICENCE,
         mappings=words,
         words=_all_names(config, words),
-        figures=_figures(config, fillings),
+        figures=_figures(config, builders),
         use_val=config.use_val,
         workers=config.planners.workers,
     )
@@ -104,46 +104,47 @@ def _check(config: BuildConfig) -> None:
 # ------------------------------------------------------------------------------------------------------------ filling
 
 
-def _fill(config: BuildConfig, plans: Path, terminal: Terminal) -> list[Filling]:
+def _fill(config: BuildConfig, plans: Path, terminal: Terminal) -> list[SplitBuilder]:
     """Draw and solve in rounds until every split is full or given up."""
-    fillings = [Filling(demand) for demand in _first_demands(config)]
+    builders = [SplitBuilder(spec) for spec in _first_specs(config)]
     waiting = [name for name in config.domains if config.n_test]
-    total = sum(filling.demand.n_rows for filling in fillings) + 2 * config.n_test * len(waiting)
+    total = sum(builder.spec.n_rows for builder in builders) + 2 * config.n_test * len(waiting)
     terminal.print(f"{total} rows wanted, into {config.output_dir}; stopped and called again, the command goes on")
-    batch = _next_batch(config, waiting, fillings)  # before the bar, which guesses the time left
+    batch = _next_batch(config, waiting, builders)  # before the bar, which guesses the time left
     with terminal.progress(total, "build", unit="row") as progress:
         while batch:
-            _solve(config, plans, batch, fillings, progress)
-            batch = _next_batch(config, waiting, fillings)
+            _solve(config, plans, batch, builders, progress)
+            batch = _next_batch(config, waiting, builders)
     order = [*config.domains, *config.unseen_domains]  # and not that in which splits became full
-    return sorted(fillings, key=lambda filling: order.index(filling.demand.name))
+    return sorted(builders, key=lambda builder: order.index(builder.spec.domain.name))
 
 
-def _next_batch(config: BuildConfig, waiting: list[str], fillings: list[Filling]) -> list[tuple[Filling, Candidate]]:
-    """Candidates for all splits that still want rows; those of `waiting` begin when their domain's others are done."""
+def _next_batch(
+    config: BuildConfig, waiting: list[str], builders: list[SplitBuilder]
+) -> list[tuple[SplitBuilder, Candidate]]:
+    """Draw candidates for splits that want more rows; those of `waiting` begin when their domain's others are done."""
     while True:
-        for name in [name for name in waiting if not _is_open(fillings, name)]:
+        for name in [name for name in waiting if not _is_open(builders, name)]:
             waiting.remove(name)
-            fillings += map(Filling, _later_demands(config, name, fillings))
-        batch = [(filling, candidate) for filling in fillings if filling.is_open for candidate in filling.draw()]
+            builders += map(SplitBuilder, _later_specs(config, name, builders))
+        batch = [(builder, candidate) for builder in builders if builder.is_open for candidate in builder.draw()]
         if batch or not waiting:
             return batch
 
 
-def _is_open(fillings: Sequence[Filling], name: str) -> bool:
-    return any(filling.is_open for filling in fillings if filling.demand.name == name)
+def _is_open(builders: Sequence[SplitBuilder], name: str) -> bool:
+    return any(builder.is_open for builder in builders if builder.spec.domain.name == name)
 
 
-def _first_demands(config: BuildConfig) -> Iterator[Demand]:
-    """Those of splits that depend on no other one."""
+def _first_specs(config: BuildConfig) -> Iterator[SplitSpec]:
+    """Yield the specs of splits that depend on no other one."""
     counts = {"train": config.n_train, "rl": config.n_rl, "test": config.n_test}
     wanted = [(name, split, count) for name in config.domains for split, count in counts.items()]
     wanted += [(name, "test_unseen", config.n_test) for name in config.unseen_domains]
     for name, split, count in wanted:
         if count:
             lengths = config.rl_lengths if split == "rl" else None
-            yield Demand(
-                name=name,
+            yield SplitSpec(
                 domain=DOMAINS[name],
                 split=split,
                 n_rows=count,
@@ -159,11 +160,11 @@ def _train_sizes(config: BuildConfig, name: str) -> range:
     return sizes[name] if name in sizes else DOMAINS[name].train_sizes
 
 
-def _later_demands(config: BuildConfig, name: str, fillings: Sequence[Filling]) -> Iterator[Demand]:
-    """Longer plans with no more objects than before, and more objects than before."""
-    own = [filling for filling in fillings if filling.demand.name == name]
-    most = max(chain.from_iterable(filling.object_counts() for filling in own), default=0)
-    taken = frozenset(chain.from_iterable(filling.forms() for filling in own if filling.demand.split == "test"))
+def _later_specs(config: BuildConfig, name: str, builders: Sequence[SplitBuilder]) -> Iterator[SplitSpec]:
+    """Yield the specs for longer plans with no more objects than before, and for more objects than before."""
+    own = [builder for builder in builders if builder.spec.domain.name == name]
+    most = max(chain.from_iterable(builder.object_counts() for builder in own), default=0)
+    taken = frozenset(chain.from_iterable(builder.forms() for builder in own if builder.spec.split == "test"))
     short, long = parse_lengths(config.short_lengths), parse_lengths(config.long_lengths)
     domain, own_sizes = DOMAINS[name], _train_sizes(config, name)
     end = max(domain.larger_sizes[-1], min(own_sizes[-1] + 1, domain.sizes[-1])) + 1
@@ -172,8 +173,7 @@ def _later_demands(config: BuildConfig, name: str, fillings: Sequence[Filling]) 
         ("test_longer", range(median_low(own_sizes), end), (long,), range(most + 1)),
         ("test_larger", larger, (short, long), range(most + 1, _ANY)),
     ):
-        yield Demand(
-            name=name,
+        yield SplitSpec(
             domain=domain,
             split=split,
             n_rows=config.n_test,
@@ -188,18 +188,18 @@ def _later_demands(config: BuildConfig, name: str, fillings: Sequence[Filling]) 
 def _solve(
     config: BuildConfig,
     plans: Path,
-    batch: Sequence[tuple[Filling, Candidate]],
-    fillings: Sequence[Filling],
+    batch: Sequence[tuple[SplitBuilder, Candidate]],
+    builders: Sequence[SplitBuilder],
     progress: Progress,
 ) -> None:
-    """One more call of the planners."""
+    """Call the planners once more."""
     tasks = [
         PlanTask(
-            f"{filling.demand.name}-{filling.demand.split}-{candidate.number}",
-            filling.demand.domain.pddl,
+            f"{builder.spec.domain.name}-{builder.spec.split}-{candidate.number}",
+            builder.spec.domain.pddl,
             candidate.problem_pddl,
         )
-        for filling, candidate in batch
+        for builder, candidate in batch
     ]
     results = find_plans(
         tasks,
@@ -208,33 +208,33 @@ def _solve(
         workers=config.planners.workers,
         cache=plans,
     )
-    done = sum(len(filling.accepted) for filling in fillings)
-    for (filling, candidate), result in zip(batch, results, strict=True):
-        if filling.take(Solved(candidate, result)):
+    done = sum(len(builder.accepted) for builder in builders)
+    for (builder, candidate), result in zip(batch, results, strict=True):
+        if builder.take(Solved(candidate, result)):
             done += 1
-            demand, n_full = filling.demand, sum(not other.n_missing for other in fillings)
+            spec, n_full = builder.spec, sum(not other.n_missing for other in builders)
             progress.update(
                 done,
-                **{f"{demand.name} {demand.split}": f"{len(filling.accepted)}/{demand.n_rows}"},
-                full=f"{n_full}/{len(fillings)}",
+                **{f"{spec.domain.name} {spec.split}": f"{len(builder.accepted)}/{spec.n_rows}"},
+                full=f"{n_full}/{len(builders)}",
             )
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
-def _rows(config: BuildConfig, fillings: Sequence[Filling]) -> tuple[dict[str, list[Row]], Words]:
-    """The rows of every split, and the words of the obfuscations."""
+def _rows(config: BuildConfig, builders: Sequence[SplitBuilder]) -> tuple[dict[str, list[Row]], Words]:
+    """Return the rows of every split, and the words of the obfuscations."""
     rows: dict[str, list[Row]] = {}
     words: Words = {}
-    for filling in fillings:
+    for builder in builders:
         own = [
-            _row(filling.demand, number, solved, config.prompt_style) for number, solved in enumerate(filling.accepted)
+            _row(builder.spec, number, solved, config.prompt_style) for number, solved in enumerate(builder.accepted)
         ]
-        if filling.demand.split == "train":
-            pools, count = filling.demand.domain.pools, config.n_renamings
-            own = [same for row in own for same in (row, *renamed_rows(row, pools, count, filling.demand.seed))]
-        rows.setdefault(filling.demand.split, []).extend(own)
+        if builder.spec.split == "train":
+            pools, count = builder.spec.domain.pools, config.n_renamings
+            own = [same for row in own for same in (row, *renamed_rows(row, pools, count, builder.spec.seed))]
+        rows.setdefault(builder.spec.split, []).extend(own)
     for name in config.domains if config.obfuscated_domains is None else config.obfuscated_domains:
         own = [row for row in rows.get("test", []) if row["domain"] == name]
         if own:
@@ -243,13 +243,13 @@ def _rows(config: BuildConfig, fillings: Sequence[Filling]) -> tuple[dict[str, l
     return rows, words
 
 
-def _row(demand: Demand, number: int, solved: Solved, prompt_style: str) -> Row:
+def _row(spec: SplitSpec, number: int, solved: Solved, prompt_style: str) -> Row:
     assert solved.result.plan is not None
     return make_row(
-        id=f"{demand.name}-{demand.split}-{number:05d}",
-        domain=demand.name,
-        split=demand.split,
-        domain_pddl=demand.domain.pddl,
+        id=f"{spec.domain.name}-{spec.split}-{number:05d}",
+        domain=spec.domain.name,
+        split=spec.split,
+        domain_pddl=spec.domain.pddl,
         problem_pddl=solved.candidate.problem_pddl,
         plan=solved.result.plan,
         prompt_style=prompt_style,
@@ -264,7 +264,7 @@ def _styles(config: BuildConfig) -> tuple[str, ...]:
 
 
 def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
-    """Other words for all that the problems of a domain may say."""
+    """Choose other words for all that the problems of a domain may say."""
     domain = DOMAINS[name]
     objects = " ".join(sorted({word for pool in domain.pools.values() for word in pool}))
     everything = f"(define (problem {PROBLEM_NAME}) (:domain {name}) (:objects {objects}) (:init) (:goal (and)))"
@@ -273,7 +273,7 @@ def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
 
 
 def _in_other_words(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str]]) -> Iterator[Row]:
-    """The same problems and plans; several styles take turns."""
+    """Yield the same problems and plans in other words; several styles take turns."""
     for number, row in enumerate(rows):
         style = list(mappings)[number % len(mappings)]
         plan = tuple(map(parse_action, row["reference_plan"]))
@@ -305,7 +305,7 @@ def _with_optimal_costs(
 
 
 def _all_names(config: BuildConfig, words: Words) -> set[str]:
-    """Every name that a problem of the domains may use, in all words."""
+    """Return every name that a problem of the domains may use, in all words."""
     plain = {name for domain in (*config.domains, *config.unseen_domains) for name in DOMAINS[domain].names}
     mappings = [(DOMAINS[domain].names, mapping) for domain, styles in words.items() for mapping in styles.values()]
     other = {mapping[name] for names, mapping in mappings for name in names}
@@ -315,26 +315,26 @@ def _all_names(config: BuildConfig, words: Words) -> set[str]:
 # ------------------------------------------------------------------------------------------------------------- report
 
 
-def _rejected(filling: Filling) -> Iterator[Rejected]:
-    demand = filling.demand
-    for candidate, result in filling.failed:
-        source = f"size {candidate.size}, draw {candidate.number} of seed {demand.seed}"
-        name = f"{demand.name}-{demand.split}-draw-{candidate.number}"
-        yield Rejected(name, demand.name, demand.split, source, result.reason or "no plan")
+def _rejected(builder: SplitBuilder) -> Iterator[Rejected]:
+    spec = builder.spec
+    for candidate, result in builder.failed:
+        source = f"size {candidate.size}, draw {candidate.number} of seed {spec.seed}"
+        name = f"{spec.domain.name}-{spec.split}-draw-{candidate.number}"
+        yield Rejected(name, spec.domain.name, spec.split, source, result.reason or "no plan")
 
 
-def _figures(config: BuildConfig, fillings: Sequence[Filling]) -> dict[str, Any]:
+def _figures(config: BuildConfig, builders: Sequence[SplitBuilder]) -> dict[str, Any]:
     draws: dict[str, dict[str, Any]] = {}
-    for filling in fillings:
-        draws.setdefault(filling.demand.split, {})[filling.demand.name] = filling.figures()
+    for builder in builders:
+        draws.setdefault(builder.spec.split, {})[builder.spec.domain.name] = builder.figures()
     names = dict.fromkeys([config.planners.planner, config.planners.optimal_planner])
     return {
         "settings": settings_of(config),
         "draws": draws,
         "shortfalls": [
-            f"{filling.demand.split} of {filling.demand.name}: {len(filling.accepted)} of {filling.demand.n_rows} rows"
-            for filling in fillings
-            if filling.n_missing
+            f"{builder.spec.split} of {builder.spec.domain.name}: {len(builder.accepted)} of {builder.spec.n_rows} rows"
+            for builder in builders
+            if builder.n_missing
         ],
         "planner_licences": {name: PLANNERS[name].licence for name in names if name is not None},
     }

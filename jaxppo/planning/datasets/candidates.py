@@ -49,11 +49,10 @@ class Solved(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class SplitSpec:
     """What a split wants of a domain.
 
     Attributes:
-        name: the domain's name.
         domain: the domain.
         split: the split.
         n_rows: how many rows.
@@ -64,7 +63,6 @@ class Demand:
         taken: canonical forms of the rows that earlier splits of the same partition took.
     """
 
-    name: str
     domain: PlanningDomain
     split: str
     n_rows: int
@@ -76,11 +74,11 @@ class Demand:
 
 
 @dataclass(slots=True)
-class Filling:
-    """A split of one domain while it is being filled.
+class SplitBuilder:
+    """A split of one domain while its rows are collected.
 
     Attributes:
-        demand: what is wanted.
+        spec: what is wanted.
         accepted: what fits, in the order of the stream.
         failed: what no planner solved.
         planned: candidates whose plans were looked at.
@@ -88,7 +86,7 @@ class Filling:
         skipped: why draws did not become candidates, up to the last candidate looked at.
     """
 
-    demand: Demand
+    spec: SplitSpec
     accepted: list[Solved] = field(default_factory=list)
     failed: list[Solved] = field(default_factory=list)
     planned: int = 0
@@ -103,10 +101,10 @@ class Filling:
     @property
     def n_missing(self) -> int:
         """Rows that are still wanted."""
-        return self.demand.n_rows - len(self.accepted)
+        return self.spec.n_rows - len(self.accepted)
 
     def draw(self) -> list[Candidate]:
-        """The next candidates: about as many as the missing rows need, judged by those so far."""
+        """Draw the next candidates: about as many as the missing rows need, judged by those so far."""
         share = (len(self.accepted) + 3) / (self.planned + 4)
         wanted = min(max(math.ceil(1.1 * self.n_missing / share), _CHUNK[0]), _CHUNK[-1])
         candidates = []
@@ -126,7 +124,7 @@ class Filling:
             return False
         self.planned, self.skipped = self.planned + 1, solved.candidate.skipped
         plan = solved.result.plan
-        fits = plan is not None and any(len(plan) in band for band in self.demand.lengths)
+        fits = plan is not None and any(len(plan) in band for band in self.spec.lengths)
         if plan is None:
             self.failed.append(solved)
         if fits:
@@ -136,7 +134,7 @@ class Filling:
         return fits
 
     def figures(self) -> dict[str, int]:
-        """How many draws there were, and what became of them."""
+        """Count the draws, and what became of them."""
         rows, failed = len(self.accepted), len(self.failed)
         return {
             "draws": self.skipped.total() + self.planned,
@@ -148,21 +146,21 @@ class Filling:
         }
 
     def forms(self) -> set[str]:
-        """The canonical forms of what was accepted."""
+        """Return the canonical forms of what was accepted."""
         return {canonical_form(self._parsed(solved.candidate.problem_pddl)) for solved in self.accepted}
 
     def object_counts(self) -> list[int]:
-        """The number of objects of each accepted problem."""
+        """Return the number of objects of each accepted problem."""
         return [len(self._parsed(solved.candidate.problem_pddl).objects) for solved in self.accepted]
 
     def _next(self) -> Candidate | None:
         """Draw until a problem may enter the split; None where that is hopeless."""
-        demand = self.demand
+        spec = self.spec
         for _ in range(_MAX_DRAWS):
-            index, size = self._drawn, demand.sizes[self._drawn % len(demand.sizes)]
+            index, size = self._drawn, spec.sizes[self._drawn % len(spec.sizes)]
             self._drawn += 1
-            rng = random.Random(f"{demand.name}/{demand.split}/{demand.seed}/{index}")
-            text = demand.domain.generate_problem(size, rng, PROBLEM_NAME)
+            rng = random.Random(f"{spec.domain.name}/{spec.split}/{spec.seed}/{index}")
+            text = spec.domain.generate_problem(size, rng, PROBLEM_NAME)
             obstacle = self._obstacle(self._parsed(text))
             if obstacle is None:
                 return Candidate(index, size, text, self._skips.copy())
@@ -170,16 +168,16 @@ class Filling:
         return None
 
     def _obstacle(self, problem: Problem) -> str | None:
-        """Why a problem may not enter the split, whatever its plan is."""
-        if len(problem.objects) not in self.demand.n_objects:
+        """Say why a problem may not enter the split, whatever its plan is; None where it may."""
+        if len(problem.objects) not in self.spec.n_objects:
             return "other objects"
         form = canonical_form(problem)
-        if partition_of_form(form) != SPLIT_PARTITIONS[self.demand.split]:
+        if partition_of_form(form) != SPLIT_PARTITIONS[self.spec.split]:
             return "other partition"
-        if form in self._forms or form in self.demand.taken:
+        if form in self._forms or form in self.spec.taken:
             return "repeated"
         self._forms.add(form)
         return None
 
     def _parsed(self, problem_pddl: str) -> Problem:
-        return parse_problem(problem_pddl, parse_domain(self.demand.domain.pddl))
+        return parse_problem(problem_pddl, parse_domain(self.spec.domain.pddl))

@@ -67,7 +67,7 @@ _LIMITS = """\
 
 
 def leak_text(leaks: Mapping[str, Any]) -> str:
-    """What the leak report says, in sentences."""
+    """Write the leak report in sentences."""
     pairs = leaks["pairs"]
     problems, prompts = (sum(pair[kind] for pair in pairs.values()) for kind in ("problems", "prompts"))
     lines = [
@@ -157,6 +157,6 @@ def _column_table(features: Mapping[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text from outside on one line of Markdown, where it can neither end a table nor start markup."""
+    """Put text from outside on one line of Markdown, where it can neither end a table nor start markup."""
     shown = "".join(char if char.isprintable() else " " for char in text)
     return "".join(f"\\{char}" if char in "\\`*[]<>|" else char for char in shown)

@@ -46,7 +46,7 @@ def parse_domain_sizes(texts: tuple[str, ...]) -> dict[str, range]:
 
 
 def is_split_name(text: str) -> bool:
-    """Whether a split may be called so: its files have the name, too."""
+    """Return whether a split may have this name: its files have it, too."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", text) is not None
 
 

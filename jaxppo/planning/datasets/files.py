@@ -22,12 +22,12 @@ SOURCE_COLUMNS: Mapping[str, type] = {
 
 
 def ordered_splits(names: Collection[str]) -> list[str]:
-    """The splits in their usual order, others behind them."""
+    """Put the splits in their usual order, others behind them."""
     return [*(split for split in SPLIT_PARTITIONS if split in names), *(s for s in names if s not in SPLIT_PARTITIONS)]
 
 
 def split_files(source: Path) -> list[Path]:
-    """The files with rows of a data set folder, damaged ones too if they are named like a split.
+    """List the files with rows of a data set folder, damaged ones too if they are named like a split.
 
     A split that is there twice is taken from its JSON lines.
     """
@@ -45,7 +45,7 @@ def split_files(source: Path) -> list[Path]:
 
 
 def first_row(path: Path) -> Row:
-    """The first row of a JSON-lines file; empty where that is none."""
+    """Read the first row of a JSON-lines file; empty where there is none."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             row = read_json(next((line for line in file if line.strip()), ""))
@@ -55,7 +55,7 @@ def first_row(path: Path) -> Row:
 
 
 def read_mappings(folder: Path) -> Mapping[str, Any]:
-    """The words of a data set's obfuscations; empty where it has none.
+    """Read the words of a data set's obfuscations; empty where it has none.
 
     Raises:
         DataError: the file is there, and cannot be read.
@@ -163,7 +163,7 @@ def _read_parquet(path: Path, columns: Mapping[str, type]) -> list[Row]:
 
 
 def features_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """Column to its type, in the words of the `datasets` library; `{"list": ...}` for a list."""
+    """Map each column to its type, in the words of the `datasets` library; `{"list": ...}` for a list."""
     return {name: _feature([row[name] for row in rows], name) for name in rows[0]}
 
 
@@ -198,7 +198,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def read_text(path: Path, most_bytes: int | None = None) -> str:
-    r"""The text of a file, with `\n` at the end of every line.
+    r"""Read a text file, with `\n` at the end of every line.
 
     Raises:
         DataError: the file cannot be read, has more bytes, or is not UTF-8.

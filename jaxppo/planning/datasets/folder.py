@@ -126,13 +126,13 @@ def write_dataset(
 
 
 def kind_of_reason(reason: str) -> str:
-    """What a reason is counted as: `invalid plan at step 3: ...` is an `invalid plan`."""
+    """Return the kind of a reason: `invalid plan at step 3: ...` is an `invalid plan`."""
     known = (kind for kind in _KINDS if reason.startswith(kind))
     return next(known, reason.partition(":")[0]).removesuffix(" of")
 
 
 def figures_of(values: Sequence[int]) -> dict[str, float]:
-    """The least, the median and the largest of some numbers."""
+    """Return the least, the median and the largest of some numbers."""
     return {"min": min(values), "median": median(values), "max": max(values)}
 
 
@@ -142,7 +142,7 @@ def figures_of(values: Sequence[int]) -> dict[str, float]:
 def _valid_rows(
     rows: Mapping[str, Sequence[Row]], use_val: bool, workers: int | None
 ) -> tuple[dict[str, list[Row]], list[Rejected]]:
-    """The rows that may be written, and the others."""
+    """Separate the rows that may be written from the others."""
     seen: set[str] = set()
     reasons: dict[int, str] = {}
     for row in (row for own in rows.values() for row in own):
@@ -164,7 +164,7 @@ def _valid_rows(
 
 
 def _objection(row: Row) -> str | None:
-    """What the validator in this process has against a row's reference plans."""
+    """Say what the validator in this process has against a row's reference plans; None for nothing."""
     for plan in reference_plans(row["reference_plan"]):
         try:
             verdict = validate_actions(row["domain_pddl"], row["problem_pddl"], tuple(map(parse_action, plan)), "auto")
@@ -195,16 +195,14 @@ def describe(verdict: PlanVerdict) -> str:
     """Say why a plan is not valid, as a reason for `Rejected`."""
     if verdict.error in (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT):
         return f"no verdict: {verdict.error}"
-    at = "" if verdict.failed_step is None else f" at step {verdict.failed_step}"
-    condition = "" if verdict.failed_condition is None else f" {verdict.failed_condition}"
-    return f"invalid plan{at}: {verdict.error}{condition}"
+    return f"invalid plan{verdict.write_fault()}"
 
 
 # ------------------------------------------------------------------------------------------------------------ columns
 
 
 def _with_equal_columns(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """Every row with every column, in one order; one nested `reference_plan` makes all of them nested."""
+    """Give every row every column, in one order; one nested `reference_plan` makes all of them nested."""
     every = [row for own in rows.values() for row in own]
     names = dict.fromkeys([*COLUMNS, *(name for row in every for name in row)])
     nested = any(not isinstance(entry, str) for row in every for entry in row["reference_plan"])
@@ -241,7 +239,7 @@ def _write_splits(
 
 
 def _figures_of_split(rows: Sequence[Row]) -> dict[str, Any]:
-    """Domain to the number of its rows, the lengths of their plans and their objects."""
+    """Measure a split: for each domain its rows, the lengths of their plans and their objects."""
     domains: dict[str, list[Row]] = {}
     for row in rows:
         domains.setdefault(row["domain"], []).append(row)
@@ -257,7 +255,7 @@ def _figures_of_split(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _vocabulary(rows: Iterable[Row], words: Collection[str]) -> list[str]:
-    """Every word of prompts and completions, and what their domains may say in other problems."""
+    """Collect every word of prompts and completions, and what their domains may say in other problems."""
     found = set(words)
     domains: dict[tuple[str, str], None] = {}
     for row in rows:
@@ -269,7 +267,7 @@ def _vocabulary(rows: Iterable[Row], words: Collection[str]) -> list[str]:
 
 
 def split_table(splits: Mapping[str, Mapping[str, Any]]) -> str:
-    """The figures of every split and domain as aligned text, for a terminal."""
+    """Write the figures of every split and domain as aligned text, for a terminal."""
     lines = [["split", "domain", "rows", "plan length", "objects"]]
     for split, domains in splits.items():
         for domain, own in domains.items():

@@ -88,7 +88,7 @@ def _read(folder: Path, splits: Sequence[str]) -> tuple[dict[str, list[Row]], li
 
 
 def _check_all(rows: Mapping[str, Sequence[Row]], config: InspectConfig, terminal: Terminal) -> list[str]:
-    """What is wrong with single rows, and with their ids."""
+    """List what is wrong with single rows, and with their ids."""
     wrong = []
     every = [(split, row) for split, own in rows.items() for row in own]
     ids = Counter(row["id"] for _, row in every)
@@ -103,7 +103,7 @@ def _check_all(rows: Mapping[str, Sequence[Row]], config: InspectConfig, termina
 
 
 def _objections(row: Row, split: str, validator: str) -> Iterator[str]:
-    """What is wrong with a row."""
+    """Yield what is wrong with a row."""
     try:
         plans = [tuple(map(parse_action, plan)) for plan in reference_plans(row["reference_plan"])]
         problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
@@ -132,7 +132,7 @@ def _objections_to_plans(row: Row, plans: Sequence[tuple[Action, ...]], validato
 
 
 def _objections_to_texts(row: Row, plans: Sequence[tuple[Action, ...]]) -> Iterator[str]:
-    """Whether prompt and completion say what the other columns do."""
+    """Check that prompt and completion say what the other columns do."""
     style, domain_pddl = row["prompt_style"], row["domain_pddl"]
     if row["prompt"] != render_prompt(domain_pddl, row["problem_pddl"], style):
         yield f"prompt: expected the problem in the style {style}, got {row['prompt']!r:.60}"
@@ -169,7 +169,7 @@ def _leaks(rows: Mapping[str, Sequence[Row]], folder: Path) -> tuple[dict[str, A
 
 
 def _differences_from_report(rows: Mapping[str, Sequence[Row]], folder: Path) -> Iterator[str]:
-    """Where the folder's report tells other numbers of rows than there are."""
+    """Yield where the folder's report has other numbers of rows than there are."""
     path = folder / REPORT_FILE
     if not path.exists():
         return

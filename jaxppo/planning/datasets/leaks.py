@@ -62,7 +62,7 @@ def find_leaks(rows_by_split: Rows, mappings: Mappings) -> dict[str, Any]:
 
 
 def _plain_form(row: Mapping[str, Any], mappings: Mappings) -> str:
-    """The canonical form of a row's problem in its original words."""
+    """Return the canonical form of a row's problem in its original words."""
     domain_pddl, problem_pddl = row["domain_pddl"], row["problem_pddl"]
     style = row.get("obfuscation")
     if style:
@@ -75,7 +75,7 @@ def _plain_form(row: Mapping[str, Any], mappings: Mappings) -> str:
 
 
 def _touching_bands(rows_by_split: Rows) -> list[str]:
-    """Splits of short plans with one that is as long as, or only a step shorter than, the shortest in test_longer."""
+    """Find splits of short plans with one as long as, or only a step shorter than, the shortest in test_longer."""
     lengths = {split: [row["plan_length"] for row in own] for split, own in rows_by_split.items() if own}
     if LONGER not in lengths:
         return []

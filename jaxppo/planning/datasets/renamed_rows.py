@@ -10,7 +10,7 @@ from jaxppo.planning.transform.renaming import permute_atoms, rename_objects, re
 
 
 def renamed_rows(row: Row, pools: Mapping[str, Sequence[str]], count: int, seed: int) -> Iterator[Row]:
-    """Rows whose `paired_id` is that of the given one, with its plans renamed.
+    """Yield rows whose `paired_id` is that of the given one, with its plans renamed.
 
     Args:
         row: a row with all columns.
@@ -45,7 +45,7 @@ def renamed_rows(row: Row, pools: Mapping[str, Sequence[str]], count: int, seed:
 
 
 def pools_of(problems: Iterable[Problem]) -> dict[str, list[str]]:
-    """The names that the objects of some problems have, by type; types that share a name share all of theirs.
+    """Collect the names that objects have in some problems, by type; types that share a name share all of theirs.
 
     So the objects of each of the problems can be given names from these pools, each another one.
     """

@@ -82,8 +82,10 @@ def build_split(
     _expect_one_of("domain", domain, [name for name, own in DOMAINS.items() if own.solve is not None])
     rows = []
     for size, n_rows in sizes.items():
-        draw = _Draw(split, domain, size, prompt_style, unique, random.Random(f"{domain}/{split}/{size}/{seed}"))
-        rows.extend(_row(f"{domain}-{split}-{size}-{index:05d}", draw, n_rows) for index in range(n_rows))
+        stream = _ProblemStream(
+            split, domain, size, prompt_style, unique, random.Random(f"{domain}/{split}/{size}/{seed}")
+        )
+        rows.extend(_row(f"{domain}-{split}-{size}-{index:05d}", stream, n_rows) for index in range(n_rows))
     return rows
 
 
@@ -104,7 +106,7 @@ def make_row(
     planner: str,
     **others: Any,
 ) -> Row:
-    """The row of a problem and a plan for it that was checked before.
+    """Make the row of a problem and a plan for it that was checked before.
 
     Args:
         id: unique in its data set.
@@ -139,7 +141,7 @@ def make_row(
 
 
 @dataclass(frozen=True, slots=True)
-class _Draw:
+class _ProblemStream:
     """A stream of problems of one size for one split, no two alike."""
 
     split: str
@@ -178,18 +180,18 @@ def partition_of_form(form: str) -> str:
     return _TENTHS[int.from_bytes(digest[:8], "big") % len(_TENTHS)]
 
 
-def _row(name: str, draw: _Draw, n_wanted: int) -> Row:
-    text, problem = draw.next_problem(name, n_wanted)
-    domain = DOMAINS[draw.domain]
+def _row(name: str, stream: _ProblemStream, n_wanted: int) -> Row:
+    text, problem = stream.next_problem(name, n_wanted)
+    domain = DOMAINS[stream.domain]
     assert domain.solve is not None
     return make_row(
         id=name,
-        domain=draw.domain,
-        split=draw.split,
+        domain=stream.domain,
+        split=stream.split,
         domain_pddl=domain.pddl,
         problem_pddl=text,
         plan=domain.solve(problem),
-        prompt_style=draw.prompt_style,
+        prompt_style=stream.prompt_style,
         planner=domain.planner,
     )
 
@@ -209,7 +211,7 @@ def checked_row(row: Any, where: str, columns: Mapping[str, type] = COLUMNS) -> 
 
 
 def reference_plans(value: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
-    """The plans in a `reference_plan` column: one list of "(action args)" strings, or a list of such lists."""
+    """Read a `reference_plan` column: one list of "(action args)" strings, or a list of such lists."""
     if any(not isinstance(entry, str) for entry in value):
         return tuple(tuple(plan) for plan in value)
     return (tuple(value),)

@@ -25,7 +25,7 @@ _HOW_FAST = ("workers", "plans")
 
 
 def is_finished(folder: Path, config: Any) -> bool:
-    """Whether the folder holds the data set of these settings; it may hold a part of it, or nothing.
+    """Return whether the folder holds the data set of these settings; it may hold a part of it, or nothing.
 
     Raises:
         ConfigError: it holds another data set, or something else.
@@ -55,20 +55,17 @@ def claim_folder(folder: Path, config: Any) -> None:
     """Make the folder with the settings, without those that only say how fast."""
     if (folder / CONFIG_FILE).exists():
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{CONFIG_FILE}.partial"
-    write_yaml(replace(config, **dict.fromkeys(_HOW_FAST)), partial)
-    partial.replace(folder / CONFIG_FILE)
+    write_yaml(replace(config, **dict.fromkeys(_HOW_FAST)), folder / CONFIG_FILE)
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """What decides the result."""
+    """Return the settings that decide the result."""
     flat = plain_values(flatten(config))
     return {name: value for name, value in flat.items() if name not in (*CALL_ONLY, *_HOW_FAST)}
 
 
 def command_line(config: Any, command: str) -> str:
-    """The command that makes the same files, such as `python -m jaxppo.planning import --source problems`."""
+    """Write the command that makes the same files, such as `python -m jaxppo.planning import --source problems`."""
     now, usual = settings_of(config), settings_of(type(config)())
     words = ["python", "-m", "jaxppo.planning", command]
     for name, value in now.items():
@@ -97,14 +94,14 @@ def check_planners(planners: PlannerConfig, use_val: bool | None) -> None:
 
 
 def plans_file(folder: Path, planners: PlannerConfig) -> Path:
-    """Where the planners' results are kept."""
+    """Return the file that keeps the planners' results."""
     return Path(planners.plans or folder / _PLANS_FILE)
 
 
 def optimal_plans(
     rows: Sequence[Row], planner: str, planners: PlannerConfig, plans: Path, terminal: Terminal
 ) -> list[tuple[Action, ...] | None]:
-    """Plans of the second planner, in the order of the rows; None where there was none in time.
+    """Find plans with the second planner, in the order of the rows; None where there was none in time.
 
     Args:
         rows: the problems.

@@ -47,7 +47,7 @@ def random_towers(blocks: Iterable[str], rng: random.Random) -> list[list[str]]:
 
 @cache
 def count_states(n_loose: int, n_standing: int) -> int:
-    """The number of states that n loose and k standing towers can still become.
+    """Count the states that n loose and k standing towers can still become.
 
     `g(0, k) = 1` and `g(n + 1, k) = g(n, k + 1) + (n + k) g(n, k)`.
 
@@ -60,7 +60,7 @@ def count_states(n_loose: int, n_standing: int) -> int:
 
 
 def _places(towers: Iterable[list[str]]) -> list[str]:
-    """One `on` or `ontable` atom per block."""
+    """Write one `on` or `ontable` atom per block."""
     atoms = []
     for tower in towers:
         atoms.append(f"(ontable {tower[0]})")

@@ -52,7 +52,7 @@ def draw_problem(n_children: int, rng: random.Random, name: str) -> str:
 
 
 def _portions(kind: str, portions: list[str], n_needed: int, rng: random.Random) -> list[str]:
-    """Portions in the kitchen, at least `n_needed` of which are without gluten."""
+    """Write the portions in the kitchen, at least `n_needed` of which are without gluten."""
     gluten_free = portions[: rng.randint(n_needed, min(n_needed + 2, len(portions)))]
     return [
         *(f"({kind}_in_kitchen {portion})" for portion in portions),

@@ -57,13 +57,13 @@ def _draw_places(n_places: int, rng: random.Random) -> list[str]:
 
 
 def _spread(kind: str, places: list[str], most_spare: int, rng: random.Random) -> dict[str, str]:
-    """Objects of a kind to their places: one for every place, and some spare ones."""
+    """Place objects of a kind: one for every place, and some spare ones."""
     where = [*places, *rng.choices(places, k=rng.randint(0, most_spare))]
     return dict(zip(rng.sample(POOLS[kind], len(where)), where, strict=True))
 
 
 def _draw_piles(crates: list[str], pallets: Iterable[str], rng: random.Random) -> list[list[str]]:
-    """Each pallet with its crates, from below."""
+    """Draw each pallet with its crates, from below."""
     piles = [[pallet] for pallet in pallets]
     for crate in shuffled(crates, rng):
         rng.choice(piles).append(crate)

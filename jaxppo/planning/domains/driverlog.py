@@ -50,7 +50,7 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
 
 
 def _draw_paths(places: list[str], rng: random.Random) -> tuple[list[tuple[str, str]], list[str]]:
-    """A connected map for walkers: every other path leads over a stop of its own; returns the paths and the stops."""
+    """Draw the paths of a connected map for walkers, about every other one with a stop between, and the stops."""
     paths, stops, spare = [], [], rng.sample(_STOPS, len(_STOPS))
     for a, b in draw_roads(places, rng.randint(0, 1), rng):
         if spare and rng.random() < 0.5:

@@ -35,7 +35,7 @@ def draw_problem(n_discs: int, rng: random.Random, name: str) -> str:
 
 
 def _piles(discs: Sequence[str], pegs: Sequence[str], position: Sequence[str]) -> list[list[str]]:
-    """Each peg with its discs, from below; `position` is the peg of each disc."""
+    """List each peg with its discs, from below; `position` is the peg of each disc."""
     placed = list(zip(discs, position, strict=True))[::-1]
     return [[peg, *(disc for disc, own in placed if own == peg)] for peg in pegs]
 

@@ -49,7 +49,7 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
 
 
 def _draw_places(cities: list[str], rng: random.Random) -> dict[str, list[str]]:
-    """City to its places: the airport first."""
+    """Draw the places of each city: the airport first."""
     airports = rng.sample(POOLS["airport"], len(cities))
     locations = iter(rng.sample(POOLS["location"], len(POOLS["location"])))
     counts = [draw_count(range(1, 4), 3, rng) for _ in cities]

@@ -11,7 +11,7 @@ UNTYPED = "object"
 
 
 def numbered(word: str, count: int) -> tuple[str, ...]:
-    """`word1` to `word<count>`: a pool of names."""
+    """Make a pool of names: `word1` to `word<count>`."""
     return tuple(f"{word}{number}" for number in range(1, count + 1))
 
 
@@ -22,12 +22,12 @@ def draw_count(allowed: range, most: int, rng: random.Random) -> int:
 
 
 def shuffled(items: Sequence[T], rng: random.Random) -> list[T]:
-    """The items in random order."""
+    """Return the items in random order."""
     return rng.sample(items, len(items))
 
 
 def draw_targets(starts: Mapping[str, str], places: Sequence[str], rng: random.Random) -> dict[str, str]:
-    """A place for each object, uniform over all choices in which not every object stays where it is."""
+    """Draw a place for each object, uniform over all choices in which not every object stays where it is."""
     while True:
         targets = {name: rng.choice(places) for name in starts}
         if targets != starts:
@@ -35,14 +35,14 @@ def draw_targets(starts: Mapping[str, str], places: Sequence[str], rng: random.R
 
 
 def draw_goal(atoms: Sequence[str], init: Collection[str], rng: random.Random) -> list[str]:
-    """At least half of the atoms, at least one of which does not hold yet; some atom must not hold."""
+    """Draw at least half of the atoms, at least one of which does not hold yet; some atom must not hold."""
     first = rng.choice([atom for atom in atoms if atom not in init])
     others = [atom for atom in atoms if atom != first]
     return [first, *rng.sample(others, rng.randint(len(others) // 2, len(others)))]
 
 
 def draw_roads(places: Sequence[str], n_extra: int, rng: random.Random) -> list[tuple[str, str]]:
-    """A random connected graph: a spanning tree and up to `n_extra` more edges; each edge is listed once."""
+    """Draw a connected graph: a spanning tree and up to `n_extra` more edges; each edge is listed once."""
     order = shuffled(places, rng)
     roads = [(place, rng.choice(order[:number])) for number, place in enumerate(order) if number]
     missing = [
@@ -55,7 +55,7 @@ def draw_roads(places: Sequence[str], n_extra: int, rng: random.Random) -> list[
 
 
 def draw_region(n_cells: int, rng: random.Random) -> list[tuple[int, int]]:
-    """A connected region of the square grid, grown from (0, 0) by random neighbours: its cells in this order.
+    """Draw a connected region of the square grid, grown from (0, 0) by random neighbours: its cells in this order.
 
     Every cell but the first is next to an earlier one.
     """
@@ -69,7 +69,7 @@ def draw_region(n_cells: int, rng: random.Random) -> list[tuple[int, int]]:
 
 
 def neighbours(cells: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pairs (later, earlier) of numbers of cells that share a side."""
+    """List the pairs (later, earlier) of numbers of cells that share a side."""
     return [
         (later, earlier)
         for later, (x, y) in enumerate(cells)
@@ -79,7 +79,7 @@ def neighbours(cells: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def both_ways(predicate: str, roads: Iterable[tuple[str, str]]) -> list[str]:
-    """A symmetric relation as atoms."""
+    """Write a symmetric relation as atoms."""
     return [atom for a, b in roads for atom in (f"({predicate} {a} {b})", f"({predicate} {b} {a})")]
 
 

@@ -41,7 +41,7 @@ def draw_problem(n_images: int, rng: random.Random, name: str) -> str:
 
 
 def _draw_supports(modes: list[str], n_satellites: int, rng: random.Random) -> dict[str, list[str]]:
-    """Instrument to its modes: at least one instrument for every mode and satellite, at least one mode for each."""
+    """Draw the modes of instruments: one instrument or more for every mode and satellite, one mode or more for each."""
     instruments = rng.sample(POOLS["instrument"], rng.randint(n_satellites, len(POOLS["instrument"]) - 1))
     supports = {instrument: [rng.choice(modes)] for instrument in instruments}
     for mode in modes:

@@ -67,7 +67,7 @@ def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
 
 
 def _draw_size(n_crates: int, rng: random.Random) -> int:
-    """How many cells a depot has: two more than crates that get there, or up to twice as many and two."""
+    """Draw the number of a depot's cells: from two more than its crates to two more than twice as many."""
     return rng.randint(n_crates + 2, 2 * n_crates + 2)
 
 
@@ -79,7 +79,7 @@ def _take(names: list[str], count: int) -> list[str]:
 def _draw_ways(
     rooms: Sequence[Sequence[str]], slots: Sequence[str], dock: str, rng: random.Random
 ) -> list[tuple[str, str]]:
-    """Pairs of areas next to each other: in the depots, and the dock with their doors and the containers' cells."""
+    """Draw pairs of areas next to each other: in the depots, and the dock with doors and the containers' cells."""
     ways = [(slot, dock) for slot in slots]
     for room in rooms:
         doors = [room[0], *rng.sample(room[1:], rng.randint(0, len(room) // 4))]
@@ -89,7 +89,7 @@ def _draw_ways(
 
 
 def _draw_stands(hoists: Sequence[str], cells: Sequence[str], dock: str, rng: random.Random) -> dict[str, str]:
-    """Hoist to its area: a cell of its own, or the dock, which has room for all of them."""
+    """Draw the area of each hoist: a cell that no other has, or the dock, which has room for all of them."""
     areas = rng.sample([*cells, *[dock] * len(hoists)], len(hoists))
     return dict(zip(hoists, areas, strict=True))
 

@@ -32,7 +32,7 @@ def draw_problem(n_cells: int, rng: random.Random, name: str) -> str:
 
 
 def _ways(n_cells: int, openness: float, rng: random.Random) -> list[tuple[int, int]]:
-    """Pairs of connected cells: each cell with one earlier neighbour, and a share of the other pairs of neighbours."""
+    """Draw pairs of connected cells: each with one earlier neighbour, and a share of the other pairs of neighbours."""
     pairs = neighbours(draw_region(n_cells, rng))
     tree = [rng.choice([pair for pair in pairs if pair[0] == cell]) for cell in range(1, n_cells)]
     return tree + [pair for pair in pairs if pair not in tree and rng.random() < openness]

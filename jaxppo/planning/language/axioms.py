@@ -24,13 +24,13 @@ class Rule:
 
 
 def derived_predicates(forms: Sequence[list[Node]]) -> frozenset[str]:
-    """The predicates that rules define, read before the rules themselves are."""
+    """Return the predicates that rules define, read before the rules themselves are."""
     heads = [form[1][0] for form in forms if len(form) > 1 and isinstance(form[1], list) and form[1]]
     return frozenset(head for head in heads if isinstance(head, str))
 
 
 def compare_numbers(forms: Iterable[Node]) -> bool:
-    """Whether a comparison of numbers occurs anywhere in these forms (an `=` of objects counts, too)."""
+    """Return whether numbers are compared anywhere in these forms (an `=` of objects counts, too)."""
     for form in forms:
         if isinstance(form, list):
             head = form[0] if form else None
@@ -58,7 +58,7 @@ def read_rules(forms: Sequence[list[Node]], scope: Scope) -> tuple[dict[str, tup
 
 
 def _used_by(name: str, rules: Mapping[str, tuple[Rule, ...]]) -> set[str]:
-    """The derived predicates that a derived predicate depends on, directly or not."""
+    """Return the derived predicates that a derived predicate depends on, directly or not."""
     used: set[str] = set()
     waiting = [name]
     while waiting:
@@ -87,7 +87,7 @@ def _read_rule(form: list[Node], scope: Scope) -> Rule:
 
 
 def _strata(rules: Mapping[str, tuple[Rule, ...]], forms: Sequence[list[Node]], scope: Scope) -> dict[str, int]:
-    """The lowest strata with `s(head) >= s(p)` for every p in a body, and `>` where p stands under a `not`."""
+    """Return the lowest strata with `s(head) >= s(p)` for every p in a body, and `>` where p stands under a `not`."""
     strata = dict.fromkeys(rules, 0)
     edges = {
         (name, used, int(not positive))

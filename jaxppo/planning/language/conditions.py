@@ -106,7 +106,7 @@ def read_conjuncts(node: Node, scope: Scope, may_be_empty: bool = True) -> tuple
 
 
 def conjuncts(condition: Condition) -> Iterator[Condition]:
-    """The conditions that an outer `and`, nested or not, joins."""
+    """Yield the conditions that an outer `and`, nested or not, joins."""
     if isinstance(condition, Junction) and condition.word == "and":
         for part in condition.parts:
             yield from conjuncts(part)
@@ -115,7 +115,7 @@ def conjuncts(condition: Condition) -> Iterator[Condition]:
 
 
 def predicates_in(condition: Condition, positive: bool = True) -> Iterator[tuple[str, bool]]:
-    """The predicates that a condition names, each with whether its truth helps (True) or hurts the condition."""
+    """Yield the predicates of a condition, each with whether its truth helps (True) or hurts the condition."""
     match condition:
         case Literal(atom, sign):
             yield atom[0], sign == positive
@@ -132,7 +132,7 @@ def predicates_in(condition: Condition, positive: bool = True) -> Iterator[tuple
 
 
 def is_fallible(condition: Condition, fallible: frozenset[str]) -> bool:
-    """Whether reading a condition may meet a function without a value."""
+    """Return whether reading a condition may meet a function without a value."""
     match condition:
         case Comparison():
             return True
@@ -169,12 +169,12 @@ def write_condition(condition: Condition, binding: Binding) -> str:
 
 
 def bound_atom(atom: Atom, binding: Binding) -> Atom:
-    """An atom with the bound variables filled in."""
+    """Fill the bound variables of an atom in."""
     return (atom[0], *[binding.get(term, term) for term in atom[1:]])
 
 
 def bound_expression(expression: Expression, binding: Binding) -> Expression:
-    """An expression with the bound variables filled in."""
+    """Fill the bound variables of an expression in."""
     if isinstance(expression, float | int):
         return expression
     if isinstance(expression, Operation):
@@ -194,7 +194,7 @@ def _write_parameter(parameter: Parameter) -> str:
 
 
 def _parts(form: list[Node], scope: Scope, may_be_empty: bool, least: int, most: int | None = None):
-    """The conditions behind a form's head, of which there must be so many."""
+    """Read the conditions behind a form's head, of which there must be so many."""
     if not (least <= len(form) - 1 and (most is None or len(form) - 1 <= most)):
         number = f"{least}" if least == most else f"at least {least}"
         scope.fail(form, f"'({form[0]} ...)' with {number} condition(s)")
@@ -214,7 +214,7 @@ def _quantified(form: list[Node], scope: Scope, may_be_empty: bool) -> Quantifie
 
 
 def quantifier_scope(node: Node, scope: Scope) -> tuple[tuple[Parameter, ...], Scope]:
-    """The variables of a `forall` or `exists`, and the names that what follows may use."""
+    """Read the variables of a `forall` or `exists`, and make the scope of what follows."""
     if isinstance(node, str):
         scope.fail(node, "'(?variable ...)'")
     parameters = read_parameters(node, scope)
@@ -224,7 +224,7 @@ def quantifier_scope(node: Node, scope: Scope) -> tuple[tuple[Parameter, ...], S
 
 
 def _compares_numbers(form: list[Node], scope: Scope) -> bool:
-    """Whether an `=` is between numbers and not between objects."""
+    """Return whether an `=` is between numbers and not between objects."""
     return any(
         isinstance(side, list) or read_number(side, scope) is not None or (side in scope.functions) for side in form[1:]
     )

@@ -57,7 +57,7 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
 
 
 def read_definition(form: list[Node], kind: str, known: frozenset[str], scope: Scope) -> tuple[str, list[list[Node]]]:
-    """The name and the sections of `(define (kind name) (:section ...) ...)`."""
+    """Read the name and the sections of `(define (kind name) (:section ...) ...)`."""
     head = form[1] if len(form) > 1 and form[0] == "define" else form
     if head is form or not isinstance(head, list) or len(head) != 2 or head[0] != kind:
         scope.fail(head, f"'(define ({kind} NAME) ...)'")
@@ -79,7 +79,7 @@ def _checked_section(node: Node, known: frozenset[str], scope: Scope) -> list[No
 
 
 def items_of(sections: Iterable[list[Node]], keyword: str) -> list[Node]:
-    """The items of all sections of that keyword."""
+    """List the items of all sections of that keyword."""
     return [item for section in sections if section[0] == keyword for item in section[1:]]
 
 
@@ -126,7 +126,7 @@ def _predicates(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, .
 
 
 def _functions(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, ...]]:
-    """The declared functions; `- number` may follow them."""
+    """Read the declared functions; `- number` may follow them."""
     functions: dict[str, tuple[Types, ...]] = {}
     rest = iter(items)
     for node in rest:
@@ -177,7 +177,7 @@ def _action(form: list[Node], scope: Scope) -> ActionSchema:
 
 
 def _action_parts(form: list[Node], scope: Scope) -> dict[str, list[Node]]:
-    """The three parts behind an action's name, which VAL wants complete and in this order."""
+    """Read the three parts behind an action's name, which VAL wants complete and in this order."""
     keywords = (":parameters", ":precondition", ":effect")
     parts = {
         str(keyword): part for keyword, part in zip(form[2::2], form[3::2], strict=False) if isinstance(part, list)

@@ -115,7 +115,7 @@ def read_update(form: list[Node], scope: Scope) -> Update:
 
 
 def evaluate(expression: Expression, values: Values) -> float:
-    """The value of a ground expression.
+    """Compute the value of a ground expression.
 
     Raises:
         UndefinedNumberError: it reads a function without a value.
@@ -140,7 +140,7 @@ def _operate(operator: str, numbers: list[float]) -> float:
 
 
 def _divide(dividend: float, divisor: float) -> float:
-    """Division as the hardware does it: by zero it gives an infinity, or NaN for 0/0."""
+    """Divide as the hardware does: by zero it gives an infinity, or NaN for 0/0."""
     if divisor != 0:
         return dividend / divisor
     if dividend == 0 or math.isnan(dividend):
@@ -163,7 +163,7 @@ def compare(operator: str, left: float, right: float) -> bool:
 
 
 def updated(updates: Iterable[Update], values: Values) -> dict[Atom, float]:
-    """The new values of the functions that a step changes, all computed from the old values.
+    """Compute the new values of the functions that a step changes, all from the old values.
 
     Increases and decreases of one function add up; any other two changes of one function contradict each other. A
     function without a value is changed as if it were 0, as in VAL.

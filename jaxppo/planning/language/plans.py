@@ -99,7 +99,7 @@ def format_timed_action(step: TimedAction) -> str:
 
 
 def _plain(number: Decimal) -> str:
-    """Digits and a point, never an exponent."""
+    """Write digits and a point, never an exponent."""
     return f"{number.normalize():f}"
 
 
@@ -176,7 +176,7 @@ def _without_comments(text: str) -> str:
 
 
 def lcs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
-    """Length of the longest common subsequence (gaps allowed) of two plans.
+    """Compute the length of the longest common subsequence (gaps allowed) of two plans.
 
     `L[i, j] = L[i-1, j-1] + 1` where `a[i] == b[j]`, else `max(L[i-1, j], L[i, j-1])`.
 
@@ -192,7 +192,7 @@ def lcs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
 
 
 def lccs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
-    """Length of the longest common contiguous run (no gaps) of two plans.
+    """Compute the length of the longest common contiguous run (no gaps) of two plans.
 
     `R[i, j] = R[i-1, j-1] + 1` where `a[i] == b[j]`, else 0; the result is the largest `R`.
 

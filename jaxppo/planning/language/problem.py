@@ -43,7 +43,7 @@ def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
 
 
 def _check_sections(form: list[Node], sections: Sequence[list[Node]], scope: Scope) -> None:
-    """VAL crashes without `:domain` in front and without `:init`, and takes one of two equal sections."""
+    """Refuse what VAL fails on: it crashes without `:domain` first or `:init`, and drops one of two equal sections."""
     check_once(sections, _ONCE, scope)
     keywords = [section[0] for section in sections]
     if keywords[:1] != [":domain"] or ":init" not in keywords:

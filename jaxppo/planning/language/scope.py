@@ -101,7 +101,7 @@ def read_variable(node: Node, scope: Scope) -> str:
 
 
 def headed(node: Node, scope: Scope, expected: str) -> tuple[list[Node], str]:
-    """A form and the word that it starts with."""
+    """Read a form and the word that it starts with."""
     head = node[0] if isinstance(node, list) and node else None
     if isinstance(node, str) or not isinstance(head, str):
         scope.fail(node, expected)
@@ -109,7 +109,7 @@ def headed(node: Node, scope: Scope, expected: str) -> tuple[list[Node], str]:
 
 
 def read_atom(form: list[Node], head: str, scope: Scope) -> Atom:
-    """An atom whose predicate, number of arguments and argument types are as declared."""
+    """Read an atom whose predicate, number of arguments and argument types are as declared."""
     if head in BEYOND and head not in scope.predicates:
         scope.refuse(form, head)
     wanted = ((ROOT_TYPE,),) * 2 if head == "=" else scope.predicates.get(head)
@@ -119,7 +119,7 @@ def read_atom(form: list[Node], head: str, scope: Scope) -> Atom:
 
 
 def read_arguments(form: list[Node], wanted: Sequence[Types], scope: Scope, typed: bool) -> list[str]:
-    """What stands behind a predicate or function: declared variables, constants and objects of the wanted types."""
+    """Read what follows a predicate or function: declared variables, constants and objects of the wanted types."""
     arguments = [item for item in form[1:] if isinstance(item, str)]
     if len(arguments) != len(form) - 1:
         scope.refuse(form, f"numeric or nested {show(form)}")
@@ -133,7 +133,7 @@ def read_arguments(form: list[Node], wanted: Sequence[Types], scope: Scope, type
 
 
 def read_fact(node: Node, scope: Scope) -> Atom | None:
-    """The same for a positive fact without variables, without messages and faster; None where it is not so plain."""
+    """Read a positive fact without variables, without messages and faster; None where it is not so plain."""
     if not isinstance(node, list) or not node:
         return None
     try:
@@ -153,7 +153,7 @@ def read_fact(node: Node, scope: Scope) -> Atom | None:
 
 
 def _fits(types: Types, wanted: Types, scope: Scope) -> bool:
-    """Whether an object of these types, which is of all of them, is of one of the wanted ones."""
+    """Return whether an object of these types, which is of all of them, is of one of the wanted ones."""
     fits = any(not scope.ancestors[name].isdisjoint(wanted) for name in types)
     if fits:
         scope.fitting.add((types, wanted))

@@ -97,7 +97,7 @@ def read_form(text: str, source: str) -> Form:
 
 
 def line_of(node: Node) -> int:
-    """The line of a node from `read_form`; 1 for a node from `read_fast`, which knows no lines."""
+    """Return the line of a node from `read_form`; 1 for a node from `read_fast`, which knows no lines."""
     return getattr(node, "line", 1)
 
 

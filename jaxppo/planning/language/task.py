@@ -70,7 +70,7 @@ class Domain:
     fallible: frozenset[str]
 
     def is_of_type(self, types: Types, wanted: Types) -> bool:
-        """Whether an object declared with `types` may stand where one of `wanted` is asked for."""
+        """Return whether an object declared with `types` may stand where one of `wanted` is asked for."""
         return any(not self.ancestors[name].isdisjoint(wanted) for name in types)
 
 
@@ -140,7 +140,7 @@ def check_action(problem: Problem, action: Action) -> PlanError | None:
 
 
 def compares_numbers(problem: Problem) -> bool:
-    """Whether some condition of the domain or the goal compares numbers; elsewhere they only make costs."""
+    """Return whether some condition of the domain or goal compares numbers; elsewhere they only make costs."""
     return _domain_compares_numbers(problem.domain) or any(is_fallible(part, _NONE) for part in problem.conditions)
 
 

@@ -58,7 +58,7 @@ class PlanNames(NamedTuple):
 
 
 def needs_time_stamps(domain_pddl: str, problem_pddl: str) -> bool:
-    """Whether the steps of a plan need times: durative actions, processes, events or timed initial literals."""
+    """Return whether the steps of a plan need times: durative actions, processes, events, timed initial literals."""
     return _has_timed_sections(domain_pddl) or _has_timed_facts(problem_pddl)
 
 
@@ -117,7 +117,7 @@ def _durative_names(domain: Form) -> frozenset[str]:
 
 
 def _outline(form: Form) -> str:
-    """The text with only what declares names, every word on its line: durative actions become plain ones."""
+    """Keep only what declares names, every word on its line: durative actions become plain ones."""
     lines: dict[int, list[str]] = {}
     for token, line in _outline_tokens(form):
         lines.setdefault(line, []).append(token)
@@ -138,7 +138,7 @@ def _outline_tokens(form: Form) -> Iterator[tuple[str, int]]:
 
 
 def _action_tokens(form: Form) -> Iterator[tuple[str, int]]:
-    """An operator's head: its name and parameters."""
+    """Yield an operator's head: its name and parameters."""
     yield "(:action", form.line
     for node in form[1:4]:
         yield from _tokens(node)

@@ -7,7 +7,7 @@ from jaxppo.planning.language.sexpr import Node
 
 
 def _named_types(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, Types | None, Node]]:
-    """The names of `a b - type c` with their types (None where not stated) and the node that states the type."""
+    """Yield the names of `a b - type c` with their types (None where not stated) and the node that states the type."""
     waiting: list[str] = []
     rest = iter(items)
     for node in rest:
@@ -42,7 +42,7 @@ def read_types(items: Sequence[Node], scope: Scope) -> dict[str, Types]:
 
 
 def ancestors_of(types: Mapping[str, Types]) -> dict[str, frozenset[str]]:
-    """Every type that is declared or used as a parent, to itself and all types above it (cycles are harmless).
+    """Map every type, declared or used as a parent, to itself and all types above it (cycles are harmless).
 
     `object` is a type of every domain, but as in VAL it is above the others only where `:types` says so.
     """
@@ -62,7 +62,7 @@ def _upwards(name: str, types: Mapping[str, Types]) -> set[str]:
 
 
 def read_typed_list(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, Types]]:
-    """A typed list whose types must be declared; names without a type are objects, in a typed domain of no type."""
+    """Read a list whose types must be declared; names without one are objects, in a typed domain of no type."""
     unstated = () if scope.typed else (ROOT_TYPE,)
     for name, types, stated in _named_types(items, scope):
         if types is None:
@@ -73,7 +73,7 @@ def read_typed_list(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, 
 
 
 def read_parameters(items: Sequence[Node], scope: Scope) -> tuple[Parameter, ...]:
-    """A typed list of different variables."""
+    """Read a typed list of different variables."""
     parameters: dict[str, Parameter] = {}
     for name, types in read_typed_list(items, scope):
         if name in parameters:

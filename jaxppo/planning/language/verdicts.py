@@ -54,13 +54,19 @@ class PlanVerdict:
     goals: int | None = None
     cost: float | None = None
 
+    def write_fault(self) -> str:
+        """Say where and why a plan fails: ` at step 3: precondition (clear b)`, to stand behind `invalid plan`."""
+        at = "" if self.failed_step is None else f" at step {self.failed_step}"
+        condition = "" if self.failed_condition is None else f" {self.failed_condition}"
+        return f"{at}: {self.error}{condition}"
+
     @classmethod
     def refused(cls, error: PlanError, failed_step: int | None = None, **details: Any) -> "PlanVerdict":
-        """The verdict on a plan that did not run to its end; `details` are the fields behind `error`."""
+        """Make the verdict on a plan that did not run to its end; `details` are the fields behind `error`."""
         return cls(False, False, None, failed_step, error, **details)
 
     @classmethod
     def executed(cls, goal_reached: bool, **details: Any) -> "PlanVerdict":
-        """The verdict on a plan whose steps were all applicable; `details` are the fields behind `error`."""
+        """Make the verdict on a plan whose steps were all applicable; `details` are the fields behind `error`."""
         error = None if goal_reached else PlanError.GOAL_NOT_REACHED
         return cls(goal_reached, True, goal_reached, None, error, **details)

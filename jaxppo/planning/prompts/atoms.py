@@ -18,7 +18,7 @@ _WORDS = (*SPECIAL_WORDS, "<init>", "<goal>", "<plan>", ";", "not")
 
 
 def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
-    """`<init> on b a ; ontable a <goal> on a b <plan>`.
+    """Write `<init> on b a ; ontable a <goal> on a b <plan>`.
 
     Raises:
         UnsupportedPddlError: the goal is more than a conjunction of literals, or numbers have a say in what is valid.
@@ -37,7 +37,7 @@ def _literal_words(literal: Literal) -> str:
 
 
 def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:
-    """`unstack b a ; stack a b`."""
+    """Write `unstack b a ; stack a b`."""
     return " ; ".join(map(" ".join, actions))
 
 
@@ -54,7 +54,7 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
-    """Predicates, actions, names and what stands between them."""
+    """Collect predicates, actions, names and what stands between them."""
     words = {*_WORDS, *names}
     for domain in map(parse_domain, domain_pddls):
         words.update(domain.predicates, domain.actions, domain.constants)

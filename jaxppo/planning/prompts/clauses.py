@@ -34,18 +34,18 @@ class Clauses(NamedTuple):
     phrases: Phrases
 
     def atom(self, atom: Atom) -> str:
-        """A fact: `block a is on block b`."""
+        """Write a fact: `block a is on block b`."""
         terms = list(map(term, atom[1:]))
         if atom[0] == "=":
             return f"{listed(terms)} are the same"
         return self.phrases.predicates[atom[0]].format(*terms)
 
     def literal(self, literal: Literal) -> str:
-        """A fact or its negation."""
+        """Write a fact or its negation."""
         return self.atom(literal.atom) if literal.positive else f"{NOT} {self.atom(literal.atom)}"
 
     def condition(self, condition: Condition) -> str:
-        """Any condition, in parentheses where it has parts."""
+        """Write any condition, in parentheses where it has parts."""
         match condition:
             case Literal():
                 return self.literal(condition)
@@ -62,21 +62,21 @@ class Clauses(NamedTuple):
                 return f"{expression(left)} is {_COMPARED[operator]} {expression(right)}"
 
     def variables(self, parameters: Iterable[Parameter]) -> str:
-        """`X that is a truck and Y that is a place`."""
+        """Write `X that is a truck and Y that is a place`."""
         return listed([f"{term(name)} that {self.is_of(types)}" for name, types in parameters])
 
     def is_of(self, types: Types) -> str:
-        """`is a truck`, also of one of several types."""
+        """Write `is a truck`, also of one of several types."""
         return f"is {' or '.join(self.phrases.kinds[name][0] for name in types)}"
 
 
 def term(name: str) -> str:
-    """A variable `?from` as `FROM`, a name as it is."""
+    """Write a variable `?from` as `FROM`, a name as it is."""
     return name[1:].upper() if name[0] == "?" else name
 
 
 def expression(value: Expression) -> str:
-    """A number: `3`, `length of home and hub`, `(length of home and hub + 3)`."""
+    """Write a number: `3`, `length of home and hub`, `(length of home and hub + 3)`."""
     if isinstance(value, Operation):
         parts = list(map(expression, value.arguments))
         return f"({f' {value.operator} '.join(parts) if len(parts) > 1 else f'- {parts[0]}'})"
@@ -89,5 +89,5 @@ def expression(value: Expression) -> str:
 
 
 def update(change: Update) -> str:
-    """A change of a number: `the total cost rises by 3`."""
+    """Write a change of a number: `the total cost rises by 3`."""
     return _UPDATED[change.operator].format(expression(change.function), expression(change.amount))

@@ -26,7 +26,7 @@ _FRAMES = (_OBJECTS, _START, _GOAL, _REQUEST, NOT, "nothing , and")
 
 
 def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
-    """What the domain allows, the objects and facts at the start, the goal, and the request for a plan.
+    """Write what the domain allows, the objects and facts at the start, the goal, and the request for a plan.
 
     Raises:
         PddlError: a text cannot be read.
@@ -65,7 +65,7 @@ def _rule(rule: Rule, clauses: Clauses) -> str:
 
 
 def _action(schema: ActionSchema, domain: Domain, clauses: Clauses) -> str:
-    """`You can stack block X on block Y. Needed: ... Then true: ... Then false: ...`."""
+    """Write `You can stack block X on block Y. Needed: ... Then true: ... Then false: ...`."""
     phrase = clauses.phrases.actions[schema.name].format(*(term(name) for name, _ in schema.parameters))
     kinds = [f"{term(name)} {clauses.is_of(types)}" for name, types in schema.parameters if types and domain.typed]
     always = Effect((), (), schema.add, schema.delete, schema.updates)
@@ -89,7 +89,7 @@ def _results(effect: Effect, clauses: Clauses) -> Iterator[str]:
 
 
 def _conditional(effect: Effect, clauses: Clauses) -> Iterator[str]:
-    """`For every X that is a truck, if X is empty, then true: ...`."""
+    """Yield `For every X that is a truck, if X is empty, then true: ...`."""
     every = [f"for every {clauses.variables(effect.parameters)}"] if effect.parameters else []
     conditions = [f"if {_joined(map(clauses.condition, effect.conditions))}"] if effect.conditions else []
     for result in _results(effect, clauses):
@@ -98,7 +98,7 @@ def _conditional(effect: Effect, clauses: Clauses) -> Iterator[str]:
 
 
 def _objects(problem: Problem) -> str:
-    """`a, b and c are blocks; d is a table`."""
+    """Write `a, b and c are blocks; d is a table`."""
     kinds = phrases_of(problem.domain).kinds
     groups: dict[Types, list[str]] = {}
     for name, types in problem.objects.items():
@@ -133,7 +133,7 @@ def _joined(clauses: Iterable[str]) -> str:
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
-    """The words of the domains and of the problems that have these names; numbers are not among them."""
+    """Collect the words of the domains and of problems that have these names; numbers are not among them."""
     texts = list(_FRAMES)
     for domain in map(parse_domain, domain_pddls):
         phrases = phrases_of(domain)

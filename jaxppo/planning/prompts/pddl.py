@@ -15,7 +15,7 @@ _PROBLEM = f"(define (problem {_PROBLEM_NAME}) (:domain) (:objects -) (:init) (:
 
 
 def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
-    """Domain and problem in lower case, without comments, one section a line; every problem is called `task`.
+    """Write domain and problem in lower case, without comments, one section a line; every problem is called `task`.
 
     Raises:
         PddlError: a text is not PDDL.
@@ -39,7 +39,7 @@ def _write(node: str | Form) -> str:
 
 
 def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:
-    """One `(action args)` a line."""
+    """Write one `(action args)` a line."""
     return "\n".join(map(format_action, actions))
 
 
@@ -49,7 +49,7 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
-    """The words of the domains and of the problems that have these names; numbers are not among them."""
+    """Collect the words of the domains and of problems that have these names; numbers are not among them."""
     return {*SPECIAL_WORDS, *names}.union(*map(split_words, [_FRAME, _PROBLEM, *map(_domain_text, domain_pddls)]))
 
 

@@ -11,12 +11,12 @@ from jaxppo.planning.language.task import Domain
 
 @lru_cache(maxsize=256)
 def phrases_of(domain: Domain) -> Phrases:
-    """The phrases of a domain: ours where it has all names, types and arguments of one of ours, else general ones."""
+    """Find the phrases of a domain: ours where names, types and arguments are those of one of ours, else general."""
     return _known().get(_signature(domain)) or general_phrases(domain)
 
 
 def general_phrases(domain: Domain) -> Phrases:
-    """Phrases made of names: `use drive on t1, a and b`; what is true of which objects is left open."""
+    """Make phrases of names: `use drive on t1, a and b`; what is true of which objects is left open."""
     kinds = {name: (f"of kind {name}", f"of kind {name}") for name in domain.ancestors}
     return Phrases(
         about="This is a planning problem.",
@@ -29,7 +29,7 @@ def general_phrases(domain: Domain) -> Phrases:
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Write `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -43,7 +43,7 @@ def _known() -> Mapping[Hashable, Phrases]:
 
 
 def _signature(domain: Domain) -> Hashable:
-    """All names, with the types of their arguments; names of variables and of the domain do not count."""
+    """Collect all names and types of arguments; names of variables and of the domain do not count."""
     actions = {name: tuple(types for _, types in schema.parameters) for name, schema in domain.actions.items()}
     parts = (domain.types, domain.constants, domain.predicates, actions)
     return (domain.typed, *(frozenset(part.items()) for part in parts))

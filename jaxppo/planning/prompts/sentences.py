@@ -38,7 +38,7 @@ class Templates(NamedTuple):
 
 
 def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
-    """One sentence a line.
+    """Write one sentence a line.
 
     Raises:
         DataError: the domain has no such action.
@@ -83,7 +83,7 @@ def _read_sentence(words: Sequence[str], templates: dict[int, list[Templates]]) 
 
 @lru_cache(maxsize=256)
 def _templates_of(domain_pddl: str) -> dict[int, list[Templates]]:
-    """The templates of a domain by their number of words, commas among them."""
+    """Group the templates of a domain by their number of words, commas among them."""
     shapes: dict[tuple[int, tuple[int, ...]], Templates] = {}
     for name, phrase in phrases_of(parse_domain(domain_pddl)).actions.items():
         words, places = template(phrase)
@@ -97,7 +97,7 @@ def _templates_of(domain_pddl: str) -> dict[int, list[Templates]]:
 
 
 def template(phrase: str) -> tuple[list[str], tuple[int, ...]]:
-    """The words of a phrase, empty ones for arguments, and the places of the arguments in their order."""
+    """Split a phrase into words, empty ones for arguments, and the places of the arguments in their order."""
     places: dict[int, int] = {}
     words: list[str] = []
     for text, argument, _, _ in Formatter().parse(phrase):

@@ -11,10 +11,10 @@ _WORD = re.compile(f"[{PUNCTUATION}]|[^{PUNCTUATION}\\s]+")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text: what stands between blanks, punctuation apart."""
+    """Split a text into words: what stands between blanks, punctuation apart."""
     return _WORD.findall(text)
 
 
 def words_of(texts: Iterable[str]) -> list[str]:
-    """The words that a word-level tokenizer needs for these texts, sorted, each once, special words among them."""
+    """List the words that a word-level tokenizer needs for these texts, sorted, special words among them."""
     return sorted({*SPECIAL_WORDS}.union(*map(split_words, texts)))

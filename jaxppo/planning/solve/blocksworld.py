@@ -81,7 +81,7 @@ def _path(came_from: Mapping[Places, tuple[Places, Move] | None], places: Places
 
 
 def _misplaced(places: Places, goal: Places) -> set[int]:
-    """The blocks that must move: those not on their goal's block, and everything above them."""
+    """Find the blocks that must move: those not on their goal's block, and everything above them."""
     wrong = {block for block, below in enumerate(places) if below != goal[block]}
     above = {below: block for block, below in enumerate(places) if below != TABLE}
     for block in tuple(wrong):
@@ -91,7 +91,7 @@ def _misplaced(places: Places, goal: Places) -> set[int]:
 
 
 def _moves(places: Places, goal: Places) -> Iterator[Move]:
-    """The moves worth trying: the first that reaches a final place, else every misplaced top block to the table."""
+    """Yield the moves worth trying: the first that reaches a final place, else misplaced top blocks to the table."""
     misplaced = _misplaced(places, goal)
     clear = [block for block in sorted(misplaced) if block not in places]
     for block in clear:

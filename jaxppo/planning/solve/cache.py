@@ -29,7 +29,7 @@ class Record(NamedTuple):
     timeout_s: float
 
     def is_final(self, timeout_s: float) -> bool:
-        """Whether asking again, with this time limit, would be in vain: a crash may have had a passing reason."""
+        """Return whether asking again, with this time limit, would be in vain; a crash may have a passing reason."""
         if self.reason == "timeout":
             return self.timeout_s >= timeout_s
         return self.reason is None or not self.reason.startswith(("crash", "memory"))
@@ -61,7 +61,7 @@ class PlanCache:
             _LOG.warning("%s: %d damaged line(s) are left out", path, read.count(None))
 
     def get(self, key: str, timeout_s: float) -> Record | None:
-        """The record of a key, if it still holds under this time limit."""
+        """Return the record of a key, if it still holds under this time limit."""
         record = self._records.get(key)
         return record if record is not None and record.is_final(timeout_s) else None
 

@@ -13,7 +13,7 @@ INFINITY = 1 << 60
 
 
 def relaxed_plan(task: StripsTask, state: int) -> tuple[int, set[int]]:
-    """The length of a plan that ignores what steps delete, and its steps that can be taken at once.
+    """Find a plan that ignores what steps delete: its length, and its steps that can be taken at once.
 
     Every fact comes from the step with the lowest additive cost, `1 + sum of the costs of what it needs`.
     """
@@ -33,7 +33,7 @@ def relaxed_plan(task: StripsTask, state: int) -> tuple[int, set[int]]:
 
 
 def _additive_costs(task: StripsTask, state: int) -> tuple[list[int], list[int], list[int]]:
-    """Per fact its cost and the step it comes from, per step its cost, by Dijkstra's algorithm."""
+    """Compute per fact its cost and the step it comes from, per step its cost, by Dijkstra's algorithm."""
     cost, chosen = [INFINITY] * len(task.users), [-1] * len(task.users)
     step_cost, missing = [1] * len(task.needs), list(map(len, task.needs))
     heap = [(0, fact) for fact in facts_of(state)]
@@ -56,7 +56,7 @@ def _additive_costs(task: StripsTask, state: int) -> tuple[list[int], list[int],
 
 
 def landmark_cut(task: StripsTask, state: int) -> int:
-    """The sum of the costs of disjoint sets of steps, of each of which every plan has one.
+    """Sum the costs of disjoint sets of steps, of each of which every plan has one.
 
     Round after round: costs of facts by `hmax`; the facts from which the goal costs nothing more; the steps that enter
     them are the landmark, whose lowest cost is added to the estimate and taken from each of its steps.
@@ -77,7 +77,7 @@ def landmark_cut(task: StripsTask, state: int) -> int:
 
 
 def _max_costs(task: StripsTask, state: int, prices: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Per fact its `hmax` cost, per step the need that costs most: the last to become known (-1: never)."""
+    """Compute per fact its `hmax` cost, per step its costliest need: the last to become known (-1: never)."""
     cost, hardest = [INFINITY] * len(task.users), [-1] * len(task.needs)
     missing = list(map(len, task.needs))
     heap = [(0, fact) for fact in facts_of(state)]
@@ -100,7 +100,7 @@ def _max_costs(task: StripsTask, state: int, prices: Sequence[int]) -> tuple[lis
 
 
 def _cut(task: StripsTask, state: int, prices: Sequence[int], hardest: Sequence[int], last: int) -> list[int]:
-    """The steps that lead from what the state reaches into what leads to the goal at no cost."""
+    """Find the steps that lead from what the state reaches into what leads to the goal at no cost."""
     free: dict[int, list[int]] = {}  # fact to the facts that give it at no cost
     uses: dict[int, list[int]] = {}  # fact to the steps that wait for it
     for number, fact in enumerate(hardest):
@@ -124,7 +124,7 @@ def _cut(task: StripsTask, state: int, prices: Sequence[int], hardest: Sequence[
 
 
 def _closure(found: list[int], following: Callable[[int], Iterable[int]]) -> set[int]:
-    """What these facts lead to, themselves included."""
+    """Collect what these facts lead to, themselves included."""
     seen = set(found)
     for fact in found:  # it grows
         new = [other for other in dict.fromkeys(following(fact)) if other not in seen]

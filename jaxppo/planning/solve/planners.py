@@ -94,7 +94,7 @@ class PlanResult:
 
 
 def planner_version(name: str) -> str:
-    """A planner's name and version.
+    """Return a planner's name and version.
 
     Raises:
         ConfigError: there is no such planner, or it is not installed.
@@ -211,12 +211,12 @@ class _Job(NamedTuple):
     use_val: bool
 
     def key(self, task: PlanTask) -> str:
-        """What the result depends on."""
+        """Hash what the result depends on."""
         content = "\0".join((task.domain_pddl, task.problem_pddl, self.version))
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
     def record(self, key: str, task: PlanTask) -> Record:
-        """The result of a task: known, or found now and put down."""
+        """Return the result of a task: known, or found now and recorded."""
         known = self.cache.get(key, self.pool.timeout_s)
         if known is not None and (known.plan is None or self._objection(task, known.plan) is None):
             return known
@@ -238,7 +238,7 @@ class _Job(NamedTuple):
         return Record(plan if reason is None else None, reason, round(seconds, 3), self.pool.timeout_s)
 
     def _objection(self, task: PlanTask, plan: tuple[Action, ...]) -> str | None:
-        """What the validators have against a plan."""
+        """Say what the validators have against a plan; None for nothing."""
         try:
             verdict = execute(parse_problem(task.problem_pddl, parse_domain(task.domain_pddl)), plan)
             if not verdict.valid:
@@ -253,7 +253,7 @@ class _Job(NamedTuple):
         return None
 
     def result(self, task: PlanTask, record: Record) -> PlanResult:
-        """A record as the answer to a task."""
+        """Turn a record into the answer to a task."""
         optimal = self.pool.planner.optimal and record.plan is not None
         return PlanResult(task.id, record.plan, self.version, record.seconds, optimal, record.reason)
 
@@ -271,9 +271,7 @@ def _unreadable(task: PlanTask) -> str | None:
 def _invalid(what: str, verdict: PlanVerdict) -> str:
     if verdict.error in (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT):
         return f"crash: {verdict.error}"
-    at = "" if verdict.failed_step is None else f" at step {verdict.failed_step}"
-    condition = "" if verdict.failed_condition is None else f" {verdict.failed_condition}"
-    return f"{what}{at}: {verdict.error}{condition}"
+    return f"{what}{verdict.write_fault()}"
 
 
 def _results(job: _Job, workers: int, progress: Progress | None) -> Iterator[PlanResult]:
@@ -304,7 +302,7 @@ def _results(job: _Job, workers: int, progress: Progress | None) -> Iterator[Pla
 def _start_threads(
     job: _Job, distinct: dict[str, PlanTask], count: int, finished: "queue.SimpleQueue[tuple[str, Record | Exception]]"
 ) -> list[threading.Thread]:
-    """Threads are enough, for the work is in the planners' processes; Python's end does not wait for them."""
+    """Start threads, which are enough: the work is in the planners' processes; Python's end does not wait for them."""
     waiting: queue.SimpleQueue[tuple[str, PlanTask]] = queue.SimpleQueue()
     for item in distinct.items():
         waiting.put(item)

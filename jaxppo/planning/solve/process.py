@@ -133,7 +133,7 @@ class PlannerProcess:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """The caller's modules are found; planners that walk over sets do it in one order; files end up in the folder."""
+    """Let the caller's modules be found, planners walk over sets in one order, and files end up in the folder."""
     paths = os.pathsep.join(dict.fromkeys(map(os.path.abspath, sys.path)))
     folders = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
     return {**os.environ, **folders, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"}

@@ -76,7 +76,7 @@ class _Budget:
 
 
 def reachable_steps(problem: Problem) -> dict[Action, Step]:
-    """The steps whose preconditions can be reached when nothing is ever deleted.
+    """Find the steps whose preconditions can be reached when nothing is ever deleted.
 
     Source: Helmert, Concise finite-domain representations for PDDL planning tasks, Artificial Intelligence 173 (2009),
     section 6 (the same by Datalog rules).
@@ -125,7 +125,7 @@ def _plain(problem: Problem, action: Action, step: Step) -> Step:
 
 
 def _joins(schema: ActionSchema) -> Iterator[_Join]:
-    """One for each precondition that a new fact may fit; a schema without any is filled in by types alone."""
+    """Make one join for each precondition that a new fact may fit; a schema without any is filled in by types alone."""
     atoms = [part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive]
     atoms = [atom for atom in atoms if atom[0] != "="]
     if not atoms:
@@ -136,7 +136,7 @@ def _joins(schema: ActionSchema) -> Iterator[_Join]:
 
 
 def _in_order(atoms: list[Atom], bound: set[str]) -> tuple[tuple[_Pattern, ...], set[str]]:
-    """The look-ups, always next the one with the fewest open variables, and all variables bound in the end."""
+    """Order the look-ups: always next the one with the fewest open variables, and all variables bound in the end."""
     patterns = []
     while atoms:
         atom = min(atoms, key=lambda each: len(_variables(each) - bound))

@@ -54,7 +54,7 @@ def compile_task(problem: Problem, steps: Mapping[Action, Step]) -> StripsTask |
     lacks = {atom: number for number, atom in enumerate(sorted(false), 1 + len(holds))}
 
     def numbers(true: Iterable[Atom], false: Iterable[Atom]) -> tuple[int, ...]:
-        """The facts that say that these atoms hold and those do not, as far as conditions ask for them."""
+        """Number the facts that say that these atoms hold and those do not, as far as conditions ask for them."""
         return tuple(
             sorted([holds[atom] for atom in true if atom in holds] + [lacks[atom] for atom in false if atom in lacks])
         )
@@ -73,7 +73,7 @@ def compile_task(problem: Problem, steps: Mapping[Action, Step]) -> StripsTask |
 
 
 def _goal(problem: Problem) -> tuple[frozenset[Atom], frozenset[Atom]]:
-    """The atoms that must hold in the end and those that must not."""
+    """Return the atoms that must hold in the end and those that must not."""
     grounder = Grounder(problem)
     true: set[Atom] = set()
     false: set[Atom] = set()
@@ -86,12 +86,12 @@ def _goal(problem: Problem) -> tuple[frozenset[Atom], frozenset[Atom]]:
 
 
 def bits_of(facts: Iterable[int]) -> int:
-    """The number whose bits are these facts."""
+    """Return the number whose bits are these facts."""
     return sum(1 << fact for fact in facts)
 
 
 def facts_of(bits: int) -> Iterator[int]:
-    """The facts whose bits a number has, in order."""
+    """Yield the facts whose bits a number has, in order."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

@@ -78,7 +78,7 @@ def _goal_fact(condition: Condition, index: Mapping[str, int]) -> _Fact:
 
 
 def _fact_of_text(text: str, index: Mapping[str, int]) -> _Fact:
-    """A formula as one fact about the objects it names, in their order; its label is the text without them.
+    """Write a formula as one fact about the objects it names, in their order; its label is the text without them.
 
     Names of predicates, functions and types stay, also where objects have the same: they stand where no object can.
     """
@@ -110,7 +110,7 @@ def _twins(kinds: Sequence[str], occurrences: Sequence[Sequence[tuple[int, int, 
 
 
 def _may_swap(one: int, other: int, occurrences: Sequence[Sequence[tuple[int, int, tuple[int, ...]]]]) -> bool:
-    """Whether all facts stay the same when two objects of a kind change places."""
+    """Return whether all facts stay the same when two objects of a kind change places."""
     swap = {one: other, other: one}
     swapped = [
         (label, position, tuple(swap.get(i, i) for i in arguments)) for label, position, arguments in occurrences[one]
@@ -155,7 +155,7 @@ def _smallest_text(structure: _Structure, colours: Colours) -> str:
 
 
 def _any_text(structure: _Structure, colours: Colours) -> str:
-    """The text at the end of the branch that always takes the first object."""
+    """Return the text at the end of the branch that always takes the first object."""
     while cell := _first_cell(colours):
         is_one_kind = len(_one_of_each(structure, cell)) == 1
         colours = _individualise(structure, colours, cell if is_one_kind else cell[:1])
@@ -163,14 +163,14 @@ def _any_text(structure: _Structure, colours: Colours) -> str:
 
 
 def _first_cell(colours: Colours) -> list[int]:
-    """The objects of the first class with several members."""
+    """Return the objects of the first class with several members."""
     counts = Counter(colours)
     first = min((colour for colour, count in counts.items() if count > 1), default=None)
     return [number for number, colour in enumerate(colours) if colour == first]
 
 
 def _one_of_each(structure: _Structure, cell: Iterable[int]) -> list[int]:
-    """The first object of each group of twins: branches that take its twins end in the same texts."""
+    """Take the first object of each group of twins: branches that take its twins end in the same texts."""
     return list({structure.twins[number]: number for number in reversed(list(cell))}.values())[::-1]
 
 
@@ -190,7 +190,7 @@ def _individualise(structure: _Structure, colours: Colours, chosen: Sequence[int
 
 
 def _text(structure: _Structure, colours: Colours) -> str:
-    """The facts under the numbering that discrete colours are."""
+    """Write the facts under the numbering that discrete colours are."""
     names = [kind.replace("?", str(colour)) for kind, colour in zip(structure.kinds, colours, strict=True)]
     objects = [name for _, name in sorted(zip(colours, names, strict=True))]
     short = [name.split(" ")[0] for name in names]

@@ -154,23 +154,23 @@ def rename_plan(plan: Iterable[Action], mapping: Mapping[str, str]) -> tuple[Act
 
 
 def inverse(mapping: Mapping[str, str]) -> dict[str, str]:
-    """The mapping that undoes another: new word to old word."""
+    """Return the mapping that undoes another: new word to old word."""
     return {new: old for old, new in mapping.items()}
 
 
 def _declared_words(domain: Domain) -> set[str]:
-    """What a domain's text declares, beside its constants and variables."""
+    """Collect what a domain's text declares, beside its constants and variables."""
     parents = {parent for parents in domain.types.values() for parent in parents}
     return {*domain.types, *parents, *domain.predicates, *domain.functions, *domain.actions}
 
 
 def _stated_domain(problem: Iterable[Node]) -> set[str]:
-    """The name under `:domain`, which need not be that of the domain."""
+    """Return the name under `:domain`, which need not be that of the domain."""
     return {str(section[1]) for section in problem if isinstance(section, list) and section[0] == ":domain"}
 
 
 def _words(node: Node) -> Iterator[str]:
-    """The words of a form in the order of the text."""
+    """Yield the words of a form in the order of the text."""
     if isinstance(node, str):
         yield str(node)
     else:
@@ -199,7 +199,7 @@ def _from_pools(
 
 
 def _pool_of(name: str, problem: Problem, pools: Mapping[str, Sequence[str]]) -> str:
-    """The pool of an object's type, of a type above it, or with its name in it."""
+    """Choose the pool of an object's type, of a type above it, or with its name in it."""
     types = problem.objects[name]
     above = [kind for kind in pools if problem.domain.is_of_type(types, (kind,))]
     kinds = [
@@ -224,7 +224,7 @@ def _random_words(rng: random.Random, n_words: int, taken: Collection[str]) -> l
 def _new_words(
     words: Sequence[str], domain: Domain, style: str, taken: Collection[str], rng: random.Random
 ) -> dict[str, str]:
-    """Other words for these; variables become `?` and a word."""
+    """Choose other words for these; variables become `?` and a word."""
     variables = [word for word in words if word.startswith("?")]
     names = [word for word in words if not word.startswith("?")]
     mapping = dict(zip(variables, _variable_names(len(variables), taken), strict=True))
@@ -239,12 +239,12 @@ def _new_words(
 
 
 def _variable_names(n_names: int, taken: Collection[str]) -> list[str]:
-    """`?v1`, `?v2`, ...: they say nothing."""
+    """List `?v1`, `?v2`, ...: they say nothing."""
     return list(islice((name for name in map("?v{}".format, count(1)) if name not in taken), n_names))
 
 
 def _ordinary_words(ordinary: Sequence[str], n_words: int, taken: Collection[str], rng: random.Random) -> list[str]:
-    """Words of a list in random order; pairs of them (`cloud-fox`) where it is too short."""
+    """Draw words of a list in random order; pairs of them (`cloud-fox`) where it is too short."""
     order = rng.sample(ordinary, len(ordinary))
     pairs = (f"{first}-{second}" for first, second in permutations(order, 2))
     return list(islice((word for word in chain(order, pairs) if word not in taken), n_words))
@@ -296,7 +296,7 @@ def _permuted_objects(items: Sequence[Node], rng: random.Random) -> list[Node]:
 
 
 def _last_values(facts: Iterable[Node]) -> list[Node]:
-    """Of several values of a function only the last counts: drop the others, whose order matters."""
+    """Drop all but the last value of each function: only that counts, and their order would matter."""
     kept: dict[str, Node] = {}
     for number, fact in enumerate(facts):
         match fact:
@@ -312,7 +312,7 @@ def _write(node: Node) -> str:
 
 
 def _write_definition(form: Node) -> str:
-    """One line for each section, and for each part of an action."""
+    """Write one line for each section, and for each part of an action."""
     define, name, *sections = form
     return "\n  ".join([f"({_write(define)} {_write(name)}", *map(_write_section, sections)]) + ")\n"
 

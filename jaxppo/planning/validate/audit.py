@@ -91,7 +91,7 @@ class Audit:
         return AuditResult(len(sample), differing, failed, saved)
 
     def _sample(self, cases: Sequence[Case], verdicts: Sequence[PlanVerdict]) -> dict[str, tuple[Case, PlanVerdict]]:
-        """The digests of the plans to audit, each with its case and verdict."""
+        """Choose the plans to audit: their digests, each with its case and verdict."""
         sample: dict[str, tuple[Case, PlanVerdict]] = {}
         for case, verdict in zip(cases, verdicts, strict=True):
             digest = _digest(case)
@@ -117,7 +117,7 @@ def _digest(case: Case) -> str:
 
 
 def _uniform(seed: int, digest: str) -> float:
-    """A number in [0, 1) that looks random."""
+    """Turn a digest into a number in [0, 1) that looks random."""
     bits = hashlib.sha256(f"{seed} {digest}".encode()).digest()[:6]
     return int.from_bytes(bits) / 2 ** (8 * len(bits))
 
@@ -128,7 +128,7 @@ def _plan_text(case: Case) -> str:
 
 
 def _ask(cases: Sequence[Case], timeout_s: float) -> list[PlanVerdict]:
-    """VAL's verdicts; a domain that it cannot read costs the plans of that domain theirs, not the others."""
+    """Ask VAL; a domain that it cannot read costs the plans of that domain their verdicts, not the others."""
     try:
         return run_val_many(cases, timeout_s)
     except ValidatorError:

@@ -78,7 +78,7 @@ class Step(NamedTuple):
 
 
 def size_of(node: Node) -> int:
-    """The number of parts of a ground condition."""
+    """Count the parts of a ground condition."""
     return 1 + sum(map(size_of, node.parts)) if isinstance(node, Ground) else 1
 
 

@@ -52,7 +52,7 @@ _ANYTHING = "?"
 
 @lru_cache(maxsize=256)
 def changing(domain: Domain) -> frozenset[str]:
-    """The predicates and functions that some effect of the domain changes."""
+    """Collect the predicates and functions that some effect of the domain changes."""
     names: set[str] = set()
     for schema in domain.actions.values():
         for effect in (schema, *schema.effects):
@@ -131,7 +131,7 @@ class Grounder:
                 return self._test(operator, self._expression(left, binding), self._expression(right, binding), wanted)
 
     def goal_parts(self, conditions: Iterable[Condition], binding: Binding) -> Iterator[tuple[Condition, Binding]]:
-        """The conditions that a goal joins by `and` and by `forall`, each with its binding."""
+        """Yield the conditions that a goal joins by `and` and by `forall`, each with its binding."""
         for condition in conditions:
             self._spend()
             if isinstance(condition, Quantified) and condition.word == "forall":
@@ -142,7 +142,7 @@ class Grounder:
                 yield condition, binding
 
     def body(self, atom: Atom) -> Body:
-        """When a derived atom holds: the bodies of its rules, joined by `or`."""
+        """Fill in when a derived atom holds: the bodies of its rules, joined by `or`."""
         known = self._bodies.get(atom)
         if known is None:
             self.start()
@@ -208,7 +208,7 @@ class Grounder:
         return self._join(conjunction, (self.condition(quantified.body, inner, wanted) for inner in bindings))
 
     def _guards(self, condition: Condition, wanted: bool) -> Iterator[Literal]:
-        """Static literals without which a condition cannot be true (or false, where that is wanted)."""
+        """Yield static literals without which a condition cannot be true (or false, where that is wanted)."""
         match condition:
             case Literal(atom, positive):
                 if atom[0] == "=" or not (atom[0] in self._changing or atom[0] in self._rules):
@@ -232,7 +232,7 @@ class Grounder:
     def _bindings(
         self, parameters: Sequence[Parameter], binding: Binding, guards: Sequence[Literal]
     ) -> Iterator[dict[str, str]]:
-        """The binding extended by every choice of objects for the parameters that the guards allow."""
+        """Extend the binding by every choice of objects for the parameters that the guards allow."""
         if not parameters:
             yield dict(binding)
             return
@@ -246,7 +246,7 @@ class Grounder:
                 yield from self._bindings(rest, extended, guards)
 
     def _candidates(self, name: str, types: Types, binding: Binding, guards: Sequence[Literal]) -> Iterable[str]:
-        """The objects of the types; only those in static facts that the guards ask for, where they do."""
+        """List the objects of the types; only those in static facts that the guards ask for, where they do."""
         objects = self._objects_of(types)
         patterns = [atom for atom, positive in guards if positive and name in atom[1:] and atom[0] != "="]
         if not patterns:
@@ -295,5 +295,5 @@ class Grounder:
 
 
 def bindings_of(parameters: Sequence[Parameter], names: Sequence[str]) -> dict[str, str]:
-    """The binding that fills in these objects."""
+    """Return the binding that fills in these objects."""
     return {parameter.name: name for parameter, name in zip(parameters, names, strict=True)}

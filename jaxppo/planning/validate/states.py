@@ -48,15 +48,15 @@ class Rules:
         self._batches: list[Batch] = []
 
     def body(self, atom: Atom) -> Body:
-        """When a derived atom holds."""
+        """Return when a derived atom holds."""
         return self._grounder.body(atom)
 
     def batch(self, number: int) -> Batch:
-        """A batch by its number."""
+        """Return a batch by its number."""
         return self._batches[number]
 
     def batch_of(self, atom: Atom) -> int:
-        """The number of the batch that a derived atom belongs to.
+        """Return the number of the batch that a derived atom belongs to.
 
         Raises:
             UnsupportedPddlError: it depends on too many others.
@@ -71,7 +71,7 @@ class Rules:
         return self._batch_of[atom]
 
     def _depth_first(self, atom: Atom) -> tuple[list[Atom], set[int], int]:
-        """The atoms of a new batch, those used in front of those that use them; the older batches; the work."""
+        """List the atoms of a new batch, those used in front of those that use them; the older batches; the work."""
         order: list[Atom] = []
         uses: set[int] = set()
         seen = {atom}
@@ -115,7 +115,7 @@ class State:
         self._paid: set[int] = set()
 
     def holds(self, node: Node) -> bool:
-        """Whether a ground condition holds; parts are read from left to right, and no further than needed.
+        """Return whether a ground condition holds; parts are read from left to right, and no further than needed.
 
         Raises:
             UndefinedNumberError: it reads a function without a value.

@@ -26,7 +26,7 @@ class Template(NamedTuple):
     equalities: tuple[tuple[Fill, bool], ...]
 
     def fill(self, action: Action) -> tuple[frozenset[Atom], frozenset[Atom], frozenset[Atom], frozenset[Atom]]:
-        """The atoms that must hold, those that must not, those deleted and those added."""
+        """Fill in the atoms that must hold, those that must not, those deleted and those added."""
         words = (*action, *self.words)
         true = frozenset([pick(words) for pick in self.true])
         for pick, positive in self.equalities:
@@ -43,7 +43,7 @@ class Template(NamedTuple):
 
 @lru_cache(maxsize=256)
 def templates_of(domain: Domain) -> Mapping[str, Template]:
-    """The operators of a domain that are plain STRIPS: literals of predicates that no rule defines, and no numbers."""
+    """Find the plain STRIPS operators of a domain: literals of predicates that no rule defines, and no numbers."""
     return {name: _template(schema) for name, schema in domain.actions.items() if _is_plain(schema, domain)}
 
 
@@ -84,7 +84,7 @@ class FactIndex:
         self._found: dict[tuple[str, tuple[int, ...], int], dict[tuple[str, ...], dict[str, None]]] = {}
 
     def matches(self, pattern: Atom, variable: str) -> Mapping[str, None]:
-        """What the variable is in the facts that agree with the pattern; other variables in it match anything."""
+        """Find the objects of the variable in facts that agree with the pattern; its other variables match anything."""
         target = pattern.index(variable)
         places = tuple(place for place, term in enumerate(pattern) if place and term[0] != "?")
         key = (pattern[0], places, target)

@@ -128,7 +128,7 @@ class _Replay:
         return tuple(Check(write_condition(*part), self._holds(*part)) for part in parts)
 
     def _holds(self, condition: Condition, binding: Binding) -> bool:
-        """Whether a condition holds; one that reads a function without a value does not."""
+        """Return whether a condition holds; one that reads a function without a value does not."""
         self._grounder.start()
         self._state.work = 0  # `execute` has said that the plan is not too much; here more is asked, step by step
         try:

@@ -102,7 +102,7 @@ def find_val() -> Path | None:
 
 
 def default_workers() -> int:
-    """One VAL process for every processor that this process may use."""
+    """Return the number of processors that this process may use: one VAL process for each."""
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     return max(1, usable or 1)
 
@@ -257,7 +257,7 @@ def _run(command: list[str], folder: Path, limits: _Limits, stop: threading.Even
 
 
 def _open_nameless(folder: Path) -> IO[bytes]:
-    """A file without a name: in memory on Linux, where files on a disk take longer than VAL on some machines."""
+    """Open a file without a name: in memory on Linux, where files on a disk take longer than VAL on some machines."""
     if sys.platform == "linux":
         with suppress(OSError):
             return os.fdopen(os.memfd_create("val"), "w+b")
@@ -309,7 +309,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float, must_stop: Callabl
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """A file that tells at once when a process ends and leaves its number taken; None where there is no such thing."""
+    """Open a file that reports when a process ends and keeps its number taken; None where there is no such thing."""
     try:
         return os.pidfd_open(pid) if sys.platform == "linux" else None
     except OSError:

@@ -78,7 +78,7 @@ def _unsatisfied(stdout: str, steps: Steps) -> PlanVerdict:
 
 
 def _failed_step(time: str, behind: str, steps: Steps) -> int | None:
-    """1-based index of the step that VAL names; None where it may be one of several."""
+    """Find the 1-based index of the step that VAL names; None where it may be one of several."""
     if not any(isinstance(step, TimedAction) for step in steps):
         return int(time) if _INDEX.fullmatch(time) and int(time) <= len(steps) else None
     moment = _MOMENT.match(behind)
@@ -93,7 +93,7 @@ def _timed(steps: Steps) -> Iterator[tuple[int, TimedAction]]:
 
 
 def _is_at(step: TimedAction, time: float, moment: re.Match[str]) -> bool:
-    """Whether that moment of a step may be what VAL prints as `time`."""
+    """Return whether that moment of a step may be what VAL prints as `time`."""
     start = float(step.start)
     end = start + float(step.duration or 0)
     slack = abs(time) * _TIME_PRECISION + _TIME_TOLERANCE

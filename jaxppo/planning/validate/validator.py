@@ -96,7 +96,7 @@ def _goal(problem: Problem, grounder: Grounder) -> _Goal:
 
 
 def _legal_steps(task: _Task, actions: Sequence[Action]) -> tuple[list[Step | None], PlanError | None]:
-    """The steps in front of the first that is wrong by itself (None for one not filled in yet), and what is wrong."""
+    """Take the steps in front of the first wrong one (None for one not filled in yet), and what is wrong with that."""
     steps: list[Step | None] = []
     known = task.steps.get
     for action in actions:
@@ -153,7 +153,7 @@ def _apply(task: _Task, state: State, action: Action, step: Step, extras: Extras
 
 
 def _false_condition(task: _Task, state: State, action: Action) -> str:
-    """The first condition that a precondition joins and that does not hold."""
+    """Write the first condition that a precondition joins and that does not hold."""
     schema = task.problem.domain.actions[action[0]]
     binding = bindings_of(schema.parameters, action[1:])
     return _first_false(task, state, [(condition, binding) for condition in schema.precondition])
@@ -168,7 +168,7 @@ def _first_false(task: _Task, state: State, parts: Sequence[tuple[Condition, Bin
 
 
 def _surely(state: State, node: Node) -> bool:
-    """Whether a condition holds; one that reads a function without a value does not."""
+    """Return whether a condition holds; one that reads a function without a value does not."""
     try:
         return state.holds(node)
     except UndefinedNumberError:
@@ -192,7 +192,7 @@ def _verdict(task: _Task, state: State, n_legal: int, wrong: PlanError | None, s
 
 
 def _cost(problem: Problem, state: State, n_steps: int) -> tuple[float | None, str | None]:
-    """The value of the metric, and the function without a value that it reads, if it does."""
+    """Compute the metric, or name the function without a value that it reads."""
     if problem.metric is None:
         return float(n_steps), None
     try:

@@ -93,7 +93,7 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
 def _import(
     config: ImportConfig, source: Path, kind: str, terminal: Terminal
 ) -> tuple[Mapping[str, list[Row]], list[Rejected], dict[str, Any]]:
-    """The rows of every split, what was left out, and figures for the report."""
+    """Make the rows of every split, the list of what was left out, and figures for the report."""
     pddl_dir = Path(config.pddl_dir) if config.pddl_dir is not None else source
     found, rejected = _check(list(_READERS[kind](source, pddl_dir)), config, terminal)
     solved, unsolved = _solve(found, config, terminal)
@@ -118,7 +118,7 @@ def _source(config: ImportConfig) -> Path:
 
 
 def _kind_of(source: Path) -> str:
-    """What a source is, told by its files."""
+    """Recognise the kind of a source by its files."""
     if split_files(source):
         return "rows"
     lines = [source] if source.is_file() else source.rglob("*.jsonl")
@@ -221,7 +221,7 @@ def _split(
 
 
 def _rows(splits: Mapping[str, Sequence[Solved]], config: ImportConfig) -> tuple[dict[str, list[Row]], list[Rejected]]:
-    """The rows of every split, and the problems that the prompt style cannot write."""
+    """Make the rows of every split, and list the problems that the prompt style cannot write."""
     rows: dict[str, list[Row]] = {}
     rejected: list[Rejected] = []
     for split, solved in splits.items():
@@ -252,7 +252,7 @@ def _row(solved: Solved, split: str, config: ImportConfig) -> Row:
 
 
 def _with_renamings(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Rejected]]:
-    """Behind each row so many with other names out of those that objects of its domain have in these rows.
+    """Add behind each row so many with other names out of those that objects of its domain have in these rows.
 
     With few names some copies have the prompt of another row: those are left out, as are those whose id is taken. A
     problem whose objects can have no other names is rejected as a copy; the row itself stays.
@@ -292,7 +292,7 @@ def _with_optimal_costs(
 
 
 def _summary(rejected: Sequence[Rejected]) -> str:
-    """How many problems were left out for which reason, and the first of them."""
+    """Say how many problems were left out for which reason, and show the first of them."""
     if not rejected:
         return "none at all"
     counts = Counter(kind_of_reason(entry.reason) for entry in rejected)

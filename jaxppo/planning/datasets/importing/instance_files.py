@@ -84,7 +84,7 @@ class Instances:
         self._known: dict[tuple[str, str, str], _Files | str] = {}
 
     def files_of(self, entry: Entry) -> _Files:
-        """The files of an instance; where several are called so, those for which its plan is valid.
+        """Find the files of an instance; of several with its name, those for which its plan is valid.
 
         Raises:
             DataError: there are none, or it is not clear which.
@@ -101,7 +101,7 @@ class Instances:
         return found
 
     def problem_of(self, entry: Entry, files: _Files, planner: str) -> SourceProblem:
-        """The problem of an instance, without its plan."""
+        """Make the problem of an instance, without its plan."""
         label = self._folder.label(files.problem.path)
         return SourceProblem(
             id=label.removesuffix(files.problem.path.suffix),
@@ -114,7 +114,7 @@ class Instances:
         )
 
     def with_plan(self, problem: SourceProblem, entry: Entry, files: _Files) -> SourceProblem:
-        """The problem with the plan of a row among its plans."""
+        """Add the plan of a row to the plans of a problem."""
         if not entry.plan_text.strip():
             return problem
         try:
@@ -124,7 +124,7 @@ class Instances:
         return problem if plan in problem.plans else problem._replace(plans=(*problem.plans, plan))
 
     def _candidates(self, entry: Entry) -> list[_Files]:
-        """The files that an instance may mean, with their domains.
+        """List the files that an instance may mean, with their domains.
 
         Raises:
             DataError: something is wrong with each of them.
@@ -173,7 +173,7 @@ class Instances:
         raise DataError(f"unclear problem file: {expected}, got {shown}: {which}")
 
     def _fits(self, entry: Entry, files: _Files) -> bool:
-        """Whether the plan of a row is valid; where it has none, whether the files are of its domain."""
+        """Return whether the plan of a row is valid; where it has none, whether the files are of its domain."""
         if not entry.plan_text.strip():
             return files.sure
         try:
@@ -201,7 +201,7 @@ class Instances:
         return names
 
     def _named_files(self, config: Mapping[str, Any], instance: str) -> tuple[Path | None, Definition | None]:
-        """The files that a configuration of PlanBench names, where they are in the folder."""
+        """Find the files that a configuration of PlanBench names, where they are in the folder."""
         template, folder, domain = (config.get(key) for key in ("instances_template", "instance_dir", "domain_file"))
         files = set(self._folder.files)
         for base in (self._folder.root, self._folder.root / "instances"):
@@ -228,7 +228,7 @@ class Instances:
 
 
 def _without_surplus_words(step: Action, problem: Problem) -> Action:
-    """PlanBench's `(feast object b object c)` as `(feast b c)`: of too many words, those that are no objects go."""
+    """Write PlanBench's `(feast object b object c)` as `(feast b c)`: drop surplus words that are no objects."""
     schema = problem.domain.actions.get(step[0])
     objects = [word for word in step[1:] if word in problem.objects]
     if schema is None or len(step) - 1 <= len(schema.parameters) or len(objects) != len(schema.parameters):
@@ -261,7 +261,7 @@ def _sentences_to_actions(text: str, config: Mapping[str, Any], problem: Problem
 
 
 def _phrase(name: str, encoded: Any) -> str:
-    """How an object is written: `red block` for `a`, `package_0` for `p0`, `location_1-0` for `l1-0`."""
+    """Write an object as the prompts do: `red block` for `a`, `package_0` for `p0`, `location_1-0` for `l1-0`."""
     if not isinstance(encoded, dict):
         return name
     if name in encoded:

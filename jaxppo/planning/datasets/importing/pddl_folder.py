@@ -42,12 +42,12 @@ class Definition(NamedTuple):
 
 
 def natural_key(text: str) -> list[tuple[int, str]]:
-    """For sorting: `p2` in front of `p10`."""
+    """Make a key for sorting: `p2` in front of `p10`."""
     return [(int(part), "") if part.isascii() and part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
 def last_number(stem: str) -> int | None:
-    """The number that a file's name ends with: 40 for `instance-40`, and for `p40-domain`."""
+    """Read the number that a file's name ends with: 40 for `instance-40`, and for `p40-domain`."""
     match = _LAST_NUMBER.search(stem)
     return int(match[1]) if match and len(match[1]) < 19 else None
 
@@ -72,11 +72,11 @@ class PddlFolder:
         return sorted(found, key=lambda path: natural_key(self.label(path)))
 
     def label(self, path: Path) -> str:
-        """A file's path in the folder."""
+        """Return a file's path in the folder."""
         return path.relative_to(self.root).as_posix()
 
     def definition(self, path: Path) -> Definition:
-        """What a file defines.
+        """Read what a file defines.
 
         Raises:
             DataError: it is no text, or defines neither a domain nor a problem.
@@ -92,7 +92,7 @@ class PddlFolder:
         return found
 
     def domain_of(self, problem: Definition) -> Definition:
-        """The domain of a problem: the nearest one with the name that the problem states, else the nearest one.
+        """Find the domain of a problem: the nearest one with the name that the problem states, else the nearest one.
 
         Near is the problem's folder, then each folder above, with their subfolders `domains`. Where several domains of
         a folder have the name, the one that is called like the problem's file (`domain-01` and `p01`) is taken.
@@ -112,7 +112,7 @@ class PddlFolder:
         return self._only(nearest, problem)
 
     def plans_of(self, problem: Definition) -> list[Path]:
-        """The files that may hold a plan for a problem, the best name first.
+        """List the files that may hold a plan for a problem, the best name first.
 
         `p01.plan`, `p01.pddl.soln`, `plans/p01.anything`, and `sas_plan` where it can only belong to this problem. Of
         numbered ones (`p01.plan.2`, `sas_plan.2`) the last comes first, since planners number them as they get better.
@@ -140,7 +140,7 @@ class PddlFolder:
         return folders
 
     def _in_folder(self, folder: Path, kind: str) -> list[Definition]:
-        """What the files of a folder define; those that cannot be read are for whoever lists the files."""
+        """Read what the files of a folder define; those that cannot be read are reported by who lists the files."""
         if (folder, kind) not in self._kinds:
             found: dict[str, list[Definition]] = {"domain": [], "problem": []}
             for path in self._by_folder.get(folder, ()):
@@ -160,7 +160,7 @@ class PddlFolder:
         return domains[0]
 
     def _starting_with(self, folder: Path, name: str) -> list[Path]:
-        """The files `NAME` and `NAME.anything`: the highest number first, then by their names."""
+        """List the files `NAME` and `NAME.anything`: the highest number first, then by their names."""
         if folder not in self._prefixes:
             prefixes: dict[str, list[Path]] = {}
             for path in sorted(folder.glob("*")):
@@ -172,7 +172,7 @@ class PddlFolder:
         return sorted((path for path in found if path.is_file()), key=lambda path: -_number_suffix(path))
 
     def _numbered(self, folder: Path, name: str) -> list[Path]:
-        """The files `NAME.2`, `NAME.1` and `NAME`."""
+        """List the files `NAME.2`, `NAME.1` and `NAME`."""
         found = self._starting_with(folder, name)
         return [path for path in found if path.name in (name, f"{name}.{_number_suffix(path)}")]
 
@@ -205,7 +205,7 @@ def _number_suffix(path: Path) -> int:
 
 
 def _belong_together(domain_stem: str, problem_stem: str) -> bool:
-    """`domain-01` and `p01`, `p01-domain` and `p01`, `domain_a` and `a`."""
+    """Match `domain-01` and `p01`, `p01-domain` and `p01`, `domain_a` and `a`."""
     if "domain" not in domain_stem.lower():
         return False
     rest = domain_stem.lower().replace("domain", "").strip("-_.")

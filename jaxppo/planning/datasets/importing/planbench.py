@@ -27,7 +27,7 @@ def read_planbench(source: Path, pddl_dir: Path) -> Reading:
 
 
 def is_planbench(path: Path) -> bool:
-    """Whether a JSON file holds instances."""
+    """Return whether a JSON file holds instances."""
     try:
         content = read_json(read_text(path))
     except DataError:

@@ -58,7 +58,7 @@ def _paper_entry(row: Row, where: str) -> Entry | Rejected:
 
 
 def _json_rows(path: Path, source: Path) -> Iterator[tuple[str, Row | Rejected]]:
-    """The rows of a file and where they stand, read line by line: such files may be larger than memory."""
+    """Yield the rows of a file and where they stand, read line by line: such files may be larger than memory."""
     label = path.name if path == source else path.relative_to(source).as_posix()
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

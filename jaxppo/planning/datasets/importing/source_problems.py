@@ -44,7 +44,7 @@ class SourceProblem(NamedTuple):
     columns: Mapping[str, Any] = {}
 
     def rejected(self, reason: str) -> Rejected:
-        """This problem as one that is left out."""
+        """Return this problem as one that is left out."""
         return Rejected(self.id, self.domain, self.split, self.source, reason)
 
 
@@ -70,7 +70,7 @@ def read_plan(text: str) -> tuple[Action, ...]:
 
 
 def problem_objection(domain_pddl: str, problem_pddl: str) -> str | None:
-    """Why a problem cannot become a row: time matters in it, or it cannot be read; None where it can."""
+    """Say why a problem cannot become a row: time matters in it, or it cannot be read; None where it can."""
     if needs_time_stamps(domain_pddl, problem_pddl):
         return "temporal: expected plans that are lists of actions, got durative actions, events or timed facts"
     try:
@@ -83,7 +83,7 @@ def problem_objection(domain_pddl: str, problem_pddl: str) -> str | None:
 
 
 def plan_objection(domain_pddl: str, problem_pddl: str, plan: Sequence[Action]) -> str | None:
-    """What a validator has against a plan: the one in this process, or VAL where that gives no verdict."""
+    """Say why a plan is not valid, for the validator in this process, or VAL where that gives no verdict; else None."""
     try:
         verdict = validate_actions(domain_pddl, problem_pddl, plan, "auto")
         if verdict.error is PlanError.VALIDATOR_TIMEOUT and find_val() is not None:

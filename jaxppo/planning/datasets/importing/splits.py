@@ -85,7 +85,7 @@ class _Register:
     _anywhere: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def objection(self, one: _Measured, split: str, may_repeat: bool) -> str | None:
-        """Why the problem may not enter the split."""
+        """Say why the problem may not enter the split; None where it may."""
         own = self._own.get(self._key(one, split))
         if own is not None and not may_repeat:
             return f"duplicate of {own}"
@@ -105,7 +105,7 @@ class _Register:
 
 @lru_cache(maxsize=256)
 def _plain_domain(domain_pddl: str) -> str:
-    """A domain's text without comments and layout: several domains may have one name."""
+    """Return a domain's text without comments and layout: several domains may have one name."""
     return repr(read_fast(domain_pddl, "<domain>"))
 
 
@@ -115,7 +115,7 @@ def _measure(solved: Solved) -> _Measured:
 
 
 def _split_of(one: _Measured, config: ImportConfig, is_larger: bool) -> tuple[str, str | None]:
-    """The split of a problem, or the one that it was meant for and why it cannot enter it."""
+    """Return the split of a problem, or the one that it was meant for and why it cannot enter it."""
     if config.split == KEEP:
         return one.solved.problem.split, None
     if config.split != AUTO:
@@ -136,7 +136,7 @@ def _split_of(one: _Measured, config: ImportConfig, is_larger: bool) -> tuple[st
 
 
 def _larger(measured: Sequence[_Measured], config: ImportConfig) -> set[int]:
-    """Identities of the problems with more objects than those of their domain in train, rl and test."""
+    """Return identities of the problems with more objects than those of their domain in train, rl and test."""
     limit = config.max_train_objects
     most: dict[str, int] = {}
     for one in measured:
