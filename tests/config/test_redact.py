@@ -33,10 +33,6 @@ SHAPES = {
     "anthropic": token("sk-ant-api03-", 40, ALNUM + "-_"),
     "github": st.sampled_from(["ghp_", "gho_", "ghs_"]).flatmap(lambda prefix: token(prefix, 36)),
     "github fine-grained": token("github_pat_", 82, ALNUM + "_"),
-    "gitlab": token("glpat-", 20, ALNUM + "-_"),
-    "amazon": token("AKIA", 16, string.ascii_uppercase + string.digits),
-    "slack": st.sampled_from(["xoxb-", "xoxp-"]).flatmap(lambda prefix: token(prefix, 40, ALNUM + "-")),
-    "google": token("AIza", 35, ALNUM + "-_"),
 }
 SHAPED = st.one_of(*SHAPES.values())
 
