@@ -370,7 +370,15 @@ WITH_PYTHON = [
 ]
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON)
+FULL = {"docs/from_trl.md", "docs/own_reward.md", "docs/own_domain.md"}
+"""Pages that take a while to follow, and that the README does not begin with."""
+
+
+def with_marks(pages: list[str]) -> list:
+    return [pytest.param(page, marks=[pytest.mark.full] if page in FULL else []) for page in pages]
+
+
+@pytest.mark.parametrize("page", with_marks(WITH_PYTHON))
 def test_python_blocks_run(page, newcomer):
     newcomer.follow(page, shell=False)
 
@@ -383,8 +391,9 @@ def make_stand_in(folder: Path) -> None:
     hf.save_pretrained(folder, config, models.init_params(config, jax.random.key(0)), tokenizer)
 
 
-@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda pages: Path(pages[0]).stem)
-def test_what_a_newcomer_is_told_to_do_works(transcript, newcomer):
+@pytest.mark.parametrize("first_page", with_marks([pages[0] for pages in TRANSCRIPTS]))
+def test_what_a_newcomer_is_told_to_do_works(first_page, newcomer):
+    (transcript,) = (pages for pages in TRANSCRIPTS if pages[0] == first_page)
     make_stand_in(newcomer.folder / REPLACED["EleutherAI/pythia-70m"])
     counts = [newcomer.follow(page, shell=True) for page in transcript]
     assert counts[0] > 0
@@ -413,6 +422,7 @@ def site(tmp_path_factory):
     return Path(folder)
 
 
+@pytest.mark.full
 def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site):
     for page in PAGES[1:]:
         html = (site / Path(page).relative_to("docs").with_suffix(".html")).read_text(encoding="utf-8")
@@ -444,6 +454,7 @@ def browser(tmp_path_factory):
     browser.close()
 
 
+@pytest.mark.full
 def test_pages_open_without_errors_or_requests_to_elsewhere(browser, site, address):
     pages = [path.relative_to(site).as_posix() for path in sorted(site.rglob("*.html"))]
     for dark, names in {False: pages, True: ["index.html", "concepts.html", "api/ppo.html"]}.items():
@@ -462,6 +473,7 @@ def test_pages_open_without_errors_or_requests_to_elsewhere(browser, site, addre
     assert [url for url in browser.requests if not url.startswith((address, "data:", "blob:", "about:"))] == []
 
 
+@pytest.mark.full
 def test_the_search_finds_a_metric(browser, address):
     browser.open(f"{address}/index.html")
     found = browser.run("""new Promise((done, failed) => {

@@ -33,7 +33,7 @@ PLACES = ("dataset", "sft_model_path", "model_path", "reward_model_path", "value
 
 SMALL = {"hidden": 32, "heads": 4, "inner": 64, "vocabulary": 512}
 SIZES = [
-    pytest.param(True, id="small"),
+    pytest.param(True, id="small", marks=pytest.mark.full),
     pytest.param(False, id="real", marks=pytest.mark.slow),  # everything but the number of layers
 ]
 
