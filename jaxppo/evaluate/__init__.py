@@ -3,3 +3,5 @@
 In: a model or a file of plans, and rows. Out: rates with intervals. Nothing is imported here: plans are judged without
 JAX.
 """
+
+__all__ = ["comparison", "evaluator", "intervals", "plan_metrics", "predictions"]

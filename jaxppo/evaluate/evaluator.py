@@ -273,18 +273,8 @@ def make_evaluator(
     else:
         stop_token_id = config.stop_token_id if isinstance(config, EvaluateConfig) else None
         sampling = SamplingConfig(response_length=config.response_length, stop_token_id=stop_token_id)
-    return Evaluator(
-        model,
-        tokenizer,
-        parallel,
-        config.data,
-        config.evaluation,
-        config.reward,
-        sampling,
-        config.run.seed,
-        rewards,
-        rows,
-    )
+    settings = (config.data, config.evaluation, config.reward, sampling, config.run.seed)
+    return Evaluator(model, tokenizer, parallel, *settings, rewards, rows)
 
 
 # -------------------------------------------------------------------------------------------------------------- results

@@ -2,3 +2,5 @@
 
 In: run folders and judged plans. Out: self-contained HTML, and one picture.
 """
+
+__all__ = ["comparison", "picture", "plan_page", "run_page"]

@@ -98,7 +98,7 @@ _PROGRESS = (
         unit="passes over the training split",
         meaning="`episode / (rows of the training split * completions per prompt)`.",
         healthy="Up to 1 no prompt was seen twice. Beyond a few passes, see that `eval/<split>/validity` still rises "
-        "with `objective/scores`: otherwise prompts are being learned by heart.",
+        "with `objective/scores`: otherwise the policy memorises its prompts.",
     ),
     Metric(
         name="lr",
@@ -190,7 +190,7 @@ _OBJECTIVE = (
         meaning="`-kl_coef * kl`: what the KL penalty takes off the score, mean over completions (TRL 0.11 "
         "logs a mean over tokens instead).",
         healthy="0 in the first update, then negative and small beside what `objective/scores` has gained. As large "
-        "as the gain, the penalty decides what is learned: lower `kl_coef`.",
+        "as the gain, the penalty dominates: lower `kl_coef`.",
     ),
     Metric(
         name="objective/rlhf_reward",
@@ -202,7 +202,7 @@ _OBJECTIVE = (
     Metric(
         name="objective/scores",
         unit="score per completion",
-        meaning="Mean over completions of the score that is learned from: the reward after scaling, clipping and "
+        meaning="Mean over completions of the score in the update: the reward after scaling, clipping and "
         "missing-EOS penalty, as far as they are on.",
         healthy="Rises, and `eval/<split>/validity` with it. A rise in training alone is overfitting to the prompts "
         "or to a weakness of the reward.",
@@ -215,10 +215,11 @@ _OBJECTIVE = (
         name="objective/scores_std",
         unit="score per completion",
         meaning="Standard deviation of the same scores over the completions of the batch.",
-        healthy="Clearly above 0. Near 0 all completions earn alike, and whitening blows noise up into advantages: "
+        healthy="Clearly above 0. Near 0 all completions score the same, and whitening turns noise into advantages: "
         "prompts too easy or too hard, or a collapsed policy.",
         watch=Watch(
-            trends.near_zero, "all earn alike: choose prompts that are solved sometimes, or raise `temperature`"
+            trends.near_zero,
+            "all completions score the same: choose prompts that are solved sometimes, or raise `temperature`",
         ),
         headline=Headline("reward std", 2, 3),
         old_name="ppo/std_scores",
@@ -436,7 +437,7 @@ _VALUE = (
         "0.11 took `1 - error / var(R)` with the new values).",
         healthy="At most 1. Starts near or below 0, passes 0.3 within tens of updates and stays between 0.5 and 0.95. "
         "Below 0 for long, values only add noise to the advantages: raise `value_learning_rate` or give the value "
-        "model a trunk of its own.",
+        "model its own trunk.",
         band=(0.5, 0.95),
         watch=Watch(
             trends.long_below(0.0),
@@ -787,7 +788,7 @@ _TIME = (
         name="time/reward_wait_s",
         unit="seconds",
         meaning="Wall time for which the rewards held the devices up: from the end of scoring to the last reward; 0 "
-        "where the rewards were there first. A learned reward is computed after scoring, and counts in full.",
+        "where the rewards were there first. A reward model runs after scoring, and counts in full.",
         healthy="Near 0. Otherwise make the reward faster: a cache, an `async def`, a faster server; for a function "
         "with a time limit more `reward_workers`.",
     ),
@@ -811,7 +812,7 @@ _TIME = (
         unit="TFLOP/s (`10^12` operations per second)",
         meaning="Floating-point operations of the matrix products in sampling, scoring and learning, divided by the "
         "wall time of the update; all devices together. They are counted from shapes: padding counts, what is computed "
-        "again to save memory, learned rewards and the optimizer do not, and an early stop is not noticed.",
+        "again to save memory, reward models and the optimizer do not, and an early stop is not noticed.",
         healthy="Steady after the first update. Falls where the host holds up the devices, and with short completions.",
     ),
     Metric(
@@ -844,7 +845,7 @@ SUPERVISED = (
     Metric(
         name="entropy",
         unit="nats per token",
-        meaning="Entropy of the model's distribution over the vocabulary, mean over the tokens that are learned.",
+        meaning="Entropy of the model's distribution over the vocabulary, mean over the target tokens.",
         healthy="Falls with the loss.",
         headline=Headline("entropy", 2, 4),
     ),
@@ -856,7 +857,7 @@ SUPERVISED = (
         headline=Headline("s/step", 5, 2),
     ),
 )
-"""What only `sft` and `reward_model` log, as far as it is watched: not on the page of `train`'s metrics."""
+"""Headline numbers that only `sft` and `reward_model` log; the page explains those of `train`."""
 
 METRICS: tuple[Metric, ...] = (
     *_PROGRESS,
@@ -878,7 +879,7 @@ METRICS: tuple[Metric, ...] = (
 
 GROUPS = {
     "": "Progress, learning rates, gradient",
-    "objective": "What is maximised",
+    "objective": "Objective",
     "policy": "The policy in the update",
     "loss": "Losses",
     "val": "Ratio and clipping",
@@ -886,9 +887,9 @@ GROUPS = {
     "rloo": "Groups of completions; RLOO only",
     "completions": "Completions",
     "tokens": "Prompts",
-    "reward": "What the reward functions report",
+    "reward": "Parts of the reward",
     "rewards": "Each reward function",
-    "cache": "Results kept",
+    "cache": "Caches",
     "eval": "Evaluation during training",
     "time": "Time",
     "throughput": "Throughput",

@@ -31,7 +31,7 @@ def test_a_healthy_run_is_of_no_concern(tmp_path):
         (
             lambda share: {"objective/scores_std": 0.0},
             "`objective/scores_std` is near 0",
-            "All earn alike: choose prompts that are solved sometimes, or raise `temperature`",
+            "All completions score the same: choose prompts that are solved sometimes, or raise `temperature`",
         ),
         (
             lambda share: {"policy/entropy_avg": max(0.01, 1 - share)},

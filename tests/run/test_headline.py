@@ -63,7 +63,7 @@ NOISE = [random.Random(0).uniform(-1, 1) for _ in range(40)]
         ("loss", [-i for i in range(20)], list(range(20)), "rising: lower learning_rate"),
         ("valid", [0.0] * 7, [0.0] * 8, "0 for long: no valid plan"),
         ("valid", [0.1] + [0.0] * 7, [0.1] + [0.0] * 8, "0 for long: no valid plan"),
-        ("reward std", [0.1], [0.0], "near 0: all earn alike"),
+        ("reward std", [0.1], [0.0], "near 0: all completions score the same"),
         ("kl", [30.0], [30.1], "raise kl_coef"),
         ("kl", [-0.9], [-1.1], "sampler and learner disagree"),
         ("value fit", [-3.0] * 7, [-3.0] * 8, "raise value_learning_rate"),
