@@ -45,9 +45,9 @@ class Completions(NamedTuple):
 
     def rows(self, numbers: Sequence[int]) -> "Completions":
         """Return some of the completions."""
-        prompts, texts, ids = ([values[i] for i in numbers] for values in self[:3])
-        columns = {name: [values[i] for i in numbers] for name, values in self.columns.items()}
-        return Completions(prompts, texts, ids, columns)
+        pick = lambda values: [values[i] for i in numbers]  # noqa: E731
+        columns = {name: pick(values) for name, values in self.columns.items()}
+        return Completions(pick(self.prompts), pick(self.texts), pick(self.ids), columns)
 
 
 class Failed(NamedTuple):
