@@ -1,6 +1,6 @@
 """Serve a reward function over HTTP, so that runs on other machines can use it.
 
-`python -m jaxppo.reward_server --reward_funcs plan` answers what `reward_client.py` and LLaMA-Factory ask; the
+`python -m jaxppo.reward_server --reward_funcs plan` serves `reward_functions/http_client.py` and LLaMA-Factory; the
 contract is in `docs/reward_server.md`.
 """
 
@@ -65,7 +65,7 @@ class Refusal(Exception):
 
 
 def answer(reward: Callable[..., Any], body: bytes) -> bytes:
-    """The answer to the body of a request: scores, and the metrics and extras that the function reported.
+    """Answer the body of a request: scores, and the metrics and extras that the function reported.
 
     Raises:
         Refusal: 400 for what is no JSON, 422 for a wrong form or a missing column, 500 for a function that fails or
@@ -92,7 +92,7 @@ def answer(reward: Callable[..., Any], body: bytes) -> bytes:
 
 
 def _arguments(reward: Callable[..., Any], batch: Batch, reporting: dict[str, Any]) -> dict[str, Any]:
-    """What the function takes of a batch, by the names of its parameters."""
+    """Return the arguments that the function takes, by the names of its parameters."""
     if (needed := missing_column(reward, batch.columns)) is not None:
         got = ", ".join(sorted(batch.columns)) or "none"
         raise Refusal(422, f"reward {name_of(reward)}: expected a column {needed!r}, got {got}")
@@ -112,7 +112,7 @@ def _checked_scores(values: Any, expected: int) -> list[float | None]:
 
 
 def _number(value: Any) -> float | None:
-    """A metric; JSON has no NaN and no infinity."""
+    """Return a metric as JSON can hold it, which has no NaN and no infinity."""
     number = float(value)
     return number if is_finite(number) else None
 
@@ -128,7 +128,7 @@ class _Endpoint:
         self._workers, self._turns, self._inside = workers, asyncio.Semaphore(workers), 0
 
     async def health(self, request: "Request") -> "Response":
-        """Say that the server is there; also while rewards are computed, and without a token."""
+        """Answer that the server is up, also while rewards are computed, and without a token."""
         del request
         return _json(200, {"status": "ok", "reward": name_of(self._reward)})
 
@@ -163,7 +163,7 @@ class _Endpoint:
         self._inside += 1
         try:
             async with self._turns:
-                if await request.is_disconnected():  # nobody waits any more, and somebody else does
+                if await request.is_disconnected():  # others wait for this turn
                     raise Refusal(400, "the client went away")
                 return await _in_thread(lambda: answer(self._reward, body))
         finally:
@@ -171,7 +171,7 @@ class _Endpoint:
 
 
 async def _body(request: "Request", keep: int) -> tuple[bytes, int]:
-    """The body of a request, nothing of it where it is longer than `keep` bytes, and its length."""
+    """Read the body of a request; return it (empty where it is longer than `keep` bytes) and its length."""
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -211,7 +211,7 @@ def _response(status: int, body: bytes, headers: Mapping[str, str] | None = None
 
 
 async def _refuse(request: "Request", error: Exception) -> "Response":
-    """The answer to a refused request, and to one for an unknown path or method."""
+    """Answer a refused request, or one for an unknown path or method."""
     del request
     status, message = getattr(error, "status_code", 500), getattr(error, "detail", "the server failed")
     if isinstance(error, Refusal):
@@ -227,7 +227,7 @@ def make_app(
     max_body_mib: float = 64,
     max_waiting: int = 32,
 ) -> "Starlette":
-    """The application: POST / and /score, GET /health.
+    """Make the ASGI application: POST / and /score, GET /health.
 
     Args:
         reward: the function, in TRL's convention; called in a thread.
@@ -336,7 +336,7 @@ def _stop_by_signal(server: Any) -> None:
 
 
 def make_function(config: RewardServerConfig) -> Callable[..., Any]:
-    """The one function of `reward_funcs`, as such: the client weighs it, and deals with its failures."""
+    """Make the one function of `reward_funcs`; its weight and its failures are up to the client."""
     load_model = text_reward_model_loader(DataParallel())
     (reward,) = make_rewards(config.reward, Context(config.validator, load_model=load_model)).rewards
     return reward.function

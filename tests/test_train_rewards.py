@@ -218,7 +218,7 @@ def test_a_hanging_server_costs_its_time_limit(run, server, on_timeout):
     settings = {"reward_funcs": ("plan", "server"), "reward_server_url": server.url, "reward_timeout_s": 0.2}
     settings |= {"on_timeout": on_timeout, "on_error": "skip", "total_episodes": 16, "eval_splits": ("test_longer",)}
     if on_timeout == "stop":
-        with pytest.raises(DataError, match=r"expected a whole answer within 0\.2 s"):
+        with pytest.raises(DataError, match=r"expected a complete answer within 0\.2 s"):
             run(**settings)
     else:
         ((record, samples),) = records_and_samples(run(**settings))

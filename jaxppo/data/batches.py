@@ -24,7 +24,7 @@ MIN_PADDED_SIZE = 16
 
 
 def row_order(num_rows: int, seed: int, start: int, count: int) -> np.ndarray:
-    """Row numbers `start ... start + count - 1` of the endless stream that shuffles all rows once per epoch."""
+    """Return row numbers `start ... start + count - 1` of the endless stream that shuffles all rows every epoch."""
     epochs = range(start // num_rows, (start + count - 1) // num_rows + 1)
     stream = np.concatenate([np.random.default_rng((seed, epoch)).permutation(num_rows) for epoch in epochs])
     offset = start - epochs.start * num_rows
@@ -32,18 +32,18 @@ def row_order(num_rows: int, seed: int, start: int, count: int) -> np.ndarray:
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Consecutive parts of at most `size` items."""
+    """Yield consecutive parts of at most `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 def bucket(length: int, multiple: int = PROMPT_BUCKET) -> int:
-    """The smallest multiple that is at least `length`."""
+    """Return the smallest multiple that is at least `length`."""
     return -(-length // multiple) * multiple
 
 
 def padded_size(size: int, limit: int | None = None) -> int:
-    """The next of 16, 24, 32, 48, 64, 96, ...: at most half too large, and few sizes to compile for.
+    """Return the next of 16, 24, 32, 48, 64, 96, ...: at most half too large, and few sizes to compile for.
 
     Args:
         size: what must fit.
@@ -56,7 +56,7 @@ def padded_size(size: int, limit: int | None = None) -> int:
 
 
 def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> PromptBatch:
-    """Prompts of different lengths as [B, length] arrays whose last column holds every prompt's last token."""
+    """Return prompts as [B, length] arrays whose last column holds every prompt's last token."""
     ids = np.full((len(encoded), length), pad_id, np.int32)
     mask = np.zeros((len(encoded), length), bool)
     for i, row in enumerate(encoded):
@@ -77,14 +77,14 @@ def right_padded(rows: Sequence[Sequence[int]], length: int, pad_id: int = 0) ->
 
 
 class Batch(NamedTuple):
-    """One batch of prompts and everything the data set says about them."""
+    """A batch of prompts with their columns of the data set."""
 
     prompts: PromptBatch  # numpy arrays, still on the host
     texts: list[str]
     columns: dict[str, list[Any]]
 
     def per_completion(self, copies: int) -> tuple[list[str], dict[str, list[Any]]]:
-        """Texts and columns with every row `copies` times, next to each other: one for each of its completions."""
+        """Return texts and columns with every row repeated `copies` times in a row, once per completion."""
         repeat = lambda values: [value for value in values for _ in range(copies)]  # noqa: E731
         return repeat(self.texts), {name: repeat(values) for name, values in self.columns.items()}
 
@@ -125,7 +125,7 @@ class PromptData:
         self.prompt_length = bucket(self.longest)
 
     def batch(self, step: int) -> Batch:
-        """The batch of update `step` (0-based)."""
+        """Return the batch of update `step` (0-based)."""
         order = row_order(len(self.rows), self.seed, step * self.batch_size, self.batch_size)
         rows, encoded = [self.rows[i] for i in order], [self._encoded[i] for i in order]
         prompts = pad_left(encoded, self.prompt_length, self._pad_id)
@@ -159,7 +159,7 @@ class SupervisedData:
         self.length, self.completion_length = bucket(self.longest), bucket(max(map(len, self._completions)))
 
     def batch(self, step: int) -> Sequences:
-        """The sequences of step `step` (0-based), numpy arrays."""
+        """Return the sequences of step `step` (0-based), numpy arrays."""
         order = row_order(len(self._prompts), self.seed, step * self.batch_size, self.batch_size)
         length = min(bucket(max(self._lengths[i] for i in order), SEQUENCE_BUCKET), self.length)
         prompts, answers = [self._prompts[i] for i in order], [self._completions[i] for i in order]

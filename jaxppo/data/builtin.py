@@ -34,7 +34,7 @@ def read_split(config: DataConfig, split: str) -> list[Row]:
 
 
 def built_in_request(config: DataConfig, split: str) -> dict[str, Any]:
-    """What decides the rows of a split of the built-in data set, as JSON keeps it."""
+    """Return everything that decides the rows of a split of the built-in data set, as JSON keeps it."""
     return {
         "split": split,
         "sizes": getattr(config, f"{split}_sizes"),
@@ -45,18 +45,18 @@ def built_in_request(config: DataConfig, split: str) -> dict[str, Any]:
 
 
 def build_request(request: Mapping[str, Any]) -> list[Row]:
-    """The rows that a request is about, drawn and solved now."""
+    """Draw and solve the problems of a request."""
     return datasets.build_split(**{**request, "sizes": parse_sizes(request["sizes"])})
 
 
 @cache
 def _shipped_requests() -> dict[str, dict[str, Any]]:
-    """Split to the request whose rows are shipped: those of the default run."""
+    """Read from which request each shipped split was built."""
     return json.loads((SHIPPED_DATA / REQUESTS_FILE).read_text(encoding="utf-8"))
 
 
 def _digest(request: dict[str, Any]) -> str:
-    """Name of a cached split: changes with the request and with the code that builds it."""
+    """Return the name of a cached split, which changes with the request and with the code that builds it."""
     folder = Path(planning.__file__).parent
     sources = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
     code = b"".join(path.read_bytes() for path in sources)

@@ -1,4 +1,4 @@
-"""Prompts as turns of a chat, where a tokenizer has a chat template; elsewhere texts stay as they are."""
+"""Chat templates: prompts become turns of a chat where the tokenizer has a template, and stay as they are elsewhere."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,11 +7,11 @@ from jaxppo.config import DataConfig
 from jaxppo.errors import ConfigError
 
 _PROMPT, _COMPLETION = "prompt", "completion"
-"""What a template is tried out with."""
+"""Texts to try a template with."""
 
 
 class ChatTemplate(NamedTuple):
-    """How the texts of a row stand in front of a model.
+    """How a model gets the texts of a row.
 
     Attributes:
         tokenizer: of the model.
@@ -28,16 +28,16 @@ class ChatTemplate(NamedTuple):
     end_id: int
 
     def prompt_text(self, prompt: str) -> str:
-        """A prompt, as the user's turn where there are turns, up to where the completion begins."""
+        """Return a prompt up to where the completion begins, as the user's turn where the template is used."""
         return _apply(self.tokenizer, self.system_prompt, [prompt]) if self.templated else prompt
 
     def completion_text(self, completion: str) -> str:
-        """A completion without its end."""
+        """Return a completion without its end."""
         return self.lead + completion
 
 
 def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> ChatTemplate:
-    """How rows are put in front of the model that this tokenizer belongs to.
+    """Return the chat template of a tokenizer, if it is used.
 
     Args:
         tokenizer: of the model.
@@ -62,7 +62,7 @@ def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> Chat
 
 
 def _apply(tokenizer: Any, system_prompt: str | None, turns: Sequence[str]) -> str:
-    """A chat that begins with the user's turn, as text; a completion is asked for where that is the last one."""
+    """Render a chat that begins with the user's turn; where the user has the last turn, the assistant's is opened."""
     roles = [("user", "assistant")[number % 2] for number in range(len(turns))]
     messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
     if system_prompt is not None:
@@ -76,7 +76,7 @@ def _apply(tokenizer: Any, system_prompt: str | None, turns: Sequence[str]) -> s
 
 
 def _around_completion(tokenizer: Any, system_prompt: str | None) -> tuple[str, str]:
-    """What a template puts in front of a completion and behind it."""
+    """Return what a template writes before a completion and after it."""
     start = _apply(tokenizer, system_prompt, [_PROMPT])
     whole = _apply(tokenizer, system_prompt, [_PROMPT, _COMPLETION])
     lead, found, end = whole[len(start) :].partition(_COMPLETION)
@@ -87,7 +87,7 @@ def _around_completion(tokenizer: Any, system_prompt: str | None) -> tuple[str, 
 
 
 def _end_id(tokenizer: Any, end: str) -> int:
-    """The first special token behind a completion; the end of sequence where nothing stands there."""
+    """Return the first special token after a completion; the end of sequence where nothing follows it."""
     ids = tokenizer(end, add_special_tokens=False)["input_ids"] if end.strip() else []
     special = set(tokenizer.all_special_ids) | {
         number for number, token in tokenizer.added_tokens_decoder.items() if token.special

@@ -29,7 +29,7 @@ class Pair(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """The pairs of a split that are short enough, and how many are not."""
+    """The pairs of a split that are short enough, and the number of those that are not."""
 
     kept: list[Pair]
     too_long: int
@@ -61,7 +61,7 @@ def load_rows(dataset: str, split: str, configuration: str | None = None) -> lis
 
 
 def encode_pairs(tokenizer: Any, rows: Sequence[Row], max_length: int, where: str) -> Pairs:
-    """Tokenise every row, and leave out the pairs of which a text is too long.
+    """Tokenise every row, and drop the pairs in which a text is too long.
 
     Prompt and completion are tokenised apart, so that the reward model learns from the very ids that it scores in PPO,
     and end with the end of sequence, as in TRL.
@@ -122,7 +122,7 @@ class PreferenceData:
         self._pairs, self.batch_size, self._seed, self._max_length = pairs, batch_size, seed, max_length
 
     def batch(self, step: int) -> PairBatch:
-        """The pairs of step `step` (0-based), numpy arrays."""
+        """Return the pairs of step `step` (0-based), numpy arrays."""
         order = row_order(len(self._pairs), self._seed, step * self.batch_size, self.batch_size)
         pairs = [self._pairs[i] for i in order]
         longest = max(len(row) for pair in pairs for row in (pair.chosen, pair.rejected))

@@ -25,13 +25,13 @@ PROMPT_ONLY: Mapping[str, type] = {"prompt": str}
 def load_split(
     config: DataConfig, split: str, validator: str | None = "builtin", columns: Mapping[str, type] = PROMPT_ONLY
 ) -> list[Row]:
-    """The rows of one split: built and cached for a built-in domain, else read from the data set.
+    """Return the rows of one split: built and cached for the built-in domain, else read from the data set.
 
     Args:
         config: which data set.
         split: name of the split.
-        validator: who will judge plans for these rows; `builtin` covers less of PDDL than VAL. None: nobody, and rows
-            need no more than `columns`.
+        validator: judges the plans for these rows; `builtin` covers less of PDDL than VAL. None: plans are not judged,
+            and rows need no more than `columns`.
         columns: what rows without plans have.
 
     Raises:
@@ -50,7 +50,7 @@ def load_split(
     try:
         rows = read_rows(config.dataset, split, datasets.COLUMNS, config.dataset_config)
     except MissingColumnError as error:
-        fix = "rows that are no planning problems need --reward_funcs module:function in place of plan"
+        fix = "rows that are not planning problems need --reward_funcs module:function in place of plan"
         raise error.with_fix(fix) from None
     for row in rows:
         check_row(row, f"{config.dataset}, split {split}, row {row['id']}", validator)
@@ -58,7 +58,7 @@ def load_split(
 
 
 def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> list[Row]:
-    """Rows of a split that are no planning problems, with `id` and `prompt`, and with a prompt that is long enough."""
+    """Read rows that are not planning problems, as `id` and `prompt`, and drop those whose prompt is too short."""
     name, least = config.prompt_column, config.min_prompt_characters
     wanted = {name if column == "prompt" else column: kind for column, kind in columns.items()}
     try:
@@ -76,7 +76,7 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
 
 
 def read_rows(dataset: str, split: str, columns: Mapping[str, type], configuration: str | None = None) -> list[Row]:
-    """The rows of `<dataset>/<split>.jsonl` or `.parquet`, or of whatever the `datasets` library reads.
+    """Read the rows of `<dataset>/<split>.jsonl` or `.parquet`, or of whatever the `datasets` library reads.
 
     Args:
         dataset: a folder, a toy or a hub id.
@@ -118,7 +118,7 @@ def _is_hugging_faces(folder: Path, split: str) -> bool:
 
 
 def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type], configuration: str | None) -> list[Row]:
-    """Rows of a split through the `datasets` library: a folder of its own or of the hub's layout, or a hub id."""
+    """Read a split with the `datasets` library: a folder in its format or in the hub's layout, or a hub id."""
     import datasets as hugging_face  # slow to import, and not needed for built-in domains
 
     folder = Path(name)
@@ -145,7 +145,7 @@ def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type], confi
 
 
 def check_row(row: Row, where: str, validator: str) -> None:
-    """Read everything that the reward will read in a row, so that bad data stops a run before it starts.
+    """Check everything that the reward will read in a row, so that bad data stop a run before it starts.
 
     Raises:
         DataError: the prompt style or an action of the reference plan.
@@ -183,22 +183,22 @@ def _reference_actions(value: list[Any], where: str) -> list[Any]:
 
 
 def fingerprint(rows: Sequence[Row]) -> str:
-    """A short name of rows by their number and prompts, to compare what two processes have read."""
+    """Return a short digest of rows, to compare what several processes have read."""
     return f"{len(rows)} rows {zlib.crc32(json.dumps([row['prompt'] for row in rows]).encode()):08x}"
 
 
 def column_names(rows: Sequence[Row]) -> list[str]:
-    """The keys that are columns for reward functions: all that a row has.
+    """Return the names of the columns for reward functions: all keys of the rows.
 
-    Not among them, as in TRL: the prompt, which functions get as `prompts`, and the data's own completion, which is
-    easily taken for the model's.
+    As in TRL without the prompt, which functions get as `prompts`, and without the completion of the data, which is
+    easily mistaken for the model's.
     """
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if name not in ("prompt", "completion")]
 
 
 def columns_of(rows: Sequence[Row], names: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """Rows as columns, the form in which reward functions get them; a key missing in a row is None there.
+    """Return rows as columns, as reward functions get them; a key missing in a row is None there.
 
     Args:
         rows: some rows of a data set.

@@ -19,7 +19,7 @@ from jaxppo.planning.domains import BLOCKSWORLD
 
 
 def words_of_dataset(config: DataConfig) -> list[str]:
-    """The words that a fresh word-level tokenizer needs for a data set.
+    """Return the words that a fresh word-level tokenizer needs for a data set.
 
     They are those of all problems of the built-in domain; those of the list in `vocabulary.json` of a folder that has
     one; else those of the rows of `train_split` and `eval_splits`.
@@ -48,7 +48,7 @@ def _read_words(path: Path) -> list[str]:
 
 
 def word_tokenizer(words: Sequence[str] | None = None) -> Any:
-    """A fast word-level tokenizer: one token per word; a mark of `prompts.PUNCTUATION` is a word of its own.
+    """Make a fast word-level tokenizer: one token per word and per punctuation mark of `prompts.PUNCTUATION`.
 
     Args:
         words: the vocabulary, in any order; default: that of the built-in domain.
@@ -81,14 +81,14 @@ def encode_prompts(
     cut_to: Sequence[int] | None = None,
     template: ChatTemplate | None = None,
 ) -> list[list[int]]:
-    """Token ids of every row's prompt, of its first `cut_to` tokens where that is given.
+    """Return the token ids of every row's prompt, or of its first `cut_to` tokens.
 
     Args:
         tokenizer: of the model.
         rows: with `prompt`.
         max_length: most tokens of a prompt.
         cut_to: numbers of tokens.
-        template: how prompts stand in front of the model; default: as they are.
+        template: chat template; default: none.
 
     Raises:
         DataError: a prompt is empty, longer than `max_length` tokens, or has a word that the tokenizer does not know;
@@ -107,14 +107,14 @@ def encode_prompts(
 
 
 def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
-    """Token ids of every row's completion, with the token that ends it."""
+    """Return the token ids of every row's completion, with the token that ends it."""
     template = ChatTemplate(tokenizer, False, None, "", tokenizer.eos_token_id) if template is None else template
     texts = [template.completion_text(row["completion"]) for row in rows]
     return [[*ids, template.end_id] for ids in _encode(tokenizer, rows, texts, "completion")]
 
 
 def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> list[Row]:
-    """The rows that `encode_prompts` takes, where `filter_overlong_prompts` is set; otherwise all.
+    """Return the rows that `encode_prompts` accepts where `filter_overlong_prompts` is set, otherwise all.
 
     Raises:
         DataError: there is none.
@@ -132,7 +132,7 @@ def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, te
 
 
 def tell_left_out(tell: Callable[[str], None], config: DataConfig, counts: Mapping[str, int]) -> None:
-    """Says how many rows of which split `without_overlong` has left out, where there are any."""
+    """Report how many rows of each split `without_overlong` has left out."""
     for split, count in counts.items():
         if count:
             tell(f"{count} rows of split {split} left out: prompts longer than {config.max_prompt_length} tokens")
@@ -141,7 +141,7 @@ def tell_left_out(tell: Callable[[str], None], config: DataConfig, counts: Mappi
 def cut_prompts(
     tokenizer: Any, rows: Sequence[Row], max_length: int, text_lengths: tuple[int, int], seed: int
 ) -> tuple[list[Row], list[list[int]]]:
-    """Rows whose prompt is the beginning of the one given, and its token ids.
+    """Cut every prompt to a random length; return the rows with the cut prompts, and their token ids.
 
     Args:
         tokenizer: of the model.
@@ -186,9 +186,9 @@ def _unknown_words(tokenizer: Any, text: str) -> Iterator[str]:
 
 
 def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_id: int | None = None) -> list[str]:
-    """Text of each completion without the token that ends it: [B, C] ids and mask -> B strings.
+    """Decode completions without the token that ends them: [B, C] ids and mask to B strings.
 
-    Any other special token stays in the text: left out, it would be junk that a plan may hold for nothing.
+    Any other special token stays in the text: if it were left out, a plan with such junk would count as clean.
 
     Args:
         tokenizer: of the model.
@@ -204,5 +204,5 @@ def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_id: int | None
 
 
 def _visible(tokenizer: Any, token_id: int) -> str:
-    """The token, or `<id>` for one of a padded vocabulary that the tokenizer does not know."""
+    """Return the token, or `<id>` for an id of a padded vocabulary that the tokenizer does not know."""
     return tokenizer.convert_ids_to_tokens(token_id) if token_id < len(tokenizer) else f"<{token_id}>"

@@ -1,5 +1,16 @@
-"""The rewards that come with jaxppo: plans, learned reward models, sentiment, HTTP, isolated processes.
+"""The reward functions that come with jaxppo: plans, reward models, sentiment, HTTP servers, isolated processes.
 
-In: prompts, completions and columns on the host. Out: a score per completion. Nothing is imported here: rewards of
-plans need no JAX.
+In: prompts, completions and columns on the host. Out: a score per completion. A new one is a maker and a row in
+`registry`. Nothing is imported here, since the rewards of plans need no JAX.
 """
+
+__all__ = [
+    "http_client",
+    "http_contract",
+    "isolated",
+    "plan",
+    "registry",
+    "reward_model",
+    "score_head",
+    "sentiment",
+]

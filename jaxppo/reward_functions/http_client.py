@@ -1,17 +1,14 @@
-"""Rewards from a server, over HTTP: LLaMA-Factory's `reward_model_type: api`, made safe to wait for.
+"""Rewards from a server over HTTP: LLaMA-Factory's `reward_model_type: api`.
 
-Every request has a time limit as a whole, is tried again where that can help, and its answer is checked before a score
-is used. `reward_contract.py` has what is said, `reward_server.py` a server.
+Every attempt has a total time limit, is retried where that can help, and its answer is checked before a score is used.
+The messages are in `http_contract.py`, a server is `jaxppo/reward_server.py`.
 """
 
 import asyncio
 import base64
-import email.utils
 import json
 import math
-import random
 import re
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,16 +31,16 @@ from jaxppo.reward_functions.http_contract import (
 )
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
-"""Answers that may be others a moment later; 500 is not among them: it is the reward function that failed."""
+"""Temporary failures; 500 is not among them, since then the reward function itself failed."""
 
 MAX_WAIT_S = 60.0
 """Longest wait before a retry, whatever back-off or `Retry-After` say."""
 
 MAX_ANSWER_BYTES = 64 * 2**20
-"""A longer answer is refused while it is read."""
+"""A longer answer is refused."""
 
 _SHOWN = 200  # characters of a server's text in a message
-_SHORT = 4  # a secret below this length is not looked for in messages: it would be found in every word
+_SHORT = 4  # shorter secrets are not searched for in messages: they would match inside ordinary words
 
 Result = TypeVar("Result")
 
@@ -64,7 +61,7 @@ class RewardError(JaxppoError):
 
 @dataclass(slots=True)
 class _Call:
-    """What happened in one call of the client."""
+    """Counts of one call of the client."""
 
     requests: int = 0
     retries: int = 0  # attempts beyond the first of each request
@@ -92,17 +89,17 @@ class _Problem(NamedTuple):
 class RewardClient:
     """A reward function that asks a server.
 
-    One call becomes requests of up to `batch_size` rows, up to `workers` of them at a time. A request takes at most
-    `timeout_s` from connecting to the last byte, and is tried again (`retries` times, with exponential back-off and
-    jitter) after a broken or refused connection, a time-out, or status 429, 502, 503 or 504, whose `Retry-After` is
-    kept up to `MAX_WAIT_S`. Redirects are not followed, and proxy settings of the environment are not used: neither the
-    rows nor the token go anywhere but to `url`. A client holds no connection between calls.
+    One call becomes requests of up to `batch_size` rows, up to `workers` of them at a time. An attempt takes at most
+    `timeout_s` from connecting to the last byte. It is retried (`retries` times, with exponential back-off) after a
+    broken or refused connection, a time-out, or status 429, 502, 503 or 504, whose `Retry-After` in seconds is kept up
+    to `MAX_WAIT_S`. Redirects are not followed, and proxy settings of the environment are not used: rows and token go
+    nowhere but to `url`. A client holds no connection between calls.
 
     Args:
         url: http or https address to post to. With user and password in it, they are sent as basic authentication.
         timeout_s: limit of an attempt as a whole, in seconds.
         retries: attempts after the first.
-        backoff_s: wait before the first retry, doubled before each other one, times a random factor in [0.5, 1].
+        backoff_s: wait before the first retry, doubled before each further one.
         token: bearer token; default: the environment variable `JAXPPO_REWARD_TOKEN`.
         model: value of "model" in the request.
         with_columns: send prompts, completions, token ids and every column of the data too: for `reward_server.py`,
@@ -144,14 +141,13 @@ class RewardClient:
         self._authorization = _authorization(
             self._url, environment_token() if token is None else checked_token(token, "token")
         )
-        self._jitter = random.Random()  # of its own, so that it takes nothing from a seeded one
 
     def __repr__(self) -> str:
         return f"RewardClient({self.address!r})"
 
     @property
     def address(self) -> str:
-        """The url without user, password and query, for messages."""
+        """Return the url without user, password and query, for messages."""
         return redact(str(self._url.copy_with(userinfo=b"", query=None)))
 
     def __call__(
@@ -243,7 +239,7 @@ class RewardClient:
         for retry in range(self._retries):
             if isinstance(outcome, Answer) or not outcome.retry:
                 break
-            backoff_s = self._backoff_s * 2**retry * self._jitter.uniform(0.5, 1.0)
+            backoff_s = self._backoff_s * 2**retry
             await asyncio.sleep(min(max(backoff_s, outcome.wait_s), MAX_WAIT_S))
             call.retries += 1
             outcome = await self._attempt(transport, request)
@@ -255,12 +251,12 @@ class RewardClient:
         return None
 
     async def _attempt(self, transport: httpx2.AsyncHTTPTransport, request: _Request) -> Answer | _Problem:
-        """One exchange; what goes wrong is a value, so that no exception carries the request and its headers along."""
+        """Try once; failures are returned as values, so that no exception carries the request and its headers along."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 response, body = await self._post(transport, request.body)
         except TimeoutError:
-            text = f"expected a whole answer within {self._timeout_s:g} s, got none"
+            text = f"expected a complete answer within {self._timeout_s:g} s, got none"
             return _Problem(text, retry=True, timed_out=True)
         except (httpx2.RequestError, UnicodeError) as error:  # UnicodeError: a host that no name service can take
             said = f" {self._shown(str(error))}" if str(error) else ""
@@ -289,7 +285,7 @@ class RewardClient:
             await response.aclose()
 
     def _said(self, body: bytes | None) -> str:
-        """What a server says in an answer without scores: its "error", or the beginning of the text."""
+        """Return a server's words in an answer without scores: its "error", or the beginning of the text."""
         text = (body or b"").decode("utf-8", "replace")
         try:
             content = json.loads(text)
@@ -299,7 +295,7 @@ class RewardClient:
         return self._shown(error if isinstance(error, str) else text)
 
     def _shown(self, text: str) -> str:
-        """A server's words as part of a one-line message, without our secrets, which it may repeat."""
+        """Return a server's words for a one-line message, without our secrets, which it may repeat."""
         credentials = (self._authorization or "").rpartition(" ")[2]
         values = [value for _, value in self._url.params.multi_items()]
         for secret in (credentials, self._url.password, self._url.username, *values):
@@ -322,7 +318,7 @@ def _parsed(url: str) -> httpx2.URL:
 
 
 def _authorization(url: httpx2.URL, token: str | None) -> str | None:
-    """The header's value: user and password of the url, or the token."""
+    """Return the header's value: user and password of the url, or the token."""
     if not url.userinfo:
         return None if token is None else f"Bearer {token}"
     # The header has room for one of them, and to leave out either without a word helps nobody.
@@ -345,7 +341,7 @@ def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _read(response: httpx2.Response) -> bytes | None:
-    """The body, or None where it is too long."""
+    """Read the body; None where it is too long."""
     body = bytearray()
     async for part in response.aiter_bytes():
         body += part
@@ -355,11 +351,6 @@ async def _read(response: httpx2.Response) -> bytes | None:
 
 
 def _retry_after_s(headers: httpx2.Headers) -> float:
-    """Seconds that a server asks to wait: a number, or the time until a date; 0 where it does not say."""
+    """Return the seconds that a server asks to wait; 0 where it names no number of seconds."""
     value = headers.get("Retry-After", "").strip()
-    if re.fullmatch(r"\d{1,9}", value, re.ASCII):
-        return float(value)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0
+    return float(value) if re.fullmatch(r"\d{1,9}", value, re.ASCII) else 0.0

@@ -1,8 +1,8 @@
-"""What a reward client and a reward server say to each other: LLaMA-Factory's JSON, and what is added to it.
+"""The messages of reward client and reward server: LLaMA-Factory's JSON with optional fields.
 
 A request is `{"model": "model", "messages": [prompt + completion, ...]}`, an answer `{"scores": [number, ...]}`. Added
 are "prompts", "completions", "completion_ids" and "columns" in the request and "metrics" and "extras" in the answer:
-see `docs/reward_server.md`. Whatever comes from the other side is checked here before anybody uses it.
+see `docs/reward_server.md`. Everything that comes from the other side is checked here before it is used.
 """
 
 import json
@@ -18,10 +18,10 @@ TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
 """Environment variable with the bearer token, the same for client and server; it has no flag and no config key."""
 
 MAX_DEPTH = 32
-"""Lists and objects within each other in a request."""
+"""Most levels of nested lists and objects in a request."""
 
 RESERVED = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"})
-"""Names that a reward function knows otherwise, and no column may have."""
+"""Arguments of reward functions, which no column may be called."""
 
 
 class Batch(NamedTuple):
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a server said about some rows; None is a row that cannot be scored."""
+    """A server's answer about some rows; None for a row that cannot be scored."""
 
     scores: list[float | None]
     metrics: dict[str, float]
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 def environment_token() -> str | None:
-    """The bearer token of this process; None where the variable is not set or empty.
+    """Return the bearer token of this process; None where the variable is not set or empty.
 
     Raises:
         ConfigError: it holds characters that no bearer token has (the message does not show it).
@@ -51,7 +51,7 @@ def environment_token() -> str | None:
 
 
 def checked_token(token: str | None, name: str) -> str | None:
-    """The token, if it can stand in a header; `name` is what a `ConfigError` calls it."""
+    """Return the token if it may stand in a header, else raise a `ConfigError` that calls it `name`."""
     if token is not None and re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII) is None:
         raise ConfigError(f"{name}: expected a token of letters, digits and -._~+/=, got other characters or nothing")
     return token
@@ -61,7 +61,7 @@ def checked_token(token: str | None, name: str) -> str | None:
 
 
 def messages(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
-    """The texts that a server scores: each prompt with its completion behind it.
+    """Return the texts that a server scores: each prompt followed by its completion.
 
     Raises:
         DataError: there are not as many prompts as completions.
@@ -81,7 +81,7 @@ def check_lengths(columns: Mapping[str, Any], count: int) -> None:
 
 
 def encode_request(model: str, texts: Sequence[str], added: Mapping[str, Any]) -> bytes:
-    """The body of a request.
+    """Encode the body of a request.
 
     Args:
         model: value of "model", which LLaMA-Factory's servers expect.
@@ -109,7 +109,7 @@ def _check_encodes(name: str, values: Any) -> None:
 
 
 def dumps(content: Any) -> bytes:
-    """JSON in ASCII, numpy's numbers and arrays as Python's; NaN is a `ValueError`."""
+    """Encode JSON in ASCII, numpy's numbers and arrays as Python's; NaN raises a `ValueError`."""
     return json.dumps(content, allow_nan=False, default=_plain).encode("ascii")
 
 
@@ -217,19 +217,19 @@ def is_finite(value: Any) -> bool:
 
 
 def kind(value: Any) -> str:
-    """A JSON value in a few characters, however large it is."""
+    """Describe a JSON value in a few characters, however large it is."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return json.dumps(value)[:80]
 
 
 def _word(name: str) -> str:
-    """A name in a message: as it is, or if it is none (spaces, control characters, length) quoted and cut."""
+    """Return a name for a message; one with blanks or control characters, or a long one, is quoted and cut."""
     return name if re.fullmatch(r"[\w.:/-]{1,80}", name, re.ASCII) else ascii(name)[:80]
 
 
 def _metrics(content: Any) -> dict[str, float]:
-    """The metrics of an answer; null stands for a number that JSON does not have."""
+    """Check the metrics of an answer; null stands for a number that JSON does not have."""
     content = {} if content is None else content
     if not isinstance(content, dict) or not all(value is None or is_finite(value) for value in content.values()):
         raise DataError("metrics: expected an object of numbers or null, got something else")
@@ -245,7 +245,7 @@ def _extras(content: Any, expected: int) -> dict[str, list[Any]]:
 
 
 def merge(answers: Sequence[Answer]) -> Answer:
-    """The answers about consecutive rows as one: scores and extras in order, metrics as means weighted by rows.
+    """Merge the answers about consecutive rows: scores and extras in order, metrics as means weighted by rows.
 
     A metric that only some of the answers have is the mean over these; a column that one lacks is None there.
     """

@@ -157,7 +157,7 @@ class Workers:
         return worker
 
     def close(self) -> None:
-        """Stop the processes."""
+        """Kill the processes."""
         while self._idle:
             self._idle.pop().kill()
 

@@ -1,7 +1,7 @@
-"""The plan reward: 1.0 where a validator accepts the plan, else what an invalid plan earns by its progress.
+"""The plan reward: 1.0 where a validator accepts the plan, else partial credit below that of any valid plan.
 
-A completion is read strictly, judged and compared with its reference plans. What an invalid plan earns stays below what
-any valid one does, and a text that is no plan earns nothing: its readable start would be a plan with the rest hidden.
+A completion is parsed strictly, judged and compared with its reference plans. A text that does not parse gets 0, also
+where its beginning is a plan: otherwise a plan followed by junk would be rewarded as one.
 """
 
 import random
@@ -44,16 +44,16 @@ Plan = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanScoring:
-    """How plans are judged, and what they earn.
+    """How plans are judged and rewarded.
 
     Attributes:
         validator: `builtin`, `val` or `auto`.
-        partial: what an invalid plan earns: overlap with the reference without (lccs) or with gaps (lcs), the steps
+        partial: credit of an invalid plan: overlap with the reference without (lccs) or with gaps (lcs), the steps
             that can be carried out (prefix), or the fraction of the goal's conditions that hold where it stops (goal).
         normalise_by: which plan length divides lccs, lcs and prefix.
-        partial_scale: factor of the partial reward, in [0, 1].
-        length_penalty: w, what a valid plan loses by its cost C above the reference's C*: 1 - w (1 - min(1, C*/C));
-            nothing where `reference_cost` gives none.
+        partial_scale: factor of the partial credit, in [0, 1].
+        length_penalty: w; a valid plan of cost C gets 1 - w (1 - min(1, C*/C)), C* being the reference's cost, or 1
+            where `reference_cost` is None.
         val_timeout_s: limit of one VAL process.
     """
 
@@ -88,11 +88,11 @@ class _Case(NamedTuple):
 
 
 class PlanJudge:
-    """Judges completions, and keeps the outcomes of the last ones: models repeat themselves.
+    """Judges completions, and caches the latest outcomes, since models repeat themselves.
 
     Args:
         scoring: how.
-        cache_size: how many outcomes are kept; 0 for none.
+        cache_size: number of outcomes kept; 0 for none.
     """
 
     def __init__(self, scoring: PlanScoring, cache_size: int = 0):
@@ -108,7 +108,7 @@ class PlanJudge:
         reference_plan: Sequence[Sequence[Any]],
         prompt_style: Sequence[str],
     ) -> tuple[list[PlanOutcome], int]:
-        """Outcomes in the order of the completions, and how many of them were known before or equal to another."""
+        """Judge completions; return their outcomes, and how many were cached or equal to another of the batch."""
         references = map(reference_plans, reference_plan)
         rows = zip(completions, domain_pddl, problem_pddl, references, prompt_style, strict=True)
         cases = [_Case(*row) for row in rows]
@@ -124,7 +124,7 @@ class PlanJudge:
 
 
 def judge_plans(completions: Sequence[str], scoring: PlanScoring | None = None, **columns: Any) -> list[PlanOutcome]:
-    """Parse, validate and compare completions; a bad completion is an outcome with a reason, never an exception.
+    """Judge completions; a bad completion is an outcome with a reason, never an exception.
 
     Args:
         completions: model text, in the prompt style of its row.
@@ -142,7 +142,7 @@ def _judge(cases: Sequence[_Case], scoring: PlanScoring) -> list[PlanOutcome]:
 
 
 def _verdicts(cases: Sequence[_Case], plans: Sequence[ParsedPlan], scoring: PlanScoring) -> list[PlanVerdict]:
-    """Text that does not parse never reaches a validator."""
+    """Judge the plans that could be parsed; other text never reaches a validator."""
     verdicts = [_unreadable(plan) for plan in plans]
     readable = [i for i, plan in enumerate(plans) if plan.error is None]
     tasks = [(cases[i].domain_pddl, cases[i].problem_pddl, plans[i].actions) for i in readable]
@@ -195,7 +195,7 @@ def _partial(
 def _economy(
     case: _Case, actions: Plan, verdict: PlanVerdict, references: Sequence[Plan], scoring: PlanScoring
 ) -> float:
-    """min(1, C* / C), or 1 where there is no C*."""
+    """Compute min(1, C* / C), or 1 where there is no C*."""
     best = reference_cost(case.domain_pddl, case.problem_pddl, references) if scoring.length_penalty else None
     if best is None:
         return 1.0
@@ -205,10 +205,10 @@ def _economy(
 
 
 def reference_cost(domain_pddl: str, problem_pddl: str, references: Iterable[Plan]) -> float | None:
-    """The lowest cost of a valid reference plan; a plan costs its steps where the problem has no metric.
+    """Return the lowest cost of a valid reference plan; without a metric, a plan costs its number of steps.
 
-    None where there is no such plan, where the metric is to be made large or is negative, or where our own validator
-    does not cover the domain: then C* / C means nothing or is not known.
+    None where there is no such plan, where the metric is maximised or negative, or where the built-in validator does
+    not cover the domain: then C* / C means nothing or is not known.
     """
     try:
         metric = parse_problem(problem_pddl, parse_domain(domain_pddl)).metric
@@ -221,7 +221,7 @@ def reference_cost(domain_pddl: str, problem_pddl: str, references: Iterable[Pla
 
 
 def default_validator() -> Literal["val", "builtin"]:
-    """VAL where its binary is installed, else the in-process validator."""
+    """Return `val` where VAL's binary is installed, else `builtin`."""
     return "builtin" if find_val() is None else "val"
 
 
@@ -241,7 +241,7 @@ def check_validator(validator: str) -> None:
 def make_plan_reward(
     scoring: PlanScoring | None = None, *, cache_size: int = 0, audit: Audit | None = None
 ) -> Callable[..., list[float]]:
-    """The plan reward as a reward function.
+    """Make the plan reward as a reward function.
 
     Args:
         scoring: how plans are judged; default `PlanScoring()`.
@@ -299,7 +299,7 @@ def _audit_metrics(
 
 
 def plan_metrics(outcomes: Sequence[PlanOutcome]) -> dict[str, float]:
-    """Means over a batch: fractions of plans of each kind; LCCS, reward."""
+    """Compute means over a batch: fractions of plans of each kind, overlap and reward."""
     count = max(1, len(outcomes))
     return {
         "plan_valid": sum(o.verdict.valid for o in outcomes) / count,
@@ -315,7 +315,7 @@ def plan_metrics(outcomes: Sequence[PlanOutcome]) -> dict[str, float]:
 
 
 def describe(verdict: PlanVerdict) -> str:
-    """A verdict in a few words: "valid", or what went wrong, at which step, and for want of what."""
+    """Describe a verdict in a few words: "valid", or what went wrong, at which step and which condition failed."""
     if verdict.valid:
         return "valid"
     reason = "invalid" if verdict.error is None else verdict.error.value.replace("_", " ")

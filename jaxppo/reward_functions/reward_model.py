@@ -1,7 +1,7 @@
-"""The score of a reward model as a reward function: a whole model, or an adapter on the policy's frozen base.
+"""A reward model as a reward function: a full model, or an adapter on the policy's frozen base.
 
-A model that shares the policy's vocabulary scores the very ids that were sampled. Any other reads the text through its
-own tokenizer, where TRL demands a shared one. Source: TRL issues 1763 and 3595; LLaMA-Factory `reward_model_type`, of
+A model that shares the policy's vocabulary scores the sampled ids. Any other model gets the text, through its own
+tokenizer; TRL requires a shared one. Source: TRL issues 1763 and 3595; LLaMA-Factory `reward_model_type`, of
 which `ModelReward` is "full" and, on a shared base, "lora".
 """
 
@@ -107,7 +107,7 @@ class ModelReward:
             end = self._tokenizer.eos_token_id
             rows = [row if row[-1:] == [end] else [*row, end] for row in rows]
         self._check(rows)
-        cut = self._cut(rows)
+        cut = self._count_overlong(rows)
         if log_metric is not None:
             log_metric("reward/truncated", float(cut))
         rows = rows if self._max_length is None else [row[-self._max_length :] for row in rows]
@@ -125,7 +125,7 @@ class ModelReward:
     def _rows_of_text(
         self, prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[list[int]]:
-        """A completion that the policy ended, which its text does not show, ends with this tokenizer's end."""
+        """Tokenise the texts, and end each completion that the policy ended, which the text alone does not show."""
         encoded = self.encode([prompt + text for prompt, text in zip(prompts, completions, strict=True)])
         end, policy_end = self._tokenizer.eos_token_id, [self._policy_end]
         return [
@@ -134,7 +134,7 @@ class ModelReward:
         ]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of texts by the reward model's own tokenizer.
+        """Return the token ids of texts by the reward model's tokenizer.
 
         Raises:
             DataError: it cannot encode one.
@@ -149,8 +149,8 @@ class ModelReward:
                 expected = f"ids below its vocab_size={self._vocab_size}"
                 raise DataError(f"{self.__name__}: expected {expected}, got {max(row)} in row {number}")
 
-    def _cut(self, rows: list[list[int]]) -> int:
-        """How many rows are too long, noted."""
+    def _count_overlong(self, rows: list[list[int]]) -> int:
+        """Count the rows that are too long."""
         cut = 0 if self._max_length is None else sum(len(row) > self._max_length for row in rows)
         self.truncated += cut
         return cut

@@ -1,4 +1,4 @@
-"""Rewards from a text classifier, such as one for sentiment: how much of a label it finds in a text.
+"""Rewards from a text classifier, such as one for sentiment: the score of one label.
 
 The classifier is a Hugging Face model run by transformers and torch on the host.
 """
@@ -26,7 +26,7 @@ def make_sentiment_reward(
     text: Text = "prompt+completion",
     device: str = "cpu",
 ) -> Callable[..., list[float | None]]:
-    """A reward function: the score of a label by a text-classification pipeline.
+    """Make a reward function: the score of a label by a text-classification pipeline.
 
     Args:
         model_path: toy, folder or hub id (user/name or user/name@revision) of a sequence classification model with its
@@ -54,7 +54,7 @@ def make_sentiment_reward(
     limit = longest_text(model, tokenizer)
     cut = {} if limit is None else {"truncation": True, "max_length": limit}
     options = {"top_k": None, "function_to_apply": function_to_apply, **cut}
-    # Without a padding token the texts cannot stand in one batch.
+    # Without a padding token, texts cannot be batched.
     options |= {"batch_size": batch_size if tokenizer.pad_token_id is not None else 1}
 
     def sentiment(
@@ -78,7 +78,7 @@ def make_sentiment_reward(
 
 
 def find_label(id2label: Mapping[int, str], label: str) -> str:
-    """The model's own spelling of a label.
+    """Return the model's spelling of a label.
 
     Raises:
         ConfigError: there is none, or several that differ in case only and none as given.
@@ -91,7 +91,7 @@ def find_label(id2label: Mapping[int, str], label: str) -> str:
 
 
 def longest_text(model: Any, tokenizer: Any) -> int | None:
-    """Most tokens of a text, by the tokenizer and by the model's positions; None where neither has a limit."""
+    """Return the most tokens that tokenizer and model can take; None where neither has a limit."""
     limits = []
     if tokenizer.model_max_length < UNLIMITED:
         limits.append(tokenizer.model_max_length)
@@ -104,7 +104,7 @@ def longest_text(model: Any, tokenizer: Any) -> int | None:
 
 
 def _load(model_path: str) -> tuple[Any, Any]:
-    """Model and tokenizer, safetensors only, and only with a head that was trained."""
+    """Load model and tokenizer, from safetensors only, and only with a trained head."""
     try:
         import torch  # noqa: F401 - transformers would say it at length
     except ImportError:

@@ -1,7 +1,7 @@
-"""Small models and data sets that are made on first use: what the `-offline` recipes take in place of the hub.
+"""Small models and data sets that are made on first use, for the `-offline` recipes.
 
-Wherever a model or a data set is named, the name of a toy will do. It is made by a command of jaxppo, in a process of
-its own on the CPU, and kept in the cache; `python -m jaxppo.toys` lists all of them.
+In: the name of a toy, wherever a model or a data set is named. Out: its folder in the cache. A command of jaxppo makes
+it on the CPU, in a separate process; `python -m jaxppo.toys` lists all toys.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ TOYS = {
 
 
 def find(name: str) -> Path | None:
-    """The folder of a toy, which is made where it is not there yet; None for other names.
+    """Return the folder of a toy, which is made on first use; None for other names.
 
     Raises:
         ToyError: the command that makes it failed.
@@ -62,14 +62,14 @@ def find(name: str) -> Path | None:
 
 
 def command_of(name: str, folder: Path | str) -> list[str]:
-    """The arguments of `python` that make a toy in a folder."""
+    """Return the arguments of `python` that make a toy in a folder."""
     command = TOYS[name].command
     chosen = [name] if command == "toys" else ["--preset", name]
     return ["-m", *f"jaxppo.{command}".split(), *chosen, "--output_dir", str(folder)]
 
 
 def _make(name: str, folder: Path) -> None:
-    """Makes a toy beside its place and moves it there whole; of two processes at it, the later one's is dropped."""
+    """Make a toy in a temporary folder and move it into place; of two processes that do, the first wins."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     partial.mkdir(parents=True)
     log = partial.with_name(f"{partial.name}.log")
@@ -99,19 +99,19 @@ def _make(name: str, folder: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """On the CPU, whatever the run itself computes on: a toy is small, and accelerators have one owner."""
+    """Return the environment of the command, on the CPU: a toy is small, and the run may hold the accelerator."""
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
 
 def _digest(name: str) -> str:
-    """Changes with the version, with what writes texts and trains classifiers, and with all presets on the way."""
+    """Return a digest of the version, of the code that makes toys, and of all presets that take part."""
     sources = [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.name != "__init__.py"]
     parts = [jaxppo.__version__.encode(), *(path.read_bytes() for path in sources)]
     return hashlib.sha256(b"\0".join([*parts, *_presets(name)])).hexdigest()[:12]
 
 
 def _presets(name: str) -> list[bytes]:
-    """The preset of a toy and those of the toys that it is made from."""
+    """Return the preset of a toy and of the toys that it is made from."""
     command = TOYS[name].command
     if command == "toys":
         return [name.encode()]

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import email.utils
 import json
 import logging
 import random
@@ -390,20 +389,11 @@ def waits_of(monkeypatch):
     return waits
 
 
-def test_client_waits_longer_before_each_retry_with_jitter(monkeypatch):
+def test_client_doubles_the_wait_before_each_retry_up_to_a_bound(monkeypatch):
     waits = waits_of(monkeypatch)
-    with Script(always(503, b"")) as server:
-        for _ in range(2):
-            with pytest.raises(RewardError):
-                ask(client_of(server.url, backoff_s=2.0, retries=7))
-    first, second = waits[:7], waits[7:]
-    assert first != second
-    for run in (first, second):
-        assert all(min(2**n, 60) <= wait <= min(2 * 2**n, 60) for n, wait in enumerate(run))
-
-
-def http_date(seconds):
-    return email.utils.formatdate(time.time() + seconds, usegmt=True)
+    with Script(always(503, b"")) as server, pytest.raises(RewardError):
+        ask(client_of(server.url, backoff_s=2.0, retries=7))
+    assert waits == [2, 4, 8, 16, 32, 60, 60]
 
 
 @pytest.mark.parametrize(
@@ -411,8 +401,6 @@ def http_date(seconds):
     [
         ("7", 7, 7),
         ("100000", 60, 60),  # bounded
-        (lambda: http_date(30), 25, 30),
-        (lambda: http_date(-30), 0, 0.01),
         ("soon", 0, 0.01),
         ("-5", 0, 0.01),
         ("nan", 0, 0.01),
@@ -420,20 +408,11 @@ def http_date(seconds):
 )
 def test_client_keeps_to_retry_after_within_a_bound(monkeypatch, value, low, high):
     waits = waits_of(monkeypatch)
-    header = {"Retry-After": value() if callable(value) else value}
+    header = {"Retry-After": value}
     with Script(lambda number, body: (503, b"", header) if number == 1 else by_length(number, body)) as server:
         ask(client_of(server.url, backoff_s=0.01))
     (wait,) = waits
     assert low <= wait <= high
-
-
-def test_client_takes_nothing_from_the_seeded_random_numbers():
-    random.seed(3)
-    expected = random.random()
-    random.seed(3)
-    with Script(lambda number, body: by_length(number, body) if number > 1 else (503, b"")) as server:
-        ask(client_of(server.url))
-    assert random.random() == expected
 
 
 def drip_headers(connection):
@@ -459,7 +438,7 @@ def test_client_waits_a_bounded_time_for_a_server_that_does_not_get_to_an_end(se
     metrics = {}
     with raw_server(serve) as url:
         start = time.monotonic()
-        with pytest.raises(RewardError, match=r"expected a whole answer within 0.3 s, got none \(2 attempts\)"):
+        with pytest.raises(RewardError, match=r"expected a complete answer within 0.3 s, got none \(2 attempts\)"):
             ask(client_of(url, timeout_s=0.3, retries=1), log_metric=metrics.__setitem__)
         assert time.monotonic() - start < PATIENCE_S
     assert metrics["reward_server/retries"] == 1.0
