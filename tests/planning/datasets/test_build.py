@@ -18,6 +18,7 @@ import yaml
 
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning import __main__ as planning_command
 from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets import build, candidates, runs
 from jaxppo.planning.datasets.build import build_dataset
@@ -29,6 +30,7 @@ from jaxppo.planning.prompts import parse_completion
 from jaxppo.planning.prompts.words import split_words
 from jaxppo.planning.solve.planners import PlanResult
 from jaxppo.planning.transform.renaming import inverse
+from jaxppo.run import cli
 from jaxppo.run.console import Console
 
 SETTINGS = {
@@ -153,6 +155,7 @@ def test_the_terminal_shows_progress_and_the_result(built):
     assert "rejected: none\n" in shown and f"written to {built[0]}" in shown
 
 
+@pytest.mark.full
 def test_the_same_settings_give_the_same_bytes_however_the_work_is_cut(built, tmp_path, monkeypatch):
     monkeypatch.setattr(candidates, "_CHUNK", range(1, 3))
     make(tmp_path / "other", workers=1)
@@ -269,6 +272,7 @@ def wait_for_plans(process, folder, count):
     raise AssertionError(f"no {count} results, exit status {process.poll()}")
 
 
+@pytest.mark.full
 def test_a_build_goes_on_after_a_kill_and_after_ctrl_c(built, tmp_path):
     folder = tmp_path / "data"
     process = start(folder)
@@ -293,6 +297,7 @@ def test_a_build_goes_on_after_a_kill_and_after_ctrl_c(built, tmp_path):
     assert files(folder) == files(built[0])
 
 
+@pytest.mark.full
 def test_a_build_that_dies_while_it_writes_leaves_no_report_and_goes_on(built, tmp_path, monkeypatch):
     folder = tmp_path / "data"
     replace_file = os.replace
@@ -422,9 +427,19 @@ def test_the_settings_are_kept_with_the_data(built):
         (["build", "--n_train", "x"], 2, "error: "),
     ],
 )
-def test_command_line(arguments, status, text):
+def test_command_line(arguments, status, text, capsys):
+    try:
+        cli.main(lambda: planning_command.run(arguments), uses_jax=False)
+        ended = 0
+    except SystemExit as end:
+        ended = end.code
+    shown = capsys.readouterr()
+    assert ended == status and (shown.err if status else shown.out).startswith(text)
+    assert "Traceback" not in shown.err
+
+
+def test_the_command_is_a_module():
     done = subprocess.run(
-        [sys.executable, "-m", "jaxppo.planning", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "jaxppo.planning", "bild"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == status and (done.stderr if status else done.stdout).startswith(text)
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("error: command: expected one of build, import, inspect")

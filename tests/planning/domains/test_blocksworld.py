@@ -52,7 +52,7 @@ def test_generate_problem_refuses_sizes_out_of_range(n_blocks):
         BLOCKSWORLD.generate_problem(n_blocks, random.Random(0), "p")
 
 
-@pytest.mark.parametrize("blocks", ["ab", "abc", "abcd"])
+@pytest.mark.parametrize("blocks", ["ab", "abc", pytest.param("abcd", marks=pytest.mark.full)])
 def test_solve_is_optimal(blocks):
     for start in all_states(blocks):
         distances = shortest_lengths(start)

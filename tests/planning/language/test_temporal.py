@@ -193,7 +193,7 @@ PIECES += [
 
 
 @needs_val
-@pytest.mark.parametrize("n_texts", [200, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_texts", [80, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_no_timed_text_is_valid_here_that_is_not_for_val(n_texts, tmp_path):
     rng = random.Random(n_texts)
     verdicts = set()

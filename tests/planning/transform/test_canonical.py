@@ -150,9 +150,20 @@ def _symmetric_problems(draw) -> Problem:
     return _plain_problem(objects, *sides)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_symmetric_problems(), _symmetric_problems(), st.randoms(use_true_random=False))
 def test_canonical_form_is_that_of_brute_force_where_objects_are_alike(one, other, rng):
+    _check_form(one, other, rng)
+
+
+@pytest.mark.full
+@settings(max_examples=400, deadline=None)
+@given(_symmetric_problems(), _symmetric_problems(), st.randoms(use_true_random=False))
+def test_canonical_form_is_that_of_brute_force_for_many_problems(one, other, rng):
+    _check_form(one, other, rng)
+
+
+def _check_form(one, other, rng):
     names = list(one.objects)
     renaming = dict(zip(names, rng.sample(names, len(names)), strict=True))
     sides = [one.init, [literal.atom for literal in one.goal]]

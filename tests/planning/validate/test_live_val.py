@@ -12,7 +12,7 @@ from tests.planning.val_oracle import needs_val
 
 # Of a kind: at least so many of ten cases.
 LEAST = {None: 2, PlanError.GOAL_NOT_REACHED: 0.5, PlanError.PRECONDITION: 1}
-SIZES = [200, pytest.param(2000, marks=pytest.mark.slow)]
+SIZES = [100, pytest.param(200, marks=pytest.mark.full), pytest.param(2000, marks=pytest.mark.slow)]
 
 
 @needs_val
