@@ -1,148 +1,182 @@
-"""The loop of the commands that learn from fixed rows, `sft` and `reward_model`: step, evaluate, log, save, stop."""
+"""The loop around the steps of a run: resume, step, evaluate, log, save, stop; one for PPO, SFT and reward models."""
 
 import shlex
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from jaxppo.config import LoopConfig
-from jaxppo.errors import TrainingError
 from jaxppo.parallel import processes
-from jaxppo.parallel.devices import DataParallel
 from jaxppo.run import headline
 from jaxppo.run.checkpoints import Checkpoints, is_whole
 from jaxppo.run.console import Console, ProgressView
 from jaxppo.run.jsonl import JsonlLog, read_metrics
-from jaxppo.run.preemption import Preemption
+from jaxppo.run.preemption import Preempted, Preemption
 from jaxppo.run.trackers import Trackers
 from jaxppo.types import TrainState
 
+METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
+"""Names of the logs in a run folder."""
+
+
+class StepOutput(NamedTuple):
+    """One finished step."""
+
+    state: TrainState
+    record: dict[str, Any]  # for metrics.jsonl
+    samples: Sequence[dict[str, Any]] = ()  # for samples.jsonl; none where none are due
+    watched: Any = None  # for `Steps.watch`
+
 
 class Steps(NamedTuple):
-    """What is done in every step."""
+    """The steps of a run, and how they are shown."""
 
-    num_steps: int  # steps of the whole run
-    batch: Callable[[int], tuple[Any, Any]]  # step, from 0 -> rows [1, M, B / M, ...] and their weights, on the host
-    program: Callable[[TrainState, Any], Any]  # (state, what `batch` gives) -> (state, statistics)
+    count: int  # of the whole run
+    step: Callable[[TrainState, int], StepOutput]  # state, number from 0
     evaluate: Callable[[TrainState], dict[str, float]]  # what an evaluation adds to the record of a step
+    meta: dict[str, Any]  # what a checkpoint says of the run
+    resume: str  # the command that goes on after a stop
     title: str  # for the view
     header: str  # the run in a line, for the view
-    resume: str  # the command that goes on after a stop
+    stages: tuple[str, ...] = ()  # of the whole command, for the view
+    is_over: Callable[[dict[str, Any]], bool] = lambda record: False  # the run cannot go on after this record
+    watch: Callable[[StepOutput], None] = lambda output: None  # warns, or raises where the run cannot go on
+    logged: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record  # the record as it is written
+    show: Callable[[ProgressView, Sequence[dict[str, Any]]], None] | None = None  # samples; None: the run has none
 
 
-def run_steps(
-    steps: Steps,
-    loop: LoopConfig,
-    folder: Path,
-    state: TrainState,
-    meta: dict[str, Any],
-    parallel: DataParallel,
-    console: Console,
-    trackers: Trackers,
-) -> tuple[TrainState, dict[str, Any]]:
-    """All steps from the last checkpoint on.
+class TrainingLoop:
+    """Carry out the steps of a run from its last checkpoint on.
+
+    A checkpoint is written
+
+    - when `LoopConfig.saves_at` says so: every `save_steps`, after the last step, and after an evaluation that may make
+      it the best one;
+    - before the run ends early. That is at the next look after SIGTERM or Ctrl-C, when a step or its evaluation fails,
+      and after a record with which the run cannot go on. Saved is the last finished step, unless it is already.
+
+    A record is logged before its step is saved: a log may be ahead of the checkpoints, and resuming cuts it back.
 
     Args:
         steps: what to do.
-        loop: when to evaluate and to save.
-        folder: run folder; gets `metrics.jsonl` and `checkpoints/`.
-        state: before the first step.
-        meta: what a checkpoint says of the run.
-        parallel: devices.
+        config: when to evaluate and to save.
+        folder: run folder; gets `metrics.jsonl`, `samples.jsonl` and `checkpoints/`.
+        state: before the first step, on the devices; taken over by that of the last checkpoint where there is one.
         console: view of the run.
-        trackers: begin here, and get every record.
-
-    Returns:
-        The state after them, and `meta` with the last step and its metrics.
-
-    Raises:
-        Preempted: the run was asked to stop, and the last finished step is saved.
-        Exception: whatever an evaluation or else has failed with; the last finished step is saved, as in `train`.
-        TrainingError: a loss or gradient is not finite.
+        trackers: get every record.
     """
-    last, best = steps.num_steps, loop.best_metric
-    checkpoints = Checkpoints(folder / "checkpoints", loop.save_total_limit, best, loop.greater_is_better)
-    state = parallel.put(state)
-    if processes.on_first(lambda: checkpoints.steps):
-        state = checkpoints.resume(state, console.warn)
-    start = saved = int(state.step)
-    record: dict[str, Any] = {}
-    trackers.begin(start)
-    with (
-        Preemption(steps.resume, processes.largest, console.stop_noted) as preemption,
-        checkpoints,
-        JsonlLog(folder / "metrics.jsonl", enabled=processes.is_first()) as log,
-        console.progress(last, steps.title, start, header=steps.header, hint=headline.hint) as progress,
+
+    def __init__(
+        self, steps: Steps, config: LoopConfig, folder: Path, state: TrainState, console: Console, trackers: Trackers
     ):
-        log.truncate_after(start)
-        recall(progress, folder, start)
-        progress.doing("compiling")
+        self._steps, self._config, self._folder = steps, config, folder
+        self._console, self._trackers = console, trackers
+        best, greater = config.best_metric, config.greater_is_better
+        self._checkpoints = Checkpoints(folder / "checkpoints", config.save_total_limit, best, greater)
+        if processes.on_first(lambda: self._checkpoints.steps):
+            state = self._checkpoints.resume(state, console.warn)
+        self._state, self.start = state, int(state.step)
+        self._saved, self._record = self.start, {}
 
-        def tell(record: dict[str, Any]) -> None:
-            log.append(record)
-            trackers.log(int(record["step"]), record)
+    def run(self) -> tuple[TrainState, dict[str, Any]]:
+        """Take all steps that are left.
 
-        for step in range(start, last):
-            began, done = time.monotonic(), step
-            try:
-                after, stats = steps.program(state, parallel.put(steps.batch(step), 2))
-                record = {"step": step + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
-                state, done = after, step + 1
-                if loop.evaluates_at(step + 1, last):
-                    progress.doing("evaluation")
-                    record |= steps.evaluate(state)
-                loop.check_record(record, last)
-            except Exception:
-                if saved < done and is_whole(state):
-                    if done > step:
-                        warn_of_evaluation(console, done)
-                        tell(record)
-                    trackers.flush()
-                    checkpoints.save(done, state, meta | {"step": done}, record)
-                if processes.is_alone():
-                    preemption.check()  # Ctrl-C also ends what a reward function has started, which then fails
-                raise
-            tell(record)
-            if record["policy/nonfinite_steps"]:
-                raise TrainingError(
-                    f"step {step + 1}: expected a finite loss and gradient, got NaN or infinity; a lower "
-                    "learning_rate or max_grad_norm, in a new run"
-                )
-            progress.update(step + 1, **headline.numbers(record))
-            stop = preemption.requested  # asked once: a signal after it is for the next step, which then saves
-            if loop.saves_at(step + 1, last) or stop:
-                trackers.flush()
-                checkpoints.save(step + 1, state, meta | {"step": step + 1}, record)
-                saved = step + 1
-            if stop:
-                preemption.check()
-    print_best(console, checkpoints, folder)
-    record = processes.on_first(lambda: read_metrics(folder / "metrics.jsonl")[-1])
-    return state, meta | {"step": last, "metrics": record}
+        Returns:
+            The state after them, and what a checkpoint of it says.
 
+        Raises:
+            Preempted: the run was asked to stop.
+            Exception: whatever a step or an evaluation has failed with; the last finished step is saved.
+        """
+        first, state = processes.is_first(), self._state
+        del self._state  # the first step takes over its memory
+        self._trackers.begin(self.start)
+        with (
+            Preemption(self._steps.resume, processes.largest, self._console.stop_noted) as preemption,
+            self._checkpoints,
+            JsonlLog(self._folder / METRICS_FILE, enabled=first) as metrics,
+            JsonlLog(self._folder / SAMPLES_FILE, enabled=first and self._steps.show is not None) as samples,
+            self._progress() as progress,
+        ):
+            metrics.truncate_after(self.start)
+            samples.truncate_after(self.start)
+            if self.start and first:
+                progress.recall(map(headline.numbers, read_metrics(self._folder / METRICS_FILE)))
+            progress.doing("compiling")
+            for number in range(self.start, self._steps.count):
+                output = self._step(state, number, preemption, metrics, progress)
+                state = output.state
+                self._finish(output, metrics, samples, progress)
+        self._print_best()
+        record = processes.on_first(lambda: read_metrics(self._folder / METRICS_FILE)[-1])
+        return state, self._meta(record)
 
-def in_parts(batch: Any, parts: int = 1) -> Any:
-    """The mini-batch of a step as the update program takes it: a tree of [B, ...] -> [1, parts, B / parts, ...]."""
-    return jax.tree.map(lambda x: x.reshape(1, parts, -1, *x.shape[1:]), batch)
+    def _step(
+        self, state: TrainState, number: int, preemption: Preemption, metrics: JsonlLog, progress: ProgressView
+    ) -> StepOutput:
+        """Take a step and evaluate where that is due; save before anything ends the run here."""
+        last, done = self._steps.count, number
+        try:
+            preemption.check()
+            output = self._steps.step(state, number)
+            state, record, done = output.state, output.record, number + 1
+            self._record = record
+            if self._config.evaluates_at(done, last):
+                progress.doing("evaluation")
+                record |= self._steps.evaluate(state)
+            self._config.check_record(record, last)
+            return output
+        except Exception as error:
+            stopped = isinstance(error, Preempted)
+            # A step that failed half-way may have given the memory of the state away.
+            if self._saved < done and (stopped or is_whole(state)):
+                if done > number:
+                    self._console.warn(f"update {done} is saved without its evaluation, which is not made up for")
+                    self._log(self._record, metrics)
+                self._save(done, state)
+            if not stopped and processes.is_alone():
+                preemption.check()  # Ctrl-C also ends what a reward function has started, which then fails
+            raise
 
+    def _finish(self, output: StepOutput, metrics: JsonlLog, samples: JsonlLog, progress: ProgressView) -> None:
+        """Log a step, save it where that is due, look at it, show it."""
+        steps, record = self._steps, output.record
+        done = int(record["step"])
+        self._log(record, metrics)
+        if output.samples and steps.show is not None:
+            for sample in output.samples:
+                samples.append(sample)
+            self._trackers.samples(done, output.samples)
+            steps.show(progress, output.samples)
+        if self._config.saves_at(done, steps.count) or steps.is_over(record):
+            self._save(done, output.state)
+        steps.watch(output)
+        progress.update(done, **headline.numbers(record))
 
-def recall(progress: ProgressView, folder: Path, start: int) -> None:
-    """Tell a view the numbers of the updates before this process, as the log has them."""
-    if start and processes.is_first():
-        progress.recall(map(headline.numbers, read_metrics(folder / "metrics.jsonl")))
+    def _log(self, record: dict[str, Any], metrics: JsonlLog) -> None:
+        logged = self._steps.logged(record)
+        metrics.append(logged)
+        self._trackers.log(int(record["step"]), logged)
 
+    def _save(self, done: int, state: TrainState) -> None:
+        self._trackers.flush()
+        self._checkpoints.save(done, state, self._meta(self._record), self._record)
+        self._saved = done
 
-def warn_of_evaluation(console: Console, step: int) -> None:
-    """Say that an update is saved whose evaluation has failed."""
-    console.warn(f"update {step} is saved without its evaluation, which is not made up for")
+    def _meta(self, record: dict[str, Any]) -> dict[str, Any]:
+        episode = {"episode": record["episode"]} if "episode" in record else {}
+        return self._steps.meta | {"step": record["step"], **episode, "metrics": record}
 
+    def _progress(self) -> AbstractContextManager[ProgressView]:
+        steps = self._steps
+        return self._console.progress(
+            steps.count, steps.title, self.start, header=steps.header, stages=steps.stages, hint=headline.hint
+        )
 
-def print_best(console: Console, checkpoints: Checkpoints, folder: Path) -> None:
-    """Say which checkpoint is the best one, where one is chosen, and how to get its models."""
-    step = checkpoints.best_step
-    if step is not None:
-        command = f"python -m jaxppo.export --run_dir {shlex.quote(str(folder))} --step {step}"
-        console.print(f"best checkpoint: update {step}; {command} gives its models")
+    def _print_best(self) -> None:
+        """Say which checkpoint is the best one, where one is chosen, and how to get its models."""
+        step = self._checkpoints.best_step
+        if step is not None:
+            command = f"python -m jaxppo.export --run_dir {shlex.quote(str(self._folder))} --step {step}"
+            self._console.print(f"best checkpoint: update {step}; {command} gives its models")
