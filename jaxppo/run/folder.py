@@ -4,6 +4,8 @@ import datetime
 import json
 import os
 import sys
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,85 @@ from jaxppo.config.redact import redact_command
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.parallel import processes
+from jaxppo.parallel.devices import DataParallel
 from jaxppo.run.console import Console
+from jaxppo.run.trackers import Trackers
 
 EVAL_FILE = "eval.json"
 """Name of the results in a run folder."""
+METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
+"""Names of the logs in a run folder."""
 EVAL_SAMPLES_FILE = "eval_samples.json"
 """Name of the file with some answers to held-out prompts, before and after training."""
 
 
-def begin(command: str, config: Any) -> tuple[Console, Path, bool]:
-    """Join the processes of a run; its view, its folder, and whether that holds the run to resume.
+@dataclass(kw_only=True)
+class Run:
+    """One start of a command: its settings, its folder, its view, its devices.
+
+    Args:
+        command: name of the command.
+        config: its configuration, with `run`, and `loop` where it trains.
+        folder: run folder.
+        console: view; default: as configured.
+        evals: content of `eval.json`, of an earlier start that is resumed.
+    """
+
+    command: str
+    config: Any
+    folder: Path
+    console: Console = None  # type: ignore[assignment]
+    evals: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.console is None:
+            self.console = Console(self.config.run.quiet, processes.output())
+
+    @cached_property
+    def parallel(self) -> DataParallel:
+        """The devices of all processes; a batch that they cannot share is a `ConfigError`."""
+        parallel = DataParallel(self.config.run.parallel, mesh=self.config.run.mesh)
+        self.config.check_devices(parallel.row_shards)
+        return parallel
+
+    @cached_property
+    def trackers(self) -> Trackers:
+        """Where metrics go beside the logs; a tracker that is not installed is a `ConfigError`."""
+        return Trackers(self.config.loop.report_to, self.folder, self.config, self.console.warn)
+
+    def is_finished(self) -> bool:
+        """Return whether nothing is left to resume, and say so: all evaluations that the command makes are there."""
+        finished = bool(self.evals) and ("after" in self.evals or "before" not in self.evals)
+        if finished:
+            self.console.print(f"{self.folder} is finished: nothing to resume")
+        return finished
+
+    def claim(self) -> None:
+        """Make the folder, see `claim`."""
+        processes.on_first(lambda: claim(self.folder, self.config, self.config.run))
+
+    def write_evals(self, evals: dict[str, Any]) -> None:
+        """Write `eval.json`, in the first process."""
+        if processes.is_first():
+            write_json(self.folder / EVAL_FILE, evals)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with this run."""
+        return resume_command(self.command, self.folder, self.config)
+
+    def meta(self, config: Any, models: dict[str, Any]) -> dict[str, Any]:
+        """Return what a checkpoint says of its run.
+
+        Args:
+            config: settings, where the command has completed them.
+            models: from `hf.export.models_meta`.
+        """
+        return {"config": plain_values(flatten(config)), "models": models, "seed": config.run.seed}
+
+
+def begin(command: str, config: Any) -> Run:
+    """Join the processes of a run and find its folder; warn where `--resume` finds no run there.
 
     Args:
         command: name of the command.
@@ -34,15 +105,16 @@ def begin(command: str, config: Any) -> tuple[Console, Path, bool]:
     processes.join(config.run)
     processes.check_same(flatten(config))
 
-    def find() -> tuple[Path, bool]:
+    def find() -> tuple[Path, bool, dict[str, Any]]:
         folder = default_folder(command, config.run)
-        return folder, check(folder, config, config.run)
+        resumed = check(folder, config, config.run)
+        return folder, resumed, read_json(folder / EVAL_FILE) if resumed else {}
 
-    folder, resumed = processes.on_first(find)
-    console = Console(config.run.quiet, processes.output())
+    folder, resumed, evals = processes.on_first(find)
+    run = Run(command=command, config=config, folder=folder, evals=evals)
     if config.run.resume and not resumed:
-        console.warn(f"output_dir: {folder} holds no run to resume; a new one begins")
-    return console, folder, resumed
+        run.console.warn(f"output_dir: {folder} holds no run to resume; a new one begins")
+    return run
 
 
 def default_folder(command: str, run: RunConfig) -> Path:

@@ -3,22 +3,17 @@
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo.config import LoopConfig
 from jaxppo.parallel import processes
 from jaxppo.run import headline
 from jaxppo.run.checkpoints import Checkpoints, is_whole
-from jaxppo.run.console import Console, ProgressView
+from jaxppo.run.console import ProgressView
+from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run
 from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.preemption import Preempted, Preemption
-from jaxppo.run.trackers import Trackers
 from jaxppo.types import TrainState
-
-METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
-"""Names of the logs in a run folder."""
-
 
 class StepOutput(NamedTuple):
     """One finished step."""
@@ -35,8 +30,7 @@ class Steps(NamedTuple):
     count: int  # of the whole run
     step: Callable[[TrainState, int], StepOutput]  # state, number from 0
     evaluate: Callable[[TrainState], dict[str, float]]  # what an evaluation adds to the record of a step
-    meta: dict[str, Any]  # what a checkpoint says of the run
-    resume: str  # the command that goes on after a stop
+    meta: dict[str, Any]  # from `Run.meta`
     title: str  # for the view
     header: str  # the run in a line, for the view
     stages: tuple[str, ...] = ()  # of the whole command, for the view
@@ -59,23 +53,18 @@ class TrainingLoop:
     A record is logged before its step is saved: a log may be ahead of the checkpoints, and resuming cuts it back.
 
     Args:
-        steps: what to do.
+        run: its folder gets `metrics.jsonl`, `samples.jsonl` and `checkpoints/`.
         config: when to evaluate and to save.
-        folder: run folder; gets `metrics.jsonl`, `samples.jsonl` and `checkpoints/`.
-        state: before the first step, on the devices; taken over by that of the last checkpoint where there is one.
-        console: view of the run.
-        trackers: get every record.
+        steps: what to do.
+        state: before the first step, on the devices; its place is taken by that of the last checkpoint.
     """
 
-    def __init__(
-        self, steps: Steps, config: LoopConfig, folder: Path, state: TrainState, console: Console, trackers: Trackers
-    ):
-        self._steps, self._config, self._folder = steps, config, folder
-        self._console, self._trackers = console, trackers
+    def __init__(self, run: Run, config: LoopConfig, steps: Steps, state: TrainState):
+        self._run, self._config, self._steps = run, config, steps
         best, greater = config.best_metric, config.greater_is_better
-        self._checkpoints = Checkpoints(folder / "checkpoints", config.save_total_limit, best, greater)
+        self._checkpoints = Checkpoints(run.folder / "checkpoints", config.save_total_limit, best, greater)
         if processes.on_first(lambda: self._checkpoints.steps):
-            state = self._checkpoints.resume(state, console.warn)
+            state = self._checkpoints.resume(state, run.console.warn)
         self._state, self.start = state, int(state.step)
         self._saved, self._record = self.start, {}
 
@@ -91,25 +80,25 @@ class TrainingLoop:
         """
         first, state = processes.is_first(), self._state
         del self._state  # the first step takes over its memory
-        self._trackers.begin(self.start)
+        self._run.trackers.begin(self.start)
         with (
-            Preemption(self._steps.resume, processes.largest, self._console.stop_noted) as preemption,
+            Preemption(self._run.resume_command, processes.largest, self._run.console.stop_noted) as preemption,
             self._checkpoints,
-            JsonlLog(self._folder / METRICS_FILE, enabled=first) as metrics,
-            JsonlLog(self._folder / SAMPLES_FILE, enabled=first and self._steps.show is not None) as samples,
+            JsonlLog(self._run.folder / METRICS_FILE, enabled=first) as metrics,
+            JsonlLog(self._run.folder / SAMPLES_FILE, enabled=first and self._steps.show is not None) as samples,
             self._progress() as progress,
         ):
             metrics.truncate_after(self.start)
             samples.truncate_after(self.start)
             if self.start and first:
-                progress.recall(map(headline.numbers, read_metrics(self._folder / METRICS_FILE)))
+                progress.recall(map(headline.numbers, read_metrics(self._run.folder / METRICS_FILE)))
             progress.doing("compiling")
             for number in range(self.start, self._steps.count):
                 output = self._step(state, number, preemption, metrics, progress)
                 state = output.state
                 self._finish(output, metrics, samples, progress)
         self._print_best()
-        record = processes.on_first(lambda: read_metrics(self._folder / METRICS_FILE)[-1])
+        record = processes.on_first(lambda: read_metrics(self._run.folder / METRICS_FILE)[-1])
         return state, self._meta(record)
 
     def _step(
@@ -132,7 +121,7 @@ class TrainingLoop:
             # A step that failed half-way may have given the memory of the state away.
             if self._saved < done and (stopped or is_whole(state)):
                 if done > number:
-                    self._console.warn(f"update {done} is saved without its evaluation, which is not made up for")
+                    self._run.console.warn(f"update {done} is saved without its evaluation, which is not made up for")
                     self._log(self._record, metrics)
                 self._save(done, state)
             if not stopped and processes.is_alone():
@@ -147,7 +136,7 @@ class TrainingLoop:
         if output.samples and steps.show is not None:
             for sample in output.samples:
                 samples.append(sample)
-            self._trackers.samples(done, output.samples)
+            self._run.trackers.samples(done, output.samples)
             steps.show(progress, output.samples)
         if self._config.saves_at(done, steps.count) or steps.is_over(record):
             self._save(done, output.state)
@@ -157,10 +146,10 @@ class TrainingLoop:
     def _log(self, record: dict[str, Any], metrics: JsonlLog) -> None:
         logged = self._steps.logged(record)
         metrics.append(logged)
-        self._trackers.log(int(record["step"]), logged)
+        self._run.trackers.log(int(record["step"]), logged)
 
     def _save(self, done: int, state: TrainState) -> None:
-        self._trackers.flush()
+        self._run.trackers.flush()
         self._checkpoints.save(done, state, self._meta(self._record), self._record)
         self._saved = done
 
@@ -170,7 +159,7 @@ class TrainingLoop:
 
     def _progress(self) -> AbstractContextManager[ProgressView]:
         steps = self._steps
-        return self._console.progress(
+        return self._run.console.progress(
             steps.count, steps.title, self.start, header=steps.header, stages=steps.stages, hint=headline.hint
         )
 
@@ -178,5 +167,5 @@ class TrainingLoop:
         """Say which checkpoint is the best one, where one is chosen, and how to get its models."""
         step = self._checkpoints.best_step
         if step is not None:
-            command = f"python -m jaxppo.export --run_dir {shlex.quote(str(self._folder))} --step {step}"
-            self._console.print(f"best checkpoint: update {step}; {command} gives its models")
+            command = f"python -m jaxppo.export --run_dir {shlex.quote(str(self._run.folder))} --step {step}"
+            self._run.console.print(f"best checkpoint: update {step}; {command} gives its models")
