@@ -17,7 +17,8 @@ from jaxppo.config import RewardModelConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.data.preferences import PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import ConfigError, DataError, ModelError
-from jaxppo.export import ExportConfig, export
+from jaxppo.config import ExportConfig
+from jaxppo.export import export
 from jaxppo.nn import lora
 from jaxppo.parallel.devices import DATA, DataParallel
 from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model

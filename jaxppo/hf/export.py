@@ -1,6 +1,6 @@
-"""Trained models as Hugging Face folders: `python -m jaxppo.export`, and the end of every training command.
+"""Write trained models as Hugging Face folders: the end of every training command, and `python -m jaxppo.export`.
 
-Writes `policy/` (AutoModelForCausalLM), `value/` (AutoModelForSequenceClassification, or `value_head.safetensors` for a
+They are `policy/` (AutoModelForCausalLM), `value/` (AutoModelForSequenceClassification, or `value_head.safetensors` for a
 head on the policy's trunk), for a run of `reward_model` instead `reward_model/` (AutoModelForSequenceClassification),
 and, for a run with LoRA, `adapters/policy` and so on (PEFT) beside the merged models.
 """
@@ -12,19 +12,13 @@ from typing import Any
 import jax
 
 from jaxppo import __version__, hf
-from jaxppo.config import ExportConfig
-from jaxppo.config.sources import parse_cli
-from jaxppo.errors import DataError, ModelError
+from jaxppo.errors import ModelError
 from jaxppo.hf import Loaded
 from jaxppo.hf.card import license_of, model_card
 from jaxppo.hf.files import read_json
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
-from jaxppo.run import cli
 from jaxppo.run import folder as run_folder
-from jaxppo.run.checkpoints import Checkpoints
-from jaxppo.run.console import Console
-from jaxppo.run.jsonl import read_metrics
 from jaxppo.types import Params
 
 TOKENIZER_FOLDER = "tokenizer"
@@ -171,32 +165,16 @@ def _card(kind: Any, info: dict[str, Any], meta: dict[str, Any], evals: dict[str
     )
 
 
-def export(config: ExportConfig) -> Path:
-    """Write the models of a checkpoint; returns the folder that holds them."""
-    console, run = Console(config.run.quiet), Path(config.run_dir or "")
-    if config.run_dir is None or not (run / "checkpoints").is_dir():
-        raise DataError(
-            f"run_dir: expected a run folder with checkpoints, got {config.run_dir}; name it with --run_dir"
-        )
-    params, meta, step = Checkpoints(run / "checkpoints", keep=1).restore_params(config.step, console.warn)
-    frozen = None if meta["models"]["adapter"] is None else _frozen(meta["models"], params)
-    folder = Path(config.run.output_dir or run / "exports" / str(step))
-    console.print(f"update {step} of {run}: {', '.join(params)}, into {folder}")
-    if config.run.dry_run:
-        return folder
-    evals = run_folder.read_json(run / run_folder.EVAL_FILE)
-    if step != len(read_metrics(run / "metrics.jsonl")):  # evaluated was the last update
-        evals = {name: evals[name] for name in ("before", "headline_split") if name in evals}
-    tokenizer = hf.load_tokenizer(run / TOKENIZER_FOLDER)
-    write_models(
-        folder, meta, params, frozen, tokenizer, evals, dtype=config.dtype, max_shard_size=config.max_shard_size
-    )
-    console.result(f"models in {folder}")
-    return folder
+def frozen_weights(models: dict[str, Any], params: Params) -> Params:
+    """Read the weights under the adapters of a run from where the run took them.
 
+    Args:
+        models: from `models_meta`.
+        params: what the checkpoint holds, by model.
 
-def _frozen(models: dict[str, Any], params: Params) -> Params:
-    """The weights under the adapters, from where the run took them."""
+    Raises:
+        ModelError: there is no such folder, or it holds other weights.
+    """
     frozen = {}
     for name in params:
         info = models[name] or models["policy"]
@@ -209,7 +187,3 @@ def _frozen(models: dict[str, Any], params: Params) -> Params:
             raise ModelError(f"{info['base']}: expected the weights that the adapters were trained on, got others")
         frozen[name] = {part: tree for part, tree in loaded.params.items() if part != "score"}
     return jax.device_get(frozen)
-
-
-if __name__ == "__main__":
-    cli.main(lambda: export(parse_cli(ExportConfig, "export")))

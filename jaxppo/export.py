@@ -1,0 +1,42 @@
+"""Write the models of a checkpoint as Hugging Face folders: `python -m jaxppo.export --run_dir RUN`."""
+
+from pathlib import Path
+
+from jaxppo import hf
+from jaxppo.config import ExportConfig
+from jaxppo.config.sources import parse_cli
+from jaxppo.errors import DataError
+from jaxppo.hf.export import TOKENIZER_FOLDER, frozen_weights, write_models
+from jaxppo.run import cli
+from jaxppo.run import folder as run_folder
+from jaxppo.run.checkpoints import Checkpoints
+from jaxppo.run.console import Console
+from jaxppo.run.jsonl import read_metrics
+
+
+def export(config: ExportConfig) -> Path:
+    """Write the models of a checkpoint; returns the folder that holds them."""
+    console, run = Console(config.run.quiet), Path(config.run_dir or "")
+    if config.run_dir is None or not (run / "checkpoints").is_dir():
+        raise DataError(
+            f"run_dir: expected a run folder with checkpoints, got {config.run_dir}; name it with --run_dir"
+        )
+    params, meta, step = Checkpoints(run / "checkpoints", keep=1).restore_params(config.step, console.warn)
+    frozen = None if meta["models"]["adapter"] is None else frozen_weights(meta["models"], params)
+    folder = Path(config.run.output_dir or run / "exports" / str(step))
+    console.print(f"update {step} of {run}: {', '.join(params)}, into {folder}")
+    if config.run.dry_run:
+        return folder
+    evals = run_folder.read_json(run / run_folder.EVAL_FILE)
+    if step != len(read_metrics(run / run_folder.METRICS_FILE)):  # evaluated was the last update
+        evals = {name: evals[name] for name in ("before", "headline_split") if name in evals}
+    tokenizer = hf.load_tokenizer(run / TOKENIZER_FOLDER)
+    write_models(
+        folder, meta, params, frozen, tokenizer, evals, dtype=config.dtype, max_shard_size=config.max_shard_size
+    )
+    console.result(f"models in {folder}")
+    return folder
+
+
+if __name__ == "__main__":
+    cli.main(lambda: export(parse_cli(ExportConfig, "export")))

@@ -1,0 +1,81 @@
+"""Describe a run of PPO or RLOO before it begins: its size, the memory it will take, settings that rarely do good."""
+
+from functools import partial
+
+import jax
+
+from jaxppo import models
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import memory
+from jaxppo.rl import optimizer
+from jaxppo.rl.ppo import PPO
+from jaxppo.rl.start import Start
+from jaxppo.run.folder import Run
+
+
+def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length: int) -> None:
+    """Print what a run will do, and warn of settings that rarely do what was meant.
+
+    Args:
+        run: its view and folder.
+        learner: its programs and settings.
+        start: parameters, or their shapes.
+        prompts: rows of the data set.
+        prompt_length: tokens of the longest prompt.
+    """
+    config, ppo, parallel, console = learner.config, learner.config.rl, learner.parallel, run.console
+    parameters = sum(p.size for p in jax.tree.leaves(start.policy))
+    steps = config.num_updates * ppo.num_ppo_epochs * ppo.num_mini_batches
+    tokens = prompt_length + config.sampling.response_length
+    generations = f" ({config.num_prompts} prompts x {ppo.group_size})" if ppo.group_size > 1 else ""
+    accumulated = memory.micro_batches(config, learner.learned, tokens, parallel.row_shards)
+    micro = f", {accumulated} micro-batches each" if accumulated > 1 else ""
+    console.print(
+        f"run: {ppo.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
+        f"completions{generations} = {config.num_updates * config.batch_size} episodes, "
+        f"{config.num_updates * config.num_prompts / prompts:.2f} passes over "
+        f"{prompts} prompts\n"
+        f"learning: {steps} optimizer steps ({ppo.num_ppo_epochs} epochs x {ppo.num_mini_batches} mini-batches of "
+        f"{config.mini_batch_size} completions per update{micro}), old log-probabilities by {config.logprobs}\n"
+        f"size: at most {config.batch_size * tokens:,} tokens per update, {parameters:,} parameters in {config.dtype}, "
+        f"{parallel.describe()}\n"
+        f"folder: {run.folder}, trackers: {', '.join(config.loop.report_to)}"
+    )
+    _print_memory(run, learner, start, prompt_length)
+    if config.sampling.truncates and config.logprobs == "sampler":
+        console.warn(
+            "top_k, top_p and min_p sample from a truncated distribution: its log-probabilities are kept, so the KL "
+            "estimates are biased upwards and the first ratio is below 1 (--logprobs recompute keeps the ratio at 1)"
+        )
+    elif config.sampling.truncates:
+        console.warn(
+            "top_k, top_p and min_p sample from a truncated distribution, log-probabilities are recomputed without the "
+            "truncation: the KL estimates are biased (top_k 0, top_p 1 and no min_p keep them right)"
+        )
+    if not config.peft.use_peft and (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:
+        presets = "the presets default, blocksworld and tiny are for a tiny model"
+        console.warn(f"{warning}; {presets}: set them by flags, or in a --config file of its own")
+    if ppo.kl_coef == 0:
+        console.print("kl_coef 0: no reference, and no KL is measured")
+
+
+def _print_memory(run: Run, ppo: PPO, start: Start, prompt_length: int) -> None:
+    """Print what the run will take on each device, and warn where that is too much."""
+    config = ppo.config
+    state = jax.eval_shape(ppo.init_state, *start)
+    held = {f"{name} to train": tree for name, tree in state.params.items()} | {"optimizer": state.opt_state}
+    if state.frozen is not None:  # one set of arrays may lie under several adapters
+        held["frozen base"] = state.frozen["policy"]
+        if start.value is not None and "trunk" in start.value:
+            held["frozen value base"] = state.frozen["value"]
+    elif config.rl.kl_coef > 0:
+        held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
+    weights = jax.eval_shape(ppo.models_of, state)
+    row_shards = ppo.parallel.row_shards
+    held, trained = ppo.parallel.shards(held), ppo.parallel.shards(state.params)
+    sizes = ppo.parallel.sizes
+    budget = memory.budget(config, ppo.learned, held, trained, weights, prompt_length, row_shards, sizes)
+    run.console.print(budget.describe())
+    warning = memory.excess(budget, ppo.parallel.local_devices)
+    if warning is not None:
+        run.console.warn(warning)

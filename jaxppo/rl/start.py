@@ -1,0 +1,100 @@
+"""The models that a run of PPO or RLOO starts from, read from the folders that the settings name."""
+
+from typing import Any, NamedTuple
+
+from jaxppo import hf, models
+from jaxppo.config import TrainConfig
+from jaxppo.errors import ConfigError, ModelError
+from jaxppo.hf.export import base_of
+from jaxppo.nn import ModelConfig, lora
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.run.console import Console
+from jaxppo.run.metrics import find as find_metric
+from jaxppo.types import Params
+
+
+class Start(NamedTuple):
+    """Parameters that a run starts from; not kept longer than needed, as they may take as much memory as the run."""
+
+    policy: Params  # also the reference
+    value: Params | None  # None: a fresh head, or no value model
+    adapter: Params | None  # of the policy; None: a fresh one, or none
+
+
+class StartModels(NamedTuple):
+    """What the models of a run are, beside their parameters."""
+
+    policy: ModelConfig
+    value: ModelConfig  # of a separate value model
+    adapter: lora.LoraConfig | None  # shape of the adapter that is loaded
+    tokenizer: Any
+    policy_base: dict[str, Any]  # from `base_of`
+    value_base: dict[str, Any] | None
+
+    def check_length(self, longest: int) -> None:
+        """Raise a `ModelError` where a sequence of `longest` tokens is too long for a model."""
+        for each in (self.policy, self.value):
+            models.check_length(each, longest, "longest prompt and response_length")
+
+
+def load_start(config: TrainConfig, parallel: DataParallel, console: Console) -> tuple[StartModels, Start]:
+    """Read policy, value model and adapter, and check the settings that depend on them.
+
+    Args:
+        config: hyper-parameters.
+        parallel: devices; parameters are read into their shards.
+        console: for the lines that say what was read.
+
+    Raises:
+        ConfigError: a setting does not fit the policy.
+        ModelError: a folder is missing, or its model does not fit.
+    """
+    # A reward may share the weights, and an adapter is compared with them.
+    shapes_only = config.run.dry_run and config.reward.reward_funcs == ("plan",) and config.peft.lora_path is None
+    policy = hf.load_policy(config.sft_model_path, parallel.placement, shapes_only)
+    console.print(f"policy from {policy.loaded.describe()}")
+    _check_names(config, policy.config)
+    value_model, value, value_base = _value_model(config, policy.config, parallel, console, shapes_only)
+    adapter_shape, adapter = _adapter(config, policy.config, policy.params)
+    base = base_of(config.sft_model_path, policy.loaded, policy.config, "lm")
+    start = StartModels(policy.config, value_model, adapter_shape, policy.tokenizer, base, value_base)
+    return start, Start(policy.params, value, adapter)
+
+
+def _check_names(config: TrainConfig, model: ModelConfig) -> None:
+    best = config.loop.best_metric
+    if best is not None and find_metric(best) is None:
+        raise ConfigError(f"metric_for_best_model: expected a metric of docs/metrics.md, got {best!r}")
+    stop_id = config.sampling.stop_token_id
+    if stop_id is not None and stop_id >= model.vocab_size:
+        raise ConfigError(f"stop_token_id: expected less than the vocabulary's {model.vocab_size}, got {stop_id}")
+
+
+def _value_model(
+    config: TrainConfig, model: ModelConfig, parallel: DataParallel, console: Console, shapes_only: bool
+) -> tuple[ModelConfig, Params | None, dict[str, Any] | None]:
+    """Return architecture, parameters and origin of the value function's start; None where all of it is fresh."""
+    if config.value_model_path is None:
+        return model, None, None
+    folder = hf.find_model(config.value_model_path)
+    if config.value_model == "shared":
+        head = hf.load_value_head(folder, model)
+        console.print(f"value head from {folder}")
+        return model, {"score": head}, None
+    loaded = hf.load_model(folder, head="score", placement=parallel.placement, shapes_only=shapes_only)
+    console.print(f"value model from {loaded.describe()}")
+    if loaded.config.vocab_size < model.vocab_size:
+        expected = f"a vocabulary of at least the policy's {model.vocab_size} tokens"
+        raise ModelError(f"value_model_path: expected {expected}, got {loaded.config.vocab_size} in {folder}")
+    return loaded.config, loaded.params, base_of(config.value_model_path, loaded, loaded.config, "score")
+
+
+def _adapter(config: TrainConfig, model: ModelConfig, base: Params) -> tuple[lora.LoraConfig | None, Params | None]:
+    """Return shape and parameters of the adapter that the policy starts from."""
+    if config.peft.lora_path is None:
+        return None, None
+    shape, adapter = lora.load_adapter(config.peft.lora_path, model, base)
+    if "score" in adapter:
+        got = f"one with a score head in {config.peft.lora_path}"
+        raise ModelError(f"lora_path: expected an adapter of a language model, got {got}")
+    return shape, adapter
