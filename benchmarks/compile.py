@@ -30,6 +30,7 @@ def first_update(preset: str | None, began: float) -> None:
     from jaxppo.config import TrainConfig
     from jaxppo.config.sources import parse_cli
     from jaxppo.run import cli
+    from jaxppo.run.folder import Run
 
     milestone("imported")
 
@@ -37,8 +38,9 @@ def first_update(preset: str | None, began: float) -> None:
         import jax
 
         sys.argv[1:] = ["--quiet"] + (["--preset", preset] if preset else [])
+        config = parse_cli(TrainConfig, "train")
         with tempfile.TemporaryDirectory() as folder:
-            setup, start = train.set_up(parse_cli(TrainConfig, "train"), Path(folder) / "run")
+            setup, start = train.set_up(Run(command="train", config=config, folder=Path(folder) / "run"))
             state = setup.ppo.init_state(*start)
             reference = setup.ppo.reference(state, start.policy)
             milestone("loaded")

@@ -37,11 +37,13 @@ def jaxppo_contestant(work: Workload) -> None:
     import jax
 
     from jaxppo import train
+    from jaxppo.run.folder import Run
 
     set_precision(work)
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(work, Path(folder))
-        setup, start = train.set_up(train_config(work, Path(folder)), Path(folder) / "run")
+        config = train_config(work, Path(folder))
+        setup, start = train.set_up(Run(command="train", config=config, folder=Path(folder) / "run"))
         state = setup.ppo.init_state(*start)
         reference = setup.ppo.reference(state, start.policy)
         del start

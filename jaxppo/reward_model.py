@@ -16,12 +16,12 @@ import numpy as np
 
 from jaxppo import hf, models
 from jaxppo.config import RewardModelConfig
-from jaxppo.config.sources import flatten, parse_cli, plain_values
+from jaxppo.config.sources import parse_cli
 from jaxppo.data import bucket
 from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
 from jaxppo.evaluate.intervals import interval_text, wilson
-from jaxppo.export import REWARD_MODEL, TOKENIZER_FOLDER, base_of, models_meta, write_models
+from jaxppo.hf.export import REWARD_MODEL, TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.lora import LoraConfig
@@ -31,11 +31,11 @@ from jaxppo.report.run_page import reported
 from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
 from jaxppo.rl.ppo import adapter_of
+from jaxppo.rl.supervised import check_finite, in_parts, supervised_step
 from jaxppo.run import cli
-from jaxppo.run import folder as run_folder
 from jaxppo.run.console import Console
-from jaxppo.run.loop import Steps, in_parts, run_steps
-from jaxppo.run.trackers import Trackers
+from jaxppo.run.folder import Run, begin
+from jaxppo.run.loop import Steps, TrainingLoop
 from jaxppo.types import Array, Axes, Params, Stats, TrainState
 
 MODEL = "policy"
@@ -265,13 +265,11 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     if config.dataset is None:
         raise DataError("dataset: expected a folder with preference data or a hub id, got None")
     config.loop.check_evaluated([f"eval/{split}/accuracy" for split in config.eval_splits])
-    console, folder, resumed = run_folder.begin("reward_model", config)
-    if processes.on_first(lambda: resumed and (folder / run_folder.EVAL_FILE).exists()):
-        console.print(f"{folder} is finished: nothing to resume")
-        return folder
-    trackers = Trackers(config.loop.report_to, folder, config, console.warn)
-    parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
-    config.check_devices(parallel.row_shards)
+    run = begin("reward_model", config)
+    if run.is_finished():
+        return run.folder
+    console, folder, parallel = run.console, run.folder, run.parallel
+    assert run.trackers is not None  # those that are not installed are met here
     start = start_model(config, parallel.placement)
     parallel.check_model(start.model)
     if start.loaded is not None:
@@ -291,27 +289,20 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         console.warn(f"{warning}: --learning_rate sets another")
     if config.run.dry_run:
         return folder
-    processes.on_first(lambda: run_folder.claim(folder, config, config.run))
+    run.claim()
     if processes.is_first():
         hf.save_tokenizer(start.tokenizer, folder / TOKENIZER_FOLDER)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
     with reported(folder, console):
-        _train(training, start, splits, num_steps, folder, console, trackers)
+        _train(run, training, start, splits, num_steps)
     return folder
 
 
-def _train(
-    training: Training,
-    start: Start,
-    splits: dict[str, Pairs],
-    num_steps: int,
-    folder: Path,
-    console: Console,
-    trackers: Trackers,
-) -> None:
+def _train(run: Run, training: Training, start: Start, splits: dict[str, Pairs], num_steps: int) -> None:
     """Evaluate, train, evaluate again, and write everything."""
     config, parallel, pairs = training.config, training.parallel, splits[training.config.train_split].kept
+    console, folder, trackers = run.console, run.folder, run.trackers
     scorer = RowScorer(training.model, parallel, config.eval_batch_size, training.model.max_length)
     evaluator = PairEvaluator(
         scorer, {split: splits[split].kept for split in config.eval_splits}, config.center_rewards_coefficient
@@ -325,18 +316,20 @@ def _train(
     data = PreferenceData(pairs, config.batch_size, config.run.seed, training.model.max_length)
     weights = np.full(config.batch_size, 1 / config.batch_size, np.float32)
     steps = Steps(
-        num_steps=num_steps,
-        batch=lambda step: in_parts((data.batch(step), weights)),
-        program=training.make_step(num_steps),
+        total=num_steps,
+        step=supervised_step(
+            training.make_step(num_steps), lambda step: in_parts((data.batch(step), weights)), parallel
+        ),
         evaluate=lambda state: eval_metrics(evaluator(whole(state))),
+        meta=_meta(run, training, start),
         title="reward model",
         header=f"reward model from {config.model_path or 'a fresh model'} on {config.dataset}, into {folder}",
-        resume=run_folder.resume_command("reward_model", folder, config),
+        watch=check_finite,
     )
-    state, meta = training.init_state(start.params), _meta(training, start)
     with trackers:
         trackers.log(0, eval_metrics(results["before"]))
-        state, last = run_steps(steps, config.loop, folder, state, meta, parallel, console, trackers)
+        state = parallel.put(training.init_state(start.params))
+        state, last = TrainingLoop(run, config.loop, steps, state).run()
         results["after"] = evaluator(whole(state))
         trackers.log(num_steps, eval_metrics(results["after"]))
     if config.center_on == "chosen":
@@ -344,21 +337,17 @@ def _train(
     params, frozen = parallel.to_host((state.params, state.frozen))
     if processes.is_first():
         write_models(folder, last, params, frozen, start.tokenizer, results)
-        run_folder.write_json(folder / run_folder.EVAL_FILE, results)
+    run.write_evals(results)
     for split, result in results["after"].items():
         console.result(summary_line(split, result))
     console.print(f"model in {folder / REWARD_MODEL}")
 
 
-def _meta(training: Training, start: Start) -> dict[str, Any]:
-    """What a checkpoint says of the run."""
+def _meta(run: Run, training: Training, start: Start) -> dict[str, Any]:
+    """Return what a checkpoint says of the run."""
     config = training.config
     base = base_of(config.model_path, start.loaded, training.model, "score") | {"kind": "reward"}
-    return {
-        "config": plain_values(flatten(config)),
-        "models": models_meta(base, None, training.adapter, None, str(config.dataset)),
-        "seed": config.run.seed,
-    }
+    return run.meta(config, models_meta(base, None, training.adapter, None, str(config.dataset)))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from jaxppo import data, hf, models
 from jaxppo.config import SFTConfig
-from jaxppo.config.sources import flatten, parse_cli, plain_values
+from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator, print_results
-from jaxppo.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
+from jaxppo.hf.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
 from jaxppo.nn import ModelConfig
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
@@ -25,10 +25,10 @@ from jaxppo.profiling import memory
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rl import ops, optimizer, rollout, update
+from jaxppo.rl.supervised import check_finite, in_parts, supervised_step
 from jaxppo.run import cli
-from jaxppo.run import folder as run_folder
-from jaxppo.run.loop import Steps, in_parts, run_steps
-from jaxppo.run.trackers import Trackers
+from jaxppo.run.folder import begin
+from jaxppo.run.loop import Steps, TrainingLoop
 from jaxppo.types import Array, Params, Sequences, Stats
 
 
@@ -103,13 +103,10 @@ def _weighted_batch(
 
 def sft(config: SFTConfig) -> Path:
     """Train a model on reference plans; returns the run folder."""
-    console, folder, resumed = run_folder.begin("sft", config)
-    if processes.on_first(lambda: resumed and (folder / run_folder.EVAL_FILE).exists()):
-        console.print(f"{folder} is finished: nothing to resume")
-        return folder
-    trackers = Trackers(config.loop.report_to, folder, config, console.warn)
-    parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
-    config.check_devices(parallel.row_shards)
+    run = begin("sft", config)
+    if run.is_finished():
+        return run.folder
+    console, folder, parallel, trackers = run.console, run.folder, run.parallel, run.trackers
     registry.check(config.reward)
     start = start_model(config, parallel.placement)
     if start.loaded is not None:
@@ -141,36 +138,33 @@ def sft(config: SFTConfig) -> Path:
         console.warn(f"{warning}: --learning_rate sets another")
     if config.run.dry_run:
         return folder
-    processes.on_first(lambda: run_folder.claim(folder, config, config.run))
+    run.claim()
     if processes.is_first():
         hf.save_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
     base = base_of(config.model_path, start.loaded, model, "lm")
-    meta = {
-        "config": plain_values(flatten(config)),
-        "models": models_meta(base, None, None, template.end_id, config.data.dataset),
-        "seed": config.run.seed,
-    }
+    meta = run.meta(config, models_meta(base, None, None, template.end_id, config.data.dataset))
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
     state = update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
+    batch = partial(_weighted_batch, supervised, model, parallel.row_shards)
     steps = Steps(
-        num_steps=config.num_updates,
-        batch=partial(_weighted_batch, supervised, model, parallel.row_shards),
-        program=make_step(config, model, parallel),
+        total=config.num_updates,
+        step=supervised_step(make_step(config, model, parallel), batch, parallel),
         evaluate=lambda state: eval_metrics(evaluator(state.params["policy"], fixed_rows_only=True)),
+        meta=meta,
         title="SFT",
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {folder}",
-        resume=run_folder.resume_command("sft", folder, config),
+        watch=check_finite,
     )
     with reported(folder, console), trackers:
-        state, last = run_steps(steps, loop, folder, state, meta, parallel, console, trackers)
+        state, last = TrainingLoop(run, loop, steps, parallel.put(state)).run()
         results = evaluator(state.params["policy"])
         trackers.log(config.num_updates, eval_metrics(results))
         params = parallel.to_host(state.params)
         if processes.is_first():
             write_models(folder, last, params, None, tokenizer, {"after": results})
-            run_folder.write_json(folder / run_folder.EVAL_FILE, results)
+        run.write_evals(results)
         print_results(console, results)
         console.print(f"model in {folder / 'policy'}")
     return folder

@@ -21,8 +21,8 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.hf.export import TOKENIZER_FOLDER, models_meta, write_models
 from jaxppo.parallel import processes
-from jaxppo.profiling import meter
-from jaxppo.report.picture import plot_curves
+from jaxppo.profiling.meter import UpdateMeter
+from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rewards import Completions, Rewards, Scores
@@ -50,7 +50,7 @@ class Setup:
     rewards: Rewards
     evaluator: evaluation.Evaluator
     ppo: PPO
-    meter: meter.UpdateMeter
+    meter: UpdateMeter
 
 
 def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
@@ -62,7 +62,8 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     Returns:
         All but the parameters, and those.
     """
-    config, console, parallel, _ = run.config, run.console, run.parallel, run.trackers
+    config, console, parallel = run.config, run.console, run.parallel
+    assert run.trackers is not None  # those that are not installed are met here
     registry.check(config.reward, config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     processes.check_same({"dataset": data.fingerprint(rows)})
@@ -71,7 +72,6 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
     data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
     config = config.with_episodes(len(fitting)).with_best_metric()
-    meter.check_updates(config.profile, config.num_updates)
     prompts = _prompts(config, fitting, template)
     models.check_length(prompts.longest + config.sampling.response_length)
     shorter = padding.shortfalls(prompts.lengths)
@@ -95,14 +95,12 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         config=config,
         tokenizer=models.tokenizer,
         template=template,
-        models_meta=models_meta(
-            models.policy_base, models.value_base, ppo.adapter, ppo.stop_id, config.data.dataset
-        ),
+        models_meta=models_meta(models.policy_base, models.value_base, ppo.adapter, ppo.stop_id, config.data.dataset),
         prompts=prompts,
         rewards=rewards,
         evaluator=evaluator,
         ppo=ppo,
-        meter=meter.UpdateMeter(config, ppo.model, ppo.value_model, shapes, parallel),
+        meter=UpdateMeter(config, ppo.model, ppo.value_model, shapes, parallel),
     )
     return setup, start
 
@@ -233,9 +231,11 @@ def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: 
     params, frozen = setup.ppo.parallel.to_host((state.params, state.frozen))
     if processes.is_first():
         write_models(run.folder, meta, params, frozen, setup.tokenizer, evals)
-        plot_curves(run.folder, evals)
+        plot_run(run.folder, evals)
     run.write_evals(evals)  # last: "after" marks a run as finished
-    _print_result(run, setup, evals)
+    samples = run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE) if processes.is_first() else {}
+    evaluation.print_outcome(run.console, evals, samples, config.rl.algorithm.upper())
+    run.console.result(f"policy in {run.folder / 'policy'}, curves in {run.folder / 'curves.png'}")
 
 
 def _run_updates(
@@ -245,7 +245,7 @@ def _run_updates(
     config, title = setup.config, setup.config.rl.algorithm.upper()
     health = Health(run.console, run.folder, config.max_bad_updates, setup.ppo.parallel.to_host)
     updates = Steps(
-        count=config.num_updates,
+        total=config.num_updates,
         step=lambda state, number: watched_step(state, number),
         evaluate=partial(_evaluation_metrics, setup),
         meta=run.meta(config, setup.models_meta),
@@ -288,27 +288,6 @@ def _evaluate(run: run_folder.Run, setup: Setup, moment: str, state: TrainState)
         path = run.folder / run_folder.EVAL_SAMPLES_FILE
         run_folder.write_json(path, run_folder.read_json(path) | {moment: samples})
     return results
-
-
-def _print_result(run: run_folder.Run, setup: Setup, evals: dict[str, Any]) -> None:
-    split, algorithm = setup.config.headline_split, setup.config.rl.algorithm.upper()
-    before, after = (evals[moment][split] for moment in ("before", "after"))
-    samples = run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE) if processes.is_first() else {}
-    earlier, later = (samples.get(moment, {}).get(split, []) for moment in ("before", "after"))
-    evaluation.print_before_and_after(run.console, split, earlier, later)
-    run.console.stage("Result")
-    title, key = ("valid plans", "validity") if "validity" in after else ("mean reward", "reward")
-    run.console.result(
-        f"{title} on {split}: {_interval(before[key])} before, {_interval(after[key])} after {algorithm} "
-        f"(n = {after[key]['n']}, 95 % intervals)"
-    )
-    run.console.result(f"policy in {run.folder / 'policy'}, curves in {run.folder / 'curves.png'}")
-
-
-def _interval(value: dict[str, float]) -> str:
-    if "rate" in value:
-        return f"{value['rate']:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
-    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 if __name__ == "__main__":

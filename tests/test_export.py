@@ -18,6 +18,7 @@ from jaxppo.nn import lora
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.run import cli
 from jaxppo.run.checkpoints import Checkpoints
+from jaxppo.run.folder import Run
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.sft import SFTConfig, sft
 from tests import one_layer
@@ -126,7 +127,8 @@ def test_the_shared_value_head_is_saved_and_is_where_another_run_starts(shared, 
     assert tensors["v_head.summary.weight"].any()
     argv = ["--preset", "tiny", "--sft_model_path", shared / "policy", "--value_model", "shared"]
     argv += ["--value_model_path", shared / "value", "--dry_run", "--output_dir", tmp_path / "none"]
-    _, start = train.set_up(parse_cli(TrainConfig, "train", list(map(str, argv))), tmp_path)
+    config = parse_cli(TrainConfig, "train", list(map(str, argv)))
+    _, start = train.set_up(Run(command="train", config=config, folder=tmp_path))
     jax.tree.map(np.testing.assert_array_equal, start.value["score"], params["value"]["score"])
     assert "value head from" in capsys.readouterr().out
 

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from jaxppo import hf, models
-from jaxppo.config import RewardModelConfig
+from jaxppo.config import ExportConfig, RewardModelConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.data.preferences import PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import ConfigError, DataError, ModelError
-from jaxppo.config import ExportConfig
 from jaxppo.export import export
 from jaxppo.nn import lora
 from jaxppo.parallel.devices import DATA, DataParallel

@@ -157,6 +157,11 @@ class TrainConfig:
         """Updates between two shows of sample completions."""
         return max(1, self.num_updates // max(1, self.num_sample_generations))
 
+    def samples_at(self, number: int) -> bool:
+        """Return whether the samples of update `number` (from 0) are kept; those of the last one are."""
+        due = number % self.sample_steps == 0 or number + 1 == self.num_updates
+        return self.num_sample_generations > 0 and due
+
     def check_devices(self, row_shards: int) -> None:
         """Raise a `ConfigError` unless prompts and every micro-batch divide over the devices."""
         require_divisible("batch_size / num_generations", self.num_prompts, "data x fsdp devices", row_shards)

@@ -7,6 +7,7 @@ whose order depends on nothing but the seed and the step.
 from jaxppo.data import preferences
 from jaxppo.data.batches import (
     SEQUENCE_BUCKET,
+    Batch,
     PromptData,
     SupervisedData,
     bucket,
@@ -33,6 +34,7 @@ __all__ = [
     "REQUESTS_FILE",
     "SEQUENCE_BUCKET",
     "SHIPPED_DATA",
+    "Batch",
     "ChatTemplate",
     "PromptData",
     "Row",

@@ -101,13 +101,14 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
     from jaxppo.config import TrainConfig
     from jaxppo.config.sources import parse_cli
     from jaxppo.run.console import Console
+    from jaxppo.run.folder import Run
 
     rows = 2 * jax.device_count()
     rows *= -(-16 // rows)  # the preset's batch, or the next that these devices can share
     sizes = ["--batch_size", str(rows), "--total_episodes", str(4 * rows)]
     config = parse_cli(TrainConfig, "train", [*UPDATE, *sizes, "--output_dir", str(folder)])
-    setup, start = train.set_up(config, folder, Console(quiet=True))
-    with contextlib.closing(setup.rewards), contextlib.closing(setup.clock):
+    setup, start = train.set_up(Run(command="train", config=config, folder=folder, console=Console(quiet=True)))
+    with contextlib.closing(setup.rewards), contextlib.closing(setup.meter):
         state = setup.ppo.init_state(*start)
         step = train.train_step(setup, state, setup.ppo.reference(state, start.policy), 0)
     return step.state, step.record

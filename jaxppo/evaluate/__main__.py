@@ -71,25 +71,25 @@ class LoadedModel(NamedTuple):
 
 def evaluate(config: EvaluateConfig) -> Path:
     """Evaluate models or a file of plans, compare them where asked; returns the run folder."""
-    console, folder, resumed = run_folder.begin("evaluate", config)
-    if processes.on_first(lambda: resumed and (folder / run_folder.EVAL_FILE).exists()):
-        console.print(f"{folder} is finished: nothing to resume")
-        return folder
-    run = _Run(config, console)
+    run = run_folder.begin("evaluate", config)
+    if run.is_finished():
+        return run.folder
+    console, folder = run.console, run.folder
+    evaluation = _Evaluation(config, console)
     if config.run.dry_run:
-        names = " against ".join(", ".join(method.sources) for method in run.methods)
-        console.print(f"would evaluate {names} on {', '.join(run.rows)} into {folder}")
+        names = " against ".join(", ".join(method.sources) for method in evaluation.methods)
+        console.print(f"would evaluate {names} on {', '.join(evaluation.rows)} into {folder}")
         return folder
-    processes.on_first(lambda: run_folder.claim(folder, config, config.run))
-    done = [run.evaluated(method) for method in run.methods]
+    run.claim()
+    done = [evaluation.evaluated(method) for method in evaluation.methods]
     comparison = compare_splits(done[1].judged, done[0].judged) if len(done) > 1 else {}
     if processes.is_first():
-        _write(folder, config, done, comparison, run.validator)
+        _write(folder, config, done, comparison, evaluation.validator)
     _print(console, folder, done, comparison)
     return folder
 
 
-class _Run:
+class _Evaluation:
     """Everything an evaluation needs; checks all that can be wrong before anything is written."""
 
     def __init__(self, config: EvaluateConfig, console: Console):

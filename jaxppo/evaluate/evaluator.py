@@ -21,7 +21,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.rl import ops, rollout
-from jaxppo.run.console import Console
+from jaxppo.run.console import Console, ProgressView
 from jaxppo.types import Params
 
 
@@ -331,6 +331,34 @@ def print_before_and_after(
     ]
     if rows:
         console.sample_table(f"{split}, before and after", rows, ["prompt", "before", "after", "score"])
+
+
+def show_samples(progress: ProgressView, samples: Sequence[dict[str, Any]], shown: int = 3) -> None:
+    """Show some samples of an update, with all that is known about their rewards."""
+    rows = [sample | {"score": score_text(sample["score"])} for sample in samples[:shown]]
+    parts = [name for name in rows[0] if name not in ("step", "id", "prompt", "completion", "score")]
+    progress.samples(f"Samples of update {samples[0]['step']}", rows, ["prompt", "completion", *parts, "score"])
+
+
+def print_outcome(console: Console, evals: Mapping[str, Any], samples: Mapping[str, Any], method: str) -> None:
+    """Print what training changed on the headline split: answers to the same prompts, then the rate in one line.
+
+    Args:
+        console: where to.
+        evals: content of `eval.json`.
+        samples: content of `eval_samples.json`; may be empty.
+        method: what lies between before and after, such as "PPO".
+    """
+    split = evals["headline_split"]
+    before, after = (evals[moment][split] for moment in ("before", "after"))
+    earlier, later = (samples.get(moment, {}).get(split, []) for moment in ("before", "after"))
+    print_before_and_after(console, split, earlier, later)
+    console.stage("Result")
+    title, key = ("valid plans", "validity") if "validity" in after else ("mean reward", "reward")
+    console.result(
+        f"{title} on {split}: {interval_text(before[key])} before, {interval_text(after[key])} after {method} "
+        f"(n = {after[key]['n']}, 95 % intervals)"
+    )
 
 
 def score_text(score: float | None) -> str:

@@ -1,7 +1,7 @@
 """Write trained models as Hugging Face folders: the end of every training command, and `python -m jaxppo.export`.
 
-They are `policy/` (AutoModelForCausalLM), `value/` (AutoModelForSequenceClassification, or `value_head.safetensors` for a
-head on the policy's trunk), for a run of `reward_model` instead `reward_model/` (AutoModelForSequenceClassification),
+They are `policy/` (AutoModelForCausalLM), `value/` (AutoModelForSequenceClassification, or `value_head.safetensors` for
+a head on the policy's trunk), for a run of `reward_model` instead `reward_model/` (AutoModelForSequenceClassification),
 and, for a run with LoRA, `adapters/policy` and so on (PEFT) beside the merged models.
 """
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config import TrainConfig
+from jaxppo.nn import ModelConfig
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import flops, memory
 from jaxppo.profiling.compilation import Compilations
 from jaxppo.profiling.device_clock import FinishClock
 from jaxppo.profiling.throughput import Throughput
-from jaxppo.profiling.trace import Profile
+from jaxppo.profiling.trace import Profile, check_updates
 from jaxppo.run.console import Console
-from jaxppo.types import Array
+from jaxppo.types import Params
 
 
 class UpdateMeter:
@@ -23,19 +24,33 @@ class UpdateMeter:
 
     Args:
         config: hyper-parameters.
-        models: shapes of the models.
+        model: architecture of the policy.
+        value_model: that of a separate value model.
+        params: {"policy"} and maybe {"value"}, arrays or their shapes.
         parallel: devices.
+
+    Raises:
+        ConfigError: the run has too few updates for the profile that was asked for.
     """
 
-    def __init__(self, config: TrainConfig, models: flops.Models, parallel: DataParallel):
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: ModelConfig,
+        value_model: ModelConfig,
+        params: Params,
+        parallel: DataParallel,
+    ):
+        check_updates(config.profile, config.num_updates)
         self._config, self._parallel = config, parallel
-        self._throughput, self._clock = Throughput(config, models, parallel), FinishClock()
+        self._throughput = Throughput(config, flops.of_models(model, value_model, params), parallel)
+        self._clock = FinishClock()
 
     def finish_time(self, arrays: Any) -> Future[float]:
         """Note when arrays are ready, see `FinishClock.finish_time`."""
         return self._clock.finish_time(arrays)
 
-    def throughput(self, prompt_ids: Array, mask: Array, input_ids: Array, seconds: float) -> dict[str, float]:
+    def throughput(self, prompt_ids: Any, mask: Any, input_ids: Any, seconds: float) -> dict[str, float]:
         """Return what an update achieved, see `Throughput.metrics`.
 
         Args:
@@ -89,5 +104,5 @@ class WatchedUpdates:
         self._trace.end(number)
         metrics = self._compilations.end(number + 1, length) | memory.measured(self._devices)
         if number == self._start and "memory/peak_mib" in metrics:
-            self._console.print(memory.describe_measured(metrics, self._devices))
+            self._console.print(memory.describe_measured({"step": number + 1, **metrics}, self._devices))
         return metrics

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo.report.line_charts import moving_mean
+from jaxppo.run.folder import METRICS_FILE
+from jaxppo.run.jsonl import read_metrics
+
+CURVES_FILE = "curves.png"
+"""In a run folder."""
 
 # Okabe and Ito's palette, told apart under every common form of colour blindness.
 _BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#8A8F98"
@@ -54,6 +59,11 @@ _UPDATES = _Panel(
     bounds=(-1.0, 1.0),  # early values can explain far less than nothing and would flatten the rest
 )
 _LENGTH = _Panel("Length of the completions", "tokens", {"completions/mean_length": ("mean length", _PURPLE)})
+
+
+def plot_run(folder: Path, evals: Mapping[str, Any]) -> None:
+    """Draw `curves.png` into a run folder, see `plot_curves`."""
+    plot_curves(read_metrics(folder / METRICS_FILE), evals, folder / CURVES_FILE)
 
 
 def plot_curves(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, Any], path: str | os.PathLike[str]) -> None:

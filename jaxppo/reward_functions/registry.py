@@ -16,7 +16,7 @@ from jaxppo.planning import find_val
 from jaxppo.planning.validate.audit import Audit
 from jaxppo.reward_functions.http_client import RewardClient
 from jaxppo.reward_functions.isolated import Concurrent, Workers, import_function, is_async
-from jaxppo.reward_functions.plan import PlanScoring, make_plan_reward
+from jaxppo.reward_functions.plan import PlanScoring, check_validator, make_plan_reward
 from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model
 from jaxppo.reward_functions.sentiment import make_sentiment_reward
 from jaxppo.rewards import Failed, Policy, Reward, RewardFunction, Rewards
@@ -122,8 +122,19 @@ BUILT_IN = {
 # --- all functions of a configuration
 
 
-def check(config: RewardConfig) -> None:
-    """Raise a `ConfigError` unless every function has a known name and the setting that it needs."""
+def check(config: RewardConfig, validator: str | None = None) -> None:
+    """Raise unless every function has a known name, the setting that it needs, and the validator that judges for it.
+
+    Args:
+        config: which functions, and their settings.
+        validator: who judges plans; None: not looked at.
+
+    Raises:
+        ConfigError: a name or a setting is wrong.
+        ValidatorError: VAL is needed and missing.
+    """
+    if validator is not None and config.judges_plans:
+        check_validator(validator)
     for name in config.reward_funcs:
         known = name in BUILT_IN or ":" in name
         require(known, "reward_funcs", f"{', '.join(BUILT_IN)} or module:function", name)

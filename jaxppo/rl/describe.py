@@ -5,7 +5,6 @@ from functools import partial
 import jax
 
 from jaxppo import models
-from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.rl import optimizer
 from jaxppo.rl.ppo import PPO

@@ -15,6 +15,7 @@ from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.preemption import Preempted, Preemption
 from jaxppo.types import TrainState
 
+
 class StepOutput(NamedTuple):
     """One finished step."""
 
@@ -27,7 +28,7 @@ class StepOutput(NamedTuple):
 class Steps(NamedTuple):
     """The steps of a run, and how they are shown."""
 
-    count: int  # of the whole run
+    total: int  # of the whole run
     step: Callable[[TrainState, int], StepOutput]  # state, number from 0
     evaluate: Callable[[TrainState], dict[str, float]]  # what an evaluation adds to the record of a step
     meta: dict[str, Any]  # from `Run.meta`
@@ -93,7 +94,7 @@ class TrainingLoop:
             if self.start and first:
                 progress.recall(map(headline.numbers, read_metrics(self._run.folder / METRICS_FILE)))
             progress.doing("compiling")
-            for number in range(self.start, self._steps.count):
+            for number in range(self.start, self._steps.total):
                 output = self._step(state, number, preemption, metrics, progress)
                 state = output.state
                 self._finish(output, metrics, samples, progress)
@@ -105,7 +106,7 @@ class TrainingLoop:
         self, state: TrainState, number: int, preemption: Preemption, metrics: JsonlLog, progress: ProgressView
     ) -> StepOutput:
         """Take a step and evaluate where that is due; save before anything ends the run here."""
-        last, done = self._steps.count, number
+        last, done = self._steps.total, number
         try:
             preemption.check()
             output = self._steps.step(state, number)
@@ -138,7 +139,7 @@ class TrainingLoop:
                 samples.append(sample)
             self._run.trackers.samples(done, output.samples)
             steps.show(progress, output.samples)
-        if self._config.saves_at(done, steps.count) or steps.is_over(record):
+        if self._config.saves_at(done, steps.total) or steps.is_over(record):
             self._save(done, output.state)
         steps.watch(output)
         progress.update(done, **headline.numbers(record))
@@ -160,7 +161,7 @@ class TrainingLoop:
     def _progress(self) -> AbstractContextManager[ProgressView]:
         steps = self._steps
         return self._run.console.progress(
-            steps.count, steps.title, self.start, header=steps.header, stages=steps.stages, hint=headline.hint
+            steps.total, steps.title, self.start, header=steps.header, stages=steps.stages, hint=headline.hint
         )
 
     def _print_best(self) -> None:

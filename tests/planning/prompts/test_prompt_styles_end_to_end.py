@@ -23,6 +23,7 @@ from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES, words_of
 from jaxppo.planning.solve.search import solve
 from jaxppo.reward_functions import plan as plan_reward
+from jaxppo.run.folder import Run
 from tests.data.test_chat_template import ASKED, TURN
 
 each_style = pytest.mark.parametrize("style", PROMPT_STYLES)
@@ -206,7 +207,8 @@ def test_sft_and_train_go_through_a_chat_template(tmp_path):
     assert json.loads((tmp_path / "sft" / "policy" / "generation_config.json").read_text())["eos_token_id"] == end
     common |= {"output_dir": str(tmp_path / "ppo"), "sft_model_path": str(tmp_path / "sft" / "policy")}
     common |= {"train_split": "rl", "headline_split": "test", "validator": "builtin"}
-    setup, _ = train.set_up(replace(TrainConfig(), total_episodes=8, num_mini_batches=1, **common), tmp_path / "ppo")
+    config = replace(TrainConfig(), total_episodes=8, num_mini_batches=1, **common)
+    setup, _ = train.set_up(Run(command="train", config=config, folder=tmp_path / "ppo"))
     assert setup.ppo.stop_id == setup.template.end_id == end
     batch = setup.prompts.batch(0)
     plain = {row["prompt"] for row in splits["rl"]}
