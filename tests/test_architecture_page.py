@@ -10,7 +10,7 @@ from tests.rooms import PLANNING, ROOMS
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PACKAGE = ROOT / "jaxppo"
-ROOTS = (PACKAGE, ROOT, PACKAGE / "planning" / "datasets" / "importing")
+ROOTS = (PACKAGE, ROOT)
 """Where the paths of the page begin."""
 TABLE_OF_ROOMS, REST = PAGE.split("## A training step")
 TO_ADD = REST.split("## To add something")[1]
