@@ -14,7 +14,7 @@ _USAGE = """usage: python -m jaxppo.planning {build,import,inspect} [flags]
   import   make a data set from PDDL files, PlanBench or other rows
   inspect  check a data set and show what it holds
 
-Each has a --help of its own."""
+`python -m jaxppo.planning build --help` lists the flags of build, and so on."""
 
 
 def build(arguments: list[str]) -> None:
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> None:
     try:
         COMMANDS[name](rest)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it stopped", file=sys.stderr)
+        print("stopped; run the same command again to continue", file=sys.stderr)
         sys.exit(130)
 
 

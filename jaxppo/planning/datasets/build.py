@@ -41,7 +41,7 @@ Words = dict[str, dict[str, dict[str, str]]]
 def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
     """Make a data set, or go on with one that was stopped; a finished one is left alone.
 
-    What was planned is in `plans.jsonl` at once; the splits are written at the end, whole. Settings that only say how
+    Plans go to `plans.jsonl` at once; the splits are written at the end. Settings that only say how
     fast (`workers`, `plans`) may differ between the calls.
 
     Args:
@@ -109,7 +109,7 @@ def _fill(config: BuildConfig, plans: Path, terminal: Terminal) -> list[SplitBui
     builders = [SplitBuilder(spec) for spec in _first_specs(config)]
     waiting = [name for name in config.domains if config.n_test]
     total = sum(builder.spec.n_rows for builder in builders) + 2 * config.n_test * len(waiting)
-    terminal.print(f"{total} rows wanted, into {config.output_dir}; stopped and called again, the command goes on")
+    terminal.print(f"{total} rows wanted, into {config.output_dir}; after a stop, run the same command again")
     batch = _next_batch(config, waiting, builders)  # before the bar, which guesses the time left
     with terminal.progress(total, "build", unit="row") as progress:
         while batch:

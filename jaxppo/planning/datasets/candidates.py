@@ -1,6 +1,6 @@
 """Problems drawn for the splits of a data set, and which of them become rows.
 
-Every pair of a domain and a split has an endless stream of draws of its own, and takes from it in the order of the
+Every pair of a domain and a split has its own endless stream of draws, and takes from it in the order of the
 stream: so what a split holds depends on the draws and their plans, and never on how many were solved at a time.
 """
 
@@ -18,7 +18,7 @@ from jaxppo.planning.solve.planners import PlanResult
 from jaxppo.planning.transform.canonical import canonical_form
 
 PROBLEM_NAME = "task"
-"""What every problem calls itself: a name of its own would be one more word in a prompt, and tell the split."""
+"""What every problem calls itself: its own name would be one more word in a prompt, and give the split away."""
 # A stream is given up where this many draws in a row may not enter the split, or this many plans in a row do not fit.
 _MAX_DRAWS, _MAX_PLANS = 5_000, 400
 # Problems solved at a time for one split, at least and at most.

@@ -153,7 +153,7 @@ class ImportConfig:
     """What to import: a folder of PDDL files, or a file or folder of PlanBench's JSON, of the paper's JSON lines, or of
     our own rows."""
     kind: Literal["auto", "pddl", "planbench", "paper", "rows"] = "auto"
-    """What the source is; auto: told by its files."""
+    """What the source is; auto: recognised by its files."""
     pddl_dir: str | None = None
     """Folder with the PDDL files of PlanBench's or the paper's instances; default: the source, where it is a folder."""
     output_dir: str = "data/imported"

@@ -112,7 +112,7 @@ def _parsed_row(line: str, where: str, columns: Mapping[str, type]) -> Row:
 
 
 def write_jsonl(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
-    """Write rows, one JSON object a line; the file appears whole or not at all."""
+    """Write rows, one JSON object a line; the file appears complete or not at all."""
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -122,7 +122,7 @@ def write_json(content: Any, path: Path) -> None:
 
 
 def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] | None = None) -> None:
-    """Write rows as a parquet file, which appears whole or not at all.
+    """Write rows as a parquet file, which appears complete or not at all.
 
     Args:
         rows: with the same columns in all of them.

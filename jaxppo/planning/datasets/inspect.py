@@ -175,14 +175,14 @@ def _differences_from_report(rows: Mapping[str, Sequence[Row]], folder: Path) ->
         return
     try:
         splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
-        told = {split: sum(figures["rows"] for figures in domains.values()) for split, domains in splits.items()}
+        reported = {split: sum(figures["rows"] for figures in domains.values()) for split, domains in splits.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         yield f"{REPORT_FILE}: expected the report of a data set, got: {error!r:.80}"
         return
-    for split in dict.fromkeys([*told, *rows]):
+    for split in dict.fromkeys([*reported, *rows]):
         there = len(rows.get(split, ()))
-        if told.get(split, 0) != there:
-            yield f"{split}: expected the {told.get(split, 0)} rows that {REPORT_FILE} tells of, got {there}"
+        if reported.get(split, 0) != there:
+            yield f"{split}: expected the {reported.get(split, 0)} rows of {REPORT_FILE}, got {there}"
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

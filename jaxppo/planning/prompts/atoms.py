@@ -1,4 +1,4 @@
-"""Style `atoms`: the problem's facts and goals as words, `on b a ; ontable a`; the domain is not told."""
+"""Style `atoms`: the problem's facts and goals as words, `on b a ; ontable a`; the domain is not shown."""
 
 import re
 from collections.abc import Iterable

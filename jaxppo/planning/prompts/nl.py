@@ -1,4 +1,4 @@
-"""Style `nl`: English. What is possible is told from the domain itself, so that it is right for every domain."""
+"""Style `nl`: English. The rules are written from the domain itself, so that they are right for every domain."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache

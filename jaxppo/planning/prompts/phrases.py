@@ -1,4 +1,4 @@
-"""How domains are told in English: phrases of our own domains, and general ones made of the names of any domain."""
+"""Domains in English: phrases of our own domains, and general ones made of the names of any domain."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache, lru_cache

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 PUNCTUATION = "().,:;"
-"""Each of these is a word of its own wherever it stands."""
+"""Each of these is a separate word wherever it stands."""
 SPECIAL_WORDS = ("<pad>", "<eos>")
 """What fills up a batch, and what ends a completion."""
 _WORD = re.compile(f"[{PUNCTUATION}]|[^{PUNCTUATION}\\s]+")

@@ -36,7 +36,7 @@ class Record(NamedTuple):
 
 
 class PlanCache:
-    """A file of records; each is written at once and whole, and lines that are damaged are left out when read.
+    """A file of records; each is written at once, and damaged lines are left out when read.
 
     Args:
         path: the file, made at the first record; None: nothing is kept.

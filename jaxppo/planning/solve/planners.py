@@ -124,8 +124,8 @@ def find_plans(
 ) -> Iterator[PlanResult]:
     """Solve problems; results come in the order of the tasks, each as soon as it and those before it are there.
 
-    Tasks of equal content are solved once. Whoever stops early (Ctrl-C, a kill, an abandoned iterator) and calls again
-    with the same cache goes on where it stopped.
+    Tasks of equal content are solved once. A call that was stopped early (Ctrl-C, a kill, an abandoned iterator)
+    continues when it is repeated with the same cache.
 
     Args:
         tasks: the problems.
@@ -221,7 +221,7 @@ class _Job(NamedTuple):
         if known is not None and (known.plan is None or self._objection(task, known.plan) is None):
             return known
         record = self._solved(task)
-        if not self.pool.stopped.is_set():  # else its planner was killed, for no fault of its own
+        if not self.pool.stopped.is_set():  # else its planner was killed, through no fault of the problem
             self.cache.add(key, record, id=task.id, planner=self.version)
         return record
 

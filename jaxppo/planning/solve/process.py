@@ -1,4 +1,4 @@
-"""A planner in a process of its own, which is killed, with all that it started, when it takes too long.
+"""A planner in a separate process, which is killed, with all that it started, when it takes too long.
 
 The process is started afresh and not forked, for JAX has threads. Requests and answers are lines of JSON on its
 standard input and output; what the planner itself prints goes nowhere, but for the last words of one that dies. A

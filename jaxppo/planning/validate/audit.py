@@ -22,7 +22,7 @@ from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.val import Case, find_val, run_val, run_val_many
 
 MOST_SAVED = 100
-"""Disagreements kept in a folder: more of them tell nothing new."""
+"""Disagreements kept in a folder: more of them add nothing."""
 
 _LOG = logging.getLogger(__name__)
 _NO_VERDICT = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
@@ -48,7 +48,7 @@ class AuditResult(NamedTuple):
 class Audit:
     """Has VAL judge a sample of plans again.
 
-    Whether a plan is in the sample is a function of the seed and of its own content, so a resumed run audits the same
+    Whether a plan is in the sample is a function of the seed and its content, so a resumed run audits the same
     plans, and in one call equal plans are audited once.
 
     Args:
@@ -146,7 +146,7 @@ def _ask_alone(case: Case, timeout_s: float) -> PlanVerdict:
 
 
 def _save(folder: Path, target: Path, case: Case, verdicts: Mapping[str, PlanVerdict]) -> list[Path]:
-    """Write a folder under another name first, so that whoever finds it finds it complete."""
+    """Write a folder under another name first, so that it is never seen incomplete."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = [entry for entry in folder.iterdir() if not entry.name.startswith(_UNFINISHED)]
     if target in kept or len(kept) >= MOST_SAVED:

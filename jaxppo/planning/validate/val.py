@@ -265,7 +265,7 @@ def _open_nameless(folder: Path) -> IO[bytes]:
 
 
 def _start(command: list[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own: a signal to the run, which stops in order, is not one to VAL."""
+    """Start a program in a new session: a signal to the run, which stops in order, is not one to VAL."""
     for attempt in range(1, _STARTS + 1):
         try:
             return subprocess.Popen(

@@ -61,7 +61,7 @@ def failed_condition(stdout: str) -> str | None:
     """
     advice = _ADVICE.search(stdout)
     lines = [line.strip() for line in advice[1].splitlines()] if advice else []
-    # About durations that are right, too, so it tells nothing beside another reason.
+    # About durations that are right, too, so it adds nothing to another reason.
     lines = [line for line in lines if not line.startswith(_WRONG_DURATION)]
     if lines[:1] == ["(Follow each of:"] and lines[-1] == ")":
         lines = [line.removeprefix("and ") for line in lines[1:-1]]

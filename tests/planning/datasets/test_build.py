@@ -285,7 +285,7 @@ def test_a_build_goes_on_after_a_kill_and_after_ctrl_c(built, tmp_path):
     wait_for_plans(process, folder, 60)
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and err == "stopped; the same command goes on where it stopped\n"
+    assert process.returncode == 130 and err == "stopped; run the same command again to continue\n"
     assert {path.name for path in folder.iterdir()} == {"config.yaml", CACHE}
 
     solved = (folder / CACHE).read_bytes()

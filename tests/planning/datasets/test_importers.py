@@ -587,7 +587,7 @@ def test_import_problems_does_not_take_a_problem_of_another_domain(tmp_path):
     assert plans_of(rows) == {"x/instance-4": lamp_plan(3), "x/instance-5": lamp_plan(4)}
     unclear = "unclear problem file: expected one file for instance "
     assert rejected == {
-        "pipes.json: instance 1": f"{unclear}2 of pipes, got x/instance-2.pddl: it has no plan that tells which",
+        "pipes.json: instance 1": f"{unclear}2 of pipes, got x/instance-2.pddl: it has no plan that would decide",
         "pipes.json: instance 2": f"{unclear}3 of pipes, got x/instance-3.pddl: its plan is valid for none of them",
     }
 
@@ -677,7 +677,7 @@ def test_import_problems_reads_the_papers_rows(tmp_path):
         f"{where}:10": "unreadable: broken JSON ('utf-8' codec can't encode character '\\ud800' in position 141: "
         "surrogates not allowed)",
         f"{where}:11": f"{several.replace('instance 2 ', 'instance ' + '0' * 60 + ' ')}{longer}/instance-2.pddl: "
-        "it has no plan that tells which",
+        "it has no plan that would decide",
         f"{where}:13": "unreadable: broken JSON (Expecting property name enclosed in double quotes: line 1 column 2 "
         "(char 1))",
     }

@@ -150,8 +150,8 @@ def test_inspect_data_finds_what_is_wrong_with_the_whole(dataset, capsys):
         "lamps/p5: expected one row with this id, got 2",
         "lamps/p4: expected one row with this id, got 2",
         "leaks: expected 0, got 2",
-        "test: expected the 10 rows that report.json tells of, got 11",
-        "train: expected the 0 rows that report.json tells of, got 1",
+        "test: expected the 10 rows of report.json, got 11",
+        "train: expected the 0 rows of report.json, got 1",
     ]
 
 

@@ -52,7 +52,7 @@ Found = Sequence[Solved | SourceProblem]
 def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
     """Make a data set of problems in files; one that was stopped is continued, a finished one left alone.
 
-    A file, row or plan that is wrong is listed with its reason in `rejected.jsonl`, and the import goes on.
+    A file, row or plan that is wrong is listed with its reason in `rejected.jsonl`, and the import continues.
 
     Args:
         config: the settings.

@@ -168,7 +168,7 @@ class Instances:
         labels = sorted(self._folder.label(files.problem.path) for files in fitting or distinct)
         shown = ", ".join(labels[:3]) + ", ..." * (len(labels) > 3)
         which = "its plan is valid for " + ("several" if fitting else "none of them")
-        which = which if entry.plan_text.strip() else "it has no plan that tells which"
+        which = which if entry.plan_text.strip() else "it has no plan that would decide"
         expected = f"expected one file for instance {entry.instance:.60} of {entry.domain:.60}"
         raise DataError(f"unclear problem file: {expected}, got {shown}: {which}")
 
