@@ -93,12 +93,12 @@ def redact(value: Any) -> Any:
 
 
 def redact_command(argv: list[str]) -> str:
-    """A command line, quoted for a shell, without its secrets (`--api_key X` and `--api_key=X` included)."""
+    """Return a command line, quoted for a shell, without its secrets (`--api_key X` and `--api_key=X` included)."""
     return shlex.join(redact([str(word) for word in argv]))
 
 
 def _redact_named(name: Any, value: Any) -> Any:
-    """The value that stands under a name in a dictionary, or behind it on a command line."""
+    """Redact the value that stands under a name in a dictionary, or behind it on a command line."""
     if isinstance(name, str):
         if _SECRET_NAME.fullmatch(name):
             return _hidden(value, numbers=name.lower().rpartition(".")[2] != "token")
@@ -108,7 +108,7 @@ def _redact_named(name: Any, value: Any) -> Any:
 
 
 def _hidden(value: Any, numbers: bool) -> Any:
-    """A value all of whose text is secret, and with `numbers` (a password, not the id of a token) its numbers too."""
+    """Hide a value whose text is all secret, and with `numbers` (a password, not the id of a token) its numbers."""
     if isinstance(value, dict):
         return {redact(key): _hidden(item, numbers) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -119,7 +119,7 @@ def _hidden(value: Any, numbers: bool) -> Any:
 
 
 def _redact_words(words: list[Any] | tuple[Any, ...]) -> list[Any]:
-    """The items of a list, which may be a command line."""
+    """Redact the items of a list, which may be a command line."""
     redacted, flag = [], None
     for word in words:
         if flag is not None and not (isinstance(word, str) and word.startswith("--")):
@@ -149,7 +149,7 @@ def _redact_text(text: str) -> str:
 
 
 def _unless_prose(match: re.Match[str]) -> str:
-    """Leaves `the reward of each token: its score` and `{"B-secret": 17}` alone."""
+    """Replace the value, but leave `the reward of each token: its score` and `{"B-secret": 17}` as they are."""
     value, rest = match["value"], match.string[match.end() :]
     if match["sign"] == ":":
         number = re.fullmatch(r"(\d+)[,}\]]*", value)
@@ -161,7 +161,7 @@ def _unless_prose(match: re.Match[str]) -> str:
 
 
 def _without_value(match: re.Match[str]) -> str:
-    """`name=value` with the value replaced, its quotes and the punctuation behind it kept."""
+    """Replace the value of `name=value`, and keep its quotes and the punctuation behind it."""
     unopened = match["value"].lstrip("\\\"'")
     value = unopened.rstrip("\\\"',;)]}")
     if _NO_SECRET.fullmatch(value):

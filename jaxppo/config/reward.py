@@ -86,7 +86,7 @@ class RewardConfig:
         return "plan" in self.reward_funcs
 
     def reads_pddl_for(self, validator: str) -> str | None:
-        """The validator that must understand the data where this one judges plans; None where plans are not judged."""
+        """Return the validator that must understand the data where this one judges plans; None if none are judged."""
         if not self.judges_plans:
             return None
         # VAL does not say how far a plan gets, nor what a reference costs.

@@ -109,13 +109,13 @@ class LoopConfig:
         return None if self.metric_for_best_model == "none" else self.metric_for_best_model
 
     def with_best_metric(self, default: str) -> "LoopConfig":
-        """These settings with the default for `metric_for_best_model`, where one is evaluated and none was named."""
+        """Return these settings with a default `metric_for_best_model`, where it is evaluated and none was named."""
         if self.metric_for_best_model is not None or self.eval_steps is None:
             return self
         return dataclasses.replace(self, metric_for_best_model=default)
 
     def saves_at(self, step: int, last: int) -> bool:
-        """Whether a checkpoint is due after update `step`.
+        """Return whether a checkpoint is due after update `step`.
 
         It is every `save_steps`, after the last update, and after an evaluation that may make it the best one.
         """
@@ -123,7 +123,7 @@ class LoopConfig:
         return step % _updates(self.save_steps, last) == 0 or step == last or may_be_best
 
     def evaluates_at(self, step: int, last: int) -> bool:
-        """Whether an evaluation is due after update `step`; the last update is followed by one in any case."""
+        """Return whether an evaluation is due after update `step`; one follows the last update in any case."""
         return self.eval_steps is not None and step % _updates(self.eval_steps, last) == 0 and step != last
 
     def check_record(self, record: dict[str, Any], last: int) -> None:
@@ -145,7 +145,7 @@ class LoopConfig:
 
 
 def _updates(steps: float, last: int) -> int:
-    """A number of updates, or a fraction of all of them, rounded up."""
+    """Return a number of updates, or a fraction of all of them, rounded up."""
     return max(1, math.ceil(round(steps * last, 6))) if steps < 1 else int(steps)
 
 

@@ -51,7 +51,7 @@ class SamplingConfig:
         return self.top_k > 0 or self.top_p < 1.0 or bool(self.min_p)
 
     def stop_id(self, eos_id: int) -> int | None:
-        """The token that ends a completion, or None."""
+        """Return the token that ends a completion, or None."""
         if self.stop_token == "none":
             return None
         return eos_id if self.stop_token_id is None else self.stop_token_id

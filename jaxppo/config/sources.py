@@ -39,7 +39,7 @@ CONFIG_FILE = "config.yaml"
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Every field of a configuration and its groups as one flat {name: value}, in declaration order."""
+    """Return every field of a configuration and its groups as one flat {name: value}, in declaration order."""
     flat: dict[str, Any] = {}
     for spec in dataclasses.fields(config):
         value = getattr(config, spec.name)
@@ -48,13 +48,13 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def setting_names(config_class: Any) -> list[str]:
-    """Names of the fields of a class of configurations and its groups, as `flatten` gives them."""
+    """List the names of the fields of a class of configurations and its groups, as `flatten` gives them."""
     groups = ((spec, dataclasses.is_dataclass(spec.type)) for spec in dataclasses.fields(config_class))
     return [name for spec, is_group in groups for name in (setting_names(spec.type) if is_group else [spec.name])]
 
 
 def replace(config: Config, /, **changes: Any) -> Config:
-    """A copy of `config` with flat-named fields changed, in whichever group they live.
+    """Return a copy of `config` with flat-named fields changed, in whichever group they live.
 
     Raises:
         ConfigError: a name that no group has, or a value that a group rejects.
@@ -94,7 +94,7 @@ def _typed(name: str, value: Any, annotation: Any) -> Any:
 
 
 def _plain_numbers(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """The same numbers, but none with a colon."""
+    """Match the same numbers, but none with a colon."""
     return re.compile(f"(?!.*:)(?:{pattern.pattern})", re.VERBOSE)
 
 
@@ -164,19 +164,19 @@ def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
 
 
 def plain_values(flat: dict[str, Any]) -> dict[str, Any]:
-    """What is written of a flat configuration: lists for tuples, and no secrets."""
+    """Return a flat configuration as it is written: lists for tuples, and no secrets."""
     return redact({name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()})
 
 
 def _comment(text: str) -> str:
-    """Comment lines that no character of the text can end: not all that breaks or upsets a YAML line is a newline."""
+    """Write a comment that no character of the text can end: more than newlines breaks a line of YAML."""
     lines = redact(text).splitlines()
     printable = ["".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in lines]
     return "".join(f"# {line}\n" for line in printable)
 
 
 def preset_values(command: str, name: str) -> dict[str, Any]:
-    """The flat values of a shipped preset, over those of the one that it names as its own `preset`.
+    """Read the flat values of a shipped preset, over those of the one that it names as its own `preset`.
 
     Raises:
         ConfigError: no such preset; the message lists those there are.
@@ -193,7 +193,7 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
 
 
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
-    """The configuration of a command from its arguments; `--help` prints and exits.
+    """Read the configuration of a command from its arguments; `--help` prints and exits.
 
     Raises:
         ConfigError: unknown flag or key, or a bad value, named in one line.
@@ -210,7 +210,7 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
 def parse_flags(
     config_class: type[Config], command: str, argv: list[str] | None = None, default: Config | None = None
 ) -> Config:
-    """The configuration from flags alone, laid over a default where there is one; `--help` prints and exits.
+    """Read the configuration from flags alone, laid over a default where there is one; `--help` prints and exits.
 
     Raises:
         ConfigError: unknown or missing flag, or a bad value, named in one line.
@@ -239,7 +239,7 @@ def _without_aliases(args: list[str], config_class: type) -> list[str]:
 
 
 def _switched(args: list[str], config_class: type) -> list[str]:
-    """Switches as tyro takes them: `--resume True` becomes `--resume`, `--resume False` becomes `--no_resume`."""
+    """Write switches as tyro takes them: `--resume True` becomes `--resume`, `--resume False` becomes `--no_resume`."""
     switches = {f"--{name}" for name, value in flatten(config_class()).items() if isinstance(value, bool)}
     result: list[str] = []
     for arg in args:
@@ -257,7 +257,7 @@ def _switched(args: list[str], config_class: type) -> list[str]:
 
 
 def _base_config(config_class: type[Config], command: str, args: list[str]) -> Config:
-    """What the flags go over: preset and YAML file, or with --resume alone the configuration of that run.
+    """Read what the flags go over: preset and YAML file, or with --resume alone the configuration of that run.
 
     The preset is that of the command line, else that of the file, else, without a file, `default`.
     """
@@ -278,13 +278,13 @@ def _over(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_episodes(values: dict[str, Any], said_later: Collection[str]) -> dict[str, Any]:
-    """Without `total_episodes`, which would win over epochs, where what is said later is a number of epochs."""
+    """Drop `total_episodes`, which would win over epochs, where a later source gives a number of epochs."""
     undone = "num_train_epochs" in said_later and "total_episodes" not in said_later
     return {name: value for name, value in values.items() if not (undone and name == "total_episodes")}
 
 
 def _flag_value(args: list[str], name: str) -> str | None:
-    """The last value given for a flag, spelled with underscores or hyphens, after a space or `=`."""
+    """Return the last value given for a flag, spelled with underscores or hyphens, after a space or `=`."""
     value = None
     for i, arg in enumerate(args):
         flag, equals, rest = arg.partition("=")
@@ -294,7 +294,7 @@ def _flag_value(args: list[str], name: str) -> str | None:
 
 
 def _one_line(panel: str) -> str:
-    """The first paragraph of tyro's error message as one line; its box is drawn with or without Unicode."""
+    """Return the first paragraph of tyro's error message as one line; its box is drawn with or without Unicode."""
     lines = [line.strip("│ ") for line in panel.splitlines()[1:]]
     below_title = itertools.dropwhile(_is_rule, lines)
     return " ".join(" ".join(itertools.takewhile(lambda line: not _is_rule(line), below_title)).split())
@@ -305,7 +305,7 @@ def _is_rule(line: str) -> bool:
 
 
 def _with_fix(message: str, config_class: type) -> str:
-    """Tyro's message, or, about what is no flag, one that names the flag which may be meant."""
+    """Return tyro's message or, for an unknown flag, one that names the flag which may be meant."""
     start, _, words = message.partition("Unrecognized options: ")
     if start or not words:
         return f"{message} (--help explains every flag)"

@@ -71,7 +71,7 @@ class SFTConfig:
         require(cut is None, "input_max_text_length", "None: sft learns whole rows", cut)
 
     def with_best_metric(self) -> "SFTConfig":
-        """This configuration with the metric known by which the best checkpoint is chosen."""
+        """Return this configuration with the metric known by which the best checkpoint is chosen."""
         return with_best_metric(self, self.data.eval_splits[0])
 
     @property
@@ -153,7 +153,7 @@ class RewardModelConfig:
             require(self.model_path is not None, "model_path", "a model under the adapter with use_peft", None)
 
     def num_updates(self, num_pairs: int) -> int:
-        """Optimizer steps in the whole run."""
+        """Return the number of optimizer steps in the run."""
         episodes = self.total_episodes
         if episodes is None:
             episodes = max(1, int(self.num_train_epochs * num_pairs))

@@ -127,14 +127,14 @@ class TrainConfig:
         return -(-self.total_episodes // self.batch_size)
 
     def with_episodes(self, num_prompts: int) -> "TrainConfig":
-        """This configuration with `total_episodes` known: as given, or num_train_epochs passes over the prompts."""
+        """Return this configuration with `total_episodes`: as given, or num_train_epochs passes over the prompts."""
         if self.total_episodes is not None:
             return self
         episodes = max(1, int(self.num_train_epochs * num_prompts * self.rl.group_size))
         return dataclasses.replace(self, total_episodes=episodes)
 
     def with_best_metric(self) -> "TrainConfig":
-        """This configuration with the metric known by which the best checkpoint is chosen."""
+        """Return this configuration with the metric known by which the best checkpoint is chosen."""
         return with_best_metric(self, self.headline_split)
 
     @property

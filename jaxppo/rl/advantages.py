@@ -21,12 +21,12 @@ class Advantages(NamedTuple):
 
 
 def initial_moments() -> ScoreMoments:
-    """Nothing seen yet."""
+    """Return the moments of no scores."""
     return ScoreMoments(seen=jnp.float32(0), mean=jnp.float32(0), m2=jnp.float32(0))
 
 
 def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: Axes = None) -> ScoreMoments:
-    """Running moments after a batch of scores of all devices.
+    """Update running moments with a batch of scores of all devices.
 
     With delta = mean_batch - mean: mean += delta n_batch / n;  m2 += m2_batch + delta^2 n_old n_batch / n. Where the
     result would not be finite, the moments stay as they are.
@@ -53,7 +53,7 @@ def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: 
 
 
 def scale_scores(scores: Array, moments: ScoreMoments, *, subtract_mean: bool) -> Array:
-    """Scores divided by the running standard deviation, after subtracting the running mean if `subtract_mean`.
+    """Divide scores by the running standard deviation, after subtracting the running mean if `subtract_mean`.
 
     s / (std + eps) or (s - mean) / (std + eps), std = sqrt(m2 / (n - 1)), eps the fp32 machine epsilon. While every
     score so far was the same there is no scale to divide by: the scores are only centred, if at all.
@@ -67,7 +67,7 @@ def scale_scores(scores: Array, moments: ScoreMoments, *, subtract_mean: bool) -
     return jnp.where(deviation > 1e-5 * jnp.abs(moments.mean), scaled, centred)
 
 
-def penalise_missing_eos(scores: Array, ended: Array, penalty: float | None) -> Array:
+def penalize_missing_eos(scores: Array, ended: Array, penalty: float | None) -> Array:
     """Take `penalty` off the score of every completion that did not end: [B] fp32."""
     return scores if penalty is None else scores - penalty * ~ended
 
@@ -76,7 +76,7 @@ def penalise_missing_eos(scores: Array, ended: Array, penalty: float | None) -> 
 
 
 def value_mask(mask: Array, score_position: str, response_length: int) -> Array:
-    """Where values count: at the real tokens, and with score position `after` at the state behind the last one too.
+    """Mark where values count: at real tokens, and with score position `after` at the state behind the last too.
 
     Args:
         mask: [B, C] bool, real tokens, contiguous from column 0.
@@ -98,7 +98,7 @@ def _lengths(mask: Array) -> Array:
 def token_rewards(
     scores: Array, kl: Array, mask: Array, kl_coef: Array | float, reward_mask: Array | None = None
 ) -> Array:
-    """Reward of each token: r[t] = -kl_coef kl[t], plus the score at the last position of `reward_mask`.
+    """Compute the reward of each token: r[t] = -kl_coef kl[t], plus the score at the last position of `reward_mask`.
 
     Args:
         scores: [B] fp32, one per completion.
@@ -120,7 +120,7 @@ def token_rewards(
 
 
 def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: float) -> tuple[Array, Array]:
-    """Generalised advantage estimation over completion tokens.
+    """Compute generalized advantage estimates over completion tokens.
 
     For t = n - 1 .. 0 of a completion with n states in the mask, with V[n] = A[n] = 0:
     delta[t] = r[t] + gamma V[t + 1] - V[t];  A[t] = delta[t] + gamma lam A[t + 1];  R[t] = A[t] + V[t].
@@ -161,7 +161,7 @@ def whitened_gae(
     whiten_rewards: bool = False,
     axis_name: Axes = None,
 ) -> Advantages:
-    """`gae` with advantages whitened over all real tokens of all devices, and optionally rewards scaled before.
+    """Compute `gae`, with advantages whitened over all real tokens of all devices, and rewards scaled before if asked.
 
     Args:
         rewards: [B, C] fp32.
@@ -185,7 +185,7 @@ def whitened_gae(
 
 
 def leave_one_out(rewards: Array, num_generations: int, counted: Array) -> Array:
-    """Reward of each completion minus the mean reward of the other completions for the same prompt.
+    """Subtract from each completion's reward the mean reward of the other completions for the same prompt.
 
     A[i] = R[i] - (sum_j R[j] - R[i]) / (k - 1), j over the k completions of i's prompt. Completions without a reward
     are left out of sum and k, and have advantage 0, as has one whose siblings all lack a reward.
@@ -204,7 +204,7 @@ def leave_one_out(rewards: Array, num_generations: int, counted: Array) -> Array
 
 
 def normalize(advantages: Array, counted: Array, axis_name: Axes = None, eps: float = 1e-4) -> Array:
-    """(A - mean) / (std + eps) over the counted completions of all devices, with the unbiased deviation; others 0.
+    """Compute (A - mean) / (std + eps) over the counted completions of all devices, the deviation unbiased; others 0.
 
     Source: TRL `RLOOTrainer`, `normalize_advantages`.
     """

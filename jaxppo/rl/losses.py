@@ -29,7 +29,7 @@ class ValueLoss(NamedTuple):
 
 
 def kl_estimate(logprobs: Array, ref_logprobs: Array, estimator: str) -> Array:
-    """Per-token estimate of KL(policy || reference) from samples of the policy, in nats.
+    """Estimate per token KL(policy || reference) from samples of the policy, in nats.
 
     With r = ref_logprobs - logprobs: k1 = -r (unbiased, signed), k2 = mse = r^2 / 2 (biased, never negative),
     k3 = exp(r) - 1 - r (unbiased, never negative), abs = |r| (not an estimate of the KL; TRL 0.11 offers it).
@@ -56,7 +56,7 @@ def kl_estimate(logprobs: Array, ref_logprobs: Array, estimator: str) -> Array:
 
 
 def adapted_kl_coef(kl_coef: Array, kl: Array, target: float, horizon: float, num_rows: int) -> Array:
-    """The next KL coefficient: kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_rows / horizon).
+    """Compute the next KL coefficient: kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_rows / horizon).
 
     Args:
         kl_coef: [] fp32, the coefficient in force.
@@ -74,7 +74,7 @@ def adapted_kl_coef(kl_coef: Array, kl: Array, target: float, horizon: float, nu
 def policy_loss(
     log_ratio: Array, advantages: Array, weights: Array, cliprange: float, cliprange_high: float | None = None
 ) -> PolicyLoss:
-    """Clipped surrogate: weighted sum of max(-A rho, -A clip(rho, 1 - c, 1 + c')), rho = exp(log_ratio).
+    """Compute the clipped surrogate: weighted sum of max(-A rho, -A clip(rho, 1 - c, 1 + c')), rho = exp(log_ratio).
 
     Args:
         log_ratio: log-probability under the policy being trained, minus that under the policy that sampled: [B, C] per
@@ -98,7 +98,7 @@ def policy_loss(
 
 
 def value_loss(values: Array, old_values: Array, returns: Array, weights: Array, cliprange_value: float) -> ValueLoss:
-    """0.5 times the weighted sum of max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2).
+    """Compute 0.5 times the weighted sum of max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2).
 
     Args:
         values: [B, C] fp32, new.

@@ -12,13 +12,13 @@ from jaxppo.types import Array, Axes, Sequences
 
 
 def global_sum(x: Array, axis_name: Axes = None) -> Array:
-    """Sum of all elements over all devices."""
+    """Sum up all elements over all devices."""
     total = jnp.sum(x)
     return total if axis_name is None else jax.lax.psum(total, axis_name)
 
 
 def masked_mean(x: Array, mask: Array, axis_name: Axes = None) -> Array:
-    """Mean of x over the True positions of mask on all devices; 0 where there are none.
+    """Compute the mean of x over the True positions of mask on all devices; 0 where there are none.
 
     It is sum / count with both taken over all devices: a mean of per-device means weighs rows wrongly.
 
@@ -32,23 +32,23 @@ def masked_mean(x: Array, mask: Array, axis_name: Axes = None) -> Array:
 
 
 def global_max(x: Array, axis_name: Axes = None) -> Array:
-    """Largest of all elements on all devices."""
+    """Return the largest of all elements on all devices."""
     largest = jnp.max(x)
     return largest if axis_name is None else jax.lax.pmax(largest, axis_name)
 
 
 def mean(x: Array, axis_name: Axes = None) -> Array:
-    """Mean of all elements on all devices."""
+    """Compute the mean of all elements on all devices."""
     return masked_mean(x, jnp.ones(x.shape, bool), axis_name)
 
 
 def std(x: Array, axis_name: Axes = None) -> Array:
-    """Standard deviation (n - 1) of all elements on all devices."""
+    """Compute the standard deviation (n - 1) of all elements on all devices."""
     return jnp.sqrt(masked_var(x, jnp.ones(x.shape, bool), axis_name))
 
 
 def mean_weights(mask: Array, axis: int | tuple[int, ...]) -> Array:
-    """Weights that turn a sum into the mean over the True positions along `axis`: mask / count, 0 where there are none.
+    """Compute weights that make a sum the mean over the True positions along `axis`: mask / count, or 0 for none.
 
     A mean written as a weighted sum may be added up over micro-batches and devices in any partition of the rows; a mean
     of means may not, as parts with fewer real tokens would count too much.
@@ -58,12 +58,12 @@ def mean_weights(mask: Array, axis: int | tuple[int, ...]) -> Array:
 
 
 def weighted_sum(x: Array, weights: Array) -> Array:
-    """Sum of x times weights; positions of weight 0 do not count whatever they hold, NaN included."""
+    """Sum up x times weights; positions of weight 0 do not count whatever they hold, NaN included."""
     return jnp.sum(jnp.where(weights > 0, x, 0.0) * weights)
 
 
 def masked_var(x: Array, mask: Array, axis_name: Axes = None) -> Array:
-    """Unbiased (n - 1) variance over the True positions of mask on all devices; 0 for fewer than two."""
+    """Compute the unbiased (n - 1) variance over the True positions of mask on all devices; 0 for fewer than two."""
     count = global_sum(mask.astype(x.dtype), axis_name)
     centred = x - masked_mean(x, mask, axis_name)
     return global_sum(jnp.where(mask, centred**2, 0), axis_name) / jnp.maximum(count - 1, 1)
@@ -84,12 +84,12 @@ def masked_whiten(
 
 
 def prompt_lengths(prompt_mask: Array) -> Array:
-    """Number of real tokens of each prompt: [B, P] bool -> [B] int32."""
+    """Count the real tokens of each prompt: [B, P] bool -> [B] int32."""
     return jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
 
 
 def real_lengths(sequences: Sequences) -> Array:
-    """Tokens of prompt and completion together: [..., B] int32."""
+    """Count the tokens of prompt and completion together: [..., B] int32."""
     return sequences.prompt_lengths + jnp.sum(sequences.completion_mask, axis=-1, dtype=jnp.int32)
 
 
@@ -113,7 +113,7 @@ def pack(prompt_ids: Array, prompt_mask: Array, completion_ids: Array, length: i
 
 
 def prediction_columns(prompt_lengths: Array, completion_length: int, length: int) -> Array:
-    """Columns of packed sequences that predict each completion token: prompt_length - 1 + t for token t.
+    """Return the columns of packed sequences that predict each completion token t: prompt_length - 1 + t.
 
     Args:
         prompt_lengths: [B] int32.
@@ -140,12 +140,12 @@ class Purpose(IntEnum):
 
 
 def purpose_key(seed: int, purpose: Purpose, step: int = 0) -> Array:
-    """The random key of (seed, purpose, step): a pure function, so a resumed run needs no key state."""
+    """Return the random key of (seed, purpose, step): a pure function, so a resumed run needs no key state."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), int(purpose)), step)
 
 
 def row_uniforms(key: Array, num_rows: int, length: int) -> Array:
-    """One uniform in [0, 1) per row and step, from a key folded with the global row number.
+    """Draw one uniform in [0, 1) per row and step, from a key folded with the global row number.
 
     Row i gets the same numbers whatever the batch size and the number of devices.
 

@@ -27,7 +27,7 @@ HIGHEST_RATE = 1e-4
 
 
 def high_rates(config: OptimizerConfig, parameters: int) -> str | None:
-    """A warning where a model that must be a pretrained one would learn at the rate of a tiny one; else None."""
+    """Return a warning where a model as large as a pretrained one would learn at the rate of a tiny one, or None."""
     rates = {"learning_rate": config.learning_rate, "value_learning_rate": config.value_learning_rate}
     high = [f"{name} {rate:g}" for name, rate in rates.items() if rate is not None and rate > HIGHEST_RATE]
     if parameters < PRETRAINED_SIZE or not high:
@@ -37,7 +37,7 @@ def high_rates(config: OptimizerConfig, parameters: int) -> str | None:
 
 
 def make_schedule(config: OptimizerConfig, num_updates: int, peak: float) -> Schedule:
-    """Linear warm-up to `peak`, then constant, linear or cosine decay to 0 at `num_updates`.
+    """Make a schedule: linear warm-up to `peak`, then constant, linear or cosine decay to 0 at `num_updates`.
 
     The rate is constant within an update, as in TRL, whose scheduler steps once per rollout batch.
     """
@@ -53,21 +53,21 @@ def make_schedule(config: OptimizerConfig, num_updates: int, peak: float) -> Sch
 
 
 def make_learning_rates(config: OptimizerConfig, num_updates: int) -> LearningRates:
-    """The schedules of the policy and of the value model."""
+    """Make the schedules of the policy and of the value model."""
     peak = config.learning_rate
     value_peak = peak if config.value_learning_rate is None else config.value_learning_rate
     return LearningRates(make_schedule(config, num_updates, peak), make_schedule(config, num_updates, value_peak))
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Global-norm clipping, then AdamW's direction; the learning rate is applied by `apply_gradients`."""
+    """Clip by the global norm, then take AdamW's direction; the learning rate is applied by `apply_gradients`."""
     clip = optax.identity() if config.max_grad_norm is None else clip_by_norm(config.max_grad_norm)
     adam = optax.scale_by_adam(config.adam_beta1, config.adam_beta2, config.adam_epsilon)
     return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay, mask=_is_matrix))
 
 
 def clip_by_norm(most: float) -> optax.GradientTransformation:
-    """Global-norm clipping, g min(1, most / norm), by a norm that `update` is told as `norm`: devices may hold shards.
+    """Clip by the global norm, g min(1, most / norm); `norm` is given to `update`, as devices may hold shards.
 
     Source: optax.clip_by_global_norm, which computes the norm of what it is given.
     """
@@ -82,7 +82,7 @@ def clip_by_norm(most: float) -> optax.GradientTransformation:
 
 
 def _is_matrix(params: Params) -> Params:
-    """Where weights decay: not in biases and norms, as in Hugging Face's Trainer."""
+    """Mark where weights decay: not in biases and norms, as in Hugging Face's Trainer."""
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
@@ -93,7 +93,7 @@ def apply_gradients(
     rates: LearningRates,
     norm: Array | None = None,
 ) -> TrainState:
-    """One optimizer step at the learning rates of `state.step`, which stays as it is.
+    """Take one optimizer step at the learning rates of `state.step`, which stays as it is.
 
     Args:
         state: before the step.

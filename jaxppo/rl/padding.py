@@ -24,12 +24,12 @@ WORTH_CUTTING = 7 / 8
 
 
 def shortfalls(prompt_lengths: Sequence[int]) -> tuple[int, ...]:
-    """By how many tokens the prompts at the three quartiles are shorter than the longest: [N] -> 3 numbers."""
+    """Compute by how many tokens the prompts at the three quartiles are shorter than the longest: [N] -> 3 numbers."""
     return tuple(max(prompt_lengths) - int(n) for n in np.percentile(prompt_lengths, (25, 50, 75), method="higher"))
 
 
 def cut_lengths(full: int, shorter: Sequence[int]) -> list[int]:
-    """Lengths to compile for, rising, the full one last.
+    """List the lengths to compile for, rising, the full one last.
 
     Args:
         full: T, columns of the batch.
@@ -40,7 +40,7 @@ def cut_lengths(full: int, shorter: Sequence[int]) -> list[int]:
 
 
 def cut_to_longest(function: Callable[[Any], R], batch: Any, shorter: Sequence[int], axis_name: Axes = None) -> R:
-    """`function(batch)`, its sequences cut to the shortest of `cut_lengths` that holds all their tokens.
+    """Compute `function(batch)`, its sequences cut to the shortest of `cut_lengths` that holds all their tokens.
 
     Args:
         function: of the batch; its result has the same shapes whatever the sequences' number of columns, and does not

@@ -89,8 +89,9 @@ class PPO:
             out_axes=(None, 0, None),
         )
         rates = optimizer.make_learning_rates(config.optimizer, config.num_updates)
+        # Donated: the new parameters and moments are written over the old ones.
         self._update = parallel.map(
-            partial(self._update_program, rates=rates, guards=self._guards()),
+            partial(self._update_program, rates=rates, skip_rules=self._skip_rules()),
             row_axes=(None, None, 2),
             out_axes=(None, None),
             donate=(0,),
@@ -100,7 +101,7 @@ class PPO:
         self._mini_batches = jax.jit(self._cut_mini_batches)
 
     def _compile_scoring(self) -> None:
-        """The forward passes of policy, reference and value model, in parts of at most the configured rows."""
+        """Compile the forward passes of policy, reference and value model, in parts of at most the configured rows."""
 
         def scoring(program: Any) -> Any:
             def in_parts(params: Params, sequences: Sequences) -> Any:
@@ -114,9 +115,9 @@ class PPO:
         self._values = scoring(partial(rollout.completion_values, model=self.model, value_model=self.value_model))
         self._full_kl = scoring(partial(rollout.completion_kl, **with_temperature))
 
-    def _guards(self) -> update.Guards:
+    def _skip_rules(self) -> update.SkipRules:
         rl = self.config.rl
-        return update.Guards(
+        return update.SkipRules(
             ratio_threshold=rl.ratio_threshold if rl.row.ratio == "token" else None,
             max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
         )
@@ -128,13 +129,13 @@ class PPO:
         mini_batches: tuple[Any, Any],
         *,
         rates: optimizer.LearningRates,
-        guards: update.Guards,
+        skip_rules: update.SkipRules,
     ) -> tuple[TrainState, Stats]:
-        """`update.update` for one device, of adapters on frozen weights where there are any."""
+        """Run `update.update` on one device, for adapters on frozen weights where there are any."""
 
         def loss(params: Params, batch: Trajectories, weights: Weights) -> tuple[Array, Stats]:
             return update.policy_gradient_loss(
-                self._whole(frozen, params),
+                self._attached(frozen, params),
                 batch,
                 weights,
                 model=self.learned[0],
@@ -149,7 +150,7 @@ class PPO:
             loss=loss,
             optimizer=self._optimizer,
             rates=rates,
-            guards=guards,
+            skip_rules=skip_rules,
             axis_name=self.parallel.axes,
             shorter=self._shorter,
         )
@@ -167,7 +168,7 @@ class PPO:
         return [models.with_checkpointing(model, self.config.gradient_checkpointing) for model in trained]
 
     def init_state(self, policy: Params, value: Params | None = None, adapter: Params | None = None) -> TrainState:
-        """The state before the first update, on all devices; copies, since updates take over the memory of a state.
+        """Make the state before the first update, on all devices; copies, as updates take over the memory of a state.
 
         With `use_peft` the given models are frozen, shared and not copied; what is copied and trained are adapters and
         the value head.
@@ -200,7 +201,7 @@ class PPO:
         return value | {"score": models.init_score_head(self.value_model, key, scale=0.0, use_bias=shared)}
 
     def _adapters(self, whole: Params, policy_adapter: Params | None) -> tuple[Params, Params]:
-        """What is trained, and the frozen weights under it."""
+        """Split models into what is trained and the frozen weights under it."""
         assert self.adapter is not None
         seed, trained = self.config.run.seed, {"policy": policy_adapter}
         frozen = {name: {part: p for part, p in model.items() if part != "score"} for name, model in whole.items()}
@@ -214,19 +215,19 @@ class PPO:
                 trained["value"] |= lora.init_adapter(self.value_model, self.adapter, key)
         return trained, frozen
 
-    def _whole(self, frozen: Params | None, trained: Params) -> Params:
-        """{"policy", "value"} as `models.apply` takes them."""
+    def _attached(self, frozen: Params | None, trained: Params) -> Params:
+        """Return {"policy", "value"} as `models.apply` takes them."""
         if frozen is None:
             return trained
         assert self.adapter is not None
         return {name: lora.attach(frozen[name], tree, self.adapter.scale) for name, tree in trained.items()}
 
     def models_of(self, state: TrainState) -> Params:
-        """{"policy", "value"} as `models.apply` takes them, adapters attached; arrays of the state where possible."""
-        return self._whole(state.frozen, state.params)
+        """Return {"policy", "value"} as `models.apply` takes them, adapters attached, without copies where possible."""
+        return self._attached(state.frozen, state.params)
 
     def reference(self, state: TrainState, policy: Params) -> Params | None:
-        """The reference policy on all devices: the start of the run, or the frozen weights; None without a KL penalty.
+        """Return the reference policy on all devices: the start of the run or frozen weights; None with kl_coef 0.
 
         Args:
             state: before the first update.
@@ -254,7 +255,7 @@ class PPO:
         return self._generate(self.models_of(state)["policy"], prompts, uniforms, lengths)
 
     def rollout_of(self, completions: Sequence[Sequence[int]]) -> Rollout:
-        """Completions from elsewhere as a rollout; `score` will compute their log-probabilities.
+        """Make a rollout of completions from elsewhere; `score` will compute their log-probabilities.
 
         Args:
             completions: token ids, 1 to `response_length` each, the stop token last where there is one.
@@ -276,7 +277,7 @@ class PPO:
         return self.parallel.put(Rollout(ids, mask, None, ended), 0)  # type: ignore[arg-type]
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
-        """Right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
+        """Make right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
         completions = np.sum(self.parallel.to_host(rollout.completion_mask), axis=1)
         self._check_rows("completions", len(completions))
         self._check_rows("prompts", len(prompts.prompt_ids) * self.config.rl.group_size)
@@ -290,7 +291,7 @@ class PPO:
             raise DataError(f"{name}: expected those of {self.config.batch_size} rows (batch_size), got {rows}")
 
     def score(self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout) -> Scored:
-        """Reference log-probabilities and values; old log-probabilities as sampled, or recomputed. Does not wait.
+        """Compute old and reference log-probabilities and values, without waiting; the old ones may be the sampler's.
 
         Args:
             state: policy and value model.
@@ -301,7 +302,7 @@ class PPO:
         params, rl, logprobs = self.models_of(state), self.config.rl, rollout.logprobs
         policy = params["policy"]
         if logprobs is None or self.config.logprobs == "recompute":
-            logprobs, _ = self._logprobs(policy, sequences)
+            logprobs, _ = self._logprobs(policy, sequences)  # by the reference's program: equal weights, KL of 0
         ref_logprobs = full_kl = None
         if reference is not None:
             ref_logprobs, _ = self._logprobs(reference, sequences)
@@ -318,7 +319,7 @@ class PPO:
         sequences: Sequences,
         scores: np.ndarray | Sequence[float] | Array,
     ) -> tuple[TrainState, Trajectories, Stats]:
-        """Advantages and returns from the host's scores, [B] fp32; the state carries the KL coefficient and moments.
+        """Estimate advantages and returns from the host's scores [B]; the state keeps KL coefficient and moments.
 
         A score of NaN says that a completion has none; it is left out of what is learned.
         """
@@ -330,19 +331,20 @@ class PPO:
         return state._replace(controls=controls), result, stats
 
     def update(self, state: TrainState, batch: Trajectories, step: int) -> tuple[TrainState, Stats]:
-        """All epochs and mini-batches of one update; the memory of `state` is taken over."""
+        """Learn in all epochs and mini-batches of one update; the memory of `state` is taken over."""
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
         trained = state._replace(frozen=None)
         after, stats = self._update(trained, state.frozen, self._mini_batches(batch, key))
         return after._replace(frozen=state.frozen), stats
 
     def _cut_mini_batches(self, batch: Trajectories, key: Array) -> tuple[Trajectories, Weights]:
-        """[B, ...] -> [S, M, rows of a micro-batch, ...], the same rows on any device count, and their weights."""
+        """Cut [B, ...] into [S, M, rows of a micro-batch, ...], the same rows on any device count, with weights."""
         rl = self.config.rl
         rows = update.mini_batch_rows(key, self.config.batch_size, rl.num_ppo_epochs, rl.num_mini_batches)
         length = batch.sequences.input_ids.shape[1]
         parts = memory.micro_batches(self.config, self.learned, length, self.parallel.row_shards)
         if parts > 1 and len(padding.cut_lengths(length, self._shorter)) > 1:
+            # Rows of similar length share a micro-batch, so that it can be cut; sums over them stay the same.
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
         mini_batches = jax.tree.map(lambda x: x[rows], batch)
@@ -351,7 +353,7 @@ class PPO:
 
 
 def adapter_of(config: PeftConfig) -> LoraConfig:
-    """The shape of the adapters that a configuration asks for."""
+    """Return the shape of the adapters that a configuration asks for."""
     return LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,

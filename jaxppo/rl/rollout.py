@@ -86,7 +86,7 @@ def _keep_from(logits: Array, lowest: Array) -> Array:
 
 
 def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
-    """The first token whose cumulative probability exceeds the uniform: [B, V], [B] -> [B] int32.
+    """Find the first token whose cumulative probability exceeds the uniform: [B, V], [B] -> [B] int32.
 
     Probabilities are counted in whole units of 2^-30: parallel sums of floats do not grow steadily, so that a uniform
     near 1 could fall behind the last possible token. The sum goes over blocks of tokens, then over the tokens of one
@@ -190,7 +190,7 @@ def generate(
 def _prefill(
     params: Params, prompts: PromptBatch, slots: Array, copies: int, model: ModelConfig
 ) -> tuple[Array, models.Cache]:
-    """Logits behind each prompt and the cache that holds it, `copies` times each: [B, V] and B rows."""
+    """Compute logits behind each prompt and the cache that holds it, `copies` times each: [B, V] and B rows."""
     cache = models.init_cache(model, *slots.shape)
     last = jnp.full((slots.shape[0], 1), prompts.prompt_ids.shape[1] - 1)
     out = models.apply(model, params, prompts.prompt_ids, attention_mask=slots, cache=cache, read=last)
@@ -235,7 +235,7 @@ def to_sequences(prompts: PromptBatch, rollout: Rollout, *, length: int) -> Sequ
 
 
 def completion_hidden(params: Params, sequences: Sequences, model: ModelConfig) -> Array:
-    """Final hidden states that predict each completion token: [B, C, D]."""
+    """Compute the final hidden states that predict each completion token: [B, C, D]."""
     sizes = (sequences.completion_ids.shape[1], sequences.input_ids.shape[1])
     read = ops.prediction_columns(sequences.prompt_lengths, *sizes)
     return models.apply(model, params, sequences.input_ids, read=read, logits=False).hidden
@@ -244,7 +244,7 @@ def completion_hidden(params: Params, sequences: Sequences, model: ModelConfig) 
 def completion_logprobs(
     params: Params, sequences: Sequences, *, model: ModelConfig, temperature: float
 ) -> tuple[Array, Array]:
-    """Log-probabilities and entropies of completion tokens, both [B, C] fp32 and 0 outside the mask.
+    """Compute log-probabilities and entropies of completion tokens, both [B, C] fp32 and 0 outside the mask.
 
     Policy and reference go through this one program, so that equal parameters give equal bits.
     """
@@ -255,7 +255,7 @@ def completion_logprobs(
 def logprobs_of_hidden(
     params: Params, hidden: Array, sequences: Sequences, *, model: ModelConfig, temperature: float
 ) -> tuple[Array, Array]:
-    """The head's part of `completion_logprobs`, for hidden states already at hand."""
+    """Compute the head's part of `completion_logprobs`, for hidden states already at hand."""
     kernel = partition.over_tensor(models.lm_head_kernel(model, params), None)  # its blocks go over all columns
     logprobs, entropy = token_logprobs(hidden, kernel, sequences.completion_ids, temperature=temperature)
     mask = sequences.completion_mask
@@ -263,12 +263,12 @@ def logprobs_of_hidden(
 
 
 def values_of_hidden(params: Params, hidden: Array) -> Array:
-    """The head's part of `completion_values`, for hidden states already at hand."""
+    """Compute the head's part of `completion_values`, for hidden states already at hand."""
     return models.scores(params["value"], hidden)
 
 
 def completion_values(params: Params, sequences: Sequences, *, model: ModelConfig, value_model: ModelConfig) -> Array:
-    """Value of the state before each completion token, and behind the last: [B, C] fp32, not masked.
+    """Compute the value of the state before each completion token, and behind the last: [B, C] fp32, not masked.
 
     `params` is {"policy", "value"}: the value model has a trunk of its own, or only a head for the policy's trunk.
     """
@@ -280,7 +280,7 @@ def completion_values(params: Params, sequences: Sequences, *, model: ModelConfi
 
 
 def completion_kl(params: Params, sequences: Sequences, *, model: ModelConfig, temperature: float) -> Array:
-    """Exact KL of the policy's next-token distributions to the reference's: [B, C] fp32, 0 outside the mask.
+    """Compute the exact KL of the policy's next-token distributions to the reference's: [B, C], 0 outside the mask.
 
     `params` is {"policy", "reference"}.
     """

@@ -12,7 +12,7 @@ from jaxppo.types import Array, Axes, Controls, Rollout, Scored, Sequences, Stat
 
 
 def initial_controls(rl: RLConfig) -> Controls:
-    """The controls before the first update."""
+    """Return the controls before the first update."""
     return Controls(kl_coef=jnp.float32(rl.kl_coef), moments=advantages.initial_moments(), bad_updates=jnp.int32(0))
 
 
@@ -26,7 +26,7 @@ def make_trajectories(
     config: TrainConfig,
     axis_name: Axes = None,
 ) -> tuple[Controls, Trajectories, Stats]:
-    """Rewards, advantages and returns of a scored rollout, and what they look like.
+    """Compute rewards, advantages and returns of a scored rollout, and their statistics.
 
     Args:
         controls: KL coefficient in force and moments of earlier scores.
@@ -65,13 +65,13 @@ def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array,
         scores = advantages.scale_scores(scores, moments, subtract_mean=rl.use_score_norm)
     if rl.reward_clip_range is not None:
         scores = jnp.clip(scores, *rl.reward_clip_range)
-    return advantages.penalise_missing_eos(scores, ended, rl.missing_eos_penalty)
+    return advantages.penalize_missing_eos(scores, ended, rl.missing_eos_penalty)
 
 
 def _kl(
     controls: Controls, scored: Scored, mask: Array, config: TrainConfig, axis_name: Axes
 ) -> tuple[Array, Stats, Array]:
-    """Per-token KL, its statistics, and the KL coefficient of the next update. No reference: no KL."""
+    """Compute per-token KL, its statistics, and the KL coefficient of the next update. No reference: no KL."""
     rl = config.rl
     if scored.ref_logprobs is None:
         return jnp.zeros_like(scored.logprobs), {}, controls.kl_coef
@@ -103,7 +103,7 @@ def _kl(
 
 
 def _mean_row_sum(x: Array, mask: Array, axis_name: Axes) -> Array:
-    """Sum over the real tokens of each completion, mean over completions."""
+    """Sum up over the real tokens of each completion, mean over completions."""
     return ops.mean(jnp.sum(jnp.where(mask, x, 0.0), axis=1), axis_name)
 
 
@@ -115,7 +115,7 @@ def _score_stats(scores: Array, counted: Array, axis_name: Axes) -> Stats:
 
 
 def _length_stats(rollout: Rollout, sequences: Sequences, axis_name: Axes) -> Stats:
-    """Lengths in tokens of completions and prompts, and the fraction of completions that did not end."""
+    """Describe lengths in tokens of completions and prompts, and the fraction of completions that did not end."""
     lengths = jnp.sum(sequences.completion_mask, axis=1, dtype=jnp.float32)
     prompts = sequences.prompt_lengths.astype(jnp.float32)
     return {

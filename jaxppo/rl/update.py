@@ -18,23 +18,23 @@ Loss = Callable[[Params, Any, Any], tuple[Array, Stats]]
 """(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device."""
 
 
-class Guards(NamedTuple):
+class SkipRules(NamedTuple):
     """When an optimizer step is left out, apart from a loss or gradient that is not finite."""
 
     ratio_threshold: float | None = None  # mean ratio of a mini-batch above which it is left out
     max_policykl: float | None = None  # mean(old - new) in nats per token that ends the update
 
 
-NO_GUARDS = Guards()
+SKIP_NOTHING = SkipRules()
 
 
 def init_state(params: Params, optimizer: optax.GradientTransformation, controls: Controls | None = None) -> TrainState:
-    """The state before the first update."""
+    """Return the state before the first update."""
     return TrainState(params, optimizer.init(params), jnp.int32(0), controls)
 
 
 def mini_batch_rows(key: Array, batch_size: int, num_epochs: int, num_mini_batches: int) -> Array:
-    """Row numbers of every mini-batch: a fresh global permutation per epoch, cut into equal parts.
+    """Draw the row numbers of every mini-batch: a fresh global permutation per epoch, cut into equal parts.
 
     Returns:
         [S, B / num_mini_batches] int32 with S = num_epochs * num_mini_batches.
@@ -54,7 +54,7 @@ def policy_gradient_loss(
     rl: RLConfig,
     temperature: float,
 ) -> tuple[Array, Stats]:
-    """This device's share of: clipped policy loss - entropy_coef * entropy + vf_coef * clipped value loss.
+    """Compute this device's share of: clipped policy loss - entropy_coef * entropy + vf_coef * clipped value loss.
 
     The algorithm's row says whether the ratio is that of a token or of a completion, the product over its tokens.
     """
@@ -121,7 +121,7 @@ def gradients(
     axis_name: Axes,
     shorter: Sequence[int] = (),
 ) -> MiniBatch:
-    """Gradients and statistics of a mini-batch: sums over its micro-batches [M, ...] and over all devices.
+    """Compute gradients and statistics of a mini-batch: sums over its micro-batches [M, ...] and over all devices.
 
     Every term is a weighted sum whose weights know the whole mini-batch, so any partition of the rows gives the same.
     Several micro-batches are cut to the lengths that `shorter` allows, see `padding.cut_to_longest`.
@@ -147,12 +147,12 @@ def gradients(
 
 
 def _zeros(function: Callable[..., MiniBatch], *args: Any) -> MiniBatch:
-    """What `function` returns, filled with zeros."""
+    """Return zeros in the shapes of what `function` returns."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
 def norms(grads: Params, axis_name: Axes = None) -> Stats:
-    """Global norm of the gradient before clipping, of everything and of each model."""
+    """Compute the global norm of the gradient before clipping, of everything and of each model."""
     return {"grad_norm": partition.norm(grads, axis_name)} | {
         f"{name}/grad_norm": partition.norm(grad, axis_name) for name, grad in grads.items()
     }
@@ -165,14 +165,14 @@ def update(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     rates: LearningRates,
-    guards: Guards = NO_GUARDS,
+    skip_rules: SkipRules = SKIP_NOTHING,
     axis_name: Axes = None,
     shorter: Sequence[int] = (),
 ) -> tuple[TrainState, Stats]:
-    """One optimizer step per mini-batch, in order.
+    """Take one optimizer step per mini-batch, in order.
 
     A step is left out where the loss or the gradient is not finite, where no token of the mini-batch counts, where the
-    mean ratio is above the guard's threshold, and from the first mini-batch on whose policykl is above the guard's (all
+    mean ratio is above the rules' threshold, and from the first mini-batch on whose policykl is above the rules' (all
     later ones are left out too, and not computed).
 
     Args:
@@ -181,7 +181,7 @@ def update(
         loss: see `Loss`.
         optimizer: gradient transformation.
         rates: learning rates.
-        guards: when to leave out steps.
+        skip_rules: when to leave out steps.
         axis_name: mapped device axis.
         shorter: see `gradients`.
 
@@ -196,14 +196,15 @@ def update(
 
     def step(carry: tuple[TrainState, Array], batch: tuple[Any, Any]) -> tuple[tuple[TrainState, Array], _Step]:
         state, stopped = carry
-        if guards.max_policykl is None:
+        if skip_rules.max_policykl is None:
             result = compute(state.params, batch)
         else:
+            # After an early stop the passes of the remaining mini-batches are not computed.
             skip = lambda params, batch: _zeros(compute, params, batch)  # noqa: E731
             result = jax.lax.cond(stopped, skip, compute, state.params, batch)
         stats = result.stats | norms(result.grads, axis_name)
         finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(result.loss)
-        reached, allowed = _guarded(stats, stopped, guards)
+        reached, allowed = _apply_skip_rules(stats, stopped, skip_rules)
         learn = lambda s: apply_gradients(s, result.grads, optimizer, rates, stats["grad_norm"])  # noqa: E731
         real = result.tokens > 0
         state = jax.lax.cond(finite & allowed & real, learn, lambda s: s, state)
@@ -227,11 +228,11 @@ class _Step(NamedTuple):
     stats: Stats
     counts: Array  # [] bool, whether the statistics mean something
     bad: Array  # [] bool, left out as loss or gradient were not finite
-    skipped: Array  # [] bool, left out by a guard
+    skipped: Array  # [] bool, left out by a rule
 
 
 def _averages(steps: _Step) -> Stats:
-    """Means over the mini-batches that count, [S] -> []; NaN where none does."""
+    """Average over the mini-batches that count, [S] -> []; NaN where none does."""
     some = jnp.any(steps.counts)
     mean = lambda values: jnp.where(some, ops.masked_mean(values, steps.counts), jnp.nan)  # noqa: E731
     averages = {name: mean(values) for name, values in steps.stats.items()}
@@ -241,13 +242,13 @@ def _averages(steps: _Step) -> Stats:
     return averages | first | {"val/ratio_var": ops.masked_var(steps.stats["val/ratio"], steps.counts)}
 
 
-def _guarded(stats: Stats, stopped: Array, guards: Guards) -> tuple[Array, Array]:
-    """Whether the update has ended early, and whether this step may be taken."""
-    if guards.max_policykl is not None:
-        stopped = stopped | (stats["policy/policykl_avg"] > guards.max_policykl)
+def _apply_skip_rules(stats: Stats, stopped: Array, skip_rules: SkipRules) -> tuple[Array, Array]:
+    """Return whether the update has ended early, and whether this step may be taken."""
+    if skip_rules.max_policykl is not None:
+        stopped = stopped | (stats["policy/policykl_avg"] > skip_rules.max_policykl)
     allowed = ~stopped
-    if guards.ratio_threshold is not None:
-        allowed = allowed & ~(stats["val/ratio"] > guards.ratio_threshold)
+    if skip_rules.ratio_threshold is not None:
+        allowed = allowed & ~(stats["val/ratio"] > skip_rules.ratio_threshold)
     return stopped, allowed
 
 

@@ -148,10 +148,10 @@ def test_scale_scores_scales_small_differences():
     np.testing.assert_allclose(scaled, [-1.0, 0.0, 1.0], atol=1e-3)
 
 
-def test_penalise_missing_eos_touches_only_rows_that_did_not_end():
+def test_penalize_missing_eos_touches_only_rows_that_did_not_end():
     scores, ended = jnp.array([0.37, 0.37, -1.0]), jnp.array([True, False, False])
-    np.testing.assert_allclose(advantages.penalise_missing_eos(scores, ended, 0.5), [0.37, -0.13, -1.5], rtol=1e-6)
-    np.testing.assert_array_equal(advantages.penalise_missing_eos(scores, ended, None), scores)
+    np.testing.assert_allclose(advantages.penalize_missing_eos(scores, ended, 0.5), [0.37, -0.13, -1.5], rtol=1e-6)
+    np.testing.assert_array_equal(advantages.penalize_missing_eos(scores, ended, None), scores)
 
 
 # --- token rewards

@@ -1,4 +1,4 @@
-"""Mini-batches, optimizer steps and their guards, and the losses of PPO and RLOO; the same numbers on any devices."""
+"""Mini-batches, optimizer steps, when they are skipped, and the losses of PPO and RLOO; the same on any devices."""
 
 from functools import cache, partial
 
@@ -78,21 +78,21 @@ def start(params=None, bad_updates=0):
 
 
 @cache  # compiled programs are kept
-def update_program(num_devices, mode, guards):
+def update_program(num_devices, mode, skip_rules):
     parallel = DataParallel(mode, jax.local_devices()[:num_devices])
     program = partial(
         update.update,
         loss=regression_loss,
         optimizer=optimizer.make_optimizer(CONFIG),
         rates=optimizer.make_learning_rates(CONFIG, 10),
-        guards=guards,
+        skip_rules=skip_rules,
         axis_name=DATA,
     )
     return parallel, parallel.map(program, row_axes=(None, 2), out_axes=(None, None))
 
 
-def run_update(batches, num_devices=1, mode="shard_map", micro_batches=1, guards=update.NO_GUARDS, state=None):
-    parallel, program = update_program(num_devices, mode, guards)
+def run_update(batches, num_devices=1, mode="shard_map", micro_batches=1, skip_rules=update.SKIP_NOTHING, state=None):
+    parallel, program = update_program(num_devices, mode, skip_rules)
     rows, mask = batches
     weighted = (rows, ops.mean_weights(mask, (-2, -1)))
     cut = jax.tree.map(lambda x: x.reshape(x.shape[0], micro_batches, -1, *x.shape[2:]), weighted)
@@ -238,38 +238,38 @@ def test_update_without_controls_counts_no_bad_updates():
 
 def test_update_leaves_out_steps_whose_ratio_is_above_the_threshold():
     batches = mini_batches(ratio=[1.0, 10.5, 2.0, 11.0])
-    state, stats = run_update(batches, guards=update.Guards(ratio_threshold=10.0), state=start(bad_updates=2))
+    state, stats = run_update(batches, skip_rules=update.SkipRules(ratio_threshold=10.0), state=start(bad_updates=2))
     assert_same_state(state, run_update(only(batches, [0, 2]))[0])
     assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (0, 2)
     assert state.controls.bad_updates == 0  # such steps are finite
     np.testing.assert_allclose(stats["val/ratio"], np.mean([1.0, 10.5, 2.0, 11.0]), rtol=1e-6)
-    assert_same_state(run_update(batches)[0], run_update(batches, guards=update.Guards(ratio_threshold=20.0))[0])
+    assert_same_state(run_update(batches)[0], run_update(batches, skip_rules=update.SkipRules(ratio_threshold=20.0))[0])
 
 
 @pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 1), ("shard_map", 4)])
 def test_update_ends_at_the_first_step_whose_policykl_is_too_large(mode, num_devices):
     batches = mini_batches(policykl=[0.1, 1.6, 0.2, 0.0])
-    state, stats = run_update(batches, num_devices, mode, guards=update.Guards(max_policykl=1.5))
+    state, stats = run_update(batches, num_devices, mode, skip_rules=update.SkipRules(max_policykl=1.5))
     assert_same_state(state, run_update(only(batches, [0]), num_devices, mode)[0])
     assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (0, 3)
     # The step that went too far is measured, those behind it are not.
     np.testing.assert_allclose(stats["policy/policykl_avg"], 0.85, rtol=1e-6)
-    loss = run_update(only(batches, [0, 1]), guards=update.Guards(max_policykl=1.5))[1]["loss/total_avg"]
+    loss = run_update(only(batches, [0, 1]), skip_rules=update.SkipRules(max_policykl=1.5))[1]["loss/total_avg"]
     np.testing.assert_allclose(stats["loss/total_avg"], loss, rtol=1e-6)
 
 
 def test_update_starts_anew_after_one_that_ended_early():
-    guards = update.Guards(max_policykl=1.5)
-    ended, _ = run_update(mini_batches(policykl=[2.0, 0, 0, 0]), guards=guards)
+    skip_rules = update.SkipRules(max_policykl=1.5)
+    ended, _ = run_update(mini_batches(policykl=[2.0, 0, 0, 0]), skip_rules=skip_rules)
     assert_same_state(ended, start()._replace(step=jnp.int32(1)))
-    state, stats = run_update(mini_batches(), guards=guards, state=ended)
+    state, stats = run_update(mini_batches(), skip_rules=skip_rules, state=ended)
     assert stats["policy/skipped_steps"] == 0
     assert np.any(state.params["policy"])
 
 
 def test_update_goes_on_after_a_policykl_that_is_not_a_number():
     batches = mini_batches(policykl=[0, np.nan, 0, 0], offset=[0, np.nan, 0, 0])
-    state, stats = run_update(batches, guards=update.Guards(max_policykl=1.5, ratio_threshold=10.0))
+    state, stats = run_update(batches, skip_rules=update.SkipRules(max_policykl=1.5, ratio_threshold=10.0))
     assert_same_state(state, run_update(only(mini_batches(), [0, 2, 3]))[0])
     assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (1, 0)
 
@@ -277,7 +277,7 @@ def test_update_goes_on_after_a_policykl_that_is_not_a_number():
 def test_update_counts_a_step_that_is_left_out_for_two_reasons_once():
     """Above the threshold and not finite; the first too far; behind it."""
     batches = mini_batches(ratio=[1, 30, 1, 1], policykl=[0, 0, 2, 0], offset=[0, np.nan, 0, np.nan])
-    state, stats = run_update(batches, guards=update.Guards(ratio_threshold=10.0, max_policykl=1.5))
+    state, stats = run_update(batches, skip_rules=update.SkipRules(ratio_threshold=10.0, max_policykl=1.5))
     assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (0, 3)
     assert state.controls.bad_updates == 0
     assert_same_state(state, run_update(only(batches, [0]))[0])
@@ -309,9 +309,9 @@ def test_update_does_not_compute_what_comes_after_an_early_stop():
     rows, mask = mini_batches(policykl=[0, 2, 0, 0])
     batches = jax.tree.map(lambda x: jnp.asarray(x)[:, None], (rows, ops.mean_weights(mask, (-2, -1))))
     options = {"optimizer": optimizer.make_optimizer(CONFIG), "rates": optimizer.make_learning_rates(CONFIG, 10)}
-    for guards, count in ((update.Guards(max_policykl=1.5), 2), (update.NO_GUARDS, 4)):
+    for skip_rules, count in ((update.SkipRules(max_policykl=1.5), 2), (update.SKIP_NOTHING, 4)):
         computed.clear()
-        jax.jit(partial(update.update, loss=loss, guards=guards, **options))(start(), batches)
+        jax.jit(partial(update.update, loss=loss, skip_rules=skip_rules, **options))(start(), batches)
         jax.effects_barrier()
         assert len(computed) == count
 
