@@ -1,6 +1,6 @@
 """PPO on planning problems, from top to bottom on one page: no run folder, no checkpoints, no report.
 
-    python examples/ppo_loop.py                  # less than a minute on two idle CPU cores
+    python examples/ppo_loop.py                  # about a minute on two CPU cores, half of it compilation
     python examples/ppo_loop.py --updates 60     # long enough to see the share of valid plans double and more
 
 The model is the one that jaxppo ships, a small GPT-NeoX that has seen optimal plans for Blocksworld problems; the

@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from jaxppo.planning.domains import blocksworld
+from jaxppo.planning.domains import BLOCKSWORLD
 from tests import ROOT
 from tests.one_layer import ONE_LAYER
 
@@ -14,7 +14,7 @@ PROBLEM = """(define (problem two) (:domain blocksworld) (:objects a b)
   (:init (handempty) (ontable a) (ontable b) (clear a) (clear b)) (:goal (on a b)))"""
 ROW = {
     "prompt_style": "atoms",
-    "domain_pddl": blocksworld.DOMAIN_PDDL,
+    "domain_pddl": BLOCKSWORLD.pddl,
     "problem_pddl": PROBLEM,
     "reference_plan": ["(pick-up a)", "(stack a b)"],
 }
