@@ -97,7 +97,7 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Return state and record after one update."""
     import jax
 
-    from jaxppo import train
+    import jaxppo
     from jaxppo.config import TrainConfig
     from jaxppo.config.sources import parse_cli
     from jaxppo.run.console import Console
@@ -107,10 +107,10 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
     rows *= -(-16 // rows)  # the preset's batch, or the next that these devices can share
     sizes = ["--batch_size", str(rows), "--total_episodes", str(4 * rows)]
     config = parse_cli(TrainConfig, "train", [*UPDATE, *sizes, "--output_dir", str(folder)])
-    setup, start = train.set_up(Run(command="train", config=config, folder=folder, console=Console(quiet=True)))
+    setup, start = jaxppo.train.set_up(Run(command="train", config=config, folder=folder, console=Console(quiet=True)))
     with contextlib.closing(setup.rewards), contextlib.closing(setup.meter):
         state = setup.ppo.init_state(*start)
-        step = train.train_step(setup, state, setup.ppo.reference(state, start.policy), 0)
+        step = jaxppo.train.train_step(setup, state, setup.ppo.reference(state, start.policy), 0)
     return step.state, step.record
 
 

@@ -2,3 +2,5 @@
 
 In: per-device programs and pytrees. Out: compiled programs for all devices. The only room that names a mesh.
 """
+
+__all__ = ["devices", "partition", "processes"]

@@ -2,3 +2,5 @@
 
 In: model shapes and settings. Out: numbers for the plan of a run and for its metrics.
 """
+
+__all__ = ["compilation", "flops", "memory", "meter"]

@@ -2,3 +2,19 @@
 
 In: prompts and scores. Out: completions, trajectories and the next state.
 """
+
+__all__ = [
+    "advantages",
+    "algorithms",
+    "describe",
+    "losses",
+    "ops",
+    "optimizer",
+    "padding",
+    "ppo",
+    "rollout",
+    "start",
+    "supervised",
+    "trajectories",
+    "update",
+,]

@@ -2,3 +2,17 @@
 
 In: a step function and its settings. Out: a run folder that can be resumed.
 """
+
+__all__ = [
+    "alarms",
+    "checkpoints",
+    "cli",
+    "console",
+    "folder",
+    "headline",
+    "jsonl",
+    "loop",
+    "metrics",
+    "preemption",
+    "trackers",
+,]
