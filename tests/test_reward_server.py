@@ -542,6 +542,7 @@ def test_command_serves_the_plan_reward_and_finishes_on_sigterm(tmp_path, monkey
         assert command.stop(signal.SIGTERM) == (0, "", "")
 
 
+@pytest.mark.full
 def test_command_finishes_its_work_on_ctrl_c(tmp_path):
     with Command(tmp_path, "--reward_funcs", "rewards_here:slow") as command, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, command.url, {"messages": ["0.5"]})
@@ -550,6 +551,7 @@ def test_command_finishes_its_work_on_ctrl_c(tmp_path):
         assert answer.result().json()["scores"] == [1.0]
 
 
+@pytest.mark.full
 def test_serve_ends_although_a_function_hangs_and_its_client_is_told(tmp_path):
     code = """
 from jaxppo import reward_server
@@ -568,6 +570,7 @@ reward_server.serve(slow, RewardServerConfig(port=0))
             answer.result()
 
 
+@pytest.mark.full
 def test_client_notices_a_server_that_is_killed(tmp_path):
     code = """
 from jaxppo import reward_server

@@ -1,7 +1,6 @@
 """Toys are made once, whole or not at all, by commands that exist; their texts have the answers that they claim."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -145,13 +144,21 @@ def test_the_chosen_summary_is_the_better_one():
     assert better > 0.75 * len(rows)
 
 
+def train_classifier(folder, steps, rows, monkeypatch):
+    monkeypatch.setattr(classifier, "_STEPS", steps)
+    prompts = [row["prompt"] for row in rows]
+    tokenizer = toys_command.byte_level_bpe(prompts, pad_token="[PAD]")
+    return classifier.train_classifier(prompts, [row["label"] for row in rows], tokenizer, folder)
+
+
+def test_the_classifier_has_the_label_that_the_reward_reads(tmp_path, monkeypatch):
+    train_classifier(tmp_path, 2, texts.review_rows("classifier", 64, seed=1), monkeypatch)
+    assert len(make_sentiment_reward(str(tmp_path))(["this movie has a"], [" superb plot"])) == 1
+
+
+@pytest.mark.full
 def test_the_classifier_learns_and_is_read_as_a_reward(tmp_path, monkeypatch):
-    monkeypatch.setattr(classifier, "_STEPS", 120)
-    rows = texts.review_rows("classifier", 1024, seed=1)
-    tokenizer = toys_command.byte_level_bpe([row["prompt"] for row in rows], pad_token="[PAD]")
-    accuracy = classifier.train_classifier(
-        [row["prompt"] for row in rows], [row["label"] for row in rows], tokenizer, Path(tmp_path)
-    )
+    accuracy = train_classifier(tmp_path, 120, texts.review_rows("classifier", 1024, seed=1), monkeypatch)
     assert accuracy > 0.7
     reward = make_sentiment_reward(str(tmp_path))
     good, bad = reward(["this movie has a"] * 2, [" superb plot . it was warm", " dull plot . it was stale"])
