@@ -44,5 +44,5 @@ ROOMS = (
     ),
 )
 
-PLANNING = ("language", "validate", "transform", "solve", "domains", "prompts", "datasets")
+PLANNING = ("language", "validate", "transform", "solve", "domains", "prompts", "datasets", "importing")
 """The rooms inside of planning, in the same order; `planning/__init__` offers names of all of them."""

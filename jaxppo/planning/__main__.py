@@ -29,7 +29,7 @@ def build(arguments: list[str]) -> None:
 def import_problems(arguments: list[str]) -> None:
     """Make a data set from what others made."""
     from jaxppo.planning.datasets.config import ImportConfig
-    from jaxppo.planning.datasets.importing.importers import import_problems
+    from jaxppo.planning.importing.importers import import_problems
 
     config = parse_cli(ImportConfig, "planning import", arguments)
     import_problems(config, Console(config.quiet))

@@ -1,6 +1,6 @@
-"""Data sets of problems with plans: build, import, split, inspect.
+"""Data sets of problems with plans: build, split, inspect.
 
-In: generators or files. Out: folders of rows with a card.
+In: generators. Out: folders of rows with a card.
 """
 
-__all__ = ["build", "config", "files", "importing", "inspect", "rows"]
+__all__ = ["build", "config", "files", "folder", "inspect", "renamed_rows", "rows", "runs", "terminal"]

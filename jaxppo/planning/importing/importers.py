@@ -9,16 +9,6 @@ from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.planning.datasets.config import ImportConfig
 from jaxppo.planning.datasets.files import PAPER_COLUMNS, first_row, read_mappings, split_files
 from jaxppo.planning.datasets.folder import Rejected, kind_of_reason, write_dataset
-from jaxppo.planning.datasets.importing.planbench import is_planbench, read_planbench
-from jaxppo.planning.datasets.importing.rows import read_paper, read_rows
-from jaxppo.planning.datasets.importing.source_problems import (
-    Reading,
-    SourceProblem,
-    plan_objection,
-    problem_objection,
-    read_pddl,
-)
-from jaxppo.planning.datasets.importing.splits import KEEP, Solved, assign_splits
 from jaxppo.planning.datasets.renamed_rows import pools_of, renamed_rows
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
@@ -33,6 +23,16 @@ from jaxppo.planning.datasets.runs import (
     show_report,
 )
 from jaxppo.planning.datasets.terminal import Terminal
+from jaxppo.planning.importing.planbench import is_planbench, read_planbench
+from jaxppo.planning.importing.rows import read_paper, read_rows
+from jaxppo.planning.importing.source_problems import (
+    Reading,
+    SourceProblem,
+    plan_objection,
+    problem_objection,
+    read_pddl,
+)
+from jaxppo.planning.importing.splits import KEEP, Solved, assign_splits
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans

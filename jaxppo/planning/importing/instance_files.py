@@ -11,8 +11,8 @@ import yaml
 from jaxppo.errors import DataError, PddlError
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected
-from jaxppo.planning.datasets.importing.pddl_folder import Definition, PddlFolder, last_number
-from jaxppo.planning.datasets.importing.source_problems import Reading, SourceProblem, plan_objection, read_plan
+from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder, last_number
+from jaxppo.planning.importing.source_problems import Reading, SourceProblem, plan_objection, read_plan
 from jaxppo.planning.language.parse import Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.temporal import read_names

@@ -10,10 +10,10 @@ from typing import Any
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import read_json, read_text
 from jaxppo.planning.datasets.folder import Rejected
-from jaxppo.planning.datasets.importing.instance_files import Entry, collect
-from jaxppo.planning.datasets.importing.pddl_folder import natural_key
-from jaxppo.planning.datasets.importing.source_problems import Reading
 from jaxppo.planning.datasets.rows import checked_row
+from jaxppo.planning.importing.instance_files import Entry, collect
+from jaxppo.planning.importing.pddl_folder import natural_key
+from jaxppo.planning.importing.source_problems import Reading
 
 # In the other tasks the plan is not one for the instance as it is in its file.
 _TASKS = ("task_1", "task_2")

@@ -8,10 +8,10 @@ from jaxppo.errors import DataError
 from jaxppo.planning.datasets.config import is_split_name
 from jaxppo.planning.datasets.files import PAPER_COLUMNS, SOURCE_COLUMNS, read_json, read_split, split_files
 from jaxppo.planning.datasets.folder import Rejected
-from jaxppo.planning.datasets.importing.instance_files import Entry, collect
-from jaxppo.planning.datasets.importing.pddl_folder import natural_key
-from jaxppo.planning.datasets.importing.source_problems import Reading, SourceProblem
 from jaxppo.planning.datasets.rows import COLUMNS, Row, checked_row, reference_plans
+from jaxppo.planning.importing.instance_files import Entry, collect
+from jaxppo.planning.importing.pddl_folder import natural_key
+from jaxppo.planning.importing.source_problems import Reading, SourceProblem
 from jaxppo.planning.language.plans import Action, parse_action
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected, describe
-from jaxppo.planning.datasets.importing.pddl_folder import MOST_BYTES, PLAN_FOLDERS, Definition, PddlFolder
+from jaxppo.planning.importing.pddl_folder import MOST_BYTES, PLAN_FOLDERS, Definition, PddlFolder
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, parse_plan_text, parse_timed_plan_text
 from jaxppo.planning.language.temporal import needs_time_stamps

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from jaxppo.planning.datasets.config import ImportConfig, parse_lengths
 from jaxppo.planning.datasets.folder import Rejected
-from jaxppo.planning.datasets.importing.source_problems import SourceProblem
 from jaxppo.planning.datasets.rows import partition_of_form
+from jaxppo.planning.importing.source_problems import SourceProblem
 from jaxppo.planning.language.parse import parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.sexpr import read_fast

@@ -16,9 +16,9 @@ from jaxppo.planning.__main__ import run
 from jaxppo.planning.datasets.build import build_dataset
 from jaxppo.planning.datasets.config import BuildConfig, ImportConfig, PlannerConfig
 from jaxppo.planning.datasets.files import read_jsonl
-from jaxppo.planning.datasets.importing.importers import import_problems
 from jaxppo.planning.datasets.renamed_rows import pools_of
 from jaxppo.planning.datasets.rows import partition
+from jaxppo.planning.importing.importers import import_problems
 from jaxppo.planning.language.parse import parse_domain, parse_problem
 from jaxppo.planning.language.plans import parse_action
 from jaxppo.planning.transform.canonical import canonical_form
