@@ -15,4 +15,5 @@ __all__ = [
     "metrics",
     "preemption",
     "trackers",
+    "trends",
 ]
