@@ -18,7 +18,6 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.data.preferences import PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import ConfigError, DataError, ModelError
 from jaxppo.export import export
-from jaxppo.nn import lora
 from jaxppo.parallel.devices import DATA, DataParallel
 from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model
 from jaxppo.reward_model import preference_loss, start_model, train_reward_model
@@ -272,7 +271,7 @@ def test_lora_trains_adapter_and_head_alone(language_models, preferences, tmp_pa
 
     config, base = hf.load_pretrained(base_folder)
     adapter_folder = folder / "adapters" / "reward_model"
-    shape, adapter = lora.load_adapter(adapter_folder, config, base)
+    shape, adapter = hf.peft.load_adapter(adapter_folder, config, base)
     assert (shape.r, set(adapter)) == (8, {"trunk", "score"})
     parallel = DataParallel()
     learned = load_reward_adapter(str(adapter_folder), config, parallel.put(base), word_tokenizer(WORDS), parallel)

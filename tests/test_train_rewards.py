@@ -272,7 +272,7 @@ def reward_model(request, tmp_path):
         return folder
     shape = lora.LoraConfig(r=2)
     adapter = lora.init_adapter(policy.config, shape, jax.random.key(3)) | {"score": score}
-    lora.save_adapter(folder, policy.config, shape, adapter, policy.params, ONE_LAYER)
+    hf.peft.save_adapter(folder, policy.config, shape, adapter, policy.params, ONE_LAYER)
     return folder
 
 

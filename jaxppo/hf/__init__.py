@@ -3,6 +3,7 @@
 In: a folder or hub id. Out: configuration, parameters and tokenizer; and the way back.
 """
 
+from jaxppo.hf import card, files, peft
 from jaxppo.hf.folders import (
     ASSETS,
     CARD_FILE,
@@ -23,7 +24,6 @@ from jaxppo.hf.folders import (
     config_to_hf,
     existing_folder,
     find_model,
-    hf_name,
     load_model,
     load_padding_tokenizer,
     load_policy,
@@ -50,20 +50,23 @@ __all__ = [
     "Loaded",
     "Placement",
     "Policy",
+    "card",
     "check_end",
     "check_replaceable",
     "check_tokenizer",
     "config_from_hf",
     "config_to_hf",
     "existing_folder",
+    "export",
+    "files",
     "find_model",
-    "hf_name",
     "load_model",
     "load_padding_tokenizer",
     "load_policy",
     "load_pretrained",
     "load_tokenizer",
     "load_value_head",
+    "peft",
     "read_config",
     "reward_bias",
     "save_pretrained",

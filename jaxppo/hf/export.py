@@ -16,6 +16,7 @@ from jaxppo.errors import ModelError
 from jaxppo.hf import Loaded
 from jaxppo.hf.card import license_of, model_card
 from jaxppo.hf.files import read_json
+from jaxppo.hf.peft import save_adapter
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.run import folder as run_folder
@@ -119,9 +120,7 @@ def write_models(
             assert frozen is not None
             base = _path_of(info["base"] or models["policy"]["base"])
             adapter_card = _card(_ADAPTERS[kind], info | {"base": base}, meta, evals)
-            lora.save_adapter(
-                folder / "adapters" / target, config, adapter, tree, frozen[name], base, adapter_card, bias
-            )
+            save_adapter(folder / "adapters" / target, config, adapter, tree, frozen[name], base, adapter_card, bias)
             whole = lora.merge(frozen[name], tree, adapter.scale)
         generation = info["generation_config"] if kind == "policy" else False
         hf.save_pretrained(

@@ -29,8 +29,7 @@ from jaxppo.hf.files import (
     write_tensors,
 )
 from jaxppo.models import Params, init_params
-from jaxppo.nn import Family, ModelConfig, family_of
-from jaxppo.nn.config import HfName
+from jaxppo.nn import ModelConfig, family_of
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -504,17 +503,10 @@ def _expected_tensors(config: ModelConfig, head: str | None, available: Any = ()
     expected = {}
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
         path = tuple(key.key for key in key_path)
-        name, transpose = hf_name(family, path)
+        name, transpose = family.hf_name(path)
         name = prefix + name if path[0] == "trunk" else name
         expected[name] = Expected(path, leaf.shape[::-1] if transpose else leaf.shape, transpose)
     return expected
-
-
-def hf_name(family: Family, path: tuple[str, ...]) -> HfName:
-    """Where transformers keeps the array at a path of our parameters; the trunk's without their prefix."""
-    number = next((part for part in path if part.isdigit()), "")
-    entry = family.names["/".join("{i}" if part.isdigit() else part for part in path)]
-    return HfName(entry.name.replace("{i}", number), entry.transpose)
 
 
 def _check_tensors(

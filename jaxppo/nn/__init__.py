@@ -1,10 +1,17 @@
-"""The model families: one file each, with its configuration, its trunk and its names in transformers."""
+"""Architectures of language models, a family in one file; their blocks, LoRA, and log-probabilities of heads.
+
+In: a configuration and arrays. Out: modules that `models.py` applies, and everything of a family that others ask for:
+its names in transformers, its fresh sizes, how its parameters are split over devices. `FAMILIES` is the only registry.
+"""
+
+from flax import nnx
 
 from jaxppo.errors import ModelError
 from jaxppo.nn.blocks import by_rows
 from jaxppo.nn.config import Family, ModelConfig
 from jaxppo.nn.gpt2 import GPT2
 from jaxppo.nn.gpt_neox import GPT_NEOX
+from jaxppo.types import Params
 
 FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2}
 """`model_type` -> family."""
@@ -21,4 +28,20 @@ def family_of(model_type: object) -> Family:
     return FAMILIES[str(model_type)]
 
 
-__all__ = ["FAMILIES", "Family", "ModelConfig", "by_rows", "family_of"]
+def trunk_shapes(config: ModelConfig) -> Params:
+    """Return the nested dict of a trunk's parameters as shapes; nothing is allocated."""
+    trunk = nnx.eval_shape(lambda: family_of(config.model_type).trunk(config, nnx.Rngs(0)))
+    return nnx.to_pure_dict(nnx.split(trunk)[1])
+
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "ModelConfig",
+    "by_rows",
+    "family_of",
+    "head_logprobs",
+    "layers",
+    "lora",
+    "trunk_shapes",
+]

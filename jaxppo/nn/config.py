@@ -148,6 +148,20 @@ class Family:
     ignored: re.Pattern[str]
     replaced_keys: tuple[str, ...] = ()
 
+    @property
+    def fan_in_fan_out(self) -> bool:
+        """Whether linear layers of the trunk are stored as [inputs, outputs], as GPT-2's Conv1D does; PEFT's name."""
+        return any(
+            path.startswith("trunk/") and path.endswith("/kernel") and not entry.transpose
+            for path, entry in self.names.items()
+        )
+
+    def hf_name(self, path: tuple[str, ...]) -> HfName:
+        """Return where transformers keeps the array at a path of our parameters; the trunk's without their prefix."""
+        number = next((part for part in path if part.isdigit()), "")
+        entry = self.names["/".join("{i}" if part.isdigit() else part for part in path)]
+        return HfName(entry.name.replace("{i}", number), entry.transpose)
+
 
 def linear_names(ours: str, theirs: str, transpose: bool = True) -> dict[str, HfName]:
     """Names of a linear layer's arrays; torch's Linear stores [outputs, inputs], ours is [inputs, outputs]."""

@@ -18,7 +18,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxppo.errors import ConfigError
-from jaxppo.nn import ModelConfig
 from jaxppo.parallel import partition
 from jaxppo.parallel.partition import DATA, FSDP, TENSOR
 from jaxppo.types import Axes
@@ -93,8 +92,12 @@ class DataParallel:
         axis = FSDP if self.mode == "fsdp" else DATA
         return DataParallel(self.mode, self.local_devices, f"{axis}=-1{tensor}")
 
-    def check_model(self, model: ModelConfig) -> None:
-        """Raise a `ConfigError` where a model cannot be split over this mesh."""
+    def check_model(self, model: Any) -> None:
+        """Raise a `ConfigError` where a model cannot be split over this mesh.
+
+        Args:
+            model: its configuration, of which four sizes are read.
+        """
         needed = {
             FSDP: ("hidden_size",),
             TENSOR: ("num_attention_heads", "num_key_value_heads", "intermediate_size"),

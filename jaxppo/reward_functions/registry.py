@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from jaxppo import hf
 from jaxppo.config import RewardConfig, require
 from jaxppo.errors import ConfigError
-from jaxppo.nn import ModelConfig, lora
+from jaxppo.hf import peft
+from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import find_val
 from jaxppo.planning.validate.audit import Audit
@@ -192,7 +193,7 @@ def shares_policy(config: RewardConfig) -> bool:
 
 
 def _is_adapter(folder: Path) -> bool:
-    return (folder / lora.CONFIG_FILE).exists()
+    return (folder / peft.CONFIG_FILE).exists()
 
 
 def reward_model_loader(policy: ModelConfig, params: Params, tokenizer: Any, parallel: DataParallel) -> ModelLoader:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxppo import hf, models
 from jaxppo.data import token_ids
 from jaxppo.errors import DataError, ModelError
+from jaxppo.hf import peft
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions.score_head import RowScorer
@@ -207,11 +208,11 @@ def load_reward_adapter(
         settings: further arguments of `ModelReward`.
 
     Raises:
-        ModelError: as for `lora.load_adapter`, or the folder has no score head.
+        ModelError: as for `peft.load_adapter`, or the folder has no score head.
     """
-    shape, adapter = lora.load_adapter(path, model, base)
+    shape, adapter = peft.load_adapter(path, model, base)
     if "score" not in adapter:
         raise ModelError(f"{path}: expected a score head (task SEQ_CLS) beside the adapter, got none")
     params = lora.attach({"trunk": base["trunk"]}, adapter, shape.scale)
-    settings = {"bias": lora.load_reward_bias(path), "name": Path(path).name} | settings
+    settings = {"bias": peft.load_reward_bias(path), "name": Path(path).name} | settings
     return ModelReward(model, params, tokenizer, parallel=parallel, **settings)

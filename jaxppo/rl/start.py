@@ -93,7 +93,7 @@ def _adapter(config: TrainConfig, model: ModelConfig, base: Params) -> tuple[lor
     """Return shape and parameters of the adapter that the policy starts from."""
     if config.peft.lora_path is None:
         return None, None
-    shape, adapter = lora.load_adapter(config.peft.lora_path, model, base)
+    shape, adapter = hf.peft.load_adapter(config.peft.lora_path, model, base)
     if "score" in adapter:
         got = f"one with a score head in {config.peft.lora_path}"
         raise ModelError(f"lora_path: expected an adapter of a language model, got {got}")

@@ -153,7 +153,7 @@ def saved(tmp_path, bases):
     """(folder, config, base) of an adapter on GPT-NeoX, written by us."""
     config, shape = CONFIGS["gpt_neox"], LoraConfig(r=4)
     _, base = bases["gpt_neox", "lm"]
-    lora.save_adapter(tmp_path / "adapter", config, shape, random_adapter(config, shape), base, "a-base")
+    hf.peft.save_adapter(tmp_path / "adapter", config, shape, random_adapter(config, shape), base, "a-base")
     return tmp_path / "adapter", config, base
 
 
@@ -414,7 +414,7 @@ def test_peft_loads_what_we_save(family, shape, named, bases, tmp_path):
     config = CONFIGS[family]
     folder, base = bases[family, "lm"]
     adapter = random_adapter(config, shape)
-    lora.save_adapter(tmp_path, config, shape, adapter, base, str(folder), card="# A card\n")
+    hf.peft.save_adapter(tmp_path, config, shape, adapter, base, str(folder), card="# A card\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # of missing keys, or of a wrong fan_in_fan_out
         theirs = peft.PeftModel.from_pretrained(torch_base(folder), tmp_path)
@@ -428,7 +428,7 @@ def test_peft_loads_what_we_save(family, shape, named, bases, tmp_path):
     assert np.abs(ours - our_output(config, base)).max() > 0.1
     np.testing.assert_allclose(torch_output(theirs.merge_and_unload()), ours, atol=1e-4, rtol=0)
     assert (tmp_path / "README.md").read_text() == "# A card\n"
-    loaded_shape, loaded = lora.load_adapter(tmp_path, config, base)
+    loaded_shape, loaded = hf.peft.load_adapter(tmp_path, config, base)
     assert_equal_trees(loaded, adapter)
     assert loaded_shape.scale == shape.scale
     if shape.target_modules is not None:
@@ -441,7 +441,7 @@ def test_we_load_what_peft_saves(family, shape, named, bases, tmp_path):
     folder, base = bases[family, "lm"]
     theirs = peft_adapted(folder, shape, family)
     theirs.save_pretrained(tmp_path)
-    loaded_shape, adapter = lora.load_adapter(tmp_path, config, base)
+    loaded_shape, adapter = hf.peft.load_adapter(tmp_path, config, base)
     assert (loaded_shape.r, loaded_shape.scale) == (shape.r, shape.scale)
     assert len(jax.tree.leaves(adapter)) == 2 * 2 * len(named)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(adapter)} == {"float32"}
@@ -457,7 +457,7 @@ def test_peft_loads_our_reward_model_adapter(family, bases, tmp_path):
     config, shape = CONFIGS[family], LoraConfig(r=4, lora_alpha=8)
     folder, base = bases[family, "score"]
     adapter = random_adapter(config, shape, score=True)
-    lora.save_adapter(tmp_path, config, shape, adapter, base, str(folder))
+    hf.peft.save_adapter(tmp_path, config, shape, adapter, base, str(folder))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         theirs = peft.PeftModel.from_pretrained(torch_base(folder, "score"), tmp_path)
@@ -467,7 +467,7 @@ def test_peft_loads_our_reward_model_adapter(family, bases, tmp_path):
     assert (raw["task_type"], raw["modules_to_save"]) == ("SEQ_CLS", ["score"])
     without = lora.attach(base, {"trunk": adapter["trunk"]}, shape.scale)
     assert np.abs(our_output(config, without) - ours).max() > 0.1  # or the head need not travel
-    assert_equal_trees(lora.load_adapter(tmp_path, config, base)[1], adapter)
+    assert_equal_trees(hf.peft.load_adapter(tmp_path, config, base)[1], adapter)
 
 
 @FAMILIES
@@ -476,7 +476,7 @@ def test_we_load_the_reward_model_adapter_of_peft(family, bases, tmp_path):
     folder, base = bases[family, "score"]
     theirs = peft_adapted(folder, shape, family, "score")
     theirs.save_pretrained(tmp_path)
-    loaded_shape, adapter = lora.load_adapter(tmp_path, config, base)
+    loaded_shape, adapter = hf.peft.load_adapter(tmp_path, config, base)
     assert set(adapter) == {"trunk", "score"}
     ours = our_output(config, lora.attach(base, adapter, loaded_shape.scale))
     np.testing.assert_allclose(ours, torch_output(theirs), atol=1e-4, rtol=0)
@@ -493,7 +493,7 @@ def test_gradients_are_those_of_peft(family, bases, tmp_path):
     folder, base = bases[family, "lm"]
     theirs = peft_adapted(folder, shape, family)
     theirs.save_pretrained(tmp_path / "adapter")
-    _, adapter = lora.load_adapter(tmp_path / "adapter", config)
+    _, adapter = hf.peft.load_adapter(tmp_path / "adapter", config)
     ids, mask, _ = batch()
     counted = mask[:, 1:]
 
@@ -513,7 +513,7 @@ def test_gradients_are_those_of_peft(family, bases, tmp_path):
             if parameter.requires_grad:
                 parameter.copy_(parameter.grad)
     theirs.save_pretrained(tmp_path / "gradients")
-    _, expected = lora.load_adapter(tmp_path / "gradients", config)
+    _, expected = hf.peft.load_adapter(tmp_path / "gradients", config)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), gradients, expected)
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-3
 
@@ -525,7 +525,7 @@ def test_save_adapter_writes_what_peft_writes(bases, tmp_path):
     config, shape = CONFIGS["gpt2"], LoraConfig(r=4, target_modules=("c_attn",))
     folder, base = bases["gpt2", "lm"]
     peft_adapted(folder, shape, "gpt2").save_pretrained(tmp_path / "theirs")
-    lora.save_adapter(tmp_path / "ours", config, shape, random_adapter(config, shape), base, str(folder))
+    hf.peft.save_adapter(tmp_path / "ours", config, shape, random_adapter(config, shape), base, str(folder))
     theirs, ours = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("theirs", "ours"))
     assert {name: (x.shape, x.dtype) for name, x in ours.items()} == {n: (x.shape, x.dtype) for n, x in theirs.items()}
     theirs, ours = (json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("theirs", "ours"))
@@ -539,13 +539,13 @@ def test_save_adapter_keeps_the_bias_of_a_score_head(bases, tmp_path):
     _, base = bases["gpt2", "score"]
     adapter = random_adapter(config, shape, score=True)
     adapter["score"]["bias"] = jnp.array([0.5])
-    lora.save_adapter(tmp_path, config, shape, adapter, base, "a-base")
-    assert_equal_trees(lora.load_adapter(tmp_path, config)[1], adapter)
+    hf.peft.save_adapter(tmp_path, config, shape, adapter, base, "a-base")
+    assert_equal_trees(hf.peft.load_adapter(tmp_path, config)[1], adapter)
 
 
 def test_save_adapter_writes_no_secret(bases, tmp_path):
     config, shape, secret = CONFIGS["gpt2"], LoraConfig(r=4), "hf_" + "aB3dE6gH9jK2mN5pQ8sT"
-    lora.save_adapter(
+    hf.peft.save_adapter(
         tmp_path, config, shape, random_adapter(config, shape), bases["gpt2", "lm"][1], f"https://me:{secret}@host/base"
     )
     raw = (tmp_path / "adapter_config.json").read_text()
@@ -556,37 +556,37 @@ def test_save_adapter_writes_no_secret(bases, tmp_path):
 def test_save_adapter_replaces_only_an_adapter(saved):
     folder, config, base = saved
     other = random_adapter(config, LoraConfig(r=2))
-    lora.save_adapter(folder, config, LoraConfig(r=2), other, base, "a-base")
-    assert_equal_trees(lora.load_adapter(folder, config, base)[1], other)
+    hf.peft.save_adapter(folder, config, LoraConfig(r=2), other, base, "a-base")
+    assert_equal_trees(hf.peft.load_adapter(folder, config, base)[1], other)
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     hf.save_pretrained(folder.parent / "model", config, base)
     with pytest.raises(ModelError, match=r"expected a new or empty folder or one with adapter_config.json, got other"):
-        lora.save_adapter(folder.parent / "model", config, LoraConfig(r=2), other, base, "a-base")
+        hf.peft.save_adapter(folder.parent / "model", config, LoraConfig(r=2), other, base, "a-base")
     assert_equal_trees(hf.load_pretrained(folder.parent / "model")[1], base)
 
 
 def test_save_adapter_on_a_full_disk_leaves_the_earlier_one(saved, monkeypatch):
     folder, config, base = saved
-    _, before = lora.load_adapter(folder, config, base)
+    _, before = hf.peft.load_adapter(folder, config, base)
 
     def no_room(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(model_files, "save_file", no_room)
     with pytest.raises(ModelError, match=rf"^{folder}: expected to be writable, got: .*No space left on device"):
-        lora.save_adapter(folder, config, LoraConfig(r=4), random_tree(before), base, "a-base")
-    assert_equal_trees(lora.load_adapter(folder, config, base)[1], before)
+        hf.peft.save_adapter(folder, config, LoraConfig(r=4), random_tree(before), base, "a-base")
+    assert_equal_trees(hf.peft.load_adapter(folder, config, base)[1], before)
     assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_load_adapter_reads_a_config_of_defaults(saved):
     peft = pytest.importorskip("peft")
     folder, config, base = saved
-    expected = lora.load_adapter(folder, config, base)
+    expected = hf.peft.load_adapter(folder, config, base)
     defaults = peft.LoraConfig(r=4, lora_alpha=32, task_type="CAUSAL_LM", target_modules=["dense"]).to_dict()
     edit_config(folder, **json.loads(json.dumps(defaults, default=list)))
     assert len(json.loads((folder / "adapter_config.json").read_text())) > 35
-    shape, adapter = lora.load_adapter(folder, config, base)
+    shape, adapter = hf.peft.load_adapter(folder, config, base)
     assert shape == LoraConfig(r=4, lora_alpha=32, target_modules=("dense",))
     assert_equal_trees(adapter, expected[1])
 
@@ -626,7 +626,7 @@ def test_load_adapter_names_the_setting_that_is_not_supported(setting, value, sa
     edit_config(folder, **{setting: value})
     message = rf"^{folder}/adapter_config.json: {setting}: expected .* \(others are not supported\), got "
     with pytest.raises(ModelError, match=message):
-        lora.load_adapter(folder, config)
+        hf.peft.load_adapter(folder, config)
 
 
 def test_load_adapter_knows_every_variant_of_peft():
@@ -640,9 +640,9 @@ def test_load_adapter_knows_every_variant_of_peft():
 @pytest.mark.parametrize("value", [True, False, "gaussian", "eva", "orthogonal"])
 def test_load_adapter_takes_what_only_changed_the_first_draw(value, saved):
     folder, config, base = saved
-    _, expected = lora.load_adapter(folder, config, base)
+    _, expected = hf.peft.load_adapter(folder, config, base)
     edit_config(folder, init_lora_weights=value, lora_dropout=0.1, fan_in_fan_out=True)
-    assert_equal_trees(lora.load_adapter(folder, config, base)[1], expected)
+    assert_equal_trees(hf.peft.load_adapter(folder, config, base)[1], expected)
 
 
 @pytest.mark.parametrize(
@@ -660,7 +660,7 @@ def test_load_adapter_names_the_config_key(changes, message, saved):
     folder, config, _ = saved
     edit_config(folder, **changes)
     with pytest.raises(ModelError, match=f"^{folder}/adapter_config.json: {message}"):
-        lora.load_adapter(folder, config)
+        hf.peft.load_adapter(folder, config)
 
 
 A = "base_model.model.gpt_neox.layers.1.attention.dense.lora_A.weight"
@@ -692,7 +692,7 @@ def test_load_adapter_names_the_tensor(changes, message, saved):
     folder, config, _ = saved
     edit_tensors(folder, changes)
     with pytest.raises(ModelError, match=rf"^{folder}: .*{message}"):
-        lora.load_adapter(folder, config)
+        hf.peft.load_adapter(folder, config)
 
 
 def test_load_adapter_asks_for_tensors(saved):
@@ -701,33 +701,33 @@ def test_load_adapter_asks_for_tensors(saved):
     with pytest.raises(
         ModelError, match=r"adapter_model.safetensors: expected an adapter for some layer, got no tensors"
     ):
-        lora.load_adapter(folder, config)
+        hf.peft.load_adapter(folder, config)
     (folder / "adapter_model.safetensors").unlink()
     hf.save_pretrained(folder.parent / "merged", config, base)  # weights of a whole model are no adapter
     (folder.parent / "merged" / "model.safetensors").rename(folder / "model.safetensors")
     with pytest.raises(ModelError, match=rf"^{folder}: adapter_model.safetensors: expected a readable .*No such file"):
-        lora.load_adapter(folder, config)
+        hf.peft.load_adapter(folder, config)
 
 
 def test_load_adapter_refuses_one_of_another_base(saved):
     folder, config, base = saved
-    lora.load_adapter(folder, config, base)
+    hf.peft.load_adapter(folder, config, base)
     other = random_tree(base, seed=5)
     message = rf"expected an adapter of this base \({lora.fingerprint(other)}\), got one of .*{lora.fingerprint(base)}"
     with pytest.raises(ModelError, match=rf"^{folder}: adapter_model.safetensors: {message}"):
-        lora.load_adapter(folder, config, other)
+        hf.peft.load_adapter(folder, config, other)
     with pytest.raises(ModelError, match=r"expected an adapter for a linear layer of this gpt2 model, got another"):
-        lora.load_adapter(folder, CONFIGS["gpt2"])
+        hf.peft.load_adapter(folder, CONFIGS["gpt2"])
     wider = GPTNeoXConfig(**(SIZES | {"hidden_size": 40}))
     with pytest.raises(ModelError, match=r"expected shape .* on this base, got "):
-        lora.load_adapter(folder, wider)
+        hf.peft.load_adapter(folder, wider)
 
 
 def test_load_adapter_names_the_folder_that_is_none(tmp_path):
     with pytest.raises(ModelError, match=rf"^{tmp_path}/gone: expected a .* folder"):
-        lora.load_adapter(tmp_path / "gone", CONFIGS["gpt2"])
+        hf.peft.load_adapter(tmp_path / "gone", CONFIGS["gpt2"])
     with pytest.raises(ModelError, match=rf"^{tmp_path}/adapter_config.json: expected a file of .*, got no file"):
-        lora.load_adapter(tmp_path, CONFIGS["gpt2"])
+        hf.peft.load_adapter(tmp_path, CONFIGS["gpt2"])
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -11,7 +11,6 @@ import pytest
 
 from jaxppo import hf
 from jaxppo.errors import DataError, ModelError
-from jaxppo.nn import lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions.registry import text_reward_model_loader
@@ -324,7 +323,7 @@ def test_an_adapter_comes_with_its_bias_and_a_score_head(bases, tmp_path, policy
     config = LORA_CONFIGS["gpt_neox"]
     folder, base = bases["gpt_neox", "lm"]
     adapter = random_adapter(config, SHAPE, score=True)
-    save = partial(lora.save_adapter, config=config, lora=SHAPE, base=base, base_model=str(folder))
+    save = partial(hf.peft.save_adapter, config=config, lora=SHAPE, base=base, base_model=str(folder))
     save(tmp_path / "plain", adapter=adapter)
     save(tmp_path / "biased", adapter=adapter, reward_bias=-0.25)
     save(tmp_path / "headless", adapter={"trunk": adapter["trunk"]})
