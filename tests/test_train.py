@@ -391,7 +391,7 @@ def run_recorded(tmp_path_factory):
         ):
             patch.setattr(train, "train_step", spy)
             if reward is not None:
-                patch.setattr(train.reward_sources, "make_plan_reward", lambda *_, **__: reward)
+                patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
             try:
                 cli.main(lambda: train.train(config))
             except SystemExit as stop:

@@ -184,6 +184,6 @@ def test_claim_lets_one_of_two_win(tmp_path, monkeypatch, links):
 
 def test_a_resume_that_finds_no_run_is_warned_of(tmp_path, capsys):
     config = replace(TrainConfig(), output_dir=str(tmp_path / "frist"), resume=True)
-    _, folder, resumed = run_folder.begin("train", config)
-    assert not resumed
-    assert capsys.readouterr().out == f"warning: output_dir: {folder} holds no run to resume; a new one begins\n"
+    run = run_folder.begin("train", config)
+    assert not run.is_finished()
+    assert capsys.readouterr().out == f"warning: output_dir: {run.folder} holds no run to resume; a new one begins\n"

@@ -111,7 +111,7 @@ def logged_names():
 
 
 def test_every_name_that_training_logs_is_defined():
-    logged, supervised = set(logged_names()), ("sft.py", "loop.py")
+    logged, supervised = set(logged_names()), ("sft.py", "supervised.py")
     names = {(file, name) for file, name in logged if file not in ("metrics.py", *supervised)}
     assert "objective/kl" in {name for _, name in names}
     others = {name for file, name in logged if file in supervised}
