@@ -125,7 +125,7 @@ def test_updates_before_a_reward_that_fails_are_not_lost(run, tmp_path, asked, e
 
 def test_an_adapter_of_a_reward_model_is_no_start_for_a_policy(run, tmp_path, monkeypatch):
     loaded = (lora.LoraConfig(r=2), {"trunk": {}, "score": {}})
-    monkeypatch.setattr(lora, "load_adapter", lambda *_: loaded)
+    monkeypatch.setattr(hf.peft, "load_adapter", lambda *_: loaded)
     with pytest.raises(ModelError, match="lora_path: expected an adapter of a language model, got one with a score h"):
         run(use_peft=True, lora_path="somewhere")
     assert not (tmp_path / "run").exists()
