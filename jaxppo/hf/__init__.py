@@ -4,38 +4,29 @@ In: a folder or hub id. Out: configuration, parameters and tokenizer; and the wa
 """
 
 from jaxppo.hf import card, files, peft
+from jaxppo.hf.files import CONFIG_FILE, existing_folder
 from jaxppo.hf.folders import (
     ASSETS,
     CARD_FILE,
-    CONFIG_FILE,
     DTYPES,
     GENERATION_FILE,
     MAX_SHARD_SIZE,
-    REWARD_BIAS,
     VALUE_HEAD_FILE,
-    Expected,
     Loaded,
     Placement,
     Policy,
-    check_end,
     check_replaceable,
-    check_tokenizer,
-    config_from_hf,
-    config_to_hf,
-    existing_folder,
     find_model,
     load_model,
-    load_padding_tokenizer,
     load_policy,
     load_pretrained,
-    load_tokenizer,
     load_value_head,
     read_config,
-    reward_bias,
     save_pretrained,
-    save_tokenizer,
     save_value_head,
 )
+from jaxppo.hf.names import REWARD_BIAS, Expected, config_from_hf, config_to_hf, reward_bias
+from jaxppo.hf.tokenizer import check_end, check_tokenizer, load_padding_tokenizer, load_tokenizer, save_tokenizer
 
 __all__ = [
     "ASSETS",

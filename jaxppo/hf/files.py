@@ -1,6 +1,7 @@
 """The files of a model folder: tensors in one file or in shards, JSON, and folders that appear only when complete."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from safetensors.numpy import save_file
 
 from jaxppo.errors import ModelError, first_line
 
+CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 BIN_FILE = "pytorch_model.bin"
 
@@ -235,3 +237,16 @@ def read_json(file: Path) -> dict[str, Any]:
 def write_json(file: Path, content: dict[str, Any]) -> None:
     """Write a JSON object as transformers does: sorted keys, two spaces."""
     file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def existing_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder as a path.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        fix = "name one, a shipped model or a hub id"
+        raise ModelError(f"{folder}: expected a model folder with {CONFIG_FILE}, got no folder; {fix}")
+    return folder

@@ -1,12 +1,8 @@
 """Hugging Face model folder <-> parameters, in both directions through the name table of each family."""
 
-import dataclasses
-import json
-import math
 import os
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +14,11 @@ from jaxppo import toys
 from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError, first_line, hub_fix
 from jaxppo.hf.files import (
+    CONFIG_FILE,
     WEIGHTS_FILE,
     Tensor,
     complete_folder,
+    existing_folder,
     naming,
     open_tensors,
     read_json,
@@ -28,16 +26,26 @@ from jaxppo.hf.files import (
     write_json,
     write_tensors,
 )
+from jaxppo.hf.names import (
+    MAX_PROBLEMS,
+    VALUE_HEAD_NAMES,
+    Expected,
+    check_tensors,
+    config_from_hf,
+    config_to_hf,
+    expected_tensors,
+    head_in,
+    head_of,
+    hf_arrays,
+    special_tokens,
+)
+from jaxppo.hf.tokenizer import check_tokenizer, load_padding_tokenizer, save_tokenizer
 from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
 
-CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
 VALUE_HEAD_FILE = "value_head.safetensors"
-
-REWARD_BIAS = "reward_bias"
-"""Key of a reward model's `config.json`: to be subtracted from its scores. transformers passes over it."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_SHARD_SIZE = "5GB"
@@ -48,15 +56,9 @@ ASSETS = Path(__file__).parent / "assets"
 Placement = Callable[[tuple[str, ...], tuple[int, ...]], jax.sharding.Sharding]
 """(path of a parameter, its shape) -> where its parts go."""
 
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", CARD_FILE]
 _HUB_WEIGHTS = ["model*.safetensors", VALUE_HEAD_FILE, "adapter_model.safetensors"]
-
-_VALUE_HEAD_NAMES = {"v_head.summary.weight": "kernel", "v_head.summary.bias": "bias"}
-"""TRL's names for a value head on a language model's trunk; LLaMA-Factory keeps them in a file of its own."""
-
-_MAX_PROBLEMS = 5  # tensors listed in one error message; the rest are counted
 
 
 class Loaded(NamedTuple):
@@ -87,8 +89,8 @@ class Loaded(NamedTuple):
         line = f"{self.folder}: {what_of} ({count:,} parameters)"
         for what, names in (("fresh", self.fresh), ("not used", self.unused)):
             if names:
-                rest = f" and {len(names) - _MAX_PROBLEMS} more" if len(names) > _MAX_PROBLEMS else ""
-                line += f"; {what}: {', '.join(names[:_MAX_PROBLEMS])}{rest}"
+                rest = f" and {len(names) - MAX_PROBLEMS} more" if len(names) > MAX_PROBLEMS else ""
+                line += f"; {what}: {', '.join(names[:MAX_PROBLEMS])}{rest}"
         return line
 
 
@@ -192,10 +194,10 @@ def load_model(
             params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
             return Loaded(config, params, folder, (), (), (), shapes_only=True)
         tensors = open_tensors(folder)
-        expected = _expected_tensors(config, head, tensors)
+        expected = expected_tensors(config, head, tensors)
         fresh = tuple(name for name, e in expected.items() if e.path[0] == "score" and name not in tensors)
         expected = {name: e for name, e in expected.items() if name not in fresh}
-        unused = _check_tensors(config, head, expected, tensors)
+        unused = check_tensors(config, head, expected, tensors)
         params: Params = {}
         for name, entry in expected.items():
             array_dtype = None if dtype == "auto" else dtype
@@ -213,7 +215,7 @@ def read_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, str | None
     raw = read_json(file)
     with naming(file):
         config = config_from_hf(raw)
-        return config, _head_of(config, raw)
+        return config, head_of(config, raw)
 
 
 def save_pretrained(
@@ -247,33 +249,21 @@ def save_pretrained(
     """
     folder = Path(folder)
     check_replaceable(folder, CONFIG_FILE)
-    head = _head_in(config, params)
-    arrays = _hf_arrays(config, head, params)
+    head = head_in(config, params)
+    arrays = hf_arrays(config, head, params)
     dtypes = {name: np.dtype(dtype or array.leaf.dtype) for name, array in arrays.items()}
     largest = max(dtypes.values(), key=lambda kind: kind.itemsize)
     with complete_folder(folder) as partial:
         write_json(partial / CONFIG_FILE, config_to_hf(config, head, str(largest)))
         if head == "lm" and generation_config is not False:
             extra = {} if generation_config is True else generation_config
-            write_json(partial / GENERATION_FILE, redact(_special_tokens(config) | extra))
+            write_json(partial / GENERATION_FILE, redact(special_tokens(config) | extra))
         sizes = {name: array.leaf.size * dtypes[name].itemsize for name, array in arrays.items()}
         write_tensors(partial, sizes, lambda name: arrays[name].stored(dtypes[name]), max_shard_size)
         if tokenizer is not None:
             save_tokenizer(tokenizer, partial)
         if card is not None:
             (partial / CARD_FILE).write_text(card, encoding="utf-8")
-
-
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer's files into a folder.
-
-    Raises:
-        OSError: they cannot be written.
-    """
-    try:
-        tokenizer.save_pretrained(folder)
-    except Exception as error:  # tokenizers raises plain ones, also where the disk is full
-        raise OSError(f"tokenizer: {first_line(error)}") from error
 
 
 def save_value_head(folder: str | os.PathLike[str], head: Params, card: str | None = None) -> None:
@@ -284,7 +274,7 @@ def save_value_head(folder: str | os.PathLike[str], head: Params, card: str | No
     """
     folder = Path(folder)
     check_replaceable(folder, VALUE_HEAD_FILE)
-    tensors = {name: np.asarray(head[ours]).T for name, ours in _VALUE_HEAD_NAMES.items()}
+    tensors = {name: np.asarray(head[ours]).T for name, ours in VALUE_HEAD_NAMES.items()}
     with complete_folder(folder) as partial:
         write_file(partial / VALUE_HEAD_FILE, tensors)
         if card is not None:
@@ -305,7 +295,7 @@ def load_value_head(folder: str | os.PathLike[str], config: ModelConfig) -> Para
             came = tuple(tensors[name].get_shape()) if name in tensors else "no tensor"
             if came != shape:
                 raise ModelError(f"{name}: expected shape {shape}, got {came}")
-        return {ours: jnp.asarray(tensors[name][...].astype(np.float32).T) for name, ours in _VALUE_HEAD_NAMES.items()}
+        return {ours: jnp.asarray(tensors[name][...].astype(np.float32).T) for name, ours in VALUE_HEAD_NAMES.items()}
 
 
 class Policy(NamedTuple):
@@ -340,205 +330,6 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
     return Policy(config, model.params, tokenizer, model)
 
 
-def load_padding_tokenizer(folder: str | os.PathLike[str]) -> Any:
-    """`load_tokenizer`; one without a pad token pads with its end of sequence, as nothing reads a mask from ids.
-
-    Raises:
-        ModelError: as for `load_tokenizer`, or the tokenizer has no end of sequence.
-    """
-    tokenizer = load_tokenizer(folder)
-    check_end(tokenizer, str(folder))
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def check_tokenizer(tokenizer: Any, config: ModelConfig, where: str) -> None:
-    """Raise a `ModelError` unless a tokenizer has an end of sequence, and no more tokens than the model."""
-    check_end(tokenizer, where)
-    if len(tokenizer) > config.vocab_size:
-        raise ModelError(f"{where}: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}")
-
-
-def check_end(tokenizer: Any, where: str) -> None:
-    """Raise a `ModelError` unless a tokenizer has an end of sequence."""
-    if tokenizer.eos_token_id is None:
-        raise ModelError(f"{where}: expected a tokenizer with an eos_token, got none")
-
-
-def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
-    """Read the tokenizer of a local model folder; code in the folder is never run.
-
-    Raises:
-        ModelError: the folder is missing or holds no tokenizer that transformers can read.
-    """
-    folder = existing_folder(folder)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):  # transformers would make up an empty one
-        raise ModelError(f"{folder}: expected a tokenizer ({' or '.join(_TOKENIZER_FILES)}), got none of these files")
-    try:
-        return _tokenizer_loader(folder)(folder)
-    except Exception as error:  # tokenizers raises plain ones, and a damaged file leads anywhere
-        raise ModelError(f"{folder}: expected a readable tokenizer, got: {first_line(error)}") from error
-
-
-def _tokenizer_loader(folder: Path) -> Callable[[Path], Any]:
-    """What of transformers reads the folder's tokenizer: its plain class where the folder names it, or its chooser.
-
-    To import the chooser takes 2 s where torch is installed, which it imports; the plain class takes a third of that.
-    """
-    file = folder / "tokenizer_config.json"
-    if (folder / "tokenizer.json").is_file() and file.is_file():
-        named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
-        if named == "TokenizersBackend":  # what transformers 5 writes for it
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained
-    from transformers import AutoTokenizer
-
-    return partial(AutoTokenizer.from_pretrained, local_files_only=True, trust_remote_code=False)
-
-
-def reward_bias(config: ModelConfig) -> float:
-    """What is to be subtracted from the scores of a reward model: what jaxppo stored in its folder, or 0.
-
-    Raises:
-        ModelError: it is no finite number.
-    """
-    bias = (config.original or {}).get(REWARD_BIAS, 0.0)
-    if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
-        raise ModelError(f"{REWARD_BIAS}: expected a finite number, got {bias!r}")
-    return float(bias)
-
-
-def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
-    """Read the content of a transformers `config.json`; keys that do not change the computation are kept in `original`.
-
-    Raises:
-        ModelError: a key is missing, or has a value that is not supported; the message names it.
-    """
-    family = family_of(raw.get("model_type"))
-    if raw.get("quantization_config"):
-        raise ModelError("quantization_config: expected none (quantised weights are not supported), got one")
-    fields = family.from_hf(raw)
-    size = fields["vocab_size"]
-    for name in ("bos_token_id", "eos_token_id"):  # a default past a small vocabulary means nothing
-        if isinstance(size, int) and isinstance(fields[name], int) and fields[name] >= size:
-            fields[name] = None
-    return family.config(**fields, original={name: value for name, value in raw.items() if name != "auto_map"})
-
-
-def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") -> dict[str, Any]:
-    """Write the content of `config.json`: as it was read where it still says this, else with transformers 5's keys.
-
-    Args:
-        config: the model.
-        head: "lm", "score" or None.
-        dtype: of the weights beside it.
-    """
-    family, raw = family_of(config.model_type), dict(config.original or {})
-    unnamed_dtype = bool(raw) and dtype == "float32" and not {"dtype", "torch_dtype"} & set(raw)  # earlier files
-    if not raw or config_from_hf(raw) != dataclasses.replace(config, compute_dtype=None):
-        raw = {name: value for name, value in raw.items() if name not in family.replaced_keys} | family.to_hf(config)
-    architecture = family.architectures[head]
-    if raw.get("architectures") != [architecture]:
-        raw = {name: value for name, value in raw.items() if name not in ("id2label", "label2id", "num_labels")}
-        if head == "score":
-            raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # transformers' way to say num_labels=1
-    if not unnamed_dtype:
-        raw["torch_dtype" if "torch_dtype" in raw else "dtype"] = dtype
-    return redact(raw | {"architectures": [architecture]})
-
-
-def _special_tokens(config: ModelConfig) -> dict[str, Any]:
-    ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return {name: value for name, value in ids.items() if value is not None}
-
-
-def _head_of(config: ModelConfig, raw: dict[str, Any]) -> str | None:
-    architectures = family_of(config.model_type).architectures
-    names = raw.get("architectures") or [None]
-    if not isinstance(names, list):
-        raise ModelError(f"architectures: expected a list of names, got {names!r}")
-    for head, architecture in architectures.items():
-        if names[0] == architecture:
-            return head
-    raise ModelError(f"architectures: expected one of {', '.join(architectures.values())}, got {names[0]!r}")
-
-
-def _head_in(config: ModelConfig, params: Params) -> str | None:
-    heads = set(params) - {"trunk"}
-    if heads == {"score"}:
-        return "score"
-    if heads == {"lm_head"}:
-        return "lm"
-    if not heads:
-        bare = [family_of(config.model_type).architectures[None]]
-        return "lm" if config.tie_word_embeddings and (config.original or {}).get("architectures") != bare else None
-    raise ModelError(f"params: expected 'trunk' with 'lm_head', with 'score' or alone, got {', '.join(sorted(params))}")
-
-
-class Expected(NamedTuple):
-    """A tensor of the folder: where it goes in our parameters, and the shape transformers gives it."""
-
-    path: tuple[str, ...]
-    shape: tuple[int, ...]
-    transpose: bool
-
-
-def _expected_tensors(config: ModelConfig, head: str | None, available: Any = ()) -> dict[str, Expected]:
-    """Name in the folder -> where it goes, for every parameter of the model; nothing is allocated.
-
-    Args:
-        config: the model.
-        head: its head.
-        available: names in the folder: whether the trunk's have their prefix, and the score head a bias.
-    """
-    family = family_of(config.model_type)
-    abstract = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
-    if "score.bias" in available and head == "score":
-        abstract["score"]["bias"] = jax.ShapeDtypeStruct((1,), jnp.float32)
-    prefix = family.trunk_prefix if head is not None else ""
-    if available:
-        prefix = family.trunk_prefix if any(name.startswith(family.trunk_prefix) for name in available) else ""
-    expected = {}
-    for key_path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
-        path = tuple(key.key for key in key_path)
-        name, transpose = family.hf_name(path)
-        name = prefix + name if path[0] == "trunk" else name
-        expected[name] = Expected(path, leaf.shape[::-1] if transpose else leaf.shape, transpose)
-    return expected
-
-
-def _check_tensors(
-    config: ModelConfig, head: str | None, expected: dict[str, Expected], tensors: dict[str, Tensor]
-) -> tuple[str, ...]:
-    """Names of the tensors that this model has no place for: constants of old checkpoints, and other heads.
-
-    Raises:
-        ModelError: a tensor is missing, of another shape, or unknown.
-    """
-    family, shapes = family_of(config.model_type), {name: tuple(t.get_shape()) for name, t in tensors.items()}
-    problems = [
-        f"{name}: expected shape {e.shape}, got no tensor" for name, e in expected.items() if name not in tensors
-    ]
-    problems += [
-        f"{name}: expected shape {e.shape}, got {shapes[name]}"
-        for name, e in expected.items()
-        if name in shapes and shapes[name] != e.shape
-    ]
-    others = sorted(set(tensors) - set(expected))
-    heads = {family.names[path].name for path in ("lm_head/kernel", "score/kernel", "score/bias")} | {
-        *_VALUE_HEAD_NAMES
-    }
-    unknown = [name for name in others if name not in heads and not family.ignored.search(name)]
-    problems += [f"{name}: expected no such tensor, got shape {shapes[name]}" for name in unknown]
-    if problems:
-        rest = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
-        raise ModelError("; ".join(problems[:_MAX_PROBLEMS]) + rest)
-    tied = {family.names["lm_head/kernel"].name} if head == "lm" and config.tie_word_embeddings else set()
-    return tuple(name for name in others if name in heads - tied)  # some writers repeat the tied embedding
-
-
 def _read(tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None) -> jax.Array:
     def part(index: Any) -> np.ndarray:
         array = tensor[index[::-1] if entry.transpose else index]
@@ -554,47 +345,6 @@ def _put(params: Params, path: tuple[str, ...], array: Any) -> None:
     for part in path[:-1]:
         params = params.setdefault(part, {})
     params[path[-1]] = array
-
-
-class _HfArray(NamedTuple):
-    """One of our arrays on its way to a folder."""
-
-    leaf: jax.Array
-    transpose: bool
-
-    def stored(self, dtype: np.dtype) -> np.ndarray:
-        array = np.asarray(self.leaf).astype(dtype)
-        return array.T if self.transpose else array
-
-
-def _hf_arrays(config: ModelConfig, head: str | None, params: Params) -> dict[str, _HfArray]:
-    """Name in the folder -> array, in the order of our parameters."""
-    bias = ("score.bias",) if "bias" in params.get("score", {}) else ()
-    by_path = {tuple(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    prefix = family_of(config.model_type).trunk_prefix
-    expected = _expected_tensors(config, head, (*bias, prefix) if head is not None else ())
-    if set(by_path) != {entry.path for entry in expected.values()}:
-        difference = set(by_path) ^ {entry.path for entry in expected.values()}
-        raise ModelError(f"params: missing or not of this config: {', '.join(sorted(map('/'.join, difference)))}")
-    arrays = {name: _HfArray(by_path[entry.path], entry.transpose) for name, entry in expected.items()}
-    for name, (leaf, transpose) in arrays.items():
-        came = leaf.shape[::-1] if transpose else leaf.shape
-        if came != expected[name].shape:
-            raise ModelError(f"{name}: expected shape {expected[name].shape}, got {came}")
-    return arrays
-
-
-def existing_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder as a path.
-
-    Raises:
-        ModelError: there is no such folder.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        fix = "name one, a shipped model or a hub id"
-        raise ModelError(f"{folder}: expected a model folder with {CONFIG_FILE}, got no folder; {fix}")
-    return folder
 
 
 def check_replaceable(folder: Path, marker: str) -> None:

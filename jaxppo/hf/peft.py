@@ -11,8 +11,18 @@ import numpy as np
 
 from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
-from jaxppo.hf.files import complete_folder, naming, open_tensors, read_json, read_metadata, write_file, write_json
-from jaxppo.hf.folders import CARD_FILE, REWARD_BIAS, check_replaceable, existing_folder
+from jaxppo.hf.files import (
+    complete_folder,
+    existing_folder,
+    naming,
+    open_tensors,
+    read_json,
+    read_metadata,
+    write_file,
+    write_json,
+)
+from jaxppo.hf.folders import CARD_FILE, check_replaceable
+from jaxppo.hf.names import REWARD_BIAS
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.nn.lora import LoraConfig, fingerprint, linear_layers, put
 from jaxppo.types import Params

@@ -561,9 +561,9 @@ def test_load_model_reads_for_every_device_its_own_part(config, file, axis, tmp_
             parts.setdefault(self.name, []).append(part.size / np.prod(self.get_shape()))
             return part
 
-    open_tensors = hf.open_tensors
+    open_tensors = hf.folders.open_tensors
     recorded = lambda *args: {name: Recorded(name, tensor) for name, tensor in open_tensors(*args).items()}  # noqa: E731
-    monkeypatch.setattr(hf, "open_tensors", recorded)
+    monkeypatch.setattr(hf.folders, "open_tensors", recorded)
     loaded = hf.load_model(tmp_path, placement=split_along(axis)).params
     assert_equal_trees(loaded, params)
     split = [leaf for leaf in jax.tree.leaves(loaded) if leaf.ndim == 2]

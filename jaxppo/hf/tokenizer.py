@@ -1,0 +1,84 @@
+"""Read and write tokenizers, and check that a model and its tokenizer fit."""
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jaxppo.errors import ModelError, first_line
+from jaxppo.hf.files import existing_folder
+from jaxppo.nn import ModelConfig
+
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer's files into a folder.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # tokenizers raises plain ones, also where the disk is full
+        raise OSError(f"tokenizer: {first_line(error)}") from error
+
+
+def load_padding_tokenizer(folder: str | os.PathLike[str]) -> Any:
+    """`load_tokenizer`; one without a pad token pads with its end of sequence, as nothing reads a mask from ids.
+
+    Raises:
+        ModelError: as for `load_tokenizer`, or the tokenizer has no end of sequence.
+    """
+    tokenizer = load_tokenizer(folder)
+    check_end(tokenizer, str(folder))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, config: ModelConfig, where: str) -> None:
+    """Raise a `ModelError` unless a tokenizer has an end of sequence, and no more tokens than the model."""
+    check_end(tokenizer, where)
+    if len(tokenizer) > config.vocab_size:
+        raise ModelError(f"{where}: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}")
+
+
+def check_end(tokenizer: Any, where: str) -> None:
+    """Raise a `ModelError` unless a tokenizer has an end of sequence."""
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"{where}: expected a tokenizer with an eos_token, got none")
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
+    """Read the tokenizer of a local model folder; code in the folder is never run.
+
+    Raises:
+        ModelError: the folder is missing or holds no tokenizer that transformers can read.
+    """
+    folder = existing_folder(folder)
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):  # transformers would make up an empty one
+        raise ModelError(f"{folder}: expected a tokenizer ({' or '.join(_TOKENIZER_FILES)}), got none of these files")
+    try:
+        return _tokenizer_loader(folder)(folder)
+    except Exception as error:  # tokenizers raises plain ones, and a damaged file leads anywhere
+        raise ModelError(f"{folder}: expected a readable tokenizer, got: {first_line(error)}") from error
+
+
+def _tokenizer_loader(folder: Path) -> Callable[[Path], Any]:
+    """What of transformers reads the folder's tokenizer: its plain class where the folder names it, or its chooser.
+
+    To import the chooser takes 2 s where torch is installed, which it imports; the plain class takes a third of that.
+    """
+    file = folder / "tokenizer_config.json"
+    if (folder / "tokenizer.json").is_file() and file.is_file():
+        named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+        if named == "TokenizersBackend":  # what transformers 5 writes for it
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained
+    from transformers import AutoTokenizer
+
+    return partial(AutoTokenizer.from_pretrained, local_files_only=True, trust_remote_code=False)
