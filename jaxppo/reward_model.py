@@ -22,8 +22,7 @@ from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, enco
 from jaxppo.errors import DataError
 from jaxppo.evaluate.intervals import interval_text, wilson
 from jaxppo.hf.export import REWARD_MODEL, TOKENIZER_FOLDER, base_of, models_meta, write_models
-from jaxppo.nn import ModelConfig, lora
-from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn import FAMILIES, ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
@@ -132,12 +131,12 @@ def start_model(config: RewardModelConfig, placement: hf.Placement | None = None
 
 
 def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
-    return GPTNeoXConfig(
+    family = next(iter(FAMILIES.values()))  # there is no setting: the first of the table
+    return family.fresh(
         vocab_size=bucket(len(tokenizer)),
         hidden_size=config.hidden_size,
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
-        intermediate_size=4 * config.hidden_size,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )

@@ -16,9 +16,7 @@ from jaxppo.config import SFTConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator, print_results
 from jaxppo.hf.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
-from jaxppo.nn import ModelConfig
-from jaxppo.nn.gpt2 import GPT2Config
-from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn import ModelConfig, family_of
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
@@ -61,20 +59,16 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
-    sizes: dict[str, Any] = {
-        "vocab_size": data.bucket(len(tokenizer)),
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": 4 * config.hidden_size,
-        "bos_token_id": tokenizer.eos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    if config.model_type == "gpt2":
-        model: ModelConfig = GPT2Config(**sizes)
-    else:
-        model = GPTNeoXConfig(rotary_pct=config.rotary_pct, **sizes)
+    model = family_of(config.model_type).fresh(
+        vocab_size=data.bucket(len(tokenizer)),
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        rotary_pct=config.rotary_pct,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     return Start(model, models.init_params(model, ops.purpose_key(config.run.seed, ops.Purpose.INIT)), tokenizer, None)
 
 

@@ -225,8 +225,8 @@ def test_a_room_says_what_it_is_in_six_lines(room):
         ),
         (
             "rl/update.py",
-            "from jaxppo.hf.files import naming",
-            "rl/update.py imports jaxppo.hf.files, which hf does not offer",
+            "from jaxppo.hf.names import head_of",
+            "rl/update.py imports jaxppo.hf.names, which hf does not offer",
         ),
         (
             "planning/__main__.py",

@@ -34,8 +34,8 @@ class SFTConfig:
     deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
     tokenizer_path: str | None = None
     """Fresh model: folder or hub id whose tokenizer it takes; default: one token for each word of the data set."""
-    model_type: Literal["gpt_neox", "gpt2"] = "gpt_neox"
-    """Fresh model: family."""
+    model_type: str = "gpt_neox"
+    """Fresh model: family, gpt_neox or gpt2; docs/models.md has more of them."""
     hidden_size: int = 128
     """Fresh model: width."""
     num_hidden_layers: int = 4

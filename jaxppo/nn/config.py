@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ModelError
+from jaxppo.parallel import partition
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
@@ -135,7 +136,13 @@ class Family:
         architectures: name of the head in `models.init_params` -> class in transformers.
         names: path of an array in our parameters -> its name in transformers; {i} is the number of a layer.
         ignored: tensors of this name, found in older checkpoints, are constants and no parameters.
+        partition: end of a parameter's path -> the device axis that each of its dimensions is split over.
         replaced_keys: keys of `config.json` whose meaning `to_hf` writes under other names.
+        kept_widths: numbers that the gradient of a layer keeps per token, as multiples of the hidden and of the
+            intermediate size, for the memory budget. 10: the input of the layer, two norms, queries, keys and values
+            before and after rotation or transposition (6), and what attention gives. 3: the MLP's activation, its input
+            and its derivative. Attention weights come on top. Fitted to `memory_analysis()` of the update of GPT-NeoX
+            on CPU, in which all three grow like this.
     """
 
     config: type[ModelConfig]
@@ -146,7 +153,23 @@ class Family:
     architectures: dict[str | None, str]
     names: dict[str, HfName]
     ignored: re.Pattern[str]
+    partition: Mapping[str, tuple[str | None, ...]]
     replaced_keys: tuple[str, ...] = ()
+    kept_widths: tuple[int, int] = (10, 3)
+
+    def __post_init__(self) -> None:
+        partition.add(self.partition)
+
+    def fresh(self, **settings: Any) -> ModelConfig:
+        """Return the configuration of a new model of this family.
+
+        Args:
+            settings: of `config`; those that the family does not have are passed over, `intermediate_size` is four
+                times the hidden size unless given.
+        """
+        names = {each.name for each in fields(self.config)}
+        given = {"intermediate_size": 4 * settings["hidden_size"]} | settings
+        return self.config(**{name: value for name, value in given.items() if name in names})
 
     @property
     def fan_in_fan_out(self) -> bool:

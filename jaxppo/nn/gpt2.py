@@ -31,6 +31,7 @@ from jaxppo.nn.layers import (
     project,
     run_layers,
 )
+from jaxppo.parallel.partition import FSDP, NARROWS, TENSOR, WIDENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,5 +233,14 @@ GPT2 = Family(
     | linear_names("trunk/layers/{i}/mlp/c_proj", "h.{i}.mlp.c_proj", transpose=False)
     | SCORE_NAMES,
     ignored=re.compile(r"attn\.(bias|masked_bias)$"),
+    partition={
+        "embed_positions/embedding": (None, FSDP),
+        "attn/c_attn/kernel": WIDENS,
+        "attn/c_attn/bias": (TENSOR,),
+        "attn/c_proj/kernel": NARROWS,
+        "mlp/c_fc/kernel": WIDENS,
+        "mlp/c_fc/bias": (TENSOR,),
+        "mlp/c_proj/kernel": NARROWS,
+    },
     replaced_keys=(*_SHARED_NAMES, "n_ctx"),
 )

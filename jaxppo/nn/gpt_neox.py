@@ -33,6 +33,7 @@ from jaxppo.nn.layers import (
     project,
     run_layers,
 )
+from jaxppo.parallel.partition import NARROWS, TENSOR, WIDENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,5 +286,13 @@ GPT_NEOX = Family(
     | linear_names("trunk/layers/{i}/mlp/dense_4h_to_h", "layers.{i}.mlp.dense_4h_to_h")
     | SCORE_NAMES,
     ignored=re.compile(r"attention\.(bias|masked_bias)$|rotary_emb\.inv_freq$"),
+    partition={
+        "attention/query_key_value/kernel": WIDENS,
+        "attention/query_key_value/bias": (TENSOR,),
+        "attention/dense/kernel": NARROWS,
+        "mlp/dense_h_to_4h/kernel": WIDENS,
+        "mlp/dense_h_to_4h/bias": (TENSOR,),
+        "mlp/dense_4h_to_h/kernel": NARROWS,
+    },
     replaced_keys=("rope_scaling", "rotary_emb_base", "rotary_pct"),
 )

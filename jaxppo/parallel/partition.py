@@ -1,4 +1,4 @@
-"""How parameters are split over devices: one table for all families, and what a per-device program does about it.
+"""How parameters are split over devices: one table that every family adds to, and what a per-device program does.
 
 Two axes split parameters. Over `FSDP` a program holds shards of a matrix, always along its hidden size, and gathers
 them where it computes with them; rows are split over it, too. Over `TENSOR` the compiler splits the products
@@ -9,7 +9,7 @@ Source: ZeRO stage 3 (arXiv:1910.02054) for `FSDP`; Megatron-LM (arXiv:1909.0805
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,29 +25,22 @@ WIDENS, NARROWS = (FSDP, TENSOR), (TENSOR, FSDP)
 
 # End of a parameter's path -> the axis that each of its dimensions is split over. What has no entry is on every device:
 # norms, adapters, heads with one output.
-GPT_NEOX: dict[str, tuple[str | None, ...]] = {
-    "attention/query_key_value/kernel": WIDENS,
-    "attention/query_key_value/bias": (TENSOR,),
-    "attention/dense/kernel": NARROWS,
-    "mlp/dense_h_to_4h/kernel": WIDENS,
-    "mlp/dense_h_to_4h/bias": (TENSOR,),
-    "mlp/dense_4h_to_h/kernel": NARROWS,
-}
-GPT2: dict[str, tuple[str | None, ...]] = {
-    "embed_positions/embedding": (None, FSDP),
-    "attn/c_attn/kernel": WIDENS,
-    "attn/c_attn/bias": (TENSOR,),
-    "attn/c_proj/kernel": NARROWS,
-    "mlp/c_fc/kernel": WIDENS,
-    "mlp/c_fc/bias": (TENSOR,),
-    "mlp/c_proj/kernel": NARROWS,
-}
 TABLE: dict[str, tuple[str | None, ...]] = {
     "embed_in/embedding": (TENSOR, FSDP),
     "lm_head/kernel": (FSDP, TENSOR),
-    **GPT_NEOX,
-    **GPT2,
 }
+"""What all families have; each adds its own layers, see `add`."""
+
+
+def add(table: Mapping[str, tuple[str | None, ...]]) -> None:
+    """Add the parameters of a family to the table.
+
+    Raises:
+        ValueError: another family splits parameters of the same name in another way.
+    """
+    for end, axes in table.items():
+        if TABLE.setdefault(end, axes) != axes:
+            raise ValueError(f"{end}: expected {TABLE[end]} as in another family, got {axes}")
 
 
 def axes_of(path: str) -> tuple[str | None, ...]:

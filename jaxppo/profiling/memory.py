@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.config import TrainConfig
-from jaxppo.nn import ModelConfig, head_logprobs
+from jaxppo.nn import ModelConfig, family_of, head_logprobs
 from jaxppo.parallel.partition import FSDP, TENSOR
 
 if sys.platform != "win32":
@@ -23,14 +23,6 @@ MIB = 2**20
 
 FP32 = 4
 """Bytes."""
-
-WIDTHS, INNER_WIDTHS = 10, 3
-"""Numbers that the gradient of a layer keeps per token: so many times its hidden and its intermediate size.
-
-10: the input of the layer, two norms, queries, keys and values before and after rotation or transposition (6), and what
-attention gives. 3: the MLP's activation, its input and its derivative. Attention weights come on top. Fitted to
-`memory_analysis()` of the update of GPT-NeoX on CPU, in which all three grow like this.
-"""
 
 LOGITS_COPIES = 2
 """Blocks of logits that are alive together: probabilities and their gradient."""
@@ -243,7 +235,8 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
         length: T.
     """
     tokens = rows * length
-    numbers = tokens * (WIDTHS * model.hidden_size + INNER_WIDTHS * model.intermediate_size)
+    hidden, inner = family_of(model.model_type).kept_widths
+    numbers = tokens * (hidden * model.hidden_size + inner * model.intermediate_size)
     # Softmax is computed in float32 whatever the dtype; its result is cast.
     weight = FP32 if model.compute_dtype is None else FP32 + _itemsize(model)
     return numbers * _itemsize(model) + tokens * length * model.num_attention_heads * weight

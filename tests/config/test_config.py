@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import inspect
 import math
-from typing import get_args, get_type_hints
 
 import pytest
 import yaml
@@ -21,7 +20,6 @@ from jaxppo.config import (
 )
 from jaxppo.config.sources import flatten, parse_cli, replace, write_yaml
 from jaxppo.errors import ConfigError
-from jaxppo.nn import FAMILIES
 from tests import quick_first
 
 COMMANDS = {"train": TrainConfig, "sft": SFTConfig, "evaluate": EvaluateConfig}
@@ -327,7 +325,3 @@ def test_parse_sizes_reads_a_list():
 def test_parse_sizes_names_what_it_cannot_read(text):
     with pytest.raises(ConfigError, match=r"rl_sizes: expected .* got "):
         parse_sizes(text, "rl_sizes")
-
-
-def test_model_types_that_the_settings_name_are_the_families():
-    assert get_args(get_type_hints(SFTConfig)["model_type"]) == tuple(FAMILIES)

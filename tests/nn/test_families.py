@@ -15,11 +15,15 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from jaxppo import hf, models
+from jaxppo import hf, models, sft
+from jaxppo.config import SFTConfig
+from jaxppo.config.sources import replace
 from jaxppo.errors import ModelError
-from jaxppo.nn import FAMILIES
+from jaxppo.nn import FAMILIES, lora
 from jaxppo.nn.config import SCORE_NAMES, Family, HfName, ModelConfig, check_bool, linear_names, norm_names
 from jaxppo.nn.layers import Linear, attend_cached, columns, embedding, layer_norm, look_up, project, run_layers
+from jaxppo.parallel import partition
+from jaxppo.profiling import flops
 from tests.test_models import (
     GPT2_SIZES,
     RAW,
@@ -297,15 +301,34 @@ TOY = Family(
     | linear_names("trunk/layers/{i}/out", "blocks.{i}.o")
     | SCORE_NAMES,
     ignored=re.compile(r"never$"),
+    partition={"query/kernel": ("fsdp", "tensor")},
+    kept_widths=(7, 0),
 )
 
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setitem(FAMILIES, "toy", TOY)
+    monkeypatch.setitem(FAMILIES, "toy", TOY)  # the one row
     return hf.config_from_hf(
         {"model_type": "toy", "words": 23, "width": 12, "depth": 2, "heads": 3, "eos_token_id": 2, "note": "kept"}
     )
+
+
+def test_a_further_family_brings_everything_that_others_ask_for(toy):
+    """Partition, adapters, fresh sizes, budget and FLOPs: no other file knows the family."""
+    assert partition.axes_of("policy/trunk/layers/0/query/kernel") == ("fsdp", "tensor")
+    with pytest.raises(ValueError, match="query/kernel"):
+        dataclasses.replace(TOY, partition={"query/kernel": ("tensor", "fsdp")})
+    assert sorted(lora.linear_layers(toy))[0] == "toy.blocks.0.g" and TOY.fan_in_fan_out
+    adapter = lora.init_adapter(toy, lora.LoraConfig(r=2, target_modules=("q",)), jax.random.key(0))
+    assert adapter["trunk"]["layers"]["1"]["query"]["lora_a"].shape == (12, 2)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+    start = sft.start_model(replace(SFTConfig(), model_type="toy", rotary_pct=1.0, **sizes))
+    assert (start.model.model_type, start.model.intermediate_size) == ("toy", 48)
+    with pytest.raises(ModelError, match=r"^model_type: expected one of gpt_neox, gpt2, toy, got 'tyo'"):
+        sft.start_model(replace(SFTConfig(), model_type="tyo"))
+    params = {"policy": models.init_params(toy, jax.random.key(0))}
+    assert flops.of_models(toy, toy, params)
 
 
 @pytest.mark.full
