@@ -1,6 +1,6 @@
 """Find what looks wrong in a run, and what to do about it: for the box at the top of its report.
 
-The healthy ranges and the advice are rows of `run/metrics.py`.
+The healthy ranges and the advice are rows of `run/metrics.toml`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """The five numbers of a run that the live view shows, and what to do where one of them does not look healthy.
 
-Which they are, their limits and the advice are rows of `metrics.py`.
+Which they are, their limits and the advice are rows of `metrics.toml`.
 """
 
 import math

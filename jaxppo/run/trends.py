@@ -52,14 +52,14 @@ def near_zero(values: Sequence[float]) -> str | None:
     return "near 0" if abs(values[-1]) < 1e-6 else None
 
 
-def below(limit: float) -> Trend:
-    """Return the pattern of a latest value below a limit."""
-    return lambda values: f"below {limit:g}" if values[-1] < limit else None
+def below_minus_1(values: Sequence[float]) -> str | None:
+    """Find a latest value below -1, the threshold of TRL 0.11 for a KL estimate that cannot be noise."""
+    return "below -1" if values[-1] < -1 else None
 
 
-def long_below(limit: float) -> Trend:
-    """Return the pattern of many values in a row below a limit."""
-    return lambda values: f"below {limit:g} for long" if _all_recent(values, lambda value: value < limit) else None
+def long_negative(values: Sequence[float]) -> str | None:
+    """Find many values in a row below 0."""
+    return "below 0 for long" if _all_recent(values, lambda value: value < 0) else None
 
 
 def long_zero(values: Sequence[float]) -> str | None:
