@@ -99,5 +99,5 @@ if not TYPE_CHECKING:  # or a misspelt name would be of any type
 
 
 def __dir__() -> list[str]:
-    """Everything that is offered, loaded or not."""
+    """Return everything that is offered, loaded or not."""
     return sorted({*globals(), *__all__})

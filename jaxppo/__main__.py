@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def usage() -> str:
-    """The help."""
+    """Return the help."""
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items())
     return (

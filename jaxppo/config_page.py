@@ -53,7 +53,7 @@ python -m jaxppo.train --preset tiny --kl_coef 0.1 --eval_splits test --headline
 
 
 def markdown_page() -> str:
-    """The documentation page: commands, the groups of settings that they share, their own settings, and presets."""
+    """Write the page: commands, the groups of settings that they share, their own settings, and presets."""
     groups = dict.fromkeys(group for command in COMMANDS.values() for group in _groups(command).values())
     sections = [_INTRODUCTION + _commands(), *map(_group_section, groups)]
     sections += [_command_section(name, command) for name, command in COMMANDS.items()]
@@ -97,12 +97,12 @@ def _presets() -> str:
 
 
 def _groups(command: type) -> dict[str, Any]:
-    """The fields of a command that are groups of settings."""
+    """Return the fields of a command that are groups of settings."""
     return {f.name: f.type for f in dataclasses.fields(command) if dataclasses.is_dataclass(f.type)}
 
 
 def _table(settings: Any) -> str:
-    """The settings of one dataclass, groups inside it left out."""
+    """Return the settings of one dataclass, groups inside it left out."""
     meanings = dict(_meanings(type(settings)))
     rows = [
         f"| `{f.name}` | {_type(f.type)} | {_value(getattr(settings, f.name))} | {meanings[f.name]} |\n"
@@ -113,7 +113,7 @@ def _table(settings: Any) -> str:
 
 
 def _meanings(settings: type) -> Iterator[tuple[str, str]]:
-    """What the text under each field says, in Markdown."""
+    """Return what the text under each field says, in Markdown."""
     (definition,) = ast.parse(inspect.getsource(settings)).body
     assert isinstance(definition, ast.ClassDef)
     for field, text in zip(definition.body, definition.body[1:], strict=False):
@@ -131,7 +131,7 @@ def _markdown(text: str) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """A type as a reader of flags wants it: choices as themselves, several values as `...`."""
+    """Return a type as a reader of flags wants it: choices as themselves, several values as `...`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def hub_fix() -> str:
-    """What to do where the Hugging Face hub did not give what was asked for."""
+    """Return what to do where the Hugging Face hub did not give what was asked for."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set: unset it to download, or name a folder"
     return "check the name and the network (`hf auth login` for what is private), or name a folder"
@@ -37,7 +37,7 @@ class MissingColumnError(DataError):
         self.columns = tuple(columns)
 
     def with_fix(self, fix: str) -> DataError:
-        """The same with the columns that are there, and with what to do."""
+        """Return the same error with the columns that are there, and with what to do."""
         return DataError(f"{self} among {', '.join(self.columns)}; {fix}")
 
 
@@ -72,11 +72,11 @@ class ValidatorError(JaxppoError):
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its kind where it has none."""
+    """Return the first line of an error's message, or its kind where it has none."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: the known one that is most like it, or nothing."""
+    """Return the end of a message about an unknown word: the known one that is most like it, or nothing."""
     near = difflib.get_close_matches(word, known, n=1)
     return f", did you mean {near[0]!r}?" if near else ""

@@ -157,7 +157,7 @@ def apply(
 
 
 def _ready(config: ModelConfig, trunk: Params) -> Params:
-    """The parameters of a trunk in the dtype of the computation; what this device has shards of is gathered.
+    """Return the parameters of a trunk in the dtype of the computation; what this device has shards of is gathered.
 
     But for the layers, which gather their shards one by one (`layers.run_layers`).
     """
@@ -168,24 +168,24 @@ def _ready(config: ModelConfig, trunk: Params) -> Params:
 
 
 def cast(config: ModelConfig, tree: Any) -> Any:
-    """Parameters in the dtype of the computation; the very same arrays where they are in it already."""
+    """Cast parameters to the dtype of the computation; the very same arrays where they are in it already."""
     if config.compute_dtype is None:
         return tree
     return jax.tree.map(lambda x: x.astype(config.compute_dtype), tree)
 
 
 def computing_in(config: ModelConfig, dtype: str) -> ModelConfig:
-    """The same model, computing in "float32" or "bfloat16"; its parameters stay as they are."""
+    """Return the same model, computing in "float32" or "bfloat16"; its parameters stay as they are."""
     return dataclasses.replace(config, compute_dtype=None if dtype == "float32" else dtype)
 
 
 def with_checkpointing(config: ModelConfig, gradient_checkpointing: bool) -> ModelConfig:
-    """The same model, whose gradient keeps all of its layers, or their inputs alone."""
+    """Return the same model, whose gradient keeps all of its layers, or their inputs alone."""
     return dataclasses.replace(config, gradient_checkpointing=gradient_checkpointing)
 
 
 def for_decoding(config: ModelConfig, params: Params) -> Params:
-    """The parameters of a language model, ready for many steps: adapters merged, in the dtype of the computation.
+    """Prepare the parameters of a language model for many steps: adapters merged, in the dtype of the computation.
 
     W + A B takes the place of W, A and B. What devices hold shards of is gathered, once for all steps.
     """
@@ -218,12 +218,12 @@ def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:
 
 
 def lm_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
-    """Logits of the next token from hidden states: [..., D] -> [..., V] float32."""
+    """Compute the logits of the next token from hidden states: [..., D] -> [..., V] float32."""
     return jnp.matmul(hidden, lm_head_kernel(config, params), preferred_element_type=jnp.float32)
 
 
 def scores(params: Params, hidden: jax.Array, head: str = "score") -> jax.Array:
-    """One number per hidden state, hidden @ kernel (+ bias): [..., D] -> [...] float32.
+    """Compute one number per hidden state, hidden @ kernel (+ bias): [..., D] -> [...] float32.
 
     Args:
         params: nested dict of arrays that holds the head under the name `head`.
@@ -242,7 +242,7 @@ def _graphdef(config: ModelConfig, adapted: tuple[str, ...]) -> nnx.GraphDef:
 
 
 def _adapted(tree: Params, path: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Paths of the layers with an adapter, in the order of the tree."""
+    """Return the paths of the layers with an adapter, in the order of the tree."""
     if "lora_a" in tree:
         return ("/".join(path),)
     children = ((name, child) for name, child in tree.items() if isinstance(child, dict))

@@ -151,7 +151,7 @@ class Training(NamedTuple):
     parallel: DataParallel
 
     def init_state(self, params: Params) -> TrainState:
-        """The state before the first step, of a whole model or of an adapter and the score head on its frozen trunk."""
+        """Return the state before the first step: of a model, or of an adapter and score head on a frozen trunk."""
         frozen = None
         if self.adapter is not None:
             key = ops.purpose_key(self.config.run.seed, ops.Purpose.POLICY_ADAPTER)
@@ -167,7 +167,7 @@ class Training(NamedTuple):
         return lora.attach(frozen[MODEL], trained[MODEL], self.adapter.scale)
 
     def make_step(self, num_steps: int) -> Any:
-        """The compiled optimizer step: (state, pairs with their weights) -> (state, stats)."""
+        """Compile the optimizer step: (state, pairs with their weights) -> (state, stats)."""
         rates = optimizer.make_learning_rates(self.config.optimizer, num_steps)
         program = partial(self._step, rates=rates)
         return self.parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
@@ -219,7 +219,7 @@ class PairEvaluator:
 
 
 def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """What an evaluation during training adds to the record of its step.
+    """Return what an evaluation adds to the record of its step.
 
     TRL's names, `eval_loss` and so on, are of the first split, and `eval_<split>_loss` of the others;
     `eval/<split>/accuracy` is there for each, as the name that `metric_for_best_model` knows for an evaluation.
@@ -234,13 +234,13 @@ def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def summary_line(split: str, result: dict[str, Any]) -> str:
-    """One line about a split for the terminal."""
+    """Return one line about a split for the terminal."""
     right = result["accuracy"]
     return f"{split}: {interval_text(right)} of {right['n']} pairs ordered right, margin {result['margin']:.3f}"
 
 
 def load_pairs(config: RewardModelConfig, tokenizer: Any, max_length: int, console: Console) -> dict[str, Pairs]:
-    """The pairs of the training split and of the evaluation splits; says how many were too long.
+    """Load the pairs of the training and evaluation splits; warn of how many were too long.
 
     Raises:
         DataError: as for `load_rows` and `encode_pairs`.

@@ -256,7 +256,7 @@ def _missing(error: ImportError) -> ConfigError:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can ask under this name or address."""
+    """Return whether only this machine can ask under this name or address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

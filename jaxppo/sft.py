@@ -31,7 +31,7 @@ from jaxppo.types import Array, Params, Sequences, Stats
 
 
 def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelConfig) -> tuple[Array, Stats]:
-    """This device's share of the mean negative log-likelihood of completion tokens, stop token included; in nats."""
+    """Compute this device's share of the mean negative log-likelihood of completion tokens, in nats."""
     logprobs, entropy = rollout.completion_logprobs(params["policy"], batch, model=model, temperature=1.0)
     loss = -ops.weighted_sum(logprobs, weights)
     return loss, {"loss": loss, "entropy": ops.weighted_sum(entropy, weights)}
@@ -73,7 +73,7 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
 
 
 def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> Any:
-    """The compiled optimizer step: (state, sequences) -> (state, stats)."""
+    """Compile the optimizer step: (state, sequences) -> (state, stats)."""
     trained = models.with_checkpointing(model, config.gradient_checkpointing)
     program = partial(
         update.update,
@@ -88,7 +88,7 @@ def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> 
 def _weighted_batch(
     supervised: data.SupervisedData, model: ModelConfig, row_shards: int, step: int
 ) -> tuple[Sequences, Array]:
-    """The rows of a step and each token's share of the mean, in as many micro-batches as are computed fastest."""
+    """Return the rows of a step and each token's share of the mean, cut into micro-batches of the fastest size."""
     batch = supervised.batch(step)
     rows, length = batch.input_ids.shape
     parts = memory.parts_at_once([model], rows // row_shards, length)

@@ -125,7 +125,7 @@ class Step(NamedTuple):
 
 
 def train_step(setup: Setup, state: TrainState, reference: Params | None, step: int) -> Step:
-    """One update: sample, score while the host computes rewards, estimate advantages, learn."""
+    """Carry out one update: sample, score while the host computes rewards, estimate advantages, learn."""
     ppo, began = setup.ppo, time.monotonic()
     batch = setup.prompts.batch(step)
     rollout = ppo.generate(state, batch.prompts, step)

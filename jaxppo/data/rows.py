@@ -104,7 +104,7 @@ def read_rows(dataset: str, split: str, columns: Mapping[str, type], configurati
 
 
 def _is_hugging_faces(folder: Path, split: str) -> bool:
-    """Whether a folder is of `save_to_disk`, or as on the hub: with a card that lists files, or with numbered parts."""
+    """Return whether `save_to_disk` wrote a folder, or it is laid out as on the hub: a card, or numbered parts."""
     if (folder / "dataset_dict.json").exists():
         return True
     if any((folder / f"{split}{ending}").exists() for ending in (".jsonl", ".parquet")):

@@ -152,7 +152,7 @@ def model_card(
     command: str,
     version: str,
 ) -> str:
-    """The text of a model card.
+    """Return the text of a model card.
 
     Args:
         title: heading.
@@ -197,7 +197,7 @@ def model_card(
 
 
 def license_of(folder: Path) -> str | None:
-    """The licence that the metadata of a model's or dataset's README.md names; several are joined by commas.
+    """Return the licence that the metadata of a model's or dataset's README.md names; several are joined by commas.
 
     Where the licence is `other`, it is the `license_name`, if there is one. None where nothing readable names one.
     """
@@ -221,7 +221,7 @@ def license_of(folder: Path) -> str | None:
 def _front_matter(
     kind: Kind, base_model: str | None, base_license: str | None, dataset: str, algorithm: str | None
 ) -> str:
-    """The metadata: nothing in it but what the hub allows in its place."""
+    """Return the metadata: nothing in it but what the hub allows in its place."""
     from huggingface_hub import ModelCardData  # slow to import
 
     data = ModelCardData(
@@ -236,7 +236,7 @@ def _front_matter(
 
 
 def _hub_id(name: str | None) -> str | None:
-    """The hub id in `user/name` or `user/name@revision`; None where the name is that of a folder or shipped model."""
+    """Return the hub id in `user/name` or `user/name@revision`; None for a folder or a shipped model."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     repo = (name or "").partition("@")[0]
@@ -248,7 +248,7 @@ def _hub_id(name: str | None) -> str | None:
 
 
 def _base_argument(base_model: str | None) -> str:
-    """How `from_pretrained` is told the base model, as Python source."""
+    """Write the argument of `from_pretrained` that names the base model, as Python source."""
     if base_model is None:
         return _literal("path/to/its/base/model")
     repo, _, revision = base_model.partition("@")
@@ -316,7 +316,7 @@ def _results(evals: dict[str, Any]) -> str:
 
 
 def _by_domain(split: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The validity in each domain of a split that has several."""
+    """Return the validity in each domain of a split that has several."""
     moments = [_dict(result.get("domains")) for result in (before, after)]
     names = sorted({name for domains in moments for name in domains}, key=str)
     rates = [[_measured(_dict(domains.get(name)).get("validity")) for domains in moments] for name in names]
@@ -328,7 +328,7 @@ def _by_domain(split: str, before: dict[str, Any], after: dict[str, Any]) -> lis
 
 
 def _measured(value: Any) -> str:
-    """A rate with its interval and n, or a plain number."""
+    """Return a rate with its interval and n, or a plain number."""
     if not isinstance(value, dict):
         return _number(value)
     rate, low, high, n = (value.get(name) for name in ("rate", "low", "high", "n"))
@@ -374,13 +374,13 @@ def _inline(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """A name in code style, where it is one that needs no escape there; otherwise escaped text."""
+    """Return a name in code style, where it is one that needs no escape there; otherwise escaped text."""
     text = redact(text)
     return f"`{text}`" if re.fullmatch(r"[\w.@<]([\w ./:+@,=<>-]*[\w.>])?", text, re.ASCII) else _inline(text)
 
 
 def _fenced(text: str, language: str) -> str:
-    """A block of code, its fence longer than any run of backticks in it."""
+    """Return a block of code, its fence longer than any run of backticks in it."""
     lines = "\n".join(sanitize(line, limit=None) for line in text.strip("\n").split("\n"))
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", lines)), default=0))
     return f"{fence}{language}\n{lines}\n{fence}"

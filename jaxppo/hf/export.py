@@ -34,7 +34,7 @@ _ADAPTERS = {"policy": "adapter", "value": "value_adapter", "reward": "reward_ad
 
 
 def base_of(name: str | None, loaded: Loaded | None, config: ModelConfig, head: str) -> dict[str, Any]:
-    """What the export of a model must know of its beginning.
+    """Collect what the export of a model must know about where it started.
 
     Args:
         name: as the user named it; None: drawn at random.
@@ -61,7 +61,7 @@ def models_meta(
     stop_id: int | None,
     dataset: str,
 ) -> dict[str, Any]:
-    """What a checkpoint says of the models in it, so that it can be exported: plain values, for JSON.
+    """Collect what a checkpoint says about its models, so that it can be exported: plain values, for JSON.
 
     Args:
         policy: from `base_of`; for a reward model with `"kind": "reward"`.
@@ -129,13 +129,13 @@ def write_models(
 
 
 def _config(info: dict[str, Any], reward_bias: float | None) -> ModelConfig:
-    """The configuration to write: a bias that the base came with does not hold after training."""
+    """Return the configuration to write: a bias that the base came with does not hold after training."""
     raw = {key: value for key, value in info["config"].items() if key != hf.REWARD_BIAS}
     return hf.config_from_hf(raw if reward_bias is None else raw | {hf.REWARD_BIAS: reward_bias})
 
 
 def _path_of(base: str) -> str:
-    """Where PEFT finds a base model: the path of a shipped one, whose name only jaxppo knows."""
+    """Return where PEFT finds a base model: the path of a shipped one, whose name only jaxppo knows."""
     return str(hf.find_model(base)) if (hf.ASSETS / base).is_dir() else base
 
 

@@ -31,7 +31,7 @@ class Tensor(Protocol):
     def __getitem__(self, index: Any) -> np.ndarray: ...
 
     def get_shape(self) -> list[int]:
-        """Sizes of its axes."""
+        """Return the sizes of its axes."""
         ...
 
 
@@ -54,7 +54,7 @@ class _TorchTensor:
 
 
 def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
-    """All tensors of a model folder by name, nothing read yet but the headers.
+    """Return all tensors of a model folder by name, nothing read yet but the headers.
 
     Args:
         folder: model folder.
@@ -72,7 +72,7 @@ def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
 
 
 def _files(folder: Path, name: str) -> list[Path] | None:
-    """The file of this name, or the shards that its index names; None where there is neither."""
+    """Return the file of this name, or the shards that its index names; None where there is neither."""
     index = folder / f"{name}.index.json"
     if (folder / name).is_file():
         return [folder / name]
@@ -85,7 +85,7 @@ def _files(folder: Path, name: str) -> list[Path] | None:
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """What a safetensors file says of itself."""
+    """Return what a safetensors file says of itself."""
     try:
         with safe_open(file, framework="numpy") as tensors:
             return tensors.metadata() or {}
@@ -173,7 +173,7 @@ def write_file(file: Path, tensors: Mapping[str, np.ndarray], **about: str) -> N
 
 @contextmanager
 def complete_folder(folder: Path) -> Iterator[Path]:
-    """A sibling folder to write to, which takes the place of `folder` if all went well and vanishes otherwise.
+    """Return a sibling folder to write to, which takes the place of `folder` if all went well and vanishes otherwise.
 
     Raises:
         ModelError: it could not be written, for instance because the disk is full; `folder` is as it was.
@@ -240,7 +240,7 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def existing_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder as a path.
+    """Return the folder as a path.
 
     Raises:
         ModelError: there is no such folder.

@@ -83,7 +83,7 @@ class Loaded(NamedTuple):
     shapes_only: bool = False
 
     def describe(self) -> str:
-        """One line: which weights were loaded, which are fresh, which were not used."""
+        """Return one line: which weights were loaded, which are fresh, which were not used."""
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         what_of = "shapes alone" if self.shapes_only else f"{len(self.loaded)} tensors loaded"
         line = f"{self.folder}: {what_of} ({count:,} parameters)"
@@ -95,7 +95,7 @@ class Loaded(NamedTuple):
 
 
 def find_model(name: str, *, weights: bool = True) -> Path:
-    """The folder of a model: shipped with jaxppo, a toy, on this machine, or downloaded from the hub.
+    """Return the folder of a model: shipped with jaxppo, a toy, on this machine, or downloaded from the hub.
 
     Args:
         name: name of a shipped model or a toy, path of a folder, or a hub id, "user/name" or "user/name@revision".
@@ -119,7 +119,7 @@ def _shipped_models() -> list[str]:
 
 
 def _download(repo: str, revision: str | None, weights: bool) -> Path:
-    """Weights as safetensors, or as `pytorch_model.bin` where the repository has nothing else.
+    """Download weights as safetensors, or as `pytorch_model.bin` where the repository has nothing else.
 
     The configuration comes first: nobody waits for gigabytes that cannot be used.
     """
@@ -210,7 +210,7 @@ def load_model(
 
 
 def read_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, str | None]:
-    """The configuration of a model folder, and the head it was saved with."""
+    """Return the configuration of a model folder, and the head it was saved with."""
     file = existing_folder(folder) / CONFIG_FILE
     raw = read_json(file)
     with naming(file):

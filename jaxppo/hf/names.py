@@ -24,7 +24,7 @@ MAX_PROBLEMS = 5  # tensors listed in one error message; the rest are counted
 
 
 def reward_bias(config: ModelConfig) -> float:
-    """What is to be subtracted from the scores of a reward model: what jaxppo stored in its folder, or 0.
+    """Return what is to be subtracted from the scores of a reward model: what jaxppo stored in its folder, or 0.
 
     Raises:
         ModelError: it is no finite number.
@@ -140,7 +140,7 @@ def expected_tensors(config: ModelConfig, head: str | None, available: Any = ())
 def check_tensors(
     config: ModelConfig, head: str | None, expected: dict[str, Expected], tensors: dict[str, Tensor]
 ) -> tuple[str, ...]:
-    """Names of the tensors that this model has no place for: constants of old checkpoints, and other heads.
+    """Return the names of tensors that this model has no place for: constants of old checkpoints, and other heads.
 
     Raises:
         ModelError: a tensor is missing, of another shape, or unknown.

@@ -166,7 +166,7 @@ def load_adapter(
 
 
 def load_reward_bias(folder: str | os.PathLike[str]) -> float:
-    """What is to be subtracted from the scores of a reward model's adapter: what jaxppo stored with it, or 0.
+    """Return what is to be subtracted from the scores of a reward model's adapter: what jaxppo stored with it, or 0.
 
     Raises:
         ModelError: the weights are unreadable, or it is no finite number.

@@ -68,7 +68,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
 
 
 def _tokenizer_loader(folder: Path) -> Callable[[Path], Any]:
-    """What of transformers reads the folder's tokenizer: its plain class where the folder names it, or its chooser.
+    """Return transformers' reader of the tokenizer: its plain class where the folder names it, else its chooser.
 
     To import the chooser takes 2 s where torch is installed, which it imports; the plain class takes a third of that.
     """

@@ -18,7 +18,7 @@ FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2}
 
 
 def family_of(model_type: object) -> Family:
-    """The family of a `model_type`.
+    """Return the family of a `model_type`.
 
     Raises:
         ModelError: there is none of this name.

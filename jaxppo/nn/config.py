@@ -187,7 +187,7 @@ class Family:
 
 
 def linear_names(ours: str, theirs: str, transpose: bool = True) -> dict[str, HfName]:
-    """Names of a linear layer's arrays; torch's Linear stores [outputs, inputs], ours is [inputs, outputs]."""
+    """Name a linear layer's arrays; torch's Linear stores [outputs, inputs], ours is [inputs, outputs]."""
     return {
         f"{ours}/kernel": HfName(f"{theirs}.weight", transpose=transpose),
         f"{ours}/bias": HfName(f"{theirs}.bias"),
@@ -195,7 +195,7 @@ def linear_names(ours: str, theirs: str, transpose: bool = True) -> dict[str, Hf
 
 
 def norm_names(ours: str, theirs: str) -> dict[str, HfName]:
-    """Names of a layer norm's arrays."""
+    """Return the names of a layer norm's arrays."""
     return {f"{ours}/scale": HfName(f"{theirs}.weight"), f"{ours}/bias": HfName(f"{theirs}.bias")}
 
 

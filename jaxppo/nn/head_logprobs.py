@@ -30,7 +30,7 @@ ACCELERATOR_BLOCK = Block(4096, 8192)
 
 
 def default_block() -> Block:
-    """What suits the devices that JAX computes on."""
+    """Return the block sizes that suit the devices that JAX computes on."""
     return CPU_BLOCK if jax.default_backend() == "cpu" else ACCELERATOR_BLOCK
 
 
@@ -233,7 +233,7 @@ class _Columns(NamedTuple):
         return jnp.minimum(c * self.width, self.vocab - self.width)
 
     def holds(self, c: Array, ids: Array) -> Array:
-        """Whether block c is the one that counts these columns."""
+        """Return whether block c is the one that counts these columns."""
         return (ids // self.width == c) & (ids < self.vocab)
 
     def new(self, c: Array) -> Array | None:
@@ -242,11 +242,11 @@ class _Columns(NamedTuple):
         return None if even else self.start(c) + jnp.arange(self.width) >= c * self.width
 
     def of(self, matrix: Array, c: Array) -> Array:
-        """Columns of a [D, V] matrix."""
+        """Cut columns out of a [D, V] matrix."""
         return jax.lax.dynamic_slice_in_dim(matrix, self.start(c), self.width, axis=1)
 
     def put(self, matrix: Array, c: Array, values: Array) -> Array:
-        """The [D, V] matrix with these columns."""
+        """Put columns into a [D, V] matrix."""
         return jax.lax.dynamic_update_slice_in_dim(matrix, values, self.start(c), axis=1)
 
 

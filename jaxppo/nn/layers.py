@@ -133,7 +133,7 @@ def embedding(config: ModelConfig, num_embeddings: int, rngs: nnx.Rngs) -> nnx.E
 
 
 def look_up(table: nnx.Embed, ids: jax.Array, mode: str = "fill") -> jax.Array:
-    """Rows of a table: [B, T] -> [B, T, D]. Ids outside of it give NaN ("fill") or its last row ("clip")."""
+    """Look up rows of a table: [B, T] -> [B, T, D]. Ids outside of it give NaN ("fill") or its last row ("clip")."""
     # nnx.Embed would cast to the dtype of its construction, and take another row for ids outside.
     return jnp.take(table.embedding[...], ids, axis=0, mode=mode)
 
@@ -159,7 +159,7 @@ def columns(tree: Any, read: jax.Array | None, axis: int) -> Any:
 def project(
     linear: Linear, x_btd: jax.Array, read: jax.Array | None, shape: tuple[int, int, int], axis: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries of the tokens that are read, keys and values of all, from one layer that computes the three of a token.
+    """Compute queries of the tokens that are read, and keys and values of all, by one layer for the three.
 
     Args:
         linear: maps D to 3 H K.
@@ -292,7 +292,7 @@ def run_layers(
 def _run_recomputed(
     layers: list[tuple[nnx.GraphDef, nnx.State]], hidden: jax.Array, shared: tuple[Any, ...]
 ) -> jax.Array:
-    """Layers that compute all but their inputs once more for the gradient.
+    """Make layers that compute all but their inputs once more for the gradient.
 
     Those of one kind that follow one another are one loop: without it, XLA on the CPU finds that the second computation
     is the first, and keeps its results after all. The loop takes their weights from one array: a copy, unless they were

@@ -64,7 +64,7 @@ class LoraConfig:
         return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
 
     def targets(self, name: str) -> bool:
-        """Whether a linear layer with this full name in transformers gets an adapter."""
+        """Return whether a linear layer with this full name in transformers gets an adapter."""
         if self.target_modules is None:
             return True
         if isinstance(self.target_modules, str):
@@ -115,7 +115,7 @@ def put(tree: Params, path: tuple[str, ...], value: Any) -> None:
 
 
 def attach(base: Params, adapter: Params, scale: float) -> Params:
-    """The parameters of the adapted model, for `models.apply`; the base's arrays are shared, not copied.
+    """Attach an adapter: the parameters that `models.apply` takes; the base's arrays are shared, not copied.
 
     Args:
         base: parameters.
@@ -132,7 +132,7 @@ def attach(base: Params, adapter: Params, scale: float) -> Params:
 
 
 def merge(base: Params, adapter: Params, scale: float) -> Params:
-    """The parameters of the adapted model as one without an adapter: W + s A B in place of W, in its dtype."""
+    """Merge an adapter into the parameters of its base: W + s A B in place of W, in its dtype."""
     result = dict(base)
     for name, value in adapter.items():
         if not isinstance(value, dict):
@@ -147,7 +147,7 @@ def merge(base: Params, adapter: Params, scale: float) -> Params:
 
 
 def fingerprint(base: Params) -> str:
-    """A short name of a trunk's numbers: the SHA-256 of 64 of each array's, in the order of the tree."""
+    """Return a short name of a trunk's numbers: the SHA-256 of 64 of each array's, in the order of the tree."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(base["trunk"]):
         some = leaf.reshape(-1)[:: max(1, leaf.size // 64)][:64]

@@ -54,7 +54,7 @@ class DataParallel:
         self.mesh = Mesh(np.asarray(self.devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
 
     def _check_processes(self) -> None:
-        """Rows of a process must be its own: an axis that splits no rows may not reach over processes."""
+        """Check that rows of a process are its own: an axis that splits no rows may not reach over processes."""
         owners = [device.process_index for device in self.devices]
         local = len(self.local_devices)
         if owners != sorted(owners) or len(owners) != local * len(set(owners)):
@@ -85,7 +85,7 @@ class DataParallel:
         return [device for device in self.devices if device.process_index == jax.process_index()]
 
     def of_process(self) -> "DataParallel":
-        """The devices of this process alone, used in the same way: for what each process computes by itself."""
+        """Return the devices of this process alone, used in the same way: for what each process computes by itself."""
         if jax.process_count() == 1:
             return self
         tensor = f",{TENSOR}={self.sizes[TENSOR]}" if self.sizes[TENSOR] > 1 else ""
@@ -111,7 +111,7 @@ class DataParallel:
                     )
 
     def describe(self) -> str:
-        """Devices and how they are used, in words."""
+        """Describe the devices and how they are used."""
         processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
         sizes = ",".join(f"{name}={size}" for name, size in self.sizes.items() if size > 1)
         mesh = f" ({sizes})" if self.mode == "fsdp" and sizes else ""
@@ -120,17 +120,17 @@ class DataParallel:
     # --- placement
 
     def placement(self, path: tuple[str, ...], shape: tuple[int, ...]) -> NamedSharding:
-        """Where a parameter goes. A `Placement` of `hf.load_model`."""
+        """Return where a parameter goes. A `Placement` of `hf.load_model`."""
         return NamedSharding(self.mesh, self._spec("/".join(path), shape))
 
     def shardings(self, tree: Any) -> Any:
-        """Where the arrays of a tree of parameters, or of what goes with them, are on the devices."""
+        """Return where the arrays of a tree of parameters, or of what goes with them, are on the devices."""
         return jax.tree_util.tree_map_with_path(
             lambda keys, x: NamedSharding(self.mesh, self._spec(partition.path_of(keys), x.shape)), tree
         )
 
     def shards(self, tree: Any) -> Any:
-        """Shapes of what one device holds of parameters, or of what goes with them."""
+        """Return the shapes of what one device holds of parameters, or of what goes with them."""
         shard = lambda x, sharding: jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
         return jax.tree.map(shard, tree, self.shardings(tree))
 
@@ -143,7 +143,7 @@ class DataParallel:
         return jax.tree.map(_put_local, tree, shardings)
 
     def local_rows(self, count: int) -> slice:
-        """Which of so many rows are those of this process."""
+        """Return which of so many rows are those of this process."""
         size = count // jax.process_count()
         return slice(jax.process_index() * size, (jax.process_index() + 1) * size)
 
@@ -277,14 +277,14 @@ class DataParallel:
 
 
 def _whole_on_host(x: Any) -> Any:
-    """An array as a whole; where other processes have parts of it, all of them must call this."""
+    """Gather an array on this host; where other processes have parts of it, all of them must call this."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable and not x.is_fully_replicated:
         return multihost_utils.process_allgather(x, tiled=True)  # a global array comes back whole
     return jax.device_get(x)
 
 
 def _put_local(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Each process takes its parts of an array that all have; `device_put` would compare all of it first."""
+    """Take the parts of this process of an array that all have; `device_put` would compare all of it first."""
     if isinstance(x, Tracer):
         return jax.device_put(x, sharding)
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -296,5 +296,5 @@ def _put_local(x: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def _manual(sharding: NamedSharding) -> PartitionSpec:
-    """What a per-device program sees of a placement: all but the axis that the compiler looks after."""
+    """Return what a per-device program sees of a placement: all but the axis that the compiler looks after."""
     return PartitionSpec(*(None if axis == TENSOR else axis for axis in sharding.spec))

@@ -44,18 +44,18 @@ def add(table: Mapping[str, tuple[str | None, ...]]) -> None:
 
 
 def axes_of(path: str) -> tuple[str | None, ...]:
-    """The entry of the table for a path like "policy/trunk/layers/0/attention/dense/kernel"; () where there is none."""
+    """Return the entry for a path like "policy/trunk/layers/0/attention/dense/kernel"; () where there is none."""
     parts = path.split("/")
     return next((TABLE[end] for end in ("/".join(parts[-3:]), "/".join(parts[-2:])) if end in TABLE), ())
 
 
 def path_of(keys: Any) -> str:
-    """The path of a leaf, as `jax.tree_util` names it, in the words of the table."""
+    """Return the path of a leaf, as `jax.tree_util` names it, in the words of the table."""
     return jax.tree_util.keystr(keys, simple=True, separator="/").removesuffix("/value")
 
 
 def whole(tree: Any, size: int, dtype: Any = None) -> Any:
-    """Parameters of which this device may hold shards, gathered; the very same arrays where there is nothing to do.
+    """Gather parameters of which this device may hold shards; the very same arrays where there is nothing to do.
 
     The gradient of what was gathered is summed over the devices, in float32, and split again.
 
@@ -97,7 +97,7 @@ def _gather_backward(
 
 
 def _beside_tensor(program: Callable[[jax.Array], jax.Array], x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """A collective over `FSDP` of an array that the compiler has split over `TENSOR`, and is to leave so."""
+    """Run a collective over `FSDP` on an array that the compiler has split over `TENSOR`, and is to leave so."""
     sizes = _mesh_sizes()
     spec = [axis if axis == TENSOR and n % sizes[TENSOR] == 0 else None for axis, n in zip(axes, x.shape, strict=True)]
     if TENSOR not in spec or sizes[TENSOR] == 1:
@@ -107,7 +107,7 @@ def _beside_tensor(program: Callable[[jax.Array], jax.Array], x: jax.Array, axes
 
 
 def _mesh_sizes() -> dict[str, int]:
-    """Devices along each axis where this is traced; 1 for an axis that is not there."""
+    """Return how many devices each axis has where this is traced; 1 for an axis that is not there."""
     mesh = jax.sharding.get_abstract_mesh()
     return {DATA: 1, FSDP: 1, TENSOR: 1} | dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
 
@@ -116,7 +116,7 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 
 def shard_of(matrix: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """This device's part of a matrix, whose shape tells along which axis it is split, if any."""
+    """Return this device's part of a matrix, whose shape tells along which axis it is split, if any."""
     for axis, (size, whole_size) in enumerate(zip(shape, matrix.shape, strict=True)):
         if size != whole_size:
             return jax.lax.dynamic_slice_in_dim(matrix, jax.lax.axis_index(FSDP) * size, size, axis)
@@ -124,14 +124,14 @@ def shard_of(matrix: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def is_split(tree: Any, size: int) -> bool:
-    """Whether this device holds shards of these parameters."""
+    """Return whether this device holds shards of these parameters."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     of_table = ((axes_of(path_of(keys)), leaf) for keys, leaf in leaves)
     return any(FSDP in axes and leaf.shape[axes.index(FSDP)] != size for axes, leaf in of_table)
 
 
 def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
-    """Sums over all devices; gradients of what was gathered are summed over `FSDP` already, and stay split.
+    """Sum over all devices; gradients of what was gathered are summed over `FSDP` already, and stay split.
 
     Args:
         tree: anything; parameters' gradients are told by their paths.
@@ -151,7 +151,7 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
 
 
 def largest(x: jax.Array, axes: str | tuple[str, ...] | None) -> jax.Array:
-    """The largest of an integer over the devices that gather shards together, so that all of them take one branch."""
+    """Return the largest integer among the devices that gather shards together, so that all take one branch."""
     return jax.lax.pmax(x, FSDP) if _splits(axes) else x
 
 
@@ -167,7 +167,7 @@ def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
 
 
 def _splits(axes: str | tuple[str, ...] | None) -> bool:
-    """Whether programs over these axes may hold shards."""
+    """Return whether programs over these axes may hold shards."""
     return isinstance(axes, tuple) and FSDP in axes
 
 
@@ -186,7 +186,7 @@ def over_tensor(x: jax.Array, axis: int | None) -> jax.Array:
 
 
 def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
-    """Sizes of the axes from a text like "data=2,fsdp=4": {axis: devices}; one of -1 takes what is left.
+    """Parse the sizes of the axes from a text like "data=2,fsdp=4": {axis: devices}; one of -1 takes what is left.
 
     Raises:
         ValueError: the text says something else, or the sizes do not multiply to the number of devices.

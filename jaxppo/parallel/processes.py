@@ -85,17 +85,17 @@ def _end_unconnected(address: str | None, count: int | None, seconds: int) -> No
 
 
 def is_first() -> bool:
-    """Whether this process writes logs, samples and models."""
+    """Return whether this process writes logs, samples and models."""
     return jax.process_index() == 0
 
 
 def output() -> TextIO | None:
-    """Where this process shows its view of the run: standard output (None), or nowhere if it is not the first."""
+    """Return where this process shows its view of the run: standard output (None), or nowhere but in the first."""
     return None if is_first() else open(os.devnull, "w", encoding="utf-8")
 
 
 def gather(value: T) -> list[T]:
-    """What each process has, in their order, on every process; all of them must call this.
+    """Gather what each process has, in their order, on every process; all of them must call this.
 
     Args:
         value: anything that `pickle` can write.
@@ -111,7 +111,7 @@ def gather(value: T) -> list[T]:
 
 
 def is_alone() -> bool:
-    """Whether the run has this process only."""
+    """Return whether the run has only this process."""
     return jax.process_count() == 1
 
 
@@ -135,14 +135,14 @@ def end_with(status: int) -> None:
 
 
 def largest(number: int) -> int:
-    """The largest of the processes' numbers, on every process; all of them must call this."""
+    """Return the largest of the processes' numbers, on every process; all of them must call this."""
     if is_alone():
         return number
     return int(np.max(multihost_utils.process_allgather(np.int64(number))))
 
 
 def on_first(function: Callable[[], T]) -> T:
-    """What a function returns or refuses on the first process, on every process; all of them must call this.
+    """Return what a function returns or refuses on the first process, on every process; all of them must call this.
 
     Raises:
         JaxppoError: as the function does, everywhere.

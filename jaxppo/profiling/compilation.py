@@ -40,11 +40,11 @@ class Compilations:
         jax.monitoring.unregister_event_duration_listener(self._note_duration)
 
     def begin(self) -> None:
-        """An update begins: what was compiled before, for instance by an evaluation, is not counted."""
+        """Begin an update: what was compiled before, for instance by an evaluation, is not counted."""
         self._requests, self._hits, self._seconds = 0, 0, 0.0
 
     def end(self, step: int, length: int) -> dict[str, float]:
-        """The metrics of the update that ends here; tells of programs that it compiled after the warm-up.
+        """Return the metrics of the update that ends here, and report programs that it compiled after the warm-up.
 
         Args:
             step: number of the update, from 1.

@@ -94,26 +94,26 @@ class Pass(NamedTuple):
 
 
 def forward(model: Products, size: Pass, head: bool = True) -> int:
-    """Operations of a forward pass; with a `head` that predicts what comes after every token that is read."""
+    """Count the operations of a forward pass; with a `head` that predicts what comes after every token that is read."""
     adapted = 2 * size.tokens * model.adapter
     pairs = size.tokens * (model.layers - 1) + size.read
     return _linear(model, size, head) + adapted + 4 * pairs * size.seen * model.attention
 
 
 def backward(model: Products, size: Pass, head: bool = True) -> int:
-    """Operations of a backward pass: two products for each of the forward pass, or one where a weight is frozen."""
+    """Count those of a backward pass: two products for each of the forward pass, or one where a weight is frozen."""
     frozen = _linear(model, size, head) if model.adapter else 0
     return 2 * forward(model, size, head) - frozen
 
 
 def _linear(model: Products, size: Pass, head: bool) -> int:
-    """The part of a forward pass that multiplies with weights of the model itself."""
+    """Count the products of a forward pass with the model's own weights."""
     trunk = size.tokens * model.trunk - (size.tokens - size.read) * model.last
     return 2 * (trunk + size.read * model.head * head)
 
 
 def sampling(policy: Products, shapes: Shapes) -> int:
-    """A pass over every prompt, then one over each token drawn but the last; adapters are merged into the weights."""
+    """Count a pass over every prompt, then one over each token drawn but the last; adapters are merged."""
     merged = policy._replace(adapter=0)
     prompts = Pass(shapes.prompts * shapes.prompt_length, shapes.prompt_length, read=shapes.prompts)
     drawn = shapes.completions * (shapes.longest_completion - 1)
@@ -147,12 +147,12 @@ def learning(config: TrainConfig, models: Models, shapes: Shapes) -> int:
 
 
 def of_update(config: TrainConfig, models: Models, shapes: Shapes) -> int:
-    """Operations of an update: sampling, scoring and learning; rewards are not counted."""
+    """Count the operations of an update: sampling, scoring and learning; rewards are not counted."""
     return sampling(models.policy, shapes) + scoring(config, models, shapes) + learning(config, models, shapes)
 
 
 def _size(shapes: Shapes) -> Pass:
-    """A pass over all sequences, in which the completions are predicted or valued."""
+    """Count a pass over all sequences, in which the completions are predicted or valued."""
     tokens = shapes.completions * shapes.sequence_length
     return Pass(tokens, shapes.sequence_length, read=shapes.completions * shapes.completion_length)
 

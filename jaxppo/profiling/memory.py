@@ -36,7 +36,7 @@ rows, W2 with twice and with half as many.
 
 
 def rows_at_once(models: Sequence[ModelConfig], length: int) -> int | None:
-    """Rows of `length` tokens that a pass through any of the models should take at once; None: all there are.
+    """Return how many rows of `length` tokens a pass through any of the models should take at once; None: all.
 
     On a CPU, so many that the widest activation of a layer stays in the cache: large temporaries cost time there,
     fresh memory pages above all. Accelerators are best with all rows, as far as memory allows.
@@ -48,7 +48,7 @@ def rows_at_once(models: Sequence[ModelConfig], length: int) -> int | None:
 
 
 def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int) -> int | None:
-    """Rows per device and scoring pass: as configured, or `rows_at_once`; None: all."""
+    """Return how many rows a device takes per scoring pass: as configured, or `rows_at_once`; None: all."""
     configured = config.rl.local_rollout_forward_batch_size
     return rows_at_once(models, length) if configured is None else configured
 
@@ -61,7 +61,7 @@ def micro_batches(config: TrainConfig, models: Sequence[ModelConfig], length: in
 
 
 def parts_at_once(models: Sequence[ModelConfig], rows: int, length: int) -> int:
-    """The fewest equal parts of a device's rows that `rows_at_once` takes."""
+    """Return into how many equal parts `rows_at_once` cuts the rows of a device."""
     most = rows_at_once(models, length) or rows
     return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= most)
 
@@ -78,7 +78,7 @@ class Budget(NamedTuple):
         return sum(self.held.values()) + max(sum(stage.values()) for stage in self.stages.values())
 
     def describe(self) -> str:
-        """The budget in words, in MiB."""
+        """Describe the budget in words, in MiB."""
         held = f"{_sum(self.held)} throughout ({_parts(self.held)})"
         stages = [f"{name} adds {_sum(stage)} ({_parts(stage)})" for name, stage in self.stages.items()]
         return f"memory per device in MiB, estimated: {'; '.join([held, *stages])}; {self.peak / MIB:,.1f} at the peak"
@@ -102,7 +102,7 @@ def budget(
     row_shards: int,
     mesh: Mapping[str, int] | None = None,
 ) -> Budget:
-    """What a run will take.
+    """Estimate the memory that a run will take.
 
     Args:
         config: hyper-parameters.
@@ -159,17 +159,17 @@ def budget(
 
 
 def _trunks(models: Sequence[ModelConfig], trees: Mapping[str, Any]) -> Iterator[tuple[ModelConfig, Any]]:
-    """What belongs to each of the models, heads on the trunk of another one left out."""
+    """Return the arrays that belong to each of the models, heads on the trunk of another one left out."""
     return zip(models, [tree for tree in trees.values() if "trunk" in tree], strict=True)
 
 
 def tree_bytes(tree: Any) -> int:
-    """Bytes of all arrays of a tree."""
+    """Return the bytes of all arrays of a tree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def copy_bytes(model: ModelConfig, weights: Any, merged: bool = False) -> int:
-    """What weights take a second time while they are computed with: 0 where they are used as they are.
+    """Return the bytes that weights take a second time while they are computed with: 0 where they are used as they are.
 
     Args:
         model: gives the dtype of the computation.
@@ -182,12 +182,12 @@ def copy_bytes(model: ModelConfig, weights: Any, merged: bool = False) -> int:
 
 
 def compute_bytes(model: ModelConfig, weights: Any) -> int:
-    """All weights in the dtype of the computation."""
+    """Return the bytes of all weights in the dtype of the computation."""
     return sum(leaf.size for leaf in jax.tree.leaves(weights)) * _itemsize(model)
 
 
 def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
-    """What a device gathers at once of a model that is split over `FSDP`.
+    """Return the bytes that a device gathers at once of a model that is split over `FSDP`.
 
     That is embedding and head, and two layers, one that is computed with and one that is on its way. The head's
     blocks go over the whole vocabulary, so that it is not split over `TENSOR` while they are computed.
@@ -203,7 +203,7 @@ def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
 
 
 def stacked_bytes(model: ModelConfig, tree: Any, split: bool) -> int:
-    """The layers of a tree in one array each, as `gradient_checkpointing` takes them and their gradients.
+    """Stack the layers of a tree into one array each, as `gradient_checkpointing` takes them and their gradients.
 
     Args:
         model: gives the dtype of the computation.
@@ -215,7 +215,7 @@ def stacked_bytes(model: ModelConfig, tree: Any, split: bool) -> int:
 
 
 def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:
-    """Keys and values of every layer: 2 L B H S K numbers in the dtype of the computation.
+    """Return the bytes of keys and values of every layer: 2 L B H S K numbers in the dtype of the computation.
 
     Args:
         model: gives L layers, H heads of keys, and their size K.
@@ -261,7 +261,7 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
 
 
 def logits_bytes(model: ModelConfig, predictions: int) -> int:
-    """Logits of one block of predictions, and as many numbers beside them.
+    """Return the bytes of the logits of one block of predictions, and as many numbers beside them.
 
     Args:
         model: gives the vocabulary.
@@ -276,7 +276,7 @@ def _itemsize(model: ModelConfig) -> int:
 
 
 def excess(budget: Budget, devices: Sequence[Any]) -> str | None:
-    """A warning where the budget is more than the smallest of these devices allows; else None, also if none says."""
+    """Return a warning where the budget exceeds the smallest of these devices; None elsewhere, or if none says."""
     limit = min((stats["bytes_limit"] for stats in _stats(devices) if "bytes_limit" in stats), default=None)
     if limit is None or budget.peak <= limit:
         return None
@@ -288,7 +288,7 @@ def excess(budget: Budget, devices: Sequence[Any]) -> str | None:
 
 
 def measured(devices: Sequence[Any]) -> dict[str, float]:
-    """The metric of what was in use at most so far.
+    """Return the metric of the peak so far.
 
     On the fullest of these devices or, where they do not say, in the whole process; {} on Windows, where neither is
     known.
@@ -303,7 +303,7 @@ def measured(devices: Sequence[Any]) -> dict[str, float]:
 
 
 def describe_measured(record: Mapping[str, Any], devices: Sequence[Any]) -> str:
-    """A line about the metric of a record."""
+    """Describe the peak of a record in a line."""
     whose = "each device" if any("peak_bytes_in_use" in stats for stats in _stats(devices)) else "the whole process"
     return f"memory of {whose} after update {record['step']}: {record['memory/peak_mib']:,.1f} MiB at the peak"
 

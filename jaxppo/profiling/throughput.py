@@ -20,7 +20,7 @@ class Peak(NamedTuple):
 
 
 def _tpu(device_kind: str, bfloat16: float) -> Peak:
-    """A TPU multiplies in bfloat16 alone: once by default, in six passes for a float32 product at "highest".
+    """Return the peak of a TPU, which multiplies in bfloat16: once, or in six passes for a float32 product at "highest".
 
     Source of the passes: jax.lax.Precision and XLA's BF16_BF16_F32_X6.
     """
@@ -50,7 +50,7 @@ PEAKS = (
 
 
 def peak_tflops(device_kind: str, dtype: str, precision: str | None) -> float | None:
-    """Most operations per second of one device, in TFLOP/s; None where it is not known.
+    """Return the peak operations per second of one device, in TFLOP/s; None where it is not known.
 
     Args:
         device_kind: as JAX names it.
@@ -85,7 +85,7 @@ class Throughput:
         self._peak_tflops = None if peak is None else peak * parallel.num_devices
 
     def metrics(self, shapes: flops.Shapes, seconds: float) -> dict[str, float]:
-        """The metrics of one update.
+        """Return the metrics of one update.
 
         Args:
             shapes: of its batch.

@@ -107,13 +107,13 @@ class Profile:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """A trace in Chrome's JSON format."""
+    """Read a trace in Chrome's JSON format."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return json.load(file)
 
 
 def table_of(trace: dict[str, Any], updates: str) -> str:
-    """The most expensive operations of a trace, one a line.
+    """Write the most expensive operations of a trace, one a line.
 
     Args:
         trace: in Chrome's JSON format, as JAX writes it.
@@ -131,7 +131,7 @@ def table_of(trace: dict[str, Any], updates: str) -> str:
 
 
 def ops_of(trace: dict[str, Any]) -> list[Op]:
-    """All operations of a trace, the most expensive first.
+    """Return all operations of a trace, the most expensive first.
 
     Args:
         trace: in Chrome's JSON format, as JAX writes it.
@@ -149,7 +149,7 @@ def ops_of(trace: dict[str, Any]) -> list[Op]:
 
 
 def _lines(trace: dict[str, Any]) -> Iterable[list[dict[str, Any]]]:
-    """Operations of each device's line or host's thread; of devices alone where there are any.
+    """Collect the operations of each device's line or host's thread; of devices alone where there are any.
 
     Beside its other lines a device may have a line "XLA Ops": then that one counts.
     """
@@ -172,7 +172,7 @@ def _lines(trace: dict[str, Any]) -> Iterable[list[dict[str, Any]]]:
 
 
 def _own_times(line: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
-    """Each event of a line, with its microseconds less those of the events right within it, such as a loop's body."""
+    """Yield each event of a line with its own microseconds: less those of the events right within it."""
     line = sorted(line, key=lambda event: (event["ts"], -event["dur"]))
     own = [event["dur"] for event in line]
     around: list[int] = []  # numbers of the events that are going on

@@ -207,7 +207,7 @@ def read_answer(body: bytes, expected: int, shown: Callable[[str], str] = ascii)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether JSON gave a number that is finite as a float; true and false are no numbers."""
+    """Return whether JSON gave a number that is finite as a float; true and false are no numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:

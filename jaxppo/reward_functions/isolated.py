@@ -70,7 +70,7 @@ def import_function(path: str) -> Callable[..., Any]:
 
 
 def is_async(function: RewardFunction) -> bool:
-    """Whether calling a function gives something to await."""
+    """Return whether calling a function gives something to await."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 

@@ -187,7 +187,7 @@ def _reward(name: str, function: RewardFunction, weight: float, config: RewardCo
 
 
 def shares_policy(config: RewardConfig) -> bool:
-    """Whether the reward `model` is an adapter on the weights that the policy starts from."""
+    """Return whether the reward `model` is an adapter on the weights that the policy starts from."""
     path = config.reward_model_path
     return path is not None and _is_adapter(hf.find_model(path))
 

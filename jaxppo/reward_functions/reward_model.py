@@ -158,7 +158,7 @@ class ModelReward:
 
 
 def same_vocabulary(first: Any, second: Any) -> bool:
-    """Whether two tokenizers mean the same by every id, the end of sequence included.
+    """Return whether two tokenizers mean the same by every id, the end of sequence included.
 
     How they pad does not matter, since no mask is read from ids.
     """

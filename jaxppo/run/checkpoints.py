@@ -116,7 +116,7 @@ class Checkpoints:
                 self._manager.wait_until_finished()
 
     def restore(self, like: TrainState, warn: Warn) -> TrainState:
-        """The latest undamaged state.
+        """Restore the latest undamaged state.
 
         Args:
             like: its arrays say where the restored ones are placed, whatever devices they were saved from.
@@ -155,7 +155,7 @@ class Checkpoints:
         return self.restore(like, warn)
 
     def restore_params(self, step: int | None, warn: Warn) -> tuple[Params, dict[str, Any], int]:
-        """Parameters alone, on the host, as they were saved on any number of devices.
+        """Restore parameters alone, on the host, whatever the number of devices they were saved on.
 
         Args:
             step: which checkpoint; None: the latest undamaged one.
@@ -272,7 +272,7 @@ class Checkpoints:
         return step
 
     def _damage(self, step: int, items: Sequence[str]) -> str | None:
-        """What is wrong with the files of a checkpoint, or None."""
+        """Return what is wrong with the files of a checkpoint, or None."""
         folder = self._folder / str(step)
         try:
             text = (folder / CHECKSUMS).read_text(encoding="utf-8")
@@ -319,11 +319,11 @@ class _LatestAndBest:
     values: dict[int, float] = field(default_factory=dict)  # of the metric, by step; not every step has one
 
     def best(self, steps: Sequence[int]) -> int | None:
-        """The first of the steps with the best value."""
+        """Return the first of the steps with the best value."""
         return max((s for s in steps if s in self.values), key=lambda s: self.sign * self.values[s], default=None)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """One answer per checkpoint."""
+        """Return one answer per checkpoint."""
         del context
         steps = sorted(info.step for info in checkpoints)
         kept = {*steps[-self.keep :], self.best(steps)}
@@ -331,12 +331,12 @@ class _LatestAndBest:
 
 
 def is_whole(state: TrainState) -> bool:
-    """Whether a state can be saved after an error: no update has begun on it, and no other process is waited for."""
+    """Return whether a state can be saved after an error: no update has begun on it, and this process is alone."""
     return processes.is_alone() and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def _trees(state: TrainState) -> dict[str, Any]:
-    """The items of a checkpoint that hold arrays."""
+    """Return the items of a checkpoint that hold arrays."""
     rest = {"step": state.step} | ({} if state.controls is None else {"controls": state.controls})
     return {PARAMS: state.params, OPT_STATE: state.opt_state, REST: rest}
 
@@ -360,7 +360,7 @@ def _checksum(path: Path) -> list[int]:
 
 
 def _sealed(table: dict[str, list[int]]) -> str:
-    """The text of `CHECKSUMS`: a damaged name in it would let the file of that name pass unread."""
+    """Return the text of `CHECKSUMS`: a damaged name in it would let the file of that name pass unread."""
     return json.dumps({"files": table, "crc32": zlib.crc32(json.dumps(table).encode())})
 
 
@@ -369,7 +369,7 @@ def _listed(damaged: dict[int, str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What `json` cannot write by itself: scalars and arrays of numpy and jax."""
+    """Convert what `json` cannot write by itself: scalars and arrays of numpy and jax."""
     return value.tolist()
 
 
@@ -378,7 +378,7 @@ def _no_number(_: str) -> None:
 
 
 def _system_reason(error: Exception) -> str | None:
-    """The operating system's reason for an error, which tensorstore hides in a text; None: it has none."""
+    """Return the operating system's reason for an error, which tensorstore hides in a text; None: it has none."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     code = re.search(r"os_error_code='(\d+)'", str(error))

@@ -126,7 +126,7 @@ def default_folder(command: str, run: RunConfig) -> Path:
 
 
 def check(folder: Path, config: Any, run: RunConfig) -> bool:
-    """Whether the folder holds the run to resume (True) or is free for a new one (False); nothing is written.
+    """Return whether the folder holds the run to resume (True) or is free for a new one (False); nothing is written.
 
     Raises:
         ConfigError: it holds another run, or something else, or the run to resume has another configuration.
@@ -186,14 +186,14 @@ def _link_or_copy(partial: Path, path: Path) -> None:
 
 
 def command_line() -> str:
-    """The command of this process, without secrets."""
+    """Return the command of this process, without secrets."""
     file = Path(sys.argv[0])
     name = file.parent.name if file.stem == "__main__" else file.stem  # a command may be the door of a room
     return redact_command(["python", "-m", f"jaxppo.{name}", *sys.argv[1:]])
 
 
 def resume_command(command: str, folder: Path, config: Any) -> str:
-    """The command that goes on with a run: those settings are named that its folder does not keep.
+    """Return the command that goes on with a run: those settings are named that its folder does not keep.
 
     Args:
         command: name of the command.

@@ -32,11 +32,11 @@ class JsonlLog:
         self._file = self._open()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Writes one record; values may be scalars and arrays of numpy or jax, lists, mappings and strings."""
+        """Write one record; values may be scalars and arrays of numpy or jax, lists, mappings and strings."""
         self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
-        """Cuts the log back to the records with `record["step"] <= step`, as a resumed run needs.
+        """Cut the log back to the records with `record["step"] <= step`, as a resumed run needs.
 
         The new file replaces the old one in one move: a kill leaves either of them whole.
 
@@ -53,7 +53,7 @@ class JsonlLog:
             self._file = self._open()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> "JsonlLog":
@@ -68,7 +68,7 @@ class JsonlLog:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the records of a `metrics.jsonl` or `samples.jsonl`; a half-written last line is left out.
+    """Read the records of a `metrics.jsonl` or `samples.jsonl`; a half-written last line is left out.
 
     Raises:
         DataError: the file is missing, or a line is not a JSON object.
@@ -77,7 +77,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def iter_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The same one after the other, for files larger than memory.
+    """Yield the same one after the other, for files larger than memory.
 
     Raises:
         DataError: as for `read_metrics`, once the reading gets there.
@@ -90,7 +90,7 @@ def _complete_part(content: bytes) -> bytes:
 
 
 def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (line with its newline, record) of every complete line."""
+    """Yield (line with its newline, record) of every complete line."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -122,7 +122,7 @@ def _step(record: dict[str, Any], path: Path) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Turns a value into what `json.dumps` writes: arrays into numbers and lists, NaN and infinities into None."""
+    """Turn a value into what `json.dumps` writes: arrays into numbers and lists, NaN and infinities into None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -104,7 +104,7 @@ def check() -> None:
 
 
 def notice() -> str | None:
-    """What to tell somebody who has asked to stop and waits for it; None where nobody has."""
+    """Return what to tell somebody who has asked to stop and waits for it; None where nobody has."""
     if not any(preemption.noted for preemption in _active):
         return None
     return "stopping: the last update is being saved (a second Ctrl-C ends at once, without saving)"
