@@ -20,7 +20,7 @@ class Peak(NamedTuple):
 
 
 def _tpu(device_kind: str, bfloat16: float) -> Peak:
-    """Return the peak of a TPU, which multiplies in bfloat16: once, or in six passes for a float32 product at "highest".
+    """Return the peak of a TPU: products in bfloat16, six of them for one of float32 at "highest".
 
     Source of the passes: jax.lax.Precision and XLA's BF16_BF16_F32_X6.
     """
