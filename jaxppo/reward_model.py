@@ -21,7 +21,7 @@ from jaxppo.data import bucket
 from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
 from jaxppo.evaluate.intervals import interval_text, wilson
-from jaxppo.hf.export import REWARD_MODEL, TOKENIZER_FOLDER, base_of, models_meta, write_models
+from jaxppo.hf.export import REWARD_MODEL, base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import FAMILIES, ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes
@@ -290,7 +290,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         return folder
     run.claim()
     if processes.is_first():
-        hf.save_tokenizer(start.tokenizer, folder / TOKENIZER_FOLDER)
+        write_tokenizer(folder, start.tokenizer)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
     with reported(folder, console):

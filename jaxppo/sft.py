@@ -15,7 +15,7 @@ from jaxppo import data, hf, models
 from jaxppo.config import SFTConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator, print_results
-from jaxppo.hf.export import TOKENIZER_FOLDER, base_of, models_meta, write_models
+from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
@@ -134,7 +134,7 @@ def sft(config: SFTConfig) -> Path:
         return folder
     run.claim()
     if processes.is_first():
-        hf.save_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
+        write_tokenizer(folder, tokenizer)
     base = base_of(config.model_path, start.loaded, model, "lm")
     meta = run.meta(config, models_meta(base, None, None, template.end_id, config.data.dataset))
     params = start.params

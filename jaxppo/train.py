@@ -15,18 +15,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxppo import data, hf
+from jaxppo import data
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import evaluator as evaluation
-from jaxppo.hf.export import TOKENIZER_FOLDER, models_meta, write_models
+from jaxppo.hf.export import models_meta, write_models, write_tokenizer
 from jaxppo.parallel import processes
 from jaxppo.profiling.meter import UpdateMeter
 from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rewards import Completions, Rewards, Scores
-from jaxppo.rl import padding
 from jaxppo.rl.describe import print_plan
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start, load_start
@@ -34,7 +33,6 @@ from jaxppo.run import cli, preemption
 from jaxppo.run import folder as run_folder
 from jaxppo.run.alarms import Health
 from jaxppo.run.loop import StepOutput, Steps, TrainingLoop
-from jaxppo.run.metrics import with_old_names
 from jaxppo.types import Params, Rollout, TrainState, Trajectories
 
 
@@ -74,7 +72,6 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     config = config.with_episodes(len(fitting)).with_best_metric()
     prompts = _prompts(config, fitting, template)
     models.check_length(prompts.longest + config.sampling.response_length)
-    shorter = padding.shortfalls(prompts.lengths)
     ppo = PPO(
         config,
         models.policy,
@@ -83,7 +80,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         parallel,
         models.value,
         models.adapter,
-        shorter,
+        prompts.length_gaps,
     )
     rewards = _rewards(config, ppo, start, models.tokenizer, run.folder)
     rewards.check_columns([*data.column_names(rows), "prompt_ids"])
@@ -222,7 +219,7 @@ def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: 
     run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
     run.write_evals(evals)
     if processes.is_first():
-        hf.save_tokenizer(setup.tokenizer, run.folder / TOKENIZER_FOLDER)
+        write_tokenizer(run.folder, setup.tokenizer)
     run.console.stage(config.rl.algorithm.upper())
     state, meta = _run_updates(run, setup, state, reference)
     evals["after"] = _evaluate(run, setup, "after", state)
@@ -257,7 +254,7 @@ def _run_updates(
         stages=("evaluation before", title, "evaluation after", "saving"),
         is_over=health.is_over,
         watch=lambda output: health.check(output.record, output.watched.trajectories, output.watched.samples),
-        logged=with_old_names if config.old_metric_names else lambda record: record,
+        old_metric_names=config.old_metric_names,
         show=evaluation.show_samples,
     )
     loop = TrainingLoop(run, config.loop, updates, state)

@@ -68,8 +68,8 @@ def recorded() -> list[list[int]]:
 def run(config: TrainConfig, parallel: DataParallel) -> dict[str, Any]:
     """An update from the recorded completions, and several whole updates."""
     prompts = prompts_of(config)
-    shorter = padding.shortfalls(prompts.prompt_mask.sum(axis=1).tolist())[:1]  # two lengths to compile, not four
-    ppo = PPO(config, MODEL, EOS, PAD, parallel, shorter=shorter)
+    length_gaps = data.length_gaps(prompts.prompt_mask.sum(axis=1).tolist())[:1]  # two lengths to compile, not four
+    ppo = PPO(config, MODEL, EOS, PAD, parallel, length_gaps=length_gaps)
     policy, other = (jax.device_get(models.init_params(MODEL, jax.random.key(seed))) for seed in (0, 1))
     value = {"trunk": other["trunk"], "score": {"kernel": np.full((16, 1), 0.1, np.float32)}}
     near = jax.tree.map(lambda x, y: np.float32(0.9) * x + np.float32(0.1) * y, policy, other)

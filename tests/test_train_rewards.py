@@ -115,7 +115,7 @@ def test_updates_before_a_reward_that_fails_are_not_lost(run, tmp_path, asked, e
     module.score = score
     monkeypatch.setitem(sys.modules, "fails_late", module)
     monkeypatch.setattr(train, "_evaluate", lambda *_: {})
-    monkeypatch.setattr(train, "eval_metrics", lambda _: {})
+    monkeypatch.setattr(train.evaluation, "eval_metrics", lambda _: {})
     with pytest.raises(Preempted if asked else DataError, match="Ctrl-C" if asked else "server is away"):
         run(reward_funcs=["fails_late:score"], save_steps=50, **evaluations)
     folder = tmp_path / "run"

@@ -89,6 +89,11 @@ class Batch(NamedTuple):
         return repeat(self.texts), {name: repeat(values) for name, values in self.columns.items()}
 
 
+def length_gaps(prompt_lengths: Sequence[int]) -> tuple[int, ...]:
+    """Compute by how many tokens the prompts at the three quartiles are shorter than the longest: [N] -> 3 numbers."""
+    return tuple(max(prompt_lengths) - int(n) for n in np.percentile(prompt_lengths, (25, 50, 75), method="higher"))
+
+
 class PromptData:
     """Training prompts: `batch(step)` depends on nothing but the seed and the step.
 
@@ -120,8 +125,8 @@ class PromptData:
         else:
             self.rows, self._encoded = cut_prompts(tokenizer, rows, max_prompt_length, text_lengths, seed)
         self._pad_id, self._columns = tokenizer.pad_token_id, column_names(self.rows)
-        self.lengths = [len(ids) for ids in self._encoded]
-        self.longest = max(self.lengths)
+        lengths = [len(ids) for ids in self._encoded]
+        self.longest, self.length_gaps = max(lengths), length_gaps(lengths)
         self.prompt_length = bucket(self.longest)
 
     def batch(self, step: int) -> Batch:

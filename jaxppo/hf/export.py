@@ -82,6 +82,11 @@ def models_meta(
     }
 
 
+def write_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Keep the policy's tokenizer in a run folder, for exports of its checkpoints."""
+    hf.save_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
+
+
 def write_models(
     folder: Path,
     meta: dict[str, Any],

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxppo.data import SEQUENCE_BUCKET, bucket
 from jaxppo.parallel import partition
@@ -23,37 +22,32 @@ WORTH_CUTTING = 7 / 8
 """A shorter length is compiled only if it is at most this share of the full one."""
 
 
-def shortfalls(prompt_lengths: Sequence[int]) -> tuple[int, ...]:
-    """Compute by how many tokens the prompts at the three quartiles are shorter than the longest: [N] -> 3 numbers."""
-    return tuple(max(prompt_lengths) - int(n) for n in np.percentile(prompt_lengths, (25, 50, 75), method="higher"))
-
-
-def cut_lengths(full: int, shorter: Sequence[int]) -> list[int]:
+def cut_lengths(full: int, length_gaps: Sequence[int]) -> list[int]:
     """List the lengths to compile for, rising, the full one last.
 
     Args:
         full: T, columns of the batch.
-        shorter: from `shortfalls`.
+        length_gaps: from `data.length_gaps`.
     """
-    lengths = {bucket(max(full - by, 1), SEQUENCE_BUCKET) for by in shorter}
+    lengths = {bucket(max(full - by, 1), SEQUENCE_BUCKET) for by in length_gaps}
     return [*sorted(n for n in lengths if n <= WORTH_CUTTING * full), full]
 
 
-def cut_to_longest(function: Callable[[Any], R], batch: Any, shorter: Sequence[int], axis_name: Axes = None) -> R:
+def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequence[int], axis_name: Axes = None) -> R:
     """Compute `function(batch)`, its sequences cut to the shortest of `cut_lengths` that holds all their tokens.
 
     Args:
         function: of the batch; its result has the same shapes whatever the sequences' number of columns, and does not
             depend on columns that are padding in every row.
-        batch: a tree with one `Sequences` in it, if `shorter` names anything.
-        shorter: from `shortfalls`; empty: nothing is cut.
+        batch: a tree with one `Sequences` in it, if `length_gaps` names anything.
+        length_gaps: from `data.length_gaps`; empty: nothing is cut.
         axis_name: mapped device axes.
     """
-    if not shorter:
+    if not length_gaps:
         return function(batch)
     is_sequences = lambda x: isinstance(x, Sequences)  # noqa: E731
     (sequences,) = filter(is_sequences, jax.tree.leaves(batch, is_leaf=is_sequences))
-    lengths = cut_lengths(sequences.input_ids.shape[1], shorter)
+    lengths = cut_lengths(sequences.input_ids.shape[1], length_gaps)
 
     def of_length(length: int) -> Callable[[Any], R]:
         cut = lambda x: x._replace(input_ids=x.input_ids[:, :length]) if is_sequences(x) else x  # noqa: E731

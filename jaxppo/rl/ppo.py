@@ -45,7 +45,7 @@ class PPO:
         parallel: devices.
         value_model: architecture of a separate value model; default: the policy's.
         adapter: shape of the LoRA adapters; default: as configured.
-        shorter: what `padding.shortfalls` says of the prompts; default: micro-batches are not cut.
+        length_gaps: `data.length_gaps` of the prompts; default: micro-batches are not cut.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class PPO:
         parallel: DataParallel,
         value_model: ModelConfig | None = None,
         adapter: LoraConfig | None = None,
-        shorter: Sequence[int] = (),
+        length_gaps: Sequence[int] = (),
     ):
         self.config, self.model, self.parallel = config, models.computing_in(model, config.dtype), parallel
         self.value_model = models.computing_in(value_model or model, config.dtype)
-        self._shorter = shorter
+        self._length_gaps = length_gaps
         for each in (self.model, self.value_model):
             parallel.check_model(each)
         self.adapter = (adapter or adapter_of(config.peft)) if config.peft.use_peft else None
@@ -152,7 +152,7 @@ class PPO:
             rates=rates,
             skip_rules=skip_rules,
             axis_name=self.parallel.axes,
-            shorter=self._shorter,
+            length_gaps=self._length_gaps,
         )
 
     @property
@@ -343,7 +343,7 @@ class PPO:
         rows = update.mini_batch_rows(key, self.config.batch_size, rl.num_ppo_epochs, rl.num_mini_batches)
         length = batch.sequences.input_ids.shape[1]
         parts = memory.micro_batches(self.config, self.learned, length, self.parallel.row_shards)
-        if parts > 1 and len(padding.cut_lengths(length, self._shorter)) > 1:
+        if parts > 1 and len(padding.cut_lengths(length, self._length_gaps)) > 1:
             # Rows of similar length share a micro-batch, so that it can be cut; sums over them stay the same.
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)

@@ -119,12 +119,12 @@ def gradients(
     params: Params,
     micro_batches: tuple[Any, Any],
     axis_name: Axes,
-    shorter: Sequence[int] = (),
+    length_gaps: Sequence[int] = (),
 ) -> MiniBatch:
     """Compute gradients and statistics of a mini-batch: sums over its micro-batches [M, ...] and over all devices.
 
     Every term is a weighted sum whose weights know the whole mini-batch, so any partition of the rows gives the same.
-    Several micro-batches are cut to the lengths that `shorter` allows, see `padding.cut_to_longest`.
+    Several micro-batches are cut to the lengths that `length_gaps` allows, see `padding.cut_to_longest`.
     """
 
     def of_columns(micro_batch: tuple[Any, Any]) -> MiniBatch:
@@ -133,7 +133,7 @@ def gradients(
 
     @jax.jit  # traced once for the shapes of its results and for the loop
     def of_one(micro_batch: tuple[Any, Any]) -> MiniBatch:
-        return padding.cut_to_longest(of_columns, micro_batch, shorter, axis_name)
+        return padding.cut_to_longest(of_columns, micro_batch, length_gaps, axis_name)
 
     def add(total: MiniBatch, micro_batch: tuple[Any, Any]) -> tuple[MiniBatch, None]:
         return jax.tree.map(jnp.add, total, of_one(micro_batch)), None
@@ -167,7 +167,7 @@ def update(
     rates: LearningRates,
     skip_rules: SkipRules = SKIP_NOTHING,
     axis_name: Axes = None,
-    shorter: Sequence[int] = (),
+    length_gaps: Sequence[int] = (),
 ) -> tuple[TrainState, Stats]:
     """Take one optimizer step per mini-batch, in order.
 
@@ -183,7 +183,7 @@ def update(
         rates: learning rates.
         skip_rules: when to leave out steps.
         axis_name: mapped device axis.
-        shorter: see `gradients`.
+        length_gaps: see `gradients`.
 
     Returns:
         The state after the update, and each statistic averaged over the mini-batches that were finite, had a token and
@@ -192,7 +192,7 @@ def update(
     """
 
     def compute(params: Params, batch: tuple[Any, Any]) -> MiniBatch:
-        return gradients(loss, params, batch, axis_name, shorter)
+        return gradients(loss, params, batch, axis_name, length_gaps)
 
     def step(carry: tuple[TrainState, Array], batch: tuple[Any, Any]) -> tuple[tuple[TrainState, Array], _Step]:
         state, stopped = carry

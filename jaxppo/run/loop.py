@@ -12,6 +12,7 @@ from jaxppo.run.checkpoints import Checkpoints, is_whole
 from jaxppo.run.console import ProgressView
 from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run
 from jaxppo.run.jsonl import JsonlLog, read_metrics
+from jaxppo.run.metrics import with_old_names
 from jaxppo.run.preemption import Preempted, Preemption
 from jaxppo.types import TrainState
 
@@ -37,7 +38,7 @@ class Steps(NamedTuple):
     stages: tuple[str, ...] = ()  # of the whole command, for the view
     is_over: Callable[[dict[str, Any]], bool] = lambda record: False  # the run cannot go on after this record
     watch: Callable[[StepOutput], None] = lambda output: None  # warns, or raises where the run cannot go on
-    logged: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record  # the record as it is written
+    old_metric_names: bool = False  # log each record under the names of TRL 0.11, too
     show: Callable[[ProgressView, Sequence[dict[str, Any]]], None] | None = None  # samples; None: the run has none
 
 
@@ -145,7 +146,7 @@ class TrainingLoop:
         progress.update(done, **headline.numbers(record))
 
     def _log(self, record: dict[str, Any], metrics: JsonlLog) -> None:
-        logged = self._steps.logged(record)
+        logged = with_old_names(record) if self._steps.old_metric_names else record
         metrics.append(logged)
         self._run.trackers.log(int(record["step"]), logged)
 

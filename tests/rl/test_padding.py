@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxppo import data
 from jaxppo.rl import ops, padding
 from jaxppo.types import Sequences
 
@@ -19,12 +20,12 @@ def sequences_of(prompt_lengths, completion_lengths, columns):
     ("lengths", "expected"),
     [([128, 64, 80, 112, 96], (48, 32, 16)), ([7], (0, 0, 0)), ([5, 5, 9, 5], (4, 4, 0)), ([1, 2], (0, 0, 0))],
 )
-def test_shortfalls_are_those_of_the_quartiles(lengths, expected):
-    assert padding.shortfalls(lengths) == expected
+def test_length_gaps_are_those_of_the_quartiles(lengths, expected):
+    assert data.length_gaps(lengths) == expected
 
 
 @pytest.mark.parametrize(
-    ("full", "shorter", "expected"),
+    ("full", "length_gaps", "expected"),
     [
         (224, (48, 32, 16), [192, 224]),  # 176 and 192 share a bucket; 208 rounds up to all
         (117, (12, 8, 4), [117]),
@@ -34,8 +35,8 @@ def test_shortfalls_are_those_of_the_quartiles(lengths, expected):
         (64, (), [64]),
     ],
 )
-def test_cut_lengths_are_few_and_worth_it(full, shorter, expected):
-    assert padding.cut_lengths(full, shorter) == expected
+def test_cut_lengths_are_few_and_worth_it(full, length_gaps, expected):
+    assert padding.cut_lengths(full, length_gaps) == expected
 
 
 @pytest.mark.parametrize(("longest", "columns"), [(1, 32), (32, 32), (33, 64), (64, 64), (65, 100), (100, 100)])

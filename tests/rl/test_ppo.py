@@ -234,8 +234,8 @@ def test_micro_batches_cut_to_their_lengths_change_nothing(variant, mode, num_de
     prompts, rollout = make_prompts(copies=copies), rollout_of(copies)
     lengths = np.sort(np.repeat(prompts.prompt_mask.sum(1), copies) + rollout.completion_mask.sum(1))
     full = lengths[-1]
-    shorter = (full - lengths[ROWS // 2 - 1], 0, 0)
-    assert len(padding.cut_lengths(full, shorter)) > 1  # the shorter half of the rows may be cut
+    length_gaps = (full - lengths[ROWS // 2 - 1], 0, 0)
+    assert len(padding.cut_lengths(full, length_gaps)) > 1  # the shorter half of the rows may be cut
     apply = models.apply
 
     def spy(config, params, input_ids, **options):
@@ -245,17 +245,17 @@ def test_micro_batches_cut_to_their_lengths_change_nothing(variant, mode, num_de
     monkeypatch.setattr(models, "apply", spy)
     config = replace(VARIANTS[variant], gradient_accumulation_steps=2)
     parallel = DataParallel(mode, jax.devices()[:num_devices])
-    ppo = PPO(config, MODEL, EOS, PAD, parallel, shorter=shorter)
+    ppo = PPO(config, MODEL, EOS, PAD, parallel, length_gaps=length_gaps)
     monkeypatch.setattr(data, "SEQUENCE_BUCKET", 1)
     assert_same(update_from(ppo, prompts, rollout), baseline_of(variant), tolerance=3e-5)
-    assert columns == {full, full - shorter[0]}
+    assert columns == {full, full - length_gaps[0]}
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_micro_batches_that_can_be_cut_are_sorted_by_length(recorded, parts, monkeypatch):
-    monkeypatch.setattr(padding, "cut_lengths", lambda full, shorter: [full - 1, full])
+    monkeypatch.setattr(padding, "cut_lengths", lambda full, length_gaps: [full - 1, full])
     config = replace(CONFIG, num_mini_batches=2, gradient_accumulation_steps=parts)
-    ppo = PPO(config, MODEL, EOS, PAD, DataParallel(devices=jax.devices()[:1]), shorter=(1,))
+    ppo = PPO(config, MODEL, EOS, PAD, DataParallel(devices=jax.devices()[:1]), length_gaps=(1,))
     sequences = ppo.pack(make_prompts(), recorded)
     scored = ppo.score(start(ppo), None, sequences, recorded)
     trajectories = ppo.make_trajectories(start(ppo), scored, recorded, sequences, SCORES)[1]
