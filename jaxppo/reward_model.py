@@ -31,7 +31,7 @@ from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
 from jaxppo.rl.ppo import adapter_of
 from jaxppo.rl.supervised import check_finite, in_parts, supervised_step
-from jaxppo.run import cli
+from jaxppo.run import cli, preemption
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run, begin
 from jaxppo.run.loop import Steps, TrainingLoop
@@ -205,6 +205,7 @@ class PairEvaluator:
         return {split: self._evaluate(params, pairs) for split, pairs in self._splits.items()}
 
     def _evaluate(self, params: Params, pairs: Sequence[Pair]) -> dict[str, Any]:
+        preemption.check()
         count = len(pairs)
         scores = self._scorer(params, [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)])
         chosen, rejected = jnp.asarray(scores[:count]), jnp.asarray(scores[count:])
@@ -288,12 +289,11 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         console.warn(f"{warning}: --learning_rate sets another")
     if config.run.dry_run:
         return folder
-    run.claim()
-    if processes.is_first():
-        write_tokenizer(folder, start.tokenizer)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
-    with reported(folder, console):
+    with run.claimed(), reported(folder, console):
+        if processes.is_first():
+            write_tokenizer(folder, start.tokenizer)
         _train(run, training, start, splits, num_steps)
     return folder
 

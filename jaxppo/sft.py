@@ -132,9 +132,6 @@ def sft(config: SFTConfig) -> Path:
         console.warn(f"{warning}: --learning_rate sets another")
     if config.run.dry_run:
         return folder
-    run.claim()
-    if processes.is_first():
-        write_tokenizer(folder, tokenizer)
     base = base_of(config.model_path, start.loaded, model, "lm")
     meta = run.meta(config, models_meta(base, None, None, template.end_id, config.data.dataset))
     params = start.params
@@ -151,7 +148,9 @@ def sft(config: SFTConfig) -> Path:
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {folder}",
         watch=check_finite,
     )
-    with reported(folder, console), trackers:
+    with run.claimed(), reported(folder, console), trackers:
+        if processes.is_first():
+            write_tokenizer(folder, tokenizer)
         state, last = TrainingLoop(run, loop, steps, parallel.put(state)).run()
         results = evaluator(state.params["policy"])
         trackers.log(config.num_updates, eval_metrics(results))

@@ -202,11 +202,16 @@ def train(config: TrainConfig) -> Path:
     print_plan(run, setup.ppo, start, len(setup.prompts.rows), setup.prompts.prompt_length)
     if config.run.dry_run:
         return run.folder
-    run.claim()
-    state = setup.ppo.init_state(*start)
-    reference = setup.ppo.reference(state, start.policy)
-    del start
-    with reported(run.folder, run.console), closing(setup.rewards), closing(setup.meter), run.trackers:
+    with (
+        run.claimed(),
+        reported(run.folder, run.console),
+        closing(setup.rewards),
+        closing(setup.meter),
+        run.trackers,
+    ):
+        state = setup.ppo.init_state(*start)
+        reference = setup.ppo.reference(state, start.policy)
+        del start
         _carry_out(run, setup, state, reference)
     return run.folder
 

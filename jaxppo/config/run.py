@@ -24,6 +24,8 @@ class RunConfig:
     """Decides everything random: data order, sampling, mini-batches, fresh weights."""
     resume: bool = False
     """Continue the run in --output_dir from its last checkpoint; a finished run is left as it is."""
+    allow_changes: tuple[str, ...] = ()
+    """With --resume: settings that may have another value than the run so far had, e.g. save_steps total_episodes."""
     dry_run: bool = False
     """Print the plan of the run and stop before any training."""
     parallel: Literal["shard_map", "pmap", "fsdp"] = "shard_map"
@@ -61,6 +63,8 @@ class RunConfig:
             require(fits, "process_id", expected, self.process_id)
         if self.resume:
             require(self.output_dir is not None, "resume", "--output_dir with the run to continue", None)
+        else:
+            require(not self.allow_changes, "allow_changes", "--resume with it", self.allow_changes)
 
     @property
     def is_distributed(self) -> bool:

@@ -80,11 +80,11 @@ def evaluate(config: EvaluateConfig) -> Path:
         names = " against ".join(", ".join(method.sources) for method in evaluation.methods)
         console.print(f"would evaluate {names} on {', '.join(evaluation.rows)} into {folder}")
         return folder
-    run.claim()
-    done = [evaluation.evaluated(method) for method in evaluation.methods]
-    comparison = compare_splits(done[1].judged, done[0].judged) if len(done) > 1 else {}
-    if processes.is_first():
-        _write(folder, config, done, comparison, evaluation.validator)
+    with run.claimed():
+        done = [evaluation.evaluated(method) for method in evaluation.methods]
+        comparison = compare_splits(done[1].judged, done[0].judged) if len(done) > 1 else {}
+        if processes.is_first():
+            _write(folder, config, done, comparison, evaluation.validator)
     _print(console, folder, done, comparison)
     return folder
 

@@ -21,6 +21,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.rl import ops, rollout
+from jaxppo.run import preemption
 from jaxppo.run.console import Console, ProgressView
 from jaxppo.types import Params
 
@@ -201,6 +202,7 @@ class Evaluator:
         uniforms = np.asarray(ops.row_uniforms(key, len(encoded), self._length))
         completions: dict[int, Completion] = {}
         for rows in data.chunks(sorted(chosen, key=lambda i: len(encoded[i])), self._batch_size):
+            preemption.check()
             done = self._complete_batch(params, [encoded[i] for i in rows], uniforms[rows])
             completions |= zip(rows, done, strict=True)
         return [completions[i] for i in chosen]

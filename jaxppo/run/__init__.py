@@ -11,6 +11,7 @@ __all__ = [
     "folder",
     "headline",
     "jsonl",
+    "lock",
     "loop",
     "metrics",
     "preemption",

@@ -59,7 +59,7 @@ class Checkpoints:
         self._damaged: set[int] = set()  # as found by the last reader
         for step in self.steps if best is not None else ():
             if self._damage(step, (META,)) is None:
-                self._note_value(step, self._read_meta(step))
+                self._note_value(step, self.read_meta(step))
 
     @property
     def steps(self) -> list[int]:
@@ -179,7 +179,17 @@ class Checkpoints:
             saved = reader.metadata(path).item_metadata.tree  # type: ignore[union-attr]
             on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
             params = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=on_host))
-        return params, self._read_meta(step), step
+        return params, self.read_meta(step), step
+
+    def read_meta(self, step: int) -> dict[str, Any]:
+        """Read what was saved as `meta` of a checkpoint."""
+        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+            return reader.restore(self._folder / str(step) / META)
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """Read the metrics that undamaged checkpoints were saved with: {step: record}."""
+        undamaged = [step for step in self.steps if self._damage(step, (META,)) is None]
+        return {step: self.read_meta(step).get("metrics", {}) for step in undamaged}
 
     def close(self) -> None:
         """Wait until the last checkpoint is written, and let go of threads.
@@ -304,10 +314,6 @@ class Checkpoints:
                             f"{item}.{name}: expected {expected.get(name, 'no such array')} as in this run, "
                             f"got {found.get(name, 'no such array')} in checkpoint {step} of {self._folder}"
                         )
-
-    def _read_meta(self, step: int) -> dict[str, Any]:
-        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-            return reader.restore(self._folder / str(step) / META)
 
 
 @dataclass

@@ -4,6 +4,8 @@ import datetime
 import json
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +19,8 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.run.console import Console
+from jaxppo.run.lock import FolderLock
+from jaxppo.run.preemption import Preemption
 from jaxppo.run.trackers import Trackers
 
 EVAL_FILE = "eval.json"
@@ -68,9 +72,24 @@ class Run:
             self.console.print(f"{self.folder} is finished: nothing to resume")
         return finished
 
-    def claim(self) -> None:
-        """Make the folder, see `claim`."""
-        processes.on_first(lambda: claim(self.folder, self.config, self.config.run))
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Make the folder, see `claim`, and hold it while the block runs.
+
+        Nobody else works on it meanwhile, and SIGTERM or Ctrl-C end the block at the next `preemption.check`.
+        """
+        lock = FolderLock(self.folder)
+
+        def claim_and_lock() -> None:
+            claim(self.folder, self.config, self.config.run)
+            lock.acquire()
+
+        processes.on_first(claim_and_lock)
+        try:
+            with Preemption(self.resume_command, processes.largest, self.console.stop_noted):
+                yield
+        finally:
+            lock.release()
 
     def write_evals(self, evals: dict[str, Any]) -> None:
         """Write `eval.json`, in the first process."""
@@ -105,13 +124,17 @@ def begin(command: str, config: Any) -> Run:
     processes.join(config.run)
     processes.check_same(flatten(config))
 
-    def find() -> tuple[Path, bool, dict[str, Any]]:
+    def find() -> tuple[Path, bool, dict[str, Any], list[str]]:
         folder = default_folder(command, config.run)
-        resumed = check(folder, config, config.run)
-        return folder, resumed, read_json(folder / EVAL_FILE) if resumed else {}
+        if not check(folder, config, config.run):
+            return folder, False, {}, []
+        with nullcontext() if config.run.dry_run else FolderLock(folder):  # to meet who works on it before all else
+            return folder, True, *_evaluations(folder)
 
-    folder, resumed, evals = processes.on_first(find)
+    folder, resumed, evals, warnings = processes.on_first(find)
     run = Run(command=command, config=config, folder=folder, evals=evals)
+    for warning in warnings:
+        run.console.warn(warning)
     if config.run.resume and not resumed:
         run.console.warn(f"output_dir: {folder} holds no run to resume; a new one begins")
     return run
@@ -150,6 +173,60 @@ def _is_partial_config(path: Path) -> bool:
     return path.name.startswith(f".{CONFIG_FILE}.")
 
 
+def _evaluations(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read `eval.json` of a run to resume; it and `eval_samples.json` are set aside where they are damaged.
+
+    Returns:
+        Its content, {} where there is none that can be used; warnings.
+    """
+    evals, warnings = {}, []
+    for name, read in ((EVAL_SAMPLES_FILE, _read_samples), (EVAL_FILE, read_evals)):
+        path = folder / name
+        try:
+            evals = read(path)
+        except DataError as error:
+            aside = path.with_name(f"{name}.damaged")
+            path.replace(aside)
+            warnings.append(f"{error}; it is now {aside.name}, and what it held is measured again where that can be")
+            evals = {}
+    return evals, warnings
+
+
+def read_evals(path: Path) -> dict[str, Any]:
+    """Read an `eval.json`: {split: {measure: value}}, as `before` and `after` or alone; {} where there is none yet.
+
+    Raises:
+        DataError: the file holds something else.
+    """
+    evals = read_json(path)
+    moments = [evals[moment] for moment in ("before", "after") if moment in evals] or [evals]
+    for results in moments:
+        if not isinstance(results, dict) or not all(map(_is_result, results.values())):
+            raise DataError(f"{path}: expected the results of evaluations, {{split: {{measure: value}}}}, got others")
+        if evals.get("headline_split", next(iter(results), None)) not in {*results, None}:
+            raise DataError(
+                f"{path}: expected headline_split among {', '.join(results)}, got {evals['headline_split']!r}"
+            )
+    return evals
+
+
+def _read_samples(path: Path) -> dict[str, Any]:
+    """Read an `eval_samples.json`: {moment: {split: samples}}; raise a `DataError` for something else."""
+    samples = read_json(path)
+    for of_moment in samples.values():
+        if not isinstance(of_moment, dict) or not all(isinstance(rows, list) for rows in of_moment.values()):
+            raise DataError(f"{path}: expected {{moment: {{split: [sample, ...]}}}}, got another shape of JSON")
+    return samples
+
+
+def _is_result(measures: Any) -> bool:
+    """Return whether a value can be what is measured on one split; its most important numbers are looked at."""
+    if not isinstance(measures, dict) or not measures.keys() & {"mean_reward", "accuracy", "loss"}:
+        return False
+    intervals = [measures[name] for name in ("validity", "executability", "ended", "reward") if name in measures]
+    return all(isinstance(interval, dict) and {"low", "high", "n"} <= interval.keys() for interval in intervals)
+
+
 def claim(folder: Path, config: Any, run: RunConfig) -> None:
     """Make the run folder with its configuration, unless it is the run to resume; of two claims at once, one wins.
 
@@ -157,6 +234,8 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
         ConfigError: as for `check`, or the folder cannot be made.
     """
     if check(folder, config, run):
+        if run.allow_changes:
+            write_yaml(config, folder / CONFIG_FILE, command_line())
         return
     partial = folder / f".{CONFIG_FILE}.{os.getpid()}"
     try:
@@ -212,17 +291,32 @@ def resume_command(command: str, folder: Path, config: Any) -> str:
 
 
 def _check_same(folder: Path, config: Any) -> None:
-    """Raise a `ConfigError` with every setting that differs; one that the run did not know had its default."""
-    before = plain_values(flatten(type(config)())) | read_yaml(folder / CONFIG_FILE)
-    now = plain_values(flatten(config))
+    before, now = read_yaml(folder / CONFIG_FILE), plain_values(flatten(config))
+    check_settings(before, now, config, f"the run to resume in {folder}")
+
+
+def check_settings(before: Mapping[str, Any], now: Mapping[str, Any], config: Any, of: str) -> None:
+    """Check that a run goes on with its settings, but for those of one call and those in `allow_changes`.
+
+    Args:
+        before: as it had them, as from `plain_values`; one that it did not know had its default.
+        now: as it has them.
+        config: configuration of the command.
+        of: whose settings those before are, for the message.
+
+    Raises:
+        ConfigError: other settings differ; the message names each.
+    """
+    before = plain_values(flatten(type(config)())) | dict(before)
     differences = [
         f"{name} {now[name]!r} (was {value!r})" if name in now else f"no {name} (was {value!r})"
         for name, value in before.items()
-        if name not in CALL_ONLY and (name not in now or now[name] != value)
+        if name not in (*CALL_ONLY, *config.run.allow_changes) and (name not in now or now[name] != value)
     ]
     if differences:
-        got, fix = ", ".join(differences), "leave these settings as they were, or name a new output_dir"
-        raise ConfigError(f"config: expected that of the run to resume in {folder}, got {got}; {fix}")
+        got = ", ".join(differences)
+        fix = "leave these settings as they were, or name a new output_dir, or these in --allow_changes"
+        raise ConfigError(f"config: expected that of {of}, got {got}; {fix}")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,7 +33,7 @@ class JsonlLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record; values may be scalars and arrays of numpy or jax, lists, mappings and strings."""
-        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
+        self._file.write(_line(record))
 
     def truncate_after(self, step: int) -> None:
         """Cut the log back to the records with `record["step"] <= step`, as a resumed run needs.
@@ -45,12 +45,17 @@ class JsonlLog:
         """
         if not self._enabled:
             return
-        self._file.close()
-        try:
-            kept = [line for line, record in _read(self.path) if _step(record, self.path) <= step]
-            write_atomically(self.path, "".join(kept))
-        finally:
-            self._file = self._open()
+        self._replace([line for line, record in _read(self.path) if _step(record, self.path) <= step])
+
+    def missing(self, last: int) -> list[int]:
+        """List the steps from 1 to `last` of which the log has no record."""
+        return sorted({*range(1, last + 1)} - {_step(record, self.path) for _, record in _read(self.path)})
+
+    def insert(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Put records where they belong by their `step`."""
+        lines = [(_step(record, self.path), line) for line, record in _read(self.path)]
+        lines += [(record["step"], _line(record)) for record in records]
+        self._replace([line for _, line in sorted(lines, key=lambda each: each[0])])
 
     def close(self) -> None:
         """Close the file."""
@@ -61,6 +66,13 @@ class JsonlLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _replace(self, lines: Sequence[str]) -> None:
+        self._file.close()
+        try:
+            write_atomically(self.path, "".join(lines))
+        finally:
+            self._file = self._open()
 
     def _open(self) -> TextIO:
         path = self.path if self._enabled else Path(os.devnull)
@@ -83,6 +95,10 @@ def iter_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         DataError: as for `read_metrics`, once the reading gets there.
     """
     return (record for _, record in _read(Path(path)))
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(plain(record), allow_nan=False) + "\n"
 
 
 def _complete_part(content: bytes) -> bytes:

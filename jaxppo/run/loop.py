@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from jaxppo.config import LoopConfig
 from jaxppo.parallel import processes
-from jaxppo.run import headline
+from jaxppo.run import headline, preemption
 from jaxppo.run.checkpoints import Checkpoints, is_whole
 from jaxppo.run.console import ProgressView
-from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run
+from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, check_settings
 from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.metrics import with_old_names
-from jaxppo.run.preemption import Preempted, Preemption
+from jaxppo.run.preemption import Preempted
 from jaxppo.types import TrainState
 
 
@@ -69,6 +69,8 @@ class TrainingLoop:
             state = self._checkpoints.resume(state, run.console.warn)
         self._state, self.start = state, int(state.step)
         self._saved, self._record = self.start, {}
+        if self.start:
+            processes.on_first(self._check_settings)
 
     def run(self) -> tuple[TrainState, dict[str, Any]]:
         """Take all steps that are left.
@@ -84,7 +86,6 @@ class TrainingLoop:
         del self._state  # the first step takes over its memory
         self._run.trackers.begin(self.start)
         with (
-            Preemption(self._run.resume_command, processes.largest, self._run.console.stop_noted) as preemption,
             self._checkpoints,
             JsonlLog(self._run.folder / METRICS_FILE, enabled=first) as metrics,
             JsonlLog(self._run.folder / SAMPLES_FILE, enabled=first and self._steps.show is not None) as samples,
@@ -92,20 +93,38 @@ class TrainingLoop:
         ):
             metrics.truncate_after(self.start)
             samples.truncate_after(self.start)
+            if first:
+                self._fill(metrics)
             if self.start and first:
                 progress.recall(map(headline.numbers, read_metrics(self._run.folder / METRICS_FILE)))
             progress.doing("compiling")
             for number in range(self.start, self._steps.total):
-                output = self._step(state, number, preemption, metrics, progress)
+                output = self._step(state, number, metrics, progress)
                 state = output.state
                 self._finish(output, metrics, samples, progress)
         self._print_best()
         record = processes.on_first(lambda: read_metrics(self._run.folder / METRICS_FILE)[-1])
         return state, self._meta(record)
 
-    def _step(
-        self, state: TrainState, number: int, preemption: Preemption, metrics: JsonlLog, progress: ProgressView
-    ) -> StepOutput:
+    def _check_settings(self) -> None:
+        """Raise a `ConfigError` unless the checkpoint has the settings of this run, whatever `config.yaml` says."""
+        run, before = self._run, self._checkpoints.read_meta(self.start)["config"]
+        check_settings(before, self._steps.meta["config"], run.config, f"checkpoint {self.start} in {run.folder}")
+
+    def _fill(self, metrics: JsonlLog) -> None:
+        """Fill gaps in the log of a resumed run with the records that its checkpoints hold, and say so."""
+        missing = metrics.missing(self.start)
+        if not missing:
+            return
+        known = self._checkpoints.records()
+        filled = [self._logged(known[step]) for step in missing if step in known]
+        metrics.insert(filled)
+        self._run.console.warn(
+            f"{metrics.path}: expected the records of updates 1 to {self.start}, {len(missing)} are missing, the first "
+            f"that of update {missing[0]}; {len(filled)} are filled in from checkpoints, the others are lost"
+        )
+
+    def _step(self, state: TrainState, number: int, metrics: JsonlLog, progress: ProgressView) -> StepOutput:
         """Take a step and evaluate where that is due; save before anything ends the run here."""
         last, done = self._steps.total, number
         try:
@@ -146,9 +165,12 @@ class TrainingLoop:
         progress.update(done, **headline.numbers(record))
 
     def _log(self, record: dict[str, Any], metrics: JsonlLog) -> None:
-        logged = with_old_names(record) if self._steps.old_metric_names else record
+        logged = self._logged(record)
         metrics.append(logged)
         self._run.trackers.log(int(record["step"]), logged)
+
+    def _logged(self, record: dict[str, Any]) -> dict[str, Any]:
+        return with_old_names(record) if self._steps.old_metric_names else record
 
     def _save(self, done: int, state: TrainState) -> None:
         self._run.trackers.flush()

@@ -96,7 +96,7 @@ def test_claim_names_every_setting_in_which_a_resumed_run_differs(tmp_path, chan
     before = contents(tmp_path)
     with pytest.raises(ConfigError) as error:
         claim(tmp_path, **change, resume=True)
-    fix = "leave these settings as they were, or name a new output_dir"
+    fix = "leave these settings as they were, or name a new output_dir, or these in --allow_changes"
     assert str(error.value) == f"config: expected that of the run to resume in {tmp_path}, got {difference}; {fix}"
     assert contents(tmp_path) == before
 

@@ -13,6 +13,7 @@ from jaxppo import data, sft
 from jaxppo.config import LoopConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.errors import ConfigError
+from jaxppo.evaluate import evaluator
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
@@ -262,6 +263,23 @@ def test_sigterm_in_supervised_training_saves_the_step_and_the_resumed_run_is_th
     assert comparable(tmp_path / "stopped") == comparable(tmp_path / "whole")
     evals = [(tmp_path / name / "eval.json").read_text() for name in ("whole", "stopped")]
     assert evals[0] == evals[1]
+
+
+@pytest.mark.full
+def test_sigterm_in_the_evaluation_after_training_stops_in_order(tmp_path, monkeypatch):
+    complete = evaluator.Evaluator.complete
+
+    def strike(self, *args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return complete(self, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(Preempted, match="stopped by SIGTERM; to go on from the last"):
+        patch.setattr(evaluator.Evaluator, "complete", strike)
+        sft.sft(sft_config(tmp_path / "run"))
+    assert "not finished: 6 of 6 updates" in (tmp_path / "run" / "report.html").read_text()
+    assert not (tmp_path / "run" / "policy").exists()
+    sft.sft(sft_config(tmp_path / "run", resume=True))
+    assert (tmp_path / "run" / "policy").exists() and len(comparable(tmp_path / "run")) == 6
 
 
 @pytest.mark.full
