@@ -66,6 +66,7 @@ def test_two_processes_compute_what_one_device_does(one_device, two_processes, c
     check(two_processes[case], one_device[f"{case.split(':')[0]}:one"])
 
 
+@pytest.mark.full
 def test_devices_hold_their_share_of_parameters_and_optimizer(one_device, two_processes):
     assert two_processes["rloo:pmap"]["device_bytes"] == one_device["rloo:one"]["device_bytes"]
     whole = one_device["ppo:one"]["device_bytes"]
