@@ -182,9 +182,8 @@ class Checkpoints:
         return params, self.read_meta(step), step
 
     def read_meta(self, step: int) -> dict[str, Any]:
-        """Read what was saved as `meta` of a checkpoint."""
-        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-            return reader.restore(self._folder / str(step) / META)
+        """Read what was saved as `meta` of a checkpoint; orbax would wait for all processes, and one alone may ask."""
+        return json.loads((self._folder / str(step) / META / "metadata").read_text(encoding="utf-8"))
 
     def records(self) -> dict[int, dict[str, Any]]:
         """Read the metrics that undamaged checkpoints were saved with: {step: record}."""

@@ -85,7 +85,6 @@ def test_processes_with_different_settings_all_refuse(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.full
 def test_a_refusal_of_the_first_process_is_that_of_all(tmp_path):
     (tmp_path / "file").write_text("no run")
     with started(commands(tmp_path), num_devices=1) as both:
