@@ -12,9 +12,10 @@ As in TRL, a score is the number that a completion gets.
 import asyncio
 import inspect
 import math
+import sys
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -22,9 +23,11 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Literal, NamedTuple
 
+from jaxppo.config.redact import redact
 from jaxppo.errors import DataError, JaxppoError, did_you_mean
 from jaxppo.planning.language.overlap import lccs, lcs
 from jaxppo.run.jsonl import json_value
+from jaxppo.run.metrics import may_report
 
 __all__ = ["Completions", "Failed", "Policy", "Reward", "RewardFunction", "Rewards", "Scores", "call", "lccs", "lcs"]
 
@@ -64,6 +67,9 @@ class Scores(NamedTuple):
     metrics: dict[str, float]
     extras: dict[str, list[Any]]  # one entry per completion
 
+
+_LARGEST = 3.4028234e38
+"""The devices compute in float32; what is larger would be infinite there."""
 
 Gather = Callable[[list[Scores]], list[list[Scores]]]
 """From the scores of this process to those of all processes, in their order."""
@@ -219,7 +225,10 @@ class Rewards:
     def _sum(self, values: Sequence[float | None]) -> float | None:
         pairs = zip(self.rewards, values, strict=True)
         terms = [reward.weight * value for reward, value in pairs if value is not None]
-        return math.fsum(terms) if terms else None
+        total = math.fsum(terms)
+        if abs(total) > _LARGEST:
+            raise DataError(f"reward_weights: expected sums that float32 can hold, got {total:.4g}; lower them")
+        return total if terms else None
 
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
@@ -263,7 +272,16 @@ def arguments_of(reward: RewardFunction, completions: Completions, **others: Any
     arguments = completions.columns | own | others
     parameters = inspect.signature(reward).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: values for name, values in arguments.items() if takes_all or name in parameters}
+    return {name: _copied(values) for name, values in arguments.items() if takes_all or name in parameters}
+
+
+def _copied(value: Any) -> Any:
+    """Copy lists and mappings: a function that changes its own changes nothing for the next one and for the logs."""
+    if isinstance(value, list):
+        return [_copied(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: _copied(entry) for name, entry in value.items()}
+    return value
 
 
 def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
@@ -293,6 +311,9 @@ class Reports:
         self.arguments = {"log_metric": self._log_metric, "log_extra": self._log_extra}
 
     def _log_metric(self, name: str, value: Any) -> None:
+        if not may_report(name):
+            expected = "a name for log_metric of at most 100 printable characters that the run does not use, reward/..."
+            raise DataError(f"reward {self._name}: expected {expected} for instance, got {name!r:.120}")
         try:
             self.metrics[name] = float(value)
         except (TypeError, ValueError):
@@ -316,20 +337,36 @@ SAMPLE_COLUMNS = ("step", "id", "prompt", "completion", "score")
 
 def checked(name: str, values: Any, expected: int) -> list[float | Failed | None]:
     """Return as many values as there are completions; one that is not a finite number becomes `Failed`."""
+    if isinstance(values, Mapping | Set | str):
+        got = f"a {type(values).__name__}, which has no number for each completion"
+        raise DataError(f"reward {name}: expected a list of {expected} numbers, got {got}")
     try:
         count = len(values)
     except TypeError:  # a single number, also of an array library
         count = type(values).__name__
     if count != expected:
         raise DataError(f"reward {name}: expected {expected} values, got {count}; a reward for each completion")
-    return [_number(value) for value in values]
+    return [_number(value) for value in _plain(values)]
 
 
 def _number(value: Any) -> float | Failed | None:
+    value = _plain(value)
     if value is None or isinstance(value, Failed):
         return value
-    finite = isinstance(value, Real) and math.isfinite(value)
-    return float(value) if finite else Failed("errors", f"{value!r:.80}")
+    if not isinstance(value, Real):
+        return Failed("errors", redact(f"{value!r}")[:80])
+    try:
+        number = float(value)
+    except OverflowError:
+        number = sys.float_info.max
+    if abs(number) <= _LARGEST:
+        return number
+    return Failed("errors", f"{number:.4g}" + (", more than float32 can hold" if math.isfinite(number) else ""))
+
+
+def _plain(value: Any) -> Any:
+    """Return arrays and their entries as lists and numbers of Python."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _call_or_stop(name: str, reward: RewardFunction, completions: Completions) -> Scores:
@@ -376,7 +413,7 @@ def call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
 
 def reason_of(error: BaseException) -> str:
     """Describe an exception in one short line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return redact(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

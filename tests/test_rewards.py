@@ -6,6 +6,7 @@ import math
 import threading
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -84,6 +85,96 @@ def test_reward_awaits_async_functions():
 
     assert run_reward(slow).values == run_reward(Slow()).values == [1.0, 2.0, 3.0]
     assert run_reward(slow, timeout_s=5.0).values == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("values", [{0: 1.0, 1: 2.0, 2: 3.0}, {1.0, 2.0, 3.0}, "123", frozenset({1.0, 2.0, 3.0})])
+def test_what_has_no_order_or_is_read_as_keys_is_refused(values):
+    def unordered(completions):
+        return values
+
+    with pytest.raises(
+        DataError, match=f"reward unordered: expected a list of 3 numbers, got a {type(values).__name__}"
+    ):
+        run_reward(unordered)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        jnp.array([0.5, 1.0, 0.0]),
+        np.array([0.5, 1.0, 0.0], np.float32),
+        list(jnp.array([0.5, 1.0, 0.0])),
+        (0.5, np.True_, np.False_),
+        [0.5, True, np.int8(0)],
+    ],
+)
+def test_numbers_of_numpy_and_jax_are_numbers(values):
+    assert run_reward(lambda completions: values).values == [0.5, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 10**400, np.float64(3.5e38)])
+def test_a_number_that_float32_cannot_hold_is_refused(value):
+    def big(completions):
+        return [0.0, value, 1.0]
+
+    with pytest.raises(DataError, match=r"reward big: expected a number for row 1, got .* float32"):
+        run_reward(big)
+    assert run_reward(big, on_error=0.5).values == [0.0, 0.5, 1.0]
+
+
+def test_a_sum_that_float32_cannot_hold_is_refused():
+    rewards = [Reward(name, lambda completions: [3e38, 0.0, 0.0]) for name in ("a", "b")]
+    with pytest.raises(DataError, match=r"reward_weights: expected sums that float32 can hold, got 6e\+38"):
+        Rewards(rewards)(batch())
+
+
+def test_a_function_that_changes_its_arguments_changes_nothing_for_others():
+    def vandal(prompts, completions, completion_ids, answer):
+        for values in (prompts, completions, completion_ids, answer):
+            for value in values:
+                if isinstance(value, list):
+                    value.clear()
+                if isinstance(value, dict):
+                    value["plan"].append("x")
+            values[:] = ["changed"] * len(values)
+        return [0.0] * 3
+
+    seen = {}
+
+    def after(prompts, completions, completion_ids, answer):
+        seen.update(prompts=prompts, completions=completions, ids=completion_ids, answer=answer)
+        return [1.0] * 3
+
+    given = batch(columns={"answer": [{"plan": ["a"]}, [1, [2]], "text"]})
+    Rewards([Reward("vandal", vandal), Reward("after", after)])(given)
+    assert seen == {
+        "prompts": ["p0", "p1", "p2"],
+        "completions": ["x", "yy", "zzz"],
+        "ids": [[1], [2], [3]],
+        "answer": [{"plan": ["a"]}, [1, [2]], "text"],
+    }
+    assert given.columns == {"answer": seen["answer"]} and given.texts == seen["completions"]
+
+
+SECRET = "hf_" + "abcdefghijklmnopqrstuvwx"
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip", 0.0])
+def test_secrets_in_errors_of_a_function_are_left_out(on_error):
+    def leaks(completions):
+        raise RuntimeError(f"401 for https://me:{SECRET}@host/ with Authorization: Bearer {SECRET}")
+
+    def returns(completions):
+        return [f"token={SECRET}"] * 3
+
+    for function in (leaks, returns):
+        if on_error == "stop":
+            with pytest.raises(DataError, match="<redacted>") as refused:
+                run_reward(function, on_error=on_error)
+            shown = str(refused.value)
+        else:
+            shown = repr(run_reward(function, on_error=on_error).extras)
+        assert SECRET not in shown and "<redacted>" in shown
 
 
 def test_none_says_that_a_completion_cannot_be_scored():
@@ -190,6 +281,20 @@ def test_reports_that_no_log_could_hold_are_refused(report, named):
 
     with pytest.raises(DataError, match=f"reward reporting: expected .*{named}"):
         run_reward(reporting)
+
+
+OWN_NAMES = ["step", "episode", "epoch", "objective/kl", "time/reward_s", "eval/test/validity", "rewards/f/mean"]
+
+
+@pytest.mark.parametrize("name", [*OWN_NAMES, "", "a\x1b[2J", "two\nlines", "x" * 101, 7])
+def test_a_metric_of_a_function_cannot_take_a_name_of_the_run(name):
+    def cheats(completions, log_metric):
+        log_metric(name, 99)
+        return [1.0] * len(completions)
+
+    with pytest.raises(DataError, match=r"reward cheats: expected a name for log_metric .* got ") as refused:
+        run_reward(cheats)
+    assert str(refused.value).isprintable()
 
 
 def test_what_json_has_no_word_for_is_kept_as_text():

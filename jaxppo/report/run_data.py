@@ -12,7 +12,7 @@ from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values,
 from jaxppo.errors import DataError
 from jaxppo.run.folder import EVAL_FILE, read_evals
 from jaxppo.run.jsonl import read_metrics
-from jaxppo.run.metrics import METRICS, Band, find
+from jaxppo.run.metrics import COUNTERS, METRICS, Band, find
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 
@@ -21,7 +21,6 @@ Results = Mapping[str, Mapping[str, Any]]
 
 _COMMANDS = {"train": TrainConfig, "sft": SFTConfig, "reward_model": RewardModelConfig, "evaluate": EvaluateConfig}
 _OLD_NAMES = {metric.old_name for metric in METRICS} - {None}
-_COUNTERS = ("step", "episode", "epoch")
 
 MEASURES = {
     "validity": "valid plans",
@@ -96,7 +95,7 @@ class Run:
     @property
     def metric_names(self) -> list[str]:
         """Return the metrics of its records, in the order of the documentation, then unknown ones."""
-        logged = {name for record in self.records for name in record if name not in _COUNTERS}
+        logged = {name for record in self.records for name in record if name not in COUNTERS}
         known = [metric.name for metric in METRICS if metric.name in logged]
         return known + sorted(logged - set(known) - _OLD_NAMES)
 

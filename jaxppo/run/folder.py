@@ -31,6 +31,10 @@ EVAL_SAMPLES_FILE = "eval_samples.json"
 """Name of the file with some answers to held-out prompts, before and after training."""
 
 
+_INTERVALS = ("validity", "executability", "ended", "reward")
+"""Measures of an evaluation with an interval that are looked at when `eval.json` is read."""
+
+
 @dataclass(kw_only=True)
 class Run:
     """One start of a command: its settings, its folder, its view, its devices.
@@ -203,10 +207,6 @@ def read_evals(path: Path) -> dict[str, Any]:
     for results in moments:
         if not isinstance(results, dict) or not all(map(_is_result, results.values())):
             raise DataError(f"{path}: expected the results of evaluations, {{split: {{measure: value}}}}, got others")
-        if evals.get("headline_split", next(iter(results), None)) not in {*results, None}:
-            raise DataError(
-                f"{path}: expected headline_split among {', '.join(results)}, got {evals['headline_split']!r}"
-            )
     return evals
 
 
@@ -221,9 +221,9 @@ def _read_samples(path: Path) -> dict[str, Any]:
 
 def _is_result(measures: Any) -> bool:
     """Return whether a value can be what is measured on one split; its most important numbers are looked at."""
-    if not isinstance(measures, dict) or not measures.keys() & {"mean_reward", "accuracy", "loss"}:
+    if not isinstance(measures, dict) or not measures.keys() & {"mean_reward", "validity", "accuracy", "loss"}:
         return False
-    intervals = [measures[name] for name in ("validity", "executability", "ended", "reward") if name in measures]
+    intervals = [measures[name] for name in _INTERVALS if measures.get(name) is not None]
     return all(isinstance(interval, dict) and {"low", "high", "n"} <= interval.keys() for interval in intervals)
 
 

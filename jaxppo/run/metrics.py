@@ -18,6 +18,10 @@ Band = tuple[float | None, float | None]
 """Lowest and highest healthy value; None: no limit on that side."""
 
 
+COUNTERS = ("step", "episode", "epoch")
+"""What a record counts, beside its metrics."""
+
+
 class Watch(NamedTuple):
     """A pattern in the values of a metric that is not healthy, and what to do about it."""
 
@@ -138,6 +142,14 @@ def find(name: str) -> Metric | None:
     if name in _BY_NAME:
         return _BY_NAME[name]
     return next((metric for metric in METRICS if _covers(metric.name, name)), None)
+
+
+def may_report(name: Any) -> bool:
+    """Return whether a reward function may report under a name: it is a part of the reward, or no metric of a run."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
+        return False
+    of_reward = prefix_of(name) == "reward" or name == "cache/reward_hits"
+    return of_reward or (name not in COUNTERS and find(name) is None)
 
 
 def with_old_names(record: Mapping[str, Any]) -> dict[str, Any]:

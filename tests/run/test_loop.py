@@ -169,7 +169,6 @@ def test_a_log_that_is_gone_is_filled_from_the_checkpoints(folder, capsys):
         '{"before": {"test": 1}}',
         '{"before": {"test": {}}}',
         '{"before": {"test": {"validity": 1, "mean_reward": 1}}}',
-        '{"headline_split": "dev", "before": {"test": {"mean_reward": 0}}}',
     ],
 )
 def test_results_of_a_wrong_shape_are_set_aside(folder, capsys, content):
