@@ -8,7 +8,6 @@ import asyncio
 import hmac
 import ipaddress
 import logging
-import math
 import signal
 import socket
 import threading
@@ -32,7 +31,7 @@ from jaxppo.reward_functions.http_contract import (
     read_request,
 )
 from jaxppo.reward_functions.registry import Context, make_rewards, text_reward_model_loader
-from jaxppo.rewards import Completions, arguments_of, missing_column, name_of
+from jaxppo.rewards import Completions, Failed, arguments_of, checked, missing_column, name_of
 from jaxppo.run import cli
 from jaxppo.run.console import sanitize
 
@@ -43,6 +42,12 @@ if TYPE_CHECKING:
 
 BODY_TIMEOUT_S = 60.0
 """Longest time that a client may take to send a request."""
+
+HEADER_TIMEOUT_S = 10.0
+"""Longest time that a connection may take for the headers of a request, the first or another one."""
+
+MAX_CONNECTIONS = 256
+"""Connections at a time; a further one is closed at once."""
 
 STOP_TIMEOUT_S = 20.0
 """Longest time that requests get to be finished after SIGTERM or Ctrl-C."""
@@ -64,7 +69,7 @@ class Refusal(Exception):
         self.status, self.headers = status, headers
 
 
-def answer(reward: Callable[..., Any], body: bytes) -> bytes:
+def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
     """Answer the body of a request: scores, and the metrics and extras that the function reported.
 
     Raises:
@@ -83,7 +88,7 @@ def answer(reward: Callable[..., Any], body: bytes) -> bytes:
     extras: dict[str, Any] = {}
     arguments = _arguments(reward, batch, {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__})
     try:
-        scores = _checked_scores(reward(**arguments), len(batch.completions))
+        scores = _checked_scores(name_of(reward), reward(**arguments), len(batch.completions))
         check_lengths(extras, len(batch.completions))
         return dumps({"scores": scores, "metrics": {n: _number(v) for n, v in metrics.items()}, "extras": extras})
     except Exception as error:  # whatever a user's function raises is an answer to the client
@@ -100,15 +105,12 @@ def _arguments(reward: Callable[..., Any], batch: Batch, reporting: dict[str, An
     return arguments_of(reward, completions, **reporting)
 
 
-def _checked_scores(values: Any, expected: int) -> list[float | None]:
-    got = len(values) if hasattr(values, "__len__") else type(values).__name__
-    if got != expected:
-        raise DataError(f"expected {expected} values, got {got}")
-    scores = [None if value is None else float(value) for value in values]
+def _checked_scores(name: str, values: Any, expected: int) -> list[float | None]:
+    scores = checked(name, values, expected)
     for row, score in enumerate(scores):
-        if score is not None and not math.isfinite(score):
-            raise DataError(f"expected a finite number or None for row {row}, got {score}")
-    return scores
+        if isinstance(score, Failed):
+            raise DataError(f"expected a finite number or None for row {row}, got {score.reason}")
+    return scores  # type: ignore[return-value]
 
 
 def _number(value: Any) -> float | None:
@@ -135,13 +137,17 @@ class _Endpoint:
     async def score(self, request: "Request") -> "Response":
         """Answer a request for scores."""
         refusal = self._admission(request)
-        # A refused request is read too: a client that is still sending would not see the answer.
-        body, size = await _body(request, 0 if refusal else self._max_bytes)
-        if refusal is None and size > self._max_bytes:
-            refusal = Refusal(413, f"body: expected at most {self._max_bytes} bytes, got {size}")
         if refusal is not None:
+            await _body(request, 0)  # read too: a client that is still sending would not see the answer
             raise refusal
-        return _response(200, await self._in_turn(request, body))
+        self._inside += 1  # before its body is read: those inside are what the server has in memory
+        try:
+            body, size = await _body(request, self._max_bytes)
+            if size > self._max_bytes:
+                raise Refusal(413, f"body: expected at most {self._max_bytes} bytes, got {size}")
+            return _response(200, await self._in_turn(request, body))
+        finally:
+            self._inside -= 1
 
     def _admission(self, request: "Request") -> Refusal | None:
         if self._token is None:
@@ -155,22 +161,18 @@ class _Endpoint:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # which web pages cannot send to another site without its consent
             return Refusal(415, "content-type: expected application/json")
+        if self._inside >= self._workers + self._max_waiting:
+            return Refusal(503, f"busy: {self._inside} requests are waiting", {"Retry-After": "1"})
         return None
 
-    async def _in_turn(self, request: "Request", body: bytes) -> bytes:
-        if self._inside >= self._workers + self._max_waiting:
-            raise Refusal(503, f"busy: {self._inside} requests are waiting", {"Retry-After": "1"})
-        self._inside += 1
-        try:
-            async with self._turns:
-                if await request.is_disconnected():  # others wait for this turn
-                    raise Refusal(400, "the client went away")
-                return await _in_thread(lambda: answer(self._reward, body))
-        finally:
-            self._inside -= 1
+    async def _in_turn(self, request: "Request", body: bytearray) -> bytes:
+        async with self._turns:
+            if await request.is_disconnected():  # others wait for this turn
+                raise Refusal(400, "the client went away")
+            return await _in_thread(lambda: answer(self._reward, body))
 
 
-async def _body(request: "Request", keep: int) -> tuple[bytes, int]:
+async def _body(request: "Request", keep: int) -> tuple[bytearray, int]:
     """Read the body of a request; return it (empty where it is longer than `keep` bytes) and its length."""
     body, size = bytearray(), 0
     try:
@@ -183,7 +185,7 @@ async def _body(request: "Request", keep: int) -> tuple[bytes, int]:
                     body.clear()
     except TimeoutError:
         raise Refusal(408, f"body: expected all of it within {BODY_TIMEOUT_S:g} s") from None
-    return bytes(body), size
+    return body, size
 
 
 async def _in_thread(function: Callable[[], bytes]) -> bytes:
@@ -290,24 +292,66 @@ def serve(reward: Callable[..., Any], config: RewardServerConfig) -> None:
         max_body_mib=config.max_body_mib,
         max_waiting=config.max_waiting,
     )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=int(STOP_TIMEOUT_S),
-        )
-    )
+    server = uvicorn.Server(server_config(app))
     with _listening(config.host, config.port) as listener:
         _stop_by_signal(server)
         print(f"reward {name_of(reward)} on {_address(listener)}", flush=True)
         asyncio.run(server.serve(sockets=[listener]))
+
+
+def server_config(app: "Starlette", stop_timeout_s: float = STOP_TIMEOUT_S) -> Any:
+    """Return the settings of uvicorn."""
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        http=_protocol(),
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=int(stop_timeout_s),
+    )
+
+
+def _protocol() -> type:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Bounded(H11Protocol):
+        """HTTP with a deadline for headers, and a limit of connections."""
+
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > MAX_CONNECTIONS:
+                transport.abort()
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            in_headers = self.cycle is None or self.cycle.response_complete
+            if not in_headers:
+                self._forget()
+            elif self._deadline is None:
+                self._deadline = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.close)
+
+        def _forget(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return Bounded
 
 
 def _listening(host: str, port: int) -> socket.socket:

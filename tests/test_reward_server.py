@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -44,8 +46,7 @@ def _no_token(monkeypatch):
 @contextlib.contextmanager
 def running(reward, **options):
     """The application on a free port, by uvicorn in a thread; gives its address."""
-    config = uvicorn.Config(make_app(reward, **options), log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(reward_server.server_config(make_app(reward, **options), stop_timeout_s=1))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
@@ -333,7 +334,7 @@ def broken(completions, **columns):
         (lambda completions, **columns: [1.0], "expected 2 values, got 1"),
         (lambda completions, **columns: None, "expected 2 values, got NoneType"),
         (lambda completions, **columns: [1.0, float("nan")], "expected a finite number or None for row 1, got nan"),
-        (lambda completions, **columns: [1.0, "high"], "could not convert"),
+        (lambda completions, **columns: [1.0, "high"], "expected a finite number or None for row 1, got 'high'"),
         (lambda completions, log_extra: log_extra("e", [1]) or [1.0, 2.0], "column e: expected a list of 2 values"),
         (lambda completions, log_extra: log_extra("e", [1, {2}]) or [1.0, 2.0], "a set"),
     ],
@@ -398,6 +399,70 @@ def test_server_tells_a_client_to_come_again_when_too_many_wait():
         assert first.result().status_code == 200
         assert post(url, {"messages": ["third"]}).status_code == 200  # there is room again
     assert gate.calls == ["first", "third"]
+
+
+def connected(url):
+    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=PATIENCE_S)
+
+
+def test_server_holds_no_more_bodies_than_it_says():
+    """Its memory while thirty clients have sent all but the end of theirs; docs/reward_server.md has the bound."""
+    size, places, clients = 2**20, 1 + 3, 30
+    head = f"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    body = b'{"messages": ["' + b"x" * (size - 18)
+    with running(length, max_body_mib=1, max_waiting=places - 1) as url, contextlib.ExitStack() as stack:
+        post(url, {"messages": ["warm"]})
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        connections = [stack.enter_context(connected(url)) for _ in range(clients)]
+        with ThreadPoolExecutor(clients) as pool:
+            list(pool.map(lambda connection: connection.sendall(head.encode() + body), connections))
+        time.sleep(0.5)  # what has arrived is read
+        held, peak = tracemalloc.get_traced_memory()
+        assert held < (places + 1) * size, f"{held / size:.1f} bodies"
+        with ThreadPoolExecutor(clients) as pool:
+            list(pool.map(lambda connection: connection.sendall(b'"]}'), connections))
+        answers = [connection.recv(65536).split(b" ")[1] for connection in connections]
+        _, peak = tracemalloc.get_traced_memory()
+    assert answers.count(b"200") == places and answers.count(b"503") == clients - places
+    assert peak < (places + 4) * size + clients * 2**17, f"{peak / size:.1f} bodies"
+
+
+def test_server_closes_connections_that_do_not_get_through_their_headers(monkeypatch):
+    monkeypatch.setattr(reward_server, "HEADER_TIMEOUT_S", 0.3)
+    with running(length) as url, connected(url) as silent, connected(url) as slow, connected(url) as lively:
+        slow.sendall(b"POST / HTTP/1.1\r\nHost: local")
+        request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        lively.sendall(request)
+        assert lively.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert silent.recv(65536) == slow.recv(65536) == b""
+        lively.sendall(request)  # kept alive
+        assert lively.recv(65536).startswith(b"HTTP/1.1 200 ")
+        lively.sendall(request[:10])
+        assert lively.recv(65536) == b""
+
+
+def test_server_has_a_limit_of_connections(monkeypatch):
+    monkeypatch.setattr(reward_server, "MAX_CONNECTIONS", 3)
+    with running(length) as url, contextlib.ExitStack() as stack:
+        first = [stack.enter_context(connected(url)) for _ in range(3)]
+        with pytest.raises(httpx2.TransportError):
+            post(url, {"messages": ["x"]})
+        first[0].close()
+        deadline = time.monotonic() + PATIENCE_S
+        while True:  # as soon as the server has noticed
+            try:
+                assert post(url, {"messages": ["x"]}).status_code == 200
+                break
+            except httpx2.TransportError:
+                assert time.monotonic() < deadline
+
+
+def test_server_refuses_what_is_no_list_of_numbers():
+    for values in ({"a": 1.0}, {1.0}, [1e39]):
+        with running(lambda completions, values=values: values) as url:
+            answer = post(url, {"messages": ["x"]})
+            assert answer.status_code == 500 and "expected" in answer.json()["error"]
 
 
 def test_server_does_not_score_for_a_client_that_went_away():

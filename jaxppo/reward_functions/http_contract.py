@@ -119,7 +119,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__}")
 
 
-def read_request(body: bytes) -> Batch:
+def read_request(body: bytes | bytearray) -> Batch:
     """Read and check the body of a request; one of LLaMA-Factory's has empty prompts and no columns.
 
     Raises:
