@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from jaxppo import planning
 from jaxppo.config import DataConfig, parse_sizes
-from jaxppo.config.paths import cache_dir
+from jaxppo.config.paths import cache_dir, write_atomically
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 
@@ -17,6 +18,11 @@ Row = dict[str, Any]
 
 SHIPPED_DATA, REQUESTS_FILE = Path(__file__).parent / "shipped", "requests.json"
 """The splits of the default run, ready made; `runs/shipped_data.py` writes them."""
+
+_CHECKSUM = ".sha256"
+"""Ending of the file beside a cached split that tells a damaged one."""
+
+_LOG = logging.getLogger(__name__)
 
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of the built-in domain."""
@@ -28,9 +34,25 @@ def read_split(config: DataConfig, split: str) -> list[Row]:
     if request == _shipped_requests().get(split):
         return dataset_files.read_split(SHIPPED_DATA, split)
     path = cache_dir() / "datasets" / f"blocksworld-{split}-{_digest(request)}.jsonl"
-    if not path.exists():
+    if not _is_undamaged(path):
         dataset_files.write_jsonl(build_request(request), path)
+        write_atomically(path.with_suffix(_CHECKSUM), _checksum(path))
     return dataset_files.read_jsonl(path)
+
+
+def _is_undamaged(path: Path) -> bool:
+    """Return whether a cached split is there as it was written; warn of one that is not."""
+    checksum = path.with_suffix(_CHECKSUM)
+    if not path.exists() or not checksum.exists():
+        return False
+    undamaged = checksum.read_bytes() == _checksum(path).encode()
+    if not undamaged:
+        _LOG.warning("%s: expected the rows that were written, got others; they are built again", path)
+    return undamaged
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def built_in_request(config: DataConfig, split: str) -> dict[str, Any]:
