@@ -4,7 +4,7 @@ In: presets, YAML files and flags (`sources`). Out: one configuration per comman
 field, and unique over all groups.
 """
 
-from jaxppo.config import paths, redact, sources
+from jaxppo.config import paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
 from jaxppo.config.checks import require
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, ReportConfig, RewardServerConfig
@@ -38,6 +38,7 @@ __all__ = [
     "TrainConfig",
     "parse_sizes",
     "paths",
+    "reading",
     "redact",
     "require",
     "sources",

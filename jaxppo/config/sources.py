@@ -19,6 +19,7 @@ import tyro
 import yaml
 
 from jaxppo.config.paths import write_atomically
+from jaxppo.config.reading import PlainLoader, parse_yaml
 from jaxppo.config.redact import REDACTED, redact
 from jaxppo.errors import ConfigError, did_you_mean
 
@@ -108,8 +109,8 @@ def _check_kind(value: Any, annotation: Any) -> None:
         raise TypeError("a collection")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML without two traps: of a key that comes twice the last would win, and 4:16 would be 256 (sexagesimal)."""
+class _Loader(PlainLoader):
+    """YAML without two traps more: of a key that comes twice the last would win, and 4:16 is 256 (sexagesimal)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -135,7 +136,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         ConfigError: the file is unreadable or nested; the message names it.
     """
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        content = parse_yaml(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"config: expected a readable YAML file, got {path} ({error.strerror})") from None
     except UnicodeDecodeError as error:

@@ -1,6 +1,5 @@
 """Texts into tokens and back, with the tokenizer of a model."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxppo.config import DataConfig
+from jaxppo.config.reading import parse_json
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, load_split
 from jaxppo.errors import DataError, first_line
@@ -39,8 +39,8 @@ def words_of_dataset(config: DataConfig) -> list[str]:
 
 def _read_words(path: Path) -> list[str]:
     try:
-        words = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        words = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, DataError) as error:
         raise DataError(f"{path}: expected a JSON list of words, got: {error}") from error
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
         raise DataError(f"{path}: expected a JSON list of words, got {words!r:.60}")

@@ -1,12 +1,12 @@
 """Read predictions for planning problems, from a model or a file made by anything else, and judge them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
 from jaxppo.planning import (
     PlanVerdict,
@@ -160,9 +160,9 @@ def read_plans(path: Path | str) -> dict[str, list[Prediction]]:
 
 def _read_line(line: str, where: str) -> tuple[str, Prediction]:
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: expected a JSON object, got broken JSON ({error})") from error
+        entry = parse_json(line)
+    except DataError as error:
+        raise DataError(f"{where}: expected a JSON object, got {error}") from error
     if not isinstance(entry, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(entry).__name__}")
     name = _field(entry, "id", str, where)

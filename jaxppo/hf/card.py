@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import yaml
 
+from jaxppo.config.reading import parse_yaml
 from jaxppo.config.redact import redact
 from jaxppo.config.sources import CALL_ONLY, plain_values
 from jaxppo.run.console import sanitize
@@ -206,8 +207,8 @@ def license_of(folder: Path) -> str | None:
             return None
         text = (Path(folder) / CARD_FILE).read_text(encoding="utf-8-sig", errors="replace")
         block = re.match(r"\s*---[ \t]*\n(.*?\n)---[ \t]*(?:\n|\Z)", text, re.DOTALL)
-        data = yaml.safe_load(block[1]) if block else None
-    except Exception:  # whatever a file of unknown origin makes the parser raise
+        data = parse_yaml(block[1]) if block else None
+    except (OSError, yaml.YAMLError):
         return None
     if not isinstance(data, dict):
         return None

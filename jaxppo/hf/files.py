@@ -15,7 +15,8 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jaxppo.errors import ModelError, first_line
+from jaxppo.config.reading import parse_json
+from jaxppo.errors import DataError, ModelError, first_line
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -34,6 +35,10 @@ class Tensor(Protocol):
         """Return the sizes of its axes."""
         ...
 
+    def get_dtype(self) -> str:
+        """Return its type as safetensors calls it: F32, BF16, I64 and so on."""
+        ...
+
 
 class _TorchTensor:
     """A tensor of a `pytorch_model.bin`, read as numpy."""
@@ -43,6 +48,9 @@ class _TorchTensor:
 
     def get_shape(self) -> list[int]:
         return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return "F" if self._tensor.is_floating_point() else str(self._tensor.dtype).removeprefix("torch.")
 
     def __getitem__(self, index: Any) -> np.ndarray:
         import torch
@@ -69,6 +77,26 @@ def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
         if files is not None:
             return {name: tensor for file in files for name, tensor in opened(file).items()}
     raise ModelError(f"expected {WEIGHTS_FILE}, {BIN_FILE}, or one of them in shards, got none of these files")
+
+
+def is_floating(tensor: Tensor) -> bool:
+    """Return whether a tensor holds floating-point numbers, as weights are."""
+    return tensor.get_dtype().removeprefix("B").startswith("F")
+
+
+def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
+    """Read a part of a tensor.
+
+    Raises:
+        ModelError: a number in it is NaN or infinite.
+    """
+    array = tensor[index]
+    if not np.isfinite(array).all():
+        raise ModelError(
+            f"{name}: expected finite weights, got NaN or infinite ones; the file is damaged, or the training that "
+            "wrote it failed: take another checkpoint"
+        )
+    return array
 
 
 def _files(folder: Path, name: str) -> list[Path] | None:
@@ -219,7 +247,7 @@ def read_json(file: Path) -> dict[str, Any]:
         ModelError: it is missing, or something else.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         fix = ""
         if (file.parent / "policy" / file.name).exists():
@@ -227,7 +255,7 @@ def read_json(file: Path) -> dict[str, Any]:
         elif (file.parent / "adapter_config.json").exists():
             fix = "; an adapter is taken by --use_peft --lora_path, over the model that it belongs to"
         raise ModelError(f"{file}: expected a file of a Hugging Face model, got no file{fix}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DataError) as error:
         raise ModelError(f"{file}: expected JSON, got: {first_line(error)}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file}: expected a JSON object, got {type(content).__name__}")

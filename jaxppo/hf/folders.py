@@ -22,6 +22,7 @@ from jaxppo.hf.files import (
     naming,
     open_tensors,
     read_json,
+    read_weights,
     write_file,
     write_json,
     write_tensors,
@@ -205,7 +206,7 @@ def load_model(
                 shape = entry.shape[::-1] if entry.transpose else entry.shape
                 _put(params, entry.path, jax.ShapeDtypeStruct(shape, array_dtype or jnp.float32))
             else:
-                _put(params, entry.path, _read(tensors[name], entry, array_dtype, placement))
+                _put(params, entry.path, _read(name, tensors[name], entry, array_dtype, placement))
     return Loaded(config, params, folder, tuple(expected), fresh, unused, shapes_only)
 
 
@@ -295,7 +296,10 @@ def load_value_head(folder: str | os.PathLike[str], config: ModelConfig) -> Para
             came = tuple(tensors[name].get_shape()) if name in tensors else "no tensor"
             if came != shape:
                 raise ModelError(f"{name}: expected shape {shape}, got {came}")
-        return {ours: jnp.asarray(tensors[name][...].astype(np.float32).T) for name, ours in VALUE_HEAD_NAMES.items()}
+        return {
+            ours: jnp.asarray(read_weights(name, tensors[name]).astype(np.float32).T)
+            for name, ours in VALUE_HEAD_NAMES.items()
+        }
 
 
 class Policy(NamedTuple):
@@ -330,9 +334,9 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
     return Policy(config, model.params, tokenizer, model)
 
 
-def _read(tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None) -> jax.Array:
+def _read(name: str, tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None) -> jax.Array:
     def part(index: Any) -> np.ndarray:
-        array = tensor[index[::-1] if entry.transpose else index]
+        array = read_weights(name, tensor, index[::-1] if entry.transpose else index)
         return (array.T if entry.transpose else array).astype(dtype or array.dtype)
 
     shape = entry.shape[::-1] if entry.transpose else entry.shape

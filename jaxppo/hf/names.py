@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
-from jaxppo.hf.files import Tensor
+from jaxppo.hf.files import Tensor, is_floating
 from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
 
@@ -153,6 +153,11 @@ def check_tensors(
         f"{name}: expected shape {e.shape}, got {shapes[name]}"
         for name, e in expected.items()
         if name in shapes and shapes[name] != e.shape
+    ]
+    problems += [
+        f"{name}: expected floating-point weights, got {tensors[name].get_dtype()}"
+        for name in expected
+        if name in tensors and not is_floating(tensors[name])
     ]
     others = sorted(set(tensors) - set(expected))
     heads = {family.names[path].name for path in ("lm_head/kernel", "score/kernel", "score/bias")} | {*VALUE_HEAD_NAMES}

@@ -18,6 +18,7 @@ from jaxppo.hf.files import (
     open_tensors,
     read_json,
     read_metadata,
+    read_weights,
     write_file,
     write_json,
 )
@@ -160,7 +161,7 @@ def load_adapter(
             came = tuple(tensor.get_shape())
             if came != shape:
                 raise ModelError(f"{name}: expected shape {shape} on this base, got {came}")
-            put(adapter, path, jnp.asarray(tensor[...].astype(np.float32).T))
+            put(adapter, path, jnp.asarray(read_weights(name, tensor).astype(np.float32).T))
         _check_complete(adapter)
     return lora, adapter
 

@@ -10,6 +10,9 @@ from jaxppo.parallel import partition
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
+MAX_LAYERS = 1000
+"""Programs are as long as models are deep; no published model is nearly this deep."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -50,6 +53,8 @@ class ModelConfig:
         sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         for name in (*sizes, "max_position_embeddings"):
             check_positive_int(name, getattr(self, name))
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise ModelError(f"num_hidden_layers: expected at most {MAX_LAYERS}, got {self.num_hidden_layers}")
         for name in ("tie_word_embeddings", "gradient_checkpointing"):
             check_bool(name, getattr(self, name))
         for name in ("layer_norm_eps", "initializer_range"):

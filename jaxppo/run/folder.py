@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxppo.config import RunConfig
 from jaxppo.config.paths import write_atomically
+from jaxppo.config.reading import parse_json
 from jaxppo.config.redact import redact_command
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
@@ -333,8 +334,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (ValueError, DataError) as error:
         raise DataError(f"{path}: expected JSON, got {error}") from None
     if not isinstance(content, dict):
         raise DataError(f"{path}: expected a JSON object, got {type(content).__name__}")

@@ -123,8 +123,10 @@ def _parsed(content: bytes, where: str) -> tuple[str, dict[str, Any]]:
         record = json.loads(line)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: expected a JSON object, got a syntax error: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{where}: expected a JSON object, got a syntax error: {getattr(error, 'msg', error)}"
+        ) from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
     return line, record

@@ -94,7 +94,7 @@ def test_open_tensors_names_what_it_looked_for(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"model.safetensors.index.json: expected JSON, got: Expecting"),
+        ("{", r"model.safetensors.index.json: expected JSON, got: broken JSON .Expecting"),
         ("[]", r"model.safetensors.index.json: expected a JSON object, got list"),
         ("{}", r"model.safetensors.index.json: expected an object 'weight_map', got NoneType"),
         ('{"weight_map": {"a": "gone.safetensors"}}', r"gone.safetensors: expected a readable .*No such file"),
@@ -342,7 +342,7 @@ def test_write_json_is_read_back(tmp_path):
     ("content", "message"),
     [
         (None, "expected a file of a Hugging Face model, got no file"),
-        (b"{", "expected JSON, got: Expecting property name"),
+        (b"{", "expected JSON, got: broken JSON .Expecting property name"),
         (b"\xff\xfe", "expected JSON, got: 'utf-8' codec"),
         (b'"text"', "expected a JSON object, got str"),
     ],

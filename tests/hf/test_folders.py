@@ -131,6 +131,32 @@ def to_bin(folder, rename=lambda name: name, zip_format=True, **more):
     (folder / "model.safetensors").unlink()
 
 
+# ----------------------------------------------------------------------------------------------- bad weights
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("placed", [False, True])
+def test_weights_that_are_not_finite_are_refused_by_name(saved, value, placed):
+    folder, params = saved
+    weights = np.asarray(load_file(folder / "model.safetensors")[QKV])
+    weights[3, 5] = value
+    edit_tensors(folder, **{QKV: weights})
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    placement = (lambda path, shape: NamedSharding(mesh, PartitionSpec())) if placed else None
+    with pytest.raises(ModelError, match=f"{QKV}: expected finite weights, got NaN or infinite ones"):
+        hf.load_model(folder, placement=placement)
+    assert hf.load_model(folder, shapes_only=True).params.keys() == params.keys()
+
+
+@pytest.mark.parametrize("shapes_only", [False, True])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "bool"])
+def test_weights_that_are_integers_are_refused_also_by_a_dry_run(saved, dtype, shapes_only):
+    folder, _ = saved
+    edit_tensors(folder, **{QKV: np.zeros((96, 32), dtype)})
+    with pytest.raises(ModelError, match=f"{QKV}: expected floating-point weights, got [IUB]"):
+        hf.load_model(folder, shapes_only=shapes_only)
+
+
 # ---------------------------------------------------------------------------------------------- round trips
 
 
@@ -554,7 +580,7 @@ def test_load_model_reads_for_every_device_its_own_part(config, file, axis, tmp_
 
     class Recorded:
         def __init__(self, name, tensor):
-            self.name, self.tensor, self.get_shape = name, tensor, tensor.get_shape
+            self.name, self.tensor, self.get_shape, self.get_dtype = name, tensor, tensor.get_shape, tensor.get_dtype
 
         def __getitem__(self, index):
             part = self.tensor[index]

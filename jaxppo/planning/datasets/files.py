@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config.paths import write_atomically
+from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, Row, checked_row
 
@@ -48,7 +49,7 @@ def first_row(path: Path) -> Row:
     """Read the first row of a JSON-lines file; empty where there is none."""
     try:
         with path.open(encoding="utf-8-sig") as file:
-            row = read_json(next((line for line in file if line.strip()), ""))
+            row = parse_json(next((line for line in file if line.strip()), ""))
     except (OSError, UnicodeDecodeError, DataError):
         return {}
     return row if isinstance(row, dict) else {}
@@ -63,7 +64,7 @@ def read_mappings(folder: Path) -> Mapping[str, Any]:
     path = folder / OBFUSCATION_FILE
     if not path.exists():
         return {}
-    mappings = read_json(read_text(path))
+    mappings = parse_json(read_text(path))
     if not isinstance(mappings, dict):
         raise DataError(f"{path}: expected a JSON object, got {type(mappings).__name__}")
     return mappings
@@ -103,9 +104,9 @@ def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS) -> list[
 
 def _parsed_row(line: str, where: str, columns: Mapping[str, type]) -> Row:
     try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"{where}: expected a JSON object, got broken JSON ({error})") from error
+        row = parse_json(line)
+    except DataError as error:
+        raise DataError(f"{where}: expected a JSON object, got {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return checked_row(row, where, columns)
@@ -180,21 +181,6 @@ def _feature(values: Iterable[Any], name: str) -> Any:
         return "bool"
     found = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise DataError(f"column {name}: expected texts, numbers or lists of one of them, got {found}")
-
-
-def read_json(text: str | bytes) -> Any:
-    """Read JSON.
-
-    Raises:
-        DataError: the text is broken, or has half characters (lone surrogates), which no file can be written with.
-    """
-    try:
-        content = json.loads(text)
-        if (b"\\ud" in text.lower()) if isinstance(text, bytes) else ("\\ud" in text.lower()):
-            json.dumps(content, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"broken JSON ({error})") from error
-    return content
 
 
 def read_text(path: Path, most_bytes: int | None = None) -> str:

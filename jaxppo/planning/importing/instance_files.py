@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from jaxppo.config.reading import parse_yaml
 from jaxppo.errors import DataError, PddlError
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected
@@ -219,8 +220,8 @@ class Instances:
             [*root.glob("configs/*.yaml"), *root.glob("*/configs/*.yaml"), *root.glob("../configs/*.yaml")]
         ):
             try:
-                config = yaml.safe_load(read_text(path))
-            except (DataError, yaml.YAMLError, ValueError, RecursionError):
+                config = parse_yaml(read_text(path))
+            except (DataError, yaml.YAMLError):
                 continue
             if isinstance(config, dict):
                 found[str(config.get("domain_name", path.stem))] = config

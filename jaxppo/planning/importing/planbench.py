@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
-from jaxppo.planning.datasets.files import read_json, read_text
+from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import checked_row
 from jaxppo.planning.importing.instance_files import Entry, collect
@@ -29,7 +30,7 @@ def read_planbench(source: Path, pddl_dir: Path) -> Reading:
 def is_planbench(path: Path) -> bool:
     """Return whether a JSON file holds instances."""
     try:
-        content = read_json(read_text(path))
+        content = parse_json(read_text(path))
     except DataError:
         return False
     return isinstance(content, dict) and isinstance(content.get("instances"), list)
@@ -38,7 +39,7 @@ def is_planbench(path: Path) -> bool:
 def _entries(path: Path, source: Path) -> Iterator[Entry | Rejected]:
     label = path.name if path == source else path.relative_to(source).as_posix()
     try:
-        content = _checked(read_json(read_text(path)), label)
+        content = _checked(parse_json(read_text(path)), label)
     except DataError as error:
         yield Rejected("", "", "", label, f"unreadable: {error}")
         return

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.config import is_split_name
-from jaxppo.planning.datasets.files import PAPER_COLUMNS, SOURCE_COLUMNS, read_json, read_split, split_files
+from jaxppo.planning.datasets.files import PAPER_COLUMNS, SOURCE_COLUMNS, read_split, split_files
 from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import COLUMNS, Row, checked_row, reference_plans
 from jaxppo.planning.importing.instance_files import Entry, collect
@@ -64,7 +65,7 @@ def _json_rows(path: Path, source: Path) -> Iterator[tuple[str, Row | Rejected]]
         for number, line in enumerate(file, 1):
             where = f"{label}:{number}"
             try:
-                row = read_json(line) if line.strip() else None
+                row = parse_json(line) if line.strip() else None
             except DataError as error:
                 yield where, Rejected("", "", "", where, f"unreadable: {error}")
                 continue

@@ -1,0 +1,97 @@
+"""Files that nobody meant well with are answered soon, and in one line."""
+
+import json
+import time
+
+import pytest
+import yaml
+
+from jaxppo import data, hf
+from jaxppo.config.reading import parse_json, parse_yaml
+from jaxppo.config.sources import read_yaml
+from jaxppo.errors import ConfigError, DataError, ModelError
+from jaxppo.hf.card import license_of
+from jaxppo.run.folder import read_json
+from jaxppo.run.jsonl import read_metrics
+
+DEEP = 200_000
+JSON = {
+    "nested lists": "[" * DEEP,
+    "nested objects": '{"a":' * DEEP,
+    "a long number": '{"a": ' + "9" * 5000 + "}",
+    "half a character": '{"a": "\\ud800"}',
+    "half a character in capitals": '{"a": "x\\uDFFFy"}',
+}
+YAML = {
+    "nested lists": "a: " + "[" * 20_000,
+    "nested mappings": "a: " + "{b: " * 20_000,
+    "nested blocks": "- " * 20_000,
+    "a long number": "a: " + "9" * 5000,
+    "merge keys": "a: &a {x: 1}\nb: {<<: *a}\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def soon():
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("text", JSON.values(), ids=JSON)
+@pytest.mark.parametrize("encode", [str, str.encode])
+def test_hostile_json_is_one_error(text, encode):
+    with pytest.raises(DataError, match="broken JSON"):
+        parse_json(encode(text))
+
+
+def test_json_of_whole_characters_is_read():
+    assert parse_json('"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
+
+
+@pytest.mark.parametrize("text", YAML.values(), ids=YAML)
+def test_hostile_yaml_is_one_error(text, tmp_path):
+    with pytest.raises(yaml.YAMLError):
+        parse_yaml(text)
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"config: .*run\.yaml is not YAML: ") as refused:
+        read_yaml(tmp_path / "run.yaml")
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("text", JSON.values(), ids=JSON)
+def test_every_reader_of_json_refuses_it(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json: expected JSON, got: broken JSON"):
+        hf.load_model(tmp_path)
+    (tmp_path / "eval.json").write_text(text)
+    with pytest.raises(DataError, match=r"eval\.json: expected JSON, got broken JSON"):
+        read_json(tmp_path / "eval.json")
+    (tmp_path / "test.jsonl").write_text(text + "\n")
+    with pytest.raises(DataError, match=r"test\.jsonl:1: expected a JSON object, got broken JSON"):
+        data.read_rows(str(tmp_path), "test", {"a": str})
+
+
+@pytest.mark.parametrize("name", ["nested lists", "nested objects", "a long number"])
+def test_a_log_that_cannot_be_read_is_one_error(name, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(JSON[name] + "\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1: expected a JSON object, got a syntax error"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_a_bomb_of_merge_keys_in_a_card_names_no_license(tmp_path):
+    """Under a kilobyte, which would take gigabytes."""
+    lines = ["a0: &a0 {" + ", ".join(f"k{n}: {n}" for n in range(9)) + "}"]
+    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12)]
+    text = "---\nlicense: mit\n" + "\n".join(lines) + "\n---\n"
+    assert len(text) < 1000
+    (tmp_path / "README.md").write_text(text)
+    assert license_of(tmp_path) is None
+
+
+def test_a_model_of_endless_depth_is_refused(tmp_path):
+    raw = {"model_type": "gpt_neox", "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 100_000}
+    raw |= {"num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 16}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match="num_hidden_layers: expected at most 1000, got 100000"):
+        hf.load_model(tmp_path, shapes_only=True)
