@@ -134,7 +134,7 @@ def begin(command: str, config: Any) -> Run:
         if not check(folder, config, config.run):
             return folder, False, {}, []
         with nullcontext() if config.run.dry_run else FolderLock(folder):  # to meet who works on it before all else
-            return folder, True, *_evaluations(folder)
+            return folder, True, *_evaluations(folder, trains=hasattr(config, "loop"))
 
     folder, resumed, evals, warnings = processes.on_first(find)
     run = Run(command=command, config=config, folder=folder, evals=evals)
@@ -178,14 +178,16 @@ def _is_partial_config(path: Path) -> bool:
     return path.name.startswith(f".{CONFIG_FILE}.")
 
 
-def _evaluations(folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _evaluations(folder: Path, trains: bool) -> tuple[dict[str, Any], list[str]]:
     """Read `eval.json` of a run to resume; it and `eval_samples.json` are set aside where they are damaged.
+
+    What `evaluate` writes has another form than the results of a command that trains.
 
     Returns:
         Its content, {} where there is none that can be used; warnings.
     """
     evals, warnings = {}, []
-    for name, read in ((EVAL_SAMPLES_FILE, _read_samples), (EVAL_FILE, read_evals)):
+    for name, read in ((EVAL_SAMPLES_FILE, _read_samples), (EVAL_FILE, read_evals if trains else read_json)):
         path = folder / name
         try:
             evals = read(path)

@@ -1,6 +1,7 @@
 """One process at a time works on a run folder: a lock that ends with whoever holds it."""
 
 import datetime
+import logging
 import os
 import socket
 from pathlib import Path
@@ -14,7 +15,9 @@ except ImportError:  # not a POSIX system
     fcntl = None
 
 LOCK_FILE = ".lock"
-"""Name of the file in a run folder; it stays there, only its lock comes and goes."""
+"""Name of the file in a run folder, while a process works on it."""
+
+_LOG = logging.getLogger(__name__)
 
 
 class FolderLock:
@@ -38,30 +41,42 @@ class FolderLock:
         Raises:
             ConfigError: another process holds it; the message names host, process and start.
         """
-        self._file = self._path.open("a+", encoding="utf-8")
-        try:
-            if fcntl is not None:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "another process"
-            self.release()
-            raise ConfigError(
-                f"output_dir: expected a run that nobody works on, got {self._path.parent}, on which {holder} works; "
-                "wait for its end, or stop it"
-            ) from None
-        except OSError:
-            return  # a file system without locks
+        while self._file is None:
+            file = self._path.open("a+", encoding="utf-8")
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with file:
+                    file.seek(0)
+                    holder = file.read().strip() or "another process"
+                raise ConfigError(
+                    f"output_dir: expected a run that nobody works on, got {self._path.parent}, on which {holder} "
+                    "works; wait for its end, or stop it"
+                ) from None
+            except OSError:
+                _LOG.info("%s: this file system has no locks", self._path)
+            if self._is_there(file):
+                self._file = file
+            else:  # its holder has released it between the two lines above
+                file.close()
         self._file.truncate(0)
         started = datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
         self._file.write(f"process {os.getpid()} on {socket.gethostname()} since {started}\n")
         self._file.flush()
 
     def release(self) -> None:
-        """Give the lock back; nothing where it is not held."""
+        """Give the lock back, and remove its file; nothing where it is not held."""
         if self._file is not None:
+            self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None
+
+    def _is_there(self, file: TextIO) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
 
     def __enter__(self) -> "FolderLock":
         self.acquire()

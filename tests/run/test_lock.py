@@ -1,0 +1,65 @@
+"""One holder at a time, and none after its death."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from jaxppo.errors import ConfigError
+from jaxppo.run.lock import LOCK_FILE, FolderLock
+
+HOLD = """
+import sys
+from pathlib import Path
+from jaxppo.run.lock import FolderLock
+with FolderLock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_has_one_holder_and_leaves_nothing(tmp_path):
+    with FolderLock(tmp_path):
+        with pytest.raises(ConfigError, match=rf"on which process {os.getpid()} on \S+ since \d{{4}}-.* works"):
+            FolderLock(tmp_path).acquire()
+        assert (tmp_path / LOCK_FILE).exists()
+    assert list(tmp_path.iterdir()) == []
+    FolderLock(tmp_path).release()
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=f"on which process {holder.pid} on "):
+            FolderLock(tmp_path).acquire()
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    assert (tmp_path / LOCK_FILE).exists()
+    with FolderLock(tmp_path):
+        assert (tmp_path / LOCK_FILE).read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_of_many_that_come_and_go_never_two_hold_it(tmp_path):
+    inside, most, taken = [], [], []
+
+    def work():
+        for _ in range(200):
+            try:
+                with FolderLock(tmp_path):
+                    inside.append(1)
+                    most.append(len(inside))
+                    taken.append(1)
+                    inside.pop()
+            except ConfigError:
+                continue
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1} and len(taken) > 8
