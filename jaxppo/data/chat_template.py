@@ -1,10 +1,15 @@
 """Chat templates: prompts become turns of a chat where the tokenizer has a template, and stay as they are elsewhere."""
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from jaxppo.config import DataConfig
 from jaxppo.errors import ConfigError
+
+MAX_TEMPLATE_S = 1.8
+"""Time for one chat; templates take less than a thousandth of it."""
 
 _PROMPT, _COMPLETION = "prompt", "completion"
 """Texts to try a template with."""
@@ -67,10 +72,22 @@ def _apply(tokenizer: Any, system_prompt: str | None, turns: Sequence[str]) -> s
     messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
+    text: Future[str] = Future()
+
+    def render() -> None:
+        try:
+            opened = len(turns) % 2 == 1
+            text.set_result(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened))
+        except Exception as error:  # whatever a template raises
+            text.set_exception(error)
+
+    # A template is a program, maybe one without an end; as a daemon it ends with the process.
+    threading.Thread(target=render, daemon=True).start()
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=len(turns) % 2 == 1)
-    except Exception as error:  # whatever a template raises
-        reason = f"{type(error).__name__}: {error}"
+        return text.result(MAX_TEMPLATE_S)
+    except Exception as error:
+        late = f"no end within {MAX_TEMPLATE_S:g} s"
+        reason = f"{type(error).__name__}: {error}" if text.done() else late
         asked = f"a chat template for the turns {', '.join(message['role'] for message in messages)}"
         raise ConfigError(f"use_chat_template: expected {asked}, got {reason}") from error
 

@@ -1,6 +1,5 @@
 """Read and write tokenizers, and check that a model and its tokenizer fit."""
 
-import json
 import os
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ModelError, first_line
-from jaxppo.hf.files import existing_folder
+from jaxppo.hf.files import existing_folder, read_json
 from jaxppo.nn import ModelConfig
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -74,7 +73,7 @@ def _tokenizer_loader(folder: Path) -> Callable[[Path], Any]:
     """
     file = folder / "tokenizer_config.json"
     if (folder / "tokenizer.json").is_file() and file.is_file():
-        named = json.loads(file.read_text(encoding="utf-8")).get("tokenizer_class")
+        named = read_json(file).get("tokenizer_class")
         if named == "TokenizersBackend":  # what transformers 5 writes for it
             from transformers import PreTrainedTokenizerFast
 

@@ -19,7 +19,7 @@ from jaxppo.reward_functions.http_client import RewardClient
 from jaxppo.reward_functions.isolated import Concurrent, Workers, import_function, is_async
 from jaxppo.reward_functions.plan import PlanScoring, check_validator, make_plan_reward
 from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model
-from jaxppo.reward_functions.sentiment import make_sentiment_reward
+from jaxppo.reward_functions.sentiment import check_installed, make_sentiment_reward
 from jaxppo.rewards import Failed, Policy, Reward, RewardFunction, Rewards
 from jaxppo.run.alarms import DISAGREEMENTS
 from jaxppo.types import Params
@@ -105,17 +105,19 @@ class BuiltIn(NamedTuple):
     Attributes:
         make: the maker.
         setting: the setting that the function cannot do without, and that means nothing to the others; None: none.
+        check_installed: raises where a package is missing that not everybody has; None: there is none.
     """
 
     make: Callable[[RewardConfig, Context], RewardFunction]
     setting: str | None = None
+    check_installed: Callable[[], None] | None = None
 
 
 BUILT_IN = {
     "plan": BuiltIn(_plan),
     "model": BuiltIn(_model, "reward_model_path"),
     "server": BuiltIn(_server, "reward_server_url"),
-    "sentiment": BuiltIn(_sentiment, "sentiment_model_path"),
+    "sentiment": BuiltIn(_sentiment, "sentiment_model_path", check_installed),
 }
 """Reward functions by the names that `reward_funcs` takes, beside module:function."""
 
@@ -132,6 +134,7 @@ def check(config: RewardConfig, validator: str | None = None) -> None:
 
     Raises:
         ConfigError: a name or a setting is wrong.
+        ModelError: a package is missing that a function needs.
         ValidatorError: VAL is needed and missing.
     """
     if validator is not None and config.judges_plans:
@@ -144,6 +147,8 @@ def check(config: RewardConfig, validator: str | None = None) -> None:
             value = getattr(config, built_in.setting)
             expected = f"a value with {name} in reward_funcs, and None without"
             require((value is not None) == (name in config.reward_funcs), built_in.setting, expected, value)
+        if built_in.check_installed is not None and name in config.reward_funcs:
+            built_in.check_installed()
 
 
 def make_rewards(config: RewardConfig, run: Context | None = None) -> Rewards:

@@ -4,6 +4,7 @@ The classifier is a Hugging Face model run by transformers and torch on the host
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,6 +78,12 @@ def make_sentiment_reward(
     return sentiment
 
 
+def check_installed() -> None:
+    """Raise a `ModelError` where torch, which runs the classifier, is not installed; it is not imported yet."""
+    if find_spec("torch") is None:
+        raise ModelError("sentiment: expected torch to be installed: pip install 'jaxppo[sentiment]'")
+
+
 def find_label(id2label: Mapping[int, str], label: str) -> str:
     """Return the model's spelling of a label.
 
@@ -105,10 +112,7 @@ def longest_text(model: Any, tokenizer: Any) -> int | None:
 
 def _load(model_path: str) -> tuple[Any, Any]:
     """Load model and tokenizer, from safetensors only, and only with a trained head."""
-    try:
-        import torch  # noqa: F401 - transformers would say it at length
-    except ImportError:
-        raise ModelError("sentiment: expected torch to be installed: pip install 'jaxppo[sentiment]'") from None
+    check_installed()  # transformers would say it at length
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     name, revision = str(toys.find(model_path) or model_path), None

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
-from jaxppo.data import make_chat_template
+from jaxppo.data import chat_template, make_chat_template
 from jaxppo.data.tokens import encode_completions
 from jaxppo.errors import ConfigError, DataError
 
@@ -184,6 +184,13 @@ WORDS_BEFORE_END = TEMPLATE.replace(" <|end|>", " ### <|end|>")
 def test_templates_that_cannot_do_are_refused(template, config, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         make_chat_template(chat_tokenizer(template), DataConfig(**config))
+
+
+def test_a_template_without_an_end_is_refused_in_time(monkeypatch):
+    monkeypatch.setattr(chat_template, "MAX_TEMPLATE_S", 0.1)
+    endless = "{% for a in range(400) %}{% for b in range(50000) %}{% endfor %}{% endfor %}"  # some 0.4 s
+    with pytest.raises(ConfigError, match=r"^use_chat_template: expected .*, got no end within 0\.1 s$"):
+        make_chat_template(chat_tokenizer(endless + TEMPLATE))
 
 
 def test_text_to_be_continued_is_no_turn():

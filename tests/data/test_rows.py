@@ -133,7 +133,9 @@ def test_load_split_names_file_line_and_field_of_a_missing_value(write_split, ro
         data.load_split(write_split(json.dumps(incomplete)), "dev")
 
 
-@pytest.mark.parametrize("line", ['{"id": "x"', "[1, 2]", "null", '"row"', "{'id': 1}"])
+@pytest.mark.parametrize(
+    "line", ["[" * 200_000, '{"prompt": "\\ud800"}', "1" * 5_000, '{"id": "x"', "[1, 2]", "null", '"row"', "{'id': 1}"]
+)
 def test_load_split_names_file_and_line_of_a_line_that_is_no_json_object(write_split, line):
     with pytest.raises(DataError, match=r"dev\.jsonl:3: expected a JSON object"):
         data.load_split(write_split(line), "dev")

@@ -1,9 +1,12 @@
 """From names in a configuration to reward functions: which names there are, and which settings they need."""
 
+import sys
+
 import pytest
 
+from jaxppo import toys
 from jaxppo.config import RewardConfig
-from jaxppo.errors import ConfigError
+from jaxppo.errors import ConfigError, ModelError
 from jaxppo.reward_functions import registry
 from jaxppo.reward_functions.registry import BuiltIn, check, make_rewards
 from jaxppo.rewards import Completions
@@ -27,6 +30,16 @@ def test_check_names_the_setting_that_cannot_be_meant(settings, message):
         with pytest.raises(ConfigError) as caught:
             use(RewardConfig(**settings))
         assert str(caught.value).startswith(message)
+
+
+def test_check_asks_for_a_missing_package_before_any_model_is_made(monkeypatch):
+    config = RewardConfig(reward_funcs=("sentiment",), sentiment_model_path="toy-reviews-classifier")
+    check(config)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(toys, "find", lambda name: pytest.fail("a toy is made"))
+    for use in (check, make_rewards):
+        with pytest.raises(ModelError, match=r"^sentiment: expected torch .*: pip install 'jaxppo\[sentiment\]'$"):
+            use(config)
 
 
 def test_a_new_built_in_function_takes_one_row(monkeypatch):
