@@ -19,7 +19,7 @@ import tyro
 import yaml
 
 from jaxppo.config.paths import write_atomically
-from jaxppo.config.reading import PlainLoader, parse_yaml
+from jaxppo.config.reading import BoundedLoader, parse_yaml
 from jaxppo.config.redact import REDACTED, redact
 from jaxppo.errors import ConfigError, did_you_mean
 
@@ -109,15 +109,16 @@ def _check_kind(value: Any, annotation: Any) -> None:
         raise TypeError("a collection")
 
 
-class _Loader(PlainLoader):
-    """YAML without two traps more: of a key that comes twice the last would win, and 4:16 is 256 (sexagesimal)."""
+class _Loader(BoundedLoader):
+    """YAML without two traps: of a key that comes twice the last would win, and 4:16 would be 256 (sexagesimal)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = next((key for key in node.value if keys.count(key[0].value) > 1), None)
-        if twice is not None:
-            again = [key.start_mark.line + 1 for key, _ in node.value if key.value == twice[0].value]
-            raise yaml.YAMLError(f"expected {twice[0].value} once, got it in lines {', '.join(map(str, again))}")
+        lines: dict[str, list[str]] = {}
+        for key, _ in node.value:
+            lines.setdefault(str(key.value), []).append(str(key.start_mark.line + 1))
+        for key, found in lines.items():
+            if len(found) > 1:
+                raise yaml.YAMLError(f"expected {key} once, got it in lines {', '.join(found)}")
         return super().construct_mapping(node, deep)
 
 

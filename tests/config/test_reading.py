@@ -16,18 +16,28 @@ from jaxppo.run.jsonl import read_metrics
 
 DEEP = 200_000
 JSON = {
+    "lists in 101 levels": "[" * 101 + "]" * 101,
     "nested lists": "[" * DEEP,
     "nested objects": '{"a":' * DEEP,
     "a long number": '{"a": ' + "9" * 5000 + "}",
     "half a character": '{"a": "\\ud800"}',
     "half a character in capitals": '{"a": "x\\uDFFFy"}',
 }
+LISTS = "a0: &a0 [1, 2]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(9))
+MERGES = "a0: &a0 {" + ", ".join(f"k{n}: {n}" for n in range(9)) + "}\n"
+MERGES += "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
 YAML = {
-    "nested lists": "a: " + "[" * 20_000,
-    "nested mappings": "a: " + "{b: " * 20_000,
-    "nested blocks": "- " * 20_000,
-    "a long number": "a: " + "9" * 5000,
-    "merge keys": "a: &a {x: 1}\nb: {<<: *a}\n",
+    "nested lists": ("a: " + "[" * 20_000, "at most 100 levels"),
+    "nested mappings": ("a: " + "{b: " * 20_000, "at most 100 levels"),
+    "nested blocks": ("- " * 20_000, "at most 100 levels"),
+    "a long number": ("a: " + "9" * 5000, "4300 digits"),
+    "no date": ("a: 2020-99-99", "month"),
+    "lists of aliases": (LISTS, "aliases written out"),
+    "merge keys": (MERGES, "aliases written out"),
+    "an alias within itself": ("a: &a [*a]", "aliases written out"),
+    "many values": ("- 1\n" * 20_000, "at most 10,000 keys and values"),
+    "many keys": ("".join(f"k{n}: 1\n" for n in range(20_000)), "at most 10,000 keys and values"),
+    "a megabyte": ("#" * 1_000_000, "at most 500,000 characters"),
 }
 
 
@@ -49,9 +59,9 @@ def test_json_of_whole_characters_is_read():
     assert parse_json('"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
 
 
-@pytest.mark.parametrize("text", YAML.values(), ids=YAML)
-def test_hostile_yaml_is_one_error(text, tmp_path):
-    with pytest.raises(yaml.YAMLError):
+@pytest.mark.parametrize(("text", "message"), YAML.values(), ids=YAML)
+def test_hostile_yaml_is_one_error(text, message, tmp_path):
+    with pytest.raises(yaml.YAMLError, match=message):
         parse_yaml(text)
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"config: .*run\.yaml is not YAML: ") as refused:
@@ -81,12 +91,19 @@ def test_a_log_that_cannot_be_read_is_one_error(name, tmp_path):
 
 def test_a_bomb_of_merge_keys_in_a_card_names_no_license(tmp_path):
     """Under a kilobyte, which would take gigabytes."""
-    lines = ["a0: &a0 {" + ", ".join(f"k{n}: {n}" for n in range(9)) + "}"]
-    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12)]
-    text = "---\nlicense: mit\n" + "\n".join(lines) + "\n---\n"
+    text = f"---\nlicense: mit\n{MERGES}---\n"
     assert len(text) < 1000
     (tmp_path / "README.md").write_text(text)
     assert license_of(tmp_path) is None
+
+
+def test_yaml_and_json_are_read_as_others_read_them():
+    text = (
+        "base: &base {a: 1, b: [x, 0.5, null, true]}\nmore: {<<: *base, a: 2}\nagain: [*base, *base]\nday: 2020-01-02"
+    )
+    assert parse_yaml(text) == yaml.safe_load(text)
+    assert parse_yaml("") is None
+    assert parse_json("[" * 100 + "]" * 100) == json.loads("[" * 100 + "]" * 100)
 
 
 def test_a_model_of_endless_depth_is_refused(tmp_path):
