@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.nn import FAMILIES, ModelConfig
+from jaxppo.nn import FAMILIES, ModelConfig, layers
 from jaxppo.nn.layers import Cache, with_adapters
 from jaxppo.parallel import partition
 
@@ -237,7 +237,7 @@ def scores(params: Params, hidden: jax.Array, head: str = "score") -> jax.Array:
 
 @lru_cache(maxsize=32)
 def _graphdef(config: ModelConfig, adapted: tuple[str, ...]) -> nnx.GraphDef:
-    build = lambda: with_adapters(FAMILIES[config.model_type].trunk(config, nnx.Rngs(0)), adapted)  # noqa: E731
+    build = lambda: with_adapters(FAMILIES[config.model_type].trunk(config, layers.Keys(0)), adapted)  # noqa: E731
     return nnx.split(nnx.eval_shape(build))[0]
 
 
@@ -251,7 +251,7 @@ def _adapted(tree: Params, path: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 @partial(jax.jit, static_argnums=0)
 def _init_trunk(config: ModelConfig, key: jax.Array) -> Params:
-    return nnx.to_pure_dict(nnx.split(FAMILIES[config.model_type].trunk(config, nnx.Rngs(key)))[1])
+    return nnx.to_pure_dict(nnx.split(FAMILIES[config.model_type].trunk(config, layers.Keys(key)))[1])
 
 
 def check_length(config: ModelConfig, tokens: int, what: str) -> None:

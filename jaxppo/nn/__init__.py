@@ -11,6 +11,7 @@ from jaxppo.nn.blocks import by_rows
 from jaxppo.nn.config import Family, ModelConfig
 from jaxppo.nn.gpt2 import GPT2
 from jaxppo.nn.gpt_neox import GPT_NEOX
+from jaxppo.nn.layers import Keys
 from jaxppo.types import Params
 
 FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2}
@@ -30,7 +31,7 @@ def family_of(model_type: object) -> Family:
 
 def trunk_shapes(config: ModelConfig) -> Params:
     """Return the nested dict of a trunk's parameters as shapes; nothing is allocated."""
-    trunk = nnx.eval_shape(lambda: family_of(config.model_type).trunk(config, nnx.Rngs(0)))
+    trunk = nnx.eval_shape(lambda: family_of(config.model_type).trunk(config, Keys(0)))
     return nnx.to_pure_dict(nnx.split(trunk)[1])
 
 

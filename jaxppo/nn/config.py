@@ -10,8 +10,8 @@ from jaxppo.parallel import partition
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
-MAX_LAYERS = 1000
-"""Programs are as long as models are deep; no published model is nearly this deep."""
+MAX_LAYERS = 256
+"""Programs are as long as models are deep; published ones have at most 126 layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,22 @@ Cache: TypeAlias = tuple[LayerCache, ...]
 """One `LayerCache` per layer: separate arrays, so that a loop updates each of them in place."""
 
 
+class Keys(nnx.Rngs):
+    """Random keys for the parameters of a model, the same as those of `nnx.Rngs`.
+
+    That one counts in a traced variable, which takes time with the square of the layers.
+    """
+
+    def __init__(self, key: jax.Array | int):
+        super().__init__()
+        self._key = jax.random.key(key) if isinstance(key, int) else key
+        self._count = itertools.count()
+
+    def params(self) -> jax.Array:
+        """Return the next key."""
+        return jax.random.fold_in(self._key, next(self._count))
+
+
 def _gelu(x: jax.Array) -> jax.Array:
     """Exact GELU, x / 2 (1 + erf(x / sqrt(2))). Source: torch.nn.functional.gelu."""
     # jax.nn.gelu(approximate=False) goes through erfc, which takes more than twice as long on the CPU.

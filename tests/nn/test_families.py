@@ -21,7 +21,7 @@ from jaxppo.config.sources import replace
 from jaxppo.errors import ModelError
 from jaxppo.nn import FAMILIES, lora
 from jaxppo.nn.config import SCORE_NAMES, Family, HfName, ModelConfig, check_bool, linear_names, norm_names
-from jaxppo.nn.layers import Linear, attend_cached, columns, embedding, layer_norm, look_up, project, run_layers
+from jaxppo.nn.layers import Keys, Linear, attend_cached, columns, embedding, layer_norm, look_up, project, run_layers
 from jaxppo.parallel import partition
 from jaxppo.profiling import flops
 from tests.test_models import (
@@ -473,3 +473,9 @@ def test_the_gradient_of_queries_keys_and_values_moves_no_more_than_it_must(shap
     assert len(contracted) == 3 and all("," not in axes for axes in contracted)
     padded = re.findall(r"stablehlo.pad .* low = \[([\d, ]*)\], high = \[([\d, ]*)\]", text)
     assert not re.search("[1-9]", str(padded))
+
+
+def test_keys_are_those_of_flax():
+    ours, theirs = Keys(3), nnx.Rngs(3)
+    for _ in range(5):
+        np.testing.assert_array_equal(jax.random.key_data(ours.params()), jax.random.key_data(theirs.params()))
