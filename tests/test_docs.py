@@ -370,8 +370,8 @@ WITH_PYTHON = [
 ]
 
 
-FULL = {"docs/from_trl.md", "docs/own_reward.md", "docs/own_domain.md"}
-"""Pages that take a while to follow, and that the README does not begin with."""
+FULL = {"docs/from_trl.md", "docs/first_hour.md", "docs/own_reward.md", "docs/own_domain.md"}
+"""Pages that take a while to follow."""
 
 
 def with_marks(pages: list[str]) -> list:

@@ -98,6 +98,7 @@ def test_export_of_the_last_checkpoint_repeats_the_folders_of_the_run(name, requ
         assert models_in(folder / kind) == models_in(run / kind)
 
 
+@pytest.mark.full
 def test_export_of_an_earlier_step_has_its_weights_and_says_so(shared, tmp_path):
     folder = run_export(shared, tmp_path / "first", "--step", 1)
     _, params = hf.load_pretrained(folder / "policy")
@@ -297,6 +298,7 @@ def test_gpt2_trains_in_bfloat16_and_comes_out_as_gpt2(tmp_path):
         assert not info["missing_keys"] and not info["unexpected_keys"]
 
 
+@pytest.mark.full
 def test_rows_longer_than_the_positions_of_gpt2_are_met_before_the_run(tmp_path):
     with pytest.raises(ModelError, match="longest prompt and response_length: expected at most 64 tokens"):
         model = random_gpt2(tmp_path / "gpt2", 64)

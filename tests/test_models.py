@@ -229,7 +229,7 @@ def test_apply_gives_a_row_the_same_logits_at_any_offset(default_model):
     np.testing.assert_allclose(left_logits[mask[:, ::-1]], right_logits[mask], atol=1e-5)
 
 
-@pytest.mark.parametrize("compute_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("compute_dtype", [None, pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_apply_reads_any_tokens_as_if_it_had_read_all(default_model, compute_dtype):
     _, config, params = default_model
     config = dataclasses.replace(config, compute_dtype=compute_dtype)

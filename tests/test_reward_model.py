@@ -321,6 +321,7 @@ def whole(small_preferences, tokenizer_folder, tmp_path_factory):
     return train_reward_model(small_run(tmp_path_factory.mktemp("runs") / "x", small_preferences, tokenizer_folder))
 
 
+@pytest.mark.full
 def test_a_resumed_run_equals_the_uninterrupted_one(whole, small_preferences, tokenizer_folder, tmp_path, monkeypatch):
     batch = PreferenceData.batch
 
@@ -366,6 +367,7 @@ def test_long_pairs_are_left_out_and_counted(small_preferences, tokenizer_folder
     assert "reward_bias" not in json.loads((folder / "reward_model" / "config.json").read_text())
 
 
+@pytest.mark.full
 def test_further_splits_are_evaluated_too_and_the_seed_decides(whole, small_preferences, tokenizer_folder, tmp_path):
     args = ["--seed", 7, "--eval_splits", "test", "train", "--metric_for_best_model", "eval/train/accuracy"]
     folder = train_reward_model(small_run(tmp_path / "run", small_preferences, tokenizer_folder, *args))

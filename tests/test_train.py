@@ -543,6 +543,7 @@ def slow_scoring(monkeypatch):
     monkeypatch.setattr(FinishClock, "finish_time", lambda self, _: finish_time(self, Scoring()))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("slow_scoring")
 def test_train_does_not_wait_for_rewards_that_are_there_before_the_scoring(run_recorded):
     run = run_recorded(*SAME_PROGRAMS, "--total_episodes", "16")
@@ -579,6 +580,7 @@ def test_train_stops_after_too_many_bad_updates_in_a_row_with_one_line_and_statu
     assert "not finished: 4 of 6 updates" in report and "above 0 in 3 updates" in report
 
 
+@pytest.mark.full
 def test_train_saves_the_batches_of_bad_updates(overflowing):
     saved = overflowing.folder / "bad_batches"
     names = {f"update-{n}.{suffix}" for n in (1, 3, 4) for suffix in ("npz", "jsonl")}
@@ -592,6 +594,7 @@ def test_train_saves_the_batches_of_bad_updates(overflowing):
         assert np.nanmax(arrays["rewards"]) == np.float32(3e38)
 
 
+@pytest.mark.full
 def test_train_leaves_the_model_as_it_is_in_a_bad_update(overflowing):
     policy = hf.load_policy(ONE_LAYER).params
     first, second, third, fourth = (step.state for step in overflowing.steps)
@@ -607,6 +610,7 @@ def test_train_leaves_the_model_as_it_is_in_a_bad_update(overflowing):
     np.testing.assert_allclose([moments.seen, moments.mean, moments.m2], [16, 0.5, 4])
 
 
+@pytest.mark.full
 def test_train_saves_a_checkpoint_when_it_stops(overflowing):
     checkpoints = Checkpoints(overflowing.folder / "checkpoints", 2)
     last = overflowing.steps[-1].state
@@ -614,6 +618,7 @@ def test_train_saves_a_checkpoint_when_it_stops(overflowing):
     jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(last, pytest.fail), last)
 
 
+@pytest.mark.full
 def test_train_without_kl_holds_no_reference_and_logs_no_kl(overflowing):
     assert overflowing.references == [None] * 4
     for record in read_metrics(overflowing.folder / "metrics.jsonl"):
@@ -623,6 +628,7 @@ def test_train_without_kl_holds_no_reference_and_logs_no_kl(overflowing):
     assert good["objective/rlhf_reward"] == good["objective/scores"]
 
 
+@pytest.mark.full
 def test_old_metric_names_are_logged_beside_the_new_ones(overflowing, finished):
     old_names = {metric.name: metric.old_name for metric in metrics.METRICS if metric.old_name}
     record, plain = (read_metrics(run / "metrics.jsonl")[1] for run in (overflowing.folder, finished))
@@ -684,6 +690,7 @@ def test_a_truncated_sampler_is_warned_of_also_when_quiet(dry_run, truncation):
     assert dry_run("--quiet") == ""
 
 
+@pytest.mark.full
 def test_a_rate_for_tiny_models_is_warned_of_with_a_larger_one(dry_run, tmp_path):
     tiny = hf.ASSETS / "blocksworld-sft"
     larger = tmp_path / "larger"

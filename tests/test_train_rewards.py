@@ -344,6 +344,7 @@ def test_supervised_training_is_scored_by_a_reward_that_shares_its_start(tune, r
     assert np.isfinite(json.loads((folder / "eval.json").read_text())["test"]["mean_reward"])
 
 
+@pytest.mark.full
 def test_steps_before_an_evaluation_that_fails_are_not_lost(tune, tmp_path, capsys):
     with pytest.raises(DataError, match="bad luck"):
         tune(reward_funcs=("train_rewards_functions:unlucky",), eval_steps=1, metric_for_best_model="none")

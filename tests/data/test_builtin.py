@@ -28,7 +28,9 @@ def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
     assert data.load_split(SMALL, "test") == built
 
 
-@pytest.mark.parametrize("split", [pytest.param("rl", marks=pytest.mark.slow), "test", "test_longer"])
+@pytest.mark.parametrize(
+    "split", [pytest.param("rl", marks=pytest.mark.slow), pytest.param("test", marks=pytest.mark.full), "test_longer"]
+)
 def test_the_shipped_splits_are_what_would_be_built(split, monkeypatch):
     config = DataConfig()
     built = data.build_request(data.built_in_request(config, split))

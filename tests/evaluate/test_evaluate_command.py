@@ -380,7 +380,9 @@ class TestCorpus:
         assert (result["rows"], round(result["validity"]["rate"] * 3971)) == (3971, 849 - 19)
 
     @pytest.mark.skipif(find_val() is None, reason="VAL is not installed")
-    @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 8])
+    @pytest.mark.parametrize(
+        "share", [pytest.param(1, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.full)]
+    )
     def test_counts_of_changed_plans_by_val_are_the_recorded_ones(self, share, tmp_path):
         cases = changed_cases()
         random.Random(0).shuffle(cases)

@@ -874,6 +874,7 @@ for limit in json.loads(sys.argv[2]):  # Python ignores SIGXFSZ: a write past th
 """
 
 
+@pytest.mark.full
 def test_save_pretrained_on_a_full_disk_leaves_the_earlier_model(saved):
     pytest.importorskip("resource")
     folder, params = saved
@@ -966,6 +967,7 @@ def test_load_tokenizer_reads_what_save_pretrained_wrote(tmp_path):
     assert (loaded.pad_token_id, loaded.eos_token_id) == (1, 2)
 
 
+@pytest.mark.full
 def test_load_tokenizer_of_the_plain_class_is_what_transformers_chooses_and_imports_no_torch(tmp_path):
     word_tokenizer(bos_token="<s>", pad_token="<pad>", eos_token="</s>", padding_side="left").save_pretrained(tmp_path)
     transformers = pytest.importorskip("transformers")

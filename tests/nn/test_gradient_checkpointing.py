@@ -62,6 +62,7 @@ def assert_equal(a, b, tolerance):
             1e-5,
             READ,
             id="unlike layers",
+            marks=pytest.mark.full,
         ),
     ],
 )
@@ -124,6 +125,7 @@ def updated(config, parallel):
     return jax.device_get((state.params, stats | update_stats))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "mesh",
     [

@@ -186,7 +186,7 @@ def test_latest_is_the_newest_of_those_kept(tmp_path):
     assert_equal_bits(restored(tmp_path), make_state(10, 10))
 
 
-@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("keep", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_save_keeps_as_many_as_asked_for(tmp_path, keep):
     saved(tmp_path, 1, 2, 3, 4, keep=keep)
     assert names(tmp_path) == ["1", "2", "3", "4"][-keep:]
@@ -355,6 +355,7 @@ def test_restore_uses_the_one_before_a_damaged_checkpoint_whichever_file_it_is(t
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.full
 def test_every_byte_of_the_checksums_is_checked(tmp_path):
     saved(tmp_path, 3)
     path = tmp_path / "3" / "checksums.json"
@@ -530,6 +531,7 @@ def test_a_full_disk_is_one_error_and_leaves_the_earlier_checkpoints(tmp_path, l
     assert_equal_bits(restored(tmp_path), make_state(3, 3))
 
 
+@pytest.mark.full
 def test_the_emulated_full_disk_has_room_for_small_files(tmp_path):
     """The test above is about the size of the files, not about the emulation."""
     assert run_full_disk(tmp_path, 1 << 20, "wait") == ["no error", "2 3"]

@@ -191,6 +191,7 @@ def test_renamed_copies_of_training_problems_are_the_same_problems_in_other_name
     assert len({row["prompt"] for row in copied}) == len(copied) == 36
 
 
+@pytest.mark.full
 def test_rl_may_have_other_lengths_and_a_domain_other_sizes(tmp_path):
     changes = {"domains": ("blocksworld",), "unseen_domains": (), "n_rl": 12}
     make(

@@ -193,6 +193,7 @@ def test_a_chat_model_ends_its_plans_with_the_marker_of_its_template(tmp_path):
         assert {(completion.ended, completion.text) for completion in completions} == {(ended, text)}
 
 
+@pytest.mark.full
 def test_sft_and_train_go_through_a_chat_template(tmp_path):
     splits = write_dataset(tmp_path, "atoms")
     tokenizer = chat_tokenizer([row for rows in splits.values() for row in rows])
