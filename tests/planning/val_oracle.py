@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,19 @@ def ask_val(domain: str, problem: str, plan: str) -> Opinion:
     failed_at = re.findall(r"time (\d+)\)", out.partition("unsatisfied precondition")[0])
     failed = "unsatisfied precondition" in out and bool(failed_at)
     return Opinion(valid, "Plan executed successfully" in out, int(failed_at[-1]) if failed else None)
+
+
+def ask_val_often(domain: str, problem: str, plans: Sequence[str]) -> list[bool]:
+    """Which plans of one problem are valid, from one process."""
+    with tempfile.TemporaryDirectory(prefix="val-oracle-") as folder:
+        paths = [Path(folder, name) for name in ("domain", "problem", *map(str, range(len(plans))))]
+        for path, text in zip(paths, (domain, problem, *plans), strict=True):
+            path.write_text(text, encoding="utf-8")
+        command = [str(find_val()), *map(str, paths)]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    verdicts = ["Plan valid" in part for part in answer.stdout.split("Checking plan: ")[1:]]
+    assert len(verdicts) == len(plans), answer
+    return verdicts
 
 
 def outcome(verdict: PlanVerdict) -> str | int:

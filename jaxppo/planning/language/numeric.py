@@ -1,26 +1,46 @@
 """Numbers in PDDL: expressions over numeric functions, their comparison, and how steps change them.
 
-Arithmetic and comparison are VAL's: double precision, division by zero gives an infinity or NaN, and two numbers that
-differ by less than 0.0001 count as equal. `<` and `>` hold for equal numbers as well (measured: VAL is lenient); who is
-stricter there calls a plan valid that VAL does not, by way of a `not`.
+Arithmetic and comparison are VAL's, to the last bit. It computes and keeps the functions' values as `long double` (on
+x86 64 bits of mantissa, and exponents up to 2^16384), but reads numbers, functions and the difference of the two sides
+of a comparison as doubles; division by zero gives an infinity or NaN. Two numbers that differ by less than 0.0001 count
+as equal. `<` and `>` hold for equal numbers as well (measured: VAL is lenient). Who computes or compares otherwise
+calls a plan valid that VAL does not, by way of a `not`.
 
 Source: Fox and Long, PDDL2.1, JAIR 20 (2003), sections 4 and 8; the behaviour of VAL (docs/validator.md).
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from functools import partial, reduce
+from operator import add, mul, sub, truediv
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard, Union
 
 from jaxppo.planning.language.scope import TOTAL_COST, TOTAL_TIME, Atom, Scope, headed, read_arguments, read_name
 from jaxppo.planning.language.sexpr import Node
 
-Values = Mapping[Atom, float]
+if TYPE_CHECKING:
+    import numpy as np
+
+Number: TypeAlias = Union[float, "np.longdouble"]
+"""A double as it was read, or the `long double` that was computed."""
+Values = Mapping[Atom, Number]
 """The functions that have a value."""
 
 COMPARISONS = frozenset({"<", "<=", "=", ">=", ">"})
 UPDATES = frozenset({"increase", "decrease", "assign", "scale-up", "scale-down"})
 _ADDITIVE = frozenset({"increase", "decrease"})
+_ARITHMETIC: dict[str, Callable] = {
+    "+": add,
+    "-": sub,
+    "*": mul,
+    "/": truediv,
+    "increase": add,
+    "decrease": sub,
+    "scale-up": mul,
+    "scale-down": truediv,
+}
+_DIVISIONS = frozenset({"/", "scale-down"})
+_SMALL_WHOLE = 2.0**26
 _TOLERANCE = 0.0001
 _NUMBER = re.compile(r"-?\d++(?:\.\d*+)?")
 # VAL reads whole numbers as 32-bit integers, and larger ones as something else.
@@ -34,7 +54,7 @@ class Operation(NamedTuple):
     arguments: tuple["Expression", ...]
 
 
-Expression: TypeAlias = float | Operation | Atom
+Expression: TypeAlias = Number | Operation | Atom
 """A number, a function of objects, or arithmetic over them."""
 
 
@@ -114,55 +134,57 @@ def read_update(form: list[Node], scope: Scope) -> Update:
     return Update(str(form[0]), read_function(form[1], scope), read_expression(form[2], scope))
 
 
-def evaluate(expression: Expression, values: Values) -> float:
+def is_number(expression: Expression) -> TypeGuard[Number]:
+    """Return whether an expression is a number, and not a function or arithmetic, which are tuples."""
+    return not isinstance(expression, tuple)
+
+
+def evaluate(expression: Expression, values: Values) -> Number:
     """Compute the value of a ground expression.
 
     Raises:
         UndefinedNumberError: it reads a function without a value.
     """
-    if isinstance(expression, float | int):
+    if is_number(expression):
         return expression
     if isinstance(expression, Operation):
-        return _operate(expression.operator, [evaluate(part, values) for part in expression.arguments])
+        numbers = [evaluate(part, values) for part in expression.arguments]
+        return -numbers[0] if len(numbers) == 1 else reduce(partial(_operate, expression.operator), numbers)
     if expression not in values:
         raise UndefinedNumberError(expression)
-    return values[expression]
+    return float(values[expression])
 
 
-def _operate(operator: str, numbers: list[float]) -> float:
-    if operator == "+":
-        return math.fsum(numbers) if len(numbers) > 2 else numbers[0] + numbers[1]
-    if operator == "*":
-        return math.prod(numbers)
-    if operator == "/":
-        return _divide(*numbers)
-    return -numbers[0] if len(numbers) == 1 else numbers[0] - numbers[1]
+def _operate(operator: str, left: Number, right: Number) -> Number:
+    """Compute as C does: what is too large becomes an infinity, and division by zero an infinity or NaN."""
+    if operator not in _DIVISIONS and _is_small_whole(left) and _is_small_whole(right):
+        return _ARITHMETIC[operator](left, right)  # exact as a double already, and much faster
+    import numpy as np  # planning is imported without arrays; most domains never need them
+
+    with np.errstate(all="ignore"):
+        return _ARITHMETIC[operator](np.longdouble(left), right)
 
 
-def _divide(dividend: float, divisor: float) -> float:
-    """Divide as the hardware does: by zero it gives an infinity, or NaN for 0/0."""
-    if divisor != 0:
-        return dividend / divisor
-    if dividend == 0 or math.isnan(dividend):
-        return math.nan
-    return math.copysign(math.inf, dividend) * math.copysign(1, divisor)
+def _is_small_whole(number: Number) -> bool:
+    """Return whether a product of two such numbers is exact as a double."""
+    return -_SMALL_WHOLE <= number <= _SMALL_WHOLE and isinstance(number, float) and number.is_integer()
 
 
 _HOLDS: dict[str, Callable[[float], bool]] = {
     "<": lambda difference: difference < _TOLERANCE,
-    "<=": lambda difference: difference < _TOLERANCE,
+    "<=": lambda difference: difference <= _TOLERANCE,
     "=": lambda difference: abs(difference) < _TOLERANCE,
-    ">=": lambda difference: difference > -_TOLERANCE,
+    ">=": lambda difference: difference >= -_TOLERANCE,
     ">": lambda difference: difference > -_TOLERANCE,
 }
 
 
-def compare(operator: str, left: float, right: float) -> bool:
+def compare(operator: str, left: Number, right: Number) -> bool:
     """Compare as VAL does, with its tolerance; NaN compares to nothing."""
-    return _HOLDS[operator](left - right)
+    return _HOLDS[operator](float(_operate("-", left, right)))
 
 
-def updated(updates: Iterable[Update], values: Values) -> dict[Atom, float]:
+def updated(updates: Iterable[Update], values: Values) -> dict[Atom, Number]:
     """Compute the new values of the functions that a step changes, all from the old values.
 
     Increases and decreases of one function add up; any other two changes of one function contradict each other. A
@@ -171,7 +193,7 @@ def updated(updates: Iterable[Update], values: Values) -> dict[Atom, float]:
     Raises:
         UpdateError: two changes contradict each other, or one reads a function without a value.
     """
-    changed: dict[Atom, float] = {}
+    changed: dict[Atom, Number] = {}
     exclusive: set[Atom] = set()
     for update in updates:
         operator, function, _ = update
@@ -183,27 +205,17 @@ def updated(updates: Iterable[Update], values: Values) -> dict[Atom, float]:
     return changed
 
 
-def _updated_value(update: Update, old: float, values: Values) -> float:
+def _updated_value(update: Update, old: Number, values: Values) -> Number:
     try:
         amount = evaluate(update.amount, values)
     except UndefinedNumberError:
         raise UpdateError(update) from None
-    match update.operator:
-        case "increase":
-            return old + amount
-        case "decrease":
-            return old - amount
-        case "assign":
-            return amount
-        case "scale-up":
-            return old * amount
-        case _:
-            return _divide(old, amount)
+    return amount if update.operator == "assign" else _operate(update.operator, old, amount)
 
 
 def write_expression(expression: Expression) -> str:
     """Write an expression as PDDL."""
-    if isinstance(expression, float | int):
+    if is_number(expression):
         return f"{expression:.0f}" if abs(expression) < 1e15 and expression == int(expression) else repr(expression)
     if isinstance(expression, Operation):
         return f"({expression.operator} {' '.join(map(write_expression, expression.arguments))})"

@@ -1,13 +1,16 @@
 """Conditions and steps with objects filled in, as plain data; `grounding` makes them, `states` evaluates them."""
 
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from jaxppo.planning.language.conditions import Literal
-from jaxppo.planning.language.numeric import Expression, Update
+from jaxppo.planning.language.numeric import Expression, Operation, Update
 from jaxppo.planning.language.scope import Atom
 
 # An atom that no state contains: what stands for a condition that is false for good.
 NEVER: Atom = ("=",)
+# An operation of `long double` takes as long as reading this many atoms.
+_OPERATION_WORK = 8
 
 
 class Derived(NamedTuple):
@@ -78,8 +81,21 @@ class Step(NamedTuple):
 
 
 def size_of(node: Node) -> int:
-    """Count the parts of a ground condition."""
+    """Return the work of evaluating a ground condition: one for each part, and that of its arithmetic."""
+    if isinstance(node, Test):
+        return 1 + _arithmetic(node.left) + _arithmetic(node.right)
     return 1 + sum(map(size_of, node.parts)) if isinstance(node, Ground) else 1
+
+
+def size_of_updates(updates: Iterable[Update]) -> int:
+    """Return the work of computing what functions become."""
+    return sum([1 + _arithmetic(update.amount) for update in updates])
+
+
+def _arithmetic(expression: Expression) -> int:
+    if not isinstance(expression, Operation):
+        return 0
+    return _OPERATION_WORK + sum(map(_arithmetic, expression.arguments))
 
 
 def sort_in(node: Node, true: set[Atom], false: set[Atom], others: list[Node]) -> None:

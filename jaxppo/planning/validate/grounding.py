@@ -24,7 +24,7 @@ from jaxppo.planning.language.conditions import (
     is_fallible,
 )
 from jaxppo.planning.language.effects import Effect
-from jaxppo.planning.language.numeric import Expression, Operation, Update, compare, evaluate
+from jaxppo.planning.language.numeric import Expression, Operation, Update, compare, evaluate, is_number
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
 from jaxppo.planning.language.task import Domain, Problem
@@ -38,6 +38,7 @@ from jaxppo.planning.validate.ground import (
     Step,
     Test,
     size_of,
+    size_of_updates,
     sort_in,
 )
 from jaxppo.planning.validate.templates import FactIndex, templates_of
@@ -107,7 +108,8 @@ class Grounder:
                     updates += effect.updates
                 else:
                     effects.append(effect)
-        size = sum(map(size_of, others)) + sum(size_of(effect.condition) for effect in effects) + len(updates)
+        size = sum(map(size_of, others)) + size_of_updates(updates)
+        size += sum(size_of(effect.condition) + size_of_updates(effect.updates) for effect in effects)
         extras = Extras(tuple(others), tuple(effects), tuple(updates), size) if size else None
         return Step(frozenset(true), frozenset(false), frozenset(delete), frozenset(add), extras, self._spent)
 
@@ -174,7 +176,7 @@ class Grounder:
         return (atom in self._problem.init) is wanted
 
     def _test(self, operator: str, left: Expression, right: Expression, wanted: bool) -> Node:
-        if isinstance(left, float) and isinstance(right, float):
+        if is_number(left) and is_number(right):
             return compare(operator, left, right) is wanted
         return Test(operator, left, right, wanted)
 
@@ -283,12 +285,13 @@ class Grounder:
 
     def _expression(self, expression: Expression, binding: Binding) -> Expression:
         """Fill in an expression; what does not change becomes a number."""
-        if isinstance(expression, float | int):
+        if is_number(expression):
             return expression
         if isinstance(expression, Operation):
+            self._spend()
             parts = tuple(self._expression(part, binding) for part in expression.arguments)
             filled = Operation(expression.operator, parts)
-            return evaluate(filled, {}) if all(isinstance(part, float) for part in parts) else filled
+            return evaluate(filled, {}) if all(map(is_number, parts)) else filled
         atom = bound_atom(expression, binding)
         value = None if atom[0] in self._changing else self._problem.values.get(atom)
         return atom if value is None else value

@@ -1,6 +1,6 @@
 """A plan step by step: what each step needs, adds and deletes, and which conditions of the goal hold behind it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxppo.planning.language.conditions import Binding, Condition, write_condition
@@ -138,5 +138,4 @@ class _Replay:
 
 
 def _changed(before: Values, after: Values) -> tuple[tuple[Atom, float], ...]:
-    changes: Iterable[tuple[Atom, float]] = after.items()
-    return tuple((function, value) for function, value in changes if before.get(function) != value)
+    return tuple((function, float(value)) for function, value in after.items() if before.get(function) != value)

@@ -196,7 +196,7 @@ def _cost(problem: Problem, state: State, n_steps: int) -> tuple[float | None, s
     if problem.metric is None:
         return float(n_steps), None
     try:
-        cost = evaluate(problem.metric.expression, {**state.values, (TOTAL_TIME,): float(n_steps)})
+        cost = float(evaluate(problem.metric.expression, {**state.values, (TOTAL_TIME,): float(n_steps)}))
     except UndefinedNumberError as error:
         return None, write_expression(error.args[0])
     return (cost if math.isfinite(cost) else None), None

@@ -1,11 +1,12 @@
 """Numeric fluents and costs: tables of verdicts, each checked against VAL as well, and the arithmetic itself."""
 
 import math
+import time
 
 import pytest
 
 from jaxppo.errors import PddlError
-from jaxppo.planning import execute, find_val, parse_domain, parse_plan_text, parse_problem
+from jaxppo.planning import PlanError, execute, find_val, parse_domain, parse_plan_text, parse_problem
 from jaxppo.planning.language.numeric import compare
 from tests.planning.val_oracle import ask_val, check_both, needs_val
 
@@ -93,6 +94,50 @@ def judge(parts: tuple[str, str], plan: str = "(go a)"):
 )
 def test_conditions(condition, expected):
     check_both(*tanks(condition), "(go a)", expected)
+
+
+HUGE = f"1{'0' * 300}.0"
+
+
+@pytest.mark.parametrize(
+    ("value", "condition", "expected"),
+    [
+        # Closer to the tolerance than a double can say; what is as far away as it counts for `<=` and `>=` only.
+        ("1", "(= (u) (+ 1 0.0001))", 1),
+        ("0", "(= (u) (+ 0 0.0001))", 1),
+        ("0", "(>= (u) (+ 0 0.0001))", "valid"),
+        ("0", "(<= (+ 0 0.0001) (u))", "valid"),
+        ("0", "(> (u) (+ 0 0.0001))", 1),
+        # More digits than a double has, within an expression.
+        ("9007199254740992.0", "(= (+ (u) 1) (u))", 1),
+        ("100000000000000000.0", "(< (- (+ (u) 1) (u)) 0.5)", 1),
+        ("18446744073709551616.0", "(= (+ (u) 1) (u))", "valid"),
+        ("0.1", "(> (- (* 10000000000000000.0 (+ (u) 0.2)) (* 10000000000000000.0 0.3)) 0.4)", 1),
+        # Larger numbers than a double can hold.
+        (HUGE, "(not (>= (- (* (u) (u)) (* (u) (u))) 0))", 1),
+        (HUGE, "(> (* (u) (u)) (u))", "valid"),
+        (HUGE, "(= (* (u) (u)) (* (u) (u)))", "valid"),
+        # Zero has a sign.
+        ("0", "(< (/ 1 (- (u))) 0)", "valid"),
+        ("0", "(< (/ 1 (* (u) -1)) 0)", "valid"),
+    ],
+)
+def test_expressions_are_computed_as_long_doubles(value, condition, expected):
+    check_both(*tanks(condition, init=f"(= (u) {value})"), "(go a)", expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "amount", "steps", "goal"),
+    [
+        # What a step computes is kept in full: 2^53 + 1 is no double. Reading it gives a double.
+        ("9007199254740992.0", "1", 1, "(= (- (u) 9007199254740992.0) 0)"),
+        ("9007199254740992.0", "1", 2, "(= (- (u) 9007199254740992.0) 2)"),
+        ("0.1", "0.2", 1, "(> (- (* 10000000000000000.0 (u)) (* 10000000000000000.0 0.3)) 0.4)"),
+    ],
+)
+def test_functions_are_kept_as_long_doubles_and_read_as_doubles(value, amount, steps, goal):
+    parts = tanks(effect=f"(and (g) (increase (u) {amount}))", goal=goal, init=f"(= (u) {value})")
+    check_both(*parts, steps * "(go a)\n", "valid")
 
 
 @pytest.mark.parametrize(
@@ -324,3 +369,14 @@ def test_compare_mirrors():
     for left, right in ((1.0, 2.0), (1.0, 1.00005), (2.0, 1.0), (math.inf, 1.0), (math.inf, math.inf)):
         assert compare(">", left, right) == compare("<", right, left)
         assert compare(">=", left, right) == compare("<=", right, left)
+
+
+@pytest.mark.parametrize("effect", ["(assign (f) {})", "(when (p) (and (assign (f) {})))"])
+def test_long_arithmetic_in_every_step_ends_soon(effect):
+    def tree(depth):
+        return f"(+ {tree(depth - 1)} (* 0.3 {tree(depth - 1)}))" if depth else "(f)"
+
+    start = time.process_time()
+    verdict = judge(tanks(effect=f"(and (g) {effect.format(tree(9))})"), "(go a)\n" * 3_000)
+    assert verdict.error is PlanError.VALIDATOR_TIMEOUT and time.process_time() - start < 5
+    assert judge(tanks(effect=f"(and (g) {effect.format(tree(3))})"), "(go a)\n" * 300).valid

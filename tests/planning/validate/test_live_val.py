@@ -5,14 +5,16 @@ from collections import Counter
 
 import pytest
 
-from jaxppo.planning import PlanError, execute, parse_domain, parse_problem, run_val_many
+from jaxppo.planning import PlanError, execute, parse_domain, parse_plan_text, parse_problem, run_val_many
 from tests.planning.families import FAMILIES, draw_cases
 from tests.planning.random_domains import draw_random_case
-from tests.planning.val_oracle import needs_val
+from tests.planning.random_numbers import draw_numeric_cases
+from tests.planning.val_oracle import ask_val_often, needs_val
 
 # Of a kind: at least so many of ten cases.
 LEAST = {None: 2, PlanError.GOAL_NOT_REACHED: 0.5, PlanError.PRECONDITION: 1}
-SIZES = [100, pytest.param(200, marks=pytest.mark.full), pytest.param(2000, marks=pytest.mark.slow)]
+FULL, SLOW = pytest.mark.full, pytest.mark.slow
+SIZES = [100, pytest.param(200, marks=FULL), pytest.param(2000, marks=SLOW)]
 
 
 @needs_val
@@ -26,6 +28,20 @@ def test_builtin_agrees_with_val(family, n_cases):
 @pytest.mark.parametrize("n_cases", SIZES)
 def test_builtin_agrees_with_val_on_random_domains(n_cases):
     compare_with_val([draw_random_case(random.Random(f"{n_cases} {number}")) for number in range(n_cases)])
+
+
+@needs_val
+@pytest.mark.parametrize("n_cases", [1_000, pytest.param(20_000, marks=FULL), pytest.param(200_000, marks=SLOW)])
+def test_numbers_are_computed_and_compared_as_in_val(n_cases):
+    n_valid = 0
+    for number in range(n_cases // 100):
+        cases = draw_numeric_cases(random.Random(f"{n_cases} {number}"), 100)
+        problem = parse_problem(cases.problem, parse_domain(cases.domain))
+        ours = [execute(problem, parse_plan_text(plan).actions).valid for plan in cases.plans]
+        theirs = ask_val_often(*cases)
+        assert ours == theirs, [case for case in zip(ours, theirs, cases.plans, strict=True) if case[0] != case[1]]
+        n_valid += sum(ours)
+    assert 0.3 < n_valid / n_cases < 0.7
 
 
 def compare_with_val(cases):
