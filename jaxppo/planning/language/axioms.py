@@ -4,14 +4,18 @@ Source: Edelkamp and Hoffmann, PDDL2.2, technical report 195, University of Frei
 Nebel, In defense of PDDL axioms, Artificial Intelligence 168 (2005).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from jaxppo.planning.language.conditions import Condition, is_fallible, predicates_in, read_condition
 from jaxppo.planning.language.numeric import COMPARISONS
 from jaxppo.planning.language.scope import Parameter, Scope
 from jaxppo.planning.language.sexpr import Node
 from jaxppo.planning.language.typed_lists import read_parameters
+
+_MAX_USES = 1_000_000
+_Uses: TypeAlias = Mapping[str, frozenset[tuple[str, bool]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +53,34 @@ def read_rules(forms: Sequence[list[Node]], scope: Scope) -> tuple[dict[str, tup
     for form in forms:
         rule = _read_rule(form, scope)
         rules[rule.predicate] = (*rules.get(rule.predicate, ()), rule)
-    strata = _strata(rules, forms, scope)
-    for name in rules:
-        if name in _used_by(name, rules) and any(is_fallible(rule.body, frozenset()) for rule in rules[name]):
+    uses = {name: _uses(own, rules) for name, own in rules.items()}
+    strata = _strata(uses, forms, scope)
+    fallible = [name for name, own in rules.items() if any(is_fallible(rule.body, frozenset()) for rule in own)]
+    _check_work(len(fallible), uses, forms, scope)
+    for name in fallible:
+        if name in _used_by(name, uses):
             expected = f"no comparison of numbers in the rules of '{name}', which is recursive (VAL gets them wrong)"
             scope.fail(_form_of(name, forms), expected)
     return rules, strata
 
 
-def _used_by(name: str, rules: Mapping[str, tuple[Rule, ...]]) -> set[str]:
+def _uses(own: Iterable[Rule], derived: Container[str]) -> frozenset[tuple[str, bool]]:
+    """Return the derived predicates in the bodies of rules, each with whether its truth helps (True) or hurts."""
+    return frozenset(use for rule in own for use in predicates_in(rule.body) if use[0] in derived)
+
+
+def _check_work(n_times: int, uses: _Uses, forms: Sequence[list[Node]], scope: Scope) -> None:
+    """Refuse rules that would have to be followed too often: some seconds, and soon minutes."""
+    if n_times * sum(map(len, uses.values())) > _MAX_USES:
+        scope.refuse(forms[0], f"derived predicates in a chain as long as {n_times}")
+
+
+def _used_by(name: str, uses: _Uses) -> set[str]:
     """Return the derived predicates that a derived predicate depends on, directly or not."""
     used: set[str] = set()
     waiting = [name]
     while waiting:
-        found = {other for rule in rules[waiting.pop()] for other, _ in predicates_in(rule.body)} & rules.keys()
+        found = {other for other, _ in uses[waiting.pop()]}
         waiting.extend(found - used)
         used |= found
     return used
@@ -86,17 +104,12 @@ def _read_rule(form: list[Node], scope: Scope) -> Rule:
     return Rule(str(head[0]), parameters, read_condition(form[2], inner, may_be_empty=False))
 
 
-def _strata(rules: Mapping[str, tuple[Rule, ...]], forms: Sequence[list[Node]], scope: Scope) -> dict[str, int]:
+def _strata(uses: _Uses, forms: Sequence[list[Node]], scope: Scope) -> dict[str, int]:
     """Return the lowest strata with `s(head) >= s(p)` for every p in a body, and `>` where p stands under a `not`."""
-    strata = dict.fromkeys(rules, 0)
-    edges = {
-        (name, used, int(not positive))
-        for name, alternatives in rules.items()
-        for rule in alternatives
-        for used, positive in predicates_in(rule.body)
-        if used in rules
-    }
-    for _ in range(len(rules) + 1):
+    strata = dict.fromkeys(uses, 0)
+    edges = [(name, used, int(not positive)) for name, own in uses.items() for used, positive in own]
+    for n_passes in range(len(uses) + 1):
+        _check_work(n_passes, uses, forms, scope)
         raised = {head: strata[used] + step for head, used, step in edges if strata[head] < strata[used] + step}
         if not raised:
             return strata

@@ -29,8 +29,9 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
     if not scope.names_only:
         _check_order(form, sections, scope)
     typed = any(section[0] == ":types" for section in sections)
-    types = read_types(items_of(sections, ":types"), scope)
-    scope = replace(scope, typed=typed, ancestors=ancestors_of(types), late=None if typed else set())
+    type_items = items_of(sections, ":types")
+    types = read_types(type_items, scope)
+    scope = replace(scope, typed=typed, ancestors=ancestors_of(types, type_items, scope), late=None if typed else set())
     scope = replace(scope, functions={} if scope.names_only else _functions(items_of(sections, ":functions"), scope))
     constants = read_objects(items_of(sections, ":constants"), {}, scope)
     predicates = _predicates(items_of(sections, ":predicates"), scope)

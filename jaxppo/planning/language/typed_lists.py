@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxppo.planning.language.scope import ROOT_TYPE, Parameter, Scope, Types, read_name, read_variable
 from jaxppo.planning.language.sexpr import Node
 
+_MAX_ANCESTORS = 500_000
+
 
 def _named_types(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, Types | None, Node]]:
     """Yield the names of `a b - type c` with their types (None where not stated) and the node that states the type."""
@@ -41,13 +43,21 @@ def read_types(items: Sequence[Node], scope: Scope) -> dict[str, Types]:
     return types
 
 
-def ancestors_of(types: Mapping[str, Types]) -> dict[str, frozenset[str]]:
+def ancestors_of(types: Mapping[str, Types], items: Sequence[Node], scope: Scope) -> dict[str, frozenset[str]]:
     """Map every type, declared or used as a parent, to itself and all types above it (cycles are harmless).
 
-    `object` is a type of every domain, but as in VAL it is above the others only where `:types` says so.
+    `object` is a type of every domain, but as in VAL it is above the others only where `:types`, whose items are given,
+    says so.
     """
     names = {ROOT_TYPE, *types, *(parent for parents in types.values() for parent in parents)}
-    return {name: frozenset(_upwards(name, types)) for name in names}
+    ancestors: dict[str, frozenset[str]] = {}
+    room = _MAX_ANCESTORS
+    for name in names:
+        ancestors[name] = frozenset(_upwards(name, types))
+        room -= len(ancestors[name])
+        if room < 0:
+            scope.fail(items[0], f"types that have at most {_MAX_ANCESTORS} types above them, all in all")
+    return ancestors
 
 
 def _upwards(name: str, types: Mapping[str, Types]) -> set[str]:

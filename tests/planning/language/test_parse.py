@@ -1,5 +1,7 @@
 """PDDL text to domains and problems, and one-line errors that name file and line."""
 
+import time
+
 import pytest
 
 from jaxppo.errors import PddlError
@@ -291,3 +293,17 @@ def test_functions_are_declared_once():
     twice = DELIVERY.replace("(:functions", "(:functions (total-cost)")
     with pytest.raises(PddlError, match="expected a function to be declared once"):
         parse_domain(twice)
+
+
+def test_a_long_chain_of_types_is_refused_soon_and_a_shorter_one_is_read():
+    def domain(n_types):
+        types = " ".join(f"t{n} - t{n + 1}" for n in range(n_types))
+        return f"(define (domain d) (:types {types}) (:action a :parameters () :precondition () :effect (and)))"
+
+    start = time.process_time()
+    with pytest.raises(
+        PddlError, match="1: expected types that have at most 500000 types above them, all in all, got 't0'"
+    ):
+        parse_domain(domain(20_000))
+    assert time.process_time() - start < 2
+    assert len(parse_domain(domain(500)).ancestors["t0"]) == 501

@@ -1,11 +1,13 @@
 """Derived predicates: tables of verdicts, each checked against VAL as well, and the order of rules."""
 
+import time
 from itertools import pairwise
 
 import pytest
 
 from jaxppo.errors import PddlError
 from jaxppo.planning import PlanError, execute, parse_domain, parse_plan_text, parse_problem
+from jaxppo.planning.language.parse import UnsupportedPddlError
 from tests.planning.val_oracle import ask_val, check_both, needs_val
 
 DOMAIN = """(define (domain graphs) (:requirements :adl :derived-predicates :fluents)
@@ -212,3 +214,20 @@ def test_long_chains_of_rules_do_not_overflow():
     problem = parse_problem(chain(120), domain)
     assert execute(problem, ()).valid
     assert execute(problem, (("go", "n7"),) * 20).valid
+
+
+def chain_of_rules(condition: str, length: int) -> str:
+    """A domain whose derived predicates each depend on the next."""
+    rules = " ".join(f"(:derived (d{n}) {condition.format(f'(d{n + 1})')})" for n in range(length))
+    names = " ".join(f"(d{n})" for n in range(length + 1))
+    return f"""(define (domain d) (:requirements :adl :derived-predicates :fluents) (:predicates (p) {names})
+      (:functions (f)) {rules} (:derived (d{length}) (p)) (:action a :parameters () :precondition (p) :effect (p)))"""
+
+
+@pytest.mark.parametrize("condition", ["(not {})", "(and (< (f) 1) {})"])
+def test_a_long_chain_is_refused_soon_and_a_shorter_one_is_read(condition):
+    start = time.process_time()
+    with pytest.raises(UnsupportedPddlError, match="got 'derived predicates in a chain as long as "):
+        parse_domain(chain_of_rules(condition, 3_000))
+    assert time.process_time() - start < 2
+    assert len(parse_domain(chain_of_rules(condition, 300)).rules) == 301
