@@ -705,6 +705,7 @@ def test_a_rate_for_tiny_models_is_warned_of_with_a_larger_one(dry_run, tmp_path
         assert "warning" not in dry_run(*fine)
 
 
+@pytest.mark.full
 def test_sft_learns_and_exports(tmp_path):
     folder = tmp_path / "sft"
     args = ["--train_sizes", "3:50", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--output_dir", folder]

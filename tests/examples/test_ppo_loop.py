@@ -43,6 +43,7 @@ def test_the_reward_of_a_plan(example, completion, reward, valid):
     assert example.plan_reward(completion, ROW) == (pytest.approx(reward), valid)
 
 
+@pytest.mark.full
 def test_the_example_prints_reward_and_valid_share_of_each_update(example, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["ppo_loop.py", "--updates", "2", "--batch_size", "8", "--model", ONE_LAYER])
     example.main()

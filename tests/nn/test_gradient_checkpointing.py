@@ -55,7 +55,7 @@ def assert_equal(a, b, tolerance):
         pytest.param(NEOX, 1e-5, None, id="all read"),
         pytest.param(GPT2, 1e-5, READ, id="gpt2"),
         pytest.param(GPT2Config(**SIZES, num_hidden_layers=1, max_position_embeddings=32), 1e-5, READ, id="one layer"),
-        pytest.param(models.computing_in(NEOX, "bfloat16"), 0.02, READ, id="bfloat16"),
+        pytest.param(models.computing_in(NEOX, "bfloat16"), 0.02, READ, id="bfloat16", marks=pytest.mark.full),
         # Every layer of another kind: no two of them are one loop.
         pytest.param(
             GPT2Config(**SIZES, num_hidden_layers=3, max_position_embeddings=32, scale_attn_by_inverse_layer_idx=True),

@@ -160,7 +160,7 @@ def test_bytes_per_device_fall_with_fsdp(fsdp):
 @pytest.mark.parametrize(
     ("model", "mesh", "parameters"),
     [
-        pytest.param(PYTHIA_1B_TWO_LAYERS, "fsdp=4", 306_765_824, id="1b of two layers"),
+        pytest.param(PYTHIA_1B_TWO_LAYERS, "fsdp=4", 306_765_824, id="1b of two layers", marks=pytest.mark.full),
         # A minute of compilation and more.
         pytest.param(PYTHIA_1B, "fsdp=4", 1_011_781_632, id="1b", marks=pytest.mark.slow),
         pytest.param(PYTHIA_7B, "fsdp=2,tensor=2", 6_857_302_016, id="7b", marks=pytest.mark.slow),

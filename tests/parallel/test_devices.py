@@ -151,6 +151,7 @@ def test_scores_and_samples_of_a_split_model(model, dtype):
     assert np.ptp(scored[0]) > 0.3
 
 
+@pytest.mark.full
 def test_samples_of_a_split_model_with_adapters():
     config = replace(TrainConfig(), batch_size=8, response_length=6, total_episodes=80, use_peft=True, lora_r=2)
     prompts = PromptBatch(jnp.full((8, 4), 5), jnp.ones((8, 4), bool))

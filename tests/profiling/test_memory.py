@@ -195,9 +195,9 @@ def reserved(config, model, prompt_length):
 @pytest.mark.parametrize(
     ("family", "hidden_size", "batch_size", "prompt_length", "settings"),
     [
-        (GPTNeoXConfig, 64, 8, 64, {}),
+        pytest.param(GPTNeoXConfig, 64, 8, 64, {}, marks=pytest.mark.full),
         pytest.param(GPTNeoXConfig, 128, 4, 192, {"value_model": "shared"}, marks=pytest.mark.slow),
-        (GPT2Config, 64, 8, 64, {"gradient_accumulation_steps": 2}),
+        pytest.param(GPT2Config, 64, 8, 64, {"gradient_accumulation_steps": 2}, marks=pytest.mark.full),
         (GPTNeoXConfig, 64, 8, 192, {"gradient_checkpointing": True}),
     ],
 )

@@ -151,6 +151,7 @@ def test_a_run_keeps_the_best_checkpoint_beside_the_latest(reference):
     assert steps_of(reference) == [best, UPDATES]
 
 
+@pytest.mark.full
 def test_a_checkpoint_says_what_it_is_of(reference):
     checkpoints = Checkpoints(reference / "checkpoints", 1)
     params, meta, step = checkpoints.restore_params(None, pytest.fail)

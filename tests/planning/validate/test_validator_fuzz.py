@@ -65,6 +65,7 @@ def judge(texts: Texts) -> PlanVerdict | PddlError:
     return answer
 
 
+@pytest.mark.full
 def test_hostile_sizes_are_answered_soon():
     names = " ".join(f"o{i}" for i in range(300))
     deep = "(not " * 300 + "(p)" + ")" * 300
