@@ -11,6 +11,7 @@ from jaxppo.planning.language.numeric import (
     COMPARISONS,
     Expression,
     Operation,
+    is_number,
     read_expression,
     read_number,
     write_expression,
@@ -175,7 +176,7 @@ def bound_atom(atom: Atom, binding: Binding) -> Atom:
 
 def bound_expression(expression: Expression, binding: Binding) -> Expression:
     """Fill the bound variables of an expression in."""
-    if isinstance(expression, float | int):
+    if is_number(expression):
         return expression
     if isinstance(expression, Operation):
         return Operation(expression.operator, tuple(bound_expression(part, binding) for part in expression.arguments))

@@ -13,16 +13,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, reduce
 from operator import add, mul, sub, truediv
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard, Union
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from jaxppo.planning.language.scope import TOTAL_COST, TOTAL_TIME, Atom, Scope, headed, read_arguments, read_name
 from jaxppo.planning.language.sexpr import Node
 
 if TYPE_CHECKING:
-    import numpy as np
+    from typing_extensions import TypeIs
 
-Number: TypeAlias = Union[float, "np.longdouble"]
-"""A double as it was read, or the `long double` that was computed."""
+Number: TypeAlias = float
+"""A double as it was read, or numpy's `long double` where it was computed: no float by its class, but used as one."""
 Values = Mapping[Atom, Number]
 """The functions that have a value."""
 
@@ -134,7 +134,7 @@ def read_update(form: list[Node], scope: Scope) -> Update:
     return Update(str(form[0]), read_function(form[1], scope), read_expression(form[2], scope))
 
 
-def is_number(expression: Expression) -> TypeGuard[Number]:
+def is_number(expression: Expression) -> "TypeIs[Number]":
     """Return whether an expression is a number, and not a function or arithmetic, which are tuples."""
     return not isinstance(expression, tuple)
 
@@ -216,7 +216,8 @@ def _updated_value(update: Update, old: Number, values: Values) -> Number:
 def write_expression(expression: Expression) -> str:
     """Write an expression as PDDL."""
     if is_number(expression):
-        return f"{expression:.0f}" if abs(expression) < 1e15 and expression == int(expression) else repr(expression)
+        is_whole = abs(expression) < 1e15 and expression == int(expression)
+        return f"{expression:.0f}" if is_whole else repr(float(expression))
     if isinstance(expression, Operation):
         return f"({expression.operator} {' '.join(map(write_expression, expression.arguments))})"
     return f"({' '.join(expression)})"

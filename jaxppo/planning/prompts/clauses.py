@@ -13,7 +13,7 @@ from jaxppo.planning.language.conditions import (
     Negation,
     Quantified,
 )
-from jaxppo.planning.language.numeric import Expression, Operation, Update, write_expression
+from jaxppo.planning.language.numeric import Expression, Operation, Update, is_number, write_expression
 from jaxppo.planning.language.scope import TOTAL_COST, Atom, Parameter, Types
 from jaxppo.planning.prompts.phrases import listed
 
@@ -80,7 +80,7 @@ def expression(value: Expression) -> str:
     if isinstance(value, Operation):
         parts = list(map(expression, value.arguments))
         return f"({f' {value.operator} '.join(parts) if len(parts) > 1 else f'- {parts[0]}'})"
-    if isinstance(value, float | int):
+    if is_number(value):
         return write_expression(value)
     if value == (TOTAL_COST,):
         return "the total cost"

@@ -54,7 +54,6 @@ class Extras(NamedTuple):
 
     conditions: tuple[Node, ...]
     effects: tuple[GroundEffect, ...]
-    updates: tuple[Update, ...]
     size: int
 
 

@@ -145,7 +145,7 @@ class State:
             UpdateError: its changes of numbers contradict each other or read a function without a value.
         """
         effects = [effect for effect in extras.effects if self.holds(effect.condition)]
-        updates = (*extras.updates, *(update for effect in effects for update in effect.updates))
+        updates = [update for effect in effects for update in effect.updates]
         if updates:
             self.values.update(updated(updates, self.values))
         self.facts -= delete

@@ -63,7 +63,7 @@ class Trace(NamedTuple):
 
 
 _Parts = Sequence[tuple[Condition, Binding]]
-_NO_EXTRAS = Extras((), (), (), 0)
+_NO_EXTRAS = Extras((), (), 0)
 
 
 def trace(problem: Problem, actions: Sequence[Action]) -> Trace:
