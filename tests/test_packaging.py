@@ -108,10 +108,13 @@ def test_citation_has_what_the_format_asks_for():
 
 def test_workflow_runs_what_ci_runs_on_every_supported_python():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
-    (job,) = workflow["jobs"].values()
+    job, audit = workflow["jobs"]["checks"], workflow["jobs"]["audit"]
+    assert any("pip-audit" in step.get("run", "") and "requirements.lock" in step["run"] for step in audit["steps"])
     assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
     assert (ROOT / ".ci" / "run").is_file()
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
+    assert all(
+        re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] + audit["steps"] if "uses" in step
+    )
     assert workflow["permissions"] == {"contents": "read"} and job["timeout-minutes"] <= 60
     tested = set(job["strategy"]["matrix"]["python-version"])
     prefix = "Programming Language :: Python :: "
