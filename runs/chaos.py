@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -252,17 +253,18 @@ def _comparable(folder: Path) -> dict[str, object]:
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_file() and name.split(os.sep)[0] not in ("checkpoints", "tensorboard"):
-            found[name] = _content(path)
+            found[name] = _content(path, folder)
     return found
 
 
-def _content(path: Path) -> object:
+def _content(path: Path, folder: Path) -> object:
+    """What a file says, without its folder's name and the port at which two processes met."""
     if path.name in THERE:
         return True
     if path.name == "metrics.jsonl":
         records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
         return [{k: v for k, v in record.items() if not k.startswith(MAY_DIFFER)} for record in records]
-    return path.read_bytes()
+    return re.sub(rb"(?<=127\.0\.0\.1:)\d+", b"PORT", path.read_bytes().replace(os.fsencode(folder), b"FOLDER"))
 
 
 def make_given(folder: Path) -> None:
