@@ -29,6 +29,7 @@ from jaxppo.run.jsonl import read_metrics
 ROOT = Path(__file__).parents[1]
 MODULE = f"{Path(__file__).parent.name}.{Path(__file__).stem}"
 EPISODES = 8
+COUNTED = {f"reward/{name}" for name in ("val_audited", "val_disagreements", "val_failed", "errors", "timeouts")}
 SETTINGS = """--preset tiny --num_sample_generations 0 --test_sizes 4:4 --test_longer_sizes 5:4 --batch_size 8
 --response_length 16 --num_ppo_epochs 1 --num_mini_batches 1 --save_steps 50 --save_total_limit 2
 --reward_funcs plan server {module}:unruly --reward_weights 1 0.1 0.1 --reward_server_columns
@@ -36,8 +37,8 @@ SETTINGS = """--preset tiny --num_sample_generations 0 --test_sizes 4:4 --test_l
 --quiet"""
 
 
-def unruly(completion: str, **columns: object) -> float:
-    """Score a completion by its length; of 1,000, about 20 raise, 2 do not end and 2 kill the process."""
+def unruly(completions: Sequence[str], **columns: object) -> list[float]:
+    """Score completions by their length; of 1,000 calls about 20 raise, 2 do not end and 2 kill their process."""
     chance = random.random()
     if chance < 0.002:
         time.sleep(3600)
@@ -45,7 +46,7 @@ def unruly(completion: str, **columns: object) -> float:
         os.kill(os.getpid(), signal.SIGKILL)
     if chance < 0.024:
         raise RuntimeError("unruly as agreed")
-    return min(1.0, len(completion) / 100)
+    return [min(1.0, len(completion) / 100) for completion in completions]
 
 
 def steady(completions: Sequence[str], **columns: object) -> list[float]:
@@ -169,7 +170,7 @@ def summary(folder: Path, rows: Sequence[dict[str, float]]) -> list[str]:
         first, last = (sum(part) / len(part) for part in (taken[:third], taken[-third:]))
         lines.append(f"{name}, per update: {first:.3f} in the first third, {last:.3f} in the last ({first / last:.1%})")
     records = read_metrics(folder / "metrics.jsonl")
-    for name in sorted({name for record in records for name in record if "audit" in name or "fail" in name}):
+    for name in sorted({name for record in records for name in record} & COUNTED):
         lines.append(f"{name}: {sum(record.get(name) or 0 for record in records):g} over all updates")
     return lines
 
