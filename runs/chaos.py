@@ -37,7 +37,9 @@ SIGNALS = {
     "SIGTERM and SIGKILL": (signal.SIGTERM, signal.SIGKILL),
 }
 END_S = 120.0
-"""So soon must a command end that was told to, or one whose other process was killed."""
+"""So soon must a command end that was told to."""
+JOIN_S = 360.0
+"""So long may a process wait for one that was killed before it came: JAX waits for five minutes."""
 WHOLE_S = 900.0
 
 _SMALL = "--preset tiny --test_sizes 4:4 --test_longer_sizes 5:4 --response_length 16 --save_steps 1"
@@ -147,7 +149,8 @@ class Chaos:
                 time.sleep(rng.uniform(0.0, 0.5))
         else:
             OTHERS[kind](alive, rng)
-        ended = _await(processes, END_S if kind in SIGNALS else WHOLE_S)
+        end_s = END_S if len(processes) == 1 else JOIN_S
+        ended = _await(processes, end_s if kind in SIGNALS else WHOLE_S)
         if kind == "a flipped byte":
             _flip(folder, rng)
         return Disturbance(kind, round(after_s, 2), ended.statuses[0]), ended
@@ -238,8 +241,14 @@ def _await(processes: Sequence[subprocess.Popen], timeout_s: float) -> Ended:
 
 
 def _faults(ended: Ended) -> list[str]:
+    """What no command may do: hang, or end with a traceback.
+
+    Ctrl-C in the first seconds, while modules are imported, is Python's own, traceback and all; it may even be lost in a
+    callback, and the run goes on. Of several processes one names what it lost, with JAX's traceback, and then says why.
+    """
     faults = [f"did not end:\n{ended.output}"] if ended.hung else []
-    return faults + ([f"a traceback:\n{ended.output}"] if "Traceback" in ended.output else [])
+    is_said = "KeyboardInterrupt" in ended.output or (len(ended.statuses) > 1 and "error: process" in ended.output)
+    return faults + ([f"a traceback:\n{ended.output}"] if "Traceback" in ended.output and not is_said else [])
 
 
 def differences(quiet: Path, folder: Path) -> list[str]:

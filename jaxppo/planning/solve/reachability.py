@@ -118,9 +118,11 @@ def reachable_steps(problem: Problem) -> dict[Action, Step]:
 
 
 def _plain(problem: Problem, action: Action, step: Step) -> Step:
-    if step.extras is not None and (step.extras.conditions or step.extras.effects):
-        kind = "conditional effects" if step.extras.effects else "a precondition that is no conjunction of literals"
-        refuse(problem, f"{kind} in '{action[0]}'")
+    if step.extras is not None:
+        if any(effect.condition is not True for effect in step.extras.effects):
+            refuse(problem, f"conditional effects in '{action[0]}'")
+        if step.extras.conditions:
+            refuse(problem, f"a precondition that is no conjunction of literals in '{action[0]}'")
     return step
 
 
