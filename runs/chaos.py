@@ -243,8 +243,8 @@ def _await(processes: Sequence[subprocess.Popen], timeout_s: float) -> Ended:
 def _faults(ended: Ended) -> list[str]:
     """What no command may do: hang, or end with a traceback.
 
-    Ctrl-C in the first seconds, while modules are imported, is Python's own, traceback and all; it may even be lost in a
-    callback, and the run goes on. Of several processes one names what it lost, with JAX's traceback, and then says why.
+    Ctrl-C in the first seconds, while modules are imported, is Python's own, traceback and all; it may even be lost in
+    a callback, and the run goes on. Of several processes one shows JAX's traceback of what it lost, and then says why.
     """
     faults = [f"did not end:\n{ended.output}"] if ended.hung else []
     is_said = "KeyboardInterrupt" in ended.output or (len(ended.statuses) > 1 and "error: process" in ended.output)
