@@ -38,7 +38,7 @@ class MissingColumnError(DataError):
 
     def with_fix(self, fix: str) -> DataError:
         """Return the same error with the columns that are there, and with what to do."""
-        return DataError(f"{self} among {', '.join(self.columns)}; {fix}")
+        return DataError(f"{self} among {', '.join(map(shown, self.columns))}; {fix}")
 
 
 class ModelError(JaxppoError):
@@ -74,6 +74,11 @@ class ValidatorError(JaxppoError):
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its kind where it has none."""
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+def shown(name: str) -> str:
+    """Return a name that comes from a file for a message of one line: as it is, unless it cannot be printed."""
+    return name if name.isprintable() else repr(name)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

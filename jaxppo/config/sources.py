@@ -21,7 +21,7 @@ import yaml
 from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import BoundedLoader, parse_yaml
 from jaxppo.config.redact import REDACTED, redact
-from jaxppo.errors import ConfigError, did_you_mean
+from jaxppo.errors import ConfigError, did_you_mean, shown
 
 Config = TypeVar("Config")
 
@@ -63,7 +63,7 @@ def replace(config: Config, /, **changes: Any) -> Config:
     unknown = sorted(set(changes) - set(flatten(config)))
     if unknown:
         hint = did_you_mean(unknown[0], flatten(config))
-        raise ConfigError(f"{unknown[0]}: expected the name of a setting, got {unknown[0]!r}{hint}")
+        raise ConfigError(f"{shown(unknown[0])}: expected the name of a setting, got {unknown[0]!r}{hint}")
     return _replace_known(config, changes)
 
 

@@ -33,6 +33,7 @@ EVAL_SAMPLES_FILE = "eval_samples.json"
 
 
 _INTERVALS = ("validity", "executability", "ended", "reward")
+_BOUNDS = ("low", "high", "n")
 """Measures of an evaluation with an interval that are looked at when `eval.json` is read."""
 
 
@@ -210,6 +211,8 @@ def read_evals(path: Path) -> dict[str, Any]:
     for results in moments:
         if not isinstance(results, dict) or not all(map(_is_result, results.values())):
             raise DataError(f"{path}: expected the results of evaluations, {{split: {{measure: value}}}}, got others")
+    if not isinstance(evals.get("headline_split", ""), str | None):
+        raise DataError(f"{path}: expected the name of a split as headline_split, got {evals['headline_split']!r}")
     return evals
 
 
@@ -227,7 +230,13 @@ def _is_result(measures: Any) -> bool:
     if not isinstance(measures, dict) or not measures.keys() & {"mean_reward", "validity", "accuracy", "loss"}:
         return False
     intervals = [measures[name] for name in _INTERVALS if measures.get(name) is not None]
-    return all(isinstance(interval, dict) and {"low", "high", "n"} <= interval.keys() for interval in intervals)
+    return all(
+        isinstance(interval, dict) and all(_is_bound(interval, key) for key in _BOUNDS) for interval in intervals
+    )
+
+
+def _is_bound(interval: dict[str, Any], key: str) -> bool:
+    return key in interval and isinstance(interval[key], int | float | None) and not isinstance(interval[key], bool)
 
 
 def claim(folder: Path, config: Any, run: RunConfig) -> None:
