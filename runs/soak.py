@@ -113,7 +113,7 @@ def soak(folder: Path, updates: int, every: int, port: int) -> list[dict[str, fl
             settings = SETTINGS.format(module=MODULE, port=port).split()
             flags = [*settings, "--total_episodes", updates * EPISODES, "--output_dir", folder]
             run = _start(["jaxppo.train", *flags], environment)
-            rows, due = [], every
+            rows, due = [], every + every // 4  # not while a checkpoint is written
             while run.poll() is None:
                 if (done := updates_of(folder)) >= due:
                     rows.append(observe(run.pid, server.pid, done, Path(temporary)))
