@@ -127,6 +127,12 @@ def test_load_split_names_file_line_and_field_of_a_wrong_value(write_split, rows
         data.load_split(write_split(json.dumps(rows[2] | change)), "dev")
 
 
+@pytest.mark.parametrize("plan", [[[None]], [None], ["(pick-up a)", ["(pick-up a)"]]])
+def test_load_split_names_the_row_of_a_reference_plan_without_text(write_split, rows, plan):
+    with pytest.raises(DataError, match=rf"row {rows[2]['id']}, reference_plan: expected '\(action args\)' strings"):
+        data.load_split(write_split(json.dumps(rows[2] | {"reference_plan": plan})), "dev")
+
+
 def test_load_split_names_file_line_and_field_of_a_missing_value(write_split, rows):
     incomplete = {name: value for name, value in rows[2].items() if name != "problem_pddl"}
     with pytest.raises(DataError, match=r"dev\.jsonl:3: field 'problem_pddl': expected str, got nothing"):
