@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxppo.data import word_tokenizer
+from jaxppo.run.metrics import MAY_DIFFER
+
 ROOT = Path(__file__).parents[1]
-MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
-"""What a resumed run may differ in, as the README says."""
-THERE = ("report.html", "curves.png", "plans.jsonl", "report.md")
+THERE = ("report.html", "curves.png", "plans.jsonl")
 """These hold times; that they are there is enough."""
 SIGNALS = {
     "SIGKILL": (signal.SIGKILL,),
@@ -42,8 +43,10 @@ JOIN_S = 360.0
 """So long may a process wait for one that was killed before it came: JAX waits for five minutes."""
 WHOLE_S = 900.0
 
-_SMALL = "--preset tiny --test_sizes 4:4 --test_longer_sizes 5:4 --response_length 16 --save_steps 1"
-_FOUR = f"{_SMALL} --num_sample_generations 4 --save_total_limit 2"
+_TINY = (
+    "--preset tiny --test_sizes 4:4 --test_longer_sizes 5:4 --response_length 16 --num_sample_generations 4 "
+    "--save_steps 1 --save_total_limit 2"
+)
 _FRESH = "--hidden_size 32 --num_hidden_layers 1 --num_attention_heads 2 --eval_steps 10"
 _BLOCKSWORLD = "--domains blocksworld --unseen_domains --n_rl 8 --n_test 8"
 
@@ -57,9 +60,9 @@ class Job(NamedTuple):
 
 
 JOBS = {
-    "ppo": Job(f"jaxppo.train {_FOUR} --adap_kl_ctrl --kl_target 6 --use_score_scaling --use_score_norm"),
-    "rloo": Job(f"jaxppo.train {_FOUR} --algorithm rloo --num_generations 4"),
-    "two": Job(f"jaxppo.train {_FOUR}", n_processes=2),
+    "ppo": Job(f"jaxppo.train {_TINY} --adap_kl_ctrl --kl_target 6 --use_score_scaling --use_score_norm"),
+    "rloo": Job(f"jaxppo.train {_TINY} --algorithm rloo --num_generations 4"),
+    "two": Job(f"jaxppo.train {_TINY}", n_processes=2),
     "sft": Job(f"jaxppo.sft --dataset {{data}} --total_episodes 640 --batch_size 16 --save_steps 3 {_FRESH}"),
     "reward_model": Job(
         "jaxppo.reward_model --dataset {pairs} --tokenizer_path {tokenizer} --total_episodes 240 --batch_size 8 "
@@ -243,12 +246,14 @@ def _await(processes: Sequence[subprocess.Popen], timeout_s: float) -> Ended:
 def _faults(ended: Ended) -> list[str]:
     """What no command may do: hang, or end with a traceback.
 
-    Ctrl-C in the first seconds, while modules are imported, is Python's own, traceback and all; it may even be lost in
-    a callback, and the run goes on. Of several processes one shows JAX's traceback of what it lost, and then says why.
+    Tracebacks of Ctrl-C alone are Python's own: while modules are imported nobody catches it, and in a callback it may
+    be lost, and the run goes on. Of several processes one shows JAX's traceback of what it lost, and then says why.
     """
     faults = [f"did not end:\n{ended.output}"] if ended.hung else []
-    is_said = "KeyboardInterrupt" in ended.output or (len(ended.statuses) > 1 and "error: process" in ended.output)
-    return faults + ([f"a traceback:\n{ended.output}"] if "Traceback" in ended.output and not is_said else [])
+    n_tracebacks = ended.output.count("Traceback (most recent call last)")
+    n_ctrl_c = len(re.findall("^KeyboardInterrupt", ended.output, re.MULTILINE))
+    is_said = len(ended.statuses) > 1 and "error: process" in ended.output
+    return faults + ([f"a traceback:\n{ended.output}"] if n_tracebacks > n_ctrl_c and not is_said else [])
 
 
 def differences(quiet: Path, folder: Path) -> list[str]:
@@ -278,8 +283,6 @@ def _content(path: Path, folder: Path) -> object:
 
 def make_given(folder: Path) -> None:
     """Write what the jobs read: problems, pairs of completions, and a tokenizer for these."""
-    from jaxppo.data import word_tokenizer
-
     rng = random.Random(0)
     words = [f"w{number}" for number in range(30)]
     (folder / "pairs").mkdir(parents=True)

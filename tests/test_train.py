@@ -25,6 +25,7 @@ from jaxppo.rl.ppo import PPO
 from jaxppo.run import cli, metrics
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
+from jaxppo.run.metrics import MAY_DIFFER
 from tests.one_layer import ONE_LAYER
 from tests.processes_of import environment
 
@@ -46,8 +47,6 @@ SMALL_TESTS = ["--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
 SMALL = ["--preset", "tiny", "--sft_model_path", ONE_LAYER, "--response_length", "16", *SMALL_TESTS]
 # Of which the numbers do not matter: those of any number of updates share their programs.
 SAME_PROGRAMS = [*SMALL, "--num_ppo_epochs", "1", "--num_mini_batches", "1", "--lr_scheduler_type", "constant"]
-
-MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
 
 
 def start_command(name, *args):

@@ -176,10 +176,10 @@ def check_row(row: Row, where: str, validator: str) -> None:
             raise PddlError(f"{where}, {column}", error.line, error.message) from None
 
 
-def _reference_actions(value: list[Any], where: str) -> list[Any]:
-    plans = value if any(isinstance(entry, list) for entry in value) else [value]
-    if all(isinstance(plan, list) and all(isinstance(action, str) for action in plan) for plan in plans):
-        return [action for plan in plans for action in plan]
+def _reference_actions(value: list[Any], where: str) -> list[str]:
+    is_one = all(isinstance(entry, str) for entry in value)
+    if is_one or all(isinstance(plan, list) and all(isinstance(action, str) for action in plan) for plan in value):
+        return [action for plan in datasets.reference_plans(value) for action in plan]
     raise DataError(f"{where}, reference_plan: expected '(action args)' strings or lists of them, got {value!r:.60}")
 
 

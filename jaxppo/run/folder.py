@@ -33,8 +33,9 @@ EVAL_SAMPLES_FILE = "eval_samples.json"
 
 
 _INTERVALS = ("validity", "executability", "ended", "reward")
-_BOUNDS = ("low", "high", "n")
 """Measures of an evaluation with an interval that are looked at when `eval.json` is read."""
+_BOUNDS = ("low", "high", "n")
+"""What is looked at in an interval: numbers, or None where there was nothing to measure."""
 
 
 @dataclass(kw_only=True)
@@ -212,7 +213,7 @@ def read_evals(path: Path) -> dict[str, Any]:
         if not isinstance(results, dict) or not all(map(_is_result, results.values())):
             raise DataError(f"{path}: expected the results of evaluations, {{split: {{measure: value}}}}, got others")
     if not isinstance(evals.get("headline_split", ""), str | None):
-        raise DataError(f"{path}: expected the name of a split as headline_split, got {evals['headline_split']!r}")
+        raise DataError(f"{path}: expected the name of a split as headline_split, got {evals['headline_split']!r:.60}")
     return evals
 
 

@@ -21,6 +21,9 @@ Band = tuple[float | None, float | None]
 COUNTERS = ("step", "episode", "epoch")
 """What a record counts, beside its metrics."""
 
+MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
+"""How the names of metrics begin in which a resumed run, or the same run elsewhere, may differ from another."""
+
 
 class Watch(NamedTuple):
     """A pattern in the values of a metric that is not healthy, and what to do about it."""

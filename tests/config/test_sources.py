@@ -140,6 +140,7 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
         ("reward_clip_range: [low, high]", ["reward_clip_range", "['low', 'high']"]),
         ("eval_splits: []", ["headline_split", "eval_splits ()"]),
         ("1: 2", ["given.yaml", "1"]),
+        ('"a\\nb": 2', [r"'a\nb': expected the name of a setting"]),
         ("config: other.yaml", ["given.yaml", "'config'"]),
         ("preset: huge", ["preset", "default, ", "'huge'"]),
         ("preset: [tiny]", ["preset", "default, ", "['tiny']"]),

@@ -10,6 +10,7 @@ import pytest
 from jaxppo.config import RunConfig
 from jaxppo.errors import ConfigError
 from jaxppo.parallel import processes
+from jaxppo.run.metrics import MAY_DIFFER
 from tests.one_layer import ONE_LAYER
 from tests.processes_of import free_port, outputs_of, started
 
@@ -32,8 +33,7 @@ def steps_of(folder: Path) -> list[dict]:
 
 def comparable(record: dict) -> dict:
     """Without what may differ between equal runs."""
-    apart = ("time/", "throughput/", "memory/", "compile/", "cache/")
-    return {name: value for name, value in record.items() if not name.startswith(apart)}
+    return {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
 
 
 @pytest.fixture(scope="module")

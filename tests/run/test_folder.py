@@ -159,6 +159,23 @@ def test_read_json_names_a_broken_file(tmp_path, text):
         run_folder.read_json(tmp_path / "eval.json")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"headline_split": ["test"]},
+        {"before": {"test": {"validity": {"low": "a", "high": 1.0, "n": 4}}}},
+        {"before": 1},
+    ],
+)
+def test_read_evals_names_a_file_of_another_shape(tmp_path, change):
+    measured = {"test": {"validity": {"rate": 0.5, "low": None, "high": 1.0, "n": 4}}}
+    run_folder.write_json(tmp_path / "eval.json", {"headline_split": "test", "before": measured})
+    assert run_folder.read_evals(tmp_path / "eval.json")["before"] == measured
+    run_folder.write_json(tmp_path / "eval.json", {"before": measured} | change)
+    with pytest.raises(DataError, match=r"eval\.json: expected "):
+        run_folder.read_evals(tmp_path / "eval.json")
+
+
 def test_claim_takes_over_a_folder_whose_claim_was_killed(tmp_path):
     (tmp_path / ".config.yaml.123").write_text("seed")
     claim(tmp_path)

@@ -27,7 +27,7 @@ from jaxppo.planning.language.effects import Effect
 from jaxppo.planning.language.numeric import Expression, Operation, Update, compare, evaluate, is_number
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
-from jaxppo.planning.language.task import ActionSchema, Domain, Problem
+from jaxppo.planning.language.task import Domain, Problem
 from jaxppo.planning.validate.ground import (
     Body,
     Derived,
@@ -60,13 +60,6 @@ def changing(domain: Domain) -> frozenset[str]:
             names.update(atom[0] for atom in (*effect.add, *effect.delete))
             names.update(update.function[0] for update in effect.updates)
     return frozenset(names)
-
-
-def _in_order(schema: ActionSchema) -> list[Effect]:
-    """List all effects in the order in which VAL changes numbers, which shows in how sums are rounded."""
-    once = [effect for effect in schema.effects if not effect.parameters]
-    always = Effect((), (), schema.add, schema.delete, schema.updates)
-    return [*once, always, *(effect for effect in schema.effects if effect.parameters)]
 
 
 class Grounder:
@@ -103,16 +96,28 @@ class Grounder:
         others: list[Node] = []
         for condition in schema.precondition:
             sort_in(self.condition(condition, binding), true, false, others)
+        always = GroundEffect(
+            True,
+            tuple([bound_atom(atom, binding) for atom in schema.add]),
+            tuple([bound_atom(atom, binding) for atom in schema.delete]),
+            tuple([self._update(update, binding) for update in schema.updates]),
+        )
+        happens = [always]
+        if schema.effects:  # in the order in which VAL changes numbers, which shows in how sums are rounded
+            once = [effect for effect in schema.effects if not effect.parameters]
+            each = [effect for effect in schema.effects if effect.parameters]
+            happens = [*self._effects(once, binding), always, *self._effects(each, binding)]
         add: list[Atom] = []
         delete: list[Atom] = []
         effects: list[GroundEffect] = []
-        for effect in self._effects(_in_order(schema), binding):
-            if effect.condition is True:
-                add += effect.add
-                delete += effect.delete
-                effect = effect._replace(add=(), delete=())
-            if effect.updates or effect.condition is not True:
+        for effect in happens:
+            if effect.condition is not True:
                 effects.append(effect)
+                continue
+            add += effect.add
+            delete += effect.delete
+            if effect.updates:
+                effects.append(GroundEffect(True, (), (), effect.updates))
         size = sum(map(size_of, others))
         size += sum(size_of(effect.condition) + size_of_updates(effect.updates) for effect in effects)
         extras = Extras(tuple(others), tuple(effects), size) if size else None

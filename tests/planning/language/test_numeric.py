@@ -141,6 +141,19 @@ def test_functions_are_kept_as_long_doubles_and_read_as_doubles(value, amount, s
 
 
 @pytest.mark.parametrize(
+    "effect",
+    [
+        "(and (g) (increase (u) 1) (when (p) (and (decrease (u) {huge}))))",
+        "(and (g) (forall (?y) (and (increase (u) 0.5))) (decrease (u) {huge}))",
+        "(and (g) (forall (?y) (and (increase (u) 0.5))) (when (p) (and (decrease (u) {huge}))))",
+    ],
+)
+def test_conditional_changes_come_before_the_others_and_those_for_many_objects_last(effect):
+    parts = tanks(effect=effect.format(huge=HUGE), goal="(> (u) 0.4)", init=f"(= (u) {HUGE})")
+    check_both(*parts, "(go a)", "valid")
+
+
+@pytest.mark.parametrize(
     "condition",
     [
         "(or (> (u) 0) (p))",
