@@ -173,7 +173,7 @@ def read_run(folder: Path | str) -> Run:
         command_line=_command_line(folder / CONFIG_FILE),
         settings=plain | values,
         defaults=plain | preset_values(command, "default"),
-        records=[record for record in read_metrics(metrics) if "step" in record] if metrics.exists() else [],
+        records=[r for r in read_metrics(metrics) if isinstance(r.get("step"), int)] if metrics.exists() else [],
         before=before,
         after=after,
         headline_split=headline_split,

@@ -34,8 +34,9 @@ EVAL_SAMPLES_FILE = "eval_samples.json"
 
 _INTERVALS = ("validity", "executability", "ended", "reward")
 """Measures of an evaluation with an interval that are looked at when `eval.json` is read."""
-_BOUNDS = ("low", "high", "n")
-"""What is looked at in an interval: numbers, or None where there was nothing to measure."""
+_HEADLINES = {"mean_reward", "validity", "accuracy", "loss"}
+"""Measures of which every result has one: numbers, or with an interval."""
+_BOUNDS = {"low", "high", "n"}
 
 
 @dataclass(kw_only=True)
@@ -228,16 +229,19 @@ def _read_samples(path: Path) -> dict[str, Any]:
 
 def _is_result(measures: Any) -> bool:
     """Return whether a value can be what is measured on one split; its most important numbers are looked at."""
-    if not isinstance(measures, dict) or not measures.keys() & {"mean_reward", "validity", "accuracy", "loss"}:
+    if not isinstance(measures, dict) or not measures.keys() & _HEADLINES:
         return False
-    intervals = [measures[name] for name in _INTERVALS if measures.get(name) is not None]
-    return all(
-        isinstance(interval, dict) and all(_is_bound(interval, key) for key in _BOUNDS) for interval in intervals
-    )
+    measured = {name: value for name, value in measures.items() if value is not None}
+    headlines = [value for name, value in measured.items() if name in _HEADLINES and isinstance(value, dict)]
+    return all(map(_is_interval, [*headlines, *(measured[name] for name in _INTERVALS if name in measured)]))
 
 
-def _is_bound(interval: dict[str, Any], key: str) -> bool:
-    return key in interval and isinstance(interval[key], int | float | None) and not isinstance(interval[key], bool)
+def _is_interval(value: Any) -> bool:
+    """Return whether a value is a rate or mean with its interval: numbers, or None where nothing was measured."""
+    if not isinstance(value, dict) or not value.keys() & {"rate", "mean"} or not value.keys() >= _BOUNDS:
+        return False
+    looked_at = [value[name] for name in ("rate", "mean", *_BOUNDS) if name in value]
+    return all(isinstance(number, int | float | None) for number in looked_at)
 
 
 def claim(folder: Path, config: Any, run: RunConfig) -> None:
