@@ -295,6 +295,7 @@ def test_functions_are_declared_once():
         parse_domain(twice)
 
 
+@pytest.mark.usefixtures("only_our_garbage")
 def test_a_long_chain_of_types_is_refused_soon_and_a_shorter_one_is_read():
     def domain(n_types):
         types = " ".join(f"t{n} - t{n + 1}" for n in range(n_types))

@@ -1,6 +1,5 @@
 """Hostile plans and hostile PDDL: an answer or a declared error, soon, and never a plan that VAL would not accept."""
 
-import gc
 import random
 import time
 from collections import Counter
@@ -16,6 +15,8 @@ from jaxppo.planning.language.plans import format_action
 from tests.planning.families import FAMILIES, draw_cases
 from tests.planning.val_oracle import ask_val, needs_val, outcome
 from tests.planning.validate.test_validator import DOMAIN, PROBLEM, SOLUTION
+
+pytestmark = pytest.mark.usefixtures("only_our_garbage")
 
 Texts = tuple[str, str, str]
 """Domain, problem and plan."""
@@ -42,15 +43,6 @@ JUNK = [
     ),
     *(":init", ":goal", ":types", ":action", "(:derived (q ?x) (p))", "(:metric minimize (f))", "(= (f) 1)", "#t"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def only_our_garbage():
-    """Keep what earlier tests left in memory out of the garbage collector's rounds, which would be timed as ours."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def judge(texts: Texts) -> PlanVerdict | PddlError:
