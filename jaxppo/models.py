@@ -1,6 +1,6 @@
 """Causal language models of any family, in Flax NNX, computed exactly as transformers computes them.
 
-Outside of this module and `families/` a model is a `ModelConfig` (static) and a nested dict of arrays:
+Outside of this module and `nn/` a model is a `ModelConfig` (static) and a nested dict of arrays:
 
     {"trunk": {"embed_in", "layers": {"0": ...}, "final_layer_norm"},   # token ids -> hidden states
      "lm_head": {"kernel": [D, V]},                                     # absent where the embeddings are tied
@@ -11,7 +11,7 @@ has an adapter (`lora.py`) also holds its factors. The computation is in the con
 dtype of the arrays; softmax, layer norm statistics, logits and scores are float32 in any case.
 
 Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of the cache), R of the T tokens that are
-read, V vocabulary, D hidden size, H heads, K head size.
+read, V vocabulary, D hidden size, H heads, G heads of keys and values, K head size.
 """
 
 import dataclasses
@@ -24,14 +24,10 @@ from flax import nnx
 
 from jaxppo.errors import ModelError
 from jaxppo.nn import FAMILIES, ModelConfig, layers
-from jaxppo.nn.layers import Cache, with_adapters
+from jaxppo.nn.layers import MASKED, Cache, with_adapters
 from jaxppo.parallel import partition
 
 Params = dict[str, Any]
-
-MASKED = -1e30
-"""Added to the attention scores of hidden slots; finite, so that a row with nothing to attend to gives no NaN."""
-
 
 class ModelOutput(NamedTuple):
     """What `apply` returns.
@@ -95,7 +91,7 @@ def init_score_head(config: ModelConfig, key: jax.Array, scale: float | None = N
 
 
 def init_cache(config: ModelConfig, batch_size: int, length: int, dtype: Any = None) -> Cache:
-    """Make an empty cache of `length` slots per row: per layer, keys and values of [B, H, S, K].
+    """Make an empty cache of `length` slots per row: per layer, keys and values of [B, G, S, K].
 
     Its dtype is by default the configuration's `compute_dtype`, or float32.
     """

@@ -12,9 +12,10 @@ from jaxppo.nn.config import Family, ModelConfig
 from jaxppo.nn.gpt2 import GPT2
 from jaxppo.nn.gpt_neox import GPT_NEOX
 from jaxppo.nn.layers import Keys
+from jaxppo.nn.llama import LLAMA
 from jaxppo.types import Params
 
-FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2}
+FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2, **LLAMA}
 """`model_type` -> family."""
 
 

@@ -1,7 +1,7 @@
 """What every family of models says about itself: its sizes, and how transformers writes it."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -63,12 +63,16 @@ class ModelConfig:
             _check_token_id(name, getattr(self, name), self.vocab_size)
         if self.compute_dtype is not None:
             check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        self._check_heads()
+        self._check_family()
+
+    def _check_heads(self) -> None:
+        """Check that the heads have sizes; a family may have more to say of them."""
         if self.hidden_size % self.num_attention_heads != 0:
             raise ModelError(
                 f"num_attention_heads: expected a divisor of hidden_size={self.hidden_size}, "
                 f"got {self.num_attention_heads}"
             )
-        self._check_family()
 
     def _check_family(self) -> None:
         """Check what only this family has."""
@@ -111,6 +115,13 @@ def check_at_least(minimum: float, name: str, value: Any) -> None:
     """Raise a `ModelError` unless the value is a finite number of at least `minimum`."""
     if type(value) not in (int, float) or not minimum <= value < float("inf"):
         raise ModelError(f"{name}: expected a finite number >= {minimum}, got {value!r}")
+
+
+def check_present(raw: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise a `ModelError` unless a `config.json` has these sizes."""
+    missing = [name for name in names if name not in raw]
+    if missing:
+        raise ModelError(f"{missing[0]}: expected an integer, got no such key")
 
 
 def _check_token_id(name: str, value: Any, vocab_size: int) -> None:

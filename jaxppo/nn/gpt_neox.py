@@ -2,10 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxppo.errors import ModelError
@@ -17,6 +16,7 @@ from jaxppo.nn.config import (
     check_at_least,
     check_bool,
     check_choice,
+    check_present,
     linear_names,
     norm_names,
 )
@@ -33,6 +33,17 @@ from jaxppo.nn.layers import (
     project,
     run_layers,
 )
+from jaxppo.nn.rotary import (
+    RopeScaling,
+    Rotary,
+    check_rope,
+    longest_text,
+    rope_of,
+    rotary_angles,
+    rotate,
+    scaling_from_hf,
+    scaling_to_hf,
+)
 from jaxppo.parallel.partition import NARROWS, TENSOR, WIDENS
 
 
@@ -43,7 +54,7 @@ class GPTNeoXConfig(ModelConfig):
     Attributes:
         rotary_pct: share of each head that rotates.
         rope_theta: base of the rotary frequencies.
-        rope_factor: positions are divided by it (transformers' `rope_type: linear`, arXiv:2306.15595).
+        rope_scaling: how these frequencies are stretched for longer texts; None: not at all.
     """
 
     model_type: str = "gpt_neox"
@@ -52,7 +63,7 @@ class GPTNeoXConfig(ModelConfig):
     tie_word_embeddings: bool = False
     rotary_pct: float = 0.25
     rope_theta: float = 10000.0
-    rope_factor: float = 1.0
+    rope_scaling: RopeScaling | None = None
     use_parallel_residual: bool = True
     attention_bias: bool = True
 
@@ -62,8 +73,7 @@ class GPTNeoXConfig(ModelConfig):
         for name in ("use_parallel_residual", "attention_bias"):
             check_bool(name, getattr(self, name))
         check_at_least(0.0, "rotary_pct", self.rotary_pct)
-        for name in ("rope_theta", "rope_factor"):
-            check_at_least(1.0, name, getattr(self, name))
+        check_rope(self.rope_theta, self.rope_scaling, self.rotated)
         if self.rotary_dim > self.head_dim:
             raise ModelError(
                 f"rotary_pct: expected a share in [0, 1] of the head size, so that pairs of its {self.head_dim} "
@@ -71,44 +81,19 @@ class GPTNeoXConfig(ModelConfig):
             )
 
     @property
+    def rotated(self) -> int:
+        """Dimensions n of each head that set the frequencies: floor(K rotary_pct)."""
+        return int(self.head_dim * self.rotary_pct)
+
+    @property
     def rotary_dim(self) -> int:
-        """Rotated dimensions R of each head: transformers takes floor(K rotary_pct), then pairs, rounded up."""
-        return 2 * -(-int(self.head_dim * self.rotary_pct) // 2)
+        """Rotated dimensions R of each head: pairs, rounded up."""
+        return 2 * -(-self.rotated // 2)
 
-
-class Rotary(NamedTuple):
-    """Cosines and sines of the rotary angles, each [B or 1, 1, T, R / 2]."""
-
-    cos: jax.Array
-    sin: jax.Array
-
-
-def rotary_angles(config: GPTNeoXConfig, positions: jax.Array, dtype: Any) -> Rotary:
-    """Rotary angles of each position: angle_i = position / factor * theta^(-2 i / n), n = floor(K rotary_pct).
-
-    Args:
-        config: gives theta, factor, K and rotary_pct.
-        positions: [B or 1, T] int32, the index of each token among the real tokens of its row.
-        dtype: dtype of the result; the angles themselves are float32.
-
-    Source: transformers modeling_gpt_neox.py, GPTNeoXRotaryEmbedding.
-    """
-    n = int(config.head_dim * config.rotary_pct)
-    exponents = jnp.arange(0, n, 2, dtype=jnp.float32) / max(n, 1)
-    inverse_frequencies = 1.0 / config.rope_theta**exponents / config.rope_factor
-    angles = positions[:, None, :, None].astype(jnp.float32) * inverse_frequencies
-    return Rotary(jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype))
-
-
-def rotate(x_bhtk: jax.Array, rotary: Rotary) -> jax.Array:
-    """Rotate the first R dimensions of each head, dimension i paired with i + R / 2; the others pass unchanged.
-
-    Source: transformers modeling_gpt_neox.py, apply_rotary_pos_emb; arXiv:2104.09864.
-    """
-    half = rotary.cos.shape[-1]
-    first, second, rest = x_bhtk[..., :half], x_bhtk[..., half : 2 * half], x_bhtk[..., 2 * half :]
-    rotated = (first * rotary.cos - second * rotary.sin, second * rotary.cos + first * rotary.sin)
-    return jnp.concatenate((*rotated, rest), axis=-1)
+    @property
+    def max_length(self) -> int | None:
+        """None but for frequencies that depend on the length of the text."""
+        return longest_text(self.rope_scaling)
 
 
 class NeoXAttention(nnx.Module):
@@ -207,7 +192,8 @@ class NeoXTrunk(nnx.Module):
             read: [B, R] int, tokens whose hidden states are wanted, or None for all.
         """
         hidden = look_up(self.embed_in, input_ids)
-        rotary = rotary_angles(self.config, positions, hidden.dtype)
+        config = self.config
+        rotary = rotary_angles(positions, config.rotated, config.rope_theta, config.rope_scaling, hidden.dtype)
         recompute = self.config.gradient_checkpointing
         hidden, cache = run_layers(self.layers, hidden, (rotary, bias), cache, cache_index, read, recompute)
         return self.final_layer_norm(hidden), cache
@@ -227,9 +213,7 @@ _OPTIONAL_KEYS = (
 
 
 def _from_hf(raw: dict[str, Any]) -> dict[str, Any]:
-    missing = [name for name in _REQUIRED_KEYS if name not in raw]
-    if missing:
-        raise ModelError(f"{missing[0]}: expected an integer, got no such key")
+    check_present(raw, _REQUIRED_KEYS)
     fields = {name: raw[name] for name in (*_REQUIRED_KEYS, *_OPTIONAL_KEYS) if name in raw}
     # Where a file does not name these two, GPTNeoXConfig means 0 and 2.
     fields |= {"bos_token_id": raw.get("bos_token_id", 0), "eos_token_id": raw.get("eos_token_id", 2)}
@@ -237,28 +221,18 @@ def _from_hf(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rotary_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    # From `rope_parameters` (transformers 5), or from `rotary_pct`, `rotary_emb_base` and `rope_scaling` (earlier).
     # Source: transformers GPTNeoXConfig.convert_rope_params_to_dict.
-    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    rope = raw.get(key) or {}
-    if not isinstance(rope, dict):
-        raise ModelError(f"{key}: expected an object, got {rope!r}")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear"):
-        raise ModelError(f"{key}.rope_type: expected default or linear (others are not supported), got {kind!r}")
-    if kind == "linear":
-        check_at_least(1.0, f"{key}.factor", rope.get("factor"))
+    rope = rope_of(raw)
     return {
         "rotary_pct": rope.get("partial_rotary_factor", raw.get("rotary_pct", 0.25)),
         "rope_theta": rope.get("rope_theta", raw.get("rotary_emb_base", 10000.0)),
-        "rope_factor": rope["factor"] if kind == "linear" else 1.0,
+        "rope_scaling": scaling_from_hf(raw),
     }
 
 
 def _to_hf(config: GPTNeoXConfig) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_theta": config.rope_theta, "partial_rotary_factor": config.rotary_pct}
-    linear = config.rope_factor != 1.0
-    rope |= {"rope_type": "linear", "factor": config.rope_factor} if linear else {"rope_type": "default"}
+    rope = {"rope_theta": config.rope_theta, "partial_rotary_factor": config.rotary_pct}
+    rope |= scaling_to_hf(config.rope_scaling)
     special = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
     plain = {name: getattr(config, name) for name in ("model_type", *_REQUIRED_KEYS, *_OPTIONAL_KEYS)}
     return plain | special | {"rope_parameters": rope}

@@ -96,12 +96,10 @@ class DataParallel:
         """Raise a `ConfigError` where a model cannot be split over this mesh.
 
         Args:
-            model: its configuration, of which four sizes are read.
+            model: its configuration, of which three sizes are read.
         """
-        needed = {
-            FSDP: ("hidden_size",),
-            TENSOR: ("num_attention_heads", "num_key_value_heads", "intermediate_size"),
-        }
+        # Fewer heads of keys and values than devices are copied.
+        needed = {FSDP: ("hidden_size",), TENSOR: ("num_attention_heads", "intermediate_size")}
         for axis, names in needed.items():
             for name in names:
                 if getattr(model, name) % self.sizes[axis]:

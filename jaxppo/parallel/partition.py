@@ -176,12 +176,13 @@ def over_tensor(x: jax.Array, axis: int | None) -> jax.Array:
 
     Args:
         x: array of a program for the rows of one device.
-        axis: which; None: every device has it whole.
+        axis: which, if the devices divide it; None, or one that they do not: every device has it whole.
     """
     devices = _mesh_sizes()[TENSOR]
-    if devices == 1 or (axis is not None and x.shape[axis] % devices):
+    if devices == 1:
         return x
-    spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, TENSOR)
+    whole = axis is None or x.shape[axis] % devices
+    spec = PartitionSpec() if whole else PartitionSpec(*[None] * axis, TENSOR)
     return jax.lax.with_sharding_constraint(x, spec)
 
 
