@@ -29,6 +29,7 @@ from jaxppo.parallel import partition
 
 Params = dict[str, Any]
 
+
 class ModelOutput(NamedTuple):
     """What `apply` returns.
 

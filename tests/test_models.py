@@ -14,6 +14,8 @@ from jaxppo.errors import ModelError
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.layers import ACTIVATIONS
+from jaxppo.nn.llama_kinds import LlamaConfig
+from jaxppo.nn.rotary import Rope
 from tests import quick_first
 
 torch = pytest.importorskip("torch")
@@ -39,11 +41,16 @@ GPT2_SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
-RAW = {"gpt_neox": {"model_type": "gpt_neox"} | SIZES, "gpt2": {"model_type": "gpt2"} | GPT2_SIZES}
+RAW = {
+    "gpt_neox": {"model_type": "gpt_neox"} | SIZES,
+    "gpt2": {"model_type": "gpt2"} | GPT2_SIZES,
+    "llama": {"model_type": "llama", "num_key_value_heads": 2} | SIZES,
+}
 """Content of `config.json`."""
 CONFIGS = {
     "gpt_neox": GPTNeoXConfig(**SIZES),
     "gpt2": GPT2Config(**(SIZES | {"intermediate_size": 128, "max_position_embeddings": 128})),
+    "llama": LlamaConfig(num_key_value_heads=2, **SIZES),
 }
 LENGTHS = np.array([11, 3, 7, 1])  # ragged rows, one full and one of a single token
 
@@ -63,16 +70,16 @@ OPTIONS = {
         "rotary_none": ({"rotary_pct": 0.0}, {"rotary_pct": 0.0}),
         "rope_theta": (
             {"rope_parameters": DEFAULT_ROPE | {"rope_theta": 5.0, "partial_rotary_factor": 1.0}},
-            {"rope_theta": 5.0, "rotary_pct": 1.0},
+            {"rope": Rope(rope_theta=5.0), "rotary_pct": 1.0},
         ),
-        "old_rope_theta": ({"rotary_emb_base": 5, "rotary_pct": 1.0}, {"rope_theta": 5, "rotary_pct": 1.0}),
+        "old_rope_theta": ({"rotary_emb_base": 5, "rotary_pct": 1.0}, {"rope": Rope(rope_theta=5), "rotary_pct": 1.0}),
         "rope_linear": (
             {"rope_parameters": DEFAULT_ROPE | {"rope_type": "linear", "factor": 4.0}},
-            {"rope_factor": 4.0},
+            {"rope": Rope(rope_type="linear", factor=4.0)},
         ),
         "old_rope_linear": (
             {"rope_scaling": {"type": "linear", "factor": 2.5}, "rotary_pct": 0.5},
-            {"rope_factor": 2.5, "rotary_pct": 0.5},
+            {"rope": Rope(rope_type="linear", factor=2.5), "rotary_pct": 0.5},
         ),
         "sequential": ({"use_parallel_residual": False}, {"use_parallel_residual": False}),
         "sequential_tied_no_bias": (
@@ -110,6 +117,7 @@ OPTIONS = {
             {"max_position_embeddings": 64},
         ),
     },
+    "llama": {"default": ({}, {})},  # more of it in nn/test_llama.py
 }
 SHAPES = {"attention_bias", "intermediate_size", "max_position_embeddings", "tie_word_embeddings"}
 """Settings that decide which arrays there are."""
@@ -535,6 +543,7 @@ def adapted(params, paths, key=7):
 ADAPTED = {
     "gpt_neox": ("layers/0/attention/query_key_value", "layers/1/mlp/dense_4h_to_h"),
     "gpt2": ("layers/0/attn/c_attn", "layers/1/mlp/c_proj"),
+    "llama": ("layers/0/self_attn/k_proj", "layers/1/mlp/down_proj"),
 }
 
 
@@ -586,7 +595,7 @@ def test_right_padding_may_reach_past_the_positions_of_gpt2(default_model, cache
 
 def test_check_length_refuses_more_tokens_than_positions(small):
     models.check_length(small, small.max_position_embeddings, "prompt")
-    if small.model_type == "gpt_neox":  # rotary positions have no end
+    if small.model_type != "gpt2":  # rotary positions have no end
         assert small.max_length is None
         models.check_length(small, 10**6, "prompt")
         return
@@ -676,7 +685,7 @@ def test_apply_checks_the_shapes(small):
 
 
 SHARED_FIELDS = [
-    ("model_type", "llama"),
+    ("model_type", "bert"),
     ("vocab_size", 0),
     ("hidden_size", 32.0),
     ("num_hidden_layers", -1),
@@ -708,8 +717,6 @@ def test_model_config_names_a_bad_field(small, field, value):
         ("gpt_neox", "rotary_pct", 1.5, "rotary_pct"),
         ("gpt_neox", "rotary_pct", -0.25, "rotary_pct"),
         ("gpt_neox", "rotary_pct", "0.25", "rotary_pct"),
-        ("gpt_neox", "rope_theta", 0, "rope_theta"),
-        ("gpt_neox", "rope_factor", 0.5, "rope_factor"),
         ("gpt_neox", "use_parallel_residual", "false", "use_parallel_residual"),
         ("gpt_neox", "attention_bias", 1, "attention_bias"),
         ("gpt2", "hidden_act", "softplus", "activation_function"),

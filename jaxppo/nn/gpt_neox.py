@@ -33,17 +33,7 @@ from jaxppo.nn.layers import (
     project,
     run_layers,
 )
-from jaxppo.nn.rotary import (
-    RopeScaling,
-    Rotary,
-    check_rope,
-    longest_text,
-    rope_of,
-    rotary_angles,
-    rotate,
-    scaling_from_hf,
-    scaling_to_hf,
-)
+from jaxppo.nn.rotary import PLAIN, Rope, Rotary, rope_from_hf, rotate
 from jaxppo.parallel.partition import NARROWS, TENSOR, WIDENS
 
 
@@ -53,8 +43,7 @@ class GPTNeoXConfig(ModelConfig):
 
     Attributes:
         rotary_pct: share of each head that rotates.
-        rope_theta: base of the rotary frequencies.
-        rope_scaling: how these frequencies are stretched for longer texts; None: not at all.
+        rope: rotary frequencies.
     """
 
     model_type: str = "gpt_neox"
@@ -62,8 +51,7 @@ class GPTNeoXConfig(ModelConfig):
     hidden_act: str = "gelu"
     tie_word_embeddings: bool = False
     rotary_pct: float = 0.25
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
+    rope: Rope = PLAIN
     use_parallel_residual: bool = True
     attention_bias: bool = True
 
@@ -73,7 +61,7 @@ class GPTNeoXConfig(ModelConfig):
         for name in ("use_parallel_residual", "attention_bias"):
             check_bool(name, getattr(self, name))
         check_at_least(0.0, "rotary_pct", self.rotary_pct)
-        check_rope(self.rope_theta, self.rope_scaling, self.rotated)
+        self.rope.check(self.rotated)
         if self.rotary_dim > self.head_dim:
             raise ModelError(
                 f"rotary_pct: expected a share in [0, 1] of the head size, so that pairs of its {self.head_dim} "
@@ -93,7 +81,7 @@ class GPTNeoXConfig(ModelConfig):
     @property
     def max_length(self) -> int | None:
         """None but for frequencies that depend on the length of the text."""
-        return longest_text(self.rope_scaling)
+        return self.rope.max_length
 
 
 class NeoXAttention(nnx.Module):
@@ -192,8 +180,7 @@ class NeoXTrunk(nnx.Module):
             read: [B, R] int, tokens whose hidden states are wanted, or None for all.
         """
         hidden = look_up(self.embed_in, input_ids)
-        config = self.config
-        rotary = rotary_angles(positions, config.rotated, config.rope_theta, config.rope_scaling, hidden.dtype)
+        rotary = self.config.rope.angles(positions, self.config.rotated, hidden.dtype)
         recompute = self.config.gradient_checkpointing
         hidden, cache = run_layers(self.layers, hidden, (rotary, bias), cache, cache_index, read, recompute)
         return self.final_layer_norm(hidden), cache
@@ -217,22 +204,13 @@ def _from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     fields = {name: raw[name] for name in (*_REQUIRED_KEYS, *_OPTIONAL_KEYS) if name in raw}
     # Where a file does not name these two, GPTNeoXConfig means 0 and 2.
     fields |= {"bos_token_id": raw.get("bos_token_id", 0), "eos_token_id": raw.get("eos_token_id", 2)}
-    return fields | _rotary_fields(raw)
-
-
-def _rotary_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    # Source: transformers GPTNeoXConfig.convert_rope_params_to_dict.
-    rope = rope_of(raw)
-    return {
-        "rotary_pct": rope.get("partial_rotary_factor", raw.get("rotary_pct", 0.25)),
-        "rope_theta": rope.get("rope_theta", raw.get("rotary_emb_base", 10000.0)),
-        "rope_scaling": scaling_from_hf(raw),
-    }
+    longest = {"max_position_embeddings": 2048}
+    rope, share = rope_from_hf(longest | raw, raw.get("rotary_emb_base", 10000.0))
+    return fields | {"rope": rope, "rotary_pct": raw.get("rotary_pct", 0.25) if share is None else share}
 
 
 def _to_hf(config: GPTNeoXConfig) -> dict[str, Any]:
-    rope = {"rope_theta": config.rope_theta, "partial_rotary_factor": config.rotary_pct}
-    rope |= scaling_to_hf(config.rope_scaling)
+    rope = {"partial_rotary_factor": config.rotary_pct} | config.rope.to_hf()
     special = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
     plain = {name: getattr(config, name) for name in ("model_type", *_REQUIRED_KEYS, *_OPTIONAL_KEYS)}
     return plain | special | {"rope_parameters": rope}

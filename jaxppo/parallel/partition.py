@@ -181,8 +181,8 @@ def over_tensor(x: jax.Array, axis: int | None) -> jax.Array:
     devices = _mesh_sizes()[TENSOR]
     if devices == 1:
         return x
-    whole = axis is None or x.shape[axis] % devices
-    spec = PartitionSpec() if whole else PartitionSpec(*[None] * axis, TENSOR)
+    divided = axis is not None and x.shape[axis] % devices == 0
+    spec = PartitionSpec(*[None] * axis, TENSOR) if divided else PartitionSpec()
     return jax.lax.with_sharding_constraint(x, spec)
 
 

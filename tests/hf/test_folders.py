@@ -19,6 +19,7 @@ from jaxppo.errors import ModelError
 from jaxppo.hf import files as model_files
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.rotary import Rope
 
 SIZES = {
     "vocab_size": 61,
@@ -258,7 +259,7 @@ def test_save_pretrained_writes_the_dtype_of_the_weights(family, key, written, t
 def test_config_to_hf_writes_a_change_over_old_keys():
     transformers = pytest.importorskip("transformers")
     old = OLD_CONFIGS["gpt_neox"]
-    config = dataclasses.replace(hf.config_from_hf(old), rope_theta=700.0, pad_token_id=3)
+    config = dataclasses.replace(hf.config_from_hf(old), rope=Rope(rope_theta=700.0), pad_token_id=3)
     raw = hf.config_to_hf(config, "lm")
     assert hf.config_from_hf(raw) == config
     assert not {"rotary_pct", "rotary_emb_base", "rope_scaling"} & set(raw)
@@ -694,11 +695,11 @@ def test_load_pretrained_names_the_damaged_file(saved, file, content, message):
 def test_config_from_hf_reads_old_rotary_keys():
     raw = {"model_type": "gpt_neox", **SIZES, "rotary_pct": 0.5, "rotary_emb_base": 500, "rope_theta": 7.0}
     config = hf.config_from_hf(raw)
-    assert (config.rotary_pct, config.rope_theta) == (0.5, 500)
+    assert (config.rotary_pct, config.rope.rope_theta) == (0.5, 500)
     new = hf.config_from_hf(raw | {"rope_parameters": {"rope_theta": 3.0, "partial_rotary_factor": 1.0}})
-    assert (new.rotary_pct, new.rope_theta) == (1.0, 3.0)
+    assert (new.rotary_pct, new.rope.rope_theta) == (1.0, 3.0)
     bare = hf.config_from_hf({"model_type": "gpt_neox", **SIZES})
-    assert (bare.rotary_pct, bare.rope_theta) == (0.25, 10000.0)
+    assert (bare.rotary_pct, bare.rope.rope_theta) == (0.25, 10000.0)
     assert (bare.bos_token_id, bare.eos_token_id, bare.pad_token_id) == (0, 2, None)
 
 
@@ -720,15 +721,22 @@ def test_config_from_hf_reads_what_transformers_reads(raw):
 
 
 @pytest.mark.parametrize("head", ["lm", "score", None])
-@pytest.mark.parametrize("rope_factor", [1.0, 2.5])
-def test_config_to_hf_loses_nothing(head, rope_factor):
+@pytest.mark.parametrize(
+    "rope",
+    [
+        Rope(rope_theta=500.0),
+        Rope(rope_type="linear", factor=2.5),
+        Rope(rope_type="yarn", factor=2.0, beta_fast=9.0, attention_factor=1.5, truncate=False),
+        Rope(rope_type="llama3", factor=2.0, low_freq_factor=2.0, original_max_position_embeddings=99),
+    ],
+)
+def test_config_to_hf_loses_nothing(head, rope):
     transformers = pytest.importorskip("transformers")
     config = GPTNeoXConfig(
         **SIZES,
         max_position_embeddings=77,
         rotary_pct=0.5,
-        rope_theta=500.0,
-        rope_factor=rope_factor,
+        rope=rope,
         layer_norm_eps=1e-6,
         hidden_act="relu",
         use_parallel_residual=False,
