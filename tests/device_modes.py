@@ -4,7 +4,8 @@ Run as a script, since the number of devices and processes is fixed when JAX sta
 
     python tests/device_modes.py OUT.pickle CASE... [--process I/N HOST:PORT]
 
-A case is ALGORITHM:MODE[:MESH], e.g. ppo:fsdp:fsdp=4,tensor=2, or ALGORITHM:one for the first device alone.
+A case is NAME:MODE[:MESH], the name one of CONFIGS, e.g. ppo:fsdp:fsdp=4,tensor=2, or NAME:one for the first device
+alone.
 """
 
 import pickle
@@ -18,7 +19,9 @@ import numpy as np
 from jaxppo import data, models
 from jaxppo.config import RunConfig, TrainConfig
 from jaxppo.config.sources import replace
+from jaxppo.nn import ModelConfig
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import padding
@@ -35,6 +38,19 @@ MODEL = GPTNeoXConfig(
     eos_token_id=EOS,
     pad_token_id=PAD,
 )
+QWEN3 = LlamaConfig(
+    model_type="qwen3",
+    vocab_size=24,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=32,
+    initializer_range=0.3,
+    eos_token_id=EOS,
+    pad_token_id=PAD,
+)
 PPO_CONFIG = replace(
     TrainConfig(),
     batch_size=ROWS,
@@ -45,9 +61,10 @@ PPO_CONFIG = replace(
     total_episodes=ROWS * 100,
 )
 CONFIGS = {
-    "ppo": PPO_CONFIG,
-    "rloo": replace(PPO_CONFIG, algorithm="rloo", num_generations=2),
-    "lora": replace(PPO_CONFIG, use_peft=True, lora_r=4, gradient_accumulation_steps=2),
+    "ppo": (PPO_CONFIG, MODEL),
+    "rloo": (replace(PPO_CONFIG, algorithm="rloo", num_generations=2), MODEL),
+    "lora": (replace(PPO_CONFIG, use_peft=True, lora_r=4, gradient_accumulation_steps=2), MODEL),
+    "qwen3": (PPO_CONFIG, QWEN3),
 }
 
 
@@ -65,12 +82,12 @@ def recorded() -> list[list[int]]:
     return [[*row, EOS] if i % 3 else row for i, row in enumerate(rows)]
 
 
-def run(config: TrainConfig, parallel: DataParallel) -> dict[str, Any]:
+def run(config: TrainConfig, model: ModelConfig, parallel: DataParallel) -> dict[str, Any]:
     """An update from the recorded completions, and several whole updates."""
     prompts = prompts_of(config)
     length_gaps = data.length_gaps(prompts.prompt_mask.sum(axis=1).tolist())[:1]  # two lengths to compile, not four
-    ppo = PPO(config, MODEL, EOS, PAD, parallel, length_gaps=length_gaps)
-    policy, other = (jax.device_get(models.init_params(MODEL, jax.random.key(seed))) for seed in (0, 1))
+    ppo = PPO(config, model, EOS, PAD, parallel, length_gaps=length_gaps)
+    policy, other = (jax.device_get(models.init_params(model, jax.random.key(seed))) for seed in (0, 1))
     value = {"trunk": other["trunk"], "score": {"kernel": np.full((16, 1), 0.1, np.float32)}}
     near = jax.tree.map(lambda x, y: np.float32(0.9) * x + np.float32(0.1) * y, policy, other)
     reference = parallel.put(near)
@@ -115,7 +132,7 @@ def main(out: str, *args: str) -> None:
     for case in cases:
         algorithm, mode, *mesh = case.split(":")
         one = DataParallel(devices=jax.devices()[:1]) if mode == "one" else None
-        results[case] = run(CONFIGS[algorithm], one or DataParallel(mode, mesh=mesh[0] if mesh else None))
+        results[case] = run(*CONFIGS[algorithm], one or DataParallel(mode, mesh=mesh[0] if mesh else None))
         print(case, flush=True)
     if processes.is_first():
         Path(out).write_bytes(pickle.dumps(results))

@@ -181,8 +181,9 @@ def over_tensor(x: jax.Array, axis: int | None) -> jax.Array:
     devices = _mesh_sizes()[TENSOR]
     if devices == 1:
         return x
-    divided = axis is not None and x.shape[axis] % devices == 0
-    spec = PartitionSpec(*[None] * axis, TENSOR) if divided else PartitionSpec()
+    spec = PartitionSpec()
+    if axis is not None and x.shape[axis] % devices == 0:
+        spec = PartitionSpec(*[None] * axis, TENSOR)
     return jax.lax.with_sharding_constraint(x, spec)
 
 

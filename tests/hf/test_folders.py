@@ -19,6 +19,7 @@ from jaxppo.errors import ModelError
 from jaxppo.hf import files as model_files
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.llama import LLAMA
 from jaxppo.nn.rotary import Rope
 
 SIZES = {
@@ -38,7 +39,7 @@ CLASSES = {
     ("gpt2", "lm"): "GPT2LMHeadModel",
     ("gpt2", "score"): "GPT2ForSequenceClassification",
     ("gpt2", None): "GPT2Model",
-}
+} | {(name, head): class_name for name, family in LLAMA.items() for head, class_name in family.architectures.items()}
 CASES = pytest.mark.parametrize(("family", "head"), CLASSES, ids=CLASSES.values())
 SHARD_SIZES = pytest.mark.parametrize("shard_size", ["1GB", "8KB"], ids=["single", "sharded"])
 
@@ -64,8 +65,9 @@ def read(folder, file="config.json"):
 def torch_config(family="gpt_neox", **options):
     transformers = pytest.importorskip("transformers")
     special = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "initializer_range": 0.3, "num_labels": 1}
-    if family == "gpt_neox":
-        return transformers.GPTNeoXConfig(**(SIZES | special | options))
+    if family != "gpt2":
+        heads = {} if family == "gpt_neox" else {"num_key_value_heads": 2, "head_dim": 8}
+        return transformers.AutoConfig.for_model(family, **(SIZES | special | heads | options))
     sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": 64}
     return transformers.GPT2Config(**(sizes | special | options))
 
@@ -635,19 +637,22 @@ def test_load_pretrained_counts_the_problems_it_does_not_list(saved):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "model_type: expected one of gpt_neox, gpt2, got 'llama'"),
+        ({"model_type": "bert"}, "model_type: expected one of gpt_neox, gpt2, .*, got 'bert'$"),
+        ({"model_type": "gemma3_text"}, "model_type: .*, got 'gemma3_text' .Gemma, which needs norms of 1 . w .* two"),
+        ({"model_type": "qwen3_moe"}, "model_type: .*, got 'qwen3_moe' .a mixture of experts, which needs a router"),
+        ({"model_type": "qwen2_vl"}, "model_type: .*, got 'qwen2_vl' .a model with a vision tower"),
         ({"hidden_size": "REMOVE"}, "hidden_size: expected an integer, got no such key"),
         ({"hidden_act": "softplus"}, "hidden_act: expected one of .*, got 'softplus'"),
         ({"architectures": ["GPTNeoXForQuestionAnswering"]}, "architectures: expected one of GPTNeoXForCausalLM, .*"),
         ({"architectures": "REMOVE"}, "architectures: expected one of .*, got None"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters.rope_type: .*, got 'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type: .*, got 'longrope'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor: expected a finite number .*, got None"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: expected none"),
         ({"vocab_size": "61"}, "vocab_size: expected an integer >= 1, got '61'"),
         ({"architectures": "GPTNeoXForCausalLM"}, "architectures: expected a list of names, got 'GPTNeoXForCausalLM'"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, got 1"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type: .*, got 'dynamic'"),
-        ({"rope_parameters": "default"}, "rope_parameters: expected an object, got 'default'"),
+        ({"rope_scaling": {"type": "su", "factor": 2.0}}, "rope_scaling.rope_type: .*, got 'su'"),
+        ({"rope_parameters": "default"}, "rope_parameters: expected an object .*, got 'default'"),
         ({"eos_token_id": [2, 3]}, r"eos_token_id: expected null or one integer .*, got \[2, 3\]"),
     ],
 )
@@ -1142,12 +1147,12 @@ def test_find_model_downloads_no_weights_of_another_family(tmp_path, monkeypatch
 
     def download(repo, *, revision, allow_patterns):
         calls.append(allow_patterns)
-        (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+        (tmp_path / "config.json").write_text('{"model_type": "qwen2_moe"}')
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(
-        ModelError, match=r"^user/name: config.json: model_type: expected one of gpt_neox, gpt2, got 'qw"
+        ModelError, match=r"^user/name: config.json: model_type: expected one of gpt_neox, gpt2, .*, got 'qw"
     ):
         hf.find_model("user/name")
     assert len(calls) == 1 and "*.json" in calls[0]

@@ -14,6 +14,7 @@ from jaxppo.data.preferences import PairBatch
 from jaxppo.nn import lora
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import optimizer, update
@@ -25,6 +26,16 @@ SIZES = {"vocab_size": 24, "hidden_size": 16, "num_attention_heads": 2, "interme
 SIZES |= {"initializer_range": 0.3, "eos_token_id": EOS, "pad_token_id": PAD}
 NEOX = GPTNeoXConfig(**SIZES, num_hidden_layers=3)
 GPT2 = GPT2Config(**SIZES, num_hidden_layers=3, max_position_embeddings=32)
+SMOLLM3 = LlamaConfig(
+    model_type="smollm3",
+    **SIZES,
+    num_hidden_layers=4,
+    num_key_value_heads=1,
+    sliding_window=5,
+    window_layers=(0, 1, 2),
+    unrotated_layers=(2,),
+)
+"""Layers of three kinds, two of one kind beside each other."""
 IDS = np.random.default_rng(0).integers(2, 24, (4, 12))
 READ = np.broadcast_to(np.arange(6, 12), (4, 6))
 ONE_DEVICE = DataParallel(devices=jax.devices()[:1])
@@ -54,6 +65,7 @@ def assert_equal(a, b, tolerance):
         pytest.param(NEOX, 1e-5, READ, id="neox"),
         pytest.param(NEOX, 1e-5, None, id="all read"),
         pytest.param(GPT2, 1e-5, READ, id="gpt2"),
+        pytest.param(SMOLLM3, 1e-5, READ, id="smollm3"),
         pytest.param(GPT2Config(**SIZES, num_hidden_layers=1, max_position_embeddings=32), 1e-5, READ, id="one layer"),
         pytest.param(models.computing_in(NEOX, "bfloat16"), 0.02, READ, id="bfloat16", marks=pytest.mark.full),
         # Every layer of another kind: no two of them are one loop.

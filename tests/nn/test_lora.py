@@ -17,7 +17,9 @@ from jaxppo.hf import files as model_files
 from jaxppo.nn import lora
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.llama_kinds import KINDS, LlamaConfig
 from jaxppo.nn.lora import LoraConfig
+from tests import quick_first
 
 SIZES = {
     "vocab_size": 61,
@@ -30,12 +32,14 @@ SIZES = {
     "pad_token_id": 1,
 }
 CONFIGS = {"gpt_neox": GPTNeoXConfig(**SIZES), "gpt2": GPT2Config(**SIZES, max_position_embeddings=64)}
-FAMILIES = pytest.mark.parametrize("family", CONFIGS)
-LAYERS = {
+CONFIGS |= {name: LlamaConfig(model_type=name, **SIZES, num_key_value_heads=2) for name in KINDS}
+FAMILIES = pytest.mark.parametrize("family", quick_first(3, CONFIGS))
+OF_LLAMA = (*(f"self_attn.{x}_proj" for x in "qkvo"), *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
+LAYERS = {name: OF_LLAMA for name in KINDS} | {
     "gpt_neox": ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
     "gpt2": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
 }
-PREFIX = {"gpt_neox": "gpt_neox.layers.{}.", "gpt2": "transformer.h.{}."}
+PREFIX = {name: "model.layers.{}." for name in KINDS} | {"gpt_neox": "gpt_neox.layers.{}.", "gpt2": "transformer.h.{}."}
 # (family, shape, layers of both blocks that it names)
 ADAPTERS = [
     ("gpt_neox", LoraConfig(r=4, lora_alpha=8), LAYERS["gpt_neox"]),
@@ -52,8 +56,11 @@ ADAPTERS = [
         (LAYERS["gpt2"][0], LAYERS["gpt2"][3]),
     ),
     ("gpt2", LoraConfig(r=1, lora_alpha=2.5, target_modules=r".*\.c_proj"), LAYERS["gpt2"][1::2]),
+    ("llama", LoraConfig(r=4, lora_alpha=8), OF_LLAMA),
+    ("llama", LoraConfig(r=2, target_modules=("q_proj", "v_proj")), OF_LLAMA[:3:2]),
+    *((name, LoraConfig(r=4, lora_alpha=8), OF_LLAMA) for name in KINDS if name != "llama"),
 ]
-ADAPTER_CASES = pytest.mark.parametrize(("family", "shape", "named"), ADAPTERS)
+ADAPTER_CASES = pytest.mark.parametrize(("family", "shape", "named"), quick_first(8, ADAPTERS))
 
 apply = jax.jit(models.apply, static_argnums=0, static_argnames="logits")
 

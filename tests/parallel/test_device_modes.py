@@ -14,10 +14,13 @@ from tests.processes_of import free_port, outputs_of, started
 SCRIPT = ROOT / "tests" / "device_modes.py"
 MESHES = ["pmap", "shard_map", "fsdp", "fsdp:fsdp=4,tensor=2", "fsdp:data=2,fsdp=2,tensor=2"]
 SPLIT = MESHES[-1]
+COPIED = "qwen3:fsdp:fsdp=2,tensor=4"
+"""More devices along `tensor` than heads of keys and values."""
 EIGHT = [f"ppo:{MESHES[-2]}", f"rloo:{SPLIT}", "lora:fsdp"]
+EIGHT += ["qwen3:shard_map", "qwen3:pmap", f"qwen3:{MESHES[-2]}", COPIED]
 TWO_BY_FOUR = [f"ppo:{SPLIT}", "rloo:pmap"]
 if os.environ.get("JAXPPO_ALL_MODES"):  # a quarter of an hour
-    EIGHT = TWO_BY_FOUR = [f"{algorithm}:{mesh}" for algorithm in ("ppo", "rloo", "lora") for mesh in MESHES]
+    EIGHT = TWO_BY_FOUR = [f"{algorithm}:{mesh}" for algorithm in ("ppo", "rloo", "lora", "qwen3") for mesh in MESHES]
 
 
 def run_script(out: Path, cases: list[str], num_devices: int, processes: int = 1) -> dict:
@@ -32,7 +35,7 @@ def run_script(out: Path, cases: list[str], num_devices: int, processes: int = 1
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
     """One device, with the eight that are there beside it."""
-    cases = ["ppo:one", "rloo:one", "lora:one"]
+    cases = ["ppo:one", "rloo:one", "lora:one", "qwen3:one"]
     return run_script(tmp_path_factory.mktemp("one") / "out", [*cases, *EIGHT], num_devices=8)
 
 

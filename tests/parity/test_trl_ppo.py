@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from jaxppo import data, hf
 from jaxppo.config import TrainConfig
@@ -17,13 +17,14 @@ from jaxppo.rl.ppo import PPO
 from jaxppo.types import Scored, Trajectories
 from tests import quick_first
 
-from .conftest import EOS, LENGTH, MODEL, PAD, make_rows
+from .conftest import EOS, LENGTH, PAD, make_rows
 from .trl_ppo import TrlPPOCase, TrlPPOResult, run_trl_ppo
 
 ROWS = 16
 PENALTY = 0.5
 SCORES = np.linspace(-1.3, 1.7, ROWS).astype(np.float32)
-CASES = [("k1", False), ("k1", True), ("k3", False), ("k3", True)]
+CASES = [("gpt_neox", kl, whiten) for kl in ("k1", "k3") for whiten in (False, True)]
+CASES[1:1] = [("qwen3", "k1", False), ("llama", "k3", True)]
 SHARED = {
     "response_length": LENGTH,
     "temperature": 0.8,
@@ -76,7 +77,7 @@ def state_dict(folder, kind) -> dict[str, np.ndarray]:
 
 def run_ours(config: TrainConfig, saved, folder) -> Ours:
     prompts, completions = make_rows(ROWS)
-    ppo = PPO(config, MODEL, EOS, PAD, DataParallel(devices=jax.devices()[:1]))
+    ppo = PPO(config, saved.config, EOS, PAD, DataParallel(devices=jax.devices()[:1]))
     policy, reference, value = (hf.load_pretrained(f)[1] for f in (saved.policy, saved.reference, saved.value))
     state = ppo.init_state(policy, value)
     rollout = ppo.rollout_of(completions)
@@ -85,12 +86,12 @@ def run_ours(config: TrainConfig, saved, folder) -> Ours:
     scored = ppo.score(state, reference, sequences, rollout)
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, SCORES)
     state, update_stats = ppo.update(state, trajectories, 0)
-    hf.save_pretrained(folder / "policy", MODEL, jax.device_get(state.params["policy"]), saved.tokenizer)
-    hf.save_pretrained(folder / "value", MODEL, jax.device_get(state.params["value"]), saved.tokenizer)
+    hf.save_pretrained(folder / "policy", saved.config, jax.device_get(state.params["policy"]), saved.tokenizer)
+    hf.save_pretrained(folder / "value", saved.config, jax.device_get(state.params["value"]), saved.tokenizer)
     return Ours(
         *jax.device_get((scored, trajectories, stats | update_stats)),
-        state_dict(folder / "policy", GPTNeoXForCausalLM),
-        state_dict(folder / "value", GPTNeoXForSequenceClassification),
+        state_dict(folder / "policy", AutoModelForCausalLM),
+        state_dict(folder / "value", AutoModelForSequenceClassification),
     )
 
 
@@ -115,12 +116,13 @@ def run_trl(kl_estimator: str, whiten_rewards: bool, saved) -> TrlPPOResult:
 
 @pytest.fixture(
     scope="module",
-    params=quick_first(1, [(case,) for case in CASES]),
-    ids=lambda case: f"{case[0]}-{'whiten' if case[1] else 'plain'}",
+    params=quick_first(2, [(case,) for case in CASES]),
+    ids=lambda case: f"{case[0]}-{case[1]}-{'whiten' if case[2] else 'plain'}",
 )
-def both(request, saved, tmp_path_factory) -> Both:
-    ours = run_ours(make_config(*request.param), saved, tmp_path_factory.mktemp("ours"))
-    return Both(ours, run_trl(*request.param, saved))
+def both(request, saved_by_name, tmp_path_factory) -> Both:
+    name, *options = request.param
+    saved = saved_by_name[name]
+    return Both(run_ours(make_config(*options), saved, tmp_path_factory.mktemp("ours")), run_trl(*options, saved))
 
 
 def test_log_probabilities_and_values(both):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from transformers import GPTNeoXForCausalLM
+from transformers import AutoModelForCausalLM
 
 from jaxppo import data, hf
 from jaxppo.config import TrainConfig
@@ -13,7 +13,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl.ppo import PPO
 from tests import quick_first
 
-from .conftest import EOS, LENGTH, MODEL, PAD, make_rows
+from .conftest import EOS, LENGTH, PAD, make_rows
 from .trl_rloo import TrlRLOOCase, run_trl_rloo
 
 ROWS = 8
@@ -39,6 +39,8 @@ BASE = {
 }
 CASES = {
     "plain": {},
+    "qwen3": {},
+    "llama": {},
     "pairs": {"num_generations": 2, "temperature": 1.3},
     "no-reference": {"beta": 0.0},
     "normalised": {"normalize_advantages": True},
@@ -63,7 +65,7 @@ def make_config(options: dict) -> TrainConfig:
 def run_ours(options: dict, saved, folder):
     """Trajectories, statistics, and weights after the update by torch's names."""
     prompts, completions = make_rows(ROWS, options["num_generations"])
-    ppo = PPO(make_config(options), MODEL, EOS, PAD, DataParallel(devices=jax.devices()[:1]))
+    ppo = PPO(make_config(options), saved.config, EOS, PAD, DataParallel(devices=jax.devices()[:1]))
     policy, reference = (hf.load_pretrained(f)[1] for f in (saved.policy, saved.reference))
     state, rollout = ppo.init_state(policy), ppo.rollout_of(completions)
     assert state.params.keys() == {"policy"}
@@ -71,8 +73,8 @@ def run_ours(options: dict, saved, folder):
     scored = ppo.score(state, reference if options["beta"] else None, sequences, rollout)
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, SCORES)
     state, update_stats = ppo.update(state, trajectories, 0)
-    hf.save_pretrained(folder, MODEL, jax.device_get(state.params["policy"]), saved.tokenizer)
-    after = GPTNeoXForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    hf.save_pretrained(folder, saved.config, jax.device_get(state.params["policy"]), saved.tokenizer)
+    after = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
     weights = {name: tensor.numpy() for name, tensor in after.items()}
     return jax.device_get((trajectories, stats | update_stats)), weights
 
@@ -93,8 +95,8 @@ def run_trl(options: dict, saved):
 
 
 @pytest.fixture(scope="module", params=quick_first(2, CASES))
-def case(request, saved, tmp_path_factory):
-    options = BASE | CASES[request.param]
+def case(request, saved_by_name, tmp_path_factory):
+    options, saved = BASE | CASES[request.param], saved_by_name.get(request.param, saved_by_name["gpt_neox"])
     return run_ours(options, saved, tmp_path_factory.mktemp("ours")), run_trl(options, saved), options
 
 

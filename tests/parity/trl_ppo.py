@@ -22,7 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
 # What `TrlPPOCase.options` need not repeat; they override it.
@@ -50,9 +50,9 @@ class TrlPPOCase:
     """B rows for one update, and the models it starts from.
 
     Attributes:
-        policy_folder: folder of a GPTNeoXForCausalLM.
+        policy_folder: folder of a language model.
         reference_folder: the same.
-        value_folder: folder of a GPTNeoXForSequenceClassification with one label.
+        value_folder: folder of a sequence classifier with one label.
         tokenizer: with an eos token and another pad token.
         prompts: token ids per row, of any length from 1; no pad tokens.
         completions: token ids per row; each ends in the stop token or has `response_length` tokens; no pad tokens.
@@ -177,10 +177,10 @@ def _make_trainer(case: TrlPPOCase, output_dir: str) -> PPOTrainer:
     trainer = PPOTrainer(
         args=_make_config(case, output_dir),
         processing_class=case.tokenizer,
-        model=_load(GPTNeoXForCausalLM, case.policy_folder),
-        ref_model=_load(GPTNeoXForCausalLM, case.reference_folder),
+        model=_load(AutoModelForCausalLM, case.policy_folder),
+        ref_model=_load(AutoModelForCausalLM, case.reference_folder),
         reward_model=torch.nn.Identity(),  # never called, see `_prescribed`
-        value_model=_load(GPTNeoXForSequenceClassification, case.value_folder),
+        value_model=_load(AutoModelForSequenceClassification, case.value_folder),
         train_dataset=Dataset.from_dict({"input_ids": queries.tolist()}),
     )
     trainer.dataloader = [{"input_ids": queries}]  # TRL's shuffles

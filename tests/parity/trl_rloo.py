@@ -11,14 +11,17 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PrinterCallback
+from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback
 from trl import RLOOConfig, RLOOTrainer
 
 TRAINER_LOGS = ("loss", "grad_norm", "learning_rate", "epoch", "step", "step_time")
 """What the log of an optimizer step holds beside TRL's own metrics that a test can compare."""
 
-NO_DROPOUT = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
-"""TRL's own `disable_dropout` leaves the attention of GPT-NeoX as it is, which reads its rate from the config."""
+
+def no_dropout(folder: Path) -> dict[str, float]:
+    """TRL's own `disable_dropout` leaves the attention of a model as it is, which reads its rate from the config."""
+    config = AutoConfig.from_pretrained(folder)
+    return {name: 0.0 for name in ("attention_dropout", "hidden_dropout") if hasattr(config, name)}
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class TrlRLOOCase:
     """A batch of B rows; the rows of a group are adjacent and have equal prompts.
 
     Args:
-        policy_folder: folder of a `GPTNeoXForCausalLM`, trained.
+        policy_folder: folder of a language model, trained.
         reference_folder: the same for the reference, read where beta is not 0.
         tokenizer: a `PreTrainedTokenizerFast` with an end token and another pad token.
         prompts: token ids of each row.
@@ -113,7 +116,9 @@ def _trainer(case: TrlRLOOCase, output_dir: str) -> PrescribedRLOOTrainer:
     trainer.case = case
     trainer.remove_callback(PrinterCallback)
     if trainer.ref_model is not None:
-        reference = AutoModelForCausalLM.from_pretrained(case.reference_folder, dtype=torch.float32, **NO_DROPOUT)
+        reference = AutoModelForCausalLM.from_pretrained(
+            case.reference_folder, dtype=torch.float32, **no_dropout(case.reference_folder)
+        )
         trainer.ref_model = trainer.accelerator.prepare_model(reference.eval(), evaluation_mode=True)
     return trainer
 
@@ -133,7 +138,7 @@ def _config(case: TrlRLOOCase, output_dir: str) -> RLOOConfig:
         "bf16": False,
         "use_cpu": True,
         "gradient_checkpointing": False,
-        "model_init_kwargs": NO_DROPOUT,
+        "model_init_kwargs": no_dropout(case.policy_folder),
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": [],

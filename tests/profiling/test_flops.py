@@ -1,6 +1,7 @@
 """Counted by hand, beside the products that the benchmark lists one by one, and beside XLA's own count."""
 
 import sys
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jaxppo.config.sources import replace
 from jaxppo.nn import lora
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.profiling import flops
 from jaxppo.profiling.flops import Models, Pass, Products, Shapes
 from tests import ROOT
@@ -108,7 +110,7 @@ def test_of_update_agrees_with_the_products_of_the_benchmark(name, tmp_path):
     assert found == pytest.approx(workloads.flops(work) - reward_model, rel=0.005)
 
 
-@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config])
+@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, partial(LlamaConfig, num_key_value_heads=2)])
 def test_forward_agrees_with_what_xla_counts(family):
     config = family(vocab_size=2048, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)
     params, ids = shapes_of_params(config), jax.ShapeDtypeStruct((4, 64), np.int32)

@@ -1,6 +1,7 @@
 """Exact where the arithmetic is exact; within a factor of 2 of what XLA reserves where it is an estimate."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from jaxppo.config.sources import replace
 from jaxppo.nn import lora
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import FSDP, TENSOR
 from jaxppo.profiling import memory
@@ -54,7 +56,7 @@ def test_what_is_held_is_exact():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config])
+@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, partial(LlamaConfig, num_key_value_heads=2)])
 def test_kv_cache_bytes_are_those_of_the_cache(family, dtype):
     model = models.computing_in(family(**SIZES, hidden_size=64), dtype)
     cache = jax.eval_shape(lambda: models.init_cache(model, 6, 40))
@@ -198,6 +200,9 @@ def reserved(config, model, prompt_length):
         pytest.param(GPTNeoXConfig, 64, 8, 64, {}, marks=pytest.mark.full),
         pytest.param(GPTNeoXConfig, 128, 4, 192, {"value_model": "shared"}, marks=pytest.mark.slow),
         pytest.param(GPT2Config, 64, 8, 64, {"gradient_accumulation_steps": 2}, marks=pytest.mark.full),
+        pytest.param(
+            partial(LlamaConfig, num_key_value_heads=2), 64, 8, 64, {"value_model": "shared"}, marks=pytest.mark.full
+        ),
         (GPTNeoXConfig, 64, 8, 192, {"gradient_checkpointing": True}),
     ],
 )
