@@ -140,7 +140,7 @@ def budget(
         stages={
             "sampling": {
                 "weights": decoding,
-                "KV cache": kv_cache_bytes(policy, rows, length) // tensor,
+                "KV cache": kv_cache_bytes(policy, rows, length) // _dividing(policy.num_key_value_heads, tensor),
                 "logits": LOGITS_COPIES * FP32 * rows * policy.vocab_size,
             },
             "scoring": {
@@ -156,6 +156,11 @@ def budget(
             },
         },
     )
+
+
+def _dividing(heads: int, tensor: int) -> int:
+    """Return into how many parts heads are split over `tensor` devices: those that do not divide are copied."""
+    return tensor if heads % tensor == 0 else 1
 
 
 def _trunks(models: Sequence[ModelConfig], trees: Mapping[str, Any]) -> Iterator[tuple[ModelConfig, Any]]:

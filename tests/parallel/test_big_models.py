@@ -13,7 +13,9 @@ import pytest
 from jaxppo import models
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
+from jaxppo.nn import ModelConfig
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl.ppo import PPO
 from jaxppo.types import PromptBatch, Sequences, Trajectories, Weights
@@ -26,6 +28,59 @@ PYTHIA_1B_TWO_LAYERS = dataclasses.replace(PYTHIA_1B, num_hidden_layers=2)
 PYTHIA_7B = GPTNeoXConfig(
     vocab_size=50432, hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=16384
 )
+PUBLISHED = {  # as their config.json has them, and how many parameters that makes
+    "qwen3-0.6b": (
+        LlamaConfig(
+            model_type="qwen3",
+            vocab_size=151936,
+            hidden_size=1024,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+            intermediate_size=3072,
+            tie_word_embeddings=True,
+        ),
+        596_049_920,
+    ),
+    "qwen2.5-1.5b": (
+        LlamaConfig(
+            model_type="qwen2",
+            vocab_size=151936,
+            hidden_size=1536,
+            num_hidden_layers=28,
+            num_attention_heads=12,
+            num_key_value_heads=2,
+            intermediate_size=8960,
+            tie_word_embeddings=True,
+        ),
+        1_543_714_304,
+    ),
+    "llama-3.2-1b": (
+        LlamaConfig(
+            vocab_size=128256,
+            hidden_size=2048,
+            num_hidden_layers=16,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            intermediate_size=8192,
+            tie_word_embeddings=True,
+        ),
+        1_235_814_400,
+    ),
+    "qwen2-7b": (
+        LlamaConfig(
+            model_type="qwen2",
+            vocab_size=152064,
+            hidden_size=3584,
+            num_hidden_layers=28,
+            num_attention_heads=28,
+            num_key_value_heads=4,
+            intermediate_size=18944,
+        ),
+        7_615_616_512,
+    ),
+}
 WIDE = GPTNeoXConfig(
     vocab_size=2048, hidden_size=512, num_hidden_layers=1, num_attention_heads=8, intermediate_size=2048
 )
@@ -49,7 +104,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 class Programs:
     """A PPO of some model, and its programs compiled from shapes."""
 
-    def __init__(self, model: GPTNeoXConfig, config: TrainConfig, mode: str, mesh: str | None = None):
+    def __init__(self, model: ModelConfig, config: TrainConfig, mode: str, mesh: str | None = None):
         self.parallel = DataParallel(mode, mesh=mesh)
         self.ppo = PPO(config, model, 0, 1, self.parallel)
         self.policy = jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
@@ -122,7 +177,7 @@ def check_state(programs: Programs, compiled: Any) -> None:
 
 
 def split_matrices(programs: Programs) -> int:
-    """Matrices that are split over `fsdp`: four per layer, embedding and head."""
+    """Matrices that are split over `fsdp`: those of the layers, embedding and head."""
     return sum(w.sharding.shard_shape(w.shape) != w.shape for w in jax.tree.leaves(programs.state.params) if w.ndim > 1)
 
 
@@ -164,6 +219,11 @@ def test_bytes_per_device_fall_with_fsdp(fsdp):
         # A minute of compilation and more.
         pytest.param(PYTHIA_1B, "fsdp=4", 1_011_781_632, id="1b", marks=pytest.mark.slow),
         pytest.param(PYTHIA_7B, "fsdp=2,tensor=2", 6_857_302_016, id="7b", marks=pytest.mark.slow),
+        *(
+            pytest.param(*published[:1], mesh, published[1], id=f"{name} {mesh}", marks=pytest.mark.slow)
+            for name, published in PUBLISHED.items()
+            for mesh in ("fsdp=4", "fsdp=2,tensor=2")
+        ),
     ],
 )
 def test_big_models_are_split(model, mesh, parameters):
@@ -173,6 +233,23 @@ def test_big_models_are_split(model, mesh, parameters):
     check_state(programs, update)
     check_learning(programs, update)
     check_decoding(programs, programs.generate())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen2-7b"])
+def test_two_layers_of_the_published_shapes_are_split(name):
+    model = dataclasses.replace(PUBLISHED[name][0], num_hidden_layers=2)
+    programs = Programs(model, RLOO_CONFIG, "fsdp", "fsdp=2,tensor=2")
+    update = programs.update()
+    check_state(programs, update)
+    check_learning(programs, update)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_shapes_have_as_many_parameters_as_their_cards_say(name):
+    model, parameters = PUBLISHED[name]
+    shapes = jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == parameters
 
 
 @pytest.mark.full
