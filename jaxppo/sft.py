@@ -59,11 +59,14 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
+    shared = config.num_key_value_heads
     model = family_of(config.model_type).fresh(
+        model_type=config.model_type,
         vocab_size=data.bucket(len(tokenizer)),
         hidden_size=config.hidden_size,
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_attention_heads if shared is None else shared,
         rotary_pct=config.rotary_pct,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,

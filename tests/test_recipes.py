@@ -27,7 +27,8 @@ from tests import ROOT
 from tests.processes_of import environment
 
 PRESETS = ROOT / "jaxppo" / "config" / "presets"
-RECIPES = "blocksworld planning-multi tldr-pythia-1b tldr-rloo imdb-gpt2 lora-reward api-reward".split()  # noqa: SIM905
+RECIPES = "blocksworld planning-multi paper-qwen2-7b qwen3-planning tldr-pythia-1b tldr-rloo imdb-gpt2".split()  # noqa: SIM905
+RECIPES += ["lora-reward", "api-reward"]
 PLACES = ("dataset", "sft_model_path", "model_path", "reward_model_path", "value_model_path", "sentiment_model_path")
 """Settings that name a model or a data set."""
 

@@ -42,6 +42,8 @@ class SFTConfig:
     """Fresh model: layers."""
     num_attention_heads: int = 4
     """Fresh model: attention heads."""
+    num_key_value_heads: int | None = None
+    """Fresh model: heads of keys and values, in families that let others share them; default: as many."""
     rotary_pct: float = 1.0
     """Fresh GPT-NeoX: fraction of each head that rotates with the position."""
     total_episodes: int = 76800
@@ -62,6 +64,10 @@ class SFTConfig:
         )
         require_positive(self, *sizes)
         require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        if self.num_key_value_heads is not None:
+            require_positive(self, "num_key_value_heads")
+            names = ("num_attention_heads", "num_key_value_heads")
+            require_divisible(names[0], self.num_attention_heads, names[1], self.num_key_value_heads)
         require(len(self.data.eval_splits) > 0, "eval_splits", "at least one split", self.data.eval_splits)
         rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
         require(rate is None, "value_learning_rate", "None: sft has no value model", rate)

@@ -43,6 +43,9 @@ TOYS = {
     "toy-tldr-reward": Toy("reward_model", "reward_model", "model: scores summaries, learned from the preferences"),
     "toy-tldr-reward-lora": Toy("reward_model", "adapters/reward_model", "adapter: the same for toy-tldr-sft"),
     "toy-planning": Toy("planning build", "", "data: planning problems of three domains"),
+    "toy-chat-words": Toy("toys", "", "tokenizer: the words of Blocksworld, with a chat template"),
+    "toy-qwen2-plans": Toy("sft", "policy", "model: a Qwen2 that plans in Blocksworld, with mistakes"),
+    "toy-qwen3-chat": Toy("sft", "policy", "model: a Qwen3 that answers chats with such plans"),
     "toy-planning-sft": Toy("sft", "policy", "model: a GPT-NeoX that plans in these domains, with mistakes"),
 }
 

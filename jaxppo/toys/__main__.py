@@ -16,6 +16,11 @@ _REVIEWS = {"sft": 6000, "sft_test": 64, "train": 8192, "test": 256}
 _SUMMARIES = {"sft": 8192, "train": 8192, "test": 256}
 _PREFERENCES = {"preferences": 8192, "preferences_test": 512}
 
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role + ' ' + message.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+)
+
 
 def byte_level_bpe(lines: Sequence[str], pad_token: str | None) -> Any:
     """A tokenizer of GPT-2's kind, small enough to have one token for every frequent word of some texts.
@@ -67,7 +72,24 @@ def make_reviews_classifier(folder: Path) -> None:
     print(f"{accuracy:.1%} of the reviews, cut at random, told right")
 
 
-MAKERS = {"toy-reviews": make_reviews, "toy-reviews-classifier": make_reviews_classifier, "toy-tldr": make_tldr}
+def make_chat_words(folder: Path) -> None:
+    """The tokenizer `toy-chat-words`."""
+    from jaxppo import data, hf
+    from jaxppo.config import DataConfig
+
+    words = data.words_of_dataset(DataConfig())
+    tokenizer = data.word_tokenizer([*words, "user", "assistant", "system"])
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = _CHAT_TEMPLATE
+    hf.save_tokenizer(tokenizer, folder)
+
+
+MAKERS = {
+    "toy-reviews": make_reviews,
+    "toy-reviews-classifier": make_reviews_classifier,
+    "toy-tldr": make_tldr,
+    "toy-chat-words": make_chat_words,
+}
 """Toys that no other command makes."""
 
 

@@ -39,7 +39,7 @@ def test_a_file_may_name_the_preset_that_it_lies_over_and_the_command_line_anoth
     assert flatten(parse("--config", str(path))) | {"config": None} == flatten(
         replace(TrainConfig(), **preset_values("train", "tiny") | {"kl_coef": 0.125})
     )
-    assert parse("--config", str(path), "--preset", "paper-rloo").rl.algorithm == "rloo"
+    assert parse("--config", str(path), "--preset", "paper-qwen2-7b").rl.algorithm == "rloo"
 
 
 def test_parse_cli_with_a_config_file_leaves_the_preset_default_out(tmp_path):
