@@ -256,12 +256,21 @@ def _rotary_fields(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_hf(config: GPTNeoXConfig) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_theta": config.rope_theta, "partial_rotary_factor": config.rotary_pct}
-    linear = config.rope_factor != 1.0
-    rope |= {"rope_type": "linear", "factor": config.rope_factor} if linear else {"rope_type": "default"}
     special = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
     plain = {name: getattr(config, name) for name in ("model_type", *_REQUIRED_KEYS, *_OPTIONAL_KEYS)}
-    return plain | special | {"rope_parameters": rope}
+    return plain | special | _rotary_to_hf(config)
+
+
+def _rotary_to_hf(config: GPTNeoXConfig) -> dict[str, Any]:
+    # Twice: transformers 4 does not know `rope_parameters`, and would take its defaults without a word. Where there is
+    # a `rope_scaling`, transformers 5 reads it in place of `rope_parameters`, and the other two keys with it.
+    rope = {"rope_theta": config.rope_theta, "partial_rotary_factor": config.rotary_pct}
+    older: dict[str, Any] = {"rotary_pct": config.rotary_pct, "rotary_emb_base": config.rope_theta}
+    if config.rope_factor == 1.0:
+        return older | {"rope_parameters": rope | {"rope_type": "default"}}
+    scaling = {"type": "linear", "factor": config.rope_factor}  # before 4.43 these two keys and no other
+    linear = {"rope_type": "linear", "factor": config.rope_factor}
+    return older | {"rope_scaling": scaling, "rope_parameters": rope | linear}
 
 
 # Names as on disk: transformers 5 calls the module `lm_head` but still reads and writes `embed_out`.
