@@ -19,6 +19,9 @@ from jaxppo.run.console import sanitize
 
 CARD_FILE = "README.md"
 
+TRIED_WITH = ("4.57.1", "5.23.0")
+"""The versions of transformers that the tests read exports with: an older one, and that of `requirements.lock`."""
+
 Kind = Literal["policy", "value", "reward", "adapter", "value_adapter", "reward_adapter", "value_head"]
 """What a folder holds: a whole model, a PEFT adapter of one, or a value head alone."""
 
@@ -38,6 +41,7 @@ _LIBRARIES = {
     "value_head": "jaxppo",
 }  # the others: transformers
 _WRITERS = ("policy", "adapter")  # of text
+_MODELS = ("policy", "value", "reward")  # whole ones
 
 _FOLDER, _BASE = '"path/to/this/folder"', "<base model>"
 _CODE = {
@@ -184,6 +188,7 @@ def model_card(
         f"{int(step)}. Made with jaxppo {_inline(version)}.",
         "## How to load it",
         _fenced(_CODE[kind].replace(_BASE, _base_argument(base_model)), "python"),
+        *_tried(kind),
         "## Results",
         _results(evals),
         *_last_metrics(metrics, int(step)),
@@ -195,6 +200,11 @@ def model_card(
         _settings(config),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _tried(kind: Kind) -> list[str]:
+    versions = " and ".join(TRIED_WITH)
+    return [f"Folders like this one were tried with transformers {versions}."] if kind in _MODELS else []
 
 
 def license_of(folder: Path) -> str | None:

@@ -1,6 +1,8 @@
 """The files of a model folder: tensors in one file or in shards, JSON, and folders that appear only when complete."""
 
 import json
+import math
+import mmap
 import os
 import re
 import shutil
@@ -40,6 +42,47 @@ class Tensor(Protocol):
     def get_dtype(self) -> str:
         """Return its type as safetensors calls it: F32, BF16, I64 and so on."""
         ...
+
+
+_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    **{f"I{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},
+    **{f"U{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
+    "BOOL": np.bool_,
+}
+"""safetensors' names of types. Source: safetensors README.md, Format."""
+
+
+class _MappedTensor:
+    """A tensor of a memory-mapped safetensors file.
+
+    The pages that were read are given back each time: safetensors' own slices keep them until the last one is gone,
+    so that a whole folder would be in memory beside the parameters made from it.
+    """
+
+    def __init__(self, mapped: mmap.mmap, start: int, about: dict[str, Any]):
+        self._mapped, self._start, self._about = mapped, start, about
+
+    def get_shape(self) -> list[int]:
+        return self._about["shape"]
+
+    def get_dtype(self) -> str:
+        return self._about["dtype"]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        dtype, shape = np.dtype(_DTYPES[self.get_dtype()]), self.get_shape()
+        if not (count := math.prod(shape)):
+            return np.empty(shape, dtype)[index]
+        part = np.frombuffer(self._mapped, dtype, count, self._start).reshape(shape)[index].copy()
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            first = self._start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._mapped.madvise(mmap.MADV_DONTNEED, first, self._start + count * dtype.itemsize - first)
+        return part
 
 
 class _TorchTensor:
@@ -90,8 +133,11 @@ def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
     """Read a part of a tensor.
 
     Raises:
-        ModelError: a number in it is NaN or infinite.
+        ModelError: a number in it is NaN or infinite, or of a type that numpy does not have.
     """
+    if isinstance(tensor, _MappedTensor) and tensor.get_dtype() not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise ModelError(f"{name}: expected numbers of type {known}, got {tensor.get_dtype()}; convert the weights")
     array = tensor[index]
     numbers = array.reshape(-1)  # no copy: it was just read
     if not all(np.isfinite(numbers[i : i + _BLOCK]).all() for i in range(0, numbers.size, _BLOCK)):
@@ -126,8 +172,14 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 def _open_safetensors(file: Path) -> dict[str, Tensor]:
     try:
-        with safe_open(file, framework="numpy") as tensors:
-            return {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
+        with safe_open(file, framework="numpy"), file.open("rb") as opened:  # the first checks the header
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        size = int.from_bytes(mapped[:8], "little")
+        header = json.loads(mapped[8 : 8 + size])
+        header.pop("__metadata__", None)
+        return {
+            name: _MappedTensor(mapped, 8 + size + about["data_offsets"][0], about) for name, about in header.items()
+        }
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file.name}: expected a readable safetensors file, got: {first_line(error)}") from error
 

@@ -20,6 +20,9 @@ REWARD_BIAS = "reward_bias"
 VALUE_HEAD_NAMES = {"v_head.summary.weight": "kernel", "v_head.summary.bias": "bias"}
 """TRL's names for a value head on a language model's trunk; LLaMA-Factory keeps them in a file of its own."""
 
+NEW_KEY = "rope_parameters"
+"""Key of `config.json` that transformers 4 passes over."""
+
 MAX_PROBLEMS = 5  # tensors listed in one error message; the rest are counted
 
 
@@ -53,7 +56,9 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
 
 
 def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") -> dict[str, Any]:
-    """Write the content of `config.json`: as it was read where it still says this, else with transformers 5's keys.
+    """Write the content of `config.json`: as it was read where it still says this, else with the keys of the family.
+
+    In either case transformers 4 reads the same model: keys are added, or corrected, where it would not.
 
     Args:
         config: the model.
@@ -64,6 +69,7 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
     unnamed_dtype = bool(raw) and dtype == "float32" and not {"dtype", "torch_dtype"} & set(raw)  # earlier files
     if not raw or config_from_hf(raw) != dataclasses.replace(config, compute_dtype=None):
         raw = {name: value for name, value in raw.items() if name not in family.replaced_keys} | family.to_hf(config)
+    raw = _with_older_keys(raw, config)
     architecture = family.architectures[head]
     if raw.get("architectures") != [architecture]:
         raw = {name: value for name, value in raw.items() if name not in ("id2label", "label2id", "num_labels")}
@@ -72,6 +78,16 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
     if not unnamed_dtype:
         raw["torch_dtype" if "torch_dtype" in raw else "dtype"] = dtype
     return redact(raw | {"architectures": [architecture]})
+
+
+def _with_older_keys(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """Return the content of `config.json` with the older names of what transformers 4 would not find in it."""
+    family = family_of(config.model_type)
+    older = {name: value for name, value in family.to_hf(config).items() if name in family.replaced_keys}
+    before = {name: value for name, value in raw.items() if name != NEW_KEY}
+    if older.keys() <= raw.keys() and config_from_hf(before) == dataclasses.replace(config, compute_dtype=None):
+        return raw
+    return raw | older
 
 
 def special_tokens(config: ModelConfig) -> dict[str, Any]:

@@ -7,22 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ModelError, first_line
-from jaxppo.hf.files import existing_folder, read_json
+from jaxppo.hf.files import existing_folder, read_json, write_json
 from jaxppo.nn import ModelConfig
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 
+_CONFIG_FILE = "tokenizer_config.json"
+
+
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer's files into a folder.
+    """Write a tokenizer's files into a folder, under names that transformers 4 reads, too.
 
     Raises:
         OSError: they cannot be written.
     """
     try:
         tokenizer.save_pretrained(folder)
+        if (folder / _CONFIG_FILE).is_file():
+            write_json(folder / _CONFIG_FILE, _with_older_names(read_json(folder / _CONFIG_FILE)))
     except Exception as error:  # tokenizers raises plain ones, also where the disk is full
         raise OSError(f"tokenizer: {first_line(error)}") from error
+
+
+def _with_older_names(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of `tokenizer_config.json` with the names of transformers 4, all of which 5 reads the same.
+
+    Under its own, transformers 4 finds no class `TokenizersBackend`, and no keys in a list `extra_special_tokens`.
+    """
+    raw = dict(raw)
+    if raw.get("tokenizer_class") == "TokenizersBackend":
+        raw["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(raw.get("extra_special_tokens"), list):
+        raw["additional_special_tokens"] = raw.pop("extra_special_tokens")
+    return raw
 
 
 def load_padding_tokenizer(folder: str | os.PathLike[str]) -> Any:
@@ -71,10 +89,10 @@ def _tokenizer_loader(folder: Path) -> Callable[[Path], Any]:
 
     To import the chooser takes 2 s where torch is installed, which it imports; the plain class takes a third of that.
     """
-    file = folder / "tokenizer_config.json"
+    file = folder / _CONFIG_FILE
     if (folder / "tokenizer.json").is_file() and file.is_file():
         named = read_json(file).get("tokenizer_class")
-        if named == "TokenizersBackend":  # what transformers 5 writes for it
+        if named in ("TokenizersBackend", "PreTrainedTokenizerFast"):  # what transformers 5 and 4 write for it
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained

@@ -147,13 +147,15 @@ class Family:
             Its embedding of tokens is `embed_in`, its layers are `layers`, a dict by number.
         from_hf: content of `config.json` -> keyword arguments of `config`, `vocab_size`, `bos_token_id` and
             `eos_token_id` among them; raises `ModelError` for what is unsupported.
-        to_hf: configuration -> the keys of transformers 5 that decide what the model computes.
+        to_hf: configuration -> the keys of transformers 5 that decide what the model computes, and beside them the
+            older names of those that transformers 4 does not know.
         trunk_prefix: prepended to the names of the trunk's tensors wherever a head sits on it.
         architectures: name of the head in `models.init_params` -> class in transformers.
         names: path of an array in our parameters -> its name in transformers; {i} is the number of a layer.
         ignored: tensors of this name, found in older checkpoints, are constants and no parameters.
         partition: end of a parameter's path -> the device axis that each of its dimensions is split over.
-        replaced_keys: keys of `config.json` whose meaning `to_hf` writes under other names.
+        replaced_keys: keys of `config.json` whose meaning `to_hf` writes under other names; those that it writes as
+            well are in every export.
         kept_widths: numbers that the gradient of a layer keeps per token, as multiples of the hidden and of the
             intermediate size, for the memory budget. 10: the input of the layer, two norms, queries, keys and values
             before and after rotation or transposition (6), and what attention gives. 3: the MLP's activation, its input

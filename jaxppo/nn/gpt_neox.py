@@ -210,10 +210,10 @@ def _from_hf(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_hf(config: GPTNeoXConfig) -> dict[str, Any]:
-    rope = {"partial_rotary_factor": config.rotary_pct} | config.rope.to_hf()
     special = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
     plain = {name: getattr(config, name) for name in ("model_type", *_REQUIRED_KEYS, *_OPTIONAL_KEYS)}
-    return plain | special | {"rope_parameters": rope}
+    rope = config.rope.to_hf("rotary_emb_base", {"partial_rotary_factor": config.rotary_pct})
+    return plain | special | {"rotary_pct": config.rotary_pct} | rope
 
 
 # Names as on disk: transformers 5 calls the module `lm_head` but still reads and writes `embed_out`.

@@ -219,4 +219,4 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     if kind.unrotated_every:
         assert config.unrotated_layers is not None
         raw["no_rope_layers"] = [int(i not in config.unrotated_layers) for i in range(config.num_hidden_layers)]
-    return raw | {"rope_parameters": config.rope.to_hf()}
+    return raw | config.rope.to_hf()

@@ -153,9 +153,24 @@ class Rope:
         width = high - low if high != low else 0.001  # transformers' way round a division by 0
         return 1 - jnp.clip((jnp.arange(n // 2, dtype=jnp.float32) - low) / width, 0.0, 1.0)
 
-    def to_hf(self) -> dict[str, Any]:
-        """Write transformers' `rope_parameters`."""
-        return {name: getattr(self, name) for name in ("rope_type", "rope_theta", *_SETTINGS[self.rope_type])}
+    def to_hf(self, theta_key: str = "rope_theta", share: Mapping[str, float] | None = None) -> dict[str, Any]:
+        """Write the rotary settings twice, as transformers 5 and as earlier versions read them.
+
+        Those pass over `rope_parameters`, and would take their defaults without a word. Where there is a
+        `rope_scaling`, transformers 5 reads it in place of `rope_parameters`, and the base beside it.
+
+        Args:
+            theta_key: name of the base there.
+            share: {"partial_rotary_factor": share of each head that rotates}, in families that have it.
+        """
+        settings = {name: getattr(self, name) for name in _SETTINGS[self.rope_type]}
+        new = {"rope_type": self.rope_type, "rope_theta": self.rope_theta, **(share or {}), **settings}
+        keys = {theta_key: self.rope_theta, "rope_parameters": new}
+        if self.rope_type == "default":
+            return keys
+        # Before 4.43 there was no `rope_type`, and linear and dynamic had just two keys.
+        name = "type" if len(settings) == 1 else "rope_type"
+        return keys | {"rope_scaling": {name: self.rope_type, **settings}}
 
 
 PLAIN = Rope()

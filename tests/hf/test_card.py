@@ -18,7 +18,7 @@ import jaxppo
 from jaxppo.config import TrainConfig
 from jaxppo.config.redact import REDACTED, redact_command
 from jaxppo.config.sources import CALL_ONLY, flatten, write_yaml
-from jaxppo.hf.card import license_of, model_card
+from jaxppo.hf.card import TRIED_WITH, license_of, model_card
 from tests.config.test_redact import OPAQUE, SECRET_NAMES, SHAPED, hidden_secrets
 
 ASSET = f"{jaxppo.__path__[0]}/hf/assets/blocksworld-sft"
@@ -127,6 +127,14 @@ def skeleton(text):
         if token.type == "html_block":
             structure.append(token.content)
     return [entry for entry in structure if entry != "text_special"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_model_card_of_a_whole_model_says_which_transformers_were_tried(kind):
+    sentence = f"Folders like this one were tried with transformers {TRIED_WITH[0]} and {TRIED_WITH[1]}."
+    paragraphs = [shown(token) for token in tokens_of(card_of(kind=kind)) if token.type == "inline"]
+    assert (sentence in paragraphs) == (kind in ("policy", "value", "reward"))
+    assert f"Tried with transformers {TRIED_WITH[0]} and {TRIED_WITH[1]}." in Path(ASSET, "README.md").read_text()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -55,6 +55,49 @@ def test_open_tensors_reads_one_file(tmp_path):
     assert_same_tensors(model_files.open_tensors(tmp_path), TENSORS)
 
 
+def write_safetensors(file, about, content):
+    """A safetensors file by its format: 8 bytes of length, a header in JSON, the bytes of the tensors."""
+    header = json.dumps({name: dict(zip(("dtype", "shape", "data_offsets"), row, strict=True)) for name, row in about})
+    file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + content)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"])
+def test_open_tensors_reads_every_type_and_part(dtype, tmp_path):
+    array = (np.arange(4 * 3 * 2) % 2 + np.arange(24) % 5).reshape(4, 3, 2).astype(dtype)
+    written = {"a": array, "empty": array[:0], "one": np.array(array[0, 0, 1])}
+    save_file(written, tmp_path / "model.safetensors")
+    tensors = model_files.open_tensors(tmp_path)
+    assert_same_tensors(tensors, written)
+    for index in (np.s_[1:3], np.s_[:, 1:], np.s_[2:, :1, 1:], np.s_[:0], np.s_[...], np.s_[1:3, ..., :1]):
+        part = tensors["a"][index]
+        np.testing.assert_array_equal(part, array[index])
+        assert part.flags.owndata and part.flags.writeable  # not a view of the file
+
+
+def test_open_tensors_reads_tensors_at_odd_places(tmp_path):
+    values = np.array([1.5, -2.0], "<f4")
+    rows = [("byte", ("U8", [1], [0, 1])), ("odd", ("F32", [2], [1, 9]))]
+    write_safetensors(tmp_path / "model.safetensors", rows, b"\x07" + values.tobytes())
+    assert_same_tensors(model_files.open_tensors(tmp_path), {"byte": np.array([7], np.uint8), "odd": values})
+
+
+def test_open_tensors_names_a_type_that_numpy_has_not(tmp_path):
+    rows = [("scales", ("F8_E8M0", [2], [0, 2])), ("plain", ("U8", [1], [2, 3]))]
+    write_safetensors(tmp_path / "model.safetensors", rows, b"abc")
+    tensors = model_files.open_tensors(tmp_path)
+    np.testing.assert_array_equal(tensors["plain"][...], [99])
+    with pytest.raises(ModelError, match=r"^scales: expected numbers of type F64, .*, got F8_E8M0; convert"):
+        model_files.read_weights("scales", tensors["scales"])
+
+
+def test_open_tensors_still_reads_the_file_that_it_opened(tmp_path):
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    tensors = model_files.open_tensors(tmp_path)
+    save_file({name: array * 2 for name, array in TENSORS.items()}, tmp_path / "new")
+    (tmp_path / "new").rename(tmp_path / "model.safetensors")
+    assert_same_tensors(tensors, TENSORS)
+
+
 def test_open_tensors_reads_shards(tmp_path):
     names = list(TENSORS)
     weight_map = {}

@@ -1,0 +1,170 @@
+"""Exports and the shipped models, read by transformers 4.57.1 and by that of today: all compute what jaxppo does."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxppo
+from jaxppo import hf, models
+from jaxppo.hf.card import TRIED_WITH
+from jaxppo.nn import ModelConfig
+from jaxppo.types import Params
+from tests.hf.families import SMALL, torch_model
+from tests.hf.other_reader import ROWS
+from tests.hf.test_folders import read, word_tokenizer
+
+pytestmark = pytest.mark.full
+
+OLDER, NEWER = TRIED_WITH
+OLDER_PACKAGES = (f"transformers=={OLDER}", "huggingface-hub>=0.34,<1", "tokenizers>=0.22,<0.23")
+READER = Path(__file__).with_name("other_reader.py")
+SHIPPED = sorted(path.name for path in hf.ASSETS.iterdir())
+
+# How an export began: here; in a folder of transformers 5, with `rope_parameters` alone; here, but written in bfloat16.
+ORIGINS = ("fresh", "again", "bfloat16")
+EXPORTS = [f"{name}/lm/{origin}" for name in SMALL for origin in ORIGINS] + [f"{name}/score/fresh" for name in SMALL]
+BLIND = "gpt_neox without the older keys"
+
+
+def install_older(folder: Path) -> None:
+    """Install the older packages alone into a folder; what else they need is in this environment already."""
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+    options = ["--quiet", "--no-deps", "--no-compile", "--disable-pip-version-check", "--target", str(partial)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, *OLDER_PACKAGES],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if done.returncode != 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        last = (done.stderr.strip() or "no message").splitlines()[-1]
+        pytest.skip(f"transformers {OLDER} could not be installed beside the other: pip: {last}")
+    if not folder.is_dir():  # nor was it put there meanwhile
+        partial.rename(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def older_packages() -> Path:
+    """The folder of transformers 4.57.1 and of what it needs in other versions than those of this environment."""
+    folder = Path(os.environ["JAXPPO_CACHE"]) / f"transformers-{OLDER}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        install_older(folder)
+    return folder
+
+
+def random_params(config: ModelConfig, head: str) -> Params:
+    """Draw parameters without compiling anything: those of norms around 1, the others around 0."""
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        return jnp.asarray((path[-1].key == "scale") + 0.3 * rng.normal(size=leaf.shape), jnp.float32)
+
+    shapes = jax.eval_shape(lambda: models.init_params(config, jax.random.key(0), head))
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def export(folder: Path, name: str, head: str, origin: str) -> None:
+    """Write one export, with a tokenizer that has special tokens of its own."""
+    config = SMALL[name].config
+    if origin == "again":
+        torch_model(name, head).save_pretrained(folder.with_name("theirs"))
+        config, params = hf.load_pretrained(folder.with_name("theirs"))
+    else:
+        params = random_params(config, head)
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "additional_special_tokens": ["w60"]}
+    dtype = "bfloat16" if origin == "bfloat16" else "float32"
+    hf.save_pretrained(folder, config, params, word_tokenizer(size=61, **special), dtype=dtype)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Case -> folder."""
+    root, found = tmp_path_factory.mktemp("exports"), {name: hf.ASSETS / name for name in SHIPPED}
+    for case in EXPORTS:
+        found[case] = root / case.replace("/", "-") / "policy"
+        found[case].parent.mkdir()
+        export(found[case], *case.split("/"))
+    found[BLIND] = root / "blind"
+    shutil.copytree(found["gpt_neox/lm/fresh"], found[BLIND])
+    raw = {key: value for key, value in read(found[BLIND]).items() if not key.startswith("rotary_")}
+    (found[BLIND] / "config.json").write_text(json.dumps(raw))
+    return found
+
+
+def start_reader(out: Path, folders: dict[str, Path], packages: Path | None) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(packages)} if packages else {})
+    command = [sys.executable, str(READER), str(out), *map(str, folders.values())]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def readings(folders, older_packages, tmp_path_factory) -> dict[str, dict]:
+    """Version -> what it read, both at the same time."""
+    root = tmp_path_factory.mktemp("readings")
+    readers = {
+        root / "newer.json": start_reader(root / "newer.json", folders, None),
+        root / "older.json": start_reader(root / "older.json", folders, older_packages),
+    }
+    for process in readers.values():
+        printed, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, printed
+    return {file.stem: json.loads(file.read_text()) for file in readers}
+
+
+def computed(folder: Path) -> np.ndarray:
+    """Return what jaxppo computes: logits [B, T, V] of a language model, scores [B, 1] of a classifier."""
+    loaded, head = hf.load_model(folder), hf.read_config(folder)[1]
+    output = models.apply(loaded.config, loaded.params, jnp.asarray(ROWS), logits=head == "lm")
+    return np.asarray(output.logits if head == "lm" else models.scores(loaded.params, output.hidden)[:, -1:])
+
+
+@pytest.mark.parametrize("case", [*SHIPPED, *EXPORTS])
+def test_other_readers_compute_what_jaxppo_computes(case, folders, readings):
+    ours = computed(folders[case])
+    assert np.abs(ours).max() > 0.5  # or the tolerance would be below what float32 can show
+    for reader in readings.values():
+        found = reader["folders"][str(folders[case])]
+        assert found["problems"] == []
+        assert found["dtype"] == ("torch.bfloat16" if case.endswith("bfloat16") else "torch.float32")
+        theirs = np.asarray(found["outputs"])
+        assert np.abs(theirs - ours).max() <= 1e-5 * np.abs(ours).max(), reader["version"]
+
+
+@pytest.mark.parametrize("case", [*SHIPPED, *EXPORTS])
+def test_other_readers_find_the_same_tokens(case, folders, readings):
+    newer, older = (readings[reader]["folders"][str(folders[case])]["tokens"] for reader in ("newer", "older"))
+    assert newer == older
+    assert newer[0] and newer[2:] == [1, 2] if case in EXPORTS else newer[2:] == [4, 1]
+    assert "w60" in newer[1] or case in SHIPPED
+
+
+def test_the_versions_are_those_of_the_model_card(readings):
+    assert readings["older"]["version"] == OLDER
+    assert readings["newer"]["version"].split(".")[0] == NEWER.split(".")[0] != OLDER.split(".")[0]
+    lock = Path(jaxppo.__path__[0]).parent / "requirements.lock"
+    assert re.search(rf"^transformers=={re.escape(NEWER)} ", lock.read_text(), re.MULTILINE)
+
+
+def test_without_the_older_keys_the_older_reader_computes_something_else(folders, readings):
+    # Or the comparison would be empty.
+    ours = computed(folders[BLIND])
+    difference = {
+        name: np.abs(np.asarray(reader["folders"][str(folders[BLIND])]["outputs"]) - ours).max() / np.abs(ours).max()
+        for name, reader in readings.items()
+    }
+    assert difference["newer"] < 1e-5
+    assert difference["older"] > 0.1
