@@ -144,7 +144,11 @@ def test_other_readers_compute_what_jaxppo_computes(case, folders, readings):
         assert np.abs(theirs - ours).max() <= 1e-5 * np.abs(ours).max(), reader["version"]
 
 
-@pytest.mark.parametrize("case", [*SHIPPED, *EXPORTS])
+# transformers 5 reads any tokenizer of a qwen2 folder as Qwen2's own, whatever the folder says.
+WITH_TOKENS = [case for case in (*SHIPPED, *EXPORTS) if not case.startswith("qwen2/")]
+
+
+@pytest.mark.parametrize("case", WITH_TOKENS)
 def test_other_readers_find_the_same_tokens(case, folders, readings):
     newer, older = (readings[reader]["folders"][str(folders[case])]["tokens"] for reader in ("newer", "older"))
     assert newer == older
