@@ -46,10 +46,16 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
         raise ModelError("quantization_config: expected none (quantised weights are not supported), got one")
     fields = family.from_hf(raw)
     size = fields["vocab_size"]
-    for name in ("bos_token_id", "eos_token_id"):  # a default past a small vocabulary means nothing
-        if isinstance(size, int) and isinstance(fields[name], int) and fields[name] >= size:
-            fields[name] = None
+    for name in ("bos_token_id", "eos_token_id"):
+        fields[name] = special_token(fields[name], size)
     return family.config(**fields, original={name: value for name, value in raw.items() if name != "auto_map"})
+
+
+def special_token(value: Any, vocab_size: Any) -> Any:
+    """Read the value of a key like `eos_token_id`; a single default past a small vocabulary means nothing."""
+    if isinstance(value, list):
+        return tuple(value)
+    return None if isinstance(value, int) and isinstance(vocab_size, int) and value >= vocab_size else value
 
 
 def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") -> dict[str, Any]:
@@ -62,8 +68,10 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
     """
     family, raw = family_of(config.model_type), dict(config.original or {})
     unnamed_dtype = bool(raw) and dtype == "float32" and not {"dtype", "torch_dtype"} & set(raw)  # earlier files
-    if not raw or config_from_hf(raw) != dataclasses.replace(config, compute_dtype=None):
+    as_read = dataclasses.replace(config, compute_dtype=None, num_tokens=None, end_ids=())
+    if not raw or config_from_hf(raw) != as_read:
         raw = {name: value for name, value in raw.items() if name not in family.replaced_keys} | family.to_hf(config)
+        raw |= {name: list(ids) for name, ids in raw.items() if name == "eos_token_id" and isinstance(ids, tuple)}
     architecture = family.architectures[head]
     if raw.get("architectures") != [architecture]:
         raw = {name: value for name, value in raw.items() if name not in ("id2label", "label2id", "num_labels")}
@@ -77,6 +85,8 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
 def special_tokens(config: ModelConfig) -> dict[str, Any]:
     """Return the ids of the special tokens that a model has."""
     ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    if isinstance(config.eos_token_id, tuple):
+        ids["eos_token_id"] = list(config.eos_token_id)
     return {name: value for name, value in ids.items() if value is not None}
 
 
