@@ -46,7 +46,7 @@ def jaxppo_contestant(work: Workload, folder: Path) -> None:
     jax.config.update("jax_default_matmul_precision", "highest" if work.dtype == "float32" else None)
     loaded = hf.load_model(folder / "policy", head="lm")
     prompts = PromptBatch(*make_prompts(work))
-    generate = jax.jit(partial(rollout.generate, model=loaded.config, stop_id=None, pad_id=1, temperature=TEMPERATURE))
+    generate = jax.jit(partial(rollout.generate, model=loaded.config, stop_ids=(), pad_id=1, temperature=TEMPERATURE))
     uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
 
     def turn(number: int) -> None:

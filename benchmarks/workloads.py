@@ -66,7 +66,7 @@ def write_inputs(work: Workload, folder: Path) -> None:
     from jaxppo import hf
     from jaxppo.models import init_params
 
-    words = {"<eos>": 0, "<pad>": 1} | {f"w{i}": i for i in range(2, min(500, work.vocab))}
+    words = {"<eos>": 0, "<pad>": 1} | {f"w{i}": i for i in range(2, work.vocab)}  # no vocabulary padded beyond them
     core = Tokenizer(models.WordLevel(words, unk_token="w2"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
@@ -76,7 +76,7 @@ def write_inputs(work: Workload, folder: Path) -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(work.prompt // 2, work.prompt + 1, 512)
     lengths[0] = work.prompt  # the bucket of the prompts is the same whatever else is drawn
-    prompts = [" ".join(f"w{i}" for i in rng.integers(2, len(words), length)) for length in lengths]
+    prompts = [" ".join(f"w{i}" for i in rng.integers(2, min(500, work.vocab), length)) for length in lengths]
     for split, rows in (("train", prompts), ("test", prompts[:2])):
         lines = (json.dumps({"id": f"{split}-{i}", "prompt": prompt}) for i, prompt in enumerate(rows))
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -93,7 +93,7 @@ def ppo_loop(updates: int, batch_size: int, seed: int = 0, model: str = "blocksw
 
         # 3. Reward, on the host: any Python will do, as nothing of it is compiled or differentiated.
         ids, mask = np.asarray(rollout.completion_ids), np.asarray(rollout.completion_mask)
-        completions = jaxppo.decode(tokenizer, ids, mask)
+        completions = jaxppo.decode(tokenizer, ids, mask, ppo.end_ids)
         judged = [plan_reward(text, rows[i]) for text, i in zip(completions, chosen, strict=True)]
         scores = [reward for reward, _ in judged]
 

@@ -215,8 +215,14 @@ def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:
 
 
 def lm_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
-    """Compute the logits of the next token from hidden states: [..., D] -> [..., V] float32."""
-    return jnp.matmul(hidden, lm_head_kernel(config, params), preferred_element_type=jnp.float32)
+    """Compute the logits of the next token from hidden states: [..., D] -> [..., V] float32.
+
+    Those of a padded vocabulary, from `num_tokens` on, are -inf. To leave them out of the matrix would be a copy of it.
+    """
+    logits = jnp.matmul(hidden, lm_head_kernel(config, params), preferred_element_type=jnp.float32)
+    if config.num_tokens is None:
+        return logits
+    return jnp.where(jnp.arange(config.vocab_size) < config.num_tokens, logits, -jnp.inf)
 
 
 def scores(params: Params, hidden: jax.Array, head: str = "score") -> jax.Array:

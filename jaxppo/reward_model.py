@@ -346,7 +346,7 @@ def _meta(run: Run, training: Training, start: Start) -> dict[str, Any]:
     """Return what a checkpoint says of the run."""
     config = training.config
     base = base_of(config.model_path, start.loaded, training.model, "score") | {"kind": "reward"}
-    return run.meta(config, models_meta(base, None, training.adapter, None, str(config.dataset)))
+    return run.meta(config, models_meta(base, None, training.adapter, (), str(config.dataset)))
 
 
 if __name__ == "__main__":

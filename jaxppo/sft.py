@@ -120,7 +120,8 @@ def sft(config: SFTConfig) -> Path:
         rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, template
     )
     models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
-    load_model = registry.reward_model_loader(model, start.params, tokenizer, parallel.of_process())
+    end_ids = model.ends_beside(template.end_id)
+    load_model = registry.reward_model_loader(model, start.params, tokenizer, parallel.of_process(), end_ids)
     rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
     loop = config.with_best_metric().loop
@@ -136,7 +137,7 @@ def sft(config: SFTConfig) -> Path:
     if config.run.dry_run:
         return folder
     base = base_of(config.model_path, start.loaded, model, "lm")
-    meta = run.meta(config, models_meta(base, None, None, template.end_id, config.data.dataset))
+    meta = run.meta(config, models_meta(base, None, None, end_ids, config.data.dataset))
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)

@@ -92,7 +92,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         config=config,
         tokenizer=models.tokenizer,
         template=template,
-        models_meta=models_meta(models.policy_base, models.value_base, ppo.adapter, ppo.stop_id, config.data.dataset),
+        models_meta=models_meta(models.policy_base, models.value_base, ppo.adapter, ppo.stop_ids, config.data.dataset),
         prompts=prompts,
         rewards=rewards,
         evaluator=evaluator,
@@ -108,7 +108,8 @@ def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTempl
 
 
 def _rewards(config: TrainConfig, ppo: PPO, start: Start, tokenizer: Any, folder: Path) -> Rewards:
-    load_model = registry.reward_model_loader(ppo.model, start.policy, tokenizer, ppo.parallel.of_process())
+    parallel = ppo.parallel.of_process()
+    load_model = registry.reward_model_loader(ppo.model, start.policy, tokenizer, parallel, ppo.end_ids)
     return registry.make_rewards(config.reward, registry.Context(config.validator, config.run.seed, folder, load_model))
 
 
@@ -185,7 +186,7 @@ def _rewarded(setup: Setup, batch: data.Batch, rollout: Rollout) -> _Rewarded:
     prompts, columns = batch.per_completion(setup.config.rl.group_size)
     ids, mask = parallel.to_host((rollout.completion_ids, rollout.completion_mask))
     own = parallel.local_rows(len(prompts))
-    texts = data.decode(setup.tokenizer, ids[own], mask[own], setup.template.end_id)
+    texts = data.decode(setup.tokenizer, ids[own], mask[own], setup.ppo.end_ids)
     id_lists = [row[real].tolist() for row, real in zip(ids[own], mask[own], strict=True)]
     own_columns = {name: column[own] for name, column in columns.items()}
     scores = setup.rewards(Completions(prompts[own], texts, id_lists, own_columns), processes.gather)

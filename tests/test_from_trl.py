@@ -183,7 +183,7 @@ def test_the_yaml_of_the_page_is_a_configuration(tmp_path):
     assert theirs.pop("per_device_train_batch_size") * accumulated * 4 == config.batch_size
     assert accumulated / theirs["num_mini_batches"] == config.rl.gradient_accumulation_steps
     assert theirs.pop("reward_model_path") == config.value_model_path
-    assert theirs.pop("stop_token") == "eos" and config.sampling.stop_id(7) == 7
+    assert theirs.pop("stop_token") == "eos" and config.sampling.stop_ids((7,)) == (7,)
     assert {name: ours[name] for name in theirs} == theirs
 
 

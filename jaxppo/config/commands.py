@@ -46,7 +46,7 @@ class EvaluateConfig:
     response_length: int = 72
     """Most tokens of a completion; the default is that of the default run."""
     stop_token_id: int | None = None
-    """A completion ends with this token; default: the tokenizer's end of sequence."""
+    """A completion ends with this token alone; default: as in training (stop_token)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "response_length", "num_samples")

@@ -17,10 +17,11 @@ class SamplingConfig:
     """With it, the most tokens of each completion are drawn anew from output_min_length ... response_length (both may
     come out), as with TRL 0.11's LengthSampler; default: response_length for all."""
     stop_token: Literal["eos", "none"] | None = None
-    """A completion ends with the tokenizer's end of sequence (default, unless stop_token_id is given), or with nothing:
-    `none` samples response_length tokens."""
+    """A completion ends with the tokenizer's end of sequence, that of its chat template, or any that the model's
+    `config.json` and `generation_config.json` list (default, unless stop_token_id is given); or with nothing: `none`
+    samples response_length tokens."""
     stop_token_id: int | None = None
-    """A completion ends with this token instead, which stays in the text that rewards see."""
+    """A completion ends with this token alone instead, which stays in the text that rewards see."""
     temperature: float = 0.7
     """Logits are divided by it, in sampling and in every log-probability."""
     top_k: int = 0
@@ -50,11 +51,11 @@ class SamplingConfig:
         """Whether completions come from a truncated distribution, which is not the one the loss is about."""
         return self.top_k > 0 or self.top_p < 1.0 or bool(self.min_p)
 
-    def stop_id(self, eos_id: int) -> int | None:
-        """Return the token that ends a completion, or None."""
+    def stop_ids(self, end_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens of which any ends a completion, `end_ids` unless another is configured; maybe none."""
         if self.stop_token == "none":
-            return None
-        return eos_id if self.stop_token_id is None else self.stop_token_id
+            return ()
+        return end_ids if self.stop_token_id is None else (self.stop_token_id,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

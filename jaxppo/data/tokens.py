@@ -1,6 +1,6 @@
 """Texts into tokens and back, with the tokenizer of a model."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,7 @@ def _unknown_words(tokenizer: Any, text: str) -> Iterator[str]:
     return (word for word, _ in words if word not in known)
 
 
-def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_id: int | None = None) -> list[str]:
+def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_ids: Collection[int] | None = None) -> list[str]:
     """Decode completions without the token that ends them: [B, C] ids and mask to B strings.
 
     Any other special token stays in the text: if it were left out, a plan with such junk would count as clean.
@@ -194,11 +194,11 @@ def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_id: int | None
         tokenizer: of the model.
         ids: of the completions.
         mask: True where there is a token.
-        end_id: what ends a completion; default: the end of sequence.
+        end_ids: any of these ends a completion; default: the end of sequence.
     """
-    end_id = tokenizer.eos_token_id if end_id is None else end_id
+    end_ids = (tokenizer.eos_token_id,) if end_ids is None else end_ids
     rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
-    bodies = [row[:-1] if row and row[-1] == end_id else row for row in rows]
+    bodies = [row[:-1] if row and row[-1] in end_ids else row for row in rows]
     words = [[_visible(tokenizer, i) for i in row] for row in bodies]
     return [tokenizer.convert_tokens_to_string(row) if row else "" for row in words]
 

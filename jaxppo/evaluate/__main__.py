@@ -142,7 +142,9 @@ class _Evaluation:
         policy = hf.load_policy(source)
         self._parallel.check_model(policy.config)
         model, tokenizer = models.computing_in(policy.config, self.config.dtype), policy.tokenizer
-        load_model = registry.reward_model_loader(model, policy.params, tokenizer, self._parallel.of_process())
+        end_ids = model.ends_beside(data.make_chat_template(tokenizer, self.config.data).end_id)
+        parallel = self._parallel.of_process()
+        load_model = registry.reward_model_loader(model, policy.params, tokenizer, parallel, end_ids)
         validator = self.validator or plan.default_validator()
         rewards = registry.make_rewards(self.config.reward, registry.Context(validator, load_model=load_model))
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)

@@ -104,11 +104,11 @@ class Evaluator:
         longest = max(len(ids) for encoded in self._encoded.values() for ids in encoded)
         models.check_length(model, longest + self._length, "longest prompt of eval_splits and response_length")
         self._prompt_length = data.bucket(longest)
-        stop_id = sampling.stop_id(self._template.end_id)
+        self._end_ids = model.ends_beside(self._template.end_id)
         program = partial(
             rollout.generate,
             model=model,
-            stop_id=self._template.end_id if stop_id is None else stop_id,  # a plan ends, however training samples
+            stop_ids=sampling.stop_ids(self._end_ids) or self._end_ids,  # a plan ends, however training samples
             pad_id=tokenizer.pad_token_id,
             temperature=evaluation.eval_temperature,
             top_k=evaluation.eval_top_k,
@@ -219,7 +219,7 @@ class Evaluator:
         draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
         done = self.parallel.to_host(self._generate(params, *self.parallel.put((prompts, draws), 0)))
         ids, mask = done.completion_ids, done.completion_mask
-        texts = data.decode(self._tokenizer, ids, mask, self._template.end_id)
+        texts = data.decode(self._tokenizer, ids, mask, self._end_ids)
         rows = zip(texts, done.ended, ids, mask, strict=True)
         return [Completion(text, bool(ended), row[real].tolist()) for text, ended, row, real in rows][: len(encoded)]
 

@@ -4,12 +4,11 @@ In: a folder or hub id. Out: configuration, parameters and tokenizer; and the wa
 """
 
 from jaxppo.hf import card, files, peft
-from jaxppo.hf.files import CONFIG_FILE, existing_folder
+from jaxppo.hf.files import CONFIG_FILE, GENERATION_FILE, existing_folder
 from jaxppo.hf.folders import (
     ASSETS,
     CARD_FILE,
     DTYPES,
-    GENERATION_FILE,
     MAX_SHARD_SIZE,
     VALUE_HEAD_FILE,
     Loaded,

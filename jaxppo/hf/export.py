@@ -58,7 +58,7 @@ def models_meta(
     policy: dict[str, Any],
     value: dict[str, Any] | None,
     adapter: LoraConfig | None,
-    stop_id: int | None,
+    stop_ids: tuple[int, ...],
     dataset: str,
 ) -> dict[str, Any]:
     """Collect what a checkpoint says about its models, so that it can be exported: plain values, for JSON.
@@ -67,11 +67,11 @@ def models_meta(
         policy: from `base_of`; for a reward model with `"kind": "reward"`.
         value: from `base_of`, or None without a value model of its own.
         adapter: shape of the adapters, or None where whole models are trained.
-        stop_id: token that ends a completion.
+        stop_ids: tokens of which any ends a completion; the base's list of them stays as it is where it names the same.
         dataset: name, path or hub id of the training data.
     """
-    if stop_id is not None:
-        policy = policy | {"generation_config": policy["generation_config"] | {"eos_token_id": stop_id}}
+    if stop_ids:
+        policy = policy | {"generation_config": _ending_with(stop_ids, policy["generation_config"])}
     return {
         "policy": policy,
         "value": value,
@@ -80,6 +80,13 @@ def models_meta(
         "dataset_license": "apache-2.0" if dataset == "blocksworld" else license_of(Path(dataset)),
         "command": run_folder.command_line(),
     }
+
+
+def _ending_with(stop_ids: tuple[int, ...], generation: dict[str, Any]) -> dict[str, Any]:
+    listed = generation.get("eos_token_id")
+    if isinstance(listed, list) and set(listed) == set(stop_ids):
+        return generation
+    return generation | {"eos_token_id": stop_ids[0] if len(stop_ids) == 1 else list(stop_ids)}
 
 
 def write_tokenizer(folder: Path, tokenizer: Any) -> None:

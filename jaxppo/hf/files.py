@@ -21,6 +21,7 @@ from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError, ModelError, first_line
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 BIN_FILE = "pytorch_model.bin"
 

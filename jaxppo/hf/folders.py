@@ -15,6 +15,7 @@ from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError, first_line, hub_fix
 from jaxppo.hf.files import (
     CONFIG_FILE,
+    GENERATION_FILE,
     WEIGHTS_FILE,
     Tensor,
     complete_folder,
@@ -40,11 +41,10 @@ from jaxppo.hf.names import (
     hf_arrays,
     special_tokens,
 )
-from jaxppo.hf.tokenizer import check_tokenizer, load_padding_tokenizer, save_tokenizer
+from jaxppo.hf.tokenizer import check_tokenizer, load_padding_tokenizer, save_tokenizer, with_tokens
 from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
 
-GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
 VALUE_HEAD_FILE = "value_head.safetensors"
 
@@ -321,7 +321,7 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
 
     Raises:
         ModelError: as for `load_model` and `load_tokenizer`, or the folder holds no language model, the tokenizer
-            has no end of sequence, or more tokens than the model.
+            has no end of sequence, or more tokens than the model, or a file lists ends of a text that are none.
     """
     folder = find_model(str(name))
     config, head = read_config(folder)
@@ -331,7 +331,7 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
     model = load_model(folder, placement=placement, shapes_only=shapes_only)
     tokenizer = load_padding_tokenizer(folder)
     check_tokenizer(tokenizer, config, str(folder))
-    return Policy(config, model.params, tokenizer, model)
+    return Policy(with_tokens(config, tokenizer, folder), model.params, tokenizer, model)
 
 
 def _read(name: str, tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None) -> jax.Array:

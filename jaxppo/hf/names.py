@@ -49,10 +49,16 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
         raise ModelError("quantization_config: expected none (quantised weights are not supported), got one")
     fields = family.from_hf(raw)
     size = fields["vocab_size"]
-    for name in ("bos_token_id", "eos_token_id"):  # a default past a small vocabulary means nothing
-        if isinstance(size, int) and isinstance(fields[name], int) and fields[name] >= size:
-            fields[name] = None
+    for name in ("bos_token_id", "eos_token_id"):
+        fields[name] = special_token(fields[name], size)
     return family.config(**fields, original={name: value for name, value in raw.items() if name != "auto_map"})
+
+
+def special_token(value: Any, vocab_size: Any) -> Any:
+    """Read the value of a key like `eos_token_id`; a single default past a small vocabulary means nothing."""
+    if isinstance(value, list):
+        return tuple(value)
+    return None if isinstance(value, int) and isinstance(vocab_size, int) and value >= vocab_size else value
 
 
 def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") -> dict[str, Any]:
@@ -67,8 +73,9 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
     """
     family, raw = family_of(config.model_type), dict(config.original or {})
     unnamed_dtype = bool(raw) and dtype == "float32" and not {"dtype", "torch_dtype"} & set(raw)  # earlier files
-    if not raw or config_from_hf(raw) != dataclasses.replace(config, compute_dtype=None):
+    if not raw or config_from_hf(raw) != _as_read(config):
         raw = {name: value for name, value in raw.items() if name not in family.replaced_keys} | family.to_hf(config)
+        raw |= {name: list(ids) for name, ids in raw.items() if name == "eos_token_id" and isinstance(ids, tuple)}
     raw = _with_older_keys(raw, config)
     architecture = family.architectures[head]
     if raw.get("architectures") != [architecture]:
@@ -80,12 +87,17 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
     return redact(raw | {"architectures": [architecture]})
 
 
+def _as_read(config: ModelConfig) -> ModelConfig:
+    """Return the model without what its `config.json` does not say."""
+    return dataclasses.replace(config, compute_dtype=None, num_tokens=None, end_ids=())
+
+
 def _with_older_keys(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
     """Return the content of `config.json` with the older names of what transformers 4 would not find in it."""
     family = family_of(config.model_type)
     older = {name: value for name, value in family.to_hf(config).items() if name in family.replaced_keys}
     before = {name: value for name, value in raw.items() if name != NEW_KEY}
-    if older.keys() <= raw.keys() and config_from_hf(before) == dataclasses.replace(config, compute_dtype=None):
+    if older.keys() <= raw.keys() and config_from_hf(before) == _as_read(config):
         return raw
     return raw | older
 
@@ -93,6 +105,8 @@ def _with_older_keys(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]
 def special_tokens(config: ModelConfig) -> dict[str, Any]:
     """Return the ids of the special tokens that a model has."""
     ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    if isinstance(config.eos_token_id, tuple):
+        ids["eos_token_id"] = list(config.eos_token_id)
     return {name: value for name, value in ids.items() if value is not None}
 
 

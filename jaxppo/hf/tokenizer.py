@@ -1,5 +1,6 @@
 """Read and write tokenizers, and check that a model and its tokenizer fit."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ModelError, first_line
-from jaxppo.hf.files import existing_folder, read_json, write_json
+from jaxppo.hf.files import GENERATION_FILE, existing_folder, naming, read_json, write_json
+from jaxppo.hf.names import special_token
 from jaxppo.nn import ModelConfig
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -61,6 +63,28 @@ def check_tokenizer(tokenizer: Any, config: ModelConfig, where: str) -> None:
     check_end(tokenizer, where)
     if len(tokenizer) > config.vocab_size:
         raise ModelError(f"{where}: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}")
+
+
+def with_tokens(config: ModelConfig, tokenizer: Any, folder: Path) -> ModelConfig:
+    """Return the same model with what its folder says of its tokens: how many there are, and which end a text.
+
+    Args:
+        config: read from `config.json`.
+        tokenizer: of the folder.
+        folder: may have a `generation_config.json`.
+
+    Raises:
+        ModelError: that lists an end of a text which is no token of the model.
+    """
+    count = max(tokenizer.get_vocab().values()) + 1  # more than its length where ids are left out in between
+    end_ids = config.eos_token_ids if "eos_token_id" in (config.original or {}) else ()
+    file = folder / GENERATION_FILE
+    if file.is_file():
+        listed = special_token(read_json(file).get("eos_token_id"), config.vocab_size)
+        with naming(file):
+            end_ids += dataclasses.replace(config, eos_token_id=listed).eos_token_ids
+    num_tokens = count if count < config.vocab_size else None
+    return dataclasses.replace(config, num_tokens=num_tokens, end_ids=tuple(dict.fromkeys(end_ids)))
 
 
 def check_end(tokenizer: Any, where: str) -> None:

@@ -25,6 +25,9 @@ class ModelConfig:
             Softmax, layer norm statistics, logits and scores are float32 in any case.
         gradient_checkpointing: of all layers but the last, the gradient keeps the inputs alone, and computes the rest
             of them again (arXiv:1604.06174); without effect on what is computed.
+        num_tokens: the tokens of the tokenizer beside it, where the vocabulary is padded beyond them: logits and
+            log-probabilities are about these alone. None: all of the vocabulary.
+        end_ids: tokens that end a text by the files of its folder, `generation_config.json` included.
         original: content of the `config.json` it was read from, kept for writing; not part of the model's identity.
 
     Raises:
@@ -43,10 +46,12 @@ class ModelConfig:
     tie_word_embeddings: bool
     initializer_range: float = 0.02
     bos_token_id: int | None = None
-    eos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     compute_dtype: str | None = None
     gradient_checkpointing: bool = False
+    num_tokens: int | None = None
+    end_ids: tuple[int, ...] = ()
     original: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
@@ -59,8 +64,12 @@ class ModelConfig:
             check_bool(name, getattr(self, name))
         for name in ("layer_norm_eps", "initializer_range"):
             check_at_least(0.0, name, getattr(self, name))
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for name in ("bos_token_id", "pad_token_id"):
             _check_token_id(name, getattr(self, name), self.vocab_size)
+        _check_end_ids("eos_token_id", self.eos_token_id, self.vocab_size)
+        _check_end_ids("end_ids", self.end_ids or None, self.vocab_size)
+        if self.num_tokens is not None and not 0 < self.num_tokens <= self.vocab_size:
+            raise ModelError(f"num_tokens: expected 1 to vocab_size={self.vocab_size}, got {self.num_tokens}")
         if self.compute_dtype is not None:
             check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         self._check_heads()
@@ -86,6 +95,22 @@ class ModelConfig:
     def num_key_value_heads(self) -> int:
         """Heads of the cache; fewer than `num_attention_heads` where several queries share a key."""
         return self.num_attention_heads
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens that may come next: `num_tokens`, or all of the vocabulary."""
+        return self.vocab_size if self.num_tokens is None else self.num_tokens
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All of `eos_token_id`: none, one or several."""
+        if self.eos_token_id is None:
+            return ()
+        return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
+
+    def ends_beside(self, end_id: int) -> tuple[int, ...]:
+        """Return every token that ends a text, each once: the tokenizer's or the chat template's, then `end_ids`."""
+        return tuple(dict.fromkeys((end_id, *self.end_ids)))
 
     @property
     def max_length(self) -> int | None:
@@ -127,6 +152,13 @@ def check_present(raw: Mapping[str, Any], names: Iterable[str]) -> None:
 def _check_token_id(name: str, value: Any, vocab_size: int) -> None:
     if value is not None and (type(value) is not int or not 0 <= value < vocab_size):
         raise ModelError(f"{name}: expected null or one integer in [0, vocab_size={vocab_size}), got {value!r}")
+
+
+def _check_end_ids(name: str, value: Any, vocab_size: int) -> None:
+    ids = value if isinstance(value, tuple) else (value,)
+    if value is not None and not (ids and all(type(i) is int and 0 <= i < vocab_size for i in ids)):
+        expected = f"null, one integer or several in [0, vocab_size={vocab_size})"
+        raise ModelError(f"{name}: expected {expected}, got {list(value) if isinstance(value, tuple) else value!r}")
 
 
 class HfName(NamedTuple):

@@ -35,7 +35,13 @@ def default_block() -> Block:
 
 
 def token_logprobs(
-    hidden: Array, kernel: Array, ids: Array, *, temperature: float = 1.0, block: Block | None = None
+    hidden: Array,
+    kernel: Array,
+    ids: Array,
+    *,
+    temperature: float = 1.0,
+    vocab: int | None = None,
+    block: Block | None = None,
 ) -> tuple[Array, Array]:
     """Log-probability of each id and entropy of its distribution, from hidden states.
 
@@ -47,6 +53,7 @@ def token_logprobs(
         kernel: [D, V].
         ids: [...] int32.
         temperature: divides the logits.
+        vocab: the distributions are over the first so many columns of the kernel; default: all.
         block: most logits at once; default: `default_block`.
 
     Returns:
@@ -54,19 +61,22 @@ def token_logprobs(
         vocabulary has the log-probability NaN.
     """
     flat = (hidden.reshape(ids.size, -1), kernel, ids.reshape(ids.size))
-    logprobs, entropy = _logprobs(*flat, float(temperature), block or default_block())
+    vocab = kernel.shape[1] if vocab is None else vocab
+    logprobs, entropy = _logprobs(*flat, float(temperature), vocab, block or default_block())
     return logprobs.reshape(ids.shape), entropy.reshape(ids.shape)
 
 
 def _without_gradient(
-    hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block
+    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block
 ) -> tuple[Array, Array]:
-    return _forward(hidden, kernel, ids, temperature, block)[:2]
+    return _forward(hidden, kernel, ids, temperature, vocab, block)[:2]
 
 
-def _forward(hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block) -> tuple[Array, Array, Array]:
+def _forward(
+    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block
+) -> tuple[Array, Array, Array]:
     """Log-probability, entropy and logsumexp of each row, [N] each."""
-    columns = _columns(kernel, block)
+    columns = _columns(vocab, block)
 
     def of_rows(rows: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         h, i = rows
@@ -89,13 +99,15 @@ def _forward(hidden: Array, kernel: Array, ids: Array, temperature: float, block
     return by_rows(of_rows, (hidden, ids), block.rows)
 
 
-def _forward_rule(hidden: Array, kernel: Array, ids: Array, temperature: float, block: Block) -> tuple[Any, Any]:
-    logprobs, entropy, log_z = _forward(hidden, kernel, ids, temperature, block)
+def _forward_rule(
+    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block
+) -> tuple[Any, Any]:
+    logprobs, entropy, log_z = _forward(hidden, kernel, ids, temperature, vocab, block)
     return (logprobs, entropy), (hidden, kernel, ids, log_z, entropy)
 
 
 def _backward_rule(
-    temperature: float, block: Block, kept: Any, grads: tuple[Array, Array]
+    temperature: float, vocab: int, block: Block, kept: Any, grads: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
     """dlogp/dz[v] = 1[v = id] - p[v] and dH/dz[v] = -p[v] (z[v] - E[z]).
 
@@ -103,7 +115,7 @@ def _backward_rule(
     states' gradient, which is small, is what accumulates.
     """
     hidden, kernel, ids, log_z, entropy = kept
-    columns = _columns(kernel, block)
+    columns = _columns(vocab, block)
     rows = split_rows((hidden, ids, log_z, log_z - entropy, *grads), block.rows)
 
     def of_columns(carry: tuple[Array, Array], c: Array) -> tuple[tuple[Array, Array], None]:
@@ -129,7 +141,7 @@ def _backward_rule(
     return d_hidden.astype(hidden.dtype), d_kernel.astype(kernel.dtype), None
 
 
-_logprobs = jax.custom_vjp(_without_gradient, nondiff_argnums=(3, 4))
+_logprobs = jax.custom_vjp(_without_gradient, nondiff_argnums=(3, 4, 5))
 _logprobs.defvjp(_forward_rule, _backward_rule)
 
 
@@ -140,6 +152,7 @@ def token_kl(
     ref_kernel: Array,
     *,
     temperature: float = 1.0,
+    vocab: int | None = None,
     block: Block | None = None,
 ) -> Array:
     """Exact KL(p || q) = sum_v p[v] (log p[v] - log q[v]) of two next-token distributions.
@@ -150,6 +163,7 @@ def token_kl(
         ref_hidden: [..., D'], of q.
         ref_kernel: [D', V], of q.
         temperature: divides both logits.
+        vocab: as for `token_logprobs`, of both kernels.
         block: most logits at once; default: `default_block`.
 
     Returns:
@@ -158,7 +172,7 @@ def token_kl(
     Source: TRL 0.11 `PPOTrainer._kl_penalty`, `kl_penalty="full"`.
     """
     block = block or default_block()
-    columns = _columns(kernel, block)
+    columns = _columns(kernel.shape[1] if vocab is None else vocab, block)
     width = max(kernel.shape[0], ref_kernel.shape[0])
     widen = lambda x, axis: jnp.pad(x, [(0, width - x.shape[i] if i == axis else 0) for i in range(2)])  # noqa: E731
     kernels = widen(kernel, 0), widen(ref_kernel, 0)
@@ -220,7 +234,10 @@ def _where(new: Array | None, values: Array) -> Array:
 
 
 class _Columns(NamedTuple):
-    """The vocabulary in `blocks` parts of `width` columns; the last block begins early where they do not fit evenly."""
+    """The vocabulary in `blocks` parts of `width` columns; the last block begins early where they do not fit evenly.
+
+    Matrices may have more columns than `vocab`: no block reaches them.
+    """
 
     vocab: int
     width: int
@@ -250,8 +267,7 @@ class _Columns(NamedTuple):
         return jax.lax.dynamic_update_slice_in_dim(matrix, values, self.start(c), axis=1)
 
 
-def _columns(kernel: Array, block: Block) -> _Columns:
-    vocab = kernel.shape[1]
+def _columns(vocab: int, block: Block) -> _Columns:
     return _Columns(vocab, min(vocab, equal_parts(vocab, block.columns, multiple=min(block.columns, 128))))
 
 

@@ -201,7 +201,13 @@ def _is_adapter(folder: Path) -> bool:
     return (folder / peft.CONFIG_FILE).exists()
 
 
-def reward_model_loader(policy: ModelConfig, params: Params, tokenizer: Any, parallel: DataParallel) -> ModelLoader:
+def reward_model_loader(
+    policy: ModelConfig,
+    params: Params,
+    tokenizer: Any,
+    parallel: DataParallel,
+    end_ids: tuple[int, ...] | None = None,
+) -> ModelLoader:
     """Return the loader of the reward `model`: a full model, or an adapter on the weights that the policy starts from.
 
     Args:
@@ -209,13 +215,16 @@ def reward_model_loader(policy: ModelConfig, params: Params, tokenizer: Any, par
         params: its weights at the start; shared with an adapter, not copied, where they are on the devices.
         tokenizer: its tokenizer.
         parallel: devices.
+        end_ids: any of these ends a completion; default: the tokenizer's end of sequence and those of the model.
     """
 
     def load(path: str) -> RewardFunction:
         folder = hf.find_model(path)
         if _is_adapter(folder):
             return load_reward_adapter(str(folder), policy, params, tokenizer, parallel)
-        return load_reward_model(str(folder), tokenizer, parallel, dtype=policy.compute_dtype or "float32")
+        ends = policy.ends_beside(tokenizer.eos_token_id) if end_ids is None else end_ids
+        dtype = policy.compute_dtype or "float32"
+        return load_reward_model(str(folder), tokenizer, parallel, dtype=dtype, policy_end_ids=ends)
 
     return load
 

@@ -5,7 +5,7 @@ tokenizer; TRL requires a shared one. Source: TRL issues 1763 and 3595; LLaMA-Fa
 which `ModelReward` is "full" and, on a shared base, "lora".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class ModelReward:
         batch_size: most rows scored at once, over all devices.
         max_length: most tokens of a row that the model sees; default: all that it has positions for.
         policy_tokenizer: of the ids that will come; default: the same.
+        policy_end_ids: any of its tokens that ends a completion; default: its end of sequence.
         append_eos: end every row with the end of sequence, as a reward model may be trained to expect, also where the
             completion was cut off.
         bias: subtracted from every score, such as the mean score of demonstrations.
@@ -58,6 +59,7 @@ class ModelReward:
         batch_size: int = 64,
         max_length: int | None = None,
         policy_tokenizer: Any = None,
+        policy_end_ids: Collection[int] | None = None,
         append_eos: bool = False,
         bias: float = 0.0,
         name: str = "reward_model",
@@ -69,7 +71,8 @@ class ModelReward:
         self.shares_vocabulary = policy_tokenizer is None or same_vocabulary(tokenizer, policy_tokenizer)
         self.params = parallel.put(params)
         self._tokenizer, self._vocab_size, self._append_eos = tokenizer, model.vocab_size, append_eos
-        self._policy_end = (policy_tokenizer or tokenizer).eos_token_id
+        own_end = (policy_tokenizer or tokenizer).eos_token_id
+        self._policy_end_ids = (own_end,) if policy_end_ids is None else policy_end_ids
         self._max_length = model.max_length if max_length is None else max_length
         self._scorer = RowScorer(model, parallel, batch_size, self._max_length)
 
@@ -128,9 +131,9 @@ class ModelReward:
     ) -> list[list[int]]:
         """Tokenise the texts, and end each completion that the policy ended, which the text alone does not show."""
         encoded = self.encode([prompt + text for prompt, text in zip(prompts, completions, strict=True)])
-        end, policy_end = self._tokenizer.eos_token_id, [self._policy_end]
+        end, ends = self._tokenizer.eos_token_id, self._policy_end_ids
         return [
-            [*row, end] if list(ids[-1:]) == policy_end else row
+            [*row, end] if len(ids) and ids[-1] in ends else row
             for row, ids in zip(encoded, completion_ids, strict=True)
         ]
 

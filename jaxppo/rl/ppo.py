@@ -40,7 +40,7 @@ class PPO:
     Args:
         config: hyper-parameters; `total_episodes` must be known (`TrainConfig.with_episodes`).
         model: architecture of policy, reference and a separate value model.
-        eos_id: ends a completion, unless the configuration names another stop token.
+        eos_id: ends a completion, as do the model's `end_ids`, unless the configuration names another stop token.
         pad_id: fills what lies outside the masks.
         parallel: devices.
         value_model: architecture of a separate value model; default: the policy's.
@@ -65,7 +65,8 @@ class PPO:
         for each in (self.model, self.value_model):
             parallel.check_model(each)
         self.adapter = (adapter or adapter_of(config.peft)) if config.peft.use_peft else None
-        self.stop_id, self.pad_id = config.sampling.stop_id(eos_id), pad_id
+        self.end_ids, self.pad_id = model.ends_beside(eos_id), pad_id
+        self.stop_ids = config.sampling.stop_ids(self.end_ids)
         self._optimizer = optimizer.make_optimizer(config.optimizer)
         self._compile_scoring()
         sampling = config.sampling
@@ -73,7 +74,7 @@ class PPO:
             partial(
                 rollout.generate,
                 model=self.model,
-                stop_id=self.stop_id,
+                stop_ids=self.stop_ids,
                 pad_id=pad_id,
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
@@ -258,22 +259,23 @@ class PPO:
         """Make a rollout of completions from elsewhere; `score` will compute their log-probabilities.
 
         Args:
-            completions: token ids, 1 to `response_length` each, the stop token last where there is one.
+            completions: token ids, 1 to `response_length` each, a stop token last where there is one.
 
         Raises:
-            DataError: a completion of no token, of too many, or that goes on behind its stop token.
+            DataError: a completion of no token, of too many, or that goes on behind a stop token.
         """
         length = self.config.sampling.response_length
         for row, ids in enumerate(completions):
             if not 1 <= len(ids) <= length:
                 raise DataError(f"completion {row}: expected 1 to response_length={length} tokens, got {len(ids)}")
-            if self.stop_id in ids[:-1]:
-                raise DataError(f"completion {row}: expected its stop token {self.stop_id} last, got more behind it")
+            for stop_id in self.stop_ids:
+                if stop_id in ids[:-1]:
+                    raise DataError(f"completion {row}: expected its stop token {stop_id} last, got more behind it")
         ids = np.full((len(completions), length), self.pad_id, np.int32)
         for row, tokens in enumerate(completions):
             ids[row, : len(tokens)] = tokens
         mask = np.arange(length) < np.array([len(tokens) for tokens in completions])[:, None]
-        ended = np.array([tokens[-1] == self.stop_id for tokens in completions])
+        ended = np.array([tokens[-1] in self.stop_ids for tokens in completions])
         return self.parallel.put(Rollout(ids, mask, None, ended), 0)  # type: ignore[arg-type]
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:

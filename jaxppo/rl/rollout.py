@@ -125,7 +125,7 @@ def generate(
     lengths: Array | None = None,
     *,
     model: ModelConfig,
-    stop_id: int | None,
+    stop_ids: tuple[int, ...],
     pad_id: int,
     temperature: float,
     top_k: int = 0,
@@ -142,7 +142,7 @@ def generate(
         uniforms: [B, C] fp32 in [0, 1), B a multiple of G; the completions of a prompt are adjacent rows.
         lengths: [B] int32, most tokens of each completion, 1 to C; default: C.
         model: configuration of the model.
-        stop_id: a completion ends with this token; None: all run to their full length.
+        stop_ids: a completion ends with any of these tokens; none: all run to their full length.
         pad_id: fills completion_ids after the end.
         temperature: see `sample_tokens`.
         top_k: see `truncate`.
@@ -162,7 +162,7 @@ def generate(
     def append(rollout: Rollout, logits: Array, t: Array) -> Rollout:
         u = jax.lax.dynamic_slice_in_dim(uniforms, t, 1, axis=1)[:, 0]
         sampled = sample_tokens(partition.over_tensor(logits, None), u, temperature, top_k, top_p, min_p)
-        return _append(rollout, sampled, t, limits, stop_id, pad_id)
+        return _append(rollout, sampled, t, limits, stop_ids, pad_id)
 
     def step(state: _Decoding) -> _Decoding:
         """Feed the last token drawn, draw the next."""
@@ -209,16 +209,21 @@ def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:
     )
 
 
-def _append(rollout: Rollout, sampled: Sampled, t: Array, limits: Array, stop_id: int | None, pad_id: int) -> Rollout:
+def _append(
+    rollout: Rollout, sampled: Sampled, t: Array, limits: Array, stop_ids: tuple[int, ...], pad_id: int
+) -> Rollout:
     """Write token t of the rows that are not done."""
     live = ~rollout.ended & (t < limits)
     ids = jnp.where(live, sampled.ids, pad_id)
+    ended = rollout.ended
+    for stop_id in stop_ids:
+        ended |= live & (sampled.ids == stop_id)
     put = lambda buffer, column: jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))  # noqa: E731
     return Rollout(
         completion_ids=put(rollout.completion_ids, ids),
         completion_mask=put(rollout.completion_mask, live),
         logprobs=put(rollout.logprobs, jnp.where(live, sampled.logprobs, 0.0)),
-        ended=rollout.ended if stop_id is None else rollout.ended | (live & (sampled.ids == stop_id)),
+        ended=ended,
     )
 
 
@@ -257,7 +262,8 @@ def logprobs_of_hidden(
 ) -> tuple[Array, Array]:
     """Compute the head's part of `completion_logprobs`, for hidden states already at hand."""
     kernel = partition.over_tensor(models.lm_head_kernel(model, params), None)  # its blocks go over all columns
-    logprobs, entropy = token_logprobs(hidden, kernel, sequences.completion_ids, temperature=temperature)
+    ids = sequences.completion_ids
+    logprobs, entropy = token_logprobs(hidden, kernel, ids, temperature=temperature, vocab=model.num_logits)
     mask = sequences.completion_mask
     return jnp.where(mask, logprobs, 0.0), jnp.where(mask, entropy, 0.0)
 
@@ -286,5 +292,5 @@ def completion_kl(params: Params, sequences: Sequences, *, model: ModelConfig, t
     """
     kernel = lambda p: partition.over_tensor(models.lm_head_kernel(model, p), None)  # noqa: E731
     of = lambda p: (completion_hidden(p, sequences, model), kernel(p))  # noqa: E731
-    kl = token_kl(*of(params["policy"]), *of(params["reference"]), temperature=temperature)
+    kl = token_kl(*of(params["policy"]), *of(params["reference"]), temperature=temperature, vocab=model.num_logits)
     return jnp.where(sequences.completion_mask, kl, 0.0)

@@ -206,10 +206,10 @@ def test_settings_at_the_edge_are_taken_from_flags_and_from_yaml_and_survive_wri
     assert replace(made, config=None) == replace(again, config=None) == replace(back, config=None)
 
 
-def test_stop_id_is_the_one_in_force():
-    assert SamplingConfig().stop_id(7) == SamplingConfig(stop_token="eos").stop_id(7) == 7
-    assert SamplingConfig(stop_token_id=0).stop_id(7) == 0  # 0 is a token, not a missing value
-    assert SamplingConfig(stop_token="none").stop_id(7) is None
+def test_stop_ids_are_those_in_force():
+    assert SamplingConfig().stop_ids((7, 3)) == SamplingConfig(stop_token="eos").stop_ids((7, 3)) == (7, 3)
+    assert SamplingConfig(stop_token_id=0).stop_ids((7, 3)) == (0,)  # 0 is a token, not a missing value
+    assert SamplingConfig(stop_token="none").stop_ids((7, 3)) == ()
 
 
 def test_truncates_says_whether_any_token_may_be_left_out():

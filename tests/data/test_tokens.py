@@ -63,6 +63,15 @@ def test_decode_leaves_out_padding_and_end_of_sequence(tokenizer):
     assert data.decode(tokenizer, padded, mask) == ["unstack b a ; put-down b", "pick-up a"]
 
 
+def test_decode_leaves_out_any_one_token_that_ends_a_completion():
+    tokenizer = data.word_tokenizer()
+    pick, a, eos, pad = tokenizer.convert_tokens_to_ids(["pick-up", "a", "<eos>", "<pad>"])
+    ids = np.array([[pick, a, eos], [pick, a, pad], [pick, pad, eos], [pick, eos, a]])
+    texts = ["pick-up a", "pick-up a", "pick-up <pad>", "pick-up <eos> a"]
+    assert data.decode(tokenizer, ids, np.ones((4, 3), bool), (eos, pad)) == texts
+    assert data.decode(tokenizer, ids, np.ones((4, 3), bool), (eos,))[1] == "pick-up a <pad>"
+
+
 def test_decode_keeps_special_tokens_inside_a_completion():
     """A plan with padding tokens between its words is no plan: left out, they would be free junk."""
     tokenizer = data.word_tokenizer()

@@ -1,5 +1,6 @@
 """Completions in the order of the rows, the fixed rows of evaluations during training, and results."""
 
+import dataclasses
 import io
 from collections import Counter
 from functools import cache
@@ -157,6 +158,20 @@ def test_make_evaluator_ends_completions_as_training_does(folder, settings, stop
     for token in (TOKENIZER.eos_token_id, 5, 0):
         ended = {completion.ended for completion in made.complete(only_says(token), "test")}
         assert ended == {token == stop}
+
+
+@pytest.mark.parametrize("config_class", [TrainConfig, EvaluateConfig, SFTConfig])
+def test_make_evaluator_stops_at_every_end_that_the_model_has(folder, config_class):
+    given = {"dataset": str(folder), "eval_splits": ("test",), "eval_validator": "builtin", "response_length": 3}
+    given |= {"headline_split": "test"} if config_class is TrainConfig else {}
+    model = dataclasses.replace(MODEL, end_ids=(5, 7), num_tokens=30)
+    config = replace(config_class(), **given, eval_batch_size=8)
+    made = make_evaluator(config, model, TOKENIZER, DataParallel(devices=jax.local_devices()[:1]))
+    for token in (TOKENIZER.eos_token_id, 5, 7):
+        assert [(c.text, c.ended) for c in made.complete(only_says(token), "test")] == [("", True)] * NUM_ROWS
+    for token, said in ((4, 4), (31, 0)):  # 31 is no token: the first of those with equal logits comes
+        cut = (TOKENIZER.decode([said] * 3), False)
+        assert [(c.text, c.ended) for c in made.complete(only_says(token), "test")] == [cut] * NUM_ROWS
 
 
 @pytest.mark.parametrize("config_class", [EvaluateConfig, SFTConfig])

@@ -622,7 +622,8 @@ def test_load_pretrained_counts_the_problems_it_does_not_list(saved):
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, got 1"),
         ({"rope_scaling": {"type": "su", "factor": 2.0}}, "rope_scaling.rope_type: .*, got 'su'"),
         ({"rope_parameters": "default"}, "rope_parameters: expected an object .*, got 'default'"),
-        ({"eos_token_id": [2, 3]}, r"eos_token_id: expected null or one integer .*, got \[2, 3\]"),
+        ({"eos_token_id": [2, 99]}, r"eos_token_id: expected null, one integer or several .*, got \[2, 99\]"),
+        ({"bos_token_id": [2, 3]}, r"bos_token_id: expected null or one integer .*, got \(2, 3\)"),
     ],
 )
 def test_load_pretrained_names_the_config_key(saved, changes, message):
@@ -993,7 +994,7 @@ def test_load_policy_reads_model_and_tokenizer(special, pad, tmp_path):
     tokenizer = word_tokenizer(size=61, eos_token="</s>", **special)
     hf.save_pretrained(tmp_path / "model", CONFIG, params, tokenizer=tokenizer)
     policy = hf.load_policy(tmp_path / "model", placement=split_along(0))
-    assert policy.config == CONFIG
+    assert policy.config == dataclasses.replace(CONFIG, end_ids=(2,))
     assert_equal_trees(policy.params, params)
     assert len(policy.params["trunk"]["embed_in"]["embedding"].sharding.device_set) == 4
     assert (policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id) == (pad, 2)

@@ -10,8 +10,8 @@ import pytest
 from jaxppo.nn import head_logprobs
 from jaxppo.nn.head_logprobs import Block
 
-token_logprobs = jax.jit(head_logprobs.token_logprobs, static_argnames=("temperature", "block"))
-token_kl = jax.jit(head_logprobs.token_kl, static_argnames=("temperature", "block"))
+token_logprobs = jax.jit(head_logprobs.token_logprobs, static_argnames=("temperature", "vocab", "block"))
+token_kl = jax.jit(head_logprobs.token_kl, static_argnames=("temperature", "vocab", "block"))
 
 
 @partial(jax.jit, static_argnames="temperature")
@@ -160,6 +160,26 @@ def test_token_logprobs_of_ids_outside_of_the_vocabulary_are_not_numbers(block):
     hidden, kernel, ids = head_inputs(vocabulary=11)
     broken, _ = token_logprobs(hidden, kernel, ids.at[0, 3].set(11).at[2, 1].set(-1), block=block)
     assert np.argwhere(np.isnan(broken)).tolist() == [[0, 3], [2, 1]]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_columns_past_the_vocabulary_do_not_count(block):
+    """Those of a padded vocabulary: the largest logits would be theirs. Their part of the gradient is 0."""
+    hidden, kernel, ids = head_inputs(vocabulary=11)
+    padded = jnp.concatenate([kernel, 50 * kernel[:, :5]], axis=1)
+    of_both = lambda function, kernel: sum(x.sum() for x in function(hidden, kernel, ids))  # noqa: E731
+    ours = jax.value_and_grad(partial(of_both, partial(token_logprobs, vocab=11, block=block)))(padded)
+    naive = jax.value_and_grad(partial(of_both, naive_logprobs))(kernel)
+    np.testing.assert_allclose(ours[0], naive[0], rtol=1e-5)
+    np.testing.assert_allclose(ours[1][:, :11], naive[1], atol=1e-5)
+    assert not np.any(ours[1][:, 11:])
+    assert not np.allclose(token_logprobs(hidden, padded, ids, block=block)[0], naive_logprobs(hidden, kernel, ids)[0])
+    outside, _ = token_logprobs(hidden, padded, ids.at[0, 3].set(11), vocab=11, block=block)
+    assert np.argwhere(np.isnan(outside)).tolist() == [[0, 3]]
+    other = jnp.flip(kernel, axis=1)
+    wider = jnp.concatenate([other, 90 * kernel[:, :5]], axis=1)
+    expected = token_kl(hidden, kernel, hidden, other, block=Block(100, 100))
+    np.testing.assert_allclose(token_kl(hidden, padded, hidden, wider, vocab=11, block=block), expected, atol=1e-5)
 
 
 def test_token_logprobs_of_bfloat16_add_up_in_float32():

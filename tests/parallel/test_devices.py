@@ -1,5 +1,7 @@
 """Where arrays go, and meshes that do not fit."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -166,6 +168,39 @@ def test_samples_of_a_split_model_with_adapters():
         completions.append(np.asarray(rollout.completion_ids))
     np.testing.assert_array_equal(*completions)
     assert len(np.unique(completions[0])) > 5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", [NEOX, GPT2])
+def test_an_update_of_a_split_model_with_a_padded_vocabulary(model):
+    config = replace(TrainConfig(), batch_size=8, response_length=6, total_episodes=80, learning_rate=1e-2)
+    model = dataclasses.replace(model, num_tokens=27)
+    prompts = PromptBatch(jnp.full((8, 4), 5), jnp.ones((8, 4), bool))
+    policy = jax.device_get(models.init_params(model, jax.random.key(0)))
+    embedding = policy["trunk"]["embed_in"]["embedding"]
+    embedding = np.concatenate([embedding[:27], 40 * embedding[:3]])  # the largest logits where it is the head
+    policy["trunk"]["embed_in"] = {"embedding": embedding}
+    if "lm_head" in policy:
+        kernel = policy["lm_head"]["kernel"]
+        policy["lm_head"] = {"kernel": np.concatenate([kernel[:, :27], 40 * kernel[:, :3]], axis=1)}
+    completions, params = [], []
+    for parallel in (DataParallel(devices=jax.devices()[:1]), split(), split("fsdp=4")):
+        ppo = PPO(config, model, 0, 1, parallel)
+        state = ppo.init_state(jax.tree.map(jnp.array, policy))
+        rollout = ppo.generate(state, prompts, 0)
+        completions.append(np.asarray(rollout.completion_ids))
+        sequences = ppo.pack(prompts, rollout)
+        scored = ppo.score(state, ppo.reference(state, policy), sequences, rollout)
+        state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, np.linspace(0, 1, 8))
+        assert abs(float(stats["objective/kl"])) < 1e-4
+        state, stats = ppo.update(state, trajectories, 0)
+        assert abs(float(stats["val/ratio_first"]) - 1.0) < 1e-5
+        params.append(parallel.to_host(state.params["policy"]))
+    assert max(ids.max() for ids in completions) < 27 and len(np.unique(completions[0])) > 5
+    for other in (1, 2):
+        np.testing.assert_array_equal(completions[other], completions[0])
+        # Adam divides by the size of a gradient: what is next to none moves by its rounding.
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-3), params[other], params[0])
 
 
 def test_one_device_knows_its_place():

@@ -135,6 +135,10 @@ def test_another_vocabulary_scores_the_text(other, policy_tokenizer, parallel):
         expected = [float(model(**tokenizer(t, return_tensors="pt")).logits[0, 0]) for t in texts]
     scores = reward(**given, prompt_ids=prompt_ids(rows))
     assert_close(scores, expected)
+    # Another token that ends the policy's completions closes the text in the same way.
+    otherwise = given | {"completion_ids": [[9 if i == EOS else i for i in ids] for ids in given["completion_ids"]]}
+    several = load_reward_model(str(folder), policy_tokenizer, parallel, policy_end_ids=(EOS, 9))
+    assert_close(several(**otherwise, prompt_ids=prompt_ids(rows)), expected)
     assert np.abs(np.array(scores) - scores_alone(model, rows)).max() > 0.1  # or the ids would do
 
 

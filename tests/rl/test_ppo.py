@@ -1,5 +1,6 @@
 """A whole update: what must hold at the first one, and what must not change it."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -163,6 +164,61 @@ def test_first_mini_batch_has_ratio_one(recorded, logprobs):
     assert abs(stats["val/ratio_first"] - 1.0) < 1e-5
     assert stats["policy/approxkl_avg_first"] < 1e-9
     assert abs(stats["val/ratio"] - 1.0) > 1e-4  # the second epoch has moved
+
+
+@pytest.mark.parametrize("variant_name", ["full-kl", "lora"])
+def test_a_padded_vocabulary_leaves_the_first_update_as_it_is(variant_name):
+    """Three more rows, of the largest logits: nothing of a step changes, and they get no gradient."""
+    config = replace(VARIANTS[variant_name], logprobs="recompute")
+    widened = dataclasses.replace(MODEL, vocab_size=MODEL.vocab_size + 3, num_tokens=MODEL.vocab_size)
+    kernel, embedding = POLICY["lm_head"]["kernel"], POLICY["trunk"]["embed_in"]["embedding"]
+    more = {"embed_in": {"embedding": np.concatenate([embedding, embedding[:3]])}}
+    wide = {
+        "trunk": POLICY["trunk"] | more,
+        "lm_head": {"kernel": np.concatenate([kernel, 50 * kernel[:, :3]], axis=1)},
+    }
+    ppos = [PPO(config, model, EOS, PAD, DataParallel(devices=jax.devices()[:1])) for model in (MODEL, widened)]
+    starts = [ppo.init_state(policy) for ppo, policy in zip(ppos, (POLICY, wide), strict=True)]
+    results = []
+    for ppo, state, policy in zip(ppos, starts, (POLICY, wide), strict=True):
+        prompts = make_prompts()
+        rollout = jax.device_get(ppo.generate(state, prompts, 1))
+        sequences = ppo.pack(prompts, rollout)
+        scored = ppo.score(state, ppo.reference(state, policy), sequences, rollout)
+        state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, SCORES)
+        state, more_stats = ppo.update(state, trajectories, 1)
+        results.append((rollout, jax.device_get(stats | more_stats), jax.device_get(state.params["policy"])))
+    (narrow_rollout, narrow_stats, narrow_params), (wide_rollout, wide_stats, wide_params) = results
+    np.testing.assert_array_equal(wide_rollout.completion_ids, narrow_rollout.completion_ids)
+    assert wide_stats["objective/kl"] == 0.0 and abs(wide_stats["val/ratio_first"] - 1.0) < 1e-6
+    assert wide_stats["policy/approxkl_avg_first"] < 1e-12
+    for name, value in narrow_stats.items():
+        np.testing.assert_allclose(wide_stats[name], value, atol=2e-5, err_msg=name)
+    if variant_name == "full-kl":
+        after = wide_params["lm_head"]["kernel"]
+        np.testing.assert_array_equal(after[:, -3:], wide["lm_head"]["kernel"][:, -3:])
+        np.testing.assert_allclose(after[:, :-3], narrow_params["lm_head"]["kernel"], atol=2e-5)
+        assert np.abs(after[:, :-3] - kernel).max() > 1e-3
+
+
+def test_any_of_several_ends_spares_the_penalty():
+    ends, penalty = (EOS, 5, 9), 0.75
+    config = replace(CONFIG, missing_eos_penalty=penalty, kl_coef=0.0)
+    model = dataclasses.replace(MODEL, end_ids=ends[1:])
+    ppo = PPO(config, model, EOS, PAD, DataParallel(devices=jax.devices()[:1]))
+    assert ppo.stop_ids == ppo.end_ids == ends
+    prompts, lasts = make_prompts(), [EOS, 5, 9, 4, EOS, 5, 9, 4]
+    rollout = ppo.rollout_of([[4, 6, last] for last in lasts])
+    np.testing.assert_array_equal(rollout.ended, np.array(lasts) != 4)
+    state, sequences = start(ppo), ppo.pack(prompts, rollout)
+    scored = ppo.score(state, None, sequences, rollout)
+    _, _, stats = ppo.make_trajectories(state, scored, rollout, sequences, SCORES)
+    np.testing.assert_allclose(stats["objective/scores"], SCORES.mean() - penalty * 2 / 8, rtol=1e-6)
+    assert (stats["val/num_eos_tokens"], stats["completions/clipped_ratio"]) == (6, 0.25)
+    with pytest.raises(DataError, match="completion 0: expected its stop token 9 last"):
+        ppo.rollout_of([[4, 9, EOS]] * ROWS)
+    alone = PPO(replace(config, stop_token_id=6), model, EOS, PAD, DataParallel(devices=jax.devices()[:1]))
+    assert alone.stop_ids == (6,) and not np.any(alone.rollout_of([[4, last] for last in lasts]).ended)
 
 
 def permuted(prompts, rollout, copies, order):

@@ -1,5 +1,6 @@
 """Sampling and generation against plain loops without a cache."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import models
+from jaxppo import hf, models
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import ops, rollout
@@ -257,14 +258,16 @@ def free_run(params):
 
 
 def test_generate_equals_a_loop_without_cache(params, free_run):
-    generated = generate(params, left_padded(), uniforms_for(5), stop_id=NO_TOKEN, pad_id=PAD, temperature=TEMPERATURE)
+    generated = generate(
+        params, left_padded(), uniforms_for(5), stop_ids=(NO_TOKEN,), pad_id=PAD, temperature=TEMPERATURE
+    )
     assert_is(generated, free_run, NO_TOKEN, PAD)
     assert len({tuple(ids) for ids, _ in free_run}) == 5
     assert not np.any(generated.ended)
 
 
 def test_generate_at_temperature_0_equals_a_greedy_loop(params):
-    generated = generate(params, left_padded(), uniforms_for(5), stop_id=NO_TOKEN, pad_id=PAD, temperature=0.0)
+    generated = generate(params, left_padded(), uniforms_for(5), stop_ids=(NO_TOKEN,), pad_id=PAD, temperature=0.0)
     assert_is(generated, naive_generate(params, PROMPTS, uniforms_for(5), 0.0), NO_TOKEN, PAD)
 
 
@@ -275,9 +278,79 @@ def cut_at(free_run, eos):
 
 
 def test_generate_without_a_stop_token_fills_every_row(params, free_run):
-    generated = generate(params, left_padded(), uniforms_for(5), stop_id=None, pad_id=PAD, temperature=TEMPERATURE)
+    generated = generate(params, left_padded(), uniforms_for(5), stop_ids=(), pad_id=PAD, temperature=TEMPERATURE)
     assert_is(generated, free_run, None, PAD)
     assert np.all(generated.completion_mask) and not np.any(generated.ended)
+
+
+def test_generate_stops_at_any_end_as_transformers_does(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPTNeoXConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        initializer_range=0.6,
+        eos_token_id=[4, 7],
+    )
+    model = transformers.GPTNeoXForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    ours, params = hf.load_pretrained(tmp_path)
+    assert ours.eos_token_ids == (4, 7)
+    prompts = left_padded()
+    given = {"attention_mask": torch.tensor(prompts.prompt_mask).long(), "do_sample": False, "pad_token_id": PAD}
+    given |= {"input_ids": torch.tensor(prompts.prompt_ids).long(), "max_new_tokens": LENGTH}
+    free = model.generate(**given, eos_token_id=NO_TOKEN)[:, 8:].numpy()
+    stop = tuple(int(free[row, column]) for row, column in ((0, 1), (2, 3), (4, 0)))
+    assert len(set(stop)) == 3
+    expected = model.generate(**given, eos_token_id=list(stop))[:, 8:].numpy()
+    program = partial(rollout.generate, model=ours, stop_ids=stop, pad_id=PAD, temperature=0.0)
+    generated = jax.jit(program)(params, prompts, uniforms_for(5))
+    np.testing.assert_array_equal(generated.completion_ids[:, : expected.shape[1]], expected)
+    lengths = [next((i + 1 for i, token in enumerate(row) if token in stop), LENGTH) for row in free]
+    np.testing.assert_array_equal(np.sum(generated.completion_mask, axis=1), lengths)
+    ends = [row[length - 1] in stop for row, length in zip(free, lengths, strict=True)]
+    np.testing.assert_array_equal(generated.ended, ends)
+    last = [free[row][length - 1] for row, length in enumerate(lengths) if ends[row]]
+    assert len(set(last)) == 3  # each of them has ended a row
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 30}, {"top_p": 0.999}, {"min_p": 1e-4}], ids=str)
+@pytest.mark.parametrize("tied", [False, True])
+def test_generate_never_samples_a_padded_vocabulary(params, tied, truncation):
+    """The rows of a padded vocabulary have the largest logits; what is drawn has numpy's log-softmax without them."""
+    tokens = 24
+    model = dataclasses.replace(MODEL, num_tokens=tokens, tie_word_embeddings=tied)
+    first = params["trunk"]["embed_in"]["embedding"]
+    tree = {"trunk": params["trunk"] | {"embed_in": {"embedding": first.at[tokens:].set(9 * first[:8])}}}
+    if not tied:
+        tree["lm_head"] = {"kernel": params["lm_head"]["kernel"].at[:, tokens:].multiply(9.0)}
+    prompts = left_padded(pad=0)
+    program = partial(rollout.generate, model=model, stop_ids=(3, 5), pad_id=0, temperature=TEMPERATURE, **truncation)
+    generated = jax.jit(program)(tree, prompts, uniforms_for(5))
+    real = np.asarray(generated.completion_mask)
+    assert np.asarray(generated.completion_ids)[real].max() < tokens
+    sequences = rollout.to_sequences(prompts, generated, length=14)
+    whole = dataclasses.replace(model, num_tokens=None)
+    logits = np.asarray(models.apply(whole, tree, sequences.input_ids).logits)
+    columns = np.asarray(ops.prediction_columns(sequences.prompt_lengths, LENGTH, 14))
+    of_completion = logits[np.arange(5)[:, None], columns]
+    assert (of_completion.argmax(axis=-1)[real] >= tokens).any()
+    log_p = numpy_log_softmax(of_completion[:, :, :tokens], TEMPERATURE)
+    expected = np.take_along_axis(log_p, np.asarray(generated.completion_ids)[..., None], axis=-1)[..., 0]
+    scored = rollout.completion_logprobs(tree, sequences, model=model, temperature=TEMPERATURE)
+    np.testing.assert_allclose(np.asarray(scored[0])[real], expected[real], atol=1e-5)
+    entropy = -np.sum(np.exp(log_p) * log_p, axis=-1)
+    np.testing.assert_allclose(np.asarray(scored[1])[real], entropy[real], atol=1e-5)
+    if not truncation:
+        np.testing.assert_allclose(np.asarray(generated.logprobs)[real], expected[real], atol=1e-5)
+    in_all = rollout.completion_logprobs(tree, sequences, model=whole, temperature=TEMPERATURE)[0]
+    assert np.abs(np.asarray(in_all) - scored[0]).max() > 0.1
+    greedy = models.apply(model, tree, sequences.input_ids).logits
+    assert greedy.shape == logits.shape and np.argmax(greedy, axis=-1).max() < tokens
 
 
 @pytest.mark.parametrize("pad", [0, PAD])
@@ -292,7 +365,7 @@ def test_generate_can_stop_at_token_0(params, pad):
         "lm_head": {"kernel": params["lm_head"]["kernel"][:, order]},
     }
     prompts = left_padded([order[prompt].tolist() for prompt in PROMPTS])
-    generated = generate(swapped, prompts, uniforms_for(5), stop_id=0, pad_id=pad, temperature=0.0)
+    generated = generate(swapped, prompts, uniforms_for(5), stop_ids=(0,), pad_id=pad, temperature=0.0)
     expected = [(order[ids].tolist(), logprobs) for ids, logprobs in cut_at(greedy, stop)]
     assert_is(generated, expected, 0, pad)
     assert generated.ended[1] and not np.all(generated.ended)
@@ -304,7 +377,7 @@ def test_generate_respects_the_length_of_each_row(params, free_run, stops):
     lengths = np.array([3, 1, 6, 2, 5], np.int32)
     eos = free_run[0][0][2] if stops else None
     generated = generate(
-        params, left_padded(), uniforms_for(5), lengths, stop_id=eos, pad_id=PAD, temperature=TEMPERATURE
+        params, left_padded(), uniforms_for(5), lengths, stop_ids=(eos,), pad_id=PAD, temperature=TEMPERATURE
     )
     expected = cut_at([(ids[:n], logprobs[:n]) for (ids, logprobs), n in zip(free_run, lengths, strict=True)], eos)
     assert_is(generated, expected, eos, PAD)
@@ -313,7 +386,7 @@ def test_generate_respects_the_length_of_each_row(params, free_run, stops):
 
 
 def test_generate_without_lengths_gives_every_row_all_columns(params):
-    options = {"stop_id": NO_TOKEN, "pad_id": PAD, "temperature": TEMPERATURE}
+    options = {"stop_ids": (NO_TOKEN,), "pad_id": PAD, "temperature": TEMPERATURE}
     full = generate(params, left_padded(), uniforms_for(5), np.full(5, LENGTH, np.int32), **options)
     jax.tree.map(np.testing.assert_array_equal, full, generate(params, left_padded(), uniforms_for(5), **options))
 
@@ -333,7 +406,7 @@ def test_generate_draws_until_the_last_row_is_done_and_no_longer(params, monkeyp
 
     monkeypatch.setattr(rollout, "sample_tokens", spy)
     program = partial(rollout.generate, model=MODEL, pad_id=PAD, temperature=TEMPERATURE)
-    generated = jax.jit(program)(params, prompts, uniforms, jnp.array(lengths), stop_id=stop)
+    generated = jax.jit(program)(params, prompts, uniforms, jnp.array(lengths), stop_ids=(stop,))
     jax.effects_barrier()
     assert len(drawn) == int(np.sum(generated.completion_mask, axis=1).max())
     assert len(drawn) == {1: 2, None: 2, 5: 6}[stop_column]
@@ -342,7 +415,7 @@ def test_generate_draws_until_the_last_row_is_done_and_no_longer(params, monkeyp
 @pytest.mark.full
 @pytest.mark.parametrize("limits", [{"top_k": 4}, {"top_p": 0.6}, {"top_k": 8, "top_p": 0.9, "min_p": 0.05}], ids=str)
 def test_generate_with_truncation_equals_a_loop(params, free_run, limits):
-    options = {"stop_id": NO_TOKEN, "pad_id": PAD, "temperature": TEMPERATURE}
+    options = {"stop_ids": (NO_TOKEN,), "pad_id": PAD, "temperature": TEMPERATURE}
     generated = generate(params, left_padded(), uniforms_for(5), **options, **limits)
     expected = naive_generate(params, PROMPTS, uniforms_for(5), TEMPERATURE, partial(kept, **limits))
     assert_is(generated, expected, NO_TOKEN, PAD)
@@ -357,7 +430,7 @@ def free_pairs(params):
 
 def test_generate_gives_several_completions_per_prompt_in_adjacent_rows(params, free_pairs):
     eos = free_pairs[3][0][1]
-    options = {"stop_id": eos, "pad_id": PAD, "temperature": TEMPERATURE}
+    options = {"stop_ids": (eos,), "pad_id": PAD, "temperature": TEMPERATURE}
     once = generate(params, left_padded(), uniforms_for(10), **options)
     repeated = generate(params, left_padded([p for p in PROMPTS for _ in range(2)]), uniforms_for(10), **options)
     assert_is(once, cut_at(free_pairs, eos), eos, PAD)
@@ -374,7 +447,7 @@ def test_generate_reads_each_prompt_once(params, monkeypatch):
         return apply(model, params, ids, **options)
 
     monkeypatch.setattr(models, "apply", spy)
-    program = partial(rollout.generate, model=MODEL, stop_id=0, pad_id=PAD, temperature=1.0)
+    program = partial(rollout.generate, model=MODEL, stop_ids=(0,), pad_id=PAD, temperature=1.0)
     jax.eval_shape(program, params, left_padded(), uniforms_for(15))
     assert shapes[0] == (5, 8)
     assert set(shapes[1:]) == {(15, 1)}
@@ -387,7 +460,7 @@ def test_generate_ends_a_row_at_its_first_eos(params, free_run, row, column, pad
     eos = free_run[row][0][column]
     pad = eos if pad_is_eos else PAD
     prompts = left_padded(pad=pad)
-    generated = generate(params, prompts, uniforms_for(5), stop_id=eos, pad_id=pad, temperature=TEMPERATURE)
+    generated = generate(params, prompts, uniforms_for(5), stop_ids=(eos,), pad_id=pad, temperature=TEMPERATURE)
     expected = cut_at(free_run, eos)
     assert_is(generated, expected, eos, pad)
     assert generated.ended[row] and len(expected[row][0]) <= column + 1
@@ -396,7 +469,7 @@ def test_generate_ends_a_row_at_its_first_eos(params, free_run, row, column, pad
 def test_generate_of_rows_that_all_end_at_once_fills_up_with_padding(params):
     prompts, uniforms = left_padded([PROMPTS[0]] * 5), np.tile(uniforms_for(1), (5, 1))
     (ids, _), *_ = naive_generate(params, PROMPTS[:1], uniforms[:1], TEMPERATURE)
-    generated = generate(params, prompts, uniforms, stop_id=ids[1], pad_id=PAD, temperature=TEMPERATURE)
+    generated = generate(params, prompts, uniforms, stop_ids=(ids[1],), pad_id=PAD, temperature=TEMPERATURE)
     n = ids.index(ids[1]) + 1
     np.testing.assert_array_equal(generated.completion_ids, [ids[:n] + [PAD] * (LENGTH - n)] * 5)
     assert np.all(generated.ended) and np.all(np.sum(generated.completion_mask, axis=1) == n)
@@ -406,21 +479,23 @@ def test_generate_of_rows_that_all_end_at_once_fills_up_with_padding(params):
 @pytest.mark.parametrize(("length", "pad"), [(8, 5), (11, 0)])
 def test_generate_does_not_change_with_left_padding(params, free_run, length, pad):
     prompts = left_padded(length=length, pad=pad)
-    generated = generate(params, prompts, uniforms_for(5), stop_id=NO_TOKEN, pad_id=PAD, temperature=TEMPERATURE)
+    generated = generate(params, prompts, uniforms_for(5), stop_ids=(NO_TOKEN,), pad_id=PAD, temperature=TEMPERATURE)
     assert_is(generated, free_run, NO_TOKEN, PAD)
 
 
 def test_generate_of_a_row_does_not_depend_on_the_other_rows(params, free_run):
     order = [3, 0, 4, 2, 1]
     prompts = left_padded([PROMPTS[i] for i in order])
-    generated = generate(params, prompts, uniforms_for(5)[order], stop_id=NO_TOKEN, pad_id=PAD, temperature=TEMPERATURE)
+    generated = generate(
+        params, prompts, uniforms_for(5)[order], stop_ids=(NO_TOKEN,), pad_id=PAD, temperature=TEMPERATURE
+    )
     assert_is(generated, [free_run[i] for i in order], NO_TOKEN, PAD)
 
 
 def test_generate_gives_the_same_completions_on_four_devices_as_on_one(params, free_run):
     prompts, uniforms, eos = left_padded(PROMPTS[1:]), uniforms_for(5)[1:], free_run[1][0][1]
     # One device ends early: its loop must not wait for the others.
-    program = partial(rollout.generate, model=MODEL, stop_id=eos, pad_id=PAD, temperature=TEMPERATURE)
+    program = partial(rollout.generate, model=MODEL, stop_ids=(eos,), pad_id=PAD, temperature=TEMPERATURE)
     parallel = DataParallel(devices=jax.local_devices()[:4])
     mapped = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
     several = mapped(parallel.put(params), *parallel.put((prompts, uniforms), 0))
@@ -430,7 +505,7 @@ def test_generate_gives_the_same_completions_on_four_devices_as_on_one(params, f
 
 
 def test_generate_gives_several_completions_per_prompt_on_four_devices(params, free_pairs):
-    program = partial(rollout.generate, model=MODEL, stop_id=NO_TOKEN, pad_id=PAD, temperature=TEMPERATURE)
+    program = partial(rollout.generate, model=MODEL, stop_ids=(NO_TOKEN,), pad_id=PAD, temperature=TEMPERATURE)
     parallel = DataParallel(devices=jax.local_devices()[:4])
     mapped = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
     rows = parallel.put((left_padded(PROMPTS[:4]), uniforms_for(10)[:8]), 0)
@@ -444,7 +519,7 @@ def test_generate_with_other_keys_gives_other_completions(params):
             params,
             left_padded(),
             ops.row_uniforms(ops.purpose_key(0, ops.Purpose.ROLLOUT, step), 5, LENGTH),
-            stop_id=NO_TOKEN,
+            stop_ids=(NO_TOKEN,),
             pad_id=PAD,
             temperature=TEMPERATURE,
         ).completion_ids
@@ -461,7 +536,7 @@ def recorded(params, free_run):
     """Prompts, and a rollout with an early end, a late end, and rows that never end."""
     prompts = left_padded()
     eos = free_run[0][0][2]
-    return prompts, generate(params, prompts, uniforms_for(5), stop_id=eos, pad_id=PAD, temperature=TEMPERATURE)
+    return prompts, generate(params, prompts, uniforms_for(5), stop_ids=(eos,), pad_id=PAD, temperature=TEMPERATURE)
 
 
 def test_to_sequences_packs_every_row_as_a_loop_does(recorded):

@@ -204,13 +204,16 @@ def test_sft_and_train_go_through_a_chat_template(tmp_path):
     common |= {"output_dir": str(tmp_path / "sft")}
     sft.sft(replace(SFTConfig(), model_path=str(tmp_path / "base"), total_episodes=16, **common))
     policy = hf.load_policy(str(tmp_path / "sft" / "policy"))
-    end = policy.tokenizer.convert_tokens_to_ids("<|end|>")
-    assert json.loads((tmp_path / "sft" / "policy" / "generation_config.json").read_text())["eos_token_id"] == end
+    end, eos = policy.tokenizer.convert_tokens_to_ids("<|end|>"), policy.tokenizer.eos_token_id
+    assert json.loads((tmp_path / "sft" / "policy" / "generation_config.json").read_text())["eos_token_id"] == [
+        end,
+        eos,
+    ]
     common |= {"output_dir": str(tmp_path / "ppo"), "sft_model_path": str(tmp_path / "sft" / "policy")}
     common |= {"train_split": "rl", "headline_split": "test", "validator": "builtin"}
     config = replace(TrainConfig(), total_episodes=8, num_mini_batches=1, **common)
     setup, _ = train.set_up(Run(command="train", config=config, folder=tmp_path / "ppo"))
-    assert setup.ppo.stop_id == setup.template.end_id == end
+    assert (setup.template.end_id, setup.ppo.stop_ids) == (end, (end, eos))
     batch = setup.prompts.batch(0)
     plain = {row["prompt"] for row in splits["rl"]}
     assert {*batch.texts} == plain  # what rewards see
