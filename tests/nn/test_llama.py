@@ -27,7 +27,8 @@ SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
+YARN_SCALING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+YARN = YARN_SCALING | {"rope_theta": 1e4}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16}
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
@@ -61,7 +62,8 @@ CONFIGURATIONS = {
     "qwen3 4/1 heads of 8": {"model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 1, "attention_bias": True},
     "qwen3 yarn": {
         "model_type": "qwen3",
-        "rope_scaling": YARN | {"truncate": False, "beta_fast": 4.0, "attention_factor": 1.3},
+        "rope_scaling": {**YARN_SCALING, "truncate": False, "beta_fast": 4.0, "attention_factor": 1.3},
+        "rope_theta": 500.0,
         "head_dim": 32,
     },
     "mistral window": {"model_type": "mistral", "sliding_window": 8},
