@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import multihost
 
 from jaxppo.errors import DataError
 from jaxppo.parallel import processes
@@ -210,11 +212,12 @@ class Checkpoints:
     # --- writing
 
     def _make_manager(self) -> ocp.CheckpointManager:
+        meet = None if processes.is_alone() else _meet
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._kept,
             cleanup_tmp_directories=True,  # of killed processes
             lightweight_initialize=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums, barrier_sync_fn=meet),
         )
         return ocp.CheckpointManager(self._folder, options=options)
 
@@ -338,6 +341,17 @@ class _LatestAndBest:
 def is_whole(state: TrainState) -> bool:
     """Return whether a state can be saved after an error: no update has begun on it, and this process is alone."""
     return processes.is_alone() and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def _meet(*, key: str, timeout_ms: int) -> None:
+    """Wait for the other processes, as orbax asks, but not in a thread of its that has failed.
+
+    After a failure orbax would meet the others here, who wait elsewhere for this process's part, and nobody would hear.
+    """
+    error = sys.exc_info()[1]
+    if error is not None and threading.current_thread() is not threading.main_thread():
+        raise error
+    multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def _trees(state: TrainState) -> dict[str, Any]:
