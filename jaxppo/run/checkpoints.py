@@ -2,6 +2,7 @@
 
 Orbax notices a missing or cut file, but gives back wrong numbers for flipped bytes in an array file. So each checkpoint
 holds the checksums of its files, written before the checkpoint gets its name, and whoever reads it compares them first.
+Of several processes each writes its part; one that cannot does not wait for the others, who end with its reason.
 """
 
 import json
@@ -11,9 +12,7 @@ import re
 import shutil
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,15 +25,12 @@ from orbax.checkpoint import multihost
 
 from jaxppo.errors import DataError
 from jaxppo.parallel import processes
+from jaxppo.run import checksums
 from jaxppo.types import Params, TrainState
-
-CHECKSUMS = "checksums.json"
-"""In a checkpoint: {"files": {file: [bytes, CRC-32]}, "crc32": of this table}; what lacks it is no whole checkpoint."""
 
 PARAMS, OPT_STATE, REST, META = ITEMS = ("params", "opt_state", "rest", "meta")
 """Folders of a checkpoint: an item can be read without the others."""
 
-_CHUNK_BYTES = 1 << 20
 _ORBAX = os.path.join("orbax", "checkpoint", "")
 
 Warn = Callable[[str], None]
@@ -73,7 +69,7 @@ class Checkpoints:
     @property
     def latest(self) -> int | None:
         """Updates done at the latest checkpoint that was written to its end, or None."""
-        whole = (step for step in self.steps if (self._folder / str(step) / CHECKSUMS).is_file())
+        whole = (step for step in self.steps if (self._folder / str(step) / checksums.FILE).is_file())
         return max(whole, default=None)
 
     @property
@@ -224,11 +220,7 @@ class Checkpoints:
     def _write_checksums(self) -> None:
         """Called by orbax when the files are written, and before their folder gets its final name."""
         (partial,) = self._folder.glob(f"{self._writing}.orbax-checkpoint-tmp*")
-        paths = [path for item in ITEMS for path in sorted((partial / item).rglob("*")) if path.is_file()]
-        with ThreadPoolExecutor() as pool:
-            checksums = pool.map(_checksum, paths)
-            table = {path.relative_to(partial).as_posix(): sums for path, sums in zip(paths, checksums, strict=True)}
-        (partial / CHECKSUMS).write_text(_sealed(table), encoding="utf-8")
+        checksums.write(partial, ITEMS)
 
     def _clear_the_way(self, step: int) -> None:
         """Give damaged checkpoints another name, so that they neither block a step nor count among those kept."""
@@ -285,24 +277,7 @@ class Checkpoints:
 
     def _damage(self, step: int, items: Sequence[str]) -> str | None:
         """Return what is wrong with the files of a checkpoint, or None."""
-        folder = self._folder / str(step)
-        try:
-            text = (folder / CHECKSUMS).read_text(encoding="utf-8")
-            table = json.loads(text)["files"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return f"{CHECKSUMS} is missing or broken"
-        if text != _sealed(table):
-            return f"{CHECKSUMS} is not as it was written"
-        expected = {name: sums for name, sums in table.items() if name.split("/")[0] in items}
-        with ThreadPoolExecutor() as pool:
-            found = pool.map(_checksum, (folder / name for name in expected))
-            for name, sums in expected.items():
-                try:
-                    if next(found) != sums:
-                        return f"{name} is not as it was written"
-                except OSError as error:
-                    return f"{name}: {error.strerror}"
-        return None
+        return checksums.damage(self._folder / str(step), items)
 
     def _check_fits(self, step: int, like: TrainState) -> None:
         """Raise a `DataError` that names the first array in which a checkpoint differs from `like`."""
@@ -367,20 +342,6 @@ def _shapes(tree: Any) -> dict[str, str]:
         jax.tree_util.keystr(path, simple=True, separator="."): f"{np.dtype(leaf.dtype)} {list(leaf.shape)}"
         for path, leaf in leaves
     }
-
-
-def _checksum(path: Path) -> list[int]:
-    """[bytes, CRC-32] of a file."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
-    return [size, crc]
-
-
-def _sealed(table: dict[str, list[int]]) -> str:
-    """Return the text of `CHECKSUMS`: a damaged name in it would let the file of that name pass unread."""
-    return json.dumps({"files": table, "crc32": zlib.crc32(json.dumps(table).encode())})
 
 
 def _listed(damaged: dict[int, str]) -> str:
