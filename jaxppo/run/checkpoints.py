@@ -54,6 +54,7 @@ class Checkpoints:
         self._kept = _LatestAndBest(keep, 1.0 if greater_is_better else -1.0)
         self._manager: ocp.CheckpointManager | None = None
         self._writing: int | None = None  # the step of the last `save`
+        self._failed = threading.Event()  # this process's part of it, in a thread of orbax
         self._damaged: set[int] = set()  # as found by the last reader
         for step in self.steps if best is not None else ():
             if self._damage(step, (META,)) is None:
@@ -112,6 +113,15 @@ class Checkpoints:
         if self._manager is not None:
             with self._write_errors(self._writing):
                 self._manager.wait_until_finished()
+
+    def check(self) -> None:
+        """Wait for nothing, but say at once that the last checkpoint could not be written, where that is known.
+
+        Raises:
+            DataError: see `wait`.
+        """
+        if self._failed.is_set():
+            self.wait()
 
     def restore(self, like: TrainState, warn: Warn) -> TrainState:
         """Restore the latest undamaged state.
@@ -208,12 +218,13 @@ class Checkpoints:
     # --- writing
 
     def _make_manager(self) -> ocp.CheckpointManager:
-        meet = None if processes.is_alone() else _meet
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._kept,
             cleanup_tmp_directories=True,  # of killed processes
             lightweight_initialize=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums, barrier_sync_fn=meet),
+            async_options=ocp.AsyncOptions(
+                post_finalization_callback=self._write_checksums, barrier_sync_fn=self._meet
+            ),
         )
         return ocp.CheckpointManager(self._folder, options=options)
 
@@ -221,6 +232,17 @@ class Checkpoints:
         """Called by orbax when the files are written, and before their folder gets its final name."""
         (partial,) = self._folder.glob(f"{self._writing}.orbax-checkpoint-tmp*")
         checksums.write(partial, ITEMS)
+
+    def _meet(self, *, key: str, timeout_ms: int) -> None:
+        """Wait for the other processes, as orbax asks, but not in a thread of its that has failed.
+
+        After a failure orbax would meet the others here, who wait elsewhere for this process's part: nobody would hear.
+        """
+        error = sys.exc_info()[1]
+        if error is not None and threading.current_thread() is not threading.main_thread():
+            self._failed.set()
+            raise error
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def _clear_the_way(self, step: int) -> None:
         """Give damaged checkpoints another name, so that they neither block a step nor count among those kept."""
@@ -244,6 +266,7 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
+            self._failed.clear()
             self._manager = None  # it would raise the same again; another one clears what was left half-written
             reason = _system_reason(error)
             if reason is None:
@@ -316,17 +339,6 @@ class _LatestAndBest:
 def is_whole(state: TrainState) -> bool:
     """Return whether a state can be saved after an error: no update has begun on it, and this process is alone."""
     return processes.is_alone() and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
-def _meet(*, key: str, timeout_ms: int) -> None:
-    """Wait for the other processes, as orbax asks, but not in a thread of its that has failed.
-
-    After a failure orbax would meet the others here, who wait elsewhere for this process's part, and nobody would hear.
-    """
-    error = sys.exc_info()[1]
-    if error is not None and threading.current_thread() is not threading.main_thread():
-        raise error
-    multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def _trees(state: TrainState) -> dict[str, Any]:
