@@ -3,13 +3,16 @@
     python runs/chaos.py [--kills 200] [--seed 0] [--output_dir outputs/chaos] [--jobs ppo sft ...]
 
 Every job is run once in peace. Then, trial after trial, a job is started and disturbed a few times: SIGKILL, SIGTERM,
-SIGINT or SIGTERM with SIGKILL behind it; a disk on which nothing can be written for seconds; seconds in which the
-process stands still; a flipped byte in the newest checkpoint. Each time the same command goes on with `--resume`, and
-the last time nobody disturbs it. What it leaves must then equal what the quiet run left, no command may print a
+SIGINT or SIGTERM with SIGKILL behind it; a disk on which nothing can be written for seconds; a folder that is read-only
+for seconds; seconds in which the process stands still; a flipped byte in the newest checkpoint. In every fourth trial
+the disk is slow, too (`slow_disk.c`, where there is a C compiler). Each time the same command goes on with `--resume`,
+and the last time nobody disturbs it. What it leaves must then equal what the quiet run left, no command may print a
 traceback, and none may hang. `trials.jsonl` has one line for each trial; `--only N` replays one, as far as time allows.
 """
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
 import random
@@ -21,8 +24,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from subprocess import Popen as Process
+from types import MappingProxyType
 from typing import NamedTuple
 
 from jaxppo.data import word_tokenizer
@@ -37,6 +42,9 @@ SIGNALS = {
     "SIGINT": (signal.SIGINT,),
     "SIGTERM and SIGKILL": (signal.SIGTERM, signal.SIGKILL),
 }
+SLOW_DISK = "slow_disk.so"
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
+"""From linux/prctl.h and linux/capability.h."""
 END_S = 120.0
 """So soon must a command end that was told to."""
 JOIN_S = 360.0
@@ -68,6 +76,7 @@ JOBS = {
         "jaxppo.reward_model --dataset {pairs} --tokenizer_path {tokenizer} --total_episodes 240 --batch_size 8 "
         f"--save_steps 3 {_FRESH}"
     ),
+    "evaluate": Job("jaxppo.evaluate --eval_splits test --test_sizes 4:16 --eval_rows 16 --response_length 16"),
     "data": Job(f"jaxppo.planning build {_BLOCKSWORLD} --n_train 400 --train_sizes blocksworld:3-6", flags=""),
 }
 
@@ -114,8 +123,10 @@ class Chaos:
         shutil.rmtree(folder, ignore_errors=True)
         done: list[Disturbance] = []
         wrong: list[str] = []
+        library = self._folder / "given" / SLOW_DISK
+        is_slow = library.exists() and rng.random() < 0.25
         for _ in range(rng.randint(2, 5)):
-            processes = self._start(name, folder)
+            processes = self._start(name, folder, {"LD_PRELOAD": str(library)} if is_slow else {})
             disturbance, ended = self._disturb(processes, folder, name, rng)
             done.append(disturbance)
             wrong += _faults(ended)
@@ -125,17 +136,18 @@ class Chaos:
         wrong = wrong or differences(self._folder / "quiet" / name, folder)
         if not wrong:
             shutil.rmtree(folder)
-        return {"trial": number, "job": name, "done": [d._asdict() for d in done], "wrong": wrong}
+        told = [disturbance._asdict() for disturbance in done]
+        return {"trial": number, "job": name, "slow_disk": is_slow, "done": told, "wrong": wrong}
 
-    def _start(self, name: str, folder: Path) -> list[subprocess.Popen]:
+    def _start(self, name: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> list[Process]:
         job = JOBS[name]
         folder.mkdir(parents=True, exist_ok=True)
         given = {key: str(self._folder / "given" / key) for key in ("data", "pairs", "tokenizer")}
         words = [*job.command.format(**given).split(), *job.flags.split(), "--quiet", "--output_dir", str(folder)]
-        return [_process([*words, *more]) for more in _process_flags(job.n_processes)]
+        return [_process([*words, *more], environment) for more in _process_flags(job.n_processes)]
 
     def _disturb(
-        self, processes: Sequence[subprocess.Popen], folder: Path, name: str, rng: random.Random
+        self, processes: Sequence[Process], folder: Path, name: str, rng: random.Random
     ) -> tuple[Disturbance, Ended]:
         kind = rng.choice([*SIGNALS, *SIGNALS, *OTHERS])
         after_s = rng.uniform(0.0, 1.0) * self._quiet_s[name]
@@ -151,7 +163,7 @@ class Chaos:
                 _send(alive, signum)
                 time.sleep(rng.uniform(0.0, 0.5))
         else:
-            OTHERS[kind](alive, rng)
+            OTHERS[kind](alive, folder, rng)
         end_s = END_S if len(processes) == 1 else JOIN_S
         ended = _await(processes, end_s if kind in SIGNALS else WHOLE_S)
         if kind == "a flipped byte":
@@ -159,31 +171,46 @@ class Chaos:
         return Disturbance(kind, round(after_s, 2), ended.statuses[0]), ended
 
 
-def _full_disk(processes: Sequence[subprocess.Popen], rng: random.Random) -> None:
+def _full_disk(processes: Sequence[Process], folder: Path, rng: random.Random) -> None:
     """Let no file grow for some seconds."""
+    del folder
     _limit(processes, 0)
     time.sleep(rng.uniform(0.5, 4.0))
     _limit(processes, resource.RLIM_INFINITY)
 
 
-def _limit(processes: Sequence[subprocess.Popen], n_bytes: int) -> None:
+def _limit(processes: Sequence[Process], n_bytes: int) -> None:
     for process in processes:
         if process.poll() is None:
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (n_bytes, resource.RLIM_INFINITY))
 
 
-def _stand_still(processes: Sequence[subprocess.Popen], rng: random.Random) -> None:
+def _read_only(processes: Sequence[Process], folder: Path, rng: random.Random) -> None:
+    """Let nothing be written into the output folder for some seconds, whichever process is struck."""
+    del processes
+    folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    for mode, seconds in ((0o555, rng.uniform(0.5, 4.0)), (0o755, 0.0)):
+        for path in folders:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                path.chmod(mode)
+        time.sleep(seconds)
+
+
+def _stand_still(processes: Sequence[Process], folder: Path, rng: random.Random) -> None:
+    del folder
     _send(processes, signal.SIGSTOP)
     time.sleep(rng.uniform(0.5, 4.0))
     _send(processes, signal.SIGCONT)
 
 
-def _kill(processes: Sequence[subprocess.Popen], rng: random.Random) -> None:
+def _kill(processes: Sequence[Process], folder: Path, rng: random.Random) -> None:
+    del folder, rng
     _send(processes, signal.SIGKILL)
 
 
-OTHERS: dict[str, Callable[[Sequence[subprocess.Popen], random.Random], None]] = {
+OTHERS: dict[str, Callable[[Sequence[Process], Path, random.Random], None]] = {
     "a full disk": _full_disk,
+    "a read-only folder": _read_only,
     "standing still": _stand_still,
     "a flipped byte": _kill,
 }
@@ -199,19 +226,25 @@ def _flip(folder: Path, rng: random.Random) -> None:
         path.write_bytes(content)
 
 
-def _process(words: Sequence[str]) -> subprocess.Popen:
-    """Start a module in a session of its own, in which Ctrl-C is not ignored."""
-    return subprocess.Popen(
+def _process(words: Sequence[str], environment: Mapping[str, str]) -> Process:
+    """Start a module in a session of its own, in which Ctrl-C is not ignored, and modes of files not even by root."""
+    return Process(
         [sys.executable, "-m", *words],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+        env=os.environ
+        | {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=_prepare,
     )
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)  # refused, and not needed, unless root
 
 
 def _process_flags(n_processes: int) -> Iterator[list[str]]:
@@ -223,13 +256,13 @@ def _process_flags(n_processes: int) -> Iterator[list[str]]:
         yield flags if n_processes > 1 else []
 
 
-def _send(processes: Sequence[subprocess.Popen], signum: int) -> None:
+def _send(processes: Sequence[Process], signum: int) -> None:
     for process in processes:
         if process.poll() is None:
             process.send_signal(signum)
 
 
-def _await(processes: Sequence[subprocess.Popen], timeout_s: float) -> Ended:
+def _await(processes: Sequence[Process], timeout_s: float) -> Ended:
     """Wait for the processes to end, and kill what has not ended by then."""
     deadline = time.monotonic() + timeout_s
     printed, hung = [], False
@@ -293,6 +326,9 @@ def make_given(folder: Path) -> None:
                 row = {"prompt": prompt, "chosen": f"{chosen} w0", "rejected": rejected}
                 file.write(json.dumps(row) + "\n")
     word_tokenizer(words).save_pretrained(folder / "tokenizer")
+    if shutil.which("cc"):
+        source = ROOT / "runs" / "slow_disk.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / SLOW_DISK, source, "-ldl"], check=True)
     build = f"jaxppo.planning build {_BLOCKSWORLD} --n_train 60 --quiet --output_dir {folder / 'data'}"
     subprocess.run([sys.executable, "-m", *build.split()], cwd=ROOT, check=True)
 
@@ -322,7 +358,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         kills += sum(d["kind"] in SIGNALS or d["kind"] == "a flipped byte" for d in result["done"])
         wrong += bool(result["wrong"])
         told = ", ".join(f"{d['kind']} at {d['after_s']:.1f} s" for d in result["done"])
-        print(f"{number} {result['job']}: {told}: {'; '.join(result['wrong']) or 'equal'}", flush=True)
+        disk = " on a slow disk" * result["slow_disk"]
+        print(f"{number} {result['job']}{disk}: {told}: {'; '.join(result['wrong']) or 'equal'}", flush=True)
     print(f"{trials} trials, {kills} kills, {wrong} wrong (seed {args.seed})")
     return wrong
 

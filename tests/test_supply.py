@@ -72,6 +72,7 @@ def locked() -> dict[str, tuple[Version, int]]:
         requirement = Requirement(entry.partition(" \\")[0].strip())
         (pin,) = requirement.specifier
         assert pin.operator == "=="
+        assert canonicalize_name(requirement.name) not in found
         found[canonicalize_name(requirement.name)] = (Version(pin.version), entry.count("--hash=sha256:"))
     return found
 

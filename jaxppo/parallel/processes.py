@@ -2,11 +2,15 @@
 
 JAX's coordination service connects them (`jax.distributed`); nothing here talks to a network by itself. What only one
 process may do, such as writing logs, the first one does (`is_first`). Whatever decides which device programs run must
-be the same everywhere: `check_same`, `on_first` and `largest` see to it.
+be the same everywhere: `check_same`, `on_first` and `largest` see to it. A process that fails tells the others why, and
+they end with its reason, wherever they are waiting for it.
 
 With one process every function does the obvious thing.
 """
 
+import atexit
+import importlib.metadata
+import json
 import os
 import pickle
 import sys
@@ -14,19 +18,29 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO, TypeVar
+from contextlib import suppress
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import jax
 import numpy as np
+from jax._src import distributed  # the coordination service as a store of keys has no public name
 from jax.experimental import multihost_utils
 
 from jaxppo.config import RunConfig
-from jaxppo.errors import ConfigError, JaxppoError
+from jaxppo.errors import ConfigError, JaxppoError, first_line
 
 T = TypeVar("T")
 
 HEARTBEAT_S = 30
 """A process that says nothing for so long counts as dead, and ends the others."""
+FAILURE = "jaxppo/failure"
+"""Key under which the first process that fails tells the others: [its number, its reason]."""
+LISTEN_S, GRACE_S = 0.5, 1.0
+"""How often a process looks for the failure of another one, and how long it may then still end by itself."""
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers")
+"""What the device programs and the rows that they read come from."""
+
+_ending = threading.Event()
 
 
 def join(run: RunConfig) -> None:
@@ -75,6 +89,8 @@ def join(run: RunConfig) -> None:
         ) from None
     finally:
         limit.cancel()
+    atexit.register(_ending.set)  # before JAX leaves the service
+    threading.Thread(target=_listen, name="listen", daemon=True).start()
 
 
 def _end_unconnected(address: str | None, count: int | None, seconds: int) -> None:
@@ -121,15 +137,53 @@ def wait_for_all() -> None:
         gather(None)
 
 
-def end_with(status: int) -> None:
-    """End this process after it has told its error, where there are others; else do nothing.
+def end_with(status: int, reason: str) -> None:
+    """End this process after it has printed its error, where there are others; else do nothing.
 
-    An orderly end would wait for the others, who may be waiting for this one. The first process stays a moment longer:
-    without it the others would be ended before they have told theirs.
+    An orderly end would wait for the others, who may be waiting for this one.
+
+    Args:
+        status: of this process.
+        reason: for the others.
     """
     if not jax.distributed.is_initialized():
         return
-    time.sleep(3.0 if is_first() else 1.0)
+    _ending.set()
+    _tell(reason)
+    _leave(status)
+
+
+def _tell(reason: str) -> None:
+    """Let the others know, unless another failure came first, or none can be reached any more."""
+    state = distributed.global_state
+    with suppress(jax.errors.JaxRuntimeError, AttributeError):
+        state.client.key_value_set(FAILURE, json.dumps([state.process_id, reason]))  # type: ignore[union-attr]
+
+
+def _failure_of_another() -> str | None:
+    """Return what another process has failed with, as a line for the user, or None."""
+    state = distributed.global_state
+    try:
+        number, reason = json.loads(state.client.key_value_try_get(FAILURE))  # type: ignore[union-attr]
+    except (jax.errors.JaxRuntimeError, AttributeError):  # no such key, or the service is gone
+        return None
+    return None if number == state.process_id else f"error: process {number} of {state.num_processes} failed: {reason}"
+
+
+def _listen() -> None:
+    """End this process when another one has failed: in a joint computation or a barrier it would wait for ever."""
+    while not _ending.wait(LISTEN_S):
+        failure = _failure_of_another()
+        if failure is not None and not _ending.wait(GRACE_S):
+            _ending.set()
+            sys.stdout.flush()
+            print(failure, file=sys.stderr, flush=True)
+            _leave(2)
+
+
+def _leave(status: int) -> NoReturn:
+    """End at once, but not before the others have heard: without the first process they would be ended, too."""
+    time.sleep(5.0 if is_first() else 2.0)
     sys.stdout.flush()
     os._exit(status)
 
@@ -173,14 +227,27 @@ def check_same(settings: Mapping[str, Any]) -> None:
             )
 
 
+def check_same_packages() -> None:
+    """Raise a `ConfigError` unless all have the same versions of `PACKAGES`; all of them must call this."""
+    check_same({f"version of {name}": importlib.metadata.version(name) for name in PACKAGES})
+
+
 def give_up(error: BaseException) -> None:
     """End this process at once after an error that nobody expected, if there are others; else do nothing.
 
     An orderly end would first wait for all processes to come to theirs, and one of them may be gone: that is what most
-    such errors say. The others notice by the silence of this one.
+    such errors say: where it has told why, that is printed instead.
     """
     if is_alone():
         return
+    is_told = _ending.is_set()  # by `_listen`
+    _ending.set()
+    failure = _failure_of_another()
+    if failure is not None:
+        if not is_told:
+            print(failure, file=sys.stderr, flush=True)
+        _leave(2)
+    _tell(first_line(error) if isinstance(error, Exception) else type(error).__name__)
     traceback.print_exception(error)
     print(
         f"error: process {jax.process_index()} of {jax.process_count()} stops: this one failed, or another one is gone "
@@ -188,5 +255,4 @@ def give_up(error: BaseException) -> None:
         file=sys.stderr,
         flush=True,
     )
-    sys.stdout.flush()
-    os._exit(1)
+    _leave(1)

@@ -2,6 +2,7 @@
 
 Orbax notices a missing or cut file, but gives back wrong numbers for flipped bytes in an array file. So each checkpoint
 holds the checksums of its files, written before the checkpoint gets its name, and whoever reads it compares them first.
+Of several processes each writes its part; one that cannot does not wait for the others, who end with its reason.
 """
 
 import json
@@ -10,9 +11,8 @@ import os
 import re
 import shutil
 import sys
-import zlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,18 +21,16 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import multihost
 
 from jaxppo.errors import DataError
 from jaxppo.parallel import processes
+from jaxppo.run import checksums
 from jaxppo.types import Params, TrainState
-
-CHECKSUMS = "checksums.json"
-"""In a checkpoint: {"files": {file: [bytes, CRC-32]}, "crc32": of this table}; what lacks it is no whole checkpoint."""
 
 PARAMS, OPT_STATE, REST, META = ITEMS = ("params", "opt_state", "rest", "meta")
 """Folders of a checkpoint: an item can be read without the others."""
 
-_CHUNK_BYTES = 1 << 20
 _ORBAX = os.path.join("orbax", "checkpoint", "")
 
 Warn = Callable[[str], None]
@@ -56,6 +54,7 @@ class Checkpoints:
         self._kept = _LatestAndBest(keep, 1.0 if greater_is_better else -1.0)
         self._manager: ocp.CheckpointManager | None = None
         self._writing: int | None = None  # the step of the last `save`
+        self._failed = threading.Event()  # this process's part of it, in a thread of orbax
         self._damaged: set[int] = set()  # as found by the last reader
         for step in self.steps if best is not None else ():
             if self._damage(step, (META,)) is None:
@@ -71,7 +70,7 @@ class Checkpoints:
     @property
     def latest(self) -> int | None:
         """Updates done at the latest checkpoint that was written to its end, or None."""
-        whole = (step for step in self.steps if (self._folder / str(step) / CHECKSUMS).is_file())
+        whole = (step for step in self.steps if (self._folder / str(step) / checksums.FILE).is_file())
         return max(whole, default=None)
 
     @property
@@ -114,6 +113,15 @@ class Checkpoints:
         if self._manager is not None:
             with self._write_errors(self._writing):
                 self._manager.wait_until_finished()
+
+    def check(self) -> None:
+        """Wait for nothing, but say at once that the last checkpoint could not be written, where that is known.
+
+        Raises:
+            DataError: see `wait`.
+        """
+        if self._failed.is_set():
+            self.wait()
 
     def restore(self, like: TrainState, warn: Warn) -> TrainState:
         """Restore the latest undamaged state.
@@ -214,18 +222,27 @@ class Checkpoints:
             preservation_policy=self._kept,
             cleanup_tmp_directories=True,  # of killed processes
             lightweight_initialize=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+            async_options=ocp.AsyncOptions(
+                post_finalization_callback=self._write_checksums, barrier_sync_fn=self._meet
+            ),
         )
         return ocp.CheckpointManager(self._folder, options=options)
 
     def _write_checksums(self) -> None:
         """Called by orbax when the files are written, and before their folder gets its final name."""
         (partial,) = self._folder.glob(f"{self._writing}.orbax-checkpoint-tmp*")
-        paths = [path for item in ITEMS for path in sorted((partial / item).rglob("*")) if path.is_file()]
-        with ThreadPoolExecutor() as pool:
-            checksums = pool.map(_checksum, paths)
-            table = {path.relative_to(partial).as_posix(): sums for path, sums in zip(paths, checksums, strict=True)}
-        (partial / CHECKSUMS).write_text(_sealed(table), encoding="utf-8")
+        checksums.write(partial, ITEMS)
+
+    def _meet(self, *, key: str, timeout_ms: int) -> None:
+        """Wait for the other processes, as orbax asks, but not in a thread of its that has failed.
+
+        After a failure orbax would meet the others here, who wait elsewhere for this process's part: nobody would hear.
+        """
+        error = sys.exc_info()[1]
+        if error is not None and threading.current_thread() is not threading.main_thread():
+            self._failed.set()
+            raise error
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def _clear_the_way(self, step: int) -> None:
         """Give damaged checkpoints another name, so that they neither block a step nor count among those kept."""
@@ -249,6 +266,7 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
+            self._failed.clear()
             self._manager = None  # it would raise the same again; another one clears what was left half-written
             reason = _system_reason(error)
             if reason is None:
@@ -282,24 +300,7 @@ class Checkpoints:
 
     def _damage(self, step: int, items: Sequence[str]) -> str | None:
         """Return what is wrong with the files of a checkpoint, or None."""
-        folder = self._folder / str(step)
-        try:
-            text = (folder / CHECKSUMS).read_text(encoding="utf-8")
-            table = json.loads(text)["files"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return f"{CHECKSUMS} is missing or broken"
-        if text != _sealed(table):
-            return f"{CHECKSUMS} is not as it was written"
-        expected = {name: sums for name, sums in table.items() if name.split("/")[0] in items}
-        with ThreadPoolExecutor() as pool:
-            found = pool.map(_checksum, (folder / name for name in expected))
-            for name, sums in expected.items():
-                try:
-                    if next(found) != sums:
-                        return f"{name} is not as it was written"
-                except OSError as error:
-                    return f"{name}: {error.strerror}"
-        return None
+        return checksums.damage(self._folder / str(step), items)
 
     def _check_fits(self, step: int, like: TrainState) -> None:
         """Raise a `DataError` that names the first array in which a checkpoint differs from `like`."""
@@ -353,20 +354,6 @@ def _shapes(tree: Any) -> dict[str, str]:
         jax.tree_util.keystr(path, simple=True, separator="."): f"{np.dtype(leaf.dtype)} {list(leaf.shape)}"
         for path, leaf in leaves
     }
-
-
-def _checksum(path: Path) -> list[int]:
-    """[bytes, CRC-32] of a file."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
-    return [size, crc]
-
-
-def _sealed(table: dict[str, list[int]]) -> str:
-    """Return the text of `CHECKSUMS`: a damaged name in it would let the file of that name pass unread."""
-    return json.dumps({"files": table, "crc32": zlib.crc32(json.dumps(table).encode())})
 
 
 def _listed(damaged: dict[int, str]) -> str:

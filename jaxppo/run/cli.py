@@ -23,6 +23,7 @@ _OS_FIXES = {
     errno.EACCES: _NO_RIGHT,
     errno.EPERM: _NO_RIGHT,
     errno.EROFS: _NO_RIGHT,
+    errno.EFBIG: "allow larger files (ulimit -f), or name an output_dir on a disk that holds them",
     errno.ENOENT: "check the spelling of the path",
     errno.EMFILE: "allow more open files (ulimit -n)",
 }
@@ -106,11 +107,12 @@ def _say(line: str) -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    print(f"error: {sanitize(message)}", file=sys.stderr, flush=True)
+    message = sanitize(message)
+    print(f"error: {message}", file=sys.stderr, flush=True)
     if "jax" in sys.modules:
         from jaxppo.parallel import processes
 
-        processes.end_with(2)
+        processes.end_with(2, message)
     sys.exit(2)
 
 

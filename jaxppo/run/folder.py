@@ -127,9 +127,10 @@ def begin(command: str, config: Any) -> Run:
         config: its configuration, with `run`.
 
     Raises:
-        ConfigError: as for `processes.join`, `processes.check_same` and `check`.
+        ConfigError: as for `processes.join`, `processes.check_same`, `processes.check_same_packages` and `check`.
     """
     processes.join(config.run)
+    processes.check_same_packages()
     processes.check_same(flatten(config))
 
     def find() -> tuple[Path, bool, dict[str, Any], list[str]]:

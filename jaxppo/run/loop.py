@@ -129,6 +129,7 @@ class TrainingLoop:
         last, done = self._steps.total, number
         try:
             preemption.check()
+            self._checkpoints.check()
             output = self._steps.step(state, number)
             state, record, done = output.state, output.record, number + 1
             self._record = record

@@ -1,6 +1,9 @@
 """Several processes of one run: they agree or refuse together, and end together when one is gone."""
 
 import json
+import os
+import re
+import resource
 import signal
 import time
 from pathlib import Path
@@ -34,6 +37,21 @@ def steps_of(folder: Path) -> list[dict]:
 def comparable(record: dict) -> dict:
     """Without what may differ between equal runs."""
     return {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
+
+
+OTHER_OPTAX = """
+import importlib.metadata, runpy, sys
+true = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.0.0" if name == "optax" else true(name)
+sys.argv[0] = "jaxppo.train"
+runpy.run_module("jaxppo.train", run_name="__main__", alter_sys=True)
+"""
+REWARD = """
+import jax
+
+def score(completions, **_):
+    return [float("nan") if jax.process_index() == 1 else 1.0] * len(completions)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +103,29 @@ def test_processes_with_different_settings_all_refuse(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
+def test_processes_with_different_packages_all_refuse(tmp_path):
+    first, (_, _, *flags) = commands(tmp_path / "run")
+    with started([first, ["-c", OTHER_OPTAX, *flags]], num_devices=1) as both:
+        outputs = outputs_of(both, timeout_s=120)
+    assert [process.returncode for process in both] == [2, 2], outputs
+    for said in outputs:
+        assert "error: version of optax: expected the same on all processes, got '" in said and "0.0.0" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.full
+def test_a_reward_that_is_no_number_on_one_process_ends_both_with_its_reason(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(REWARD)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    flags = ("--reward_funcs", "own:score", "--eval_splits", "test", "--headline_split", "test")
+    with started(commands(tmp_path / "run", *flags), num_devices=1) as both:
+        outputs = outputs_of(both, timeout_s=300)
+    assert [process.returncode for process in both] == [2, 2], "\n".join(outputs)[-4000:]
+    assert "error: reward score: expected a number for row 0, got nan" in outputs[1]
+    assert "error: process 1 of 2 failed: reward score: expected a number for row 0, got nan" in outputs[0]
+
+
 def test_a_refusal_of_the_first_process_is_that_of_all(tmp_path):
     (tmp_path / "file").write_text("no run")
     with started(commands(tmp_path), num_devices=1) as both:
@@ -105,6 +146,27 @@ def test_waiting_for_the_others_is_bounded(tmp_path, number):
     assert "within 2 s" in said
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_disk_of_one_process_ends_both_with_its_reason(tmp_path, full, monkeypatch):
+    """The first fails at its logs, the second, which writes plans for VAL too, at its part of a checkpoint."""
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")  # it would keep cut programs
+    flags = ("--total_episodes", "96", "--save_steps", "1", "--num_sample_generations", "0", "--eval_splits", "test")
+    with started(commands(tmp_path / "run", *flags, "--headline_split", "test"), num_devices=1) as both:
+        limit = time.monotonic() + 600
+        while not (tmp_path / "run" / "config.yaml").exists():
+            assert time.monotonic() < limit and both[0].poll() is None, both[0].communicate()[0][-3000:]
+            time.sleep(0.1)
+        resource.prlimit(both[full].pid, resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+        outputs = outputs_of(both, timeout_s=240)
+    assert [process.returncode for process in both] == [2, 2], "\n".join(outputs)[-4000:]
+    (own,), (heard,) = (re.findall("^error: (.*)$", outputs[number], re.MULTILINE) for number in (full, 1 - full))
+    assert "got: File too large; " in own
+    assert full == 0 or own.startswith(f"checkpoints: expected to write checkpoint 1 into {tmp_path / 'run'}")
+    assert heard == f"process {full} of 2 failed: {own}"
+    assert not any("Traceback" in said or "stack trace" in said for said in outputs)
+
+
 ALONE = """
 import sys, time
 from jaxppo.run import cli
@@ -112,14 +174,14 @@ from jaxppo.parallel import processes
 from jaxppo.config import RunConfig
 from jaxppo.errors import DataError
 
-processes.HEARTBEAT_S = 4
+processes.HEARTBEAT_S = 8
 number, address, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 
 def command():
     processes.join(RunConfig(coordinator_address=address, num_processes=2, process_id=number))
     processes.wait_for_all()
     if what == "writes" and number == 0:
-        time.sleep(9)
+        time.sleep(10)
         print("written")
     if what == "fails" and number == 1:
         raise DataError("reward: expected a number, got none")
@@ -141,9 +203,9 @@ def test_what_one_process_does_alone_at_the_end(what):
         assert [process.returncode for process in both] == [0, 0], outputs
         assert "written" in outputs[0]
     else:
-        assert both[1].returncode == 2
+        assert [process.returncode for process in both] == [2, 2], outputs
         assert "error: reward: expected a number, got none" in outputs[1]
-        assert both[0].returncode not in (0, None)
+        assert "error: process 1 of 2 failed: reward: expected a number, got none" in outputs[0]
 
 
 @pytest.mark.parametrize(

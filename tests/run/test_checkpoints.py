@@ -475,7 +475,7 @@ def test_a_checkpoint_of_another_model_is_not_damage(tmp_path, like, message):
 # ---------------------------------------------------------------------------------------------------------- full disk
 
 FULL_DISK = """
-import os, resource, sys
+import os, resource, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import jax
@@ -494,6 +494,11 @@ try:
     checkpoints.save(3, state, {})
     if when == "save":
         checkpoints.save(4, state, {})
+    elif when == "check":
+        limit = time.monotonic() + 60
+        while time.monotonic() < limit:
+            checkpoints.check()
+            time.sleep(0.1)
     else:
         getattr(checkpoints, when)()
 except here.DataError as error:
@@ -516,7 +521,7 @@ def run_full_disk(folder, limit, when):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("limit", "when"), [(0, "wait"), (700, "save"), (9000, "close")])
+@pytest.mark.parametrize(("limit", "when"), [(0, "wait"), (700, "save"), (700, "check"), (9000, "close")])
 def test_a_full_disk_is_one_error_and_leaves_the_earlier_checkpoints(tmp_path, limit, when):
     error, listing = run_full_disk(tmp_path, limit, when)
     assert error == (
