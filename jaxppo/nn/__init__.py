@@ -25,21 +25,13 @@ NOT_COVERED = {
     "gemma": _GEMMA,
     "gemma2": f"{_GEMMA}, four norms a layer and capped logits",
     "gemma3_text": f"{_GEMMA}, four norms a layer and two bases of rotary frequencies",
-    "gemma3": _VISION,
     "phi": "Phi, which needs partial rotary embeddings in parallel blocks and a head with a bias",
     "phi3": "Phi-3, which needs fused projections and rotary frequencies of the kind longrope",
     "granite": "Granite, which needs its four multipliers",
     "olmo2": "OLMo 2, which needs norms behind attention and MLP, and of whole queries and keys",
     "qwen3_5": "Qwen3.5, which needs layers of linear attention",
-    "mixtral": _EXPERTS,
-    "qwen2_moe": _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-    "gpt_oss": _EXPERTS,
-    "qwen2_vl": _VISION,
-    "qwen2_5_vl": _VISION,
-    "qwen3_vl": _VISION,
-    "llama4": _VISION,
-    "mistral3": _VISION,
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"), _EXPERTS),
+    **dict.fromkeys(("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llama4", "mistral3"), _VISION),
 }
 """`model_type` -> what it is, and what computing it would need."""
 

@@ -46,13 +46,8 @@ _ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 _LLAMA = {"max_position_embeddings": 2048, **_ENDS}
 _MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096, **_ENDS}
 _SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True}
-_SMOLLM3 |= {
-    "use_sliding_window": False,
-    "sliding_window": None,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "no_rope_layer_interval": 4,
-}
+_SMOLLM3 |= {"use_sliding_window": False, "sliding_window": None, "no_rope_layer_interval": 4}
+_SMOLLM3 |= {"bos_token_id": 128000, "eos_token_id": 128001}
 
 KINDS = {
     "llama": Kind("Llama", _COMMON | _LLAMA, ("attention_bias", "mlp_bias")),
@@ -138,10 +133,10 @@ class LlamaConfig(ModelConfig):
 
 
 _REQUIRED_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-# Field of our configuration -> key in transformers.
-_KEYS = {name: name for name in (*_REQUIRED_KEYS, "max_position_embeddings", "hidden_act", "tie_word_embeddings")}
-_KEYS |= {"layer_norm_eps": "rms_norm_eps", "initializer_range": "initializer_range", "pad_token_id": "pad_token_id"}
-_KEYS |= {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id"}
+_SAME_KEYS = ("max_position_embeddings", "hidden_act", "tie_word_embeddings", "initializer_range")
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_KEYS = {name: name for name in (*_REQUIRED_KEYS, *_SAME_KEYS, *_TOKENS)} | {"layer_norm_eps": "rms_norm_eps"}
+"""Field of our configuration -> key in transformers."""
 
 
 def from_hf(raw: dict[str, Any]) -> dict[str, Any]:
@@ -151,26 +146,15 @@ def from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None} | dict(kind.defaults) | raw
     rope, share = rope_from_hf(given, given["rope_theta"])
     if (raw.get("partial_rotary_factor", 1.0) if share is None else share) != 1.0:
-        raise ModelError(
-            f"partial_rotary_factor: expected 1.0 for a {raw['model_type']} model, whose heads rotate whole"
-        )
+        expected = f"1.0 for a {raw['model_type']} model, whose heads rotate whole"
+        raise ModelError(f"partial_rotary_factor: expected {expected}")
     check_positive_int("num_hidden_layers", given["num_hidden_layers"])
     unrotated = _unrotated(given) if kind.unrotated_every else ()
     window, window_layers = _windows(kind, given, unrotated)
-    sizes = {name: given[name] for name in ("head_dim", "num_key_value_heads") if given.get(name) is not None}
-    flags = {name: given.get(name, False) for name in kind.flags}
-    return (
-        {name: given[key] for name, key in _KEYS.items() if key in given}
-        | sizes
-        | flags
-        | {
-            "model_type": raw["model_type"],
-            "rope": rope,
-            "sliding_window": window,
-            "window_layers": window_layers,
-            "unrotated_layers": unrotated,
-        }
-    )
+    fields = {name: given[key] for name, key in _KEYS.items() if key in given}
+    fields |= {name: given[name] for name in ("head_dim", "num_key_value_heads") if given.get(name) is not None}
+    fields |= {name: given.get(name, False) for name in kind.flags} | {"model_type": raw["model_type"], "rope": rope}
+    return fields | {"sliding_window": window, "window_layers": window_layers, "unrotated_layers": unrotated}
 
 
 def _unrotated(given: Mapping[str, Any]) -> tuple[int, ...]:

@@ -12,20 +12,14 @@ from jaxppo.data import SEQUENCE_BUCKET
 from jaxppo.errors import ModelError
 from jaxppo.nn.config import check_at_least, check_bool, check_choice, check_positive_int
 
+_LENGTH = "original_max_position_embeddings"
 # rope_type -> its settings in transformers; the first ones have no default.
 _SETTINGS = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        "factor",
-        "original_max_position_embeddings",
-        "beta_fast",
-        "beta_slow",
-        "attention_factor",
-        "truncate",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
+    "yarn": ("factor", _LENGTH, "beta_fast", "beta_slow", "attention_factor", "truncate"),
 }
 
 
@@ -213,10 +207,10 @@ def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None
     given = {name: rope[name] for name in _SETTINGS[kind] if rope.get(name) is not None}
     longest = raw["max_position_embeddings"]
     if kind == "dynamic":
-        given["original_max_position_embeddings"] = longest
-    elif "original_max_position_embeddings" in _SETTINGS[kind]:
-        given.setdefault("original_max_position_embeddings", longest)
-        given |= {name: raw[name] for name in ("original_max_position_embeddings",) if name in raw}
+        given[_LENGTH] = longest
+    elif _LENGTH in _SETTINGS[kind]:
+        given.setdefault(_LENGTH, longest)
+        given |= {name: raw[name] for name in (_LENGTH,) if name in raw}
     if kind == "yarn":
         given = _filled_yarn(given, rope, longest)
     for name in _SETTINGS[kind][:3] if kind == "llama3" else _SETTINGS[kind][:1]:
@@ -229,7 +223,7 @@ def _filled_yarn(given: dict[str, Any], rope: Mapping[str, Any], longest: Any) -
 
     With `mscale` and `mscale_all_dim` the latter is the quotient of two such numbers.
     """
-    numbers = (longest, given["original_max_position_embeddings"])
+    numbers = (longest, given[_LENGTH])
     if "factor" not in given and all(type(each) is int and each > 0 for each in numbers):
         given["factor"] = max(1.0, numbers[0] / numbers[1])
     factor: Any = given.get("factor")

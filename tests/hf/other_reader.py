@@ -1,8 +1,8 @@
 """Reads model folders with whatever transformers is on the path, and writes what it computed.
 
 `python other_reader.py OUT FOLDER...`: OUT becomes a JSON object with its version and, for each folder, the outputs of
-its model in float32 on the ids below, its dtype, what did not fit, and what its tokenizer makes of some of its
-words. No part of jaxppo is imported.
+its model in float32 on the ids below (modulo its vocabulary), its dtype, what did not fit, and what its tokenizer makes
+of some of its words. No part of jaxppo is imported.
 """
 
 import json
@@ -30,7 +30,7 @@ def read(folder):
     model, info = load(folder, dtype="auto", output_loading_info=True, **attention)
     found = {"dtype": str(model.dtype), "problems": sorted(str(name) for names in info.values() for name in names)}
     with torch.no_grad():
-        found["outputs"] = model.float().eval()(torch.tensor(ROWS)).logits.tolist()
+        found["outputs"] = model.float().eval()(torch.tensor(ROWS) % raw["vocab_size"]).logits.tolist()
     if (folder / "tokenizer.json").is_file():
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         text = " ".join(sorted(filter(str.isalnum, tokenizer.get_vocab()))[:5])

@@ -128,7 +128,8 @@ def readings(folders, older_packages, tmp_path_factory) -> dict[str, dict]:
 def computed(folder: Path) -> np.ndarray:
     """Return what jaxppo computes: logits [B, T, V] of a language model, scores [B, 1] of a classifier."""
     loaded, head = hf.load_model(folder), hf.read_config(folder)[1]
-    output = models.apply(loaded.config, loaded.params, jnp.asarray(ROWS), logits=head == "lm")
+    ids = jnp.asarray(ROWS) % loaded.config.vocab_size
+    output = models.apply(loaded.config, loaded.params, ids, logits=head == "lm")
     return np.asarray(output.logits if head == "lm" else models.scores(loaded.params, output.hidden)[:, -1:])
 
 
