@@ -22,6 +22,7 @@ __all__ = [
     "PromptStyle",
     "parse_completion",
     "plan_text",
+    "prompt_after",
     "render_completion",
     "render_prompt",
     "split_words",
@@ -73,6 +74,21 @@ def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> 
         domain_pddl: domain text; `atoms` and `pddl` need none.
     """
     return _style(style).parse_completion(plan_text(text), domain_pddl)
+
+
+def prompt_after(before: str, prompt: str, style: str) -> str:
+    """Return a prompt as it stands behind another one: without its domain, where both have the same.
+
+    Args:
+        before: the earlier prompt.
+        prompt: the later one.
+        style: of both; one that is not of `PROMPT_STYLES`, or shows no domain, leaves the prompt as it is.
+    """
+    mark = PROMPT_STYLES[style].problem_mark if style in PROMPT_STYLES else None
+    if mark is None:
+        return prompt
+    domain, found, problem = prompt.partition(mark)
+    return mark.lstrip() + problem if found and before.startswith(domain + mark) else prompt
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str], style: str = "atoms") -> list[str]:
