@@ -1,11 +1,14 @@
 """Checks of settings: each raises a `ConfigError` that names the field, what was expected and what came."""
 
+import json
 import math
 from collections.abc import Collection
+from typing import Annotated, Any
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jaxppo.errors import ConfigError
+from jaxppo.config.reading import parse_json
+from jaxppo.errors import ConfigError, DataError
 
 
 def require(condition: bool, name: str, expected: str, value: object) -> None:
@@ -53,3 +56,46 @@ def choices(names: Collection[str]) -> PrimitiveConstructorSpec[str]:
 def require_choice(config: object, name: str, names: Collection[str]) -> None:
     """Raise a `ConfigError` unless the named field is one of the names of a table."""
     require(getattr(config, name) in names, name, f"one of {', '.join(names)}", getattr(config, name))
+
+
+def _from_json(text: str) -> Any:
+    """Read JSON; what is none stays a text, for `require_mapping` to refuse."""
+    try:
+        return None if text == "None" else parse_json(text)
+    except DataError:
+        return text
+
+
+JsonMapping = Annotated[
+    dict[str, Any] | None,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=lambda words: _from_json(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, dict),
+        str_from_instance=lambda value: [json.dumps(value)],
+    ),
+]
+"""A setting that is a mapping in YAML, and JSON text on the command line; see `require_mapping`."""
+
+
+def require_mapping(config: object, name: str, refused: Collection[str] = ()) -> None:
+    """Raise a `ConfigError` unless the named field is None, or a mapping that JSON can say.
+
+    Args:
+        config: has the field.
+        name: of the field.
+        refused: keys that it may not have.
+    """
+    value = getattr(config, name)
+    if value is None:
+        return
+    expected = "a mapping, in JSON such as '{\"enable_thinking\": false}'"
+    require(isinstance(value, dict), name, expected, value)
+    try:
+        is_plain = json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError, RecursionError):
+        is_plain = False
+    require(is_plain, name, "texts as keys, and values that JSON can say", value)
+    for key in value:
+        require(key not in refused, name, "arguments for the text of the template", key)

@@ -3,10 +3,15 @@
 import re
 from dataclasses import dataclass
 
-from jaxppo.config.checks import require, require_positive
+from jaxppo.config.checks import JsonMapping, require, require_mapping, require_positive
 
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
+
+TOKENIZER_ARGUMENTS = ("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message")
+TOKENIZER_ARGUMENTS += ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
+TOKENIZER_ARGUMENTS += ("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens")
+"""What `apply_chat_template` takes for itself, so that it is no argument of the template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,12 @@ class DataConfig:
     """Give the model each prompt as the user's turn of a chat, by the tokenizer's chat template; rewards see the plain
     prompt. Default: where the tokenizer has a template and prompts are not cut."""
     system_prompt: str | None = None
-    """First turn of every chat; default: none."""
+    """First turn of every chat that has no system turn of its own; default: none."""
+    chat_template_kwargs: JsonMapping = None
+    """Arguments for the tokenizer's chat template, as a YAML mapping or as JSON: `{"enable_thinking": false}`."""
+    n_shots: int = 0
+    """Solved examples before each prompt, drawn from split `train` of the same data: other problems of the same domain
+    and prompt style, chosen by data_seed and the row's id. Rewards see the plain prompt."""
     input_min_text_length: int | None = None
     """With input_max_text_length: cut each prompt to a number of tokens drawn once from this range (both ends may come
     out), as with TRL 0.11's LengthSampler; for text to be continued."""
@@ -62,9 +72,13 @@ class DataConfig:
             require(given, "input_min_text_length, input_max_text_length", expected, (low, high))
             expected = "None or False with input_max_text_length: text to be continued is no turn of a chat"
             require(not self.use_chat_template, "use_chat_template", expected, self.use_chat_template)
+            expected = "0 with input_max_text_length: text to be continued has no examples"
+            require(self.n_shots == 0, "n_shots", expected, self.n_shots)
         for name in ("train_sizes", "rl_sizes", "test_sizes", "test_longer_sizes"):
             parse_sizes(getattr(self, name), name)
         require_positive(self, "max_prompt_length")
+        require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
+        require(self.n_shots >= 0, "n_shots", "an integer of at least 0", self.n_shots)
         least = self.min_prompt_characters
         require(least >= 0, "min_prompt_characters", "an integer of at least 0", least)
 

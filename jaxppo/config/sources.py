@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import tyro
 import yaml
 
+from jaxppo.config.checks import JsonMapping
 from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import BoundedLoader, parse_yaml
 from jaxppo.config.redact import REDACTED, redact
@@ -82,6 +83,8 @@ def _replace_known(config: Any, changes: dict[str, Any]) -> Any:
 
 def _typed(name: str, value: Any, annotation: Any) -> Any:
     """Check a YAML value against a field's annotation, through the same parser as the command line."""
+    if annotation == JsonMapping and not isinstance(value, str):
+        return value  # whatever it is, the configuration checks it
     words = [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
     try:
         _check_kind(value, annotation)

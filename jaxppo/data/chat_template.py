@@ -1,18 +1,26 @@
 """Chat templates: prompts become turns of a chat where the tokenizer has a template, and stay as they are elsewhere."""
 
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from jaxppo.config import DataConfig
-from jaxppo.errors import ConfigError
+from jaxppo.data.chats import Row, Turn, is_chat, turns_of
+from jaxppo.data.few_shot import Examples, load_examples, shown_after
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning import prompts
 
 MAX_TEMPLATE_S = 1.8
 """Time for one chat; templates take less than a thousandth of it."""
 
 _PROMPT, _COMPLETION = "prompt", "completion"
 """Texts to try a template with."""
+
+_LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
+"""What may stand between a prompt and a completion: blanks, and a thinking part, or the end of one, with nothing in it."""
+_OPENED_THINKING = re.compile(r"<think>\s*$")
 
 
 class ChatTemplate(NamedTuple):
@@ -21,35 +29,93 @@ class ChatTemplate(NamedTuple):
     Attributes:
         tokenizer: of the model.
         templated: whether its chat template is used.
-        system_prompt: first turn of every chat; None for none.
-        lead: blanks that the template puts between a prompt and its completion.
         end_id: the token that ends a completion.
+        system_prompt: first turn of every chat without a system turn; None for none.
+        arguments: of the template.
+        tail: what the template writes behind a completion.
+        before_end: the part of it before the token that ends the completion: blanks, if anything.
+        has_whole_chats: whether the template writes a prompt in the same way where its completion follows.
+        examples: solved rows before each prompt; None for none.
     """
 
     tokenizer: Any
     templated: bool
-    system_prompt: str | None
-    lead: str
     end_id: int
+    system_prompt: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    tail: str = ""
+    before_end: str = ""
+    has_whole_chats: bool = True
+    examples: Examples | None = None
 
-    def prompt_text(self, prompt: str) -> str:
-        """Return a prompt up to where the completion begins, as the user's turn where the template is used."""
-        return _apply(self.tokenizer, self.system_prompt, [prompt]) if self.templated else prompt
+    def prompt_text(self, row: Row) -> str:
+        """Return what a model is given of a row, up to where the completion begins.
 
-    def completion_text(self, completion: str) -> str:
-        """Return a completion without its end."""
-        return self.lead + completion
+        Raises:
+            DataError: the row is a chat, and there is no template for it; or it has too few examples.
+            ConfigError: the template does not take these turns.
+        """
+        if self.templated:
+            return self._render(self._turns(row), row)
+        *examples, last = shown = self._shown(row)
+        for chat in filter(is_chat, shown):
+            expected = "a tokenizer with a chat template, and use_chat_template not False"
+            raise DataError(f"messages of row {chat['id']}: expected {expected}, got prompts that are plain text")
+        return "".join(map(self._solved, examples)) + last["prompt"]
+
+    def completion_text(self, row: Row) -> str:
+        """Return the completion of a row as it stands behind its prompt, without the token that ends it.
+
+        Raises:
+            ConfigError: the template writes another prompt where a completion follows.
+        """
+        if not self.templated:
+            return row["completion"]
+        turns = self._turns(row)
+        start = self._render(turns, row)
+        whole = self._render([*turns, _answer(row)], row)
+        if not self.has_whole_chats or not whole.startswith(start) or not whole.endswith(self.tail):
+            expected = "False, or for supervised rows a chat template that writes a prompt the same with its completion"
+            raise ConfigError(
+                f"use_chat_template: expected {expected} (row {row['id']}), got a prompt that ends in {start[-40:]!r}, "
+                f"and {whole[-60:]!r}; chat_template_kwargs may help, such as enable_thinking"
+            )
+        return whole[len(start) : len(whole) - len(self.tail)] + self.before_end
+
+    def _turns(self, row: Row) -> list[Turn]:
+        """Return all turns before the completion: system, examples, and those of the row."""
+        *examples, last = self._shown(row)
+        turns = turns_of(last)
+        own = turns[:1] if turns[0]["role"] == "system" else []
+        shown = [turn for example in examples for turn in (*_without_system(turns_of(example)), _answer(example))]
+        return [*(own or _system(self.system_prompt)), *shown, *turns[len(own) :]]
+
+    def _shown(self, row: Row) -> list[Row]:
+        """Return the examples and the row, each without the domain where the one before has told it."""
+        rows = [*(self.examples.of(row) if self.examples is not None else ()), row]
+        return [rows[0], *(shown_after(later, before) for before, later in zip(rows, rows[1:], strict=False))]
+
+    def _solved(self, example: Row) -> str:
+        """Write an example as text; its end is shown, as the model has to end its answer, too."""
+        style = prompts.PROMPT_STYLES.get(str(example.get("prompt_style")))
+        gap = "" if style is None else style.gap
+        return f"{example['prompt']}{gap}{example['completion']}{self.tokenizer.eos_token}\n\n"
+
+    def _render(self, turns: Sequence[Turn], row: Row) -> str:
+        return _apply(self.tokenizer, turns, self.arguments or {}, f" of row {row['id']}")
 
 
 def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> ChatTemplate:
-    """Return the chat template of a tokenizer, if it is used.
+    """Return the chat template of a tokenizer, if it is used, and the examples before each prompt.
 
     Args:
         tokenizer: of the model.
-        config: says whether the chat template is used, and the system prompt; default `DataConfig()`.
+        config: says whether the chat template is used, the system prompt, and how many examples there are; default
+            `DataConfig()`.
 
     Raises:
         ConfigError: the tokenizer has no chat template, or one that does not show where a completion begins and ends.
+        DataError: there is nothing to draw examples from.
     """
     config = DataConfig() if config is None else config
     has_template = bool(getattr(tokenizer, "chat_template", None))
@@ -59,25 +125,46 @@ def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> Chat
     by_default = has_template and config.input_max_text_length is None
     templated = by_default if config.use_chat_template is None else config.use_chat_template
     if not templated:
-        if config.system_prompt is not None:
-            raise ConfigError("system_prompt: expected None without a chat template, got a text")
-        return ChatTemplate(tokenizer, False, None, "", tokenizer.eos_token_id)
-    lead, end = _around_completion(tokenizer, config.system_prompt)
-    return ChatTemplate(tokenizer, True, config.system_prompt, lead, _end_id(tokenizer, end))
+        for name, kind in (("system_prompt", "a text"), ("chat_template_kwargs", "a mapping")):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"{name}: expected None without a chat template, got {kind}")
+        return ChatTemplate(tokenizer, False, tokenizer.eos_token_id, examples=load_examples(config))
+    tail, has_whole_chats = _around_completion(tokenizer, config)
+    end_id, before_end = _end(tokenizer, tail)
+    return ChatTemplate(
+        tokenizer,
+        True,
+        end_id,
+        config.system_prompt,
+        config.chat_template_kwargs,
+        tail,
+        before_end,
+        has_whole_chats,
+        load_examples(config),
+    )
 
 
-def _apply(tokenizer: Any, system_prompt: str | None, turns: Sequence[str]) -> str:
-    """Render a chat that begins with the user's turn; where the user has the last turn, the assistant's is opened."""
-    roles = [("user", "assistant")[number % 2] for number in range(len(turns))]
-    messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
-    if system_prompt is not None:
-        messages.insert(0, {"role": "system", "content": system_prompt})
+def _system(content: str | None) -> list[Turn]:
+    return [] if content is None else [{"role": "system", "content": content}]
+
+
+def _answer(row: Row) -> Turn:
+    return {"role": "assistant", "content": row["completion"]}
+
+
+def _without_system(turns: Sequence[Turn]) -> Sequence[Turn]:
+    return turns[1:] if turns[0]["role"] == "system" else turns
+
+
+def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], where: str = "") -> str:
+    """Render a chat; where the user has the last turn, the assistant's is opened."""
     text: Future[str] = Future()
 
     def render() -> None:
         try:
-            opened = len(turns) % 2 == 1
-            text.set_result(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened))
+            opened = turns[-1]["role"] != "assistant"
+            options = {**arguments, "tokenize": False, "add_generation_prompt": opened}
+            text.set_result(tokenizer.apply_chat_template(list(turns), **options))
         except Exception as error:  # whatever a template raises
             text.set_exception(error)
 
@@ -88,31 +175,42 @@ def _apply(tokenizer: Any, system_prompt: str | None, turns: Sequence[str]) -> s
     except Exception as error:
         late = f"no end within {MAX_TEMPLATE_S:g} s"
         reason = f"{type(error).__name__}: {error}" if text.done() else late
-        asked = f"a chat template for the turns {', '.join(message['role'] for message in messages)}"
+        asked = f"a chat template for the turns {', '.join(turn['role'] for turn in turns)}{where}"
         raise ConfigError(f"use_chat_template: expected {asked}, got {reason}") from error
 
 
-def _around_completion(tokenizer: Any, system_prompt: str | None) -> tuple[str, str]:
-    """Return what a template writes before a completion and after it."""
-    start = _apply(tokenizer, system_prompt, [_PROMPT])
-    whole = _apply(tokenizer, system_prompt, [_PROMPT, _COMPLETION])
-    lead, found, end = whole[len(start) :].partition(_COMPLETION)
-    if not whole.startswith(start) or not found or lead.strip():
+def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:
+    """Return what a template writes behind a completion, and whether it writes the prompt as it does without one.
+
+    It need not where it opens the thinking in the prompt, as such a prompt can be continued, though not learned from.
+    """
+    turns = [*_system(config.system_prompt), {"role": "user", "content": _PROMPT}]
+    arguments = config.chat_template_kwargs or {}
+    start = _apply(tokenizer, turns, arguments)
+    whole = _apply(tokenizer, [*turns, {"role": "assistant", "content": _COMPLETION}], arguments)
+    has_whole_chats = whole.startswith(start)
+    begin = start if has_whole_chats else _OPENED_THINKING.sub("", start)
+    lead, found, tail = whole[len(begin) :].partition(_COMPLETION)
+    if not whole.startswith(begin) or not found or not _LEAD.fullmatch(lead):
         expected = "False, or a chat template that writes the same prompt with a completion behind it as without"
         raise ConfigError(f"use_chat_template: expected {expected}, got {whole!r} and {start!r}")
-    return lead, end
+    return tail, has_whole_chats
 
 
-def _end_id(tokenizer: Any, end: str) -> int:
-    """Return the first special token after a completion; the end of sequence where nothing follows it."""
-    ids = tokenizer(end, add_special_tokens=False)["input_ids"] if end.strip() else []
+def _end(tokenizer: Any, tail: str) -> tuple[int, str]:
+    """Return the first special token behind a completion, and what stands before it.
+
+    That is the end of sequence where nothing follows a completion.
+    """
+    ids = tokenizer(tail, add_special_tokens=False)["input_ids"] if tail.strip() else []
     special = set(tokenizer.all_special_ids) | {
         number for number, token in tokenizer.added_tokens_decoder.items() if token.special
     }
     place = next((place for place, number in enumerate(ids) if number in special), None)
     if place is None and not ids:
-        return tokenizer.eos_token_id
-    if place is None or tokenizer.decode(ids[:place]).strip():
+        return tokenizer.eos_token_id, ""
+    before = "" if place is None else tail.partition(tokenizer.convert_ids_to_tokens(ids[place]))[0]
+    if place is None or before.strip():
         expected = "False, or a chat template that ends a completion with a special token"
-        raise ConfigError(f"use_chat_template: expected {expected}, got {end!r}")
-    return ids[place]
+        raise ConfigError(f"use_chat_template: expected {expected}, got {tail!r}")
+    return ids[place], before

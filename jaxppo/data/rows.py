@@ -4,12 +4,14 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxppo import toys
 from jaxppo.config import DataConfig
 from jaxppo.data import builtin
+from jaxppo.data.chats import plain_row
 from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
 from jaxppo.planning import find_val, needs_time_stamps, parse_action, prompts
 from jaxppo.planning.datasets import files as dataset_files
@@ -26,6 +28,8 @@ def load_split(
     config: DataConfig, split: str, validator: str | None = "builtin", columns: Mapping[str, type] = PROMPT_ONLY
 ) -> list[Row]:
     """Return the rows of one split: built and cached for the built-in domain, else read from the data set.
+
+    Every row has a text as `prompt`, and those that are chats have `messages`: see `chats.plain_row`.
 
     Args:
         config: which data set.
@@ -48,7 +52,7 @@ def load_split(
     if validator is None:
         return _text_rows(config, split, columns)
     try:
-        rows = read_rows(config.dataset, split, datasets.COLUMNS, config.dataset_config)
+        rows = read_rows(config.dataset, split, datasets.COLUMNS, config.dataset_config, plain_row)
     except MissingColumnError as error:
         fix = "rows that are not planning problems need --reward_funcs module:function in place of plan"
         raise error.with_fix(fix) from None
@@ -59,12 +63,13 @@ def load_split(
 
 def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> list[Row]:
     """Read rows that are not planning problems, as `id` and `prompt`, and drop those whose prompt is too short."""
-    name, least = config.prompt_column, config.min_prompt_characters
+    least = config.min_prompt_characters
+    name = "prompt" if config.prompt_column == "messages" else config.prompt_column
     wanted = {name if column == "prompt" else column: kind for column, kind in columns.items()}
     try:
-        rows = read_rows(config.dataset, split, wanted, config.dataset_config)
+        rows = read_rows(config.dataset, split, wanted, config.dataset_config, partial(plain_row, prompt_column=name))
     except MissingColumnError as error:
-        raise error.with_fix("--prompt_column names another") from None
+        raise error.with_fix("--prompt_column names another, and messages may hold a chat") from None
     kept = [
         {"id": f"{split}-{i}"} | row | {"prompt": row[name]} for i, row in enumerate(rows) if len(row[name]) >= least
     ]
@@ -75,7 +80,13 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
     return kept
 
 
-def read_rows(dataset: str, split: str, columns: Mapping[str, type], configuration: str | None = None) -> list[Row]:
+def read_rows(
+    dataset: str,
+    split: str,
+    columns: Mapping[str, type],
+    configuration: str | None = None,
+    convert: dataset_files.Convert | None = None,
+) -> list[Row]:
     """Read the rows of `<dataset>/<split>.jsonl` or `.parquet`, or of whatever the `datasets` library reads.
 
     Args:
@@ -83,6 +94,7 @@ def read_rows(dataset: str, split: str, columns: Mapping[str, type], configurati
         split: name of the split.
         columns: which every row must have, with their types.
         configuration: which of several data sets of one hub repository; always read by the `datasets` library.
+        convert: changes a row before its columns are checked.
 
     Raises:
         DataError: the data set or the split is missing or empty, or a row is malformed.
@@ -95,9 +107,12 @@ def read_rows(dataset: str, split: str, columns: Mapping[str, type], configurati
         fix = "save DatasetDict({'train': ...}), which has splits"
         raise DataError(f"dataset: expected splits, got one `datasets.Dataset` without a name in {folder}; {fix}")
     if folder.is_dir() and configuration is None and not _is_hugging_faces(folder, split):
-        rows = dataset_files.read_split(folder, split, columns)
+        rows = dataset_files.read_split(folder, split, columns, convert)
     else:
-        rows = _hugging_face_rows(str(folder) if folder.is_dir() else dataset, split, columns, configuration)
+        name = str(folder) if folder.is_dir() else dataset
+        found = _hugging_face_rows(name, split, configuration)
+        named = [(row, f"{name}, split {split}, row {i}") for i, row in enumerate(found)]
+        rows = [datasets.checked_row(row if convert is None else convert(row, at), at, columns) for row, at in named]
     if not rows:
         raise DataError(f"{dataset}, split {split}: expected at least one row, got none")
     return rows
@@ -117,7 +132,7 @@ def _is_hugging_faces(folder: Path, split: str) -> bool:
     return any(path for pattern in hubs for path in folder.glob(pattern))
 
 
-def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type], configuration: str | None) -> list[Row]:
+def _hugging_face_rows(name: str, split: str, configuration: str | None) -> list[Row]:
     """Read a split with the `datasets` library: a folder in its format or in the hub's layout, or a hub id."""
     import datasets as hugging_face  # slow to import, and not needed for built-in domains
 
@@ -141,7 +156,7 @@ def _hugging_face_rows(name: str, split: str, columns: Mapping[str, type], confi
         there = "" if folder.is_dir() else "there is no such folder (`python -m jaxppo.planning build` makes one), and "
         got = f"{there}{type(error).__name__}: {reason}" + (f"; {hub_fix()}" if there else "")
         raise DataError(f"dataset: expected a split {split!r} in {name}, got {got}") from error
-    return [datasets.checked_row(row, f"{name}, split {split}, row {i}", columns) for i, row in enumerate(table)]
+    return list(table)
 
 
 def check_row(row: Row, where: str, validator: str) -> None:
@@ -185,7 +200,8 @@ def _reference_actions(value: list[Any], where: str) -> list[str]:
 
 def fingerprint(rows: Sequence[Row]) -> str:
     """Return a short digest of rows, to compare what several processes have read."""
-    return f"{len(rows)} rows {zlib.crc32(json.dumps([row['prompt'] for row in rows]).encode()):08x}"
+    texts = [[row["prompt"], row.get("messages"), row.get("completion")] for row in rows]
+    return f"{len(rows)} rows {zlib.crc32(json.dumps(texts, default=str).encode()):08x}"
 
 
 def column_names(rows: Sequence[Row]) -> list[str]:

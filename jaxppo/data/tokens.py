@@ -85,8 +85,8 @@ def encode_prompts(
 
     Args:
         tokenizer: of the model.
-        rows: with `prompt`.
-        max_length: most tokens of a prompt.
+        rows: with `prompt`, and `messages` where they are chats.
+        max_length: most tokens of a prompt, with all that the template puts before it.
         cut_to: numbers of tokens.
         template: chat template; default: none.
 
@@ -94,7 +94,8 @@ def encode_prompts(
         DataError: a prompt is empty, longer than `max_length` tokens, or has a word that the tokenizer does not know;
             the message names the row.
     """
-    texts = [row["prompt"] if template is None else template.prompt_text(row["prompt"]) for row in rows]
+    template = _plain(tokenizer) if template is None else template
+    texts = [template.prompt_text(row) for row in rows]
     encoded = _encode(tokenizer, rows, texts, "prompt")
     if cut_to is not None:
         encoded = [ids[:length] for ids, length in zip(encoded, cut_to, strict=True)]
@@ -108,9 +109,13 @@ def encode_prompts(
 
 def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
     """Return the token ids of every row's completion, with the token that ends it."""
-    template = ChatTemplate(tokenizer, False, None, "", tokenizer.eos_token_id) if template is None else template
-    texts = [template.completion_text(row["completion"]) for row in rows]
+    template = _plain(tokenizer) if template is None else template
+    texts = [template.completion_text(row) for row in rows]
     return [[*ids, template.end_id] for ids in _encode(tokenizer, rows, texts, "completion")]
+
+
+def _plain(tokenizer: Any) -> ChatTemplate:
+    return ChatTemplate(tokenizer, False, tokenizer.eos_token_id)
 
 
 def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> list[Row]:
@@ -121,7 +126,7 @@ def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, te
     """
     if not config.filter_overlong_prompts or config.text_lengths is not None:
         return list(rows)
-    encoded = _encode(tokenizer, rows, [template.prompt_text(row["prompt"]) for row in rows], "prompt")
+    encoded = _encode(tokenizer, rows, [template.prompt_text(row) for row in rows], "prompt")
     kept = [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= config.max_prompt_length]
     if not kept:
         raise DataError(

@@ -47,6 +47,11 @@ def error_line(*args, command="train"):
 
 # What goes wrong: (settings, beginning of the message). The same for flags and for YAML.
 CONTRADICTIONS = {
+    "negative shots": ({"n_shots": -1}, "n_shots: expected an integer of at least 0, got -1"),
+    "shots of text that is cut": (
+        {"n_shots": 2, "input_min_text_length": 2, "input_max_text_length": 4},
+        "n_shots: expected 0 with input_max_text_length",
+    ),
     "two stop tokens": ({"stop_token": "eos", "stop_token_id": 5}, "stop_token: expected None beside stop_token_id"),
     "no stop token and one": ({"stop_token": "none", "stop_token_id": 0}, "stop_token: expected None beside"),
     "negative stop token": ({"stop_token_id": -1}, "stop_token_id: expected a token id of at least 0, got -1"),

@@ -1,12 +1,14 @@
 """Where a configuration comes from: what goes over what, and one line for every kind of bad input."""
 
+import json
 import re
 
 import pytest
 
 from jaxppo.config import TrainConfig, sources
-from jaxppo.config.sources import flatten, preset_values, read_yaml, replace, write_yaml
+from jaxppo.config.sources import flatten, plain_values, preset_values, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
+from jaxppo.run.folder import check_settings
 from tests import quick_first
 from tests.config.test_config import COMMANDS, error_line, parse, yaml_file
 
@@ -292,3 +294,49 @@ def test_flatten_and_replace_reach_every_group():
         replace(TrainConfig(), no_such=1)
     with pytest.raises(ConfigError, match="kl_coef"):
         replace(TrainConfig(), kl_coef=-1.0)
+
+
+THINKING = {"enable_thinking": False, "date": "26 Jul 2024", "parts": [1, {"two": None}]}
+
+
+def test_a_mapping_is_json_on_the_command_line_and_a_mapping_in_a_file_and_survives_both_ways(tmp_path):
+    parsed = parse("--chat_template_kwargs", json.dumps(THINKING))
+    assert parsed.data.chat_template_kwargs == THINKING
+    assert parse("--chat_template_kwargs", "None").data.chat_template_kwargs is None
+    write_yaml(parsed, tmp_path / "config.yaml")
+    assert read_yaml(tmp_path / "config.yaml")["chat_template_kwargs"] == THINKING
+    again = parse("--config", str(tmp_path / "config.yaml"))
+    assert flatten(again) | {"config": None} == flatten(parsed) | {"config": None}
+    over = parse("--config", str(tmp_path / "config.yaml"), "--chat_template_kwargs={}")
+    assert over.data.chat_template_kwargs == {}
+    assert parse("--preset", "qwen3-planning").data.chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_a_resumed_run_keeps_its_mapping(tmp_path):
+    parsed = parse("--chat_template_kwargs", json.dumps(THINKING))
+    write_yaml(parsed, tmp_path / "config.yaml")
+    before = read_yaml(tmp_path / "config.yaml")
+    check_settings(before, plain_values(flatten(parsed)), parsed, "the run")
+    other = parse("--chat_template_kwargs", '{"enable_thinking": true}')
+    with pytest.raises(ConfigError, match=r"got chat_template_kwargs \{'enable_thinking': True\} \(was \{'enable"):
+        check_settings(before, plain_values(flatten(other)), other, "the run")
+
+
+@pytest.mark.parametrize(
+    ("in_json", "in_yaml", "message"),
+    [
+        ("{broken", "'{broken'", "expected a mapping, in JSON such as .*, got '{broken'"),
+        ("[1]", "[1]", r"expected a mapping, in JSON such as .*, got \[1\]"),
+        ("3", "3", "expected a mapping, in JSON such as .*, got 3"),
+        ("{'a': 1}", "text", "expected a mapping, in JSON such as .*, got "),
+        ('{"tokenize": true}', "{tokenize: true}", "expected arguments for the text of the template, got 'tokenize'"),
+        ('{"a": NaN}', "{a: .nan}", "expected texts as keys, and values that JSON can say, got {'a': nan}"),
+        (None, "{1: 2}", "expected texts as keys, and values that JSON can say, got {1: 2}"),
+        (None, "{day: 2024-07-26}", "expected texts as keys, and values that JSON can say, got"),
+    ],
+)
+def test_a_bad_mapping_is_one_line_that_names_the_field(tmp_path, in_json, in_yaml, message):
+    if in_json is not None:
+        assert re.match(f"chat_template_kwargs: {message}", error_line("--chat_template_kwargs", in_json))
+    given = yaml_file(tmp_path, f"chat_template_kwargs: {in_yaml}\n")
+    assert re.match(f"chat_template_kwargs: {message}", error_line("--config", given))

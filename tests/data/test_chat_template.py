@@ -45,7 +45,7 @@ def words(tokenizer, ids):
 def test_prompts_become_the_users_turn_with_one_start_token():
     tokenizer = chat_tokenizer()
     template = make_chat_template(tokenizer, DataConfig())
-    assert template.prompt_text("on b a") == "<s> <|user|>\non b a <|end|>\n<|assistant|>\n"
+    assert template.prompt_text(ROWS[0]) == "<s> <|user|>\non b a <|end|>\n<|assistant|>\n"
     first, second = data.encode_prompts(tokenizer, ROWS, 64, template=template)
     assert words(tokenizer, first) == "<s> <|user|> on b a <|end|> <|assistant|>"
     assert words(tokenizer, second) == "<s> <|user|> b <|end|> <|assistant|>"
@@ -93,7 +93,7 @@ def test_decode_strips_exactly_the_end_marker():
     ids, mask = np.zeros((len(rows), 4), np.int32), np.zeros((len(rows), 4), bool)
     for i, row in enumerate(rows):
         ids[i, : len(row)], mask[i, : len(row)] = row, True
-    assert data.decode(tokenizer, ids, mask, end) == [
+    assert data.decode(tokenizer, ids, mask, (end,)) == [
         "stack b a",
         "stack b a <eos>",
         "stack <|end|>",
@@ -106,7 +106,7 @@ def test_decode_strips_exactly_the_end_marker():
 def test_blanks_between_a_prompt_and_its_completion_are_kept():
     template = "{% for m in messages %}<|{{ m.role }}|>\t{{ m.content }}<|end|>{% endfor %}"
     template = make_chat_template(chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|>{% endif %}"))
-    assert template.completion_text("stack b a") == "\tstack b a"
+    assert template.completion_text(ROWS[0]) == "\tunstack b a"
 
 
 @pytest.mark.parametrize("behind", ["", "\n"])

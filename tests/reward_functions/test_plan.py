@@ -441,6 +441,49 @@ def test_no_trick_raises_the_reward(trick, gaming_rows):
         assert after <= max(before, floor), row["id"]
 
 
+WRAPPERS = {
+    "a fence": "Here is my plan.\n```pddl\n{}\n```\nDone.",
+    "tags": "<plan>{}</plan>",
+    "marks": "[PLAN]\n{}\n[PLAN END]",
+    "thinking": "<think>\nHm.\n</think>\n\n{}",
+    "thinking and a fence": "Hm.</think>\n```\n{}\n```",
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("trick", TRICKS)
+def test_no_trick_pays_in_a_marked_block_or_behind_thinking(wrapper, trick, gaming_rows):
+    rows, texts = gaming_rows
+    tricked = [TRICKS[trick](text, row) for text, row in zip(texts, rows, strict=True)]
+    wrapped = rewards_of(rows, [WRAPPERS[wrapper].format(text) for text in tricked])
+    assert all(value <= bare for value, bare in zip(wrapped, rewards_of(rows, tricked), strict=True))
+    honest = rewards_of(rows, [WRAPPERS[wrapper].format(text) for text in texts])
+    assert honest == rewards_of(rows, texts)
+
+
+ABOUT_MARKS = {
+    "the plan in two blocks": "```\n{0}\n```\n```\n{0}\n```",
+    "a guess in each of two blocks": "<plan>{0}</plan> or <plan>{1}</plan>",
+    "the plan in the thinking alone": "<think>{0}</think>",
+    "the plan in open thinking": "<think>{0}",
+    "the plan between two ends of thinking": "</think>{0}</think>",
+    "a second end of thinking": "<think></think>{0}</think>{1}",
+    "mixed marks": "<plan>{0}[PLAN END]",
+    "a block in a block": "```\n<plan>{0}</plan>\n```",
+    "the plan in the prose, and an empty block": "{0}\n```\n```",
+    "the plan in the prose, and open marks": "{0} <plan>",
+    "the plan as the language of a fence": "```{0}\n```",
+}
+
+
+@pytest.mark.parametrize("trick", ABOUT_MARKS)
+def test_answers_with_their_marks_in_disorder_are_worth_nothing(trick, gaming_rows):
+    rows, _ = gaming_rows
+    others = [row["completion"] for row in [*rows[1:], rows[0]]]
+    plans = zip(rows, others, strict=True)
+    assert set(rewards_of(rows, [ABOUT_MARKS[trick].format(row["completion"], other) for row, other in plans])) == {0}
+
+
 def test_enumeration_of_all_ground_actions_earns_at_most_one_action(gaming_rows):
     rows, _ = gaming_rows
     values = rewards_of(rows, [enumerate_actions(row) for row in rows])

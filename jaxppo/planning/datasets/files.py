@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, Row, checke
 
 REPORT_FILE, CARD_FILE, REJECTED_FILE = "report.json", "README.md", "rejected.jsonl"
 VOCABULARY_FILE, OBFUSCATION_FILE = "vocabulary.json", "obfuscation.json"
+
+Convert = Callable[[Row, str], Row]
+"""Changes a row before its columns are checked; the text names the row in errors."""
 
 PAPER_COLUMNS: Mapping[str, type] = {"domain": str, "instruction": str, "input": str, "raw_plan": list}
 """Of the paper's ten columns those that are used, beside `instance_id`."""
@@ -70,7 +73,9 @@ def read_mappings(folder: Path) -> Mapping[str, Any]:
     return mappings
 
 
-def read_split(folder: Path | str, split: str, columns: Mapping[str, type] = COLUMNS) -> list[Row]:
+def read_split(
+    folder: Path | str, split: str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None
+) -> list[Row]:
     """Read the rows of a split from `<split>.jsonl`, or else from `<split>.parquet`; both give the same rows.
 
     Raises:
@@ -78,9 +83,9 @@ def read_split(folder: Path | str, split: str, columns: Mapping[str, type] = COL
     """
     path = Path(folder) / f"{split}.jsonl"
     if path.exists():
-        return read_jsonl(path, columns)
+        return read_jsonl(path, columns, convert)
     if path.with_suffix(".parquet").exists():
-        return _read_parquet(path.with_suffix(".parquet"), columns)
+        return _read_parquet(path.with_suffix(".parquet"), columns, convert)
     there = sorted({file.stem for file in Path(folder).glob("*") if file.suffix in (".jsonl", ".parquet")})
     got = f"{', '.join(there) or 'no splits'} in the folder"
     raise DataError(
@@ -88,7 +93,7 @@ def read_split(folder: Path | str, split: str, columns: Mapping[str, type] = COL
     )
 
 
-def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS) -> list[Row]:
+def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None) -> list[Row]:
     """Read rows and check that each has every one of the columns in the right type; other columns are kept.
 
     Raises:
@@ -99,17 +104,18 @@ def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS) -> list[
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
-    return [_parsed_row(line, f"{path}:{number}", columns) for number, line in enumerate(lines, 1) if line.strip()]
+    numbered = enumerate(lines, 1)
+    return [_parsed_row(line, f"{path}:{number}", columns, convert) for number, line in numbered if line.strip()]
 
 
-def _parsed_row(line: str, where: str, columns: Mapping[str, type]) -> Row:
+def _parsed_row(line: str, where: str, columns: Mapping[str, type], convert: Convert | None) -> Row:
     try:
         row = parse_json(line)
     except DataError as error:
         raise DataError(f"{where}: expected a JSON object, got {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
-    return checked_row(row, where, columns)
+    return checked_row(row if convert is None else convert(row, where), where, columns)
 
 
 def write_jsonl(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
@@ -148,7 +154,7 @@ def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] |
     write_atomically(path, buffer.getvalue())
 
 
-def _read_parquet(path: Path, columns: Mapping[str, type]) -> list[Row]:
+def _read_parquet(path: Path, columns: Mapping[str, type], convert: Convert | None) -> list[Row]:
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -160,7 +166,8 @@ def _read_parquet(path: Path, columns: Mapping[str, type]) -> list[Row]:
                 rows = file.read().to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
-    return [checked_row(row, f"{path}:{number}", columns) for number, row in enumerate(rows, 1)]
+    named = [(row, f"{path}:{number}") for number, row in enumerate(rows, 1)]
+    return [checked_row(row if convert is None else convert(row, where), where, columns) for row, where in named]
 
 
 def features_of(rows: Sequence[Row]) -> dict[str, Any]:

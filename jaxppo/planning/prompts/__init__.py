@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.language.plans import Action, ParsedPlan
+from jaxppo.planning.prompts.answers import plan_text
 from jaxppo.planning.prompts.atoms import ATOMS
 from jaxppo.planning.prompts.nl import NL
 from jaxppo.planning.prompts.pddl import PDDL
@@ -20,6 +21,8 @@ __all__ = [
     "SPECIAL_WORDS",
     "PromptStyle",
     "parse_completion",
+    "plan_text",
+    "prompt_after",
     "render_completion",
     "render_prompt",
     "split_words",
@@ -63,12 +66,29 @@ def render_completion(actions: Iterable[Action], style: str = "atoms", domain_pd
 def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> ParsedPlan:
     """Read a completion strictly: the steps before the first error, and the error.
 
+    Thinking before the plan, and prose around a single marked plan, are left out: see `plan_text`.
+
     Args:
         text: what a model wrote; blanks between words do not matter.
         style: one of `PROMPT_STYLES`.
         domain_pddl: domain text; `atoms` and `pddl` need none.
     """
-    return _style(style).parse_completion(text, domain_pddl)
+    return _style(style).parse_completion(plan_text(text), domain_pddl)
+
+
+def prompt_after(before: str, prompt: str, style: str) -> str:
+    """Return a prompt as it stands behind another one: without its domain, where both have the same.
+
+    Args:
+        before: the earlier prompt.
+        prompt: the later one.
+        style: of both; one that is not of `PROMPT_STYLES`, or shows no domain, leaves the prompt as it is.
+    """
+    mark = PROMPT_STYLES[style].problem_mark if style in PROMPT_STYLES else None
+    if mark is None:
+        return prompt
+    domain, found, problem = prompt.partition(mark)
+    return mark.lstrip() + problem if found and before.startswith(domain + mark) else prompt
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str], style: str = "atoms") -> list[str]:

@@ -61,4 +61,4 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     return words
 
 
-ATOMS = PromptStyle("atoms", render_prompt, render_completion, parse_completion, vocabulary)
+ATOMS = PromptStyle("atoms", render_prompt, render_completion, parse_completion, vocabulary, gap=" ")

@@ -14,6 +14,7 @@ from jaxppo.planning.prompts.sentences import parse_completion, render_completio
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
 
+_PROBLEM_MARK = "\nObjects: "
 _OBJECTS = "Objects: {}."
 _START = "At the start: {}; and nothing else is true."
 _GOAL = "Goal: {}."
@@ -143,4 +144,6 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     return ({*SPECIAL_WORDS, *names}.union(*map(split_words, texts))) - {"{}"}
 
 
-NL = PromptStyle("nl", render_prompt, render_completion, parse_completion, vocabulary, reads_domain=True)
+NL = PromptStyle(
+    "nl", render_prompt, render_completion, parse_completion, vocabulary, reads_domain=True, problem_mark=_PROBLEM_MARK
+)

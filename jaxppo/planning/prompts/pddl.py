@@ -8,7 +8,8 @@ from jaxppo.planning.language.sexpr import Form, read_form
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
 
-_FRAME = "Planning domain:\n{domain}\n\nProblem:\n{problem}\n\nPlan, one action a line:\n"
+_PROBLEM_MARK = "\n\nProblem:\n"
+_FRAME = "Planning domain:\n{domain}" + _PROBLEM_MARK + "{problem}\n\nPlan, one action a line:\n"
 # Problems of a split are told apart by their names, which a model has no use for.
 _PROBLEM_NAME = "task"
 _PROBLEM = f"(define (problem {_PROBLEM_NAME}) (:domain) (:objects -) (:init) (:goal (and (not))))"
@@ -53,4 +54,4 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     return {*SPECIAL_WORDS, *names}.union(*map(split_words, [_FRAME, _PROBLEM, *map(_domain_text, domain_pddls)]))
 
 
-PDDL = PromptStyle("pddl", render_prompt, render_completion, parse_completion, vocabulary)
+PDDL = PromptStyle("pddl", render_prompt, render_completion, parse_completion, vocabulary, problem_mark=_PROBLEM_MARK)

@@ -16,6 +16,9 @@ class PromptStyle(NamedTuple):
         parse_completion: reads a plan strictly, given the domain text.
         vocabulary: lists the words for domain texts and object names, beside numbers.
         reads_domain: whether plans are read with the operators of the domain, which must be parsed for that.
+        problem_mark: what stands in a prompt between the domain and the problem, the first words of the problem with
+            it; None where prompts do not show the domain.
+        gap: what stands between a prompt and its completion where both are one text.
     """
 
     name: str
@@ -24,3 +27,5 @@ class PromptStyle(NamedTuple):
     parse_completion: Callable[[str, str], ParsedPlan]
     vocabulary: Callable[[Iterable[str], Iterable[str]], set[str]]
     reads_domain: bool = False
+    problem_mark: str | None = None
+    gap: str = ""

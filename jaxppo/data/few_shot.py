@@ -1,0 +1,83 @@
+"""Solved examples before a prompt: rows of split `train` of the same data, chosen by the seed of the data and the row."""
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jaxppo.config import DataConfig, parse_sizes
+from jaxppo.data.chats import Row, is_chat, turns_of
+from jaxppo.data.rows import load_split
+from jaxppo.errors import DataError
+from jaxppo.planning import prompts
+
+SPLIT = "train"
+MOST_OF_A_SIZE = 200
+"""Built-in problems of a size that examples are drawn from: the first ones of the split, built in a second, where the
+whole split takes most of a minute."""
+
+_SHARED = ("domain", "prompt_style")
+"""Columns that a row shares with its examples, where it has them."""
+
+Key = tuple[str, ...]
+
+
+class Examples(NamedTuple):
+    """Chooses the examples of a row.
+
+    Attributes:
+        count: examples for each row.
+        seed: of the choice.
+        pool: rows with a completion, no two with the same prompt, by what they share with a row.
+    """
+
+    count: int
+    seed: int
+    pool: Mapping[Key, Sequence[Row]]
+
+    def of(self, row: Row) -> list[Row]:
+        """Return the examples of a row: other problems, always the same for this seed, this id and this pool.
+
+        Raises:
+            DataError: there are too few.
+        """
+        rows = self.pool.get(_key(row), ())
+        drawn = random.Random(f"{self.seed}/{row['id']}").sample(rows, min(self.count + 1, len(rows)))
+        others = [example for example in drawn if example["prompt"] != row["prompt"]][: self.count]
+        if len(others) < self.count:
+            like = ", ".join(f"{name} {row[name]}" for name in _SHARED if name in row)
+            expected = f"{self.count} other solved rows{f' of {like}' if like else ''} in split {SPLIT}"
+            raise DataError(f"n_shots: expected {expected} for row {row['id']}, got {len(others)}")
+        return others
+
+
+def load_examples(config: DataConfig) -> Examples | None:
+    """Read what examples are drawn from; None where `n_shots` is 0.
+
+    Raises:
+        DataError: the data have no split `train` with completions.
+    """
+    if config.n_shots == 0:
+        return None
+    if config.dataset == "blocksworld":
+        sizes = ",".join(f"{n}:{min(rows, MOST_OF_A_SIZE)}" for n, rows in parse_sizes(config.train_sizes).items())
+        config = dataclasses.replace(config, train_sizes=sizes)
+    try:
+        rows = load_split(config, SPLIT, None, {"prompt": str, "completion": str})
+    except DataError as error:
+        raise DataError(f"n_shots: expected solved rows in split {SPLIT} for examples, got: {error}") from error
+    pool: dict[Key, dict[str, Row]] = {}
+    for row in rows:
+        pool.setdefault(_key(row), {}).setdefault(row["prompt"], row)
+    return Examples(config.n_shots, config.data_seed, {key: list(of_key.values()) for key, of_key in pool.items()})
+
+
+def _key(row: Row) -> Key:
+    return tuple(str(row.get(name)) for name in _SHARED)
+
+
+def shown_after(row: Row, example: Row) -> Row:
+    """Return a row as it stands behind an example: without the domain, where the example has told the same one."""
+    text = prompts.prompt_after(example["prompt"], row["prompt"], str(row.get("prompt_style")))
+    turns = {"messages": [*turns_of(row)[:-1], turns_of(row)[-1] | {"content": text}]} if is_chat(row) else {}
+    return row | {"prompt": text} | turns

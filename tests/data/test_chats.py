@@ -1,0 +1,183 @@
+"""Rows that are chats: what becomes of their turns, how they reach models and rewards, and malformed ones."""
+
+import json
+
+import pytest
+
+from jaxppo import data
+from jaxppo.config import DataConfig
+from jaxppo.data.chats import plain_row, turns_of
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning.datasets import files as dataset_files
+from tests.data.test_chat_template import chat_tokenizer, words
+
+SYSTEM = {"role": "system", "content": "be brief"}
+FIRST, SECOND = {"role": "user", "content": "on b a"}, {"role": "user", "content": "b"}
+ANSWER = {"role": "assistant", "content": "stack b a"}
+
+
+def split_of(tmp_path, *rows, **options):
+    dataset_files.write_jsonl(rows, tmp_path / "train.jsonl")
+    return DataConfig(dataset=str(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            {"messages": [SYSTEM, FIRST, ANSWER, SECOND, ANSWER]},
+            {"prompt": "b", "completion": "stack b a", "messages": [SYSTEM, FIRST, ANSWER, SECOND]},
+        ),
+        ({"messages": [FIRST]}, {"prompt": "on b a", "messages": [FIRST]}),
+        ({"messages": [FIRST], "completion": "x"}, {"prompt": "on b a", "completion": "x", "messages": [FIRST]}),
+        (
+            {"prompt": [SYSTEM, FIRST], "completion": [ANSWER]},
+            {"prompt": "on b a", "completion": "stack b a", "messages": [SYSTEM, FIRST]},
+        ),
+        ({"prompt": [FIRST, ANSWER]}, {"prompt": "on b a", "completion": "stack b a", "messages": [FIRST]}),
+        (
+            {"prompt": "old", "messages": [FIRST, ANSWER], "completion": "stack b a"},
+            {"prompt": "on b a", "completion": "stack b a", "messages": [FIRST]},
+        ),
+        ({"prompt": "on b a", "messages": None}, {"prompt": "on b a", "messages": None}),
+        ({"messages": [FIRST | {"tool_calls": None, "name": "x"}]}, {"prompt": "on b a", "messages": [FIRST | {"name": "x"}]}),
+    ],
+)  # fmt: skip
+def test_a_chat_has_a_text_as_prompt_and_the_turns_before_the_completion(row, expected, tmp_path):
+    assert plain_row(row, "here") == expected
+    assert plain_row(expected, "here") == expected  # a second time, too
+    (loaded,) = data.load_split(split_of(tmp_path, row), "train", None)
+    assert loaded == {"id": "train-0"} | expected
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "hub"])
+def test_messages_are_read_from_every_kind_of_file(ending, tmp_path):
+    import datasets as hugging_face
+
+    table = hugging_face.Dataset.from_list([{"messages": [FIRST, ANSWER]}, {"messages": [SYSTEM, SECOND, ANSWER]}])
+    if ending == "jsonl":
+        table.to_json(tmp_path / "train.jsonl")
+    elif ending == "parquet":
+        table.to_parquet(tmp_path / "train.parquet")
+    else:
+        hugging_face.DatasetDict({"train": table}).save_to_disk(tmp_path)
+    config = DataConfig(dataset=str(tmp_path))
+    rows = data.load_split(config, "train", None, {"prompt": str, "completion": str})
+    assert [row["messages"] for row in rows] == [[FIRST], [SYSTEM, SECOND]]
+    assert [(row["prompt"], row["completion"]) for row in rows] == [("on b a", "stack b a"), ("b", "stack b a")]
+
+
+@pytest.mark.parametrize("column", ["conversation", "messages"])
+def test_a_chat_may_stand_in_another_column(column, tmp_path):
+    config = split_of(tmp_path, {column: [FIRST, ANSWER]}, prompt_column=column)
+    (row,) = data.load_split(config, "train", None)
+    assert (row["prompt"], row["messages"]) == ("on b a", [FIRST])
+
+
+def test_planning_problems_may_be_chats(rows, tmp_path):
+    row = {name: value for name, value in rows[0].items() if name not in ("prompt", "completion")}
+    turns = [SYSTEM, {"role": "user", "content": "x"}, {"role": "assistant", "content": rows[0]["completion"]}]
+    (loaded,) = data.load_split(split_of(tmp_path, row | {"messages": turns}), "train")
+    assert (loaded["prompt"], loaded["completion"], loaded["messages"]) == ("x", rows[0]["completion"], turns[:2])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": "hi"}, "field 'messages': expected a list of turns, got 'hi'"),
+        ({"messages": []}, r"field 'messages': expected a list of turns, got \[\]"),
+        ({"messages": [FIRST, "hi"]}, "field 'messages', turn 2: expected a mapping of role and content, got 'hi'"),
+        ({"messages": [{"content": "hi"}]}, "field 'messages', turn 1, role: expected one of system, user, assis.*None"),
+        ({"messages": [{"role": "tool", "content": "hi"}]}, "field 'messages', turn 1, role: expected one of .*'tool'"),
+        ({"messages": [{"role": "user"}]}, "field 'messages', turn 1, content: expected str, got None"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "turn 1, content: expected str, got .{3}type"),
+        ({"messages": [FIRST, SYSTEM, FIRST]}, "turn 2, role: expected system only in the first turn"),
+        ({"messages": [ANSWER]}, "field 'messages': expected a turn of the user before the completion, got none"),
+        ({"messages": [SYSTEM, ANSWER]}, "expected a turn of the user before the completion, got system"),
+        ({"messages": [FIRST, ANSWER, ANSWER]}, "expected a turn of the user before the completion, got assistant"),
+        ({"messages": [FIRST, ANSWER], "completion": "x"}, "field 'completion': expected that of messages, got 'x'"),
+        ({"prompt": [1]}, "field 'prompt', turn 1: expected a mapping of role and content, got 1"),
+        ({"prompt": [FIRST], "completion": [FIRST]}, "field 'completion': expected a text, or one turn of the assistant"),
+        ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "field 'completion': expected a text, or one turn of the ass"),
+        ({"prompt": [FIRST], "completion": 3}, "field 'completion': expected a list of turns, got 3"),
+    ],
+)  # fmt: skip
+def test_malformed_turns_are_one_error_that_names_row_and_field(row, message, tmp_path):
+    config = split_of(tmp_path, {"prompt": "fine"}, row)
+    with pytest.raises(DataError, match=rf"train\.jsonl:2: {message if 'field' in message else '.*' + message}"):
+        data.load_split(config, "train", None)
+
+
+def test_a_row_without_prompt_and_messages_is_named(tmp_path):
+    with pytest.raises(
+        DataError, match=r"train\.jsonl:1: field 'prompt': expected str, got nothing.*messages may hold"
+    ):
+        data.load_split(split_of(tmp_path, {"text": "x"}), "train", None)
+
+
+def test_short_prompts_are_those_with_a_short_last_turn(tmp_path):
+    config = split_of(tmp_path, {"messages": [FIRST]}, {"messages": [SYSTEM, SECOND]}, min_prompt_characters=3)
+    assert [row["prompt"] for row in data.load_split(config, "train", None)] == ["on b a"]
+
+
+CHAT = {"id": "r", "prompt": "b", "messages": [FIRST, ANSWER, SECOND], "completion": "stack b a"}
+
+
+def test_all_turns_are_given_to_the_model_and_the_last_one_is_the_prompt_for_rewards():
+    tokenizer = chat_tokenizer()
+    template = data.make_chat_template(tokenizer)
+    prompts = data.PromptData([CHAT], tokenizer, 1, 0, 64, template=template)
+    batch = prompts.batch(0)
+    seen = "<s> <|user|> on b a <|end|> <|assistant|> stack b a <|end|> <|user|> b <|end|> <|assistant|>"
+    assert words(tokenizer, batch.columns["prompt_ids"][0]) == seen
+    assert batch.texts == ["b"]
+    assert batch.columns["messages"] == [[FIRST, ANSWER, SECOND]]
+    supervised = data.SupervisedData([CHAT], tokenizer, 1, 0, 64, template).batch(0)
+    length = int(supervised.prompt_lengths[0]) + int(supervised.completion_mask.sum())
+    assert words(tokenizer, supervised.input_ids[0][:length].tolist()) == f"{seen} stack b a <|end|>"
+
+
+def test_a_system_turn_of_the_row_wins():
+    tokenizer = chat_tokenizer()
+    template = data.make_chat_template(tokenizer, DataConfig(system_prompt="on on"))
+    own = CHAT | {"messages": [SYSTEM, SECOND]}
+    first, second = data.encode_prompts(tokenizer, [CHAT, own], 64, template=template)
+    assert words(tokenizer, first).startswith("<s> <|system|> on on <|end|> <|user|> on b a")
+    assert words(tokenizer, second) == "<s> <|system|> be brief <|end|> <|user|> b <|end|> <|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "config"),
+    [
+        (None, DataConfig()),
+        (chat_tokenizer().chat_template, DataConfig(use_chat_template=False)),
+        (chat_tokenizer().chat_template, DataConfig(input_min_text_length=1, input_max_text_length=2)),
+    ],
+)
+def test_a_chat_needs_a_template(template, config):
+    tokenizer = chat_tokenizer(template)
+    made = data.make_chat_template(tokenizer, config)
+    with pytest.raises(
+        DataError, match=r"^messages of row r: expected a tokenizer with a chat template, and use_chat_"
+    ):
+        data.PromptData([CHAT], tokenizer, 1, 0, 64, config.text_lengths, made)
+
+
+def test_a_template_that_refuses_the_turns_of_a_row_names_it():
+    one_turn = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}"
+    template = data.make_chat_template(chat_tokenizer(one_turn + chat_tokenizer().chat_template))
+    with pytest.raises(
+        ConfigError, match=r"^use_chat_template: expected .* user, assistant, user of row r, got .*too m"
+    ):
+        template.prompt_text(CHAT)
+
+
+def test_fingerprint_covers_the_turns():
+    other = CHAT | {"messages": [SYSTEM, SECOND]}
+    plain = {name: value for name, value in CHAT.items() if name != "messages"}
+    prints = [data.fingerprint([row]) for row in (CHAT, other, plain, plain | {"completion": "x"})]
+    assert len(set(prints)) == 4 and data.fingerprint([json.loads(json.dumps(CHAT))]) == prints[0]
+
+
+def test_turns_of_a_plain_row_are_its_prompt():
+    assert turns_of({"prompt": "on b a", "messages": None}) == [FIRST]

@@ -1,0 +1,131 @@
+"""The chat templates that people's models come with, from the wheel of TRL, against `apply_chat_template` itself."""
+
+from importlib import resources
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from jaxppo import data
+from jaxppo.config import DataConfig
+from jaxppo.data.tokens import encode_completions
+from jaxppo.errors import ConfigError
+
+trl = pytest.importorskip("trl")
+
+LLAMA = ("<|begin_of_text|>", "<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>"])
+QWEN = (None, "<|im_end|>", ["<|im_start|>"])
+DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", ["<｜User｜>", "<｜Assistant｜>"])
+GEMMA = ("<bos>", "<eos>", ["<start_of_turn>", "<end_of_turn>"])
+PHI = (None, "<|endoftext|>", ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"])
+WHOLE = {"qwen2_5": QWEN, "qwen3": QWEN, "qwen3_instruct_2507": QWEN, "qwen3_5_think": QWEN, "qwen3_5_nothink": QWEN}
+WHOLE |= {"llama3": LLAMA, "llama3_1": LLAMA, "llama3_2": LLAMA, "gemma": GEMMA, "gemma3": GEMMA, "phi3": PHI}
+OPENED = {"deepseek_r1_distill": DEEPSEEK, "deepseekv3": DEEPSEEK}
+"""These open the thinking in the prompt, and leave it out of the whole chat."""
+NO_SYSTEM = ("gemma",)
+WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""How Qwen and Llama 3 split words: newlines before a word stay together, so that a completion may follow a prompt."""
+ARGUMENTS = [None, {"enable_thinking": True}, {"enable_thinking": False}]
+
+SYSTEM = {"role": "system", "content": "You plan."}
+EARLIER = [{"role": "user", "content": "on a b?"}, {"role": "assistant", "content": "(pick-up a)\n(stack a b)"}]
+LAST = {"role": "user", "content": " Now: on b a\n"}
+ANSWER = "(unstack a b)\n(put-down a)\n(pick-up b)"
+CHATS = {
+    "one turn": [LAST],
+    "two answers": [*EARLIER, LAST],
+    "system": [SYSTEM, LAST],
+    "system and three answers": [SYSTEM, *EARLIER, *EARLIER, LAST],
+}
+
+
+def known_tokenizer(name):
+    """A byte-level tokenizer with the special tokens of a family, and the template of that name."""
+    bos, eos, special = (WHOLE | OPENED)[name]
+    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("Ċ", "Ċ"), ("a", "c"), ("Ġ", "a")]
+    core = Tokenizer(models.BPE(letters | {left + right: 256 + i for i, (left, right) in enumerate(merges)}, merges))
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"), by_bytes])
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=bos, eos_token=eos, pad_token="<pad>")
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.chat_template = (resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text("utf-8")
+    return tokenizer
+
+
+def chats_of(name):
+    return {what: turns for what, turns in CHATS.items() if not (name in NO_SYSTEM and turns[0] is SYSTEM)}
+
+
+def row_of(turns, completion=ANSWER):
+    return {"id": "r", "prompt": turns[-1]["content"], "messages": turns, "completion": completion}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("name", WHOLE | OPENED)
+def test_prompts_are_those_of_apply_chat_template(name, arguments):
+    tokenizer = known_tokenizer(name)
+    template = data.make_chat_template(tokenizer, DataConfig(chat_template_kwargs=arguments))
+    for turns in chats_of(name).values():
+        options = {"add_generation_prompt": True, "return_dict": False, **(arguments or {})}
+        text = tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        assert template.prompt_text(row_of(turns)) == text
+        ids = tokenizer.apply_chat_template(turns, tokenize=True, **options)
+        assert data.encode_prompts(tokenizer, [row_of(turns)], 4096, template=template) == [ids]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("name", WHOLE)
+def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_turn(name, arguments):
+    tokenizer = known_tokenizer(name)
+    template = data.make_chat_template(tokenizer, DataConfig(chat_template_kwargs=arguments))
+    for turns in chats_of(name).values():
+        for completion in (ANSWER, f"  {ANSWER}\n", ""):
+            row = row_of(turns, completion)
+            prompt = data.encode_prompts(tokenizer, [row], 4096, template=template)[0]
+            answer = encode_completions(tokenizer, [row], template)[0]
+            chat = [*turns, {"role": "assistant", "content": completion}]
+            options = {"return_dict": False, **(arguments or {})}
+            whole = tokenizer.apply_chat_template(chat, tokenize=True, **options)
+            end = len(whole) - whole[::-1].index(template.end_id)
+            decoded = tokenizer.decode([*prompt, *answer])
+            assert decoded == tokenizer.decode(whole[:end])
+            # Of thinking that is opened and closed at once the prompt has one of two newlines, which are one token.
+            if completion == ANSWER and not template.prompt_text(row).endswith("<think>\n"):
+                assert [*prompt, *answer] == whole[:end]
+            assert not tokenizer.decode(whole[end:]).replace(tokenizer.eos_token, "").strip()
+
+
+def test_the_empty_thinking_of_qwen3_belongs_to_the_answer_or_to_the_prompt():
+    thinking = "<think>\n\n</think>\n\n"
+    for arguments, opening, answer in (
+        (None, "<|im_start|>assistant\n", thinking + ANSWER),
+        ({"enable_thinking": True}, "<|im_start|>assistant\n", thinking + ANSWER),
+        ({"enable_thinking": False}, f"<|im_start|>assistant\n{thinking}", ANSWER),
+    ):
+        config = DataConfig(chat_template_kwargs=arguments)
+        template = data.make_chat_template(known_tokenizer("qwen3"), config)
+        assert template.prompt_text(row_of([LAST])).endswith(opening)
+        assert template.completion_text(row_of([LAST])) == answer
+
+
+def test_thoughts_of_a_completion_stand_where_the_template_has_them():
+    row = row_of([LAST], f"<think>\nHm.\n</think>\n\n{ANSWER}")
+    assert data.make_chat_template(known_tokenizer("qwen3")).completion_text(row) == row["completion"]
+    without = data.make_chat_template(
+        known_tokenizer("qwen3"), DataConfig(chat_template_kwargs={"enable_thinking": False})
+    )
+    with pytest.raises(ConfigError, match=r"^use_chat_template: expected False, or for supervised rows .* \(row r\)"):
+        without.completion_text(row)
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_thinking_that_the_prompt_opens_can_be_continued_but_not_learned_from(name):
+    tokenizer = known_tokenizer(name)
+    template = data.make_chat_template(tokenizer)
+    assert template.prompt_text(row_of([LAST])).endswith("<think>\n")
+    assert template.end_id == tokenizer.eos_token_id
+    with pytest.raises(ConfigError, match=r"use_chat_template: expected .* got a prompt that ends in '.*<think>\\n', "):
+        template.completion_text(row_of([LAST]))

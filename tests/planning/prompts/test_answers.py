@@ -1,0 +1,135 @@
+"""The plan in an answer: what is cut around it, and which answers are left whole and so cannot be read."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxppo.planning import PlanError, parse_completion, render_completion
+from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.prompts import PROMPT_STYLES, plan_text
+
+PLAN = (("unstack", "b", "a"), ("stack", "a", "b"))
+THINKING = ["<think>{}</think>", "<think>\n{}\n</think>\n\n", " \n<think>{}</think>", "{}\n</think>\n", "{}</think>"]
+BLOCKS = [
+    "```\n{}\n```",
+    "Here it is:\n\n```pddl\n{}\n```\nThat works (I think).",
+    "   ``` text \r\n{}\r\n  ```  \r\n",
+    "<plan>{}</plan>",
+    "So: <PLAN>\n{}\n</Plan>, as asked.",
+    "[PLAN]\n{}\n[PLAN END]",
+    "Answer [plan] {} [plan end]",
+]
+LEFT_WHOLE = {
+    "two fences": "```\n{x}\n```\n```\n{x}\n```",
+    "a plan tag twice": "<plan>{x}</plan><plan>{x}</plan>",
+    "an open fence": "```\n{x}",
+    "an open plan tag": "<plan>{x}",
+    "an open mark": "[PLAN]\n{x}",
+    "only an end": "{x}\n```",
+    "only an end tag": "{x}</plan>",
+    "ends in the wrong order": "</plan>{x}<plan>",
+    "marks in the wrong order": "[PLAN END]{x}[PLAN]",
+    "mixed ends": "<plan>{x}[PLAN END]",
+    "mixed ends of fences": "```\n{x}\n</plan>",
+    "one begin twice": "[PLAN]{x}[PLAN]",
+    "one end twice": "</plan>{x}</plan>",
+    "a tag in a fence": "```\n<plan>{x}</plan>\n```",
+    "a fence in a tag": "<plan>\n```\n{x}\n```\n</plan>",
+    "a block and an open one": "<plan>{x}</plan> <plan>",
+    "a fence in one line": "```{x}```",
+    "a begin behind words": "So ```\n{x}\n```",
+    "words behind the end": "```\n{x}\n``` so",
+    "words before the end": "```\n{x} ```",
+    "two words of language": "```my pddl\n{x}\n```",
+    "four backticks": "````\n{x}\n````",
+    "unlike fences": "```\n{x}\n````",
+    "a plan in the prose and an open block": "{x}\n```",
+    "open thinking": "<think>{x}",
+    "thinking that is not at the start": "Well <think>hm</think>{x}",
+    "two thinking parts": "<think>a</think>{x}<think>b</think>",
+    "thinking in thinking": "<think><think>a</think>{x}",
+    "thinking that ends twice": "<think>a</think>{x}</think>",
+    "only two ends of thinking": "a</think>{x}</think>",
+    "thinking that ends before it begins": "</think>{x}<think>",
+    "open thinking and a block": "<think>\n```\n{x}\n```",
+    "thinking behind a block": "<plan>{x}</plan><think></think>",
+}
+
+
+def written(style):
+    return render_completion(PLAN, style, BLOCKSWORLD.pddl)
+
+
+def read(text, style):
+    return parse_completion(text, style, BLOCKSWORLD.pddl)
+
+
+@pytest.mark.parametrize("style", PROMPT_STYLES)
+@pytest.mark.parametrize("block", ["{}", *BLOCKS])
+def test_a_marked_plan_and_one_behind_thinking_are_read(block, style):
+    marked = block.format(written(style))
+    for answer in (marked, *(form.format("First (stack a b)? ; No. ``` <plan>") + marked for form in THINKING)):
+        assert read(answer, style).actions == PLAN and read(answer, style).error is None, answer
+
+
+@pytest.mark.parametrize("style", PROMPT_STYLES)
+@pytest.mark.parametrize("case", LEFT_WHOLE)
+def test_every_other_arrangement_is_left_whole_and_cannot_be_read(case, style):
+    answer = LEFT_WHOLE[case].format(x=written(style))
+    assert plan_text(answer) == answer
+    assert read(answer, style).error is PlanError.SYNTAX
+
+
+@pytest.mark.parametrize("style", PROMPT_STYLES)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_what_stands_in_a_block_is_read_as_strictly_as_without(block, style):
+    for junk in (f"Plan: {written(style)}", f"{written(style)} done!", f"{written(style)}\n(junk"):
+        assert read(block.format(junk), style).error is PlanError.SYNTAX
+
+
+@pytest.mark.parametrize("style", PROMPT_STYLES)
+def test_a_plan_outside_of_the_block_or_in_the_thinking_does_not_count(style):
+    for empty in ("<plan></plan>", "[PLAN] [PLAN END]", "```\n```", "```pddl\n \n```"):
+        assert read(f"{written(style)}\n{empty}\n{written(style)}", style).actions == ()
+    assert read(f"<think>{written(style)}</think>", style).actions == ()
+
+
+def test_prose_without_marks_is_no_plan():
+    assert plan_text("Sure! (pick-up a)") == "Sure! (pick-up a)"
+    assert read("Sure! (pick-up a)", "pddl").error is PlanError.SYNTAX
+
+
+PIECES = [
+    "```",
+    "`",
+    "\n",
+    "<think>",
+    "</think>",
+    "<plan>",
+    "</plan>",
+    "[PLAN]",
+    "[PLAN END]",
+    "pddl",
+    " ",
+    "(stack a b)",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
+def test_what_is_cut_is_never_more_than_one_thinking_part_and_one_block(text):
+    kept = plan_text(text)
+    assert kept in text
+    marks = sum(text.rpartition("</think>")[2].count(mark) for mark in PIECES[5:9] + PIECES[:1])
+    assert kept == text or "</think>" in text or marks == 2
+    assert "<think>" not in kept or kept == text
+
+
+@pytest.mark.parametrize(
+    "piece", ["```", "```\n", "`` ", "<think>", "</think>", "<plan>", "[PLAN]", "[plan", "<", "\n"]
+)
+@pytest.mark.parametrize("frame", ["{}", "```\n{}", "<plan>{}</plan>", "<think>{}</think>", "```{}\nx\n```"])
+def test_megabytes_of_marks_take_linear_time(piece, frame):
+    """Quadratic time on four megabytes would take hours."""
+    text = frame.format(piece * (4_000_000 // len(piece)))
+    assert plan_text(text) in text
