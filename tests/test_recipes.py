@@ -1,8 +1,10 @@
 """The presets of the recipes: complete, and those of the hub's models run on folders of the hub's layout."""
 
 import json
+import random
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,17 @@ from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     GPTNeoXForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from jaxppo import toys
 from jaxppo.config.sources import preset_values
+from jaxppo.planning import render_prompt
 from jaxppo.planning.datasets.files import write_jsonl
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.toys import texts
 from jaxppo.toys.__main__ import byte_level_bpe
@@ -152,3 +160,59 @@ def test_imdb_gpt2_runs_on_folders_of_the_hubs_layout(small, tmp_path):
     assert 4 <= record["completions/mean_length"] <= 15 and record["policy/nonfinite_steps"] == 0
     assert GPT2LMHeadModel.from_pretrained(run / "policy").config.n_embd == shape["hidden"]
     assert (run / "value" / "value_head.safetensors").exists()
+
+
+CHATS = {
+    "paper-qwen2-7b": ("Qwen/Qwen2-7B-Instruct", Qwen2Config, Qwen2ForCausalLM, "qwen2_5"),
+    "qwen3-planning": ("Qwen/Qwen3-0.6B", Qwen3Config, Qwen3ForCausalLM, "qwen3"),
+}
+"""Preset -> model of the hub, its classes, and the name of its chat template in TRL."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("preset", CHATS)
+def test_planning_recipes_of_chat_models_run_on_folders_of_the_hubs_layout(preset, tmp_path):
+    repo, config, model, template = CHATS[preset]
+    style = preset_values("train", preset).get("prompt_style", "nl")
+    problems = [
+        render_prompt(BLOCKSWORLD.pddl, BLOCKSWORLD.generate_problem(4, random.Random(i), "p"), style)
+        for i in range(20)
+    ]
+    tokenizer = byte_level_bpe(problems, pad_token=None)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = (files("trl") / "chat_templates" / f"{template}.jinja").read_text()
+    folder = hub_folder(tmp_path / "home", repo)
+    torch.manual_seed(0)
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>")]
+    start = model(
+        config(
+            vocab_size=len(tokenizer) + 24,  # padded, as theirs
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            intermediate_size=48,
+            eos_token_id=ends[0],
+            bos_token_id=ends[1],
+        )
+    )
+    start.generation_config.eos_token_id = ends
+    start.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    run = tmp_path / "run"
+    flags = f"--dataset blocksworld --train_split rl --prompt_style {style} --train_sizes 3:20 --rl_sizes 4:8 "
+    flags += "--eval_splits test --headline_split test --test_sizes 4:4 --batch_size 4 --total_episodes 4 "
+    flags += "--num_mini_batches 1 --gradient_accumulation_steps 2 --local_rollout_forward_batch_size 2 "
+    flags += "--response_length 8 --max_prompt_length 4096"
+    results = train(preset, tmp_path / "home", run, *flags.split())
+    assert results["after"]["test"]["validity"]["n"] == 4
+    (record,) = read_metrics(run / "metrics.jsonl")
+    assert record["policy/nonfinite_steps"] == 0 and abs(record["objective/kl"]) < 1e-2
+    exported = model.from_pretrained(run / "policy")
+    assert exported.state_dict().keys() == start.state_dict().keys()
+    assert sorted(exported.generation_config.eos_token_id) == sorted(ends)
+    targets = json.loads((run / "adapters" / "policy" / "adapter_config.json").read_text())["target_modules"]
+    assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"} == {
+        name.rpartition(".")[2] for name in targets
+    }
