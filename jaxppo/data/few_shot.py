@@ -1,4 +1,4 @@
-"""Solved examples before a prompt: rows of split `train` of the same data, chosen by the seed of the data and the row."""
+"""Solved examples before a prompt: rows of split `train` of the same data, chosen by `data_seed` and the row's id."""
 
 import dataclasses
 import random
