@@ -10,7 +10,6 @@ from importlib import resources
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jaxppo import config
-from jaxppo.config.checks import JsonMapping
 from jaxppo.planning.datasets import config as planning
 
 COMMANDS: dict[str, type] = {
@@ -136,7 +135,7 @@ def _type(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
-    if annotation == JsonMapping:
+    if annotation == config.JsonMapping:
         return "mapping"
     if origin is Annotated:
         return ", ".join(f"`{choice}`" for choice in arguments[1].metavar.strip("{}").split(","))

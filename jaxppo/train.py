@@ -67,6 +67,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     processes.check_same({"dataset": data.fingerprint(rows)})
     models, start = load_start(config, parallel, console)
     template = data.make_chat_template(models.tokenizer, config.data)
+    processes.check_same({"n_shots": None if template.examples is None else template.examples.fingerprint()})
     fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
     data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
     config = config.with_episodes(len(fitting)).with_best_metric()

@@ -6,7 +6,7 @@ field, and unique over all groups.
 
 from jaxppo.config import paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
-from jaxppo.config.checks import require
+from jaxppo.config.checks import JsonMapping, require
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, ReportConfig, RewardServerConfig
 from jaxppo.config.data import DataConfig, parse_sizes
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
@@ -24,6 +24,7 @@ __all__ = [
     "EvalConfig",
     "EvaluateConfig",
     "ExportConfig",
+    "JsonMapping",
     "LoopConfig",
     "OptimizerConfig",
     "PeftConfig",

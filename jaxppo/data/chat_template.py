@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jaxppo.config import DataConfig
@@ -19,7 +20,7 @@ _PROMPT, _COMPLETION = "prompt", "completion"
 """Texts to try a template with."""
 
 _LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
-"""What may stand between a prompt and a completion: blanks, and a thinking part, or the end of one, with nothing in it."""
+"""What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one."""
 _OPENED_THINKING = re.compile(r"<think>\s*$")
 
 
@@ -93,7 +94,7 @@ class ChatTemplate(NamedTuple):
     def _shown(self, row: Row) -> list[Row]:
         """Return the examples and the row, each without the domain where the one before has told it."""
         rows = [*(self.examples.of(row) if self.examples is not None else ()), row]
-        return [rows[0], *(shown_after(later, before) for before, later in zip(rows, rows[1:], strict=False))]
+        return [rows[0], *(shown_after(later, before) for before, later in pairwise(rows))]
 
     def _solved(self, example: Row) -> str:
         """Write an example as text; its end is shown, as the model has to end its answer, too."""

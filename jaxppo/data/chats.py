@@ -51,13 +51,9 @@ def plain_row(row: Row, where: str, prompt_column: str = "prompt") -> Row:
         raise DataError(f"{where}: field '{name}': expected a turn of the user before the completion, got {got}")
     if len(set(answers)) > 1:
         raise DataError(f"{where}: field 'completion': expected that of {name}, got {answers[0]!r:.60}")
+    answer = {"completion": answers[0]} if answers else {}
     prompt = turns[-1]["content"]
-    return (
-        row
-        | {prompt_column: prompt, "prompt": prompt}
-        | {"completion": answer for answer in answers}
-        | {"messages": turns}
-    )
+    return row | answer | {prompt_column: prompt, "prompt": prompt, "messages": turns}
 
 
 def _completion(value: Any, where: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Solved examples before a prompt: rows of split `train` of the same data, chosen by the seed of the data and the row."""
+"""Solved examples before a prompt: rows of split `train` of the same data, chosen by `data_seed` and the row's id."""
 
 import dataclasses
 import random
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxppo.config import DataConfig, parse_sizes
 from jaxppo.data.chats import Row, is_chat, turns_of
-from jaxppo.data.rows import load_split
+from jaxppo.data.rows import fingerprint, load_split
 from jaxppo.errors import DataError
 from jaxppo.planning import prompts
 
@@ -26,12 +26,12 @@ class Examples(NamedTuple):
     """Chooses the examples of a row.
 
     Attributes:
-        count: examples for each row.
+        n_shots: examples for each row.
         seed: of the choice.
         pool: rows with a completion, no two with the same prompt, by what they share with a row.
     """
 
-    count: int
+    n_shots: int
     seed: int
     pool: Mapping[Key, Sequence[Row]]
 
@@ -42,13 +42,17 @@ class Examples(NamedTuple):
             DataError: there are too few.
         """
         rows = self.pool.get(_key(row), ())
-        drawn = random.Random(f"{self.seed}/{row['id']}").sample(rows, min(self.count + 1, len(rows)))
-        others = [example for example in drawn if example["prompt"] != row["prompt"]][: self.count]
-        if len(others) < self.count:
+        drawn = random.Random(f"{self.seed}/{row['id']}").sample(rows, min(self.n_shots + 1, len(rows)))
+        others = [example for example in drawn if example["prompt"] != row["prompt"]][: self.n_shots]
+        if len(others) < self.n_shots:
             like = ", ".join(f"{name} {row[name]}" for name in _SHARED if name in row)
-            expected = f"{self.count} other solved rows{f' of {like}' if like else ''} in split {SPLIT}"
+            expected = f"{self.n_shots} other solved rows{f' of {like}' if like else ''} in split {SPLIT}"
             raise DataError(f"n_shots: expected {expected} for row {row['id']}, got {len(others)}")
         return others
+
+    def fingerprint(self) -> str:
+        """Return a short digest of the pool, to compare what several processes have read."""
+        return fingerprint([row for rows in self.pool.values() for row in rows])
 
 
 def load_examples(config: DataConfig) -> Examples | None:

@@ -143,6 +143,7 @@ def _hugging_face_rows(name: str, split: str, configuration: str | None) -> list
     is_saved = (folder / "dataset_dict.json").exists()
     if is_saved and configuration is not None:
         raise DataError(f"dataset_config: expected none for the saved data set {name}, got {configuration!r}")
+    table: Any
     try:
         if is_saved:
             table = hugging_face.load_from_disk(name)[split]

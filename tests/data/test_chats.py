@@ -40,7 +40,7 @@ def split_of(tmp_path, *rows, **options):
             {"prompt": "on b a", "completion": "stack b a", "messages": [FIRST]},
         ),
         ({"prompt": "on b a", "messages": None}, {"prompt": "on b a", "messages": None}),
-        ({"messages": [FIRST | {"tool_calls": None, "name": "x"}]}, {"prompt": "on b a", "messages": [FIRST | {"name": "x"}]}),
+        ({"messages": [FIRST | {"name": None, "x": 1}]}, {"prompt": "on b a", "messages": [FIRST | {"x": 1}]}),
     ],
 )  # fmt: skip
 def test_a_chat_has_a_text_as_prompt_and_the_turns_before_the_completion(row, expected, tmp_path):
@@ -87,18 +87,18 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"messages": "hi"}, "field 'messages': expected a list of turns, got 'hi'"),
         ({"messages": []}, r"field 'messages': expected a list of turns, got \[\]"),
         ({"messages": [FIRST, "hi"]}, "field 'messages', turn 2: expected a mapping of role and content, got 'hi'"),
-        ({"messages": [{"content": "hi"}]}, "field 'messages', turn 1, role: expected one of system, user, assis.*None"),
+        ({"messages": [{"content": "hi"}]}, "field 'messages', turn 1, role: expected one of system, user.*None"),
         ({"messages": [{"role": "tool", "content": "hi"}]}, "field 'messages', turn 1, role: expected one of .*'tool'"),
         ({"messages": [{"role": "user"}]}, "field 'messages', turn 1, content: expected str, got None"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "turn 1, content: expected str, got .{3}type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content: expected str, got .{3}type"),
         ({"messages": [FIRST, SYSTEM, FIRST]}, "turn 2, role: expected system only in the first turn"),
         ({"messages": [ANSWER]}, "field 'messages': expected a turn of the user before the completion, got none"),
         ({"messages": [SYSTEM, ANSWER]}, "expected a turn of the user before the completion, got system"),
         ({"messages": [FIRST, ANSWER, ANSWER]}, "expected a turn of the user before the completion, got assistant"),
         ({"messages": [FIRST, ANSWER], "completion": "x"}, "field 'completion': expected that of messages, got 'x'"),
         ({"prompt": [1]}, "field 'prompt', turn 1: expected a mapping of role and content, got 1"),
-        ({"prompt": [FIRST], "completion": [FIRST]}, "field 'completion': expected a text, or one turn of the assistant"),
-        ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "field 'completion': expected a text, or one turn of the ass"),
+        ({"prompt": [FIRST], "completion": [FIRST]}, "field 'completion': expected a text, or one turn"),
+        ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "field 'completion': expected a text, or one turn"),
         ({"prompt": [FIRST], "completion": 3}, "field 'completion': expected a list of turns, got 3"),
     ],
 )  # fmt: skip
@@ -109,9 +109,7 @@ def test_malformed_turns_are_one_error_that_names_row_and_field(row, message, tm
 
 
 def test_a_row_without_prompt_and_messages_is_named(tmp_path):
-    with pytest.raises(
-        DataError, match=r"train\.jsonl:1: field 'prompt': expected str, got nothing.*messages may hold"
-    ):
+    with pytest.raises(DataError, match=r"train\.jsonl:1: field 'prompt': expected str, got nothing.*messages"):
         data.load_split(split_of(tmp_path, {"text": "x"}), "train", None)
 
 
@@ -157,18 +155,14 @@ def test_a_system_turn_of_the_row_wins():
 def test_a_chat_needs_a_template(template, config):
     tokenizer = chat_tokenizer(template)
     made = data.make_chat_template(tokenizer, config)
-    with pytest.raises(
-        DataError, match=r"^messages of row r: expected a tokenizer with a chat template, and use_chat_"
-    ):
+    with pytest.raises(DataError, match=r"^messages of row r: expected a tokenizer with a chat template, and"):
         data.PromptData([CHAT], tokenizer, 1, 0, 64, config.text_lengths, made)
 
 
 def test_a_template_that_refuses_the_turns_of_a_row_names_it():
     one_turn = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}"
     template = data.make_chat_template(chat_tokenizer(one_turn + chat_tokenizer().chat_template))
-    with pytest.raises(
-        ConfigError, match=r"^use_chat_template: expected .* user, assistant, user of row r, got .*too m"
-    ):
+    with pytest.raises(ConfigError, match=r"^use_chat_template: expected .* user, assistant, user of row r, got .*too"):
         template.prompt_text(CHAT)
 
 

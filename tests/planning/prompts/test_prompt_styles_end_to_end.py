@@ -219,3 +219,35 @@ def test_sft_and_train_go_through_a_chat_template(tmp_path):
     assert {*batch.texts} == plain  # what rewards see
     shown = [policy.tokenizer.decode(ids).split() for ids in batch.columns["prompt_ids"]]
     assert {" ".join(words[:1] + words[-2:]) for words in shown} == {"<|user|> <|end|> <|assistant|>"}
+
+
+@pytest.mark.full
+def test_all_commands_give_chats_with_examples_and_arguments_to_the_model(tmp_path):
+    splits = write_dataset(tmp_path, "pddl")
+    system = {"role": "system", "content": "domain"}
+    for split, rows in splits.items():
+        turns = [[system, {"role": "user", "content": row["prompt"]}] for row in rows]
+        chats = [row | {"prompt": None, "messages": own} for row, own in zip(rows, turns, strict=True)]
+        dataset_files.write_jsonl(chats, tmp_path / f"{split}.jsonl")
+    tokenizer = chat_tokenizer([row for rows in splits.values() for row in rows])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|system|>", "<|mark|>"]})
+    tokenizer.chat_template = "{% if marked %}<|mark|>{% endif %}" + tokenizer.chat_template
+    model = tiny_model(tokenizer)
+    hf.save_pretrained(tmp_path / "base", model, models.init_params(model, jax.random.key(0)), tokenizer)
+    common = {"dataset": str(tmp_path), "eval_splits": ("test",), "eval_validator": "builtin", "eval_batch_size": 8}
+    common |= {"response_length": 8, "quiet": True, "max_prompt_length": 2048, "n_shots": 2}
+    common |= {"chat_template_kwargs": {"marked": True}}
+    tuned = {"model_path": str(tmp_path / "base"), "batch_size": 8, "total_episodes": 8}
+    sft.sft(replace(SFTConfig(), output_dir=str(tmp_path / "sft"), **tuned, **common))
+    policy = str(tmp_path / "sft" / "policy")
+    common |= {"output_dir": str(tmp_path / "ppo"), "batch_size": 8, "num_mini_batches": 1, "total_episodes": 8}
+    common |= {"train_split": "rl", "headline_split": "test", "validator": "builtin", "sft_model_path": policy}
+    setup, _ = train.set_up(Run(command="train", config=replace(TrainConfig(), **common), folder=tmp_path / "ppo"))
+    batch = setup.prompts.batch(0)
+    assert {*batch.texts} == {row["prompt"] for row in splits["rl"]}
+    assert all(turns[0] == system for turns in batch.columns["messages"])
+    for encoded in (batch.columns["prompt_ids"], setup.evaluator._encoded["test"]):
+        for ids in encoded:
+            text = setup.tokenizer.decode(ids)
+            assert text.startswith("<|mark|>") and text.count("<|system|>") == 1 and text.count("<|assistant|>") == 3
+            assert text.count("Planning domain :") == 1 and text.count("Problem :") == 3

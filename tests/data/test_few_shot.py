@@ -1,0 +1,201 @@
+"""Solved examples before a prompt: which rows they are, how they are written, and who sees them."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxppo import data
+from jaxppo.config import DataConfig
+from jaxppo.data import few_shot
+from jaxppo.data.few_shot import load_examples, shown_after
+from jaxppo.errors import DataError
+from jaxppo.planning.datasets import files as dataset_files
+from jaxppo.planning.datasets.rows import build_split
+from tests.data.test_chat_template import chat_tokenizer, words
+
+SMALL = DataConfig(train_sizes="3:6,4:6", rl_sizes="4:5", n_shots=2)
+
+
+def text_split(folder, rows, split="train"):
+    dataset_files.write_jsonl(rows, folder / f"{split}.jsonl")
+    return DataConfig(dataset=str(folder), n_shots=2)
+
+
+def plain(number):
+    return {"id": f"r-{number}", "prompt": f"on {'b a '[: number % 4]}{'a ' * number}", "completion": "stack b a"}
+
+
+def test_examples_depend_on_nothing_but_the_seed_and_the_id():
+    rows = data.load_split(SMALL, "rl")
+    chosen = {row["id"]: [example["id"] for example in load_examples(SMALL).of(row)] for row in rows}
+    again = load_examples(dataclasses.replace(SMALL))
+    for row in reversed(rows):
+        assert [example["id"] for example in again.of({**row, "split": "other"})] == chosen[row["id"]]
+    assert len({tuple(ids) for ids in chosen.values()}) > 1  # not the same ones for every row
+    assert all(len(set(ids)) == 2 and all("-train-" in name for name in ids) for ids in chosen.values())
+    pool = load_examples(SMALL)
+    other = pool._replace(seed=1)
+    assert any([e["id"] for e in other.of(row)] != chosen[row["id"]] for row in rows)
+
+
+def test_no_example_is_the_row_itself_or_has_its_prompt(tmp_path):
+    rows = [plain(n) for n in range(3)]
+    rows += [plain(1) | {"id": "twin"}]
+    config = text_split(tmp_path, rows)
+    examples = load_examples(config)
+    for row in data.load_split(config, "train", None):
+        shown = [example["prompt"] for example in examples.of(row)]
+        assert len(set(shown)) == 2 and row["prompt"] not in shown
+
+
+def test_examples_share_domain_and_prompt_style(tmp_path):
+    rows = [plain(n) | {"domain": "ab"[n % 2], "prompt_style": ("atoms", "nl")[n % 3 > 0]} for n in range(24)]
+    examples = load_examples(text_split(tmp_path, rows))
+    for row in rows:
+        for example in examples.of(row):
+            assert (example["domain"], example["prompt_style"]) == (row["domain"], row["prompt_style"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([plain(1), plain(2)], "n_shots: expected 2 other solved rows in split train for row r-1, got 1"),
+        (
+            [plain(1) | {"domain": "x"}, plain(2) | {"domain": "y"}],
+            "n_shots: expected 2 other solved rows of domain x in split train for row r-1, got 0",
+        ),
+    ],
+)
+def test_too_few_examples_are_one_error(tmp_path, rows, message):
+    template = data.make_chat_template(chat_tokenizer(None), text_split(tmp_path, rows))
+    with pytest.raises(DataError, match=f"^{message}$"):
+        template.prompt_text(rows[0])
+
+
+def test_rows_without_completion_and_a_missing_split_are_one_error(tmp_path):
+    with pytest.raises(DataError, match=r"^n_shots: expected solved rows in split train .* got: .*field 'completion'"):
+        load_examples(text_split(tmp_path, [{"prompt": "a"}]))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(DataError, match=r"^n_shots: expected solved rows in split train .* got: .*train\.jsonl"):
+        load_examples(text_split(tmp_path / "other", [plain(1)], split="rl"))
+    assert load_examples(DataConfig(dataset="/none")) is None
+
+
+def test_few_built_in_problems_are_built_for_examples(monkeypatch):
+    """The first ones of every size: rows of the split `train`, whatever its length."""
+    monkeypatch.setattr(few_shot, "MOST_OF_A_SIZE", 4)
+    pool = load_examples(SMALL).pool[("blocksworld", "atoms")]
+    whole = build_split("train", sizes={3: 6, 4: 6}, seed=0, unique=False)
+    assert list(pool) == [row for row in whole if int(row["id"][-5:]) < 4]
+
+
+def test_without_a_template_prompt_plan_and_end_of_text_stand_one_after_the_other(tmp_path):
+    rows = [plain(n) for n in range(4)]
+    tokenizer = chat_tokenizer(None)
+    template = data.make_chat_template(tokenizer, text_split(tmp_path, rows))
+    first, second = template.examples.of(rows[0])
+    shown = "".join(f"{row['prompt']}{row['completion']}<eos>\n\n" for row in (first, second))
+    assert template.prompt_text(rows[0]) == shown + rows[0]["prompt"]
+    assert template.completion_text(rows[0]) == "stack b a"
+
+
+def test_words_of_the_style_atoms_stay_apart_from_the_plan(rows, tokenizer):
+    template = data.make_chat_template(tokenizer, SMALL)
+    ids = data.encode_prompts(tokenizer, rows[:1], 512, template=template)[0]
+    expected = []
+    for example in template.examples.of(rows[0]):
+        expected += tokenizer(example["prompt"])["input_ids"] + tokenizer(example["completion"])["input_ids"]
+        expected += [tokenizer.eos_token_id]
+    assert ids == expected + tokenizer(rows[0]["prompt"])["input_ids"]
+
+
+@pytest.mark.parametrize("style", ["pddl", "nl"])
+def test_the_domain_is_told_once(style):
+    config = dataclasses.replace(SMALL, prompt_style=style)
+    (row, *_) = data.load_split(config, "rl")
+    template = data.make_chat_template(chat_tokenizer(None), config)
+    text, (first, second) = template.prompt_text(row), template.examples.of(row)
+    told, problem = {"pddl": ("Planning domain:", "Problem:"), "nl": ("You can stack", "Objects:")}[style]
+    assert text.count(told) == 1 and text.count(problem) == 3 and text.startswith(first["prompt"])
+    parts = text.split("<eos>\n\n")
+    assert parts[0] == first["prompt"] + first["completion"]
+    for part, whole in zip(parts[1:], (second["prompt"] + second["completion"], row["prompt"]), strict=True):
+        assert part.startswith(problem) and whole.endswith(part)
+
+
+def test_another_domain_is_told_again():
+    (first,) = build_split("train", sizes={3: 1}, seed=0, prompt_style="pddl", unique=True)
+    other = first | {"prompt": first["prompt"].replace("stack", "heap")}
+    assert shown_after(other, first)["prompt"] == other["prompt"]
+    assert shown_after(first, first)["prompt"].startswith("Problem:\n")
+    plain_style = first | {"prompt_style": "atoms"}
+    assert shown_after(plain_style, first)["prompt"] == first["prompt"]
+    without_mark = first | {"prompt": "Solve this."}
+    assert shown_after(without_mark, first)["prompt"] == "Solve this."
+
+
+def test_in_a_chat_examples_are_earlier_turns_behind_the_system_turn(tmp_path):
+    rows = [plain(n) for n in range(4)]
+    config = dataclasses.replace(text_split(tmp_path, rows), system_prompt="be brief")
+    tokenizer = chat_tokenizer()
+    template = data.make_chat_template(tokenizer, config)
+    own = {"role": "system", "content": "on on"}
+    user = {"role": "user", "content": rows[0]["prompt"]}
+    for row, system in ((rows[0], "be brief"), (rows[0] | {"messages": [own, user]}, "on on")):
+        turns = [{"role": "system", "content": system}]
+        for example in template.examples.of(row):
+            turns += [{"role": "user", "content": example["prompt"]}]
+            turns += [{"role": "assistant", "content": example["completion"]}]
+        expected = tokenizer.apply_chat_template([*turns, user], tokenize=False, add_generation_prompt=True)
+        assert template.prompt_text(row) == expected
+        answer = {"role": "assistant", "content": "stack b a"}
+        whole = tokenizer.apply_chat_template([*turns, user, answer], tokenize=False)
+        assert template.prompt_text(row) + template.completion_text(row) + "<|end|>\n" == whole
+
+
+def test_in_a_chat_the_domain_is_told_once():
+    config = dataclasses.replace(SMALL, prompt_style="pddl")
+    (row, *_) = data.load_split(config, "rl")
+    as_chat = row | {"messages": [{"role": "user", "content": row["prompt"]}]}
+    template = data.make_chat_template(chat_tokenizer(), config)
+    text = template.prompt_text(row)
+    assert text.count("Planning domain:") == 1 and text.count("<|user|>\nProblem:\n") == 2
+    assert template.prompt_text(as_chat) == text
+
+
+def test_examples_that_are_chats_bring_all_their_turns_but_the_system_turn(tmp_path):
+    turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "on"}]
+    turns += [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}]
+    rows = [{"messages": [*turns, {"role": "assistant", "content": "stack"}]}]
+    config = dataclasses.replace(text_split(tmp_path, rows), n_shots=1)
+    template = data.make_chat_template(chat_tokenizer(), config)
+    text = " ".join(template.prompt_text({"id": "x", "prompt": "b"}).split())
+    shown = "<|user|> on <|end|> <|assistant|> b <|end|> <|user|> a <|end|> <|assistant|> stack <|end|>"
+    assert text == f"<s> {shown} <|user|> b <|end|> <|assistant|>"
+    with pytest.raises(DataError, match=r"^messages of row train-0: expected a tokenizer with a chat template"):
+        data.make_chat_template(chat_tokenizer(None), config).prompt_text({"id": "x", "prompt": "b"})
+
+
+def test_rewards_see_the_plain_prompt_and_lengths_count_the_examples(rows, tokenizer):
+    template = data.make_chat_template(tokenizer, SMALL)
+    prompts = data.PromptData(rows, tokenizer, 2, 0, 512, template=template)
+    batch = prompts.batch(0)
+    by_id = {row["id"]: row for row in rows}
+    for name, text, ids in zip(batch.columns["id"], batch.texts, batch.columns["prompt_ids"], strict=True):
+        assert text == by_id[name]["prompt"]
+        assert words(tokenizer, ids).endswith(text) and words(tokenizer, ids).count("<plan>") == 3
+    assert set(batch.columns) == {*data.column_names(rows), "prompt_ids"}
+    config = dataclasses.replace(SMALL, max_prompt_length=prompts.longest - 1, filter_overlong_prompts=True)
+    kept = data.without_overlong(tokenizer, rows, config, template)
+    assert 0 < len(kept) < len(rows)
+    with pytest.raises(
+        DataError, match=f"expected 1 to max_prompt_length={prompts.longest - 1} tokens, got {prompts.longest}"
+    ):
+        data.encode_prompts(tokenizer, rows, prompts.longest - 1, template=template)
+
+
+def test_rows_stay_as_they_are(rows, tokenizer):
+    before = json.dumps(rows)
+    data.encode_prompts(tokenizer, rows, 512, template=data.make_chat_template(tokenizer, SMALL))
+    assert json.dumps(rows) == before
