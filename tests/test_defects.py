@@ -126,7 +126,7 @@ def test_d04_resume_neither_skips_nor_repeats_data(epochs):
     def tokenizer(texts, **_):
         return {"input_ids": [[int(text) + 2] for text in texts]}
 
-    tokenizer.pad_token_id = PAD
+    tokenizer.pad_token_id = tokenizer.eos_token_id = PAD
     through, resumed = (data.PromptData(rows, tokenizer, 4, seed=0, max_prompt_length=8) for _ in range(2))
     all_texts = [through.batch(step).texts for step in range(5)]
     assert [resumed.batch(step).texts for step in (3, 4)] == all_texts[3:]
