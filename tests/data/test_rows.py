@@ -42,7 +42,7 @@ def test_check_same_looks_at_all_columns_of_all_rows(other, monkeypatch):
         data.check_same("folder", "rl", read_there)
         monkeypatch.setattr(processes, "gather", lambda value, asked=asked: [value, *asked])
         with (
-            nullcontext() if same else pytest.raises(ConfigError, match=r"^folder, split rl: expected the same on all")
+            nullcontext() if same else pytest.raises(ConfigError, match=r"^folder, split rl: expected the same")
         ):
             data.check_same("folder", "rl", rows)
 
