@@ -41,9 +41,7 @@ def test_check_same_looks_at_all_columns_of_all_rows(other, monkeypatch):
         monkeypatch.setattr(processes, "gather", lambda value, asked=asked: asked.append(value) or [value])
         data.check_same("folder", "rl", read_there)
         monkeypatch.setattr(processes, "gather", lambda value, asked=asked: [value, *asked])
-        with (
-            nullcontext() if same else pytest.raises(ConfigError, match=r"^folder, split rl: expected the same")
-        ):
+        with nullcontext() if same else pytest.raises(ConfigError, match=r"^folder, split rl: expected the same"):
             data.check_same("folder", "rl", rows)
 
 
