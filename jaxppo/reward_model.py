@@ -17,7 +17,7 @@ import numpy as np
 from jaxppo import hf, models
 from jaxppo.config import RewardModelConfig
 from jaxppo.config.sources import parse_cli
-from jaxppo.data import bucket
+from jaxppo.data import bucket, check_same
 from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
 from jaxppo.evaluate.intervals import interval_text, wilson
@@ -250,6 +250,7 @@ def load_pairs(config: RewardModelConfig, tokenizer: Any, max_length: int, conso
     for split in dict.fromkeys([config.train_split, *config.eval_splits]):
         where = f"{config.dataset}, split {split}"
         rows = load_rows(str(config.dataset), split, config.dataset_config)
+        check_same(str(config.dataset), split, rows)
         splits[split] = encode_pairs(tokenizer, rows, max_length, where)
         if splits[split].too_long:
             count = splits[split].too_long + len(splits[split].kept)

@@ -112,6 +112,7 @@ def sft(config: SFTConfig) -> Path:
     parallel.check_model(model)
     judges = "builtin" if config.reward.judges_plans else None
     rows = data.load_split(config.data, config.data.train_split, judges, {"prompt": str, "completion": str})
+    data.check_same(config.data.dataset, config.data.train_split, rows)
     template = data.make_chat_template(tokenizer, config.data)
     count = len(rows)
     rows = data.without_overlong(tokenizer, rows, config.data, template)

@@ -64,10 +64,9 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     assert run.trackers is not None  # those that are not installed are met here
     registry.check(config.reward, config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
-    processes.check_same({"dataset": data.fingerprint(rows)})
+    data.check_same(config.data.dataset, config.data.train_split, rows)
     models, start = load_start(config, parallel, console)
     template = data.make_chat_template(models.tokenizer, config.data)
-    processes.check_same({"n_shots": None if template.examples is None else template.examples.fingerprint()})
     fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
     data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
     config = config.with_episodes(len(fitting)).with_best_metric()

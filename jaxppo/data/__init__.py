@@ -19,7 +19,7 @@ from jaxppo.data.batches import (
 )
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA, build_request, built_in_request
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
-from jaxppo.data.rows import Row, column_names, columns_of, fingerprint, load_split, read_rows
+from jaxppo.data.rows import Row, check_same, column_names, columns_of, load_split, read_rows
 from jaxppo.data.tokens import (
     cut_prompts,
     decode,
@@ -43,13 +43,13 @@ __all__ = [
     "bucket",
     "build_request",
     "built_in_request",
+    "check_same",
     "chunks",
     "column_names",
     "columns_of",
     "cut_prompts",
     "decode",
     "encode_prompts",
-    "fingerprint",
     "length_gaps",
     "load_split",
     "make_chat_template",

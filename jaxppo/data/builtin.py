@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -10,19 +9,15 @@ from typing import Any
 
 from jaxppo import planning
 from jaxppo.config import DataConfig, parse_sizes
-from jaxppo.config.paths import cache_dir, write_atomically
+from jaxppo.config.paths import cache_dir
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
+from jaxppo.run.made_once import made_once
 
 Row = dict[str, Any]
 
 SHIPPED_DATA, REQUESTS_FILE = Path(__file__).parent / "shipped", "requests.json"
 """The splits of the default run, ready made; `runs/shipped_data.py` writes them."""
-
-_CHECKSUM = ".sha256"
-"""Ending of the file beside a cached split that tells a damaged one."""
-
-_LOG = logging.getLogger(__name__)
 
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of the built-in domain."""
@@ -33,26 +28,9 @@ def read_split(config: DataConfig, split: str) -> list[Row]:
     request = built_in_request(config, split)
     if request == _shipped_requests().get(split):
         return dataset_files.read_split(SHIPPED_DATA, split)
-    path = cache_dir() / "datasets" / f"blocksworld-{split}-{_digest(request)}.jsonl"
-    if not _is_undamaged(path):
-        dataset_files.write_jsonl(build_request(request), path)
-        write_atomically(path.with_suffix(_CHECKSUM), _checksum(path))
-    return dataset_files.read_jsonl(path)
-
-
-def _is_undamaged(path: Path) -> bool:
-    """Return whether a cached split is there as it was written; warn of one that is not."""
-    checksum = path.with_suffix(_CHECKSUM)
-    if not path.exists() or not checksum.exists():
-        return False
-    undamaged = checksum.read_bytes() == _checksum(path).encode()
-    if not undamaged:
-        _LOG.warning("%s: expected the rows that were written, got others; they are built again", path)
-    return undamaged
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    folder = cache_dir() / "datasets" / f"blocksworld-{split}-{_digest(request)}"
+    made_once(folder, lambda made: dataset_files.write_jsonl(build_request(request), made / f"{split}.jsonl"))
+    return dataset_files.read_jsonl(folder / f"{split}.jsonl")
 
 
 def built_in_request(config: DataConfig, split: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxppo.config import DataConfig, parse_sizes
 from jaxppo.data.chats import Row, is_chat, turns_of
-from jaxppo.data.rows import fingerprint, load_split
+from jaxppo.data.rows import check_same, load_split
 from jaxppo.errors import DataError
 from jaxppo.planning import prompts
 
@@ -50,16 +50,13 @@ class Examples(NamedTuple):
             raise DataError(f"n_shots: expected {expected} for row {row['id']}, got {len(others)}")
         return others
 
-    def fingerprint(self) -> str:
-        """Return a short digest of the pool, to compare what several processes have read."""
-        return fingerprint([row for rows in self.pool.values() for row in rows])
-
 
 def load_examples(config: DataConfig) -> Examples | None:
     """Read what examples are drawn from; None where `n_shots` is 0.
 
     Raises:
         DataError: the data have no split `train` with completions.
+        ConfigError: another process has read other rows.
     """
     if config.n_shots == 0:
         return None
@@ -70,6 +67,7 @@ def load_examples(config: DataConfig) -> Examples | None:
         rows = load_split(config, SPLIT, None, {"prompt": str, "completion": str})
     except DataError as error:
         raise DataError(f"n_shots: expected solved rows in split {SPLIT} for examples, got: {error}") from error
+    check_same(config.dataset, SPLIT, rows)
     pool: dict[Key, dict[str, Row]] = {}
     for row in rows:
         pool.setdefault(_key(row), {}).setdefault(row["prompt"], row)

@@ -13,6 +13,7 @@ from jaxppo.config import DataConfig
 from jaxppo.data import builtin
 from jaxppo.data.chats import plain_row
 from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
+from jaxppo.parallel import processes
 from jaxppo.planning import find_val, needs_time_stamps, parse_action, prompts
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
@@ -199,10 +200,18 @@ def _reference_actions(value: list[Any], where: str) -> list[str]:
     raise DataError(f"{where}, reference_plan: expected '(action args)' strings or lists of them, got {value!r:.60}")
 
 
-def fingerprint(rows: Sequence[Row]) -> str:
-    """Return a short digest of rows, to compare what several processes have read."""
-    texts = [[row["prompt"], row.get("messages"), row.get("completion")] for row in rows]
-    return f"{len(rows)} rows {zlib.crc32(json.dumps(texts, default=str).encode()):08x}"
+def check_same(dataset: str, split: str, rows: Sequence[Row]) -> None:
+    """Raise a `ConfigError` on every process unless all have read the same rows; all of them must call this."""
+    if not processes.is_alone():
+        processes.check_same({f"{dataset}, split {split}": _fingerprint(rows)})
+
+
+def _fingerprint(rows: Sequence[Row]) -> str:
+    """Return a short digest of rows with all of their columns."""
+    digest = 0
+    for row in rows:
+        digest = zlib.crc32(json.dumps(row, sort_keys=True, default=str).encode(), digest)
+    return f"{len(rows)} rows {digest:08x}"
 
 
 def column_names(rows: Sequence[Row]) -> list[str]:

@@ -238,10 +238,12 @@ def checked_validator(evaluation: EvalConfig, reward: RewardConfig) -> str | Non
 
 def load_rows(config: DataConfig, reward: RewardConfig, validator: str | None) -> dict[str, list[Row]]:
     """Load the rows of every evaluation split; the column `split` of planning problems gets the name asked for."""
-    if validator is None:
-        return {split: data.load_split(config, split, None) for split in config.eval_splits}
-    judges = reward.reads_pddl_for(validator)
+    judges = None if validator is None else reward.reads_pddl_for(validator)
     splits = {split: data.load_split(config, split, judges) for split in config.eval_splits}
+    for split, rows in splits.items():
+        data.check_same(config.dataset, split, rows)
+    if validator is None:
+        return splits
     return {split: [row | {"split": split} for row in rows] for split, rows in splits.items()}
 
 

@@ -46,6 +46,9 @@ class PPO:
         value_model: architecture of a separate value model; default: the policy's.
         adapter: shape of the LoRA adapters; default: as configured.
         length_gaps: `data.length_gaps` of the prompts; default: micro-batches are not cut.
+
+    Raises:
+        ConfigError: prompts or micro-batches do not divide over the devices.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class PPO:
         adapter: LoraConfig | None = None,
         length_gaps: Sequence[int] = (),
     ):
+        config.check_devices(parallel.row_shards)
         self.config, self.model, self.parallel = config, models.computing_in(model, config.dtype), parallel
         self.value_model = models.computing_in(value_model or model, config.dtype)
         self._length_gaps = length_gaps

@@ -13,6 +13,7 @@ __all__ = [
     "jsonl",
     "lock",
     "loop",
+    "made_once",
     "metrics",
     "preemption",
     "trackers",

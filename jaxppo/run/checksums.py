@@ -12,29 +12,30 @@ FILE = "checksums.json"
 _CHUNK_BYTES = 1 << 20
 
 
-def write(folder: Path, items: Sequence[str]) -> None:
+def write(folder: Path, items: Sequence[str] | None = None) -> None:
     """Write the checksums of all files of a folder.
 
     Args:
         folder: gets `FILE`.
-        items: the folders in it that count.
+        items: the folders in it that count; default: all that is in it.
 
     Raises:
         OSError: a file cannot be read, or this one not be written.
     """
-    paths = [path for item in items for path in sorted((folder / item).rglob("*")) if path.is_file()]
+    roots = [folder] if items is None else [folder / item for item in items]
+    paths = [path for root in roots for path in sorted(root.rglob("*")) if path.is_file()]
     with ThreadPoolExecutor() as pool:
         found = pool.map(_checksum, paths)
         table = {path.relative_to(folder).as_posix(): sums for path, sums in zip(paths, found, strict=True)}
     (folder / FILE).write_text(_sealed(table), encoding="utf-8")
 
 
-def damage(folder: Path, items: Sequence[str]) -> str | None:
+def damage(folder: Path, items: Sequence[str] | None = None) -> str | None:
     """Return what is wrong with the files of a folder, or None.
 
     Args:
         folder: with `FILE`.
-        items: the folders in it that are looked at.
+        items: the folders in it that are looked at; default: all.
     """
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
@@ -43,7 +44,7 @@ def damage(folder: Path, items: Sequence[str]) -> str | None:
         return f"{FILE} is missing or broken"
     if text != _sealed(table):
         return f"{FILE} is not as it was written"
-    expected = {name: sums for name, sums in table.items() if name.split("/")[0] in items}
+    expected = {name: sums for name, sums in table.items() if items is None or name.split("/")[0] in items}
     with ThreadPoolExecutor() as pool:
         found = pool.map(_checksum, (folder / name for name in expected))
         for name, sums in expected.items():

@@ -6,7 +6,6 @@ it on the CPU, in a separate process; `python -m jaxppo.toys` lists all toys.
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import jaxppo
 from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import preset_values
 from jaxppo.errors import ToyError
+from jaxppo.run.made_once import made_once
 
 LOG_FILE = "build.log"
 
@@ -59,8 +59,7 @@ def find(name: str) -> Path | None:
     if name not in TOYS:
         return None
     folder = cache_dir() / "toys" / f"{name}-{_digest(name)}"
-    if not folder.exists():
-        _make(name, folder)
+    made_once(folder, lambda made: _make(name, made, folder))
     return folder / TOYS[name].result
 
 
@@ -71,34 +70,26 @@ def command_of(name: str, folder: Path | str) -> list[str]:
     return ["-m", *f"jaxppo.{command}".split(), *chosen, "--output_dir", str(folder)]
 
 
-def _make(name: str, folder: Path) -> None:
-    """Make a toy in a temporary folder and move it into place; of two processes that do, the first wins."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    partial.mkdir(parents=True)
-    log = partial.with_name(f"{partial.name}.log")
+def _make(name: str, made: Path, folder: Path) -> None:
+    """Run the command that makes a toy; where it fails, its output is kept beside the folder that was to be."""
+    log = made.with_name(LOG_FILE)
     shown = " ".join(command_of(name, "..."))
     print(f"making {name}, once: python {shown}", file=sys.stderr, flush=True)
-    try:
-        with log.open("w", encoding="utf-8") as output:
-            status = subprocess.run(
-                [sys.executable, *command_of(name, partial / "made")],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-            ).returncode
-        if status != 0:
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            said = next((line for line in reversed(lines) if not line.startswith("This is a bug")), "")
-            kept = log.replace(partial.with_name(f"{partial.name}.failed.log"))
-            raise ToyError(f"{name}: expected `python {shown}` to end with status 0, got {status}: {said}; see {kept}")
-        log.replace(partial / "made" / LOG_FILE)
-        if not folder.exists():
-            (partial / "made").rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        log.unlink(missing_ok=True)
+    with log.open("w", encoding="utf-8") as output:
+        status = subprocess.run(
+            [sys.executable, *command_of(name, made)],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        ).returncode
+    if status != 0:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = next((line for line in reversed(lines) if not line.startswith("This is a bug")), "")
+        kept = log.replace(folder.with_name(f".{folder.name}.failed.log"))
+        raise ToyError(f"{name}: expected `python {shown}` to end with status 0, got {status}: {said}; see {kept}")
+    log.replace(made / LOG_FILE)
 
 
 def _environment() -> dict[str, str]:

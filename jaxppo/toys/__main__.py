@@ -63,8 +63,9 @@ def make_tldr(folder: Path) -> None:
 
 def make_reviews_classifier(folder: Path) -> None:
     """The model `toy-reviews-classifier`."""
-    from jaxppo.toys.classifier import train_classifier
+    from jaxppo.toys.classifier import check_installed, train_classifier
 
+    check_installed()
     rows = texts.review_rows("classifier", 4096, _SEED)
     tokenizer = byte_level_bpe([row["prompt"] for row in rows], pad_token="[PAD]")
     tokenizer.padding_side = "right"
@@ -111,9 +112,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         raise ConfigError(f"name: expected one of {', '.join(MAKERS)}, got {options.name!r}")
     if options.output_dir is None:
         raise ConfigError(f"output_dir: expected a folder for {options.name}, got None")
-    folder = Path(options.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    MAKERS[options.name](folder)
+    MAKERS[options.name](Path(options.output_dir))
 
 
 def _write(folder: Path, splits: dict[str, list[texts.Row]], tokenizer: Any) -> None:

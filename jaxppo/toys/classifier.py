@@ -1,6 +1,7 @@
 """A small text classifier, trained on the toy reviews and saved as the hub keeps such models."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,12 @@ from jaxppo.errors import ModelError
 
 LABELS = {0: "NEGATIVE", 1: "POSITIVE"}
 _STEPS, _BATCH_SIZE, _LEARNING_RATE = 200, 64, 2e-3
+
+
+def check_installed() -> None:
+    """Raise a `ModelError` where torch, which trains the classifier, is not installed; it is not imported yet."""
+    if find_spec("torch") is None:
+        raise ModelError("toy-reviews-classifier: expected torch to be installed: pip install 'jaxppo[sentiment]'")
 
 
 def train_classifier(texts: Sequence[str], labels: Sequence[int], tokenizer: Any, folder: Path, seed: int = 0) -> float:
@@ -22,16 +29,8 @@ def train_classifier(texts: Sequence[str], labels: Sequence[int], tokenizer: Any
 
     Returns:
         The accuracy in the last quarter of the steps.
-
-    Raises:
-        ModelError: torch is missing.
     """
-    try:
-        import torch
-    except ImportError:
-        raise ModelError(
-            "toy-reviews-classifier: expected torch to be installed: pip install 'jaxppo[sentiment]'"
-        ) from None
+    import torch
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     torch.set_num_threads(1)  # a model of this size has no work for more

@@ -9,7 +9,8 @@ from jaxppo import data
 from jaxppo.config import DataConfig
 from jaxppo.data import few_shot
 from jaxppo.data.few_shot import load_examples, shown_after
-from jaxppo.errors import DataError
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.parallel import processes
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets.rows import build_split
 from tests.data.test_chat_template import chat_tokenizer, words
@@ -80,6 +81,14 @@ def test_rows_without_completion_and_a_missing_split_are_one_error(tmp_path):
     with pytest.raises(DataError, match=r"^n_shots: expected solved rows in split train .* got: .*train\.jsonl"):
         load_examples(text_split(tmp_path / "other", [plain(1)], split="rl"))
     assert load_examples(DataConfig(dataset="/none")) is None
+
+
+def test_processes_compare_what_they_draw_examples_from(tmp_path, monkeypatch):
+    config = text_split(tmp_path, [plain(number) for number in range(4)])
+    monkeypatch.setattr(processes, "is_alone", lambda: False)
+    monkeypatch.setattr(processes, "gather", lambda value: [value, value | {next(iter(value)): "3 rows 00000000"}])
+    with pytest.raises(ConfigError, match=f"^{tmp_path}, split train: expected the same"):
+        load_examples(config)
 
 
 def test_few_built_in_problems_are_built_for_examples(monkeypatch):

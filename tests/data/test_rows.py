@@ -1,6 +1,7 @@
 """Rows of data sets: folders, files, copies of hub repositories, and what is wrong with bad rows."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from jaxppo import data
 from jaxppo.config import DataConfig
 from jaxppo.data import rows as row_module
-from jaxppo.errors import DataError, PddlError
+from jaxppo.errors import ConfigError, DataError, PddlError
+from jaxppo.parallel import processes
 from jaxppo.planning.datasets import files as dataset_files
 
 SMALL = DataConfig(train_sizes="3:4", rl_sizes="3:2", test_sizes="3:3", test_longer_sizes="4:2")
@@ -26,6 +28,21 @@ def test_load_split_names_an_unknown_split_and_data_set(tmp_path):
         data.load_split(SMALL, "dev")
     with pytest.raises(DataError, match=r"dataset: expected a folder or a hub id .*/no/such/folder"):
         data.load_split(DataConfig(dataset="/no/such/folder"), "test")
+
+
+@pytest.mark.parametrize(
+    "other", [[{"prompt": "p", "plan": "(b)"}], [{"prompt": "p"}], [{"prompt": "p", "plan": "(a)"}] * 2]
+)
+def test_check_same_looks_at_all_columns_of_all_rows(other, monkeypatch):
+    rows = [{"prompt": "p", "plan": "(a)"}]
+    for read_there, same in ((other, False), ([{"plan": "(a)", "prompt": "p"}], True)):
+        asked = []
+        monkeypatch.setattr(processes, "is_alone", lambda: False)
+        monkeypatch.setattr(processes, "gather", lambda value, asked=asked: asked.append(value) or [value])
+        data.check_same("folder", "rl", read_there)
+        monkeypatch.setattr(processes, "gather", lambda value, asked=asked: [value, *asked])
+        with nullcontext() if same else pytest.raises(ConfigError, match=r"^folder, split rl: expected the same"):
+            data.check_same("folder", "rl", rows)
 
 
 @pytest.fixture

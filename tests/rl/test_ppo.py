@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxppo import data, models
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
-from jaxppo.errors import DataError
+from jaxppo.errors import ConfigError, DataError
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
@@ -68,6 +68,13 @@ def start(ppo):
     }
     separate = ppo.has_value_model and ppo.config.value_model == "separate"
     return ppo.init_state(POLICY, value if separate else None)
+
+
+def test_mini_batches_that_do_not_divide_over_the_devices_are_refused():
+    config = replace(CONFIG, num_mini_batches=CONFIG.batch_size // 2)
+    message = r"batch_size / num_mini_batches / gradient_accumulation_steps: expected a multiple of .* \(4\), got 2"
+    with pytest.raises(ConfigError, match=message):
+        make_ppo(config, num_devices=4)
 
 
 def some_end(rollout) -> bool:

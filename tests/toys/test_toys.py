@@ -1,12 +1,13 @@
 """Toys are made once, whole or not at all, by commands that exist; their texts have the answers that they claim."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from jaxppo import config, data, hf, toys
 from jaxppo.config.sources import parse_cli
-from jaxppo.errors import ConfigError, ToyError
+from jaxppo.errors import ConfigError, ModelError, ToyError
 from jaxppo.planning.datasets.config import BuildConfig
 from jaxppo.reward_functions.sentiment import make_sentiment_reward
 from jaxppo.run.jsonl import read_metrics
@@ -49,6 +50,20 @@ def test_a_toy_is_a_data_set_and_has_a_tokenizer_and_is_made_once(own_cache, mon
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
+def test_a_damaged_toy_is_made_again(own_cache, monkeypatch, caplog):
+    def run(command, **_):
+        Path(command[-1]).mkdir()
+        (Path(command[-1]) / "rows").write_text("r")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    folder = toys.find("toy-reviews")
+    assert folder is not None and (folder / "rows").read_text() == "r"
+    (folder / "rows").write_text("s")
+    assert toys.find("toy-reviews") == folder and (folder / "rows").read_text() == "r"
+    assert "rows is not as it was written; made again" in caplog.text
+
+
 def test_a_toy_that_fails_leaves_its_log_alone_and_says_why(own_cache, monkeypatch):
     broken = toys.TOYS["toy-reviews"]._replace(command="no_such_command")
     monkeypatch.setitem(toys.TOYS, "toy-reviews", broken)
@@ -81,6 +96,14 @@ def test_the_command_lists_toys_and_refuses_other_names(capsys, tmp_path):
         toys_command.run(["toy-tldr-sft", "--output_dir", str(tmp_path)])
     with pytest.raises(ConfigError, match="output_dir"):
         toys_command.run(["toy-reviews"])
+
+
+def test_the_classifier_asks_for_torch_before_anything_is_made(monkeypatch, tmp_path):
+    monkeypatch.setattr(classifier, "find_spec", lambda name: None)
+    monkeypatch.setattr(texts, "review_rows", lambda *_: pytest.fail("rows were drawn"))
+    with pytest.raises(ModelError, match="toy-reviews-classifier: expected torch to be installed: pip install"):
+        toys_command.run(["toy-reviews-classifier", "--output_dir", str(tmp_path / "made")])
+    assert not (tmp_path / "made").exists()
 
 
 def test_the_data_set_of_posts_has_all_splits(tmp_path):

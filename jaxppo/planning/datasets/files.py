@@ -150,7 +150,9 @@ def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] |
     types = features_of(rows) if features is None else features
     schema = pa.schema([(name, arrow(feature)) for name, feature in types.items()])
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), schema), buffer, compression="zstd")
+    pyarrow.parquet.write_table(
+        pa.Table.from_pylist(list(rows), schema), buffer, compression="zstd", write_page_checksum=True
+    )
     write_atomically(path, buffer.getvalue())
 
 
@@ -160,11 +162,12 @@ def _read_parquet(path: Path, columns: Mapping[str, type], convert: Convert | No
 
     try:
         if path.is_dir():  # of parts, as Spark writes it
-            rows = pyarrow.parquet.read_table(path).to_pylist()
+            rows = pyarrow.parquet.read_table(path, page_checksum_verification=True).to_pylist()
         else:
-            with pyarrow.parquet.ParquetFile(path) as file:  # read_table would import pandas
+            # read_table would import pandas
+            with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
                 rows = file.read().to_pylist()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
     named = [(row, f"{path}:{number}") for number, row in enumerate(rows, 1)]
     return [checked_row(row if convert is None else convert(row, where), where, columns) for row, where in named]

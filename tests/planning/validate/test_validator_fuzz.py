@@ -1,6 +1,8 @@
 """Hostile plans and hostile PDDL: an answer or a declared error, soon, and never a plan that VAL would not accept."""
 
+import os
 import random
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,18 +13,19 @@ from hypothesis import strategies as st
 
 from jaxppo.errors import PddlError
 from jaxppo.planning import PlanError, PlanVerdict, UnsupportedPddlError, parse_plan_text, validate_plan
-from jaxppo.planning.language.plans import format_action
+from jaxppo.planning.language.plans import ParsedTimedPlan, format_action
+from jaxppo.planning.language.temporal import check_step, parse_plan_for, read_names
 from tests.planning.families import FAMILIES, draw_cases
+from tests.planning.grown import Texts, regrown
 from tests.planning.val_oracle import ask_val, needs_val, outcome
 from tests.planning.validate.test_validator import DOMAIN, PROBLEM, SOLUTION
 
 pytestmark = pytest.mark.usefixtures("only_our_garbage")
 
-Texts = tuple[str, str, str]
-"""Domain, problem and plan."""
-
 SOLVED: Texts = (DOMAIN, PROBLEM, SOLUTION)
-LIMIT_S = 1.0
+LIMIT_S, LIMIT_MIB = 1.0, 500
+N_GROWN = int(os.environ.get("JAXPPO_FUZZ_TEXTS", "100000"))
+"""For each of 20 seeds."""
 JUNK = [
     *"()();-?:=<>.,'\"0123 \n\t\r\x00\x0c{}[]#é\u212a\u00a0",
     *("and", "or", "not", "forall", "exists", "imply", "when", "either", "increase", "assign", "time", "object"),
@@ -55,6 +58,19 @@ def judge(texts: Texts) -> PlanVerdict | PddlError:
         answer = error
     assert time.process_time() - start < LIMIT_S, texts
     return answer
+
+
+def check_names(texts: Texts) -> None:
+    """Read a plan as for VAL, within the same limits."""
+    start = time.process_time()
+    try:
+        names, plan = read_names(*texts[:2]), parse_plan_for(*texts)
+    except PddlError as error:
+        assert "\n" not in str(error) and str(error).isprintable(), texts
+    else:
+        for step in plan.steps if isinstance(plan, ParsedTimedPlan) else plan.actions:
+            check_step(names, step)
+    assert time.process_time() - start < LIMIT_S, texts
 
 
 @pytest.mark.full
@@ -226,6 +242,33 @@ def test_mutated_texts_are_answered(count):
 def test_no_mutated_text_is_valid_here_that_is_not_for_val(asked):
     seen = fuzz(10 * asked, asked, seed=2)
     assert seen["asked"] == asked and seen["agreed"] > asked // 3, seen
+
+
+def fuzz_grown(n_inputs: int, seed: int) -> Counter:
+    """Judge texts of which parts are grown from a grammar; the whole takes no more memory than one may."""
+    rng, before = random.Random(seed), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bases = base_texts(rng, 20)
+    seen = Counter()
+    for _ in range(n_inputs):
+        texts = regrown(rng.choice(bases), rng)
+        check_names(texts)
+        answer = judge(texts)
+        seen["valid" if isinstance(answer, PlanVerdict) and answer.valid else type(answer).__name__] += 1
+        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < LIMIT_MIB, texts
+    return seen
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(4_000, marks=pytest.mark.full)])
+def test_grown_texts_are_answered(count):
+    seen = fuzz_grown(count, seed=0)
+    assert min(seen["valid"], seen["PlanVerdict"], seen["UnsupportedPddlError"]) > count // 50, seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_two_million_grown_texts(seed):
+    seen = fuzz_grown(N_GROWN, seed)
+    assert min(seen["valid"], seen["PlanVerdict"], seen["UnsupportedPddlError"]) > N_GROWN // 50, seen
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""Folders of the cache that are made on first use: whole or not at all, by one process, and again where damaged."""
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from jaxppo.run import checksums
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
+_LOG = logging.getLogger(__name__)
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return a folder, which is made where it is missing or no longer as it was written.
+
+    Of several processes that ask for it one makes it and the others wait, where the file system has locks; elsewhere
+    each may make it, and the last one stays.
+
+    Args:
+        folder: in the cache; its name says what it is made from.
+        make: called with a path at which it makes the folder, in a folder of its own.
+    """
+    if _is_whole(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _held(folder.with_name(f".{folder.name}.lock")):
+        if not _is_whole(folder):  # now also of another process's making
+            _make(folder, make)
+    return folder
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    workshop = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(workshop, ignore_errors=True)  # of a killed process of that number
+    workshop.mkdir()
+    try:
+        make(workshop / "made")
+        checksums.write(workshop / "made")
+        if folder.exists():
+            _LOG.warning("%s: expected what was written, got: %s; made again", folder, checksums.damage(folder))
+            shutil.rmtree(folder)
+        (workshop / "made").rename(folder)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _is_whole(folder: Path) -> bool:
+    return folder.exists() and checksums.damage(folder) is None
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold a lock while the block runs; its file is gone afterwards, when whoever waited finds the folder made."""
+    with path.open("a", encoding="utf-8") as file:
+        if fcntl is not None:
+            with suppress(OSError):  # this file system has no locks
+                _wait_for(file.fileno(), path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _wait_for(file: int, path: Path) -> None:
+    assert fcntl is not None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waiting for another process that makes {path.with_suffix('')}", file=sys.stderr, flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
