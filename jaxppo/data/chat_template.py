@@ -1,9 +1,12 @@
 """Chat templates: prompts become turns of a chat where the tokenizer has a template, and stay as they are elsewhere."""
 
+import logging
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,6 +16,8 @@ from jaxppo.data.few_shot import Examples, load_examples, shown_after
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import prompts
 
+_LOG = logging.getLogger(__name__)
+
 MAX_TEMPLATE_S = 1.8
 """Time for one chat; templates take less than a thousandth of it."""
 
@@ -21,6 +26,7 @@ _PROMPT, _COMPLETION = "prompt", "completion"
 
 _LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
 """What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one."""
+_DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")
 _OPENED_THINKING = re.compile(r"<think>\s*$")
 
 
@@ -131,6 +137,8 @@ def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> Chat
                 raise ConfigError(f"{name}: expected None without a chat template, got {kind}")
         return ChatTemplate(tokenizer, False, tokenizer.eos_token_id, examples=load_examples(config))
     tail, has_whole_chats = _around_completion(tokenizer, config)
+    if _tells_the_date(tokenizer, config):
+        _warn("the chat template writes today's date into every prompt: a run that goes on tomorrow has others")
     end_id, before_end = _end(tokenizer, tail)
     return ChatTemplate(
         tokenizer,
@@ -196,6 +204,19 @@ def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:
         expected = "False, or a chat template that writes the same prompt with a completion behind it as without"
         raise ConfigError(f"use_chat_template: expected {expected}, got {whole!r} and {start!r}")
     return tail, has_whole_chats
+
+
+def _tells_the_date(tokenizer: Any, config: DataConfig) -> bool:
+    """Return whether a prompt would be another one on another day."""
+    turns = [*_system(config.system_prompt), {"role": "user", "content": _PROMPT}]
+    text = _apply(tokenizer, turns, config.chat_template_kwargs or {})
+    return any(time.strftime(form) in text for form in _DATE.findall(str(tokenizer.chat_template)))
+
+
+@cache
+def _warn(message: str) -> None:
+    """Warn once; training and evaluation each make a template of their own."""
+    _LOG.warning(message)
 
 
 def _end(tokenizer: Any, tail: str) -> tuple[int, str]:

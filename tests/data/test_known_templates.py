@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
+from jaxppo.data import chat_template
 from jaxppo.data.tokens import encode_completions
 from jaxppo.errors import ConfigError
 
@@ -129,3 +130,16 @@ def test_thinking_that_the_prompt_opens_can_be_continued_but_not_learned_from(na
     assert template.end_id == tokenizer.eos_token_id
     with pytest.raises(ConfigError, match=r"use_chat_template: expected .* got a prompt that ends in '.*<think>\\n', "):
         template.completion_text(row_of([LAST]))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "dated"),
+    [("llama3_2", None, True), ("llama3_2", {"date_string": "26 Jul 2024"}, False), ("qwen3", None, False)],
+)
+def test_templates_that_write_the_date_are_warned_of_once(name, arguments, dated, caplog):
+    chat_template._warn.cache_clear()
+    for _ in range(2):
+        data.make_chat_template(known_tokenizer(name), DataConfig(chat_template_kwargs=arguments))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == dated * [
+        "the chat template writes today's date into every prompt"
+    ]
