@@ -608,7 +608,7 @@ def test_check_length_refuses_more_tokens_than_positions(small):
 @pytest.mark.full
 @pytest.mark.parametrize("family", RAW)
 def test_init_params_draws_like_transformers(family, tmp_path):
-    wide = {"gpt_neox": {"hidden_size": 64, "intermediate_size": 256}, "gpt2": {"n_embd": 64}}[family]
+    wide = {"n_embd": 128} if family == "gpt2" else {"hidden_size": 128, "intermediate_size": 256}
     raw = RAW[family] | wide | {"initializer_range": 0.05, "tie_word_embeddings": False}
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**raw))
