@@ -93,7 +93,7 @@ def interval_text(measured: Mapping[str, Any] | None, with_interval: bool = True
     if measured is None or measured[kind] is None:
         return "-"
     low, high = measured["low"], measured["high"]
-    interval = f" [{low:{form}}, {high:{form}}]" if with_interval and low is not None else ""
+    interval = f" [{low:{form}}, {high:{form}}]" if with_interval and None not in (low, high) else ""
     return f"{measured[kind]:{form}}{interval}"
 
 

@@ -202,7 +202,7 @@ def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None
         expected = "an object of numbers and names (settings by the kind of layer are not supported)"
         raise ModelError(f"{where}: expected {expected}, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _SETTINGS:
+    if not isinstance(kind, str) or kind not in _SETTINGS:
         raise ModelError(f"{where}.rope_type: expected one of {', '.join(_SETTINGS)}, got {kind!r}")
     given = {name: rope[name] for name in _SETTINGS[kind] if rope.get(name) is not None}
     longest = raw["max_position_embeddings"]

@@ -165,4 +165,5 @@ def test_interval_text_shows_rates_and_means_with_their_intervals():
     rate, mean = {"rate": 0.812, "low": 0.74, "high": 0.869, "n": 9}, {"mean": 0.812, "low": 0.74, "high": 0.869}
     assert [interval_text(rate), interval_text(mean)] == ["81.2% [74.0%, 86.9%]", "0.812 [0.740, 0.869]"]
     assert [interval_text(rate, False), interval_text(mean | {"low": None})] == ["81.2%", "0.812"]
+    assert interval_text(rate | {"high": None}) == "81.2%"
     assert interval_text(None) == interval_text(mean | {"mean": None}) == "-"

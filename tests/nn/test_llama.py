@@ -228,6 +228,7 @@ def test_a_file_that_says_little_means_what_it_means_to_transformers(model_type)
             {"rope_scaling": {"rope_type": "longrope"}},
             "rope_scaling.rope_type: expected one of default, linear",
         ),
+        ("llama", {"rope_parameters": {"rope_type": []}}, "rope_parameters.rope_type: expected one of default, linear"),
         ("llama", {"rope_scaling": LLAMA3 | {"low_freq_factor": None}}, "rope_scaling.low_freq_factor: expected"),
         (
             "llama",
