@@ -57,7 +57,7 @@ class DataConfig:
     """Arguments for the tokenizer's chat template, as a YAML mapping or as JSON: `{"enable_thinking": false}`."""
     n_shots: int = 0
     """Solved examples before each prompt, drawn from split `train` of the same data: other problems of the same domain
-    and prompt style, chosen by data_seed and the row's id. Rewards see the plain prompt."""
+    and prompt style, chosen by data_seed and the row's id. Reward functions have the plain prompt as `prompts`."""
     input_min_text_length: int | None = None
     """With input_max_text_length: cut each prompt to a number of tokens drawn once from this range (both ends may come
     out), as with TRL 0.11's LengthSampler; for text to be continued."""

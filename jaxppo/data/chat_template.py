@@ -136,6 +136,7 @@ def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> Chat
             if getattr(config, name) is not None:
                 raise ConfigError(f"{name}: expected None without a chat template, got {kind}")
         return ChatTemplate(tokenizer, False, tokenizer.eos_token_id, examples=load_examples(config))
+    _warn_of_arguments(tokenizer, config)
     tail, has_whole_chats = _around_completion(tokenizer, config)
     if _tells_the_date(tokenizer, config):
         _warn("the chat template writes today's date into every prompt: a run that goes on tomorrow has others")
@@ -204,6 +205,13 @@ def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:
         expected = "False, or a chat template that writes the same prompt with a completion behind it as without"
         raise ConfigError(f"use_chat_template: expected {expected}, got {whole!r} and {start!r}")
     return tail, has_whole_chats
+
+
+def _warn_of_arguments(tokenizer: Any, config: DataConfig) -> None:
+    """Warn of arguments that the template never reads, such as misspelt ones."""
+    for name in config.chat_template_kwargs or {}:
+        if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            _warn(f"chat_template_kwargs: the chat template does not read {name!r}, which changes nothing")
 
 
 def _tells_the_date(tokenizer: Any, config: DataConfig) -> bool:

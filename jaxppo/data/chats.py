@@ -32,11 +32,13 @@ def plain_row(row: Row, where: str, prompt_column: str = "prompt") -> Row:
     Args:
         row: as it was read.
         where: names the row in errors.
-        prompt_column: column of the prompt.
+        prompt_column: column of the prompt; `messages` are looked at beside `prompt` alone.
 
     Raises:
         DataError: malformed turns; the message names row and field.
     """
+    if prompt_column not in ("prompt", "messages"):
+        row = {name: value for name, value in row.items() if name != "messages"}
     name = "messages" if is_chat(row) else prompt_column
     if not isinstance(row.get(name), list):
         if name == "messages":
@@ -45,7 +47,7 @@ def plain_row(row: Row, where: str, prompt_column: str = "prompt") -> Row:
     turns = _turns(row[name], f"{where}: field '{name}'")
     answers = _completion(row.get("completion"), f"{where}: field 'completion'")
     if turns[-1]["role"] == "assistant":
-        answers = [*answers, turns.pop()["content"]]
+        answers = [*answers, _answer(turns.pop(), f"{where}: field '{name}', turn {len(turns) + 1}")]
     if not turns or turns[-1]["role"] != "user":
         got = turns[-1]["role"] if turns else "none"
         raise DataError(f"{where}: field '{name}': expected a turn of the user before the completion, got {got}")
@@ -63,7 +65,15 @@ def _completion(value: Any, where: str) -> list[str]:
     turns = _turns(value, where)
     if [turn["role"] for turn in turns] != ["assistant"]:
         raise DataError(f"{where}: expected a text, or one turn of the assistant, got {value!r:.60}")
-    return [turns[0]["content"]]
+    return [_answer(turns[0], f"{where}, turn 1")]
+
+
+def _answer(turn: Turn, where: str) -> str:
+    """Return what an answer says; thoughts and calls of tools beside it would be left out of what is learned."""
+    more = [name for name, value in turn.items() if name not in ("role", "content") and value]
+    if more:
+        raise DataError(f"{where}, {more[0]}: expected role and content alone in the answer, got {turn[more[0]]!r:.60}")
+    return turn["content"]
 
 
 def _turns(value: Any, where: str) -> list[Turn]:

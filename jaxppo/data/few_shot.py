@@ -1,6 +1,7 @@
 """Solved examples before a prompt: rows of split `train` of the same data, chosen by `data_seed` and the row's id."""
 
 import dataclasses
+import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -43,7 +44,7 @@ class Examples(NamedTuple):
         """
         rows = self.pool.get(_key(row), ())
         drawn = random.Random(f"{self.seed}/{row['id']}").sample(rows, min(self.n_shots + 1, len(rows)))
-        others = [example for example in drawn if example["prompt"] != row["prompt"]][: self.n_shots]
+        others = [example for example in drawn if _problem(example) != _problem(row)][: self.n_shots]
         if len(others) < self.n_shots:
             like = ", ".join(f"{name} {row[name]}" for name in _SHARED if name in row)
             expected = f"{self.n_shots} other solved rows{f' of {like}' if like else ''} in split {SPLIT}"
@@ -70,8 +71,13 @@ def load_examples(config: DataConfig) -> Examples | None:
     check_same(config.dataset, SPLIT, rows)
     pool: dict[Key, dict[str, Row]] = {}
     for row in rows:
-        pool.setdefault(_key(row), {}).setdefault(row["prompt"], row)
+        pool.setdefault(_key(row), {}).setdefault(_problem(row), row)
     return Examples(config.n_shots, config.data_seed, {key: list(of_key.values()) for key, of_key in pool.items()})
+
+
+def _problem(row: Row) -> str:
+    """Return what tells problems apart: of a chat all turns, whatever the user says last."""
+    return json.dumps(turns_of(row), sort_keys=True)
 
 
 def _key(row: Row) -> Key:

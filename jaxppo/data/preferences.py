@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxppo.data.batches import padded_size, right_padded, row_order
 from jaxppo.data.rows import Row, read_rows
-from jaxppo.data.tokens import token_ids
+from jaxppo.data.tokens import start_ids, token_ids
 from jaxppo.errors import DataError
 from jaxppo.types import Array
 
@@ -57,7 +57,12 @@ def load_rows(dataset: str, split: str, configuration: str | None = None) -> lis
     Raises:
         DataError: there is no such split, it is empty, or a row lacks `chosen` or `rejected`.
     """
-    return read_rows(dataset, split, COLUMNS, configuration)
+    rows = read_rows(dataset, split, COLUMNS, configuration)
+    for number, row in enumerate(rows):
+        if row.get("messages") is not None:
+            expected = "texts (prompt, chosen and rejected)"
+            raise DataError(f"{dataset}, split {split}, row {number}: expected {expected}, got a chat in messages")
+    return rows
 
 
 def encode_pairs(tokenizer: Any, rows: Sequence[Row], max_length: int, where: str) -> Pairs:
@@ -76,9 +81,10 @@ def encode_pairs(tokenizer: Any, rows: Sequence[Row], max_length: int, where: st
         DataError: a prompt or margin is of another type, a text cannot be encoded, or no pair is short enough.
     """
     margins = [_margin(row, f"{where}, row {i}") for i, row in enumerate(rows)]
+    start = start_ids(tokenizer)
     prompts = token_ids(tokenizer, [_prompt(row, f"{where}, row {i}") for i, row in enumerate(rows)], where)
     chosen, rejected = (
-        [_ended([*prompt, *ids], tokenizer.eos_token_id) for prompt, ids in zip(prompts, encoded, strict=True)]
+        [_ended([*start, *prompt, *ids], tokenizer.eos_token_id) for prompt, ids in zip(prompts, encoded, strict=True)]
         for encoded in (token_ids(tokenizer, [row[side] for row in rows], where) for side in COLUMNS)
     )
     pairs = [Pair(*pair) for pair in zip(chosen, rejected, margins, strict=True)]

@@ -87,7 +87,7 @@ def encode_prompts(
         tokenizer: of the model.
         rows: with `prompt`, and `messages` where they are chats.
         max_length: most tokens of a prompt, with all that the template puts before it.
-        cut_to: numbers of tokens.
+        cut_to: numbers of tokens, beside those that every text begins with.
         template: chat template; default: none.
 
     Raises:
@@ -95,16 +95,28 @@ def encode_prompts(
             the message names the row.
     """
     template = _plain(tokenizer) if template is None else template
-    texts = [template.prompt_text(row) for row in rows]
-    encoded = _encode(tokenizer, rows, texts, "prompt")
+    start, encoded = _prompts(tokenizer, rows, template)
     if cut_to is not None:
         encoded = [ids[:length] for ids, length in zip(encoded, cut_to, strict=True)]
     for row, ids in zip(rows, encoded, strict=True):
-        if not 0 < len(ids) <= max_length:
+        length = len(start) + len(ids) if ids else 0
+        if not 0 < length <= max_length:
             expected = f"1 to max_prompt_length={max_length} tokens"
             fix = "; a larger max_prompt_length may help" if ids else ""
-            raise DataError(f"prompt of row {row['id']}: expected {expected}, got {len(ids)}{fix}")
-    return encoded
+            raise DataError(f"prompt of row {row['id']}: expected {expected}, got {length}{fix}")
+    return [[*start, *ids] for ids in encoded]
+
+
+def _prompts(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate) -> tuple[list[int], list[list[int]]]:
+    """Return what every prompt begins with (a chat template writes that itself), and the ids behind it."""
+    texts = [template.prompt_text(row) for row in rows]
+    return [] if template.templated else start_ids(tokenizer), _encode(tokenizer, rows, texts, "prompt")
+
+
+def start_ids(tokenizer: Any) -> list[int]:
+    """Return what a tokenizer puts before a text: the beginning of sequence of Llama's and Mistral's, else nothing."""
+    bos = getattr(tokenizer, "bos_token_id", None)
+    return [bos] if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else []
 
 
 def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
@@ -126,12 +138,13 @@ def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, te
     """
     if not config.filter_overlong_prompts or config.text_lengths is not None:
         return list(rows)
-    encoded = _encode(tokenizer, rows, [template.prompt_text(row) for row in rows], "prompt")
-    kept = [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= config.max_prompt_length]
+    start, encoded = _prompts(tokenizer, rows, template)
+    lengths = [len(start) + len(ids) for ids in encoded]
+    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= config.max_prompt_length]
     if not kept:
         raise DataError(
             f"max_prompt_length: expected a prompt of at most {config.max_prompt_length} tokens, got {len(rows)} "
-            f"longer ones, the shortest with {min(map(len, encoded))}"
+            f"longer ones, the shortest with {min(lengths)}"
         )
     return kept
 
@@ -160,7 +173,8 @@ def cut_prompts(
     """
     lengths = np.random.default_rng((seed, len(rows))).integers(*text_lengths, len(rows), endpoint=True)
     encoded = encode_prompts(tokenizer, rows, max_length, lengths.tolist())
-    return [row | {"prompt": tokenizer.decode(ids)} for row, ids in zip(rows, encoded, strict=True)], encoded
+    begin = len(start_ids(tokenizer))
+    return [row | {"prompt": tokenizer.decode(ids[begin:])} for row, ids in zip(rows, encoded, strict=True)], encoded
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], where: str) -> list[list[int]]:
@@ -209,5 +223,6 @@ def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_ids: Collectio
 
 
 def _visible(tokenizer: Any, token_id: int) -> str:
-    """Return the token, or `<id>` for an id of a padded vocabulary that the tokenizer does not know."""
-    return tokenizer.convert_ids_to_tokens(token_id) if token_id < len(tokenizer) else f"<{token_id}>"
+    """Return the token, or `<id>` for an id that the tokenizer does not know."""
+    token = tokenizer.convert_ids_to_tokens(token_id)
+    return f"<{token_id}>" if token is None else token

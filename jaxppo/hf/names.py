@@ -51,6 +51,8 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
     size = fields["vocab_size"]
     for name in ("bos_token_id", "eos_token_id"):
         fields[name] = special_token(fields[name], size)
+    pad = special_token(fields.get("pad_token_id"), size)  # early files say -1 for none
+    fields["pad_token_id"] = None if pad == -1 else pad
     return family.config(**fields, original={name: value for name, value in raw.items() if name != "auto_map"})
 
 
@@ -83,7 +85,7 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
         if head == "score":
             raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # transformers' way to say num_labels=1
     if not unnamed_dtype:
-        raw["torch_dtype" if "torch_dtype" in raw else "dtype"] = dtype
+        raw |= dict.fromkeys([name for name in ("dtype", "torch_dtype") if name in raw] or ["dtype"], dtype)
     return redact(raw | {"architectures": [architecture]})
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.config import ModelConfig, check_bool, check_choice, check_positive_int, check_present
+from jaxppo.nn.config import ModelConfig, check_at_least, check_bool, check_choice, check_positive_int, check_present
 from jaxppo.nn.layers import ACTIVATIONS
 from jaxppo.nn.rotary import PLAIN, Rope, rope_from_hf
 
@@ -183,9 +183,11 @@ def _windows(kind: Kind, given: Mapping[str, Any], unrotated: tuple[int, ...]) -
             layers = tuple(i for i in layers if kinds[i] == SLIDING)
         elif kind.unrotated_every:
             layers = unrotated if window is not None else ()
+        elif window is not None:
+            check_at_least(0, "max_window_layers", given["max_window_layers"])
+            layers = layers[int(given["max_window_layers"]) :]
         else:
-            check_positive_int("max_window_layers", given["max_window_layers"] + 1)
-            layers = layers[given["max_window_layers"] :] if window is not None else ()
+            layers = ()
     elif window is None:
         layers = ()
     return (window, tuple(layers)) if layers else (None, ())

@@ -119,12 +119,13 @@ class Rope:
 
     def _base(self, positions: jax.Array, dimensions: int) -> Any:
         """Theta; with `dynamic`, for L >= L0 tokens, theta (s L / L0 - (s - 1))^(n / (n - 2))."""
+        theta, factor = float(self.rope_theta), float(self.factor)  # JAX takes no integers of 2^31
         if self.rope_type != "dynamic":
-            return self.rope_theta
+            return theta
         original = self.original_max_position_embeddings
         length = jnp.maximum(jnp.max(positions) + 1, original)
-        times = self.factor * length / original - (self.factor - 1)
-        return self.rope_theta * times ** (dimensions / (dimensions - 2))
+        times = factor * length / original - (factor - 1)
+        return theta * times ** (dimensions / (dimensions - 2))
 
     def _kept(self, frequencies: jax.Array) -> jax.Array | None:
         """Share of each frequency that is not stretched: [n / 2] fp32; None where all are treated alike."""
@@ -210,7 +211,7 @@ def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None
         given[_LENGTH] = longest
     elif _LENGTH in _SETTINGS[kind]:
         given.setdefault(_LENGTH, longest)
-        given |= {name: raw[name] for name in (_LENGTH,) if name in raw}
+        given |= {name: raw[name] for name in (_LENGTH,) if raw.get(name) is not None}
     if kind == "yarn":
         given = _filled_yarn(given, rope, longest)
     for name in _SETTINGS[kind][:3] if kind == "llama3" else _SETTINGS[kind][:1]:

@@ -220,9 +220,9 @@ def reward_model_loader(
 
     def load(path: str) -> RewardFunction:
         folder = hf.find_model(path)
-        if _is_adapter(folder):
-            return load_reward_adapter(str(folder), policy, params, tokenizer, parallel)
         ends = policy.ends_beside(tokenizer.eos_token_id) if end_ids is None else end_ids
+        if _is_adapter(folder):
+            return load_reward_adapter(str(folder), policy, params, tokenizer, parallel, policy_end_ids=ends)
         dtype = policy.compute_dtype or "float32"
         return load_reward_model(str(folder), tokenizer, parallel, dtype=dtype, policy_end_ids=ends)
 

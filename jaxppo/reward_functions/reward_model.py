@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxppo import hf, models
-from jaxppo.data import token_ids
+from jaxppo.data import start_ids, token_ids
 from jaxppo.errors import DataError, ModelError
 from jaxppo.hf import peft
 from jaxppo.nn import ModelConfig, lora
@@ -124,7 +124,12 @@ class ModelReward:
         prompt_ids: Sequence[Sequence[int]] | None,
     ) -> list[list[int]]:
         before = self.encode(prompts) if prompt_ids is None else prompt_ids
-        return [[*prompt, *completion] for prompt, completion in zip(before, completion_ids, strict=True)]
+        return [[*prompt, *self._ended(ids)] for prompt, ids in zip(before, completion_ids, strict=True)]
+
+    def _ended(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return a completion with the end that the model has learned, whichever of its ends the policy chose."""
+        is_ended = len(ids) > 0 and ids[-1] in self._policy_end_ids
+        return [*ids[:-1], self._tokenizer.eos_token_id] if is_ended else ids
 
     def _rows_of_text(
         self, prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
@@ -138,12 +143,13 @@ class ModelReward:
         ]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts by the reward model's tokenizer.
+        """Return the token ids of texts by the reward model's tokenizer, with what it puts before a text.
 
         Raises:
             DataError: it cannot encode one.
         """
-        return token_ids(self._tokenizer, texts, self.__name__)
+        start = start_ids(self._tokenizer)
+        return [[*start, *ids] for ids in token_ids(self._tokenizer, texts, self.__name__)]
 
     def _check(self, rows: list[list[int]]) -> None:
         for number, row in enumerate(rows):

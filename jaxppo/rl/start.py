@@ -83,8 +83,8 @@ def _value_model(
         return model, {"score": head}, None
     loaded = hf.load_model(folder, head="score", placement=parallel.placement, shapes_only=shapes_only)
     console.print(f"value model from {loaded.describe()}")
-    if loaded.config.vocab_size < model.vocab_size:
-        expected = f"a vocabulary of at least the policy's {model.vocab_size} tokens"
+    if loaded.config.vocab_size < model.num_logits:
+        expected = f"a vocabulary of at least the policy's {model.num_logits} tokens"
         raise ModelError(f"value_model_path: expected {expected}, got {loaded.config.vocab_size} in {folder}")
     return loaded.config, loaded.params, base_of(config.value_model_path, loaded, loaded.config, "score")
 

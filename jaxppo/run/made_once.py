@@ -31,7 +31,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     if _is_whole(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _held(folder.with_name(f".{folder.name}.lock")):
+    with _held(folder):
         if not _is_whole(folder):  # now also of another process's making
             _make(folder, make)
     return folder
@@ -57,22 +57,35 @@ def _is_whole(folder: Path) -> bool:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Hold a lock while the block runs; its file is gone afterwards, when whoever waited finds the folder made."""
-    with path.open("a", encoding="utf-8") as file:
-        if fcntl is not None:
-            with suppress(OSError):  # this file system has no locks
-                _wait_for(file.fileno(), path)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+def _held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder while the block runs; its file is gone afterwards."""
+    path = folder.with_name(f".{folder.name}.lock")
+    file = _locked(path, folder)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(file)
 
 
-def _wait_for(file: int, path: Path) -> None:
+def _locked(path: Path, folder: Path) -> int:
+    """Return an open and locked file at a path: not one that whoever had the lock before has taken away since."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT)
+        if fcntl is None:
+            return file
+        with suppress(OSError):  # this file system has no locks
+            _wait_for(file, folder)
+        with suppress(FileNotFoundError):
+            if os.fstat(file).st_ino == path.stat().st_ino:
+                return file
+        os.close(file)
+
+
+def _wait_for(file: int, folder: Path) -> None:
     assert fcntl is not None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"waiting for another process that makes {path.with_suffix('')}", file=sys.stderr, flush=True)
+        print(f"waiting for another process that makes {folder}", file=sys.stderr, flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -133,7 +133,12 @@ def test_texts_stay_as_they_are_without_a_chat_template(template, config):
         data.encode_prompts(tokenizer, ROWS, 64, template=template),
         encode_completions(tokenizer, ROWS, template),
     ) == (plain)
-    assert [words(tokenizer, ids) for ids in plain[0] + plain[1]] == ["on b a", "b", "unstack b a <eos>", "<eos>"]
+    assert [words(tokenizer, ids) for ids in plain[0] + plain[1]] == [
+        "<s> on b a",  # as the tokenizer itself begins a text
+        "<s> b",
+        "unstack b a <eos>",
+        "<eos>",
+    ]
     assert not template.templated and template.end_id == tokenizer.eos_token_id
 
 

@@ -72,6 +72,12 @@ def test_a_chat_may_stand_in_another_column(column, tmp_path):
     assert (row["prompt"], row["messages"]) == ("on b a", [FIRST])
 
 
+def test_messages_beside_another_prompt_column_are_left_alone(tmp_path):
+    row = {"question": "stack b a", "messages": [FIRST, ANSWER], "completion": "x"}
+    (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="question"), "train", None)
+    assert loaded == {"id": "train-0", "question": "stack b a", "prompt": "stack b a", "completion": "x"}
+
+
 def test_planning_problems_may_be_chats(rows, tmp_path):
     row = {name: value for name, value in rows[0].items() if name not in ("prompt", "completion")}
     turns = [SYSTEM, {"role": "user", "content": "x"}, {"role": "assistant", "content": rows[0]["completion"]}]
@@ -94,6 +100,8 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"messages": [SYSTEM, ANSWER]}, "expected a turn of the user before the completion, got system"),
         ({"messages": [FIRST, ANSWER, ANSWER]}, "expected a turn of the user before the completion, got assistant"),
         ({"messages": [FIRST, ANSWER], "completion": "x"}, "field 'completion': expected that of messages, got 'x'"),
+        ({"messages": [FIRST, ANSWER | {"reasoning_content": "so"}]}, "turn 2, reasoning_content: expected role"),
+        ({"prompt": [FIRST], "completion": [ANSWER | {"tool_calls": [1]}]}, "turn 1, tool_calls: expected role"),
         ({"prompt": [1]}, "field 'prompt', turn 1: expected a mapping of role and content, got 1"),
         ({"prompt": [FIRST], "completion": [FIRST]}, "field 'completion': expected a text, or one turn"),
         ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "field 'completion': expected a text, or one turn"),

@@ -83,6 +83,18 @@ def test_rows_without_completion_and_a_missing_split_are_one_error(tmp_path):
     assert load_examples(DataConfig(dataset="/none")) is None
 
 
+def test_chats_that_end_alike_are_different_problems(tmp_path):
+    def chat(number):
+        turns = [("user", "on b a" * number), ("assistant", "ok"), ("user", "go on"), ("assistant", "stack b a")]
+        return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+    config = text_split(tmp_path, [chat(number) for number in (1, 2, 3)])
+    rows = data.load_split(config, "train", None)
+    for row in rows:
+        shown = {example["id"] for example in load_examples(config).of(row)}
+        assert shown == {other["id"] for other in rows} - {row["id"]}
+
+
 def test_processes_compare_what_they_draw_examples_from(tmp_path, monkeypatch):
     config = text_split(tmp_path, [plain(number) for number in range(4)])
     monkeypatch.setattr(processes, "is_alone", lambda: False)

@@ -8,6 +8,7 @@ import pytest
 from jaxppo.data import padded_size, right_padded
 from jaxppo.data.preferences import Pair, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
+from tests.data.test_chat_template import chat_tokenizer
 
 WORDS = ["<pad>", "<eos>", "a", "b", "c", "d"]
 END, A, B, C, D = 1, 2, 3, 4, 5
@@ -42,6 +43,13 @@ def test_encode_pairs_puts_prompt_completion_and_end_together():
 @pytest.mark.parametrize("prompt", [{}, {"prompt": ""}, {"prompt": None}])
 def test_encode_pairs_without_a_prompt_takes_whole_texts(prompt):
     assert encoded(prompt | {"chosen": "a c", "rejected": "a"}).kept == [Pair([A, C, END], [A, END], 0.0)]
+
+
+def test_encode_pairs_begins_as_the_tokenizer_begins_texts():
+    tokenizer = chat_tokenizer(None)
+    rows = [{"prompt": "on b", "chosen": "a", "rejected": "b"}]
+    ((pair,), _) = encode_pairs(tokenizer, rows, 9, "here")
+    assert [tokenizer.decode(ids) for ids in (pair.chosen, pair.rejected)] == ["<s> on b a <eos>", "<s> on b b <eos>"]
 
 
 def test_encode_pairs_ends_each_text_once():
@@ -89,6 +97,11 @@ def test_load_rows_reads_rows_without_planning_columns(tmp_path):
         ([{"prompt": "a", "rejected": "b"}], "train", r"train.jsonl:1: field 'chosen': expected str, got nothing"),
         ([{"chosen": "a"}], "train", r"train.jsonl:1: field 'rejected': expected str, got nothing"),
         ([{"chosen": ["a"], "rejected": "b"}], "train", r"train.jsonl:1: field 'chosen': expected str, got \['a'\]"),
+        (
+            [{"messages": [{"role": "user", "content": "a"}], "chosen": "b", "rejected": "c"}],
+            "train",
+            r"split train, row 0: expected texts .*, got a chat in messages",
+        ),
         ([["chosen"]], "train", "train.jsonl:1: expected a JSON object, got list"),
         ([], "train", "split train: expected at least one row, got none"),
         ([], "tset", "tset.jsonl: expected this file or tset.parquet, got train in the folder"),

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
 from jaxppo.errors import DataError
+from tests.data.test_chat_template import chat_tokenizer
 
 
 def test_encode_prompts_names_the_row_of_a_prompt_that_is_too_long(rows, tokenizer):
@@ -43,6 +46,22 @@ def test_overlong_prompts_are_left_out_only_where_asked_for(tokenizer):
     told = []
     data.tell_left_out(told.append, DataConfig(max_prompt_length=3), {"train": 1, "test": 0})
     assert told == ["1 rows of split train left out: prompts longer than 3 tokens"]
+
+
+def test_plain_prompts_begin_as_the_tokenizer_begins_texts():
+    tokenizer = chat_tokenizer(None)  # puts <s> before a text, as Llama's and Mistral's do
+    rows = [{"id": "r", "prompt": "on b a"}]
+    (whole,) = data.encode_prompts(tokenizer, rows, 4)
+    assert whole == tokenizer("on b a")["input_ids"] == [tokenizer.bos_token_id, *whole[1:]]
+    with pytest.raises(DataError, match="expected 1 to max_prompt_length=3 tokens, got 4"):
+        data.encode_prompts(tokenizer, rows, 3)
+    with pytest.raises(DataError, match="got 0"):
+        data.encode_prompts(tokenizer, [{"id": "r", "prompt": ""}], 4)
+    config = DataConfig(filter_overlong_prompts=True, max_prompt_length=3)
+    short = {"id": "s", "prompt": "b a"}
+    assert data.without_overlong(tokenizer, [*rows, short], config, data.make_chat_template(tokenizer)) == [short]
+    (cut,), (ids,) = data.cut_prompts(tokenizer, rows, 4, (2, 2), seed=0)
+    assert (cut["prompt"], ids) == ("on b", whole[:3])
 
 
 def test_word_tokenizer_gives_back_prompts_and_completions(rows, tokenizer):
@@ -84,3 +103,14 @@ def test_decode_shows_ids_that_the_tokenizer_lacks():
     tokenizer = data.word_tokenizer()
     ids = np.array([[*tokenizer.convert_tokens_to_ids(["pick-up"]), len(tokenizer)]])
     assert data.decode(tokenizer, ids, np.ones((1, 2), bool)) == [f"pick-up <{len(tokenizer)}>"]
+
+
+def test_decode_shows_ids_that_a_tokenizer_leaves_out_and_reads_those_behind_them():
+    tokenizer = word_tokenizer_with_a_hole()
+    ids = np.array([[3, 4, 6]])
+    assert data.decode(tokenizer, ids, np.ones_like(ids, bool), ()) == ["c <4> late"]
+
+
+def word_tokenizer_with_a_hole():
+    core = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1, "b": 2, "c": 3, "late": 6}))
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<eos>")

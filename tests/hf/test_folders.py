@@ -226,6 +226,12 @@ def test_save_pretrained_writes_the_dtype_of_the_weights(family, key, written, t
         assert tensors[name].dtype == jnp.bfloat16
 
 
+def test_config_to_hf_writes_the_dtype_under_both_keys_where_a_file_has_both():
+    config = hf.config_from_hf(OLD_CONFIGS["gpt_neox"] | {"dtype": "bfloat16", "torch_dtype": "bfloat16"})
+    raw = hf.config_to_hf(config, "lm", "float32")
+    assert (raw["dtype"], raw["torch_dtype"]) == ("float32", "float32")
+
+
 def test_config_to_hf_writes_a_change_over_old_keys():
     transformers = pytest.importorskip("transformers")
     old = OLD_CONFIGS["gpt_neox"]

@@ -201,6 +201,19 @@ def test_config_is_read_as_transformers_reads_it_and_written_back(name):
     assert hf.config_from_hf(json.loads(json.dumps(again.to_dict()))) == changed
 
 
+def test_numbers_that_files_write_in_other_ways_are_read():
+    ids = jnp.arange(8)[None] + 3
+    for changes in ({"rope_theta": 3_580_165_449}, {"pad_token_id": -1}, {"pad_token_id": SIZES["vocab_size"]}):
+        config = hf.config_from_hf(raw_of("llama") | changes)
+        output = models.apply(config, models.init_params(config, jax.random.key(0)), ids)
+        assert np.isfinite(output.logits).all()
+        assert hf.config_to_hf(config, "lm").items() >= changes.items()
+    assert hf.config_from_hf(raw_of("qwen2") | {"max_window_layers": None}).window_layers == ()
+    yarn = raw_of("qwen2 yarn") | {"original_max_position_embeddings": None}
+    assert hf.config_from_hf(yarn) == hf.config_from_hf(raw_of("qwen2 yarn"))
+    assert hf.config_from_hf(raw_of("qwen2 window") | {"max_window_layers": 0}).window_layers == (0, 1)
+
+
 @pytest.mark.parametrize("model_type", KINDS)
 def test_a_file_that_says_little_means_what_it_means_to_transformers(model_type):
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -242,6 +255,7 @@ def test_a_file_that_says_little_means_what_it_means_to_transformers(model_type)
             "sliding_window: expected",
         ),
         ("qwen3 yarn", {"rope_theta": 1.0, "rope_scaling": YARN | {"rope_theta": 1.0}}, "rope_theta: expected more"),
+        ("qwen2 window", {"max_window_layers": "1"}, "max_window_layers: expected a finite number >= 0, got '1'"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "sliding_window: expected an integer"),
         ("qwen2", {"layer_types": ["linear_attention"] * 2}, "layer_types: expected a list with"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers: expected a list with"),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from jaxppo import hf
 from jaxppo.errors import DataError, ModelError
@@ -140,6 +141,26 @@ def test_another_vocabulary_scores_the_text(other, policy_tokenizer, parallel):
     several = load_reward_model(str(folder), policy_tokenizer, parallel, policy_end_ids=(EOS, 9))
     assert_close(several(**otherwise, prompt_ids=prompt_ids(rows)), expected)
     assert np.abs(np.array(scores) - scores_alone(model, rows)).max() > 0.1  # or the ids would do
+
+
+def test_ids_that_the_policy_ended_in_another_way_end_as_the_model_has_learned(saved, policy_tokenizer, parallel):
+    model, folder = saved
+    reward = load_reward_model(str(folder), policy_tokenizer, parallel, policy_end_ids=(EOS, 9))
+    assert reward.shares_vocabulary
+    given = arguments(ROWS)
+    otherwise = given | {"completion_ids": [[9 if i == EOS else i for i in ids] for ids in given["completion_ids"]]}
+    assert otherwise != given
+    assert_close(reward(**otherwise, prompt_ids=prompt_ids(ROWS)), scores_alone(model, ROWS))
+
+
+def test_texts_begin_as_the_tokenizer_begins_them(saved, parallel):
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.add_special_tokens({"bos_token": "w9"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="w9 $A", special_tokens=[("w9", 9)])
+    config, params = hf.load_pretrained(saved[1])
+    reward = ModelReward(config, params, tokenizer, parallel=parallel)
+    assert reward.encode(["w5 w6"]) == [tokenizer("w5 w6")["input_ids"]]
+    assert len(reward.encode(["w5 w6"])[0]) == 3
 
 
 def test_same_vocabulary_compares_tokens_and_end(policy_tokenizer):

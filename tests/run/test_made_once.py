@@ -37,6 +37,31 @@ def test_of_several_processes_one_makes_the_folder(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "makers"]
 
 
+def fail_first(folder: Path) -> None:
+    def make(made: Path) -> None:
+        begun = folder.parent / f"begun-{time.time_ns()}"
+        begun.touch()
+        time.sleep(1.0)
+        if len(list(folder.parent.glob("begun-*"))) == 1:
+            raise RuntimeError("the first one fails")
+        write(made)
+        (folder.parent / f"made-{begun.name}").touch()
+
+    made_once(folder, make)
+
+
+def test_who_waited_for_one_that_failed_keeps_others_out(tmp_path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=fail_first, args=(tmp_path / "folder",)) for _ in range(3)]
+    for process, pause in zip(processes, (0.3, 1.2, 0.0), strict=True):  # the third comes when the second makes it
+        process.start()
+        time.sleep(pause)
+    for process in processes:
+        process.join(60)
+    assert sorted(process.exitcode for process in processes) == [0, 0, 1]
+    assert len(list(tmp_path.glob("made-*"))) == 1
+
+
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
