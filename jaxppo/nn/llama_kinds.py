@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.config import ModelConfig, check_at_least, check_bool, check_choice, check_positive_int, check_present
+from jaxppo.nn.config import ModelConfig, check_bool, check_choice, check_positive_int, check_present
 from jaxppo.nn.layers import ACTIVATIONS
 from jaxppo.nn.rotary import PLAIN, Rope, rope_from_hf
 
@@ -171,25 +171,24 @@ def _unrotated(given: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _windows(kind: Kind, given: Mapping[str, Any], unrotated: tuple[int, ...]) -> tuple[int | None, tuple[int, ...]]:
     """Read the window and the layers that have it; (None, ()) where none has."""
-    layers, window = range(given["num_hidden_layers"]), given.get("sliding_window")
+    layers, window, kinds = range(given["num_hidden_layers"]), given.get("sliding_window"), None
     if kind.layers_slide:
         check_bool("use_sliding_window", given["use_sliding_window"])
-        window = window if given["use_sliding_window"] else None
-        kinds = given.get("layer_types")
-        if kinds is not None:
-            if not isinstance(kinds, list) or len(kinds) != len(layers) or not set(kinds) <= {FULL, SLIDING}:
-                expected = f"a list with {FULL} or {SLIDING} for each of {len(layers)} layers"
-                raise ModelError(f"layer_types: expected {expected}, got {kinds!r}")
-            layers = tuple(i for i in layers if kinds[i] == SLIDING)
-        elif kind.unrotated_every:
-            layers = unrotated if window is not None else ()
-        elif window is not None:
-            check_at_least(0, "max_window_layers", given["max_window_layers"])
-            layers = layers[int(given["max_window_layers"]) :]
-        else:
-            layers = ()
+        window, kinds = window if given["use_sliding_window"] else None, given.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != len(layers) or not set(kinds) <= {FULL, SLIDING}:
+            expected = f"a list with {FULL} or {SLIDING} for each of {len(layers)} layers"
+            raise ModelError(f"layer_types: expected {expected}, got {kinds!r}")
+        layers = [i for i in layers if kinds[i] == SLIDING]
     elif window is None:
         layers = ()
+    elif kind.unrotated_every:
+        layers = unrotated
+    elif kind.layers_slide:
+        first = given["max_window_layers"]
+        if type(first) is not int or first < 0:
+            raise ModelError(f"max_window_layers: expected an integer >= 0, got {first!r}")
+        layers = layers[first:]
     return (window, tuple(layers)) if layers else (None, ())
 
 
