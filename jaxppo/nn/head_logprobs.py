@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.nn.blocks import by_rows, equal_parts, split_rows
+from jaxppo.parallel import platform
 from jaxppo.types import Array
 
 
@@ -31,7 +32,7 @@ ACCELERATOR_BLOCK = Block(4096, 8192)
 
 def default_block() -> Block:
     """Return the block sizes that suit the devices that JAX computes on."""
-    return CPU_BLOCK if jax.default_backend() == "cpu" else ACCELERATOR_BLOCK
+    return CPU_BLOCK if platform.current().name == "cpu" else ACCELERATOR_BLOCK
 
 
 def token_logprobs(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxppo.config import TrainConfig
 from jaxppo.nn import ModelConfig, family_of, head_logprobs
+from jaxppo.parallel import platform
 from jaxppo.parallel.partition import FSDP, TENSOR
 
 if sys.platform != "win32":
@@ -41,7 +42,7 @@ def rows_at_once(models: Sequence[ModelConfig], length: int) -> int | None:
     On a CPU, so many that the widest activation of a layer stays in the cache: large temporaries cost time there,
     fresh memory pages above all. Accelerators are best with all rows, as far as memory allows.
     """
-    if jax.default_backend() != "cpu":
+    if platform.current().name != "cpu":
         return None
     widest = max(max(model.intermediate_size, model.num_attention_heads * length) for model in models)
     return max(1, CPU_ACTIVATIONS // (length * widest))

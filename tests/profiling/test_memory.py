@@ -15,6 +15,7 @@ from jaxppo.nn import lora
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
+from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import FSDP, TENSOR
 from jaxppo.profiling import memory
@@ -86,12 +87,12 @@ def test_logits_bytes_are_those_of_a_block_whatever_the_vocabulary():
     ("sizes", "length", "rows"),
     [({}, 117, 15), ({"num_attention_heads": 8}, 30, 59), ({"num_attention_heads": 8}, 300, 1), ({}, 10**5, 1)],
 )
-def test_rows_at_once_fit_the_cache_of_a_cpu(monkeypatch, sizes, length, rows):
+def test_rows_at_once_fit_the_cache_of_a_cpu(sizes, length, rows):
     model = GPTNeoXConfig(**SIZES | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 512} | sizes)
     assert memory.rows_at_once([model], length) == rows
     assert memory.rows_at_once([NEOX, model], length) == min(memory.rows_at_once([NEOX], length), rows)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert memory.rows_at_once([model], length) is None
+    with platform.compiling_for(platform.Platform("gpu", None)):
+        assert memory.rows_at_once([model], length) is None
 
 
 def test_micro_batches_are_the_fewest_equal_ones_that_fit(monkeypatch):

@@ -1,0 +1,41 @@
+"""The platform that programs are compiled for: that of JAX's devices or, within `compiling_for`, one that is not there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import jax
+
+
+class Platform(NamedTuple):
+    """What decides between ways to compute the same."""
+
+    name: str  # "cpu", "gpu" or "tpu"
+    memory_bytes: int | None  # of one device, as far as programs may use it; None: not known, as on a CPU
+
+
+_target: ContextVar[Platform | None] = ContextVar("target", default=None)
+
+
+def current() -> Platform:
+    """Return the platform that programs are compiled for here."""
+    target = _target.get()
+    if target is not None:
+        return target
+    limits = [stats["bytes_limit"] for device in jax.local_devices() if "bytes_limit" in (stats := _stats(device))]
+    return Platform(jax.default_backend(), min(limits, default=None))
+
+
+def _stats(device: jax.Device) -> dict[str, int]:
+    return device.memory_stats() or {}
+
+
+@contextmanager
+def compiling_for(platform: Platform) -> Iterator[None]:
+    """Make `current` return this platform: what is traced within is for its compiler, and cannot run here."""
+    token = _target.set(platform)
+    try:
+        yield
+    finally:
+        _target.reset(token)
