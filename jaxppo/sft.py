@@ -17,7 +17,7 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator, print_results
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig, family_of
-from jaxppo.parallel import processes
+from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.report.run_page import reported
@@ -142,6 +142,7 @@ def sft(config: SFTConfig) -> Path:
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
+    params = models.for_training(models.with_checkpointing(model, config.gradient_checkpointing), params)
     state = update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
     batch = partial(_weighted_batch, supervised, model, parallel.row_shards)
     steps = Steps(
@@ -159,7 +160,7 @@ def sft(config: SFTConfig) -> Path:
         state, last = TrainingLoop(run, loop, steps, parallel.put(state)).run()
         results = evaluator(state.params["policy"])
         trackers.log(config.num_updates, eval_metrics(results))
-        params = parallel.to_host(state.params)
+        params = stacks.unstacked(parallel.to_host(state.params))
         if processes.is_first():
             write_models(folder, last, params, None, tokenizer, {"after": results})
         run.write_evals(results)

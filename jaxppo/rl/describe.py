@@ -5,6 +5,7 @@ from functools import partial
 import jax
 
 from jaxppo import models
+from jaxppo.parallel import stacks
 from jaxppo.profiling import memory
 from jaxppo.rl import optimizer
 from jaxppo.rl.ppo import PPO
@@ -69,7 +70,7 @@ def _print_memory(run: Run, ppo: PPO, start: Start, prompt_length: int) -> None:
             held["frozen value base"] = state.frozen["value"]
     elif config.rl.kl_coef > 0:
         held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
-    weights = jax.eval_shape(ppo.models_of, state)
+    weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
     row_shards = ppo.parallel.row_shards
     held, trained = ppo.parallel.shards(held), ppo.parallel.shards(state.params)
     sizes = ppo.parallel.sizes
