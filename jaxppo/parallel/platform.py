@@ -1,5 +1,6 @@
-"""The platform that programs are compiled for: that of JAX's devices or, within `compiling_for`, one that is not there."""
+"""The platform that programs are compiled for: that of JAX's devices or, within `compiling_for`, an absent one."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +30,17 @@ def current() -> Platform:
 
 def _stats(device: jax.Device) -> dict[str, int]:
     return device.memory_stats() or {}
+
+
+def compile_only() -> None:
+    """Keep JAX on the CPU, and let the compilers of other platforms load without their hardware, drivers and services.
+
+    To be called before JAX looks for devices.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # of a cloud machine
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # several processes at once
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # that asks cuDNN and the driver for their versions
 
 
 @contextmanager
