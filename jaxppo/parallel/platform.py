@@ -41,6 +41,9 @@ def compile_only() -> None:
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # of a cloud machine
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # several processes at once
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # that asks cuDNN and the driver for their versions
+    # What libtpu asks the machine it is on, and prints errors without; a topology says something else then.
+    of_machine = {"TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+    os.environ.update({name: value for name, value in of_machine.items() if name not in os.environ})
 
 
 @contextmanager

@@ -88,9 +88,9 @@ def _print_tables(
         {
             "program": name,
             "compile s": f"{stage.compile_s:,.1f}",
-            "arguments": f"{stage.argument_bytes / GIB:,.2f}",
-            "temporaries": f"{stage.temp_bytes / GIB:,.2f}",
-            "on the device": f"{measured.on_device(name) / GIB:,.2f}",
+            "arguments": _amount(stage.argument_bytes / GIB),
+            "temporaries": _amount(stage.temp_bytes / GIB),
+            "on the device": _amount(measured.on_device(name) / GIB),
             "of memory": f"{measured.on_device(name) / memory_bytes:.0%}",
         }
         for name, stage in stages.items()
@@ -104,12 +104,12 @@ def _print_tables(
     costs = [
         {
             "program": name,
-            "TFLOP": f"{stage.count.flops / TERA:,.2f}",
-            "GB moved": f"{stage.count.bytes / GB:,.1f}",
-            "GB sent": f"{sum(stage.sent.values()) / GB:,.2f}",
-            "compute ms": f"{1e3 * rooflines[name].compute_s:,.1f}",
-            "memory ms": f"{1e3 * rooflines[name].memory_s:,.1f}",
-            "network ms": f"{1e3 * rooflines[name].network_s:,.1f}",
+            "TFLOP": _amount(stage.count.flops / TERA),
+            "GB moved": _amount(stage.count.bytes / GB),
+            "GB sent": _amount(sum(stage.sent.values()) / GB),
+            "compute ms": _amount(1e3 * rooflines[name].compute_s),
+            "memory ms": _amount(1e3 * rooflines[name].memory_s),
+            "network ms": _amount(1e3 * rooflines[name].network_s),
             "binds": rooflines[name].binds,
         }
         for name, stage in stages.items()
@@ -141,3 +141,8 @@ def _verdict(console: Console, config: Any, measured: Measured, memory_bytes: in
     after = change.measured
     now = f"{after.fullest} then takes most, {after.on_device(after.fullest) / GIB:,.2f} GiB"
     return f"it does not fit: {fullest} takes {takes} on each device; {change.describe()} makes it fit ({now})"
+
+
+def _amount(number: float) -> str:
+    """Write a number with two decimals, and a small one with two digits."""
+    return f"{number:,.2f}" if number >= 0.1 or number == 0 else f"{number:.2g}"

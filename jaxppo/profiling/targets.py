@@ -50,7 +50,7 @@ class Target(NamedTuple):
 
     @property
     def platform(self) -> str:
-        """ "tpu" or "gpu"."""
+        """Whose compiler it takes: "tpu" or "gpu"."""
         return self.chip.platform
 
 
@@ -109,7 +109,8 @@ def _gpu_config(card: _Card, memory: int, bandwidth: float) -> str:
     fields = " ".join(f"{name}: {value}" for name, value in facts.items())
     capability = f"cuda_compute_capability {{ major: {major} minor: {minor} }}"
     library = "dnn_version_info { major: 9 minor: 10 patch: 0 }"
-    return f'gpu_device_info {{ {fields} {capability} }} platform_name: "CUDA" {library} device_description_str: "{card.name}"'
+    device = f"gpu_device_info {{ {fields} {capability} }}"
+    return f'{device} platform_name: "CUDA" {library} device_description_str: "{card.name}"'
 
 
 _A100 = _Card("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 41_943_040, 167_936, 166_912)
