@@ -24,8 +24,9 @@ from flax import nnx
 
 from jaxppo.errors import ModelError
 from jaxppo.nn import FAMILIES, ModelConfig, layers
-from jaxppo.nn.layers import MASKED, Cache, with_adapters
-from jaxppo.parallel import partition
+from jaxppo.nn.attention import Cache
+from jaxppo.nn.layers import with_adapters
+from jaxppo.parallel import partition, platform
 
 Params = dict[str, Any]
 
@@ -143,13 +144,12 @@ def apply(
     num_slots = input_ids.shape[1] if cache is None else cache[0][0].shape[2]
     _check_shapes(input_ids, attention_mask, num_slots)
     query_slots = cache_index + jnp.arange(input_ids.shape[1])
-    visible = _visible(query_slots, num_slots, attention_mask)
     if positions is None:
         positions = _count_before(query_slots, attention_mask)
     params_of_trunk = _ready(config, params["trunk"])
     trunk = nnx.merge(_graphdef(config, _adapted(params_of_trunk)), params_of_trunk)
-    bias = jnp.where(visible[:, None], 0.0, MASKED)
-    hidden, cache = trunk(input_ids, positions, bias, cache, cache_index, read)
+    index = None if isinstance(cache_index, int) and cache_index == 0 else jnp.asarray(cache_index)
+    hidden, cache = trunk(input_ids, positions, attention_mask, cache, index, read)
     return ModelOutput(hidden, lm_logits(config, params, hidden) if logits else None, cache)
 
 
@@ -171,9 +171,19 @@ def cast(config: ModelConfig, tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(config.compute_dtype), tree)
 
 
-def computing_in(config: ModelConfig, dtype: str) -> ModelConfig:
-    """Return the same model, computing in "float32" or "bfloat16"; its parameters stay as they are."""
-    return dataclasses.replace(config, compute_dtype=None if dtype == "float32" else dtype)
+def computing_in(config: ModelConfig, dtype: str, attention: str = "auto") -> ModelConfig:
+    """Return the same model, computing as suits the platform; its parameters stay as they are.
+
+    Args:
+        config: the model.
+        dtype: "float32" or "bfloat16".
+        attention: a form of `nn/attention.py`, or "auto": plain on a CPU, elsewhere the platform's kernel.
+    """
+    accelerated = platform.current().name != "cpu"
+    if attention == "auto":
+        attention = "kernel" if accelerated else "plain"
+    compute_dtype = None if dtype == "float32" else dtype
+    return dataclasses.replace(config, compute_dtype=compute_dtype, attention=attention, accelerated=accelerated)
 
 
 def with_checkpointing(config: ModelConfig, gradient_checkpointing: bool) -> ModelConfig:
@@ -270,12 +280,6 @@ def _check_shapes(input_ids: jax.Array, attention_mask: jax.Array | None, num_sl
         raise ValueError(f"cache: expected at least {t} slots for input_ids of shape {(b, t)}, got {num_slots}")
     if attention_mask is not None and attention_mask.shape != (b, num_slots):
         raise ValueError(f"attention_mask: expected shape {(b, num_slots)}, got {attention_mask.shape}")
-
-
-def _visible(query_slots: jax.Array, num_slots: int, attention_mask: jax.Array | None) -> jax.Array:
-    """[B or 1, T, S] bool: which slots each new token sees."""
-    causal = (jnp.arange(num_slots) <= query_slots[:, None])[None]
-    return causal if attention_mask is None else causal & attention_mask[:, None].astype(bool)
 
 
 def _count_before(query_slots: jax.Array, attention_mask: jax.Array | None) -> jax.Array:

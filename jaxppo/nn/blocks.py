@@ -1,4 +1,4 @@
-"""Rows in equal parts, so that a program holds the intermediate results of a few of them at a time."""
+"""Rows in equal parts, so that a program holds the results of a few at a time; columns of the tokens that are read."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,3 +34,21 @@ def by_rows(function: Callable[[Any], Any], tree: Any, most: int | None) -> Any:
         return function(tree)
     results = jax.lax.map(function, split_rows(tree, most))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], results)
+
+
+def columns(tree: Any, read: jax.Array | None, axis: int) -> Any:
+    """Of the tokens along an axis of every array only those that are read: [B or 1, ..., T, ...] -> [B, ..., R, ...].
+
+    Args:
+        tree: arrays.
+        read: [B, R] int, numbers of tokens; None: all, in their order.
+        axis: that of the tokens, at least 1.
+    """
+    if read is None:
+        return tree
+
+    def take(x: jax.Array) -> jax.Array:
+        shape = (read.shape[0], *[1] * (axis - 1), read.shape[1], *[1] * (x.ndim - axis - 1))
+        return jnp.take_along_axis(x, read.reshape(shape), axis=axis)
+
+    return jax.tree.map(take, tree)

@@ -10,8 +10,10 @@ from jaxppo.parallel import partition
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
+ATTENTION_FORMS = ("plain", "blocks", "kernel")
+
 MAX_LAYERS = 256
-"""Programs are as long as models are deep; published ones have at most 126 layers."""
+"""Programs that sample are as long as models are deep; published ones have at most 126 layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,9 @@ class ModelConfig:
             Softmax, layer norm statistics, logits and scores are float32 in any case.
         gradient_checkpointing: of all layers but the last, the gradient keeps the inputs alone, and computes the rest
             of them again (arXiv:1604.06174); without effect on what is computed.
+        accelerated: compute as suits a GPU or TPU: the layers are one loop, and of each the gradient keeps the results
+            of its large products alone.
+        attention: a form of `attention.py`.
         num_tokens: the tokens of the tokenizer beside it, where the vocabulary is padded beyond them: logits and
             log-probabilities are about these alone. None: all of the vocabulary.
         end_ids: tokens that end a text by the files of its folder, `generation_config.json` included.
@@ -50,6 +55,8 @@ class ModelConfig:
     pad_token_id: int | None = None
     compute_dtype: str | None = None
     gradient_checkpointing: bool = False
+    accelerated: bool = False
+    attention: str = "plain"
     num_tokens: int | None = None
     end_ids: tuple[int, ...] = ()
     original: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
@@ -60,7 +67,7 @@ class ModelConfig:
             check_positive_int(name, getattr(self, name))
         if self.num_hidden_layers > MAX_LAYERS:
             raise ModelError(f"num_hidden_layers: expected at most {MAX_LAYERS}, got {self.num_hidden_layers}")
-        for name in ("tie_word_embeddings", "gradient_checkpointing"):
+        for name in ("tie_word_embeddings", "gradient_checkpointing", "accelerated"):
             check_bool(name, getattr(self, name))
         for name in ("layer_norm_eps", "initializer_range"):
             check_at_least(0.0, name, getattr(self, name))
@@ -70,6 +77,7 @@ class ModelConfig:
         _check_end_ids("end_ids", self.end_ids or None, self.vocab_size)
         if self.num_tokens is not None and not 0 < self.num_tokens <= self.vocab_size:
             raise ModelError(f"num_tokens: expected 1 to vocab_size={self.vocab_size}, got {self.num_tokens}")
+        check_choice("attention", self.attention, ATTENTION_FORMS)
         if self.compute_dtype is not None:
             check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         self._check_heads()

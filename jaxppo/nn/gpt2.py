@@ -8,6 +8,8 @@ import jax
 from flax import nnx
 
 from jaxppo.errors import ModelError
+from jaxppo.nn.attention import Cache, LayerCache, attend_cached
+from jaxppo.nn.blocks import columns
 from jaxppo.nn.config import (
     SCORE_NAMES,
     Family,
@@ -18,19 +20,8 @@ from jaxppo.nn.config import (
     linear_names,
     norm_names,
 )
-from jaxppo.nn.layers import (
-    ACTIVATIONS,
-    Cache,
-    LayerCache,
-    Linear,
-    attend_cached,
-    columns,
-    embedding,
-    layer_norm,
-    look_up,
-    project,
-    run_layers,
-)
+from jaxppo.nn.depth import run_layers
+from jaxppo.nn.layers import ACTIVATIONS, Linear, embedding, kept, layer_norm, look_up, project
 from jaxppo.parallel.partition import FSDP, NARROWS, TENSOR, WIDENS
 
 
@@ -79,7 +70,8 @@ class GPT2Attention(nnx.Module):
     """Multi-head self-attention with one projection to all queries, then all keys, then all values."""
 
     def __init__(self, config: GPT2Config, layer: int, rngs: nnx.Rngs):
-        self.num_heads, self.scale = config.num_attention_heads, config.attention_scale(layer)
+        self.num_heads, self.form = config.num_attention_heads, config.attention
+        self.scale = config.attention_scale(layer)
         self.c_attn = Linear(config, config.hidden_size, 3 * config.hidden_size, rngs=rngs)
         self.c_proj = Linear(
             config, config.hidden_size, config.hidden_size, init_scale=config.residual_init_scale, rngs=rngs
@@ -88,15 +80,15 @@ class GPT2Attention(nnx.Module):
     def __call__(
         self,
         x_btd: jax.Array,
-        bias: jax.Array,
+        mask: jax.Array | None,
         cache: LayerCache | None,
-        cache_index: int | jax.Array,
+        cache_index: jax.Array | None,
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
         shape = (3, self.num_heads, x_btd.shape[2] // self.num_heads)
         query, key, value = project(self.c_attn, x_btd, read, shape, axis=0)
-        attended, cache = attend_cached(query, key, value, columns(bias, read, 2), cache, cache_index, self.scale)
+        attended, cache = attend_cached(query, key, value, mask, cache, cache_index, read, self.form, self.scale)
         return self.c_proj(attended), cache
 
 
@@ -112,7 +104,7 @@ class GPT2Mlp(nnx.Module):
 
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
-        return self.c_proj(self.activation(self.c_fc(x_btd)))
+        return self.c_proj(self.activation(kept(self.c_fc(x_btd))))
 
 
 class GPT2Layer(nnx.Module):
@@ -126,13 +118,13 @@ class GPT2Layer(nnx.Module):
     def __call__(
         self,
         x_btd: jax.Array,
-        bias: jax.Array,
+        mask: jax.Array | None,
         cache: LayerCache | None,
-        cache_index: int | jax.Array,
+        cache_index: jax.Array | None,
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
-        attended, cache = self.attn(self.ln_1(x_btd), bias, cache, cache_index, read)
+        attended, cache = self.attn(self.ln_1(x_btd), mask, cache, cache_index, read)
         x_btd = attended + columns(x_btd, read, 1)
         return self.mlp(self.ln_2(x_btd)) + x_btd, cache
 
@@ -151,9 +143,9 @@ class GPT2Trunk(nnx.Module):
         self,
         input_ids: jax.Array,
         positions: jax.Array,
-        bias: jax.Array,
+        mask: jax.Array | None,
         cache: Cache | None,
-        cache_index: int | jax.Array,
+        cache_index: jax.Array | None,
         read: jax.Array | None,
     ) -> tuple[jax.Array, Cache | None]:
         """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T or R, D] and the cache.
@@ -162,8 +154,7 @@ class GPT2Trunk(nnx.Module):
         tokens must not (`ModelConfig.max_length`).
         """
         hidden = look_up(self.embed_in, input_ids) + look_up(self.embed_positions, positions, mode="clip")
-        recompute = self.config.gradient_checkpointing
-        hidden, cache = run_layers(self.layers, hidden, (bias,), cache, cache_index, read, recompute)
+        hidden, cache = run_layers(self.config, self.layers, hidden, (mask,), cache, cache_index, read)
         return self.final_layer_norm(hidden), cache
 
 

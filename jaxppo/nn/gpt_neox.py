@@ -8,6 +8,8 @@ import jax
 from flax import nnx
 
 from jaxppo.errors import ModelError
+from jaxppo.nn.attention import Cache, LayerCache, attend_cached
+from jaxppo.nn.blocks import columns
 from jaxppo.nn.config import (
     SCORE_NAMES,
     Family,
@@ -20,19 +22,8 @@ from jaxppo.nn.config import (
     linear_names,
     norm_names,
 )
-from jaxppo.nn.layers import (
-    ACTIVATIONS,
-    Cache,
-    LayerCache,
-    Linear,
-    attend_cached,
-    columns,
-    embedding,
-    layer_norm,
-    look_up,
-    project,
-    run_layers,
-)
+from jaxppo.nn.depth import run_layers
+from jaxppo.nn.layers import ACTIVATIONS, Linear, embedding, kept, layer_norm, look_up, project
 from jaxppo.nn.rotary import PLAIN, Rope, Rotary, rope_from_hf, rotate
 from jaxppo.parallel.partition import NARROWS, TENSOR, WIDENS
 
@@ -88,7 +79,7 @@ class NeoXAttention(nnx.Module):
     """Multi-head self-attention with one fused projection, interleaved per head as [H, (query, key, value), K]."""
 
     def __init__(self, config: GPTNeoXConfig, rngs: nnx.Rngs):
-        self.num_heads = config.num_attention_heads
+        self.num_heads, self.form = config.num_attention_heads, config.attention
         size, bias = config.hidden_size, config.attention_bias
         self.query_key_value = Linear(config, size, 3 * size, use_bias=bias, rngs=rngs)
         self.dense = Linear(config, size, size, use_bias=bias, rngs=rngs)
@@ -97,16 +88,16 @@ class NeoXAttention(nnx.Module):
         self,
         x_btd: jax.Array,
         rotary: Rotary,
-        bias: jax.Array,
+        mask: jax.Array | None,
         cache: LayerCache | None,
-        cache_index: int | jax.Array,
+        cache_index: jax.Array | None,
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
         shape = (self.num_heads, 3, x_btd.shape[2] // self.num_heads)
         query, key, value = project(self.query_key_value, x_btd, read, shape, axis=1)
         query, key = rotate(query, columns(rotary, read, 2)), rotate(key, rotary)
-        attended, cache = attend_cached(query, key, value, columns(bias, read, 2), cache, cache_index)
+        attended, cache = attend_cached(query, key, value, mask, cache, cache_index, read, self.form)
         return self.dense(attended), cache
 
 
@@ -120,7 +111,7 @@ class NeoXMlp(nnx.Module):
 
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
-        return self.dense_4h_to_h(self.activation(self.dense_h_to_4h(x_btd)))
+        return self.dense_4h_to_h(self.activation(kept(self.dense_h_to_4h(x_btd))))
 
 
 class NeoXLayer(nnx.Module):
@@ -137,13 +128,13 @@ class NeoXLayer(nnx.Module):
         self,
         x_btd: jax.Array,
         rotary: Rotary,
-        bias: jax.Array,
+        mask: jax.Array | None,
         cache: LayerCache | None,
-        cache_index: int | jax.Array,
+        cache_index: jax.Array | None,
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
-        attended, cache = self.attention(self.input_layernorm(x_btd), rotary, bias, cache, cache_index, read)
+        attended, cache = self.attention(self.input_layernorm(x_btd), rotary, mask, cache, cache_index, read)
         x_btd = columns(x_btd, read, 1)
         if self.use_parallel_residual:
             return self.mlp(self.post_attention_layernorm(x_btd)) + attended + x_btd, cache
@@ -164,9 +155,9 @@ class NeoXTrunk(nnx.Module):
         self,
         input_ids: jax.Array,
         positions: jax.Array,
-        bias: jax.Array,
+        mask: jax.Array | None,
         cache: Cache | None,
-        cache_index: int | jax.Array,
+        cache_index: jax.Array | None,
         read: jax.Array | None,
     ) -> tuple[jax.Array, Cache | None]:
         """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T or R, D] and the cache.
@@ -174,15 +165,15 @@ class NeoXTrunk(nnx.Module):
         Args:
             input_ids: [B, T] int.
             positions: [B or 1, T] int32.
-            bias: [B or 1, 1, T, S] float32, added to the attention scores.
+            mask: [B, S] bool, the slots that hold a real token; None: all.
             cache: the slots to write to and to attend to, or None to attend to these tokens alone.
-            cache_index: slot of the first token.
+            cache_index: slot of the first token; None: the cache is empty.
             read: [B, R] int, tokens whose hidden states are wanted, or None for all.
         """
         hidden = look_up(self.embed_in, input_ids)
         rotary = self.config.rope.angles(positions, self.config.rotated, hidden.dtype)
-        recompute = self.config.gradient_checkpointing
-        hidden, cache = run_layers(self.layers, hidden, (rotary, bias), cache, cache_index, read, recompute)
+        shared = (rotary, mask)
+        hidden, cache = run_layers(self.config, self.layers, hidden, shared, cache, cache_index, read)
         return self.final_layer_norm(hidden), cache
 
 

@@ -5,34 +5,19 @@ modeling_llama.py, modeling_qwen2.py, modeling_qwen3.py, modeling_mistral.py, mo
 """
 
 import re
-from typing import TypeAlias
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
+from jaxppo.nn.attention import Cache, LayerCache, attend_cached
+from jaxppo.nn.blocks import columns
 from jaxppo.nn.config import SCORE_NAMES, Family, HfName, linear_names
-from jaxppo.nn.layers import (
-    ACTIVATIONS,
-    MASKED,
-    Cache,
-    LayerCache,
-    Linear,
-    RMSNorm,
-    attend_cached,
-    columns,
-    embedding,
-    look_up,
-    run_layers,
-    split_heads,
-)
+from jaxppo.nn.depth import run_layers
+from jaxppo.nn.layers import ACTIVATIONS, Linear, RMSNorm, embedding, kept, look_up, split_heads
 from jaxppo.nn.llama_kinds import KINDS, Kind, LlamaConfig, from_hf, to_hf
 from jaxppo.nn.rotary import Rotary, rotate
 from jaxppo.parallel import partition
 from jaxppo.parallel.partition import NARROWS, TENSOR, WIDENS
-
-Biases: TypeAlias = tuple[jax.Array, jax.Array | None]
-"""[B or 1, 1, T, S] float32, added to the attention scores of layers without and, if there are such, with a window."""
 
 
 class LlamaAttention(nnx.Module):
@@ -41,7 +26,8 @@ class LlamaAttention(nnx.Module):
     def __init__(self, config: LlamaConfig, layer: int, rngs: nnx.Rngs):
         assert config.unrotated_layers is not None
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.rotates, self.slides = layer not in config.unrotated_layers, layer in config.window_layers
+        self.rotates, self.form = layer not in config.unrotated_layers, config.attention
+        self.window = config.sliding_window if layer in config.window_layers else None
         size, inner, shared = config.hidden_size, self.heads * config.head_dim, self.kv_heads * config.head_dim
         qkv_bias = config.attention_bias or config.kind.qkv_bias
         self.q_proj = Linear(config, size, inner, use_bias=qkv_bias, rngs=rngs)
@@ -56,9 +42,9 @@ class LlamaAttention(nnx.Module):
         self,
         x_btd: jax.Array,
         rotary: Rotary,
-        biases: Biases,
+        mask: jax.Array | None,
         cache: LayerCache | None,
-        cache_index: int | jax.Array,
+        cache_index: jax.Array | None,
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
@@ -69,8 +55,9 @@ class LlamaAttention(nnx.Module):
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotates:
             query, key = rotate(query, columns(rotary, read, 2)), rotate(key, rotary)
-        bias = columns(biases[self.slides], read, 2)
-        attended, cache = attend_cached(query, key, value, bias, cache, cache_index)
+        attended, cache = attend_cached(
+            query, key, value, mask, cache, cache_index, read, self.form, window=self.window
+        )
         return self.o_proj(attended), cache
 
 
@@ -85,7 +72,7 @@ class LlamaMlp(nnx.Module):
 
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
-        return self.down_proj(self.activation(self.gate_proj(x_btd)) * self.up_proj(x_btd))
+        return self.down_proj(self.activation(kept(self.gate_proj(x_btd))) * kept(self.up_proj(x_btd)))
 
 
 class LlamaLayer(nnx.Module):
@@ -102,13 +89,13 @@ class LlamaLayer(nnx.Module):
         self,
         x_btd: jax.Array,
         rotary: Rotary,
-        biases: Biases,
+        mask: jax.Array | None,
         cache: LayerCache | None,
-        cache_index: int | jax.Array,
+        cache_index: jax.Array | None,
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
-        attended, cache = self.self_attn(self.input_layernorm(x_btd), rotary, biases, cache, cache_index, read)
+        attended, cache = self.self_attn(self.input_layernorm(x_btd), rotary, mask, cache, cache_index, read)
         x_btd = columns(x_btd, read, 1) + attended
         return x_btd + self.mlp(self.post_attention_layernorm(x_btd)), cache
 
@@ -126,9 +113,9 @@ class LlamaTrunk(nnx.Module):
         self,
         input_ids: jax.Array,
         positions: jax.Array,
-        bias: jax.Array,
+        mask: jax.Array | None,
         cache: Cache | None,
-        cache_index: int | jax.Array,
+        cache_index: jax.Array | None,
         read: jax.Array | None,
     ) -> tuple[jax.Array, Cache | None]:
         """Map token ids to hidden states after the final norm: [B, T] -> [B, T or R, D] and the cache.
@@ -137,19 +124,9 @@ class LlamaTrunk(nnx.Module):
         """
         config, hidden = self.config, look_up(self.embed_in, input_ids)
         rotary = config.rope.angles(positions, config.head_dim, hidden.dtype)
-        shared = (rotary, (bias, self._within_window(bias, cache_index)))
-        recompute = config.gradient_checkpointing
-        hidden, cache = run_layers(self.layers, hidden, shared, cache, cache_index, read, recompute)
+        shared = (rotary, mask)
+        hidden, cache = run_layers(config, self.layers, hidden, shared, cache, cache_index, read)
         return self.final_layer_norm(hidden), cache
-
-    def _within_window(self, bias: jax.Array, cache_index: int | jax.Array) -> jax.Array | None:
-        """Hide from each token, among the slots, those that are `sliding_window` or more before its own."""
-        window = self.config.sliding_window
-        if window is None:
-            return None
-        queries, slots = cache_index + jnp.arange(bias.shape[2]), jnp.arange(bias.shape[3])
-        near = slots > queries[:, None] - window
-        return jnp.where(near, bias, MASKED)
 
 
 _LAYER = "trunk/layers/{i}"

@@ -106,6 +106,30 @@ def _beside_tensor(program: Callable[[jax.Array], jax.Array], x: jax.Array, axes
     return jax.shard_map(program, in_specs=inner, out_specs=inner, axis_names={TENSOR}, check_vma=False)(x)
 
 
+def by_heads(
+    program: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], rows: jax.Array | None
+) -> jax.Array | None:
+    """Run a program that the compiler cannot split, on the heads of each device along `TENSOR`.
+
+    Args:
+        program: of the arrays and `rows`, heads do not depend on each other.
+        arrays: each [B, heads, ...].
+        rows: what every head needs.
+
+    Returns:
+        [B, heads, ...], or None where the devices do not divide the heads.
+    """
+    devices = _mesh_sizes()[TENSOR]
+    if devices == 1:
+        return program(*arrays, rows)
+    if any(x.shape[1] % devices for x in arrays):
+        return None
+    heads = PartitionSpec(None, TENSOR)
+    specs = (*[heads] * len(arrays), PartitionSpec())
+    mapped = jax.shard_map(program, in_specs=specs, out_specs=heads, axis_names={TENSOR}, check_vma=False)
+    return mapped(*arrays, rows)
+
+
 def _mesh_sizes() -> dict[str, int]:
     """Return how many devices each axis has where this is traced; 1 for an axis that is not there."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -1,4 +1,4 @@
-"""The platform that programs are compiled for: that of JAX's devices or, within `compiling_for`, an absent one."""
+"""The platform that programs are compiled for: that of the devices or, in `compiling_for`, one that is not there."""
 
 import os
 from collections.abc import Iterator

@@ -1,0 +1,119 @@
+"""Fused attention kernels that ship with JAX: Triton's on GPUs, splash attention on TPUs.
+
+They are for bfloat16: in float32 a kernel may round the factors of its products, the other forms of `attention.py` do
+as `matmul_precision` says.
+
+Shape letters: B rows, T tokens, H heads, G heads of keys and values, K head size.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxppo.parallel import partition, platform
+
+TRITON_BLOCK = 64
+"""Queries, and keys, of a tile. Its gradient takes half as many."""
+SPLASH_LANES = 128
+"""Tiles are a multiple of it."""
+SPLASH_TILE = 8
+"""Most lanes of a tile of splash attention."""
+
+
+def attend(
+    q_bhtk: jax.Array,
+    k_bgtk: jax.Array,
+    v_bgtk: jax.Array,
+    mask: jax.Array | None,
+    scale: float,
+    window: int | None,
+) -> jax.Array | None:
+    """Causal attention of T tokens to each other by the kernel of the platform; None where it has none for this call.
+
+    Args:
+        q_bhtk: [B, H, T, K] queries; head h reads the keys of head h G // H.
+        k_bgtk: [B, G, T, K] keys.
+        v_bgtk: [B, G, T, K] values.
+        mask: [B, T] bool, real tokens; None: all. What is computed at others is finite and means nothing.
+        scale: of the scores.
+        window: tokens this many or more before a query are hidden from it; None: none is.
+
+    Returns:
+        [B, H, T, K], in the dtype of the values.
+    """
+    name = platform.current().name
+    if q_bhtk.dtype != jnp.bfloat16 or name not in KERNELS or (name == "gpu" and window is not None):
+        return None
+    program: Callable[..., jax.Array] = lambda *arrays: KERNELS[name](*arrays, scale=scale, window=window)  # noqa: E731
+    return partition.by_heads(program, (q_bhtk, k_bgtk, v_bgtk), mask)
+
+
+def triton(
+    q_bhtk: jax.Array,
+    k_bgtk: jax.Array,
+    v_bgtk: jax.Array,
+    mask: jax.Array | None,
+    *,
+    scale: float,
+    window: None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """`attend` by `jax.experimental.pallas.ops.gpu.attention`, which knows no window.
+
+    Source: FlashAttention (arXiv:2205.14135).
+    """
+    from jax.experimental.pallas.ops.gpu import attention
+
+    assert window is None
+    t, copies = q_bhtk.shape[2], q_bhtk.shape[1] // k_bgtk.shape[1]
+    k_bgtk, v_bgtk = (jnp.repeat(x, copies, axis=1) for x in (k_bgtk, v_bgtk))
+    arrays = (_filled(x.transpose(0, 2, 1, 3), TRITON_BLOCK, axis=1) for x in (q_bhtk, k_bgtk, v_bgtk))
+    segments = None if mask is None else _filled(mask.astype(jnp.int32), TRITON_BLOCK, axis=1)
+    half = TRITON_BLOCK // 2
+    blocks = attention.BlockSizes(TRITON_BLOCK, TRITON_BLOCK, half, half, half, half)
+    attended = attention.mha(*arrays, segments, sm_scale=scale, causal=True, block_sizes=blocks, interpret=interpret)
+    return attended[:, :t].transpose(0, 2, 1, 3)
+
+
+def splash(
+    q_bhtk: jax.Array,
+    k_bgtk: jax.Array,
+    v_bgtk: jax.Array,
+    mask: jax.Array | None,
+    *,
+    scale: float,
+    window: int | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """`attend` by `jax.experimental.pallas.ops.tpu.splash_attention`, which skips the tiles that no query sees."""
+    from jax.experimental.pallas.ops.tpu import splash_attention
+
+    t = q_bhtk.shape[2]
+    tiles = -(-t // SPLASH_LANES)
+    tile = SPLASH_LANES * (tiles if tiles <= SPLASH_TILE else SPLASH_TILE // 2)
+    q_bhtk, k_bgtk, v_bgtk = (_filled(x, tile, axis=2) for x in (q_bhtk * scale, k_bgtk, v_bgtk))
+    shape = (q_bhtk.shape[2],) * 2
+    seen = splash_attention.CausalMask(shape)
+    if window is not None:
+        seen = splash_attention.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+    kernel = splash_attention.make_splash_mha(
+        splash_attention.MultiHeadMask([seen] * q_bhtk.shape[1]),
+        block_sizes=splash_attention.BlockSizes(*[tile] * 8),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+    if mask is None:
+        return jax.vmap(kernel)(q_bhtk, k_bgtk, v_bgtk)[:, :, :t]
+    segments = _filled(mask.astype(jnp.int32), tile, axis=1)
+    return jax.vmap(kernel)(q_bhtk, k_bgtk, v_bgtk, splash_attention.SegmentIds(segments, segments))[:, :, :t]
+
+
+KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": triton, "tpu": splash}
+"""Platform -> its kernel."""
+
+
+def _filled(x: jax.Array, multiple: int, axis: int) -> jax.Array:
+    """Fill an axis up with zeros; behind all tokens, causality hides them."""
+    return jnp.pad(x, [(0, -size % multiple if i == axis else 0) for i, size in enumerate(x.shape)])
