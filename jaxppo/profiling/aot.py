@@ -5,13 +5,14 @@ the CPU, see `platform.compile_only`.
 """
 
 import functools
+import importlib.metadata
 import importlib.util
 import math
 import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -112,6 +113,11 @@ def _check_installed(name: str) -> None:
     if not any(all(map(_is_there, wheels)) for wheels in (_WHEELS[name], _OLDER.get(name, _WHEELS[name]))):
         fix = f"pip install 'jaxppo[aot-{name}]' (a compiler alone: it needs no {name.upper()} and no driver)"
         raise ConfigError(f"target: expected XLA's compiler for {name.upper()}, got none installed; {fix}")
+    for package in ("jax-cuda13-plugin", "jax-cuda12-plugin") if name == "gpu" else ():
+        with suppress(importlib.metadata.PackageNotFoundError):
+            if (version := importlib.metadata.version(package)) != jax.__version__:
+                fix = f"pip install {package}=={jax.__version__} {package[:-6]}pjrt=={jax.__version__}"
+                raise ConfigError(f"target: expected the plug-in of JAX {jax.__version__}, got {version}; {fix}")
 
 
 def _is_there(package: str) -> bool:
