@@ -40,21 +40,23 @@ def show(console: Console, config: Any, build: Callable[[Any, list[Any]], aot.Pl
         for name, compiled in aot.compile_plan(plan):
             measured.stages[name] = compiled
             console.print(f"{name}: {compiled.compile_s:,.1f} s to compile")
-        if config.run.quiet:
-            console.result(json.dumps(as_json(target, measured, memory_bytes)))
-            return
         rooflines = _rooflines(measured, target, config)
+        if config.run.quiet:
+            console.result(json.dumps(as_json(target, measured, rooflines, memory_bytes)))
+            return
         _print_tables(console, target, measured, rooflines, memory_bytes)
         console.result(_verdict(console, config, measured, memory_bytes, lambda other: build(other, devices)))
 
 
-def as_json(target: Target, measured: Measured, memory_bytes: int) -> dict[str, Any]:
+def as_json(target: Target, measured: Measured, rooflines: Mapping[str, Roofline], memory_bytes: int) -> dict[str, Any]:
     """Return the contract of `--quiet True`: bytes on one device."""
+    longest = max(rooflines.values(), key=lambda roofline: roofline.seconds)
     return {
         "target": target.name,
         "fits": measured.fits(memory_bytes),
         "memory_bytes": memory_bytes,
         "held_bytes": measured.plan.held_bytes,
+        "estimate": {"seconds": sum(line.seconds for line in rooflines.values()), "binds": longest.binds},
         "programs": {
             name: {
                 "compile_s": round(stage.compile_s, 2),
@@ -65,6 +67,7 @@ def as_json(target: Target, measured: Measured, memory_bytes: int) -> dict[str, 
                 "flops": stage.count.flops,
                 "bytes": stage.count.bytes,
                 "sent_bytes": _by_axes(stage),
+                "estimate": rooflines[name]._asdict() | {"binds": rooflines[name].binds},
             }
             for name, stage in measured.stages.items()
         },
