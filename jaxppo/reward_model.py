@@ -26,6 +26,8 @@ from jaxppo.nn import FAMILIES, ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import aot
+from jaxppo.profiling.aim import show
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
@@ -117,7 +119,7 @@ def start_model(config: RewardModelConfig, placement: hf.Placement | None = None
     """
     folder = hf.find_model(config.model_path or config.tokenizer_path, weights=config.model_path is not None)
     tokenizer = hf.load_tokenizer(folder)
-    loaded = None if config.model_path is None else hf.load_model(folder, head="score", placement=placement)
+    loaded = None if config.model_path is None else _read(config, folder, placement)
     model = _fresh_config(config, tokenizer) if loaded is None else loaded.config
     hf.check_tokenizer(tokenizer, model, str(folder))
     key = ops.purpose_key(config.run.seed, ops.Purpose.INIT)
@@ -128,6 +130,10 @@ def start_model(config: RewardModelConfig, placement: hf.Placement | None = None
     # transformers finds the last token of a padded row by its pad id, which must then be no other token's.
     pad_id = None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
     return Start(dataclasses.replace(model, pad_token_id=pad_id), params, tokenizer, loaded)
+
+
+def _read(config: RewardModelConfig, folder: Path, placement: hf.Placement | None) -> hf.Loaded:
+    return hf.load_model(folder, head="score", placement=placement, shapes_only=config.run.target is not None)
 
 
 def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
@@ -189,6 +195,22 @@ class Training(NamedTuple):
         optimiser = optimizer.make_optimizer(self.config.optimizer)
         axes = self.parallel.axes
         return update.update(state, mini_batches, loss=loss, optimizer=optimiser, rates=rates, axis_name=axes)
+
+
+def _plan(
+    start: Start, pairs: Sequence[Pair], num_steps: int, config: RewardModelConfig, devices: list[Any]
+) -> aot.Plan:
+    """Plan the optimizer step on the longest pairs, for devices that are not there."""
+    parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
+    config.check_devices(parallel.row_shards)
+    parallel.check_model(start.model)
+    adapter = adapter_of(config.peft) if config.peft.use_peft else None
+    training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
+    state = aot.placed(parallel, jax.eval_shape(training.init_state, start.params))
+    batch = PreferenceData(pairs, config.batch_size, config.run.seed, training.model.max_length).longest_batch()
+    weighted = jax.eval_shape(in_parts, (batch, jax.ShapeDtypeStruct((config.batch_size,), np.float32)))
+    step = aot.Program(training.make_step(num_steps), (state,), (aot.placed(parallel, weighted, 2),))
+    return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
 class PairEvaluator:
@@ -274,7 +296,8 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     run = begin("reward_model", config)
     if run.is_finished():
         return run.folder
-    console, folder, parallel = run.console, run.folder, run.parallel
+    console, folder = run.console, run.folder
+    parallel = run.parallel if config.run.target is None else DataParallel()  # programs of a target are its own
     assert run.trackers is not None  # those that are not installed are met here
     start = start_model(config, parallel.placement)
     parallel.check_model(start.model)
@@ -293,6 +316,8 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     )
     if warning is not None:
         console.warn(f"{warning}: --learning_rate sets another")
+    if config.run.target is not None:
+        show(console, config, partial(_plan, start, splits[config.train_split].kept, num_steps))
     if config.run.dry_run:
         return folder
     adapter = adapter_of(config.peft) if config.peft.use_peft else None

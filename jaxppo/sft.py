@@ -19,7 +19,8 @@ from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import memory
+from jaxppo.profiling import aot, memory
+from jaxppo.profiling.aim import show
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rl import ops, optimizer, rollout, update
@@ -54,7 +55,7 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         placement: see `hf.load_model`; fresh parameters lie on the first device.
     """
     if config.model_path is not None:
-        return Start(*hf.load_policy(config.model_path, placement))
+        return Start(*hf.load_policy(config.model_path, placement, shapes_only=config.run.target is not None))
     if config.tokenizer_path is None:
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
@@ -88,14 +89,29 @@ def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> 
     return parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
 
 
-def _weighted_batch(
-    supervised: data.SupervisedData, model: ModelConfig, row_shards: int, step: int
-) -> tuple[Sequences, Array]:
+def _init_state(config: SFTConfig, model: ModelConfig, params: Params) -> TrainState:
+    trained = models.with_checkpointing(model, config.gradient_checkpointing)
+    params = models.for_training(trained, params)
+    return update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
+
+
+def _weighted(batch: Sequences, model: ModelConfig, row_shards: int) -> tuple[Sequences, Array]:
     """Return the rows of a step and each token's share of the mean, cut into micro-batches of the fastest size."""
-    batch = supervised.batch(step)
     rows, length = batch.input_ids.shape
     parts = memory.parts_at_once([model], rows // row_shards, length)
     return in_parts((batch, ops.mean_weights(batch.completion_mask, (0, 1))), parts)
+
+
+def _plan(start: Start, supervised: data.SupervisedData, config: SFTConfig, devices: list[Any]) -> aot.Plan:
+    """Plan the optimizer step on the longest rows, for devices that are not there."""
+    parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
+    config.check_devices(parallel.row_shards)
+    model = models.computing_in(start.model, config.dtype)
+    parallel.check_model(model)
+    state = aot.placed(parallel, jax.eval_shape(partial(_init_state, config, model), start.params))
+    batch = jax.eval_shape(partial(_weighted, model=model, row_shards=parallel.row_shards), supervised.longest_batch())
+    step = aot.Program(make_step(config, model, parallel), (state,), (aot.placed(parallel, batch, 2),))
+    return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
 def sft(config: SFTConfig) -> Path:
@@ -103,7 +119,9 @@ def sft(config: SFTConfig) -> Path:
     run = begin("sft", config)
     if run.is_finished():
         return run.folder
-    console, folder, parallel, trackers = run.console, run.folder, run.parallel, run.trackers
+    console, folder = run.console, run.folder
+    parallel = run.parallel if config.run.target is None else DataParallel()  # programs of a target are its own
+    trackers = run.trackers
     registry.check(config.reward)
     start = start_model(config, parallel.placement)
     if start.loaded is not None:
@@ -121,6 +139,9 @@ def sft(config: SFTConfig) -> Path:
         rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, template
     )
     models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
+    if config.run.target is not None:
+        show(console, config, partial(_plan, start, supervised))
+        return folder
     end_ids = model.ends_beside(template.end_id)
     load_model = registry.reward_model_loader(model, start.params, tokenizer, parallel.of_process(), end_ids)
     rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
@@ -142,9 +163,8 @@ def sft(config: SFTConfig) -> Path:
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-    params = models.for_training(models.with_checkpointing(model, config.gradient_checkpointing), params)
-    state = update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
-    batch = partial(_weighted_batch, supervised, model, parallel.row_shards)
+    state = _init_state(config, model, params)
+    batch = lambda step: _weighted(supervised.batch(step), model, parallel.row_shards)  # noqa: E731
     steps = Steps(
         total=config.num_updates,
         step=supervised_step(make_step(config, model, parallel), batch, parallel),

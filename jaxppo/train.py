@@ -21,17 +21,21 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.hf.export import models_meta, write_models, write_tokenizer
 from jaxppo.parallel import processes, stacks
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling.aim import show
+from jaxppo.profiling.aot import Plan
 from jaxppo.profiling.meter import UpdateMeter
 from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rewards import Completions, Rewards, Scores
-from jaxppo.rl.describe import print_plan
+from jaxppo.rl.describe import plan_of, print_plan
 from jaxppo.rl.ppo import PPO
-from jaxppo.rl.start import Start, load_start
+from jaxppo.rl.start import Start, StartModels, load_start
 from jaxppo.run import cli, preemption
 from jaxppo.run import folder as run_folder
 from jaxppo.run.alarms import Health
+from jaxppo.run.console import Console
 from jaxppo.run.loop import StepOutput, Steps, TrainingLoop
 from jaxppo.types import Params, Rollout, TrainState, Trajectories
 
@@ -51,17 +55,31 @@ class Setup:
     meter: UpdateMeter
 
 
-def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
-    """Load models and data; every bad input is met here, before anything is compiled or written.
+class Inputs(NamedTuple):
+    """What a run reads before it makes anything of it."""
+
+    config: TrainConfig  # with what the data complete
+    models: StartModels
+    start: Start
+    template: data.ChatTemplate
+    rows: list[data.Row]
+    prompts: data.PromptData
+
+    def learner(self, config: TrainConfig, parallel: DataParallel) -> PPO:
+        """Return the programs of a run of these models, under these settings or others."""
+        models, gaps = self.models, self.prompts.length_gaps
+        ids = self.template.end_id, models.tokenizer.pad_token_id
+        return PPO(config, models.policy, *ids, parallel, models.value, models.adapter, gaps)
+
+
+def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -> Inputs:
+    """Load models and prompts, and check the settings that depend on them.
 
     Args:
-        run: its settings, folder, view and devices.
-
-    Returns:
-        All but the parameters, and those.
+        config: settings.
+        parallel: devices that parameters are read into.
+        console: for the lines that say what was read.
     """
-    config, console, parallel = run.config, run.console, run.parallel
-    assert run.trackers is not None  # those that are not installed are met here
     registry.check(config.reward, config.validator)
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     data.check_same(config.data.dataset, config.data.train_split, rows)
@@ -72,16 +90,23 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     config = config.with_episodes(len(fitting)).with_best_metric()
     prompts = _prompts(config, fitting, template)
     models.check_length(prompts.longest + config.sampling.response_length)
-    ppo = PPO(
-        config,
-        models.policy,
-        template.end_id,
-        models.tokenizer.pad_token_id,
-        parallel,
-        models.value,
-        models.adapter,
-        prompts.length_gaps,
-    )
+    return Inputs(config, models, start, template, rows, prompts)
+
+
+def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
+    """Load models and data; every bad input is met here, before anything is compiled or written.
+
+    Args:
+        run: its settings, folder, view and devices.
+
+    Returns:
+        All but the parameters, and those.
+    """
+    console, parallel = run.console, run.parallel
+    assert run.trackers is not None  # those that are not installed are met here
+    inputs = read_inputs(run.config, parallel, console)
+    config, models, start, template, rows, prompts = inputs
+    ppo = inputs.learner(config, parallel)
     rewards = _rewards(config, ppo, start, models.tokenizer, run.folder)
     rewards.check_columns([*data.column_names(rows), "prompt_ids"])
     evaluator = evaluation.make_evaluator(config, ppo.model, models.tokenizer, parallel, rewards)
@@ -100,6 +125,21 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         meter=UpdateMeter(config, ppo.model, ppo.value_model, shapes, parallel),
     )
     return setup, start
+
+
+def _aim(run: run_folder.Run) -> None:
+    """Compile the programs of an update for `--target`."""
+    inputs = read_inputs(run.config, DataParallel(), run.console)
+    start = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs.start)
+    length = inputs.prompts.prompt_length
+
+    def build(config: TrainConfig, devices: list[Any]) -> Plan:
+        ppo = inputs.learner(config, DataParallel(config.run.parallel, devices, config.run.mesh))
+        if config is inputs.config:
+            print_plan(run, ppo, start, len(inputs.prompts.rows), length)
+        return plan_of(ppo, start, length)
+
+    show(run.console, inputs.config, build)
 
 
 def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTemplate) -> data.PromptData:
@@ -198,6 +238,9 @@ def train(config: TrainConfig) -> Path:
     """Carry out a run, or what is left of it; returns the run folder."""
     run = run_folder.begin("train", config)
     if run.is_finished():
+        return run.folder
+    if config.run.target is not None:
+        _aim(run)
         return run.folder
     setup, start = set_up(run)
     print_plan(run, setup.ppo, start, len(setup.prompts.rows), setup.prompts.prompt_length)

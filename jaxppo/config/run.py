@@ -28,6 +28,9 @@ class RunConfig:
     """With --resume: settings that may have another value than the run so far had, e.g. save_steps total_episodes."""
     dry_run: bool = False
     """Print the plan of the run and stop before any training."""
+    target: str | None = None
+    """With --dry_run: compile the programs of this very configuration for an accelerator that need not be there, and
+    say what they take and whether they fit, e.g. tpu-v5e-4, gpu-h100x8 or tpu:v5e:4x8 (docs/accelerators.md)."""
     parallel: Literal["shard_map", "pmap", "fsdp"] = "shard_map"
     """How the per-device programs are mapped over all devices: shard_map and pmap keep all weights on each device, fsdp
     splits them, gradients and optimizer over the axes of --mesh. The numbers are the same (docs/scaling.md)."""
@@ -61,6 +64,10 @@ class RunConfig:
             expected = f"an integer in [0, num_processes={self.num_processes})"
             fits = self.num_processes is not None and 0 <= self.process_id < self.num_processes
             require(fits, "process_id", expected, self.process_id)
+        if self.target is not None:
+            require(self.dry_run, "target", "--dry_run with it", self.target)
+            require(self.parallel != "pmap", "parallel", "shard_map or fsdp with target", self.parallel)
+            require(not self.is_distributed, "distributed", "no other processes with target", True)
         if self.resume:
             require(self.output_dir is not None, "resume", "--output_dir with the run to continue", None)
         else:

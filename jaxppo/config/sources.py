@@ -30,7 +30,7 @@ PLACES = ("parallel", "mesh", "distributed", "coordinator_address", "num_process
 """Settings that say on which devices a run is carried out; its numbers do not depend on them."""
 
 CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet", "profile", "peak_tflops", "report_to")
-CALL_ONLY += ("allow_changes", *PLACES)
+CALL_ONLY += ("target", "allow_changes", *PLACES)
 """Settings of one call, which are not saved with a run and may change on resume."""
 
 ALIASES = {"data": "dataset", "splits": "eval_splits"}

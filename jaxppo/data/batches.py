@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from jaxppo.data.chat_template import ChatTemplate
@@ -172,3 +173,10 @@ class SupervisedData:
         completions, completion_lengths = right_padded(answers, self.completion_length, self._pad_id)
         mask = np.arange(self.completion_length)[None, :] < completion_lengths[:, None]
         return Sequences(ids, lengths - completion_lengths, completions, mask)  # type: ignore[arg-type]
+
+    def longest_batch(self) -> Sequences:
+        """Return the shapes of the sequences of a step with the longest row."""
+        shape = lambda *sizes, dtype=np.int32: jax.ShapeDtypeStruct((self.batch_size, *sizes), dtype)  # noqa: E731
+        completions = self.completion_length
+        ids = shape(self.length), shape(), shape(completions), shape(completions, dtype=np.bool_)
+        return Sequences(*ids)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxppo.data.batches import padded_size, right_padded, row_order
@@ -126,6 +127,14 @@ class PreferenceData:
 
     def __init__(self, pairs: Sequence[Pair], batch_size: int, seed: int, max_length: int | None = None):
         self._pairs, self.batch_size, self._seed, self._max_length = pairs, batch_size, seed, max_length
+
+    def longest_batch(self) -> PairBatch:
+        """Return the shapes of the pairs of a step with the longest row."""
+        longest = max(len(row) for pair in self._pairs for row in (pair.chosen, pair.rejected))
+        rows = self.batch_size, padded_size(longest, self._max_length)
+        ids, lengths = jax.ShapeDtypeStruct(rows, np.int32), jax.ShapeDtypeStruct(rows[:1], np.int32)
+        margins = jax.ShapeDtypeStruct(rows[:1], np.float32)
+        return PairBatch(ids, lengths, ids, lengths, margins)  # type: ignore[arg-type]
 
     def batch(self, step: int) -> PairBatch:
         """Return the pairs of step `step` (0-based), numpy arrays."""

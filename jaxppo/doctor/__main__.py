@@ -28,6 +28,8 @@ EXTRAS = {
     "gpu": "NVIDIA GPUs, with a driver for CUDA 13 (580 or newer)",
     "gpu-cuda12": "NVIDIA GPUs with an older driver (525 or newer)",
     "tpu": "Google TPUs",
+    "aot-tpu": "`--target tpu-...` on any Linux machine: the compiler for TPUs",
+    "aot-gpu": "`--target gpu-...` on any Linux machine: the compiler for NVIDIA GPUs",
     "planners": "reference plans from Aries, under a permissive licence",
     "planners-gpl": "reference plans from Fast Downward and pyperplan, which are under GPL-3.0",
     "torch": "models that come as pytorch_model.bin",

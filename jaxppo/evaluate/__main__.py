@@ -12,7 +12,7 @@ from jaxppo import data, hf, models
 from jaxppo.config import EvaluateConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.data import Row
-from jaxppo.errors import DataError
+from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate import plan_metrics
 from jaxppo.evaluate.comparison import COMPARISON_COLUMNS, check_ids, compare_splits, comparison_rows
 from jaxppo.evaluate.evaluator import (
@@ -30,6 +30,8 @@ from jaxppo.evaluate.predictions import JudgedRow, match_plans, prediction_recor
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets.files import write_jsonl
+from jaxppo.profiling import aot
+from jaxppo.profiling.aim import show
 from jaxppo.report.plan_page import pick_samples, write_page
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Rewards
@@ -75,6 +77,9 @@ def evaluate(config: EvaluateConfig) -> Path:
     if run.is_finished():
         return run.folder
     console, folder = run.console, run.folder
+    if config.run.target is not None:
+        _aim(config, console)
+        return folder
     evaluation = _Evaluation(config, console)
     if config.run.dry_run:
         names = " against ".join(", ".join(method.sources) for method in evaluation.methods)
@@ -87,6 +92,23 @@ def evaluate(config: EvaluateConfig) -> Path:
             _write(folder, config, done, comparison, evaluation.validator)
     _print(console, folder, done, comparison)
     return folder
+
+
+def _aim(config: EvaluateConfig, console: Console) -> None:
+    """Compile the program that generates, of the first model, for `--target`."""
+    if config.plans is not None:
+        raise ConfigError(f"target: expected a model that generates, got plans {config.plans!r}")
+    registry.check(config.reward)
+    rows = load_rows(config.data, config.reward, checked_validator(config.evaluation, config.reward))
+    policy = hf.load_policy(config.sources[0], shapes_only=True)
+
+    def build(config: EvaluateConfig, devices: list[Any]) -> aot.Plan:
+        parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
+        parallel.check_model(policy.config)
+        model = models.computing_in(policy.config, config.dtype)
+        return make_evaluator(config, model, policy.tokenizer, parallel, rows=rows).plan(policy.params)
+
+    show(console, config, build)
 
 
 class _Evaluation:

@@ -18,12 +18,13 @@ from jaxppo.evaluate.plan_metrics import grouped, split_results
 from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import aot
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.rl import ops, rollout
 from jaxppo.run import preemption
 from jaxppo.run.console import Console, ProgressView
-from jaxppo.types import Params
+from jaxppo.types import Params, PromptBatch
 
 
 class Completion(NamedTuple):
@@ -145,6 +146,20 @@ class Evaluator:
             names |= {f"eval/{split}/validity"}
             names |= {f"eval/{split}/{domain}/validity" for domain in domains if len(domains) > 1}
         return names
+
+    def plan(self, params: Params) -> aot.Plan:
+        """Plan the program that generates, for devices that are not there.
+
+        Args:
+            params: shapes of a language model.
+        """
+        rows, place = self._batch_size, partial(aot.placed, self.parallel)
+        prompts = [jax.ShapeDtypeStruct((rows, self._prompt_length), dtype) for dtype in (np.int32, np.bool_)]
+        draws = jax.ShapeDtypeStruct((rows, self._length), np.float32)
+        held = place(params)
+        drawn = place((PromptBatch(*prompts), draws), 0)  # type: ignore[arg-type]
+        stages = {"generate": [aot.Program(self._generate, (held,), drawn)]}
+        return aot.Plan(self.parallel, stages, aot.shard_bytes(held), self._length - 1)
 
     def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
         fitting, longest = (

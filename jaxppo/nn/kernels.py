@@ -7,6 +7,7 @@ Shape letters: B rows, T tokens, H heads, G heads of keys and values, K head siz
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ def attend(
     name = platform.current().name
     if q_bhtk.dtype != jnp.bfloat16 or name not in KERNELS or (name == "gpu" and window is not None):
         return None
-    program: Callable[..., jax.Array] = lambda *arrays: KERNELS[name](*arrays, scale=scale, window=window)  # noqa: E731
+    program = _at_own_precision(lambda *arrays: KERNELS[name](*arrays, scale=scale, window=window))
     return partition.by_heads(program, (q_bhtk, k_bgtk, v_bgtk), mask)
 
 
@@ -108,6 +109,30 @@ def splash(
         return jax.vmap(kernel)(q_bhtk, k_bgtk, v_bgtk)[:, :, :t]
     segments = _filled(mask.astype(jnp.int32), tile, axis=1)
     return jax.vmap(kernel)(q_bhtk, k_bgtk, v_bgtk, splash_attention.SegmentIds(segments, segments))[:, :, :t]
+
+
+def _at_own_precision(program: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Compute a function and its gradient at JAX's own matmul precision: products of bfloat16 are exact at any.
+
+    At "highest", which the commands set, Mosaic refuses them.
+    """
+    own = jax.default_matmul_precision
+
+    @jax.custom_vjp
+    def computed(*arrays: jax.Array) -> jax.Array:
+        with own("default"):
+            return program(*arrays)
+
+    def forward(*arrays: jax.Array) -> tuple[jax.Array, Any]:
+        with own("default"):
+            return jax.vjp(program, *arrays)
+
+    def backward(pullback: Any, gradient: jax.Array) -> Any:
+        with own("default"):
+            return pullback(gradient)
+
+    computed.defvjp(forward, backward)
+    return computed
 
 
 KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": triton, "tpu": splash}

@@ -127,6 +127,10 @@ class DataParallel:
             lambda keys, x: NamedSharding(self.mesh, self._spec(partition.path_of(keys), x.shape)), tree
         )
 
+    def row_shardings(self, tree: Any, axis: int) -> Any:
+        """Return where the arrays of a tree are whose rows, counted by `axis`, are split over the devices."""
+        return jax.tree.map(lambda _: NamedSharding(self.mesh, self._along_rows(axis)), tree)
+
     def shards(self, tree: Any) -> Any:
         """Return the shapes of what one device holds of parameters, or of what goes with them."""
         shard = lambda x, sharding: jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
@@ -134,8 +138,7 @@ class DataParallel:
 
     def put(self, tree: Any, row_axis: RowAxis = None) -> Any:
         """Move arrays that every process has whole to the devices: split along `row_axis`, or as parameters are."""
-        rows = NamedSharding(self.mesh, self._along_rows(row_axis))
-        shardings = self.shardings(tree) if row_axis is None else jax.tree.map(lambda _: rows, tree)
+        shardings = self.shardings(tree) if row_axis is None else self.row_shardings(tree, row_axis)
         if jax.process_count() == 1:
             return jax.device_put(tree, shardings)
         return jax.tree.map(_put_local, tree, shardings)

@@ -1,8 +1,13 @@
 """The platform that programs are compiled for: that of the devices or, in `compiling_for`, one that is not there."""
 
+import importlib.util
+import os
+import pkgutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -29,6 +34,50 @@ def current() -> Platform:
 
 def _stats(device: jax.Device) -> dict[str, int]:
     return device.memory_stats() or {}
+
+
+_PCI = Path("/sys/bus/pci/devices")
+_MAKERS = ("0x10de", "0x1ae0", "0x1002")
+"""NVIDIA, Google and AMD, as makers of what is on the bus."""
+_DEVICES = ("nvidia0", "nvidiactl", "dxg", "kfd", "accel0", "vfio")
+"""Files of GPUs and TPUs in /dev, also within containers."""
+
+
+def leave_out_absent() -> None:
+    """Keep JAX on the CPU where compilers for a GPU or TPU are installed, and there is none of either.
+
+    It would try them first, and say at length that they found nothing. To be called before JAX looks for devices.
+    """
+    if sys.platform == "linux" and "JAX_PLATFORMS" not in os.environ and _has_compilers() and not _has_accelerator():
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _has_compilers() -> bool:
+    """Return whether JAX has plug-ins, and only those of which it is known how their hardware shows."""
+    plugins = importlib.util.find_spec("jax_plugins")
+    names = [] if plugins is None else [each.name for each in pkgutil.iter_modules(plugins.submodule_search_locations)]
+    known = all(name.startswith(("xla_cuda", "xla_rocm")) for name in names)
+    return known and (bool(names) or importlib.util.find_spec("libtpu") is not None)
+
+
+def _has_accelerator() -> bool:
+    if any(Path("/dev", name).exists() for name in _DEVICES):
+        return True
+    return any(path.read_text().strip() in _MAKERS for path in _PCI.glob("*/vendor"))
+
+
+def compile_only() -> None:
+    """Keep JAX on the CPU, and let the compilers of other platforms load without their hardware, drivers and services.
+
+    To be called before JAX looks for devices.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # of a cloud machine
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # several processes at once
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # that asks cuDNN and the driver for their versions
+    # What libtpu asks the machine it is on, and prints errors without; a topology says something else then.
+    of_machine = {"TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+    os.environ.update({name: value for name, value in of_machine.items() if name not in os.environ})
 
 
 @contextmanager

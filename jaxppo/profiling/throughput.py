@@ -28,8 +28,9 @@ def _tpu(device_kind: str, bfloat16: float) -> Peak:
 
 
 PEAKS = (
-    # NVIDIA's data sheets of H100, H200, A100, L4, V100 and T4, and the white paper of the Ada architecture (RTX 4090,
-    # with float32 accumulation); where a sheet gives numbers with sparsity, half of them.
+    # NVIDIA's data sheets of B200, H100, H200, A100, L4, V100 and T4, and the white paper of the Ada architecture (RTX
+    # 4090, with float32 accumulation); where a sheet gives numbers with sparsity, half of them.
+    Peak(r"\bB200\b", 2250.0, 1125.0, 75.0),
     Peak(r"\bH100 PCIe", 756.5, 378.0, 51.0),
     Peak(r"\bH[12]00 NVL", 835.5, 417.5, 60.0),
     Peak(r"\bH[12]00\b", 989.5, 494.5, 67.0),  # SXM

@@ -1,16 +1,17 @@
 """Describe a run of PPO or RLOO before it begins: its size, the memory it will take, settings that rarely do good."""
 
-from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxppo import models
 from jaxppo.parallel import stacks
-from jaxppo.profiling import memory
+from jaxppo.profiling import aot, memory
 from jaxppo.rl import optimizer
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start
 from jaxppo.run.folder import Run
+from jaxppo.types import PromptBatch, TrainState
 
 
 def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length: int) -> None:
@@ -63,19 +64,58 @@ def _print_memory(run: Run, ppo: PPO, start: Start, prompt_length: int) -> None:
     """Print what the run will take on each device, and warn where that is too much."""
     config = ppo.config
     state = jax.eval_shape(ppo.init_state, *start)
-    held = {f"{name} to train": tree for name, tree in state.params.items()} | {"optimizer": state.opt_state}
-    if state.frozen is not None:  # one set of arrays may lie under several adapters
-        held["frozen base"] = state.frozen["policy"]
-        if start.value is not None and "trunk" in start.value:
-            held["frozen value base"] = state.frozen["value"]
-    elif config.rl.kl_coef > 0:
-        held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
+    held = held_by(ppo, start, state)
     weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
     row_shards = ppo.parallel.row_shards
     held, trained = ppo.parallel.shards(held), ppo.parallel.shards(state.params)
     sizes = ppo.parallel.sizes
     budget = memory.budget(config, ppo.learned, held, trained, weights, prompt_length, row_shards, sizes)
     run.console.print(budget.describe())
-    warning = memory.excess(budget, ppo.parallel.local_devices)
+    # Of a target its compiler says more.
+    warning = None if config.run.target is not None else memory.excess(budget, ppo.parallel.local_devices)
     if warning is not None:
         run.console.warn(warning)
+
+
+def held_by(ppo: PPO, start: Start, state: TrainState) -> dict[str, Any]:
+    """Return what is on the devices throughout a run, by name: trees of shapes.
+
+    Args:
+        ppo: its programs and settings.
+        start: parameters, or their shapes.
+        state: shapes of what `init_state` makes of them.
+    """
+    held = {f"{name} to train": tree for name, tree in state.params.items()} | {"optimizer": state.opt_state}
+    if state.frozen is not None:  # one set of arrays may lie under several adapters
+        held["frozen base"] = state.frozen["policy"]
+        if start.value is not None and "trunk" in start.value:
+            held["frozen value base"] = state.frozen["value"]
+    elif ppo.config.rl.kl_coef > 0:
+        held["reference"] = jax.eval_shape(ppo.reference, state, start.policy)
+    return held
+
+
+def plan_of(ppo: PPO, start: Start, prompt_length: int) -> aot.Plan:
+    """Plan the programs of an update for devices that are not there.
+
+    Args:
+        ppo: its programs and settings.
+        start: shapes of the parameters.
+        prompt_length: tokens of a prompt, padding included.
+    """
+    state = jax.eval_shape(ppo.init_state, *start)
+    reference = jax.eval_shape(ppo.reference, state, start.policy)
+    prompts = [jax.ShapeDtypeStruct((ppo.config.num_prompts, prompt_length), dtype) for dtype in (jnp.int32, bool)]
+    stages = ppo.programs(state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
+    held = memory.tree_bytes(ppo.parallel.shards(held_by(ppo, start, state)))
+    config, shards = ppo.config, ppo.parallel.row_shards
+    length = prompt_length + config.sampling.response_length
+    return aot.Plan(
+        ppo.parallel,
+        stages,
+        held,
+        trips=config.sampling.response_length - 1,
+        parts=memory.micro_batches(config, ppo.learned, length, shards),
+        most_parts=config.mini_batch_size // shards,
+        scored=min(config.batch_size // shards, memory.scored_rows(config, ppo.learned, length) or config.batch_size),
+    )

@@ -49,8 +49,9 @@ def load_start(config: TrainConfig, parallel: DataParallel, console: Console) ->
         ConfigError: a setting does not fit the policy.
         ModelError: a folder is missing, or its model does not fit.
     """
-    # A reward may share the weights, and an adapter is compared with them.
-    shapes_only = config.run.dry_run and config.reward.reward_funcs == ("plan",) and config.peft.lora_path is None
+    # A reward may share the weights, though not those of a target, and an adapter is compared with them.
+    nobody_computes = config.reward.reward_funcs == ("plan",) or config.run.target is not None
+    shapes_only = config.run.dry_run and nobody_computes and config.peft.lora_path is None
     policy = hf.load_policy(config.sft_model_path, parallel.placement, shapes_only)
     console.print(f"policy from {policy.loaded.describe()}")
     _check_names(config, policy.config)

@@ -127,6 +127,9 @@ def set_up_jax() -> None:
     """Products in full precision, and compiled programs kept in a folder that only this user can write: it is code."""
     import jax  # slow to import, and not every command needs it
 
+    from jaxppo.parallel import platform
+
+    platform.leave_out_absent()
     # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would disagree.
     jax.config.update("jax_default_matmul_precision", "highest")
     folder = cache_dir() / "xla"

@@ -17,7 +17,7 @@ from jaxppo.config.reading import parse_json
 from jaxppo.config.redact import redact_command
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.parallel import processes
+from jaxppo.parallel import platform, processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.run.console import Console
 from jaxppo.run.lock import FolderLock
@@ -129,6 +129,8 @@ def begin(command: str, config: Any) -> Run:
     Raises:
         ConfigError: as for `processes.join`, `processes.check_same`, `processes.check_same_packages` and `check`.
     """
+    if config.run.target is not None:
+        platform.compile_only()
     processes.join(config.run)
     processes.check_same_packages()
     processes.check_same(flatten(config))
@@ -297,7 +299,7 @@ def resume_command(command: str, folder: Path, config: Any) -> str:
         folder: run folder.
         config: configuration of the command.
     """
-    of_this_call = ("output_dir", "preset", "config", "resume", "dry_run", "profile")
+    of_this_call = ("output_dir", "preset", "config", "resume", "dry_run", "target", "profile")
     now, default = flatten(config), flatten(type(config)())
     words = ["python", "-m", f"jaxppo.{command}", "--resume", "--output_dir", str(folder)]
     for name in CALL_ONLY:

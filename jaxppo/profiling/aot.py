@@ -1,0 +1,209 @@
+"""Programs compiled for a target by its own compiler, on a machine that has none: what they take, nothing is run.
+
+XLA's compilers for TPU (`libtpu`) and GPU (JAX's CUDA plug-in, without a driver) come as wheels. JAX itself stays on
+the CPU, see `platform.compile_only`.
+"""
+
+import functools
+import importlib.metadata
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from jaxppo.errors import ConfigError, first_line
+from jaxppo.parallel import platform
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import collectives, counts
+from jaxppo.profiling.targets import Target
+
+GPU_FRACTION = 0.75
+"""Share of a GPU's memory that JAX takes. Source: JAX's page on GPU memory allocation."""
+GPU_FRACTION_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+"""Where another share is said."""
+
+_WHEELS = {"tpu": ("libtpu",), "gpu": ("jax_plugins.xla_cuda13", "nvidia.cu13")}
+_OLDER = {"gpu": ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")}
+"""Packages that a compiler consists of."""
+
+_UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Program(NamedTuple):
+    """A program to be compiled."""
+
+    function: Any  # from `DataParallel.map`
+    held: tuple[Any, ...]  # first arguments, which are on the devices throughout: trees of shapes with their places
+    rows: tuple[Any, ...]  # the others
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """All arguments, in their order."""
+        return (*self.held, *self.rows)
+
+
+class Plan(NamedTuple):
+    """What a run executes on a target, from shapes."""
+
+    parallel: DataParallel
+    stages: Mapping[str, Sequence[Program]]  # programs by the stage that runs them, one after the other
+    held_bytes: int  # on each device from the first update to the last
+    trips: int = 1  # rounds of a decoding loop
+    parts: int = 1  # micro-batches of a mini-batch
+    most_parts: int = 1  # that they can be, one row each
+    scored: int = 1  # rows per scoring pass
+
+
+class Compiled(NamedTuple):
+    """What a compiler says of a program, or of several that run one after the other; bytes on one device."""
+
+    compile_s: float
+    argument_bytes: int
+    temp_bytes: int
+    peak_bytes: int  # arguments, results and temporaries together
+    added_bytes: int  # of these, what is not held throughout
+    count: counts.Count
+    sent: collectives.Sent
+    refused: str | None = None  # the compiler's own words, where the program is too big for it
+
+    def then(self, other: "Compiled") -> "Compiled":
+        """Return both, one after the other."""
+        return Compiled(
+            self.compile_s + other.compile_s,
+            max(self.argument_bytes, other.argument_bytes),
+            max(self.temp_bytes, other.temp_bytes),
+            max(self.peak_bytes, other.peak_bytes),
+            max(self.added_bytes, other.added_bytes),
+            self.count.plus(other.count),
+            {what: self.sent.get(what, 0.0) + other.sent.get(what, 0.0) for what in {**self.sent, **other.sent}},
+            self.refused or other.refused,
+        )
+
+
+def devices_of(target: Target) -> list[Any]:
+    """Return the devices of a target: of no use but to compile for.
+
+    Raises:
+        ConfigError: the compiler is not installed, or does not know this topology.
+    """
+    _check_installed(target.platform)
+    jax.devices()  # JAX finds its plug-ins
+    try:
+        if target.platform == "tpu":
+            found = topologies.get_topology_desc(target.topology, "tpu", **dict(target.options))
+        else:
+            about = {"topology": target.topology, "target_config": target.chip.config}
+            found = topologies.get_topology_desc("", "cuda", **about)
+    except Exception as error:  # each compiler has kinds of its own
+        expected = f"a topology that the compiler of {target.platform} knows"
+        raise ConfigError(f"target: expected {expected}, got {target.name}: {first_line(error)[:300]}") from None
+    return list(found.devices)
+
+
+def _check_installed(name: str) -> None:
+    if name == "tpu" and "TPU_LIBRARY_PATH" in os.environ:
+        return
+    if not any(all(map(_is_there, wheels)) for wheels in (_WHEELS[name], _OLDER.get(name, _WHEELS[name]))):
+        fix = f"pip install 'jaxppo[aot-{name}]' (a compiler alone: it needs no {name.upper()} and no driver)"
+        raise ConfigError(f"target: expected XLA's compiler for {name.upper()}, got none installed; {fix}")
+    for package in ("jax-cuda13-plugin", "jax-cuda12-plugin") if name == "gpu" else ():
+        with suppress(importlib.metadata.PackageNotFoundError):
+            if (version := importlib.metadata.version(package)) != jax.__version__:
+                fix = f"pip install {package}=={jax.__version__} {package[:-6]}pjrt=={jax.__version__}"
+                raise ConfigError(f"target: expected the plug-in of JAX {jax.__version__}, got {version}; {fix}")
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
+
+
+def memory_of(target: Target) -> int:
+    """Return the bytes of a device that JAX takes: all of a TPU, and of a GPU the share that its variable says."""
+    if target.platform == "tpu":
+        return target.chip.memory_bytes
+    return int(target.chip.memory_bytes * gpu_fraction())
+
+
+def gpu_fraction() -> float:
+    """Return the share of a GPU's memory that JAX takes."""
+    text = os.environ.get(GPU_FRACTION_VARIABLE, str(GPU_FRACTION))
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{GPU_FRACTION_VARIABLE}: expected a share of the memory, got {text!r}") from None
+
+
+@contextmanager
+def aiming_at(target: Target) -> Iterator[None]:
+    """Make whatever depends on the platform what it would be on the target, while the block traces and compiles."""
+    with platform.compiling_for(platform.Platform(target.platform, memory_of(target))):
+        yield
+
+
+def placed(parallel: DataParallel, tree: Any, row_axis: int | None = None) -> Any:
+    """Return the shapes of arrays with their places: along rows, or as parameters are."""
+    shardings = parallel.shardings(tree) if row_axis is None else parallel.row_shardings(tree, row_axis)
+    shape = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)  # noqa: E731
+    return jax.tree.map(shape, tree, shardings)
+
+
+def compile_plan(plan: Plan) -> Iterator[tuple[str, Compiled]]:
+    """Compile the programs of a plan, one stage after the other.
+
+    Yields:
+        The name of a stage, and its programs as one.
+    """
+    for name, programs in plan.stages.items():
+        done = (compile_program(program, plan.parallel, plan.trips) for program in programs)
+        yield name, functools.reduce(Compiled.then, done)
+
+
+def compile_program(program: Program, parallel: DataParallel, trips: int) -> Compiled:
+    """Trace and compile one program; one that is too big for its compiler is a result, too.
+
+    Args:
+        program: with the shapes of its arguments.
+        parallel: the target's devices.
+        trips: rounds of a decoding loop.
+    """
+    began = time.monotonic()
+    traced = program.function.trace(*program.arguments)
+    count = counts.of_program(traced.jaxpr, parallel.num_devices, trips)
+    rows = shard_bytes(program.rows)
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        took, arguments, needed = time.monotonic() - began, shard_bytes(program.arguments), needed_bytes(str(error))
+        refusal = first_line(error)
+        return Compiled(took, arguments, needed, arguments + needed, rows + needed, count, {}, refusal)
+    took = time.monotonic() - began
+    alone = parallel.num_devices == 1
+    sent = {} if alone else collectives.sent(compiled.as_text(), dict(parallel.mesh.shape), trips)
+    memory = compiled.memory_analysis()
+    arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes + temporaries
+    return Compiled(took, arguments, temporaries, arguments + fresh, rows + fresh, count, sent)
+
+
+def shard_bytes(tree: Any) -> int:
+    """Return the bytes that one device has of shapes with places."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def needed_bytes(message: str) -> int:
+    """Read from a compiler's refusal how many bytes of temporaries a program asks for; 0 where it does not say."""
+    sizes = re.findall(r"\((\d+(?:\.\d+)?)([KMGT]?)B?\)|[Uu]sed (\d+(?:\.\d+)?)([KMGT]?)", message)
+    found = [float(number or used) * _UNITS[unit or used_unit or "B"] for number, unit, used, used_unit in sizes]
+    return int(found[0]) if found else 0

@@ -1,0 +1,138 @@
+"""What would make a run fit on a target: the smallest change of its settings, found by compiling again."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jaxppo.config.sources import flatten, replace
+from jaxppo.errors import ConfigError
+from jaxppo.profiling import aot
+
+Build = Callable[[Any], aot.Plan]
+"""Configuration of a command -> its programs on the target."""
+
+
+class Measured(NamedTuple):
+    """A plan with what its compiler says."""
+
+    plan: aot.Plan
+    stages: dict[str, aot.Compiled]
+
+    def on_device(self, name: str) -> int:
+        """Return the bytes on a device while a stage runs, what other stages hold included."""
+        return self.plan.held_bytes + self.stages[name].added_bytes
+
+    @property
+    def fullest(self) -> str:
+        """The stage that takes most."""
+        return max(self.stages, key=self.on_device)
+
+    def fits(self, memory_bytes: int) -> bool:
+        """Return whether all stages fit into the memory of a device."""
+        refused = any(stage.refused is not None for stage in self.stages.values())
+        return not refused and self.on_device(self.fullest) <= memory_bytes
+
+    def too_big(self, memory_bytes: int) -> list[str]:
+        """Return the stages that do not fit."""
+        return [
+            name
+            for name, stage in self.stages.items()
+            if stage.refused is not None or self.on_device(name) > memory_bytes
+        ]
+
+
+class Change(NamedTuple):
+    """Other settings, and what they lead to."""
+
+    flags: dict[str, Any]
+    measured: Measured
+
+    def describe(self) -> str:
+        """Write the settings as flags of a command line."""
+        return describe(self.flags)
+
+
+def describe(flags: Mapping[str, Any]) -> str:
+    """Write settings as flags of a command line."""
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items())
+
+
+def smallest_change(
+    config: Any, measured: Measured, memory_bytes: int, build: Build, tell: Callable[[str], None]
+) -> Change | None:
+    """Return the first change that makes a run fit, of those that leave its numbers as they are before the others.
+
+    Args:
+        config: of the command.
+        measured: what it takes now, too much.
+        memory_bytes: of a device.
+        build: makes the programs of another configuration.
+        tell: called with a line for each change that is tried.
+    """
+    for base in _bases(config, measured.plan.parallel.num_devices):
+        try:
+            plan = build(replace(config, **base)) if base else measured.plan
+        except ConfigError as error:  # a combination that this run cannot have
+            tell(f"with {describe(base)}: {error}")
+            continue
+        if plan.held_bytes >= memory_bytes:
+            tell(f"{_with(base)}what is held throughout alone takes {_gib(plan.held_bytes)}")
+            continue
+        tried = Change(base, measured if not base else _compiled(plan, memory_bytes, tell, base))
+        found = tried if tried.measured.fits(memory_bytes) else _in_parts(config, tried, memory_bytes, build, tell)
+        if found is not None:
+            return found
+    return None
+
+
+def _bases(config: Any, devices: int) -> Iterator[dict[str, Any]]:
+    """Yield settings beside the number of parts: recomputation, more devices to split over, adapters."""
+    flat = flatten(config)
+    checkpointing = [{}, {"gradient_checkpointing": True}] if flat.get("gradient_checkpointing") is False else [{}]
+    split = [{}, {"parallel": "fsdp"}] if flat["parallel"] != "fsdp" and devices > 1 else [{}]
+    adapters = [{}, {"use_peft": True}] if flat.get("use_peft") is False else [{}]
+    for adapter in adapters:
+        for mesh in split:
+            for again in checkpointing:
+                yield again | mesh | adapter
+
+
+def _in_parts(
+    config: Any, change: Change, memory_bytes: int, build: Build, tell: Callable[[str], None]
+) -> Change | None:
+    """Return the fewest parts that make a run fit, beside other changes; None where even single rows do not."""
+    flags, measured = dict(change.flags), change.measured
+    while True:
+        over, plan = measured.too_big(memory_bytes), measured.plan
+        if not over:
+            return Change(flags, measured)
+        room = memory_bytes - plan.held_bytes
+        if "update" in over and plan.parts < plan.most_parts:
+            # Temporaries are a part that stays and one that shrinks: no fewer parts than these can do.
+            least = max(2 * plan.parts, plan.parts * measured.stages["update"].added_bytes / room)
+            flags["gradient_accumulation_steps"] = next(
+                parts
+                for parts in range(plan.parts + 1, plan.most_parts + 1)
+                if plan.most_parts % parts == 0 and (parts >= least or parts == plan.most_parts)
+            )
+            over.remove("update")
+        if "score" in over and plan.scored > 1:
+            flags["local_rollout_forward_batch_size"] = plan.scored // 2
+            over.remove("score")
+        if over:
+            return None
+        measured = _compiled(build(replace(config, **flags)), memory_bytes, tell, flags)
+
+
+def _compiled(plan: aot.Plan, memory_bytes: int, tell: Callable[[str], None], flags: Mapping[str, Any]) -> Measured:
+    measured = Measured(plan, dict(aot.compile_plan(plan)))
+    outcome = "fits" if measured.fits(memory_bytes) else "does not fit"
+    tell(f"{_with(flags)}{measured.fullest} takes {_gib(measured.on_device(measured.fullest))}: {outcome}")
+    return measured
+
+
+def _with(flags: Mapping[str, Any]) -> str:
+    return f"with {describe(flags)}: " if flags else ""
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB"
