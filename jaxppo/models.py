@@ -2,7 +2,7 @@
 
 Outside of this module and `nn/` a model is a `ModelConfig` (static) and a nested dict of arrays:
 
-    {"trunk": {"embed_in", "layers": {"0": ...}, "final_layer_norm"},   # token ids -> hidden states
+    {"trunk": {"embed_in", "layers": {"0": ...}, "final_layer_norm"},   # token ids -> hidden states; see `stacks.py`
      "lm_head": {"kernel": [D, V]},                                     # absent where the embeddings are tied
      "score": {"kernel": [D, 1]}}                                       # value or reward models
 
@@ -23,10 +23,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.nn import FAMILIES, ModelConfig, layers
+from jaxppo.nn import FAMILIES, ModelConfig, depth
+from jaxppo.nn import layers as blocks
 from jaxppo.nn.attention import Cache
 from jaxppo.nn.layers import with_adapters
-from jaxppo.parallel import partition, platform
+from jaxppo.parallel import partition, platform, stacks
 
 Params = dict[str, Any]
 
@@ -146,17 +147,24 @@ def apply(
     query_slots = cache_index + jnp.arange(input_ids.shape[1])
     if positions is None:
         positions = _count_before(query_slots, attention_mask)
-    params_of_trunk = _ready(config, params["trunk"])
-    trunk = nnx.merge(_graphdef(config, _adapted(params_of_trunk)), params_of_trunk)
-    index = None if isinstance(cache_index, int) and cache_index == 0 else jnp.asarray(cache_index)
-    hidden, cache = trunk(input_ids, positions, attention_mask, cache, index, read)
+    trunk = _ready(config, params["trunk"])
+    graphs = _graphs(config, _adapted(trunk))
+    rest, layers = {name: part for name, part in trunk.items() if name != "layers"}, trunk["layers"]
+
+    def run(hidden: jax.Array, shared: tuple[Any, ...]) -> tuple[jax.Array, Cache | None]:
+        if cache is None:
+            return depth.run_layers(config, graphs.layers, layers, hidden, shared, read), None
+        index = None if isinstance(cache_index, int) and cache_index == 0 else jnp.asarray(cache_index)
+        return depth.run_cached(graphs.layers, layers, hidden, shared, cache, index, read)
+
+    hidden, cache = nnx.merge(graphs.rest, rest)(input_ids, positions, attention_mask, run)
     return ModelOutput(hidden, lm_logits(config, params, hidden) if logits else None, cache)
 
 
 def _ready(config: ModelConfig, trunk: Params) -> Params:
     """Return the parameters of a trunk in the dtype of the computation; what this device has shards of is gathered.
 
-    But for the layers, which gather their shards one by one (`layers.run_layers`).
+    But for the layers, which gather their shards one by one (`nn/depth.py`).
     """
     if not partition.is_split(trunk, config.hidden_size):
         return cast(config, trunk)
@@ -191,6 +199,17 @@ def with_checkpointing(config: ModelConfig, gradient_checkpointing: bool) -> Mod
     return dataclasses.replace(config, gradient_checkpointing=gradient_checkpointing)
 
 
+def for_training(config: ModelConfig, params: Params, adapter: Params | None = None) -> Params:
+    """Stack the layers of a model that is one loop, unless its adapter is not the same in all of them; a copy of them.
+
+    Args:
+        config: the model.
+        params: what to stack.
+        adapter: what will be attached to them, or its shapes.
+    """
+    return stacks.stacked(params) if config.loops and stacks.can_stack((params, adapter)) else params
+
+
 def for_decoding(config: ModelConfig, params: Params) -> Params:
     """Prepare the parameters of a language model for many steps: adapters merged, in the dtype of the computation.
 
@@ -205,7 +224,7 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
         product = partition.shard_of(tree["lora_a"] @ tree["lora_b"], kernel.shape)
         return rest | {"kernel": (kernel + product).astype(kernel.dtype)}
 
-    parts = {name: merged(params[name]) for name in ("trunk", "lm_head") if name in params}
+    parts = {name: merged(stacks.unstacked(params[name])) for name in ("trunk", "lm_head") if name in params}
     return params | partition.whole(parts, config.hidden_size, config.compute_dtype)
 
 
@@ -248,10 +267,22 @@ def scores(params: Params, hidden: jax.Array, head: str = "score") -> jax.Array:
     return result + params[head]["bias"][0] if "bias" in params[head] else result
 
 
+class _Graphs(NamedTuple):
+    """What a trunk computes, apart from its weights."""
+
+    rest: nnx.GraphDef
+    layers: tuple[nnx.GraphDef, ...]
+
+
 @lru_cache(maxsize=32)
-def _graphdef(config: ModelConfig, adapted: tuple[str, ...]) -> nnx.GraphDef:
-    build = lambda: with_adapters(FAMILIES[config.model_type].trunk(config, layers.Keys(0)), adapted)  # noqa: E731
-    return nnx.split(nnx.eval_shape(build))[0]
+def _graphs(config: ModelConfig, adapted: tuple[str, ...]) -> _Graphs:
+    """Return the graphs of a trunk whose linear layers at these paths have adapters."""
+    numbers = [str(i) for i in range(config.num_hidden_layers)]
+    paths = {path.replace(f"layers/{stacks.ALL}/", f"layers/{i}/"): None for path in adapted for i in numbers}
+    trunk = nnx.eval_shape(lambda: with_adapters(FAMILIES[config.model_type].trunk(config, blocks.Keys(0)), paths))
+    of_layers = tuple(nnx.split(trunk.layers[i])[0] for i in numbers)
+    del trunk.layers
+    return _Graphs(nnx.split(trunk)[0], of_layers)
 
 
 def _adapted(tree: Params, path: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -264,7 +295,7 @@ def _adapted(tree: Params, path: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 @partial(jax.jit, static_argnums=0)
 def _init_trunk(config: ModelConfig, key: jax.Array) -> Params:
-    return nnx.to_pure_dict(nnx.split(FAMILIES[config.model_type].trunk(config, layers.Keys(key)))[1])
+    return nnx.to_pure_dict(nnx.split(FAMILIES[config.model_type].trunk(config, blocks.Keys(key)))[1])
 
 
 def check_length(config: ModelConfig, tokens: int, what: str) -> None:

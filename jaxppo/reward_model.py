@@ -24,7 +24,7 @@ from jaxppo.evaluate.intervals import interval_text, wilson
 from jaxppo.hf.export import REWARD_MODEL, base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import FAMILIES, ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
-from jaxppo.parallel import processes
+from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import aot
 from jaxppo.profiling.aim import show
@@ -158,11 +158,16 @@ class Training(NamedTuple):
 
     def init_state(self, params: Params) -> TrainState:
         """Return the state before the first step: of a model, or of an adapter and score head on a frozen trunk."""
-        frozen = None
-        if self.adapter is not None:
+        frozen, model = None, models.with_checkpointing(self.model, self.config.gradient_checkpointing)
+        if self.adapter is None:
+            params = models.for_training(model, params)
+        else:
             key = ops.purpose_key(self.config.run.seed, ops.Purpose.POLICY_ADAPTER)
-            frozen = {MODEL: {"trunk": params["trunk"]}}
-            params = lora.init_adapter(self.model, self.adapter, key) | {"score": params["score"]}
+            adapter = lora.init_adapter(self.model, self.adapter, key)
+            trunk = models.for_training(model, {"trunk": params["trunk"]}, adapter)
+            frozen = {MODEL: trunk}
+            in_stacks = stacks.is_stacked(trunk["trunk"]["layers"])
+            params = (stacks.stacked(adapter) if in_stacks else adapter) | {"score": params["score"]}
         state = update.init_state({MODEL: params}, optimizer.make_optimizer(self.config.optimizer))
         return state._replace(frozen=frozen)
 
@@ -359,7 +364,7 @@ def _train(run: Run, training: Training, start: Start, splits: dict[str, Pairs],
         trackers.log(num_steps, eval_metrics(results["after"]))
     if config.center_on == "chosen":
         results["reward_bias"] = evaluator.mean_score(whole(state), pairs)
-    params, frozen = parallel.to_host((state.params, state.frozen))
+    params, frozen = stacks.unstacked(parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
         write_models(folder, last, params, frozen, start.tokenizer, results)
     run.write_evals(results)

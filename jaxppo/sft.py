@@ -17,7 +17,7 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator, print_results
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig, family_of
-from jaxppo.parallel import processes
+from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import aot, memory
 from jaxppo.profiling.aim import show
@@ -89,6 +89,12 @@ def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> 
     return parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
 
 
+def _init_state(config: SFTConfig, model: ModelConfig, params: Params) -> TrainState:
+    trained = models.with_checkpointing(model, config.gradient_checkpointing)
+    params = models.for_training(trained, params)
+    return update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
+
+
 def _weighted(batch: Sequences, model: ModelConfig, row_shards: int) -> tuple[Sequences, Array]:
     """Return the rows of a step and each token's share of the mean, cut into micro-batches of the fastest size."""
     rows, length = batch.input_ids.shape
@@ -102,8 +108,7 @@ def _plan(start: Start, supervised: data.SupervisedData, config: SFTConfig, devi
     config.check_devices(parallel.row_shards)
     model = models.computing_in(start.model, config.dtype)
     parallel.check_model(model)
-    init = partial(update.init_state, optimizer=optimizer.make_optimizer(config.optimizer))
-    state = aot.placed(parallel, jax.eval_shape(init, {"policy": start.params}))
+    state = aot.placed(parallel, jax.eval_shape(partial(_init_state, config, model), start.params))
     batch = jax.eval_shape(partial(_weighted, model=model, row_shards=parallel.row_shards), supervised.longest_batch())
     step = aot.Program(make_step(config, model, parallel), (state,), (aot.placed(parallel, batch, 2),))
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
@@ -158,7 +163,7 @@ def sft(config: SFTConfig) -> Path:
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-    state = update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
+    state = _init_state(config, model, params)
     batch = lambda step: _weighted(supervised.batch(step), model, parallel.row_shards)  # noqa: E731
     steps = Steps(
         total=config.num_updates,
@@ -175,7 +180,7 @@ def sft(config: SFTConfig) -> Path:
         state, last = TrainingLoop(run, loop, steps, parallel.put(state)).run()
         results = evaluator(state.params["policy"])
         trackers.log(config.num_updates, eval_metrics(results))
-        params = parallel.to_host(state.params)
+        params = stacks.unstacked(parallel.to_host(state.params))
         if processes.is_first():
             write_models(folder, last, params, None, tokenizer, {"after": results})
         run.write_evals(results)

@@ -20,7 +20,7 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.hf.export import models_meta, write_models, write_tokenizer
-from jaxppo.parallel import processes
+from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling.aim import show
 from jaxppo.profiling.aot import Plan
@@ -275,7 +275,7 @@ def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: 
     evals["after"] = _evaluate(run, setup, "after", state)
     run.trackers.log(config.num_updates, evaluation.eval_metrics(evals["after"]))
     run.console.stage("Saving")
-    params, frozen = setup.ppo.parallel.to_host((state.params, state.frozen))
+    params, frozen = stacks.unstacked(setup.ppo.parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
         write_models(run.folder, meta, params, frozen, setup.tokenizer, evals)
         plot_run(run.folder, evals)

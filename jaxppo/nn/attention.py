@@ -8,7 +8,8 @@ Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of th
 read, H heads, G heads of keys and values, K head size, N queries of a block.
 """
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,12 @@ LayerCache: TypeAlias = tuple[jax.Array, jax.Array]
 """Keys and values of one layer, each [B, G, S, K]."""
 Cache: TypeAlias = tuple[LayerCache, ...]
 """One `LayerCache` per layer: separate arrays, so that a loop updates each of them in place."""
+
+Run: TypeAlias = Callable[[jax.Array, tuple[Any, ...]], tuple[jax.Array, Cache | None]]
+"""(input of the first layer [B, T, D], what every layer gets) -> output of the last one [B, T or R, D], the new cache.
+
+A layer is `layer(hidden, *shared, cache, cache_index, read)`, with its own part of the cache.
+"""
 
 MASKED = -1e30
 """Added to the attention scores of hidden slots; finite, so that a row with nothing to attend to gives no NaN."""
@@ -160,7 +167,7 @@ def attend_in_blocks(
 ) -> jax.Array:
     """`attend` for a block of queries at a time, whose scores the gradient computes once more.
 
-    With p = exp(s - logsumexp(s)) and d_out the gradient of out = p v, the backward pass of a block is
+    With p = softmax(s) and d_out the gradient of out = p v, the backward pass of a block is
     d_v = p^T d_out, d_s = p (d_out v^T - sum_k d_out out), d_q = scale d_s k, d_k = scale d_s^T q.
 
     Args:
@@ -176,7 +183,7 @@ def attend_in_blocks(
     Returns:
         [B, H, T, K], in the dtype of the values.
 
-    Source: FlashAttention-2 (arXiv:2307.08691), section 2.3, the backward pass from the logsumexp.
+    Source: FlashAttention-2 (arXiv:2307.08691), section 2.3, the backward pass.
     """
     if block is None:
         block = max(16, BLOCK_SCORES // (q_bhtk.shape[0] * q_bhtk.shape[1] * k_bgsk.shape[2]))
@@ -234,7 +241,10 @@ def _forward(
     window: int | None,
     n: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the results [B, H, T, K] and the logsumexp of each query's scores [B, H, T, 1] float32."""
+    """Return the results [B, H, T, K], and of each query the largest score m and the sum of exp(s - m): [B, H, T, 2].
+
+    Not their logsumexp: where a query sees nothing, m is `MASKED` and absorbs whatever is added to it.
+    """
     blocks, seen, group = _Blocks(q.shape[2], n), Seen(queries, mask, window), (q.shape[0], q.shape[1], n, -1)
 
     def step(done: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
@@ -244,10 +254,10 @@ def _forward(
         weights = jnp.exp(scores - largest)
         total = weights.sum(axis=-1, keepdims=True)
         weighted = jnp.einsum("bgts,bgsk->bgtk", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        results = weighted / total, largest + jnp.log(total)
+        results = weighted / total, jnp.concatenate([largest, total], axis=-1)
         return tuple(blocks.put(x, i, y.reshape(group)) for x, y in zip(done, results, strict=True)), None
 
-    start = jnp.zeros_like(q), jnp.zeros_like(q, shape=(*q.shape[:3], 1), dtype=jnp.float32)
+    start = jnp.zeros_like(q), jnp.zeros_like(q, shape=(*q.shape[:3], 2), dtype=jnp.float32)
     return jax.lax.scan(step, start, blocks.numbers)[0]
 
 
@@ -261,14 +271,14 @@ def _forward_rule(
     window: int | None,
     n: int,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out, log_z = checkpoint_name(_forward(q, k, v, queries, mask, scale, window, n), KEPT)
-    return out, (q, k, v, queries, mask, out, log_z)
+    out, sums = checkpoint_name(_forward(q, k, v, queries, mask, scale, window, n), KEPT)
+    return out, (q, k, v, queries, mask, out, sums)
 
 
 def _backward_rule(
     scale: float, window: int | None, n: int, kept: tuple[jax.Array, ...], d_out: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-    q, k, v, queries, mask, out, log_z = kept
+    q, k, v, queries, mask, out, sums = kept
     blocks, seen, shared = _Blocks(q.shape[2], n), Seen(queries, mask, window), (*k.shape[:2], -1)
     d_out_out = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
 
@@ -276,7 +286,8 @@ def _backward_rule(
         d_q, d_k, d_v = done
         of = lambda x: blocks.of(x, i).reshape(*shared, x.shape[-1])  # noqa: E731
         scores = _scores(blocks.of(q, i), k, seen.bias(blocks.of(queries, i, 1), k.shape[2]), scale)
-        weights = jnp.exp(scores - of(log_z))
+        largest, total = jnp.split(of(sums), 2, axis=-1)
+        weights = jnp.exp(scores - largest) / total
         d_weights = jnp.einsum("bgtk,bgsk->bgts", of(d_out), v, preferred_element_type=jnp.float32)
         d_scores = (weights * (d_weights - of(d_out_out)) * scale).astype(q.dtype)
         # Queries of two blocks count once for the keys; each finds its own gradient again.

@@ -10,6 +10,9 @@ from jaxppo.parallel import partition
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
+LOOP_FROM = 8
+"""On a CPU, the least layers that are one loop: as fast, and compiled sooner (docs/performance.md)."""
+
 ATTENTION_FORMS = ("plain", "blocks", "kernel")
 
 MAX_LAYERS = 256
@@ -93,6 +96,11 @@ class ModelConfig:
 
     def _check_family(self) -> None:
         """Check what only this family has."""
+
+    @property
+    def loops(self) -> bool:
+        """Whether the layers are one loop, which is compiled once however many they are, and stacked for it."""
+        return self.accelerated or self.gradient_checkpointing or self.num_hidden_layers >= LOOP_FROM
 
     @property
     def head_dim(self) -> int:
@@ -183,8 +191,8 @@ class Family:
     Attributes:
         config: its class of configuration.
         trunk: its module, token ids to hidden states: `trunk(config, rngs)`, then
-            `trunk(input_ids, positions, bias, cache, cache_index, read) -> (hidden, cache)`, see `layers.py`.
-            Its embedding of tokens is `embed_in`, its layers are `layers`, a dict by number.
+            `trunk(input_ids, positions, mask, run) -> (hidden, cache)`, see `NeoXTrunk`. Its embedding of tokens is
+            `embed_in`, its layers are `layers`, a dict by number, of which `run` computes all.
         from_hf: content of `config.json` -> keyword arguments of `config`, `vocab_size`, `bos_token_id` and
             `eos_token_id` among them; raises `ModelError` for what is unsupported.
         to_hf: configuration -> the keys of transformers 5 that decide what the model computes, and beside them the

@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.attention import Cache, LayerCache, attend_cached
+from jaxppo.nn.attention import Cache, LayerCache, Run, attend_cached
 from jaxppo.nn.blocks import columns
 from jaxppo.nn.config import (
     SCORE_NAMES,
@@ -20,7 +20,6 @@ from jaxppo.nn.config import (
     linear_names,
     norm_names,
 )
-from jaxppo.nn.depth import run_layers
 from jaxppo.nn.layers import ACTIVATIONS, Linear, embedding, kept, layer_norm, look_up, project
 from jaxppo.parallel.partition import FSDP, NARROWS, TENSOR, WIDENS
 
@@ -144,9 +143,7 @@ class GPT2Trunk(nnx.Module):
         input_ids: jax.Array,
         positions: jax.Array,
         mask: jax.Array | None,
-        cache: Cache | None,
-        cache_index: jax.Array | None,
-        read: jax.Array | None,
+        run: Run,
     ) -> tuple[jax.Array, Cache | None]:
         """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T or R, D] and the cache.
 
@@ -154,7 +151,7 @@ class GPT2Trunk(nnx.Module):
         tokens must not (`ModelConfig.max_length`).
         """
         hidden = look_up(self.embed_in, input_ids) + look_up(self.embed_positions, positions, mode="clip")
-        hidden, cache = run_layers(self.config, self.layers, hidden, (mask,), cache, cache_index, read)
+        hidden, cache = run(hidden, (mask,))
         return self.final_layer_norm(hidden), cache
 
 

@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.attention import Cache, LayerCache, attend_cached
+from jaxppo.nn.attention import Cache, LayerCache, Run, attend_cached
 from jaxppo.nn.blocks import columns
 from jaxppo.nn.config import (
     SCORE_NAMES,
@@ -22,7 +22,6 @@ from jaxppo.nn.config import (
     linear_names,
     norm_names,
 )
-from jaxppo.nn.depth import run_layers
 from jaxppo.nn.layers import ACTIVATIONS, Linear, embedding, kept, layer_norm, look_up, project
 from jaxppo.nn.rotary import PLAIN, Rope, Rotary, rope_from_hf, rotate
 from jaxppo.parallel.partition import NARROWS, TENSOR, WIDENS
@@ -156,9 +155,7 @@ class NeoXTrunk(nnx.Module):
         input_ids: jax.Array,
         positions: jax.Array,
         mask: jax.Array | None,
-        cache: Cache | None,
-        cache_index: jax.Array | None,
-        read: jax.Array | None,
+        run: Run,
     ) -> tuple[jax.Array, Cache | None]:
         """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T or R, D] and the cache.
 
@@ -166,14 +163,11 @@ class NeoXTrunk(nnx.Module):
             input_ids: [B, T] int.
             positions: [B or 1, T] int32.
             mask: [B, S] bool, the slots that hold a real token; None: all.
-            cache: the slots to write to and to attend to, or None to attend to these tokens alone.
-            cache_index: slot of the first token; None: the cache is empty.
-            read: [B, R] int, tokens whose hidden states are wanted, or None for all.
+            run: passes the residual stream through `layer(hidden, *shared, cache, cache_index, read)` for each layer.
         """
         hidden = look_up(self.embed_in, input_ids)
         rotary = self.config.rope.angles(positions, self.config.rotated, hidden.dtype)
-        shared = (rotary, mask)
-        hidden, cache = run_layers(self.config, self.layers, hidden, shared, cache, cache_index, read)
+        hidden, cache = run(hidden, (rotary, mask))
         return self.final_layer_norm(hidden), cache
 
 

@@ -4,7 +4,7 @@ Shape letters: B rows, T new tokens, R of the T tokens that are read, D hidden s
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -125,7 +125,7 @@ def kept(x: jax.Array) -> jax.Array:
     return checkpoint_name(x, KEPT)
 
 
-def with_adapters(trunk: nnx.Module, paths: tuple[str, ...]) -> nnx.Module:
+def with_adapters(trunk: nnx.Module, paths: Iterable[str]) -> nnx.Module:
     """Give the linear layers at these paths ("layers/0/attention/dense") the places for an adapter."""
     for path in paths:
         module: Any = trunk

@@ -9,10 +9,9 @@ import re
 import jax
 from flax import nnx
 
-from jaxppo.nn.attention import Cache, LayerCache, attend_cached
+from jaxppo.nn.attention import Cache, LayerCache, Run, attend_cached
 from jaxppo.nn.blocks import columns
 from jaxppo.nn.config import SCORE_NAMES, Family, HfName, linear_names
-from jaxppo.nn.depth import run_layers
 from jaxppo.nn.layers import ACTIVATIONS, Linear, RMSNorm, embedding, kept, look_up, split_heads
 from jaxppo.nn.llama_kinds import KINDS, Kind, LlamaConfig, from_hf, to_hf
 from jaxppo.nn.rotary import Rotary, rotate
@@ -114,9 +113,7 @@ class LlamaTrunk(nnx.Module):
         input_ids: jax.Array,
         positions: jax.Array,
         mask: jax.Array | None,
-        cache: Cache | None,
-        cache_index: jax.Array | None,
-        read: jax.Array | None,
+        run: Run,
     ) -> tuple[jax.Array, Cache | None]:
         """Map token ids to hidden states after the final norm: [B, T] -> [B, T or R, D] and the cache.
 
@@ -124,8 +121,7 @@ class LlamaTrunk(nnx.Module):
         """
         config, hidden = self.config, look_up(self.embed_in, input_ids)
         rotary = config.rope.angles(positions, config.head_dim, hidden.dtype)
-        shared = (rotary, mask)
-        hidden, cache = run_layers(config, self.layers, hidden, shared, cache, cache_index, read)
+        hidden, cache = run(hidden, (rotary, mask))
         return self.final_layer_norm(hidden), cache
 
 

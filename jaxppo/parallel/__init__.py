@@ -3,4 +3,4 @@
 In: per-device programs and pytrees. Out: compiled programs for all devices. The only room that names a mesh.
 """
 
-__all__ = ["devices", "partition", "platform", "processes"]
+__all__ = ["devices", "partition", "platform", "processes", "stacks"]

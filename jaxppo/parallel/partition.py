@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from jaxppo.parallel.stacks import ALL
+
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 """Names of the device axes: rows are split over the first two."""
 
@@ -44,9 +46,13 @@ def add(table: Mapping[str, tuple[str | None, ...]]) -> None:
 
 
 def axes_of(path: str) -> tuple[str | None, ...]:
-    """Return the entry for a path like "policy/trunk/layers/0/attention/dense/kernel"; () where there is none."""
+    """Return the entry for a path like "policy/trunk/layers/0/attention/dense/kernel"; () where there is none.
+
+    Layers that are stacked have one axis more, the first, which nothing is split over.
+    """
     parts = path.split("/")
-    return next((TABLE[end] for end in ("/".join(parts[-3:]), "/".join(parts[-2:])) if end in TABLE), ())
+    entry = next((TABLE[end] for end in ("/".join(parts[-3:]), "/".join(parts[-2:])) if end in TABLE), ())
+    return (None, *entry) if entry and ALL in parts else entry
 
 
 def path_of(keys: Any) -> str:

@@ -1,12 +1,11 @@
 """Describe a run of PPO or RLOO before it begins: its size, the memory it will take, settings that rarely do good."""
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxppo import models
+from jaxppo.parallel import stacks
 from jaxppo.profiling import aot, memory
 from jaxppo.rl import optimizer
 from jaxppo.rl.ppo import PPO
@@ -66,7 +65,7 @@ def _print_memory(run: Run, ppo: PPO, start: Start, prompt_length: int) -> None:
     config = ppo.config
     state = jax.eval_shape(ppo.init_state, *start)
     held = held_by(ppo, start, state)
-    weights = jax.eval_shape(ppo.models_of, state)
+    weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
     row_shards = ppo.parallel.row_shards
     held, trained = ppo.parallel.shards(held), ppo.parallel.shards(state.params)
     sizes = ppo.parallel.sizes
@@ -92,7 +91,7 @@ def held_by(ppo: PPO, start: Start, state: TrainState) -> dict[str, Any]:
         if start.value is not None and "trunk" in start.value:
             held["frozen value base"] = state.frozen["value"]
     elif ppo.config.rl.kl_coef > 0:
-        held["reference"] = jax.eval_shape(partial(models.cast, ppo.model), start.policy)
+        held["reference"] = jax.eval_shape(ppo.reference, state, start.policy)
     return held
 
 

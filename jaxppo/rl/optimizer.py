@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxppo.config import OptimizerConfig
+from jaxppo.parallel import partition, stacks
 from jaxppo.types import Array, Params, TrainState
 
 Schedule = Callable[[Any], Any]
@@ -83,7 +84,8 @@ def clip_by_norm(most: float) -> optax.GradientTransformation:
 
 def _is_matrix(params: Params) -> Params:
     """Mark where weights decay: not in biases and norms, as in Hugging Face's Trainer."""
-    return jax.tree.map(lambda p: p.ndim > 1, params)
+    is_matrix = lambda keys, p: p.ndim > (2 if stacks.ALL in partition.path_of(keys).split("/") else 1)  # noqa: E731
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
 def apply_gradients(

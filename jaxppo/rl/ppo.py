@@ -16,6 +16,7 @@ from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import DataError
 from jaxppo.nn import ModelConfig, by_rows, lora
 from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.profiling.aot import Program, placed
@@ -186,12 +187,16 @@ class PPO:
                 head is also made where only that is missing. RLOO has none.
             adapter: of the policy, to start from; default: a fresh one.
         """
+        adapters: Params = {} if self.adapter is None else self._fresh_adapters(adapter)
+        stack = lambda model, params, name: models.for_training(model, params, adapters.get(name))  # noqa: E731
+        policy = stack(self.learned[0], policy, "policy")
         if self.adapter is not None:
             policy = self.parallel.put(policy)  # once, so that the value model can share it
         whole = {"policy": policy}
         if self.has_value_model:
+            value = None if value is None else stack(self.learned[-1], value, "value")
             whole["value"] = self._value(policy, value)
-        trained, frozen = (whole, None) if self.adapter is None else self._adapters(whole, adapter)
+        trained, frozen = (whole, None) if self.adapter is None else self._adapters(whole, adapters)
         copies = jax.tree.map(lambda x: jnp.array(x, copy=True), trained)
         controls = trajectories.initial_controls(self.config.rl)
         state = self.parallel.put(update.init_state(copies, self._optimizer, controls))
@@ -206,19 +211,25 @@ class PPO:
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.INIT)
         return value | {"score": models.init_score_head(self.value_model, key, scale=0.0, use_bias=shared)}
 
-    def _adapters(self, whole: Params, policy_adapter: Params | None) -> tuple[Params, Params]:
-        """Split models into what is trained and the frozen weights under it."""
+    def _fresh_adapters(self, policy_adapter: Params | None) -> Params:
+        """Draw the adapters of policy and value model; the policy's may be given."""
         assert self.adapter is not None
-        seed, trained = self.config.run.seed, {"policy": policy_adapter}
-        frozen = {name: {part: p for part, p in model.items() if part != "score"} for name, model in whole.items()}
+        draw = lambda model, purpose: lora.init_adapter(  # noqa: E731
+            model, self.adapter, ops.purpose_key(self.config.run.seed, purpose)
+        )
         if policy_adapter is None:
-            key = ops.purpose_key(seed, ops.Purpose.POLICY_ADAPTER)
-            trained["policy"] = lora.init_adapter(self.model, self.adapter, key)
-        if "value" in whole:
-            trained["value"] = {"score": whole["value"]["score"]}
-            if "trunk" in whole["value"]:
-                key = ops.purpose_key(seed, ops.Purpose.VALUE_ADAPTER)
-                trained["value"] |= lora.init_adapter(self.value_model, self.adapter, key)
+            policy_adapter = draw(self.model, ops.Purpose.POLICY_ADAPTER)
+        return {"policy": policy_adapter, "value": draw(self.value_model, ops.Purpose.VALUE_ADAPTER)}
+
+    def _adapters(self, whole: Params, adapters: Params) -> tuple[Params, Params]:
+        """Split models into what is trained and the frozen weights under it, both with layers stacked or both not."""
+        frozen = {name: {part: p for part, p in model.items() if part != "score"} for name, model in whole.items()}
+        trained: Params = {}
+        for name, model in whole.items():
+            trained[name] = {"score": model["score"]} if "score" in model else {}
+            if "trunk" in model:
+                in_stacks = stacks.is_stacked(model["trunk"]["layers"])
+                trained[name] |= stacks.stacked(adapters[name]) if in_stacks else adapters[name]
         return trained, frozen
 
     def _attached(self, frozen: Params | None, trained: Params) -> Params:
@@ -243,7 +254,7 @@ class PPO:
             return None
         if state.frozen is not None:
             return state.frozen["policy"]
-        return self.parallel.put(models.cast(self.model, policy))
+        return self.parallel.put(models.cast(self.model, models.for_training(self.learned[0], policy)))
 
     def generate(self, state: TrainState, prompts: PromptBatch, step: int) -> Rollout:
         """Sample `num_generations` completions per prompt, in adjacent rows.

@@ -1,6 +1,7 @@
 """The update program: every epoch, mini-batch and micro-batch of one rollout, for the rows of one device."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -205,9 +206,12 @@ def update(
         stats = result.stats | norms(result.grads, axis_name)
         finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(result.loss)
         reached, allowed = _apply_skip_rules(stats, stopped, skip_rules)
-        learn = lambda s: apply_gradients(s, result.grads, optimizer, rates, stats["grad_norm"])  # noqa: E731
         real = result.tokens > 0
-        state = jax.lax.cond(finite & allowed & real, learn, lambda s: s, state)
+        learned = apply_gradients(state, result.grads, optimizer, rates, stats["grad_norm"])
+        # Chosen number by number, as a branch would hold the state twice.
+        choose = partial(jax.tree.map, partial(jnp.where, finite & allowed & real))
+        params, opt_state = choose(learned.params, state.params), choose(learned.opt_state, state.opt_state)
+        state = state._replace(params=params, opt_state=opt_state)
         outcome = _Step(stats, counts=finite & ~stopped & real, bad=allowed & ~finite, skipped=~allowed)
         return (state, reached), outcome
 

@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import multihost
 
 from jaxppo.errors import DataError
-from jaxppo.parallel import processes
+from jaxppo.parallel import processes, stacks
 from jaxppo.run import checksums
 from jaxppo.types import Params, TrainState
 
@@ -124,7 +124,7 @@ class Checkpoints:
             self.wait()
 
     def restore(self, like: TrainState, warn: Warn) -> TrainState:
-        """Restore the latest undamaged state.
+        """Restore the latest undamaged state; its layers are stacked where those of `like` are.
 
         Args:
             like: its arrays say where the restored ones are placed, whatever devices they were saved from.
@@ -144,7 +144,10 @@ class Checkpoints:
                 )
                 for name, tree in _trees(like).items()
             }
-        return like._replace(params=restored[PARAMS], opt_state=restored[OPT_STATE], **restored[REST])
+        params = stacks.stacked_like(restored[PARAMS], like.params)
+        return like._replace(
+            params=params, opt_state=stacks.stacked_like(restored[OPT_STATE], like.opt_state), **restored[REST]
+        )
 
     def resume(self, state: TrainState, warn: Warn) -> TrainState:
         """`restore`, into the memory of a state that nobody needs any more.
@@ -342,9 +345,9 @@ def is_whole(state: TrainState) -> bool:
 
 
 def _trees(state: TrainState) -> dict[str, Any]:
-    """Return the items of a checkpoint that hold arrays."""
+    """Return the items of a checkpoint that hold arrays, every layer for itself."""
     rest = {"step": state.step} | ({} if state.controls is None else {"controls": state.controls})
-    return {PARAMS: state.params, OPT_STATE: state.opt_state, REST: rest}
+    return {PARAMS: stacks.unstacked(state.params), OPT_STATE: stacks.unstacked(state.opt_state), REST: rest}
 
 
 def _shapes(tree: Any) -> dict[str, str]:

@@ -20,8 +20,10 @@ from jaxppo.config import SFTConfig
 from jaxppo.config.sources import replace
 from jaxppo.errors import ModelError
 from jaxppo.nn import FAMILIES, lora
+from jaxppo.nn.attention import attend_cached
+from jaxppo.nn.blocks import columns
 from jaxppo.nn.config import SCORE_NAMES, Family, HfName, ModelConfig, check_bool, linear_names, norm_names
-from jaxppo.nn.layers import Keys, Linear, attend_cached, columns, embedding, layer_norm, look_up, project, run_layers
+from jaxppo.nn.layers import Keys, Linear, embedding, layer_norm, look_up, project
 from jaxppo.parallel import partition
 from jaxppo.profiling import flops
 from tests.test_models import (
@@ -241,12 +243,12 @@ class ToyLayer(nnx.Module):
         self.query, self.key, self.value = linear(), linear(use_bias=False), linear()
         self.gate, self.out = linear(), linear()
 
-    def __call__(self, x, bias, cache, cache_index, read):
+    def __call__(self, x, mask, cache, cache_index, read):
         normed = self.norm(x)
         x, read_only = columns((x, normed), read, 1)
         split = lambda y: y.reshape(*y.shape[:2], self.heads, -1).transpose(0, 2, 1, 3)  # noqa: E731
         query, key, value = split(self.query(read_only)), split(self.key(normed)), split(self.value(normed))
-        attended, cache = attend_cached(query, key, value, columns(bias, read, 2), cache, cache_index)
+        attended, cache = attend_cached(query, key, value, mask, cache, cache_index, read)
         gate = jax.nn.sigmoid(self.gate(read_only)) if self.gated else 1.0
         return x + self.out(gate * attended), cache
 
@@ -260,11 +262,10 @@ class ToyTrunk(nnx.Module):
         self.layers = nnx.Dict({str(i): ToyLayer(config, rngs) for i in range(config.num_hidden_layers)})
         self.last_norm = layer_norm(config, rngs)
 
-    def __call__(self, input_ids, positions, bias, cache, cache_index, read):
+    def __call__(self, input_ids, positions, mask, run):
         hidden = look_up(self.embed_in, input_ids)
         waves = jnp.sin(positions[..., None] * jnp.arange(1, hidden.shape[-1] + 1) / 10).astype(hidden.dtype)
-        recompute = self.config.gradient_checkpointing
-        hidden, cache = run_layers(self.layers, hidden + waves, (bias,), cache, cache_index, read, recompute)
+        hidden, cache = run(hidden + waves, (mask,))
         return self.last_norm(hidden), cache
 
 

@@ -1,0 +1,123 @@
+"""The layers of a model in one array for each kind of weight, as a loop over them takes them.
+
+    {"layers": {"0": {"dense": [D, D]}, "1": {"dense": [D, D]}}}   as files, checkpoints and other programs have them
+    {"layers": {"all": {"dense": [2, D, D]}}}                      stacked
+
+Trees may be models, or anything that holds some, such as an optimizer's state.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+ALL = "all"
+"""Name of what is stacked, in place of the numbers of layers."""
+
+
+def is_stacked(layers: dict[str, Any]) -> bool:
+    """Return whether these layers are stacked."""
+    return ALL in layers
+
+
+def can_stack(tree: Any) -> bool:
+    """Return whether in every model of the tree all layers have the same weights."""
+    answers: list[bool] = []
+
+    def note(layers: dict[str, Any]) -> dict[str, Any]:
+        answers.append(is_stacked(layers) or len({kind_of(layer) for layer in layers.values()}) == 1)
+        return layers
+
+    _over_layers(note, tree)
+    return all(answers)
+
+
+def kind_of(layer: Any) -> Any:
+    """Return what layers that can be stacked have in common: names, shapes and dtypes of their weights."""
+    leaves, structure = jax.tree.flatten(layer)
+    return structure, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves)
+
+
+def stacked(tree: Any) -> Any:
+    """Stack the layers of every model, which must be alike; a copy of them."""
+
+    def stack(layers: dict[str, Any]) -> dict[str, Any]:
+        in_order = [layers[str(i)] for i in range(len(layers))]
+        return {ALL: jax.tree.map(lambda *each: jnp.stack(each), *in_order)}
+
+    return _over_layers(lambda layers: layers if is_stacked(layers) else stack(layers), tree)
+
+
+def unstacked(tree: Any) -> Any:
+    """Undo `stacked`, for arrays, tracers, or shapes with or without their places.
+
+    Arrays that this process has whole come to the host, where layers are views: on the devices they would be a copy.
+    """
+
+    def layers_of(layers: dict[str, Any]) -> dict[str, Any]:
+        if not is_stacked(layers):
+            return layers
+        leaves, structure = jax.tree.flatten(layers[ALL])
+        parts = [_parts(leaf) for leaf in leaves]
+        return {str(i): structure.unflatten(each) for i, each in enumerate(zip(*parts, strict=True))}
+
+    return _over_layers(layers_of, tree)
+
+
+def _parts(x: Any) -> list[Any]:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        part = jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=_of_part(x.sharding))
+        return [part] * x.shape[0]
+    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_fully_addressable:
+        x = np.asarray(x)
+    return [x[i] for i in range(x.shape[0])]
+
+
+def _of_part(sharding: Any) -> Any:
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
+def stacked_like(tree: Any, like: Any) -> Any:
+    """Stack the layers of `tree` where those of `like` are, whose arrays or shapes have places; deletes what it stacks.
+
+    Args:
+        tree: arrays on the devices.
+        like: the same, stacked or not.
+    """
+    if isinstance(like, dict) and is_stacked(like):
+        in_order = [tree[str(i)] for i in range(len(tree))]
+        return {ALL: jax.tree.map(_stack_into, like[ALL], *in_order)}
+    if isinstance(like, dict):
+        return {name: stacked_like(tree[name], child) for name, child in like.items()}
+    if isinstance(like, tuple):
+        return _same_kind(like, [stacked_like(a, b) for a, b in zip(tree, like, strict=True)])
+    return tree
+
+
+def _stack_into(like: Any, *parts: jax.Array) -> jax.Array:
+    result = jax.jit(lambda *each: jnp.stack(each), out_shardings=like.sharding)(*parts)
+    jax.block_until_ready(result)
+    for part in parts:
+        part.delete()
+    return result
+
+
+def _over_layers(change: Callable[[dict[str, Any]], dict[str, Any]], tree: Any) -> Any:
+    """Apply `change` to the layers of every model in a tree."""
+    again = partial(_over_layers, change)
+    if isinstance(tree, dict):
+        is_layers = lambda name, child: name == "layers" and isinstance(child, dict)  # noqa: E731
+        return {name: change(child) if is_layers(name, child) else again(child) for name, child in tree.items()}
+    if isinstance(tree, tuple):
+        return _same_kind(tree, [again(child) for child in tree])
+    return tree
+
+
+def _same_kind(like: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
+    return type(like)(*values) if hasattr(like, "_fields") else tuple(values)

@@ -1,0 +1,74 @@
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxppo.parallel import partition, stacks
+from jaxppo.parallel.devices import DataParallel
+
+
+class Moments(NamedTuple):
+    mu: Any
+    count: Any
+
+
+def model(layers=3):
+    return {
+        "trunk": {
+            "embed_in": {"embedding": jnp.ones((5, 4))},
+            "layers": {
+                str(i): {"attention": {"dense": {"kernel": i + jnp.arange(16.0).reshape(4, 4)}}} for i in range(layers)
+            },
+        }
+    }
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_unstacked_undoes_stacked_in_whatever_holds_models():
+    tree = {"policy": model(12), "moments": (Moments(model(), jnp.int32(3)), None)}
+    stack = stacks.stacked(tree)
+    assert stack["policy"]["trunk"]["layers"]["all"]["attention"]["dense"]["kernel"].shape == (12, 4, 4)
+    assert_same(stacks.unstacked(stack), tree)
+    assert_same(jax.jit(stacks.unstacked)(stack), tree)
+    assert_same(stacks.stacked(stack), stack)
+
+
+def test_unstacked_shapes_keep_their_places():
+    parallel = DataParallel("fsdp", devices=jax.devices()[:2])
+    stack = parallel.put(stacks.stacked(model()))
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)  # noqa: E731
+    kernel = stacks.unstacked(jax.tree.map(shape, stack))["trunk"]["layers"]["1"]["attention"]["dense"]["kernel"]
+    assert kernel.shape == (4, 4)
+    assert kernel.sharding == NamedSharding(parallel.mesh, PartitionSpec("tensor", "fsdp"))
+
+
+def test_layers_that_differ_cannot_be_stacked():
+    tree = model()
+    assert stacks.can_stack(tree) and stacks.can_stack(stacks.stacked(tree)) and stacks.can_stack({})
+    tree["trunk"]["layers"]["1"]["attention"]["dense"]["bias"] = jnp.zeros(4)
+    assert not stacks.can_stack({"policy": model(), "value": tree})
+
+
+@pytest.mark.parametrize("mode", ["shard_map", "fsdp"])
+def test_stacked_like_gives_the_places_of_the_other_and_deletes_what_it_stacked(mode):
+    parallel = DataParallel(mode, devices=jax.devices()[:2])
+    like = parallel.put({"a": stacks.stacked(model()), "b": (model(), jnp.zeros(2))})
+    parts = parallel.put({"a": model(), "b": (model(), jnp.ones(2))})
+    kernel = parts["a"]["trunk"]["layers"]["0"]["attention"]["dense"]["kernel"]
+    result = stacks.stacked_like(parts, like)
+    assert kernel.is_deleted()
+    assert jax.tree.map(lambda x: x.sharding, result) == jax.tree.map(lambda x: x.sharding, like)
+    assert_same(result, {"a": stacks.stacked(model()), "b": (model(), jnp.ones(2))})
+
+
+def test_the_first_axis_of_a_stack_is_not_split():
+    entry = partition.axes_of("policy/trunk/layers/0/attention/dense/kernel")
+    assert partition.axes_of("policy/trunk/layers/all/attention/dense/kernel") == (None, *entry)
+    assert partition.axes_of("policy/trunk/layers/all/input_layernorm/scale") == ()
