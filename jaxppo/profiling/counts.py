@@ -25,6 +25,11 @@ _READS = frozenset(("gather", "dynamic_slice", "slice"))
 _WRITES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter_add": 2, "scatter-mul": 2}
 """They write into an operand, in place: which operand holds what is written."""
 
+_VIEWS = frozenset(
+    ("transpose", "reshape", "squeeze", "expand_dims", "copy", "optimization_barrier", "sharding_constraint", "pvary")
+)
+"""They return their operands, in another order or shape: a kernel that reads them reads those."""
+
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Parameters that hold what a call calls."""
 
@@ -109,6 +114,9 @@ class _Counter:
             name = eqn.primitive.name
             if inner is not None and name not in ("scan", "pallas_call"):
                 self._call(eqn, getattr(inner, "jaxpr", inner), known, region, share, manual)
+                continue
+            if name in _VIEWS and not any(isinstance(v, jex.Literal) for v in eqn.invars):
+                known |= {new: known[old] for old, new in zip(eqn.invars, eqn.outvars, strict=True)}
                 continue
             reads = tuple(known[v] for v in eqn.invars if not isinstance(v, jex.Literal))
             for variable in eqn.outvars:

@@ -1,0 +1,153 @@
+"""Programs compiled by the compilers of a TPU and a GPU that are not there, by the command itself."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jaxppo.errors import ConfigError
+from jaxppo.parallel import platform
+from jaxppo.profiling import aot, targets
+from tests.one_layer import ONE_LAYER
+
+needs_tpu_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="no compiler for TPUs: pip install 'jaxppo[aot-tpu]'"
+)
+needs_gpu_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None,
+    reason="no compiler for GPUs: pip install 'jaxppo[aot-gpu]'",
+)
+SMALL = "--batch_size 8 --response_length 8 --num_mini_batches 1 --total_episodes 16 --dtype bfloat16"
+
+
+def run(*words):
+    """The command as a user runs it, without the flags that the tests give XLA's compiler for CPUs."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    return subprocess.run(
+        [sys.executable, "-m", *words, "--dry_run"], env=environment, capture_output=True, text=True, timeout=600
+    )
+
+
+def compiled(command, target, flags):
+    done = run(f"jaxppo.{command}", "--target", target, "--quiet", "True", *flags.split())
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(found, programs, memory_bytes):
+    assert found["fits"] is True and found["memory_bytes"] == memory_bytes
+    assert list(found["programs"]) == programs
+    for program in found["programs"].values():
+        assert program["compile_s"] > 0
+        assert 0 < program["argument_bytes"] <= program["peak_bytes"] < found["memory_bytes"]
+        assert 0 <= program["temp_bytes"] < program["peak_bytes"]
+        assert program["flops"] > 1e6 and program["bytes"] > 1e5
+        assert found["held_bytes"] < program["device_bytes"] < found["memory_bytes"]
+
+
+@needs_tpu_compiler
+def test_an_update_is_compiled_for_a_tpu():
+    found = compiled("train", "tpu-v5e-4", f"--preset tiny --sft_model_path {ONE_LAYER} {SMALL}")
+    check(found, ["generate", "score", "update"], targets.CHIPS["v5e"].memory_bytes)
+    assert found["target"] == "tpu-v5e-4"
+    update = found["programs"]["update"]
+    assert set(update["sent_bytes"]) == {"all-reduce over data"}  # gradients and statistics
+    assert found["programs"]["generate"]["sent_bytes"] == {}
+
+
+@pytest.mark.full
+@needs_gpu_compiler
+@pytest.mark.parametrize("flags", ["", "--parallel fsdp --algorithm rloo --num_generations 2"])
+def test_an_update_is_compiled_for_gpus(flags):
+    target = "gpu:h100:1x4" if flags else "gpu-h100x1"
+    found = compiled("train", target, f"--preset tiny --sft_model_path {ONE_LAYER} {SMALL} {flags}")
+    check(found, ["generate", "score", "update"], int(0.75 * targets.CHIPS["h100"].memory_bytes))
+    sent = found["programs"]["update"]["sent_bytes"]
+    assert ({"all-gather over fsdp", "reduce-scatter over fsdp"} <= set(sent)) if flags else sent == {}
+
+
+@pytest.mark.full
+@needs_tpu_compiler
+@pytest.mark.parametrize("command", ["sft", "evaluate"])
+def test_other_commands_are_compiled(command):
+    flags = {"sft": f"--preset tiny --model_path {ONE_LAYER} --batch_size 8", "evaluate": f"--model {ONE_LAYER}"}
+    found = compiled(command, "tpu-v5e-16" if command == "sft" else "tpu-v5e-1", flags[command].replace(" 8", " 16"))
+    check(found, ["update" if command == "sft" else "generate"], targets.CHIPS["v5e"].memory_bytes)
+
+
+@pytest.mark.full
+@needs_tpu_compiler
+def test_what_does_not_fit_is_told_with_what_would():
+    """A batch of very long texts, of which a v5e takes fewer rows at once."""
+    flags = f"--preset tiny --sft_model_path {ONE_LAYER} --batch_size 512 --num_mini_batches 1 --total_episodes 512"
+    done = run("jaxppo.train", "--target", "tpu-v5e-1", "--response_length", "416", *flags.split())
+    assert done.returncode == 0, done.stderr
+    verdict = done.stdout.splitlines()[-1]
+    assert verdict.startswith(("it fits", "it does not fit"))
+    if verdict.startswith("it does not"):
+        assert "makes it fit" in verdict
+
+
+@needs_tpu_compiler
+def test_compilers_alone_do_not_disturb_a_run_on_a_cpu():
+    done = run("jaxppo.train", "--preset", "tiny")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "1 cpu device(s)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--preset tiny --target tpu-v9", "target: expected one of"),
+        ("--preset tiny --target tpu-v5e-4 --parallel pmap", "parallel: expected shard_map or fsdp with target"),
+        ("--preset tiny --target tpu-v5e-4 --dry_run False", "target: expected --dry_run with it"),
+    ],
+)
+def test_bad_input_is_one_line(flags, message):
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    words = [word for word in f"--dry_run {flags}".split() if "--dry_run False" not in flags or word != "--dry_run"]
+    words = [word for word in words if word != "False"]
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxppo.train", *words], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["tpu-v5e-4", "gpu-h100x1"])
+def test_a_missing_compiler_is_named_with_its_extra(monkeypatch, name):
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=rf"pip install 'jaxppo\[aot-{name[:3]}\]'"):
+        aot.devices_of(targets.find(name))
+
+
+@pytest.mark.parametrize(
+    ("message", "size"),
+    [
+        ("total memory required for HLO temporaries (24.00G) exceeds available HBM (15.75G).", 24 * 2**30),
+        ("Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.", int(20.5 * 2**30)),
+        ("out of memory", 0),
+    ],
+)
+def test_a_refusal_says_how_much(message, size):
+    assert aot.needed_bytes(f"RESOURCE_EXHAUSTED: {message}") == size
+
+
+def test_a_gpu_has_the_share_that_jax_takes(monkeypatch):
+    target, memory_bytes = targets.find("gpu-h100x1"), targets.CHIPS["h100"].memory_bytes
+    monkeypatch.delenv(aot.GPU_FRACTION_VARIABLE, raising=False)
+    assert aot.memory_of(target) == int(0.75 * memory_bytes)
+    monkeypatch.setenv(aot.GPU_FRACTION_VARIABLE, ".9")
+    assert aot.memory_of(target) == int(0.9 * memory_bytes)
+    with aot.aiming_at(target):
+        assert platform.current() == platform.Platform("gpu", int(0.9 * memory_bytes))
+    assert platform.current().name == jax.default_backend()
+    monkeypatch.setenv(aot.GPU_FRACTION_VARIABLE, "much")
+    with pytest.raises(ConfigError, match="XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        aot.memory_of(target)

@@ -1,0 +1,133 @@
+"""Our own counts against numbers worked out by hand, the compiler's where there are no loops, and `flops.py`."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxppo import models
+from jaxppo.config import TrainConfig
+from jaxppo.config.sources import replace
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import counts, flops
+from jaxppo.rl.describe import plan_of
+from jaxppo.rl.ppo import PPO
+from jaxppo.rl.start import Start
+
+SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+PRODUCT = 2 * 64**3
+ARRAY = 4 * 64 * 64  # bytes
+
+
+def count(function, *shapes, **about):
+    return counts.of_program(jax.jit(function).trace(*shapes).jaxpr, **about)
+
+
+def test_a_product_reads_its_factors_and_writes_its_result():
+    assert count(lambda x, y: x @ y, SQUARE, SQUARE) == (PRODUCT, 3 * ARRAY)
+
+
+def test_a_chain_of_elementwise_operations_is_one_kernel():
+    chain = lambda x, y: jnp.where(x > 0, jnp.tanh(x) * y, x + 1.0)  # noqa: E731
+    assert count(chain, SQUARE, SQUARE) == (0, 3 * ARRAY)
+    # Between two products it is read and written once more.
+    assert count(lambda x: jnp.tanh(jnp.exp(x @ x)) @ x, SQUARE) == (2 * PRODUCT, 3 * ARRAY + 2 * ARRAY + 3 * ARRAY)
+
+
+def test_what_nobody_needs_is_not_counted():
+    assert count(lambda x: (x @ x, x + 1.0)[1], SQUARE) == (0, 2 * ARRAY)
+
+
+def test_loops_are_multiplied_out():
+    def scanned(x):
+        return jax.lax.scan(lambda c, _: (c @ x, None), x, None, length=7)[0]
+
+    def until(x):
+        return jax.lax.while_loop(lambda c: jnp.any(c > 0), lambda c: c @ x, x)
+
+    assert count(scanned, SQUARE).flops == 7 * PRODUCT
+    assert count(until, SQUARE, trips=5).flops == 5 * PRODUCT
+    assert count(jax.vmap(scanned), jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)).flops == 21 * PRODUCT
+
+
+def test_a_cache_is_read_where_it_is_read_and_not_carried():
+    """As in decoding: a token is written into a cache in place, then all of it is read."""
+    cache, row = jax.ShapeDtypeStruct((64, 128), jnp.bfloat16), jax.ShapeDtypeStruct((1, 128), jnp.bfloat16)
+
+    def step(state):
+        cache, row, t = state
+        cache = jax.lax.dynamic_update_slice(cache, row, (t, 0))
+        return cache, (row @ cache.T) @ cache, t + 1
+
+    def decode(cache, row):
+        return jax.lax.while_loop(lambda state: state[2] < 64, step, (cache, row, jnp.int32(0)))[1]
+
+    of_cache, of_row, of_scores = 2 * 64 * 128, 2 * 128, 2 * 64
+    a_round = 2 * of_cache + 3 * of_row + 2 * of_scores + of_row
+    assert count(decode, cache, row, trips=10).bytes == pytest.approx(10 * a_round, rel=0.02)
+
+
+def test_the_dearest_branch_counts():
+    both = lambda x: jax.lax.cond(x[0, 0] > 0, lambda: x @ x, lambda: x)  # noqa: E731
+    assert count(both, SQUARE).flops == PRODUCT
+
+
+def test_recomputation_counts_and_own_gradients_do():
+    def loss(x):
+        return jnp.sum(jax.checkpoint(lambda x: jnp.tanh(jnp.tanh(x @ x) @ x))(x))
+
+    @jax.custom_vjp
+    def own(x):
+        return x @ x
+
+    own.defvjp(lambda x: (x @ x, x), lambda x, grad: (grad @ x,))
+    assert count(jax.grad(loss), SQUARE).flops == pytest.approx((2 + 1 + 4) * PRODUCT, rel=0.15)
+    assert count(jax.grad(lambda x: jnp.sum(own(x))), SQUARE).flops == PRODUCT
+
+
+@pytest.mark.parametrize(("axes", "share"), [({"data", "fsdp"}, 4), ({"data"}, 4)])
+def test_a_device_does_its_share(axes, share):
+    mesh = jax.make_mesh((2, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rows = PartitionSpec(tuple(sorted(axes)))
+    mapped = jax.shard_map(
+        lambda x, y: x @ y,
+        mesh=mesh,
+        in_specs=(rows, PartitionSpec()),
+        out_specs=rows,
+        axis_names=axes,
+        check_vma=False,
+    )
+    assert count(mapped, SQUARE, SQUARE, devices=4).flops == PRODUCT / share
+
+
+MODEL = GPTNeoXConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
+CONFIG = replace(TrainConfig(), batch_size=8, response_length=16, num_mini_batches=1, total_episodes=80)
+
+
+def test_a_forward_pass_is_what_the_compiler_counts():
+    shapes = jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0)))
+    traced = jax.jit(lambda params, ids: models.apply(MODEL, params, ids).logits).trace(
+        shapes, jax.ShapeDtypeStruct((8, 32), jnp.int32)
+    )
+    said = traced.lower().compile().cost_analysis()["flops"]
+    assert counts.of_program(traced.jaxpr).flops == pytest.approx(said, rel=0.1)  # that has norms and softmax, too
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_an_update_is_what_the_arithmetic_of_the_shapes_says(devices):
+    """The arithmetic takes every token to see its row; so does attention on a CPU."""
+    ppo = PPO(CONFIG, MODEL, 0, 1, DataParallel(devices=jax.devices()[:devices]))
+    policy = jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0)))
+    plan = plan_of(ppo, Start(policy, None, None), 32)
+    found = {
+        name: devices
+        * sum(counts.of_program(p.function.trace(*p.arguments).jaxpr, devices, plan.trips).flops for p in programs)
+        for name, programs in plan.stages.items()
+    }
+    params = jax.eval_shape(lambda *start: ppo.models_of(ppo.init_state(*start)), policy)
+    shapes = flops.Shapes(8, 32, 8, 16, 16, 48)
+    arithmetic = flops.of_models(ppo.model, ppo.value_model, params)
+    assert found["generate"] == pytest.approx(flops.sampling(arithmetic.policy, shapes), rel=0.05)
+    assert found["score"] == pytest.approx(flops.scoring(CONFIG, arithmetic, shapes), rel=0.05)
+    assert found["update"] == pytest.approx(flops.learning(CONFIG, arithmetic, shapes), rel=0.1)

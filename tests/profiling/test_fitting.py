@@ -1,0 +1,83 @@
+"""Which change is found, with a compiler whose answers are a formula."""
+
+import pytest
+
+from jaxppo.config import TrainConfig
+from jaxppo.config.sources import replace
+from jaxppo.profiling import aot, fitting
+from jaxppo.profiling.counts import Count
+
+GIB = 2**30
+CONFIG = replace(TrainConfig(), batch_size=32, num_mini_batches=1, total_episodes=64)
+
+
+class Devices:
+    def __init__(self, number):
+        self.num_devices = number
+
+
+def plan_of(config, devices=1, rows=32, activations=32, scoring=1.0):
+    """Held: 8 GiB, a quarter with adapters; activations halve with each doubling of parts."""
+    split = devices if config.run.parallel == "fsdp" else 1
+    held = 8 * GIB // split // (4 if config.peft.use_peft else 1)
+    parts = config.rl.gradient_accumulation_steps or 1
+    scored = config.rl.local_rollout_forward_batch_size or rows
+    of_update = 1 * GIB + activations * GIB // parts // (4 if config.gradient_checkpointing else 1)
+    stages = {"score": int(scoring * GIB * scored / rows), "update": of_update}
+    return aot.Plan(Devices(devices), stages, held, parts=parts, most_parts=rows, scored=scored)
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """`smallest_change` for a plan of the formula, and what it told."""
+
+    def compiled(plan):
+        for name, size in plan.stages.items():
+            yield name, aot.Compiled(0.0, 0, size, size, size, Count(), {})
+
+    monkeypatch.setattr(aot, "compile_plan", compiled)
+
+    def find(memory_gib, config=CONFIG, **about):
+        told = []
+        build = lambda config: plan_of(config, **about)  # noqa: E731
+        measured = fitting.Measured(build(config), dict(compiled(build(config))))
+        assert not measured.fits(int(memory_gib * GIB))
+        change = fitting.smallest_change(config, measured, int(memory_gib * GIB), build, told.append)
+        assert change is None or change.measured.fits(int(memory_gib * GIB))
+        return None if change is None else change.describe(), told
+
+    return find
+
+
+def test_the_fewest_micro_batches_come_first(found):
+    assert found(18)[0] == "--gradient_accumulation_steps 4"  # 8 + 1 + 8
+    assert found(10.1)[0] == "--gradient_accumulation_steps 32"
+
+
+def test_scoring_parts_are_halved_too(found):
+    change, told = found(12, scoring=16.0)
+    assert change == "--gradient_accumulation_steps 16 --local_rollout_forward_batch_size 8"
+    assert told[-1].endswith("fits") and all(line.endswith("does not fit") for line in told[:-1])
+
+
+def test_recomputation_where_rows_cannot_be_cut_further(found):
+    assert found(10, rows=2)[0] == "--gradient_checkpointing --use_peft --gradient_accumulation_steps 2"
+    assert found(14, rows=2)[0] == "--gradient_checkpointing --gradient_accumulation_steps 2"
+
+
+def test_the_mesh_comes_before_adapters(found):
+    assert found(7)[0] == "--use_peft --gradient_accumulation_steps 8"
+    change, told = found(7, devices=4)
+    assert change == "--parallel fsdp --gradient_accumulation_steps 8"
+    assert told[0] == "what is held throughout alone takes 8.00 GiB"
+
+
+def test_nothing_helps_where_what_is_held_is_too_much(found):
+    change, told = found(1)
+    assert change is None
+    assert len(told) == 4 and all("held throughout alone" in line for line in told)
+
+
+def test_a_refusal_of_the_compiler_does_not_fit():
+    stage = aot.Compiled(0.0, 0, 0, 0, 0, Count(), {}, refused="RESOURCE_EXHAUSTED")
+    assert not fitting.Measured(plan_of(CONFIG), {"update": stage}).fits(2**60)
