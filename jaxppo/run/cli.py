@@ -31,7 +31,7 @@ _OS_FIXES = {
 """What to do about errors of the operating system."""
 
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
-"""New objects after which Python looks for unreachable cycles among the youngest. Its own 700 to 2,000 are too few where
+"""New objects after which Python looks for unreachable cycles among the youngest. Its own 700 to 2,000 are few where
 tracing makes millions that stay: looking took a fifth of the interpreter's time until the first update."""
 
 
