@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,7 +180,9 @@ def measure(name: str, work: Workload, updates: int, vs_trl: bool, peak: Peaks) 
     """Let the contestants take turns on one workload."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes.jsonl"
-        commands = {"jaxppo": [sys.executable, __file__, "--sizes", work.to_json(), "--notes", str(notes)]}
+        commands: dict[str, Sequence[str]] = {
+            "jaxppo": [sys.executable, __file__, "--sizes", work.to_json(), "--notes", str(notes)]
+        }
         if vs_trl:
             commands["trl"] = [sys.executable, str(HERE / "trl_update.py"), work.to_json()]
         results = take_turns(commands, updates, WARM_UP)

@@ -79,7 +79,7 @@ class Module:
             if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
                 self.stars.append(node)
             if "_deprecations" in _bound(node) and isinstance(value := getattr(node, "value", None), ast.Dict):
-                keys = (key.value for key in value.keys if isinstance(key, ast.Constant))
+                keys = (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
                 self.deprecations |= dict(zip(keys, value.values, strict=False))
 
     def source_of(self, node: ast.ImportFrom) -> str:
@@ -94,10 +94,9 @@ class Module:
     def offers(self) -> set[str] | None:
         """The names of `__all__`; None: it is not there, or not a plain list."""
         for node in self.names.get("__all__", []):
-            try:
-                return set(ast.literal_eval(getattr(node, "value", None)))
-            except (ValueError, TypeError):
-                return None
+            value = getattr(node, "value", None)
+            if isinstance(value, ast.List | ast.Tuple) and all(isinstance(item, ast.Constant) for item in value.elts):
+                return set(ast.literal_eval(value))
         return None
 
 
