@@ -70,8 +70,8 @@ def main() -> None:
     prompts = Dataset.from_list([{"input_ids": rng.integers(2, len(words), n).tolist()} for n in lengths])
     settings = PPOConfig(
         output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=batch // work["parts"],
+        gradient_accumulation_steps=work["parts"],
         num_mini_batches=1,
         num_ppo_epochs=work["epochs"],
         response_length=work["response"],
@@ -80,7 +80,7 @@ def main() -> None:
         stop_token="eos",
         missing_eos_penalty=1.0,
         num_sample_generations=0,
-        local_rollout_forward_batch_size=batch,
+        local_rollout_forward_batch_size=batch // work["parts"],
         bf16=work["dtype"] == "bfloat16",
         gradient_checkpointing=False,
         report_to=[],

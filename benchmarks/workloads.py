@@ -20,6 +20,7 @@ class Workload:
     response: int  # every completion has that many tokens: a random model hardly ever ends one
     dtype: str = "float32"
     epochs: int = 4
+    parts: int = 1  # micro-batches of TRL's update; the others choose their own
 
     def to_json(self) -> str:
         """All fields, as a process of another project reads them."""
@@ -34,6 +35,12 @@ WORKLOADS = {
     ),
     "gpu-1b": Workload(
         layers=16, hidden=2048, heads=8, vocab=50304, batch=128, prompt=512, response=128, dtype="bfloat16"
+    ),
+    "pythia-160m": Workload(
+        layers=12, hidden=768, heads=12, vocab=50304, batch=64, prompt=512, response=53, dtype="bfloat16"
+    ),
+    "pythia-1b": Workload(
+        layers=16, hidden=2048, heads=8, vocab=50304, batch=64, prompt=512, response=53, dtype="bfloat16"
     ),
     "tiny": Workload(layers=2, hidden=64, heads=2, vocab=1000, batch=8, prompt=16, response=8),
 }

@@ -24,6 +24,23 @@ def test_import_loads_nothing_heavy_and_is_fast():
     assert not {name.split(".")[0] for name in loaded} & {"jax", "numpy", "transformers", "flax"}
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import jaxppo.planning",
+        "import sys, runpy; sys.argv = ['jaxppo', '--help']; runpy.run_module('jaxppo', run_name='__main__')",
+        "import sys, runpy; sys.argv = ['jaxppo', '--version']; runpy.run_module('jaxppo', run_name='__main__')",
+        "import runpy; runpy.run_module('jaxppo.metrics', run_name='__main__')",
+    ],
+)
+def test_what_is_instant_loads_nothing_but_the_standard_library(code):
+    code = f"import sys; before = set(sys.modules); {code}; print('LOADED', *(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.rpartition("LOADED")[2].split()}
+    assert "jaxppo" in loaded
+    assert loaded - {"jaxppo"} <= sys.stdlib_module_names
+
+
 def test_every_name_is_that_of_its_module():
     for name, place in jaxppo.NAMES.items():
         module, _, there = place.partition(":")

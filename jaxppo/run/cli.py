@@ -1,6 +1,7 @@
 """What every command shares: one line for bad input, exit status 2, and compiled programs kept between runs."""
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -29,6 +30,10 @@ _OS_FIXES = {
 }
 """What to do about errors of the operating system."""
 
+_OBJECTS_BETWEEN_COLLECTIONS = 10_000
+"""New objects after which Python looks for unreachable cycles among the youngest. Its own 700 to 2,000 are few where
+tracing makes millions that stay: looking took a fifth of the interpreter's time until the first update."""
+
 
 def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     """Run a command; a `JaxppoError` becomes one line on standard error and exit status 2.
@@ -38,6 +43,9 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without torch, transformers would say that models are not available: those of jaxppo are.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    young, *older = gc.get_threshold()
+    if young:  # 0: somebody has switched it off
+        gc.set_threshold(max(young, _OBJECTS_BETWEEN_COLLECTIONS), *older)
     try:
         if uses_jax:
             set_up_jax()

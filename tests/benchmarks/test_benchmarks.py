@@ -98,6 +98,42 @@ def test_ppo_update_reports_the_agreed_fields():
     assert line["products_over_jaxppo"] == pytest.approx(line["products_s"] / line["s_per_update"], rel=0.1)
 
 
+def test_accelerator_compares_with_the_peaks(benchmark):
+    accelerator, workloads = benchmark("accelerator"), benchmark("workloads")
+    work = workloads.Workload(
+        layers=1, hidden=4, heads=2, vocab=10, batch=3, prompt=5, response=2, epochs=1, dtype="bfloat16"
+    )
+    program = {"held_bytes": 100, "argument_bytes": 60, "output_bytes": 30, "alias_bytes": 20, "temp_bytes": 7}
+    note = {"rollout_s": 0.5, "update_s": 2.0, "update_flop": 8e12, "prompts_flop": 1e11, "peak_bytes": 99}
+    note["programs"] = {"generate": program, "update": program | {"temp_bytes": 9}}
+    results = {
+        "jaxppo": [{"seconds": 4.0, "maxrss_mib": 1}] * 2,
+        "trl": [{"seconds": 6.0, "maxrss_mib": 2}] * 2,
+    }
+    line = accelerator.summary("x", work, results, [note, note], accelerator.Peaks(flops=16e12, bandwidth=1e6))
+    # Of each of 2 steps the weights, 12 x 16 and 4 x 10, and per row 2 x 4 numbers for each of 5, then 6 tokens seen.
+    read = 2 * (2 * (192 + 40) + 3 * 8 * 11)
+    assert line["decode_limit_tokens_per_s"] == pytest.approx(6 / (1e11 / 16e12 + read / 1e6), abs=0.05)
+    assert (line["update_tflop_per_s"], line["mfu_update"], line["decode_tokens_per_s"]) == (4, 0.25, 12)
+    assert (line["s_per_update"], line["trl_over_jaxppo"]) == (4, 1.5)
+    assert (line["peak_bytes"], line["compiler_peak_bytes"]) == (99, 119)
+    unknown = accelerator.summary("x", work, results, [note], accelerator.peaks("cpu"))
+    assert unknown["mfu_update"] is unknown["decode_limit_tokens_per_s"] is None
+
+
+@pytest.mark.slow
+def test_accelerator_runs_where_there_is_none(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    flags = ("--peak-tflops", "100", "--bandwidth-gb", "1000", "--vs-trl", "--parts", "2")
+    (line,) = run("accelerator.py", "--workload", "tiny", "--updates", "1", *flags)
+    assert 0 < line["mfu_update"] < 1 and 0 < line["decode_tokens_per_s"] < line["decode_limit_tokens_per_s"]
+    assert set(line["programs"]) == {"generate", "update"} and line["peak_bytes"] is None
+    for program in line["programs"].values():
+        assert line["compiler_peak_bytes"] > program["held_bytes"] >= program["argument_bytes"] > 0
+        assert program["temp_bytes"] > 0
+    assert line["trl_over_jaxppo"] > 0 and line["device"] == "cpu"
+
+
 @pytest.mark.full
 def test_logprobs_reports_memory_and_time():
     sizes = {"rows": 2, "tokens": 64, "vocab": 4096, "hidden": 32, "turns": 1}

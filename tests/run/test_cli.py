@@ -1,5 +1,6 @@
 """One line on standard error and exit status 2 for bad input."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -126,6 +127,18 @@ def test_main_says_how_to_go_on_after_an_interrupt(capsys):
 def test_main_returns_after_a_command_that_works(capsys):
     assert cli.main(lambda: None) is None
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("before", "within"), [(700, 10_000), (50_000, 50_000), (0, 0)])
+def test_main_collects_garbage_more_rarely_never_more_often(before, within):
+    usual = gc.get_threshold()
+    try:
+        gc.set_threshold(before, 7, 5)
+        found = []
+        cli.main(lambda: found.append(gc.get_threshold()), uses_jax=False)
+        assert found == [(within, 7, 5)]
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_command_exits_with_2_and_one_line_and_writes_nothing(tmp_path):
