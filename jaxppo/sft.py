@@ -28,7 +28,7 @@ from jaxppo.rl.supervised import check_finite, in_parts, supervised_step
 from jaxppo.run import cli
 from jaxppo.run.folder import begin
 from jaxppo.run.loop import Steps, TrainingLoop
-from jaxppo.types import Array, Params, Sequences, Stats
+from jaxppo.types import Array, Params, Sequences, Stats, TrainState
 
 
 def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelConfig) -> tuple[Array, Stats]:
