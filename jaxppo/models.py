@@ -187,11 +187,11 @@ def computing_in(config: ModelConfig, dtype: str, attention: str = "auto") -> Mo
         dtype: "float32" or "bfloat16".
         attention: a form of `nn/attention.py`, or "auto": plain on a CPU, elsewhere the platform's kernel.
     """
-    accelerated = platform.current().name != "cpu"
+    name = platform.current().name
     if attention == "auto":
-        attention = "kernel" if accelerated else "plain"
+        attention = {"cpu": "plain", "gpu": "triton", "tpu": "splash"}.get(name, "blocks")
     compute_dtype = None if dtype == "float32" else dtype
-    return dataclasses.replace(config, compute_dtype=compute_dtype, attention=attention, accelerated=accelerated)
+    return dataclasses.replace(config, compute_dtype=compute_dtype, attention=attention, accelerated=name != "cpu")
 
 
 def with_checkpointing(config: ModelConfig, gradient_checkpointing: bool) -> ModelConfig:

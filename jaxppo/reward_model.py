@@ -205,7 +205,7 @@ def _plan(
     config.check_devices(parallel.row_shards)
     parallel.check_model(start.model)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
-    training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
+    training = Training(config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel)
     state = aot.placed(parallel, jax.eval_shape(training.init_state, start.params))
     batch = PreferenceData(pairs, config.batch_size, config.run.seed, training.model.max_length).longest_batch()
     weighted = jax.eval_shape(in_parts, (batch, jax.ShapeDtypeStruct((config.batch_size,), np.float32)))
@@ -321,7 +321,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     if config.run.dry_run:
         return folder
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
-    training = Training(config, models.computing_in(start.model, config.dtype), adapter, parallel)
+    training = Training(config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel)
     with run.claimed(), reported(folder, console):
         if processes.is_first():
             write_tokenizer(folder, start.tokenizer)

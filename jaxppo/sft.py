@@ -106,7 +106,7 @@ def _plan(start: Start, supervised: data.SupervisedData, config: SFTConfig, devi
     """Plan the optimizer step on the longest rows, for devices that are not there."""
     parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
     config.check_devices(parallel.row_shards)
-    model = models.computing_in(start.model, config.dtype)
+    model = models.computing_in(start.model, config.dtype, config.run.attention)
     parallel.check_model(model)
     state = aot.placed(parallel, jax.eval_shape(partial(_init_state, config, model), start.params))
     batch = jax.eval_shape(partial(_weighted, model=model, row_shards=parallel.row_shards), supervised.longest_batch())
@@ -126,7 +126,7 @@ def sft(config: SFTConfig) -> Path:
     start = start_model(config, parallel.placement)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
-    model, tokenizer = models.computing_in(start.model, config.dtype), start.tokenizer
+    model, tokenizer = models.computing_in(start.model, config.dtype, config.run.attention), start.tokenizer
     parallel.check_model(model)
     judges = "builtin" if config.reward.judges_plans else None
     rows = data.load_split(config.data, config.data.train_split, judges, {"prompt": str, "completion": str})

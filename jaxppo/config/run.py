@@ -37,6 +37,9 @@ class RunConfig:
     mesh: str | None = None
     """Sizes of the device axes, e.g. data=2,fsdp=4 or fsdp=4,tensor=2; -1 takes what is left. Rows are split over data
     and fsdp, weights over fsdp and tensor. Default: fsdp=-1 for --parallel fsdp, otherwise data=-1."""
+    attention: Literal["auto", "plain", "blocks", "triton", "splash"] = "auto"
+    """How attention is computed: with all scores at once (plain, the default on a CPU), with those of some queries at a
+    time (blocks), or by a kernel for GPUs (triton, their default) or TPUs (splash, theirs)."""
     distributed: bool = False
     """Join the other processes of this run, as SLURM, Open MPI, Kubernetes or a TPU slice started them, or as the
     variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say (docs/scaling.md)."""

@@ -26,7 +26,16 @@ from jaxppo.errors import ConfigError, did_you_mean, shown
 
 Config = TypeVar("Config")
 
-PLACES = ("parallel", "mesh", "distributed", "coordinator_address", "num_processes", "process_id", "connect_timeout_s")
+PLACES = (
+    "parallel",
+    "mesh",
+    "attention",
+    "distributed",
+    "coordinator_address",
+    "num_processes",
+    "process_id",
+    "connect_timeout_s",
+)
 """Settings that say on which devices a run is carried out; its numbers do not depend on them."""
 
 CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet", "profile", "peak_tflops", "report_to")

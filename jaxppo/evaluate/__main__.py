@@ -105,7 +105,7 @@ def _aim(config: EvaluateConfig, console: Console) -> None:
     def build(config: EvaluateConfig, devices: list[Any]) -> aot.Plan:
         parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
         parallel.check_model(policy.config)
-        model = models.computing_in(policy.config, config.dtype)
+        model = models.computing_in(policy.config, config.dtype, config.run.attention)
         return make_evaluator(config, model, policy.tokenizer, parallel, rows=rows).plan(policy.params)
 
     show(console, config, build)
@@ -163,7 +163,10 @@ class _Evaluation:
     def _open(self, source: str) -> LoadedModel:
         policy = hf.load_policy(source)
         self._parallel.check_model(policy.config)
-        model, tokenizer = models.computing_in(policy.config, self.config.dtype), policy.tokenizer
+        model, tokenizer = (
+            models.computing_in(policy.config, self.config.dtype, self.config.run.attention),
+            policy.tokenizer,
+        )
         end_ids = model.ends_beside(data.make_chat_template(tokenizer, self.config.data).end_id)
         parallel = self._parallel.of_process()
         load_model = registry.reward_model_loader(model, policy.params, tokenizer, parallel, end_ids)

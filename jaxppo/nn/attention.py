@@ -1,8 +1,9 @@
 """Attention in several forms that compute the same, and the cache of keys and values.
 
 `plain` holds all scores of a call at once, [B, H, T, S]. `blocks` holds those of a few queries and computes them again
-for the gradient, so that nothing grows with T times S. `kernel` is the platform's fused kernel (`kernels.py`), for
-calls that it covers; `blocks` takes the others. One token behind a cache has few scores: it is always `plain`.
+for the gradient, so that nothing grows with T times S. `triton` and `splash` are kernels of GPUs and TPUs
+(`kernels.py`), for the calls that they cover; `blocks` takes the others. One token behind a cache has few scores: it is
+always `plain`.
 
 Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of the cache), R of the T tokens that are
 read, H heads, G heads of keys and values, K head size, N queries of a block.
@@ -95,14 +96,14 @@ def attend_cached(
         keys, values = cache
     queries = columns((first + jnp.arange(t))[None], read, 1)
     scale = q_bhtk.shape[3] ** -0.5 if scale is None else scale
-    arrays = checkpoint_name((q_bhtk, keys.astype(q_bhtk.dtype), values.astype(q_bhtk.dtype)), KEPT)
+    arrays = q_bhtk, keys.astype(q_bhtk.dtype), values.astype(q_bhtk.dtype)
     seen = Seen(queries, mask, window)
     if form == "plain" or t == 1:
         attended = attend(*arrays, seen.bias(queries, keys.shape[2]), scale)
     else:
         attended = None
-        if form == "kernel" and cache_index is None and read is None:
-            attended = kernels.attend(*arrays, mask, scale, window)
+        if form != "blocks" and cache_index is None and read is None:
+            attended = kernels.attend(form, *arrays, mask, scale, window)
         if attended is None:
             attended = attend_in_blocks(*arrays, queries, mask, scale, window)
     return attended.transpose(0, 2, 1, 3).reshape(*attended.shape[::2], -1), cache

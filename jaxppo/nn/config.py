@@ -13,7 +13,7 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 LOOP_FROM = 8
 """On a CPU, the least layers that are one loop: as fast, and compiled sooner (docs/performance.md)."""
 
-ATTENTION_FORMS = ("plain", "blocks", "kernel")
+ATTENTION_FORMS = ("plain", "blocks", "triton", "splash")
 
 MAX_LAYERS = 256
 """Programs that sample are as long as models are deep; published ones have at most 126 layers."""

@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxppo.nn import kernels
 from jaxppo.nn.attention import KEPT, Cache, LayerCache
 from jaxppo.nn.config import ModelConfig
 from jaxppo.parallel import partition, stacks
@@ -136,8 +137,13 @@ def _gathered(weights: Params, hidden: jax.Array) -> Params:
 
 
 def _named(primitive: Any, *_: Any, **params: Any) -> bool:
-    """Whether a value is kept: what bears the name, and results of kernels."""
-    return primitive.name == "pallas_call" or (primitive.name == "name" and params["name"] == KEPT)
+    """Whether a value is kept: what bears the name, and results of kernels for GPUs.
+
+    Those for TPUs write 128 copies of each sum: they run again, for 2 % of the arithmetic where T is 512.
+    """
+    if primitive.name == "pallas_call":
+        return params["name"] == kernels.TRITON_FORWARD
+    return primitive.name == "name" and params["name"] == KEPT
 
 
 @partial(jax.jit, static_argnums=0)

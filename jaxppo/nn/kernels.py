@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxppo.parallel import partition, platform
+from jaxppo.parallel import partition
 
 TRITON_BLOCK = 64
 """Queries, and keys, of a tile. Its gradient takes half as many."""
+TRITON_FORWARD = "mha_forward"
+"""What JAX calls the kernel of results, in a trace."""
 SPLASH_LANES = 128
 """Tiles are a multiple of it."""
 SPLASH_TILE = 8
@@ -23,6 +25,7 @@ SPLASH_TILE = 8
 
 
 def attend(
+    form: str,
     q_bhtk: jax.Array,
     k_bgtk: jax.Array,
     v_bgtk: jax.Array,
@@ -30,9 +33,10 @@ def attend(
     scale: float,
     window: int | None,
 ) -> jax.Array | None:
-    """Causal attention of T tokens to each other by the kernel of the platform; None where it has none for this call.
+    """Causal attention of T tokens to each other by a kernel; None where it does not cover the call.
 
     Args:
+        form: "triton" or "splash".
         q_bhtk: [B, H, T, K] queries; head h reads the keys of head h G // H.
         k_bgtk: [B, G, T, K] keys.
         v_bgtk: [B, G, T, K] values.
@@ -43,10 +47,9 @@ def attend(
     Returns:
         [B, H, T, K], in the dtype of the values.
     """
-    name = platform.current().name
-    if q_bhtk.dtype != jnp.bfloat16 or name not in KERNELS or (name == "gpu" and window is not None):
+    if q_bhtk.dtype != jnp.bfloat16 or (form == "triton" and window is not None):
         return None
-    program = _at_own_precision(lambda *arrays: KERNELS[name](*arrays, scale=scale, window=window))
+    program = _at_own_precision(lambda *arrays: KERNELS[form](*arrays, scale=scale, window=window))
     return partition.by_heads(program, (q_bhtk, k_bgtk, v_bgtk), mask)
 
 
@@ -135,8 +138,8 @@ def _at_own_precision(program: Callable[..., jax.Array]) -> Callable[..., jax.Ar
     return computed
 
 
-KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": triton, "tpu": splash}
-"""Platform -> its kernel."""
+KERNELS: dict[str, Callable[..., jax.Array]] = {"triton": triton, "splash": splash}
+"""Form of attention -> its kernel."""
 
 
 def _filled(x: jax.Array, multiple: int, axis: int) -> jax.Array:

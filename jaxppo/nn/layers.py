@@ -194,7 +194,7 @@ def project(
 
         sizes = list(shape)
         sizes[axis] = stop - start
-        together = linear(x_btd, pick).reshape(*x_btd.shape[:2], *sizes)
+        together = kept(linear(x_btd, pick)).reshape(*x_btd.shape[:2], *sizes)
         # Split before they are transposed: the gradient joins three parts once, instead of padding each to all three.
         each = jax.lax.split(together, [1] * (stop - start), axis + 2)
         return [part.squeeze(axis + 2).transpose(0, 2, 1, 3) for part in each]

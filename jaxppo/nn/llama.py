@@ -47,8 +47,8 @@ class LlamaAttention(nnx.Module):
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
-        query = split_heads(self.q_proj(columns(x_btd, read, 1)), self.heads)
-        key, value = (split_heads(linear(x_btd), self.kv_heads) for linear in (self.k_proj, self.v_proj))
+        query = split_heads(kept(self.q_proj(columns(x_btd, read, 1))), self.heads)
+        key, value = (split_heads(kept(linear(x_btd)), self.kv_heads) for linear in (self.k_proj, self.v_proj))
         key, value = partition.over_tensor(key, 1), partition.over_tensor(value, 1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)

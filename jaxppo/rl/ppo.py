@@ -65,8 +65,12 @@ class PPO:
         length_gaps: Sequence[int] = (),
     ):
         config.check_devices(parallel.row_shards)
-        self.config, self.model, self.parallel = config, models.computing_in(model, config.dtype), parallel
-        self.value_model = models.computing_in(value_model or model, config.dtype)
+        self.config, self.model, self.parallel = (
+            config,
+            models.computing_in(model, config.dtype, config.run.attention),
+            parallel,
+        )
+        self.value_model = models.computing_in(value_model or model, config.dtype, config.run.attention)
         self._length_gaps = length_gaps
         for each in (self.model, self.value_model):
             parallel.check_model(each)

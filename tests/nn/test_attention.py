@@ -80,7 +80,7 @@ def test_the_number_of_queries_at_once_follows_from_the_scores_allowed(monkeypat
 
 
 @pytest.mark.parametrize("mask", masks(70), ids=["all real", "left padding", "right padding"])
-@pytest.mark.parametrize("name", ["gpu", "tpu"])
+@pytest.mark.parametrize("name", ["triton", "splash"])
 def test_kernels_are_plain(name, mask):
     kernel = partial(kernels.KERNELS[name], mask=mask, scale=0.3, interpret=True)
     q, k, v = arrays(h=2, g=1, t=70, k=16)
@@ -96,12 +96,20 @@ def test_splash_attention_has_windows():
     assert_close(value_and_gradients(kernel, q, k, v), reference, 1e-4)
 
 
-def test_a_kernel_is_for_bfloat16_and_for_what_its_platform_covers():
+def test_kernels_are_for_bfloat16_and_triton_has_no_window():
     half, whole = arrays(dtype=jnp.bfloat16), arrays()
-    assert kernels.attend(*half, None, 0.3, None) is None  # a CPU has none
-    with platform.compiling_for(Platform("gpu", None)):
-        assert kernels.attend(*whole, None, 0.3, None) is None
-        assert kernels.attend(*half, None, 0.3, window=5) is None
+    assert kernels.attend("triton", *whole, None, 0.3, None) is None
+    assert kernels.attend("splash", *whole, None, 0.3, None) is None
+    assert kernels.attend("triton", *half, None, 0.3, window=5) is None
+
+
+def test_the_platform_chooses_the_form():
+    forms = {}
+    for name in ("cpu", "gpu", "tpu"):
+        with platform.compiling_for(Platform(name, None)):
+            forms[name] = models.computing_in(NEOX, "bfloat16").attention
+            assert models.computing_in(NEOX, "bfloat16", "blocks").attention == "blocks"
+    assert forms == {"cpu": "plain", "gpu": "triton", "tpu": "splash"}
 
 
 NEOX = GPTNeoXConfig(
@@ -135,7 +143,7 @@ def test_models_are_the_same_by_blocks_and_in_a_loop(config):
         out = models.apply(config, params, ids, read=read)
         return jnp.sum(jnp.cos(jnp.arange(24.0)) * out.logits)
 
-    accelerated = dataclasses.replace(config, accelerated=True, attention="kernel")
+    accelerated = dataclasses.replace(config, accelerated=True, attention="triton")
     expected = jax.jit(jax.value_and_grad(partial(loss, config=config)))(params)
     found = jax.jit(jax.value_and_grad(partial(loss, config=accelerated)))(params)
     assert_close(found, expected, 1e-5)
