@@ -1,4 +1,4 @@
-"""What an update costs: memory, FLOPs, throughput, compilation, traces.
+"""What an update costs: memory, FLOPs, throughput, compilation, traces, targets that are not there.
 
 In: model shapes and settings. Out: numbers for the plan of a run and for its metrics.
 """

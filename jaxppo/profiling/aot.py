@@ -185,7 +185,8 @@ def compile_program(program: Program, parallel: DataParallel, trips: int) -> Com
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        took, arguments, needed = time.monotonic() - began, shard_bytes(program.arguments), needed_bytes(str(error))
+        took, arguments = time.monotonic() - began, shard_bytes(program.arguments)
+        needed = needed_bytes(str(error), arguments)
         refusal = first_line(error)
         return Compiled(took, arguments, needed, arguments + needed, rows + needed, count, {}, refusal)
     took = time.monotonic() - began
@@ -202,8 +203,17 @@ def shard_bytes(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def needed_bytes(message: str) -> int:
-    """Read from a compiler's refusal how many bytes of temporaries a program asks for; 0 where it does not say."""
-    sizes = re.findall(r"\((\d+(?:\.\d+)?)([KMGT]?)B?\)|[Uu]sed (\d+(?:\.\d+)?)([KMGT]?)", message)
-    found = [float(number or used) * _UNITS[unit or used_unit or "B"] for number, unit, used, used_unit in sizes]
-    return int(found[0]) if found else 0
+def needed_bytes(message: str, arguments: int) -> int:
+    """Read from a compiler's refusal how many bytes of temporaries a program asks for; 0 where it does not say.
+
+    Args:
+        message: names them, or all that would be used.
+        arguments: bytes of the program's arguments.
+    """
+    found = re.search(r"\((\d+(?:\.\d+)?)([KMGT]?)B?\)|[Uu]sed (\d+(?:\.\d+)?)([KMGT]?)", message)
+    if found is None:
+        return 0
+    temporaries, unit, used, unit_of_used = found.groups()
+    if temporaries is not None:
+        return int(float(temporaries) * _UNITS[unit or "B"])
+    return max(0, int(float(used) * _UNITS[unit_of_used or "B"]) - arguments)
