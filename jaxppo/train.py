@@ -134,8 +134,11 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     """
     ppo, began = setup.ppo, time.monotonic()
     batch = setup.prompts.batch(step)
-    own = None if state.ahead is not None else _sample(setup, state, reference, batch.prompts, step)
-    rollout, sequences, scored = state.ahead if own is None else own.experience
+    if state.ahead is None:
+        sampled = _sample(setup, state, reference, batch.prompts, step)
+    else:
+        sampled = Sampled.before(state.ahead, began)
+    rollout, sequences, scored = sampled.experience
     preemption.check()
     answers = _answers(setup, batch, rollout)
     with setup.ahead.sampling(_next_sample(setup, state, reference, step)) as ahead:
@@ -153,7 +156,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
         **rewarded.scores.metrics,
     }
     done = time.monotonic()
-    record |= stage_times(began, own, ahead.sampled, rewarded.at, done)
+    record |= stage_times(sampled, ahead.sampled, rewarded.at, done)
     prompt_ids, input_ids = batch.prompts.prompt_ids, sequences.input_ids
     record |= setup.meter.throughput(prompt_ids, answers.mask, input_ids, done - began)
     return Step(state, record, rewarded.samples(step + 1), trajectories)

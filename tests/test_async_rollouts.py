@@ -242,6 +242,7 @@ def stopped(whole, tmp_path):
 FLAGS = [*CHANGING, "--save_total_limit", "9", "--resume"]
 
 
+@pytest.mark.full
 def test_settings_of_the_loop_may_change_and_the_batch_is_kept(carry_out, whole, stopped, capsys):
     changes = ["--save_steps", "2", "--allow_changes", "save_steps"]
     assert_same_run(carry_out(stopped, *FLAGS, *ASYNC, *changes), whole)

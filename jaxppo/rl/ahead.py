@@ -21,6 +21,13 @@ class Sampled(NamedTuple):
     drawn: float  # the completions are there; scoring goes on
     scored: Future[float]
 
+    @classmethod
+    def before(cls, experience: Experience, now: float) -> "Sampled":
+        """Return a batch that the update before has sampled, as if made in no time."""
+        scored: Future[float] = Future()
+        scored.set_result(now)
+        return cls(experience, now, now, scored)
+
 
 class Ahead:
     """The next batch on its way, if there is to be one."""
@@ -89,25 +96,21 @@ class AheadSampler:
         self._thread.shutdown()
 
 
-def stage_times(
-    began: float, own: Sampled | None, ahead: Sampled | None, rewarded: float, done: float
-) -> dict[str, float]:
+def stage_times(own: Sampled, ahead: Sampled | None, rewarded: float, done: float) -> dict[str, float]:
     """Return the wall times of the stages of an update, from moments in seconds of `time.monotonic`.
 
     Args:
-        began: the update began.
-        own: its batch; None: that was there.
+        own: its batch.
         ahead: the next batch; None: it was not sampled.
         rewarded: the last reward was there.
         done: the update has ended.
     """
-    batches = [batch for batch in (own, ahead) if batch is not None]
-    start = began if own is None else own.drawn  # of the rewards
+    batches = [own] if ahead is None else [own, ahead]
     times = {
         "time/rollout_s": sum(batch.drawn - batch.began for batch in batches),
-        "time/reward_s": rewarded - start,
-        "time/reward_wait_s": max(0.0, rewarded - max([start, *(batch.scored.result() for batch in batches)])),
-        "time/update_s": done - max([rewarded, *(batch.drawn for batch in batches)]),
+        "time/reward_s": rewarded - own.drawn,
+        "time/reward_wait_s": max(0.0, rewarded - max(batch.scored.result() for batch in batches)),
+        "time/update_s": done - max(rewarded, batches[-1].drawn),
     }
     if ahead is not None:
         times["time/overlap_s"] = max(0.0, min(rewarded, ahead.drawn) - ahead.began)

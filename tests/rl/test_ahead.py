@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError
 from jaxppo.reward_functions import registry
 from jaxppo.rl.ahead import AheadSampler, Sampled, stage_times
+from jaxppo.types import Experience
 
 
 @pytest.fixture
@@ -87,10 +89,18 @@ def test_sampling_that_fails_is_raised_to_who_wants_the_batch(samplers):
         _ = ahead.experience
 
 
+NOTHING: Any = None
+BATCH = Experience(NOTHING, NOTHING, NOTHING)
+
+
 def at(began, drawn, scored):
     future = Future()
     future.set_result(scored)
-    return Sampled(None, began, drawn, future)
+    return Sampled(BATCH, began, drawn, future)
+
+
+HERE = Sampled.before(BATCH, 10.0)
+"""Sampled by the update before."""
 
 
 @pytest.mark.parametrize(
@@ -99,15 +109,15 @@ def at(began, drawn, scored):
         # Began at 10, ended at 30.
         (at(10.0, 14.0, 15.0), None, 18.0, 4.0, 4.0, 3.0, 12.0, None),  # rewards later than scoring
         (at(10.0, 14.0, 19.0), None, 18.0, 4.0, 4.0, 0.0, 12.0, None),
-        (None, at(11.0, 16.0, 17.0), 20.0, 5.0, 10.0, 3.0, 10.0, 5.0),  # slow rewards hide the sampling
-        (None, at(11.0, 16.0, 17.0), 13.0, 5.0, 3.0, 0.0, 14.0, 2.0),  # fast ones are hidden
-        (None, at(20.0, 26.0, 27.0), 20.0, 6.0, 10.0, 0.0, 4.0, 0.0),  # one after the other: a reward model
+        (HERE, at(11.0, 16.0, 17.0), 20.0, 5.0, 10.0, 3.0, 10.0, 5.0),  # slow rewards hide the sampling
+        (HERE, at(11.0, 16.0, 17.0), 13.0, 5.0, 3.0, 0.0, 14.0, 2.0),  # fast ones are hidden
+        (HERE, at(20.0, 26.0, 27.0), 20.0, 6.0, 10.0, 0.0, 4.0, 0.0),  # one after the other: a reward model
         (at(10.0, 14.0, 15.0), at(15.0, 18.0, 19.0), 22.0, 7.0, 8.0, 3.0, 8.0, 3.0),  # the first update
-        (None, None, 15.0, 0.0, 5.0, 5.0, 15.0, None),  # the last one: the devices have nothing to do
+        (HERE, None, 15.0, 0.0, 5.0, 5.0, 15.0, None),  # the last one: the devices have nothing to do
     ],
 )
 def test_stage_times_of_every_kind_of_update(own, ahead, rewarded, rollout, reward, wait, update, overlap):
-    times = stage_times(10.0, own, ahead, rewarded, 30.0)
+    times = stage_times(own, ahead, rewarded, 30.0)
     expected = {"rollout": rollout, "reward": reward, "reward_wait": wait, "update": update, "overlap": overlap}
     assert times == {f"time/{name}_s": value for name, value in expected.items() if value is not None}
 
