@@ -107,7 +107,9 @@ def by_hand(folder, *flags):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "flags", [["--num_ppo_epochs", "1"], ["--algorithm", "rloo"], ["--dtype", "bfloat16"]], ids=["ppo", "rloo", "bf16"]
+    "flags",
+    [["--num_ppo_epochs", "1"], ["--algorithm", "rloo"], ["--dtype", "bfloat16"], ["--use_peft", "--lora_r", "4"]],
+    ids=["ppo", "rloo", "bf16", "lora"],
 )
 def test_the_run_is_that_of_a_loop_one_step_off_policy(carry_out, tmp_path, monkeypatch, flags):
     states = []
@@ -221,6 +223,14 @@ def test_a_run_that_ends_within_its_rewards_goes_on_exactly(carry_out, whole, tm
         assert (folder / "checkpoints" / str(update) / "ahead").is_dir()
     carry_out(folder, *flags, "--resume")
     assert_same_run(folder, whole)
+
+
+@pytest.mark.full
+def test_sampling_behind_rewards_that_need_the_devices_gives_the_same_run(carry_out, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(train.registry, "need_devices", lambda _: True)
+    folder = carry_out(tmp_path / "run", *CHANGING, *ASYNC, "--save_steps", "1", "--save_total_limit", "9")
+    assert_same_run(folder, whole)
+    assert [record.get("time/overlap_s") for record in read_metrics(folder / "metrics.jsonl")] == [0.0, 0.0, 0.0, None]
 
 
 def test_a_checkpoint_holds_the_batch_that_was_sampled_ahead(whole):
