@@ -7,6 +7,8 @@ from pathlib import Path
 KINDS = (
     ("ppo", "PPO"),
     ("async", "PPO, one step off-policy"),
+    ("half", "PPO, learning rate 3e-4"),
+    ("asynchalf", "the same, one step off-policy"),
     ("rloo", "RLOO, 4 plans per problem"),
     ("rloo8", "RLOO, 8 plans per problem"),
     ("sft-train", "SFT on `train`"),
