@@ -6,6 +6,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `check
 """
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rewards import Completions, Rewards, Scores
+from jaxppo.rl.ahead import Ahead, AheadSampler, Sampled, stage_times
 from jaxppo.rl.describe import plan_of, print_plan
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start, StartModels, load_start
@@ -37,7 +39,7 @@ from jaxppo.run import folder as run_folder
 from jaxppo.run.alarms import Health
 from jaxppo.run.console import Console
 from jaxppo.run.loop import StepOutput, Steps, TrainingLoop
-from jaxppo.types import Params, Rollout, TrainState, Trajectories
+from jaxppo.types import Experience, Params, PromptBatch, Rollout, TrainState, Trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class Setup:
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
     rewards: Rewards
+    ahead: AheadSampler
     evaluator: evaluation.Evaluator
     ppo: PPO
     meter: UpdateMeter
@@ -120,6 +123,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         models_meta=models_meta(models.policy_base, models.value_base, ppo.adapter, ppo.stop_ids, config.data.dataset),
         prompts=prompts,
         rewards=rewards,
+        ahead=AheadSampler(beside=not registry.need_devices(config.reward)),
         evaluator=evaluator,
         ppo=ppo,
         meter=UpdateMeter(config, ppo.model, ppo.value_model, shapes, parallel),
@@ -163,20 +167,26 @@ class Step(NamedTuple):
 
 
 def train_step(setup: Setup, state: TrainState, reference: Params | None, step: int) -> Step:
-    """Carry out one update: sample, score while the host computes rewards, estimate advantages, learn."""
+    """Carry out one update: sample, score while the host computes rewards, estimate advantages, learn.
+
+    With `async_rollouts` this batch was sampled in the update before, and while the host computes its rewards the
+    devices sample and score the next one.
+    """
     ppo, began = setup.ppo, time.monotonic()
     batch = setup.prompts.batch(step)
-    rollout = ppo.generate(state, batch.prompts, step)
-    sequences = ppo.pack(batch.prompts, rollout)
-    sampled = time.monotonic()
+    if state.ahead is None:
+        sampled = _sample(setup, state, reference, batch.prompts, step)
+    else:
+        sampled = Sampled.before(state.ahead, began)
+    rollout, sequences, scored = sampled.experience
     preemption.check()
-    scored = ppo.score(state, reference, sequences, rollout)
-    scored_at = setup.meter.finish_time(scored)  # the devices score while the host computes rewards
-    rewarded = _rewarded(setup, batch, rollout)
-    rewarded_at = time.monotonic()
+    answers = _answers(setup, batch, rollout)
+    with setup.ahead.sampling(_next_sample(setup, state, reference, step)) as ahead:
+        rewarded = _rewarded(setup, answers, ahead)
     preemption.check()
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, rewarded.values())
     state, update_stats = ppo.update(state, trajectories, step)
+    state = state._replace(ahead=ahead.experience)
     episode = (step + 1) * setup.config.batch_size
     record = {
         "step": step + 1,
@@ -186,25 +196,58 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
         **rewarded.scores.metrics,
     }
     done = time.monotonic()
-    record |= {
-        "time/rollout_s": sampled - began,
-        "time/reward_s": rewarded_at - sampled,
-        "time/reward_wait_s": max(0.0, rewarded_at - scored_at.result()),
-        "time/update_s": done - rewarded_at,
-    }
+    record |= stage_times(sampled, ahead.sampled, rewarded.at, done)
     prompt_ids, input_ids = batch.prompts.prompt_ids, sequences.input_ids
-    record |= setup.meter.throughput(prompt_ids, rewarded.mask, input_ids, done - began)
+    record |= setup.meter.throughput(prompt_ids, answers.mask, input_ids, done - began)
     return Step(state, record, rewarded.samples(step + 1), trajectories)
 
 
+def _sample(setup: Setup, state: TrainState, reference: Params | None, prompts: PromptBatch, step: int) -> Sampled:
+    """Sample the batch of an update, and dispatch its scoring by the same models."""
+    ppo, began = setup.ppo, time.monotonic()
+    rollout = ppo.generate(state, prompts, step)
+    sequences = ppo.pack(prompts, rollout)
+    drawn = time.monotonic()
+    scored = ppo.score(state, reference, sequences, rollout)
+    return Sampled(Experience(rollout, sequences, scored), began, drawn, setup.meter.finish_time(scored))
+
+
+def _next_sample(setup: Setup, state: TrainState, reference: Params | None, step: int) -> Callable[[], Sampled] | None:
+    """Return what samples the batch behind that of `step`; None where it has to wait for the update, or is not due."""
+    if not setup.config.rl.async_rollouts or step + 1 == setup.config.num_updates:
+        return None
+    return partial(_sample, setup, state, reference, setup.prompts.batch(step + 1).prompts, step + 1)
+
+
+class _Answers(NamedTuple):
+    """The completions of a batch on the host, and those of this process for the reward functions."""
+
+    prompts: Any  # [B] texts
+    columns: dict[str, Any]
+    mask: np.ndarray  # [B, C]
+    own: Completions
+
+
+def _answers(setup: Setup, batch: data.Batch, rollout: Rollout) -> _Answers:
+    """Fetch and decode the completions of a batch: each process those of its own rows."""
+    parallel = setup.ppo.parallel
+    prompts, columns = batch.per_completion(setup.config.rl.group_size)
+    ids, mask = parallel.to_host((rollout.completion_ids, rollout.completion_mask))
+    rows = parallel.local_rows(len(prompts))
+    texts = data.decode(setup.tokenizer, ids[rows], mask[rows], setup.ppo.end_ids)
+    id_lists = [row[real].tolist() for row, real in zip(ids[rows], mask[rows], strict=True)]
+    own_columns = {name: column[rows] for name, column in columns.items()}
+    return _Answers(prompts, columns, mask, Completions(prompts[rows], texts, id_lists, own_columns))
+
+
 class _Rewarded(NamedTuple):
-    """The completions of a batch with their rewards, on the host."""
+    """The completions of a batch with their rewards."""
 
     prompts: Any  # [B] texts
     columns: dict[str, Any]
     completions: list[str]
-    mask: np.ndarray  # [B, C]
     scores: Scores
+    at: float  # in seconds of `time.monotonic`
 
     def values(self) -> np.ndarray:
         """Return the scores as an array [B]; a completion without one has NaN."""
@@ -220,18 +263,11 @@ class _Rewarded(NamedTuple):
         ]
 
 
-def _rewarded(setup: Setup, batch: data.Batch, rollout: Rollout) -> _Rewarded:
-    """Compute the rewards of a rollout: each process those of its own rows."""
-    parallel = setup.ppo.parallel
-    prompts, columns = batch.per_completion(setup.config.rl.group_size)
-    ids, mask = parallel.to_host((rollout.completion_ids, rollout.completion_mask))
-    own = parallel.local_rows(len(prompts))
-    texts = data.decode(setup.tokenizer, ids[own], mask[own], setup.ppo.end_ids)
-    id_lists = [row[real].tolist() for row, real in zip(ids[own], mask[own], strict=True)]
-    own_columns = {name: column[own] for name, column in columns.items()}
-    scores = setup.rewards(Completions(prompts[own], texts, id_lists, own_columns), processes.gather)
-    texts = [text for of_process in processes.gather(texts) for text in of_process]
-    return _Rewarded(prompts, columns, texts, mask, scores)
+def _rewarded(setup: Setup, answers: _Answers, ahead: Ahead) -> _Rewarded:
+    """Compute the rewards of a batch: each process those of its own rows."""
+    scores = setup.rewards(answers.own, ahead.gather)
+    texts = [text for of_process in ahead.gather(answers.own.texts) for text in of_process]
+    return _Rewarded(answers.prompts, answers.columns, texts, scores, time.monotonic())
 
 
 def train(config: TrainConfig) -> Path:
@@ -251,6 +287,7 @@ def train(config: TrainConfig) -> Path:
         reported(run.folder, run.console),
         closing(setup.rewards),
         closing(setup.meter),
+        closing(setup.ahead),
         run.trackers,
     ):
         state = setup.ppo.init_state(*start)

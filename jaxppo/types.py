@@ -54,6 +54,14 @@ class Scored(NamedTuple):
     full_kl: Array | None = None  # [B, C] fp32, exact KL to the reference; None: estimate it from the log-probabilities
 
 
+class Experience(NamedTuple):
+    """A batch that was sampled and scored; what is missing are its rewards."""
+
+    rollout: Rollout
+    sequences: Sequences
+    scored: Scored
+
+
 class Trajectories(NamedTuple):
     """All an update needs; 0 outside the masks. RLOO has one advantage per completion and no values."""
 
@@ -98,3 +106,4 @@ class TrainState(NamedTuple):
     step: Array  # [] int32, updates done
     controls: Controls | None = None  # None: supervised
     frozen: Params | None = None  # weights under adapters, by model as in `params`; never change, in no checkpoint
+    ahead: Experience | None = None  # the batch of the next update, sampled before this one (`async_rollouts`)

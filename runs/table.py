@@ -1,4 +1,4 @@
-"""Print the table of docs/results.md from the run folders that runs/default.sh made: `python runs/table.py FOLDER`."""
+"""Print the table of docs/results.md from what default.sh or async_rollouts.sh made: `python runs/table.py FOLDER`."""
 
 import json
 import sys
@@ -6,6 +6,9 @@ from pathlib import Path
 
 KINDS = (
     ("ppo", "PPO"),
+    ("async", "PPO, one step off-policy"),
+    ("half", "PPO, learning rate 3e-4"),
+    ("asynchalf", "the same, one step off-policy"),
     ("rloo", "RLOO, 4 plans per problem"),
     ("rloo8", "RLOO, 8 plans per problem"),
     ("sft-train", "SFT on `train`"),

@@ -25,7 +25,7 @@ def one_step(num_devices: int):
     supervised = data.SupervisedData(ROWS, words, CONFIG.batch_size, 0, 64)
     parallel = DataParallel(devices=jax.devices()[:num_devices])
     state = update.init_state({"policy": jax.tree.map(np.copy, PARAMS)}, optimizer.make_optimizer(CONFIG.optimizer))
-    batch = sft._weighted_batch(supervised, MODEL, parallel.row_shards, 0)
+    batch = sft._weighted(supervised.batch(0), MODEL, parallel.row_shards)
     after, stats = sft.make_step(CONFIG, MODEL, parallel)(parallel.put(state), parallel.put(batch, 2))
     return batch, jax.device_get(after.params), jax.device_get(stats)
 
@@ -37,7 +37,7 @@ def test_micro_batches_that_fit_the_cache_change_nothing(monkeypatch, num_device
     assert weights.shape[:3] == (1, 1, 8)
     np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-6)
     assert stats["grad_norm"] > 0.01
-    monkeypatch.setattr(memory, "rows_at_once", lambda models, length: 2)
+    monkeypatch.setattr(memory, "rows_at_once", lambda *_: 2)
     (cut, _), cut_params, cut_stats = one_step(num_devices)
     assert cut.input_ids.shape[:3] == (1, 4 // num_devices, 2 * num_devices)
     np.testing.assert_array_equal(cut.input_ids.reshape(8, -1), rows.input_ids.reshape(8, -1))

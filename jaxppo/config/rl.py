@@ -22,6 +22,9 @@ class RLConfig:
     """Passes over each rollout batch."""
     num_mini_batches: int = 1
     """Optimizer steps per pass."""
+    async_rollouts: int = 0
+    """1: sample the next batch while the host computes the rewards of this one, with the policy before its update: one
+    step off-policy. 0: every batch comes from the newest policy."""
     gradient_accumulation_steps: int | None = None
     """Micro-batches that a mini-batch is cut into to save memory; the optimizer step is the same. Default: 1 on
     accelerators, on a CPU as many as keep a layer's activations in its cache."""
@@ -84,6 +87,7 @@ class RLConfig:
         require_choice(self, "algorithm", ALGORITHMS)
         require_positive(self, "num_ppo_epochs", "num_mini_batches", "target_kl")
         require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
+        require(self.async_rollouts in (0, 1), "async_rollouts", "0 or 1", self.async_rollouts)
         require_fraction(self, "gamma", "lam")
         require_finite(self, "kl_coef", "vf_coef", "entropy_coef")
         if self.ratio_threshold is not None:

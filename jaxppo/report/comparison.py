@@ -109,6 +109,7 @@ def _results(runs: Sequence[Run], labels: Sequence[str]) -> str:
         ]
         known = [known_end(run.values(name)) for name in ends]
         seconds = sum(value or 0.0 for name in _STAGES for value in run.values(name))
+        seconds -= sum(value or 0.0 for value in run.values("time/overlap_s"))
         texts = [shown(label), updates, shown(measured), *map(value_html, sides)]
         rows.append(row([*texts, *(short(fmean(part)) if part else "–" for part in known), duration(seconds)]))
     note = "Rates and means with their 95 % intervals over problems; at the end: mean of the last tenth of the updates."

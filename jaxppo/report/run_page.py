@@ -282,7 +282,7 @@ def _samples(run: Run, samples: Samples) -> str:
 
 _STAGES = {
     "time/rollout_s": ("sampling", 0),
-    "time/reward_s": ("reward, while devices score", 2),
+    "time/reward_s": ("reward, while devices score", 2),  # less what is drawn as the devices' work, or their waiting
     "time/reward_wait_s": ("waiting for the reward", 1),
     "time/update_s": ("learning", 3),
     "time/step_s": ("step", 0),
@@ -298,9 +298,11 @@ def _times(run: Run) -> str:
     }
     if not seconds:
         return ""
-    if {"time/reward_s", "time/reward_wait_s"} <= seconds.keys():
-        pairs = zip(seconds["time/reward_s"], seconds["time/reward_wait_s"], strict=True)
-        seconds["time/reward_s"] = [max(0.0, reward - wait) for reward, wait in pairs]
+    for name in ("time/reward_wait_s", "time/overlap_s"):
+        if "time/reward_s" in seconds and name in run.metric_names:
+            drawn = [number(record.get(name)) or 0.0 for record in run.records]
+            pairs = zip(seconds["time/reward_s"], drawn, strict=True)
+            seconds["time/reward_s"] = [max(0.0, reward - other) for reward, other in pairs]
     parts = [Part(_STAGES[name][0], values, _STAGES[name][1]) for name, values in seconds.items()]
     steps = [float(record["step"]) for record in run.records]
     chart = stacked_bars("seconds of every update, by stage", steps, parts, "s")

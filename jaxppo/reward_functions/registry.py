@@ -106,16 +106,18 @@ class BuiltIn(NamedTuple):
         make: the maker.
         setting: the setting that the function cannot do without, and that means nothing to the others; None: none.
         check_installed: raises where a package is missing that not everybody has; None: there is none.
+        on_devices: it computes on the devices that sample and learn.
     """
 
     make: Callable[[RewardConfig, Context], RewardFunction]
     setting: str | None = None
     check_installed: Callable[[], None] | None = None
+    on_devices: bool = False
 
 
 BUILT_IN = {
     "plan": BuiltIn(_plan),
-    "model": BuiltIn(_model, "reward_model_path"),
+    "model": BuiltIn(_model, "reward_model_path", on_devices=True),
     "server": BuiltIn(_server, "reward_server_url"),
     "sentiment": BuiltIn(_sentiment, "sentiment_model_path", check_installed),
 }
@@ -123,6 +125,11 @@ BUILT_IN = {
 
 
 # --- all functions of a configuration
+
+
+def need_devices(config: RewardConfig) -> bool:
+    """Return whether a function of our own computes on the devices; one of the user's is taken to use the host."""
+    return any(name in BUILT_IN and BUILT_IN[name].on_devices for name in config.reward_funcs)
 
 
 def check(config: RewardConfig, validator: str | None = None) -> None:

@@ -5,6 +5,7 @@ In: prompts and scores. Out: completions, trajectories and the next state.
 
 __all__ = [
     "advantages",
+    "ahead",
     "algorithms",
     "describe",
     "losses",

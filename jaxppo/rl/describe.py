@@ -33,13 +33,14 @@ def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length
     micro = f", {accumulated} micro-batches each" if accumulated > 1 else ""
     if accumulated > 1 and ppo.gradient_accumulation_steps is None and learner.room is not None:
         micro += f" to take at most {memory.MOST_OF_DEVICE:.0%} of a device"
+    old = f"{config.logprobs}, one step off-policy" if ppo.async_rollouts else config.logprobs
     console.print(
         f"run: {ppo.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
         f"completions{generations} = {config.num_updates * config.batch_size} episodes, "
         f"{config.num_updates * config.num_prompts / prompts:.2f} passes over "
         f"{prompts} prompts\n"
         f"learning: {steps} optimizer steps ({ppo.num_ppo_epochs} epochs x {ppo.num_mini_batches} mini-batches of "
-        f"{config.mini_batch_size} completions per update{micro}), old log-probabilities by {config.logprobs}\n"
+        f"{config.mini_batch_size} completions per update{micro}), old log-probabilities by {old}\n"
         f"size: at most {config.batch_size * tokens:,} tokens per update, {parameters:,} parameters in {config.dtype}, "
         f"{parallel.describe()}\n"
         f"folder: {run.folder}, trackers: {', '.join(config.loop.report_to)}"

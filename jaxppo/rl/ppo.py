@@ -418,7 +418,7 @@ class PPO:
     def update(self, state: TrainState, batch: Trajectories, step: int) -> tuple[TrainState, Stats]:
         """Learn in all epochs and mini-batches of one update; the memory of `state` is taken over."""
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
-        trained = state._replace(frozen=None)
+        trained = state._replace(frozen=None, ahead=None)
         after, stats = self._update(trained, state.frozen, self._mini_batches(batch, key))
         return after._replace(frozen=state.frozen), stats
 

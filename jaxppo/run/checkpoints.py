@@ -26,10 +26,10 @@ from orbax.checkpoint import multihost
 from jaxppo.errors import DataError
 from jaxppo.parallel import processes, stacks
 from jaxppo.run import checksums
-from jaxppo.types import Params, TrainState
+from jaxppo.types import Experience, Params, Rollout, Scored, Sequences, TrainState
 
-PARAMS, OPT_STATE, REST, META = ITEMS = ("params", "opt_state", "rest", "meta")
-"""Folders of a checkpoint: an item can be read without the others."""
+PARAMS, OPT_STATE, REST, AHEAD, META = ITEMS = ("params", "opt_state", "rest", "ahead", "meta")
+"""Folders of a checkpoint: an item can be read without the others. `ahead` is there with `async_rollouts` alone."""
 
 _ORBAX = os.path.join("orbax", "checkpoint", "")
 
@@ -99,7 +99,7 @@ class Checkpoints:
             meta = json.loads(json.dumps(meta, default=_plain), parse_constant=_no_number)
             self._note_value(step, meta)
             self._writing = step
-            items = {name: ocp.args.StandardSave(tree) for name, tree in _trees(state).items()}
+            items = {name: ocp.args.StandardSave(tree) for name, tree in (_trees(state) | _ahead(state)).items()}
             arguments = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
             self._manager = self._manager or self._make_manager()
             self._manager.save(step, args=arguments, force=True)  # else a step before the newest is skipped silently
@@ -127,7 +127,8 @@ class Checkpoints:
         """Restore the latest undamaged state; its layers are stacked where those of `like` are.
 
         Args:
-            like: its arrays say where the restored ones are placed, whatever devices they were saved from.
+            like: its arrays say where the restored ones are placed, whatever devices they were saved from. A batch
+                that was sampled ahead comes as arrays of numpy, as its lengths are its own.
             warn: told in one line of damaged checkpoints that are passed over.
 
         Raises:
@@ -145,9 +146,9 @@ class Checkpoints:
                 for name, tree in _trees(like).items()
             }
         params = stacks.stacked_like(restored[PARAMS], like.params)
-        return like._replace(
-            params=params, opt_state=stacks.stacked_like(restored[OPT_STATE], like.opt_state), **restored[REST]
-        )
+        opt_state = stacks.stacked_like(restored[OPT_STATE], like.opt_state)
+        after = like._replace(params=params, opt_state=opt_state, **restored[REST])
+        return after._replace(ahead=self._read_ahead(step))
 
     def resume(self, state: TrainState, warn: Warn) -> TrainState:
         """`restore`, into the memory of a state that nobody needs any more.
@@ -185,12 +186,7 @@ class Checkpoints:
             raise DataError(f"step: expected one of {self.steps} in {self._folder}, got {step}")
         elif (why := self._damage(step, (PARAMS, META))) is not None:
             raise DataError(f"step: expected an undamaged checkpoint in {self._folder}, got {step}: {why}")
-        path = self._folder / str(step) / PARAMS
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            saved = reader.metadata(path).item_metadata.tree  # type: ignore[union-attr]
-            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
-            params = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=on_host))
-        return params, self.read_meta(step), step
+        return _on_host(self._folder / str(step) / PARAMS), self.read_meta(step), step
 
     def read_meta(self, step: int) -> dict[str, Any]:
         """Read what was saved as `meta` of a checkpoint; orbax would wait for all processes, and one alone may ask."""
@@ -305,6 +301,15 @@ class Checkpoints:
         """Return what is wrong with the files of a checkpoint, or None."""
         return checksums.damage(self._folder / str(step), items)
 
+    def _read_ahead(self, step: int) -> Experience | None:
+        """Read the batch that was sampled ahead, on the host; None where there is none."""
+        path = self._folder / str(step) / AHEAD
+        if not processes.on_first(path.is_dir):
+            return None
+        saved = _on_host(path)
+        kinds = {"rollout": Rollout, "sequences": Sequences, "scored": Scored}
+        return Experience(**{name: kind(**dict.fromkeys(kind._fields) | saved[name]) for name, kind in kinds.items()})
+
     def _check_fits(self, step: int, like: TrainState) -> None:
         """Raise a `DataError` that names the first array in which a checkpoint differs from `like`."""
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
@@ -348,6 +353,22 @@ def _trees(state: TrainState) -> dict[str, Any]:
     """Return the items of a checkpoint that hold arrays, every layer for itself."""
     rest = {"step": state.step} | ({} if state.controls is None else {"controls": state.controls})
     return {PARAMS: stacks.unstacked(state.params), OPT_STATE: stacks.unstacked(state.opt_state), REST: rest}
+
+
+def _ahead(state: TrainState) -> dict[str, Any]:
+    """Return the item of the batch that was sampled ahead, where there is one; arrays that it lacks are left out."""
+    if state.ahead is None:
+        return {}
+    known = lambda arrays: {name: array for name, array in arrays._asdict().items() if array is not None}  # noqa: E731
+    return {AHEAD: {name: known(arrays) for name, arrays in state.ahead._asdict().items()}}
+
+
+def _on_host(path: Path) -> dict[str, Any]:
+    """Read an item of a checkpoint as nested dicts of numpy arrays."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        saved = reader.metadata(path).item_metadata.tree  # type: ignore[union-attr]
+        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+        return reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=on_host))
 
 
 def _shapes(tree: Any) -> dict[str, str]:

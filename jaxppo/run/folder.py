@@ -327,16 +327,31 @@ def check_settings(before: Mapping[str, Any], now: Mapping[str, Any], config: An
     Raises:
         ConfigError: other settings differ; the message names each.
     """
-    before = plain_values(flatten(type(config)())) | dict(before)
     differences = [
         f"{name} {now[name]!r} (was {value!r})" if name in now else f"no {name} (was {value!r})"
-        for name, value in before.items()
-        if name not in (*CALL_ONLY, *config.run.allow_changes) and (name not in now or now[name] != value)
+        for name, value in changed_settings(before, now, config).items()
+        if name not in config.run.allow_changes
     ]
     if differences:
         got = ", ".join(differences)
         fix = "leave these settings as they were, or name a new output_dir, or these in --allow_changes"
         raise ConfigError(f"config: expected that of {of}, got {got}; {fix}")
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Return the settings of a run, not of one call, that have another value now: {name: value before}.
+
+    Args:
+        before: see `check_settings`.
+        now: see `check_settings`.
+        config: see `check_settings`.
+    """
+    before = plain_values(flatten(type(config)())) | dict(before)
+    return {
+        name: value
+        for name, value in before.items()
+        if name not in CALL_ONLY and (name not in now or now[name] != value)
+    }
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -6,15 +6,16 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from jaxppo.config import LoopConfig
+from jaxppo.config.sources import flatten
 from jaxppo.parallel import processes
 from jaxppo.run import headline, preemption
 from jaxppo.run.checkpoints import Checkpoints, is_whole
 from jaxppo.run.console import ProgressView
-from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, check_settings
+from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, changed_settings, check_settings
 from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.metrics import with_old_names
 from jaxppo.run.preemption import Preempted
-from jaxppo.types import TrainState
+from jaxppo.types import Experience, TrainState
 
 
 class StepOutput(NamedTuple):
@@ -67,10 +68,11 @@ class TrainingLoop:
         self._checkpoints = Checkpoints(run.folder / "checkpoints", config.save_total_limit, best, greater)
         if processes.on_first(lambda: self._checkpoints.steps):
             state = self._checkpoints.resume(state, run.console.warn)
-        self._state, self.start = state, int(state.step)
-        self._saved, self._record = self.start, {}
+        self._saved, self._record = int(state.step), {}
+        self.start = self._saved
         if self.start:
             processes.on_first(self._check_settings)
+        self._state = state if state.ahead is None else state._replace(ahead=self._placed(state.ahead))
 
     def run(self) -> tuple[TrainState, dict[str, Any]]:
         """Take all steps that are left.
@@ -110,6 +112,18 @@ class TrainingLoop:
         """Raise a `ConfigError` unless the checkpoint has the settings of this run, whatever `config.yaml` says."""
         run, before = self._run, self._checkpoints.read_meta(self.start)["config"]
         check_settings(before, self._steps.meta["config"], run.config, f"checkpoint {self.start} in {run.folder}")
+
+    def _placed(self, ahead: Experience) -> Experience | None:
+        """Put the batch of a checkpoint that was sampled ahead on the devices; None where it has to be sampled anew."""
+        run, before = self._run, processes.on_first(lambda: self._checkpoints.read_meta(self.start)["config"])
+        changed = changed_settings(before, self._steps.meta["config"], run.config).keys() - flatten(self._config).keys()
+        if not changed:
+            return run.parallel.put(ahead, 0)
+        run.console.warn(
+            f"the batch of update {self.start + 1} was sampled under other settings ({', '.join(sorted(changed))}): it "
+            "is sampled anew"
+        )
+        return None
 
     def _fill(self, metrics: JsonlLog) -> None:
         """Fill gaps in the log of a resumed run with the records that its checkpoints hold, and say so."""
