@@ -13,6 +13,7 @@ __all__ = [
     "padding",
     "ppo",
     "rollout",
+    "sampling",
     "start",
     "supervised",
     "trajectories",
