@@ -34,7 +34,7 @@ class _Decoding(NamedTuple):
 
     t: Array  # [] int32, tokens drawn for each row
     rollout: Rollout
-    cache: models.Cache | None
+    cache: models.Cache
 
 
 def generate(
@@ -103,7 +103,9 @@ def generate(
             logits=False,
         )
         logits = models.lm_logits(model, params, out.hidden[:, 0])
-        return _Decoding(state.t + 1, append(state.rollout, logits, state.t, rows), out.cache)
+        assert out.cache is not None
+        cache = models.densely_laid(out.cache)
+        return _Decoding(state.t + 1, append(state.rollout, logits, state.t, rows), cache)
 
     logits, cache = _prefill(params, prompts, rows.slots[::copies], copies, model, prompts_at_once)
     first = append(_empty_rollout(*uniforms.shape, pad_id), logits, jnp.int32(0), rows)
@@ -145,11 +147,19 @@ def _decode(
             # Those to be continued first, in their order; the rest are done, and stay so.
             kept = jnp.argsort(~live(state, rows), stable=True)[:now]
             done, places = _put_back(done, state.rollout, places), places[kept]
-            take = partial(jax.tree.map, lambda x, kept=kept: x[kept])
-            state, rows = state._replace(rollout=take(state.rollout), cache=take(state.cache)), take(rows)
+            state, rows = _take(state, kept), jax.tree.map(lambda x, kept=kept: x[kept], rows)
         more = lambda state, rows=rows, then=then: jnp.sum(live(state, rows)) > then  # noqa: E731
         state = jax.lax.while_loop(more, partial(step, rows=rows), state)
     return state.rollout if len(counts) == 1 else _put_back(done, state.rollout, places)
+
+
+def _take(state: _Decoding, kept: Array) -> _Decoding:
+    """Keep these rows alone, one array after the other: each makes room for the next before that is copied."""
+    leaves, structure = jax.tree.flatten((state.rollout, state.cache))
+    for i, leaf in enumerate(leaves):
+        leaves[i], kept = jax.lax.optimization_barrier((leaf[kept], kept))
+    rollout, cache = jax.tree.unflatten(structure, leaves)
+    return _Decoding(state.t, rollout, cache)
 
 
 def _put_back(whole: Rollout, part: Rollout, places: Array) -> Rollout:
