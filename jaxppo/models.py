@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxppo.errors import ModelError
 from jaxppo.nn import FAMILIES, ModelConfig, depth
@@ -30,6 +31,9 @@ from jaxppo.nn.layers import with_adapters
 from jaxppo.parallel import partition, platform, stacks
 
 Params = dict[str, Any]
+
+TPU_LANES = 128
+"""Numbers that a TPU works on side by side."""
 
 
 class ModelOutput(NamedTuple):
@@ -102,6 +106,16 @@ def init_cache(config: ModelConfig, batch_size: int, length: int, dtype: Any = N
     dtype = dtype or config.compute_dtype or jnp.float32
     empty = lambda: partition.over_tensor(jnp.zeros(shape, dtype), axis=1)  # noqa: E731
     return tuple((empty(), empty()) for _ in range(config.num_hidden_layers))
+
+
+def densely_laid(cache: Cache) -> Cache:
+    """Have a TPU lay out a cache with the slots of a head side by side, where its compiler would lay numbers of a head.
+
+    It pads what lies side by side to 128 numbers: heads of 64 would take twice the memory, and twice the time to read.
+    """
+    if platform.current().name != "tpu" or cache[0][0].shape[3] % TPU_LANES == 0:
+        return cache
+    return jax.tree.map(lambda x: with_layout_constraint(x, Layout((0, 1, 3, 2))), cache)
 
 
 def apply(

@@ -16,6 +16,7 @@ from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.layers import ACTIVATIONS
 from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.nn.rotary import Rope
+from jaxppo.parallel import platform
 from tests import quick_first
 
 torch = pytest.importorskip("torch")
@@ -728,3 +729,14 @@ def test_model_config_names_a_bad_field(small, field, value):
 def test_model_config_names_a_bad_field_of_a_family(family, field, value, named):
     with pytest.raises(ModelError, match=f"^{named}: expected .*, got "):
         dataclasses.replace(CONFIGS[family], **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "constrained"), [("tpu", 64, 4), ("tpu", 128, 0), ("gpu", 64, 0), ("cpu", 64, 0)]
+)
+def test_densely_laid_is_about_small_heads_on_a_tpu(name, head, constrained):
+    cache = tuple((jnp.ones((2, 3, 5, head)), jnp.zeros((2, 3, 5, head))) for _ in range(2))
+    with platform.compiling_for(platform.Platform(name, None)):
+        lowered = jax.jit(lambda cache: models.densely_laid(cache)).lower(cache)
+    assert lowered.as_text().count("LayoutConstraint") == constrained
+    jax.tree.map(np.testing.assert_array_equal, lowered.compile()(cache), cache)

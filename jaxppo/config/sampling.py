@@ -30,6 +30,10 @@ class SamplingConfig:
     """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
     min_p: float | None = None
     """Sample among tokens at least this times as likely as the most likely one."""
+    drop_ended_rows: bool | None = None
+    """Go on with half of the rows as soon as fewer are still to be continued, and so on: a step then reads less of the
+    cache. Each row keeps its random numbers, but products of fewer rows may be rounded differently. Default: on
+    accelerators; on a CPU it saves little and takes more programs to compile."""
 
     def __post_init__(self) -> None:
         require_positive(self, "response_length")

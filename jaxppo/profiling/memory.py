@@ -28,6 +28,9 @@ FP32 = 4
 LOGITS_COPIES = 2
 """Blocks of logits that are alive together: probabilities and their gradient."""
 
+READING_SHARE = 0.1
+"""Share of weights and cache that reading prompts may take in addition on an accelerator."""
+
 CPU_ACTIVATIONS = 920_000
 """Numbers in the widest activation of a layer, for all rows that a CPU computes at once: 3.5 MiB in fp32.
 
@@ -125,6 +128,43 @@ def _learning(
     if split:
         return sum(gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)), tree_bytes(trained)
     return copy_bytes(models[0], weights) // tensor, tree_bytes(trained)
+
+
+def prompts_at_once(
+    model: ModelConfig, weights: Any, prompts_shape: tuple[int, ...], uniforms_shape: tuple[int, ...]
+) -> int:
+    """Return how many prompts a device reads at once before it samples: an equal part of them.
+
+    On a CPU all. An accelerator is to need little more memory for that than what it holds while it samples, weights and
+    cache: no more than `READING_SHARE` of it.
+
+    Args:
+        model: the policy.
+        weights: as it is decoded with: tree of arrays or of their shapes.
+        prompts_shape: [G, P].
+        uniforms_shape: [B, C].
+    """
+    (count, prompt), (rows, response) = prompts_shape, uniforms_shape
+    if platform.current().name == "cpu":
+        return count
+    held = compute_bytes(model, weights) + kv_cache_bytes(model, rows, prompt + response)
+    most = max(1, int(READING_SHARE * held / reading_bytes(model, 1, prompt)))
+    return next(part for part in range(min(most, count), 0, -1) if count % part == 0)
+
+
+def reading_bytes(model: ModelConfig, prompts: int, length: int) -> int:
+    """Estimate of what reading prompts takes beside the cache: a layer's activations, and what all layers leave.
+
+    That is the part of the cache before it is written to the whole, and twice B T D numbers from each layer: compilers
+    for GPUs add up the residual stream anew in every layer from all that was ever added to it.
+
+    Args:
+        model: gives layers and sizes.
+        prompts: B.
+        length: T.
+    """
+    residual = 2 * model.num_hidden_layers * prompts * length * model.hidden_size * _itemsize(model)
+    return residual + layer_bytes(model, prompts, length) + kv_cache_bytes(model, prompts, length)
 
 
 class Budget(NamedTuple):

@@ -14,6 +14,7 @@ __all__ = [
     "padding",
     "ppo",
     "rollout",
+    "sampling",
     "start",
     "supervised",
     "trajectories",

@@ -81,6 +81,7 @@ class PPO:
         self._optimizer = optimizer.make_optimizer(config.optimizer)
         self._compile_scoring()
         sampling = config.sampling
+        can_end = bool(self.stop_ids) or sampling.output_min_length is not None
         self._generate = parallel.map(
             partial(
                 rollout.generate,
@@ -91,6 +92,7 @@ class PPO:
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
                 min_p=sampling.min_p,
+                drop_ended=sampling.drop_ended_rows if can_end else False,
             ),
             row_axes=(None, 0, 0, 0),
             out_axes=0,

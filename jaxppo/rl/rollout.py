@@ -1,6 +1,7 @@
 """The sampling and scoring programs, for the rows of one device."""
 
-import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -9,105 +10,23 @@ import jax.numpy as jnp
 from jaxppo import models
 from jaxppo.nn import ModelConfig
 from jaxppo.nn.head_logprobs import token_kl, token_logprobs
-from jaxppo.parallel import partition
-from jaxppo.rl import ops
+from jaxppo.parallel import partition, platform
+from jaxppo.profiling import memory
+from jaxppo.rl import ops, sampling
+from jaxppo.rl.sampling import Sampled
 from jaxppo.types import Array, Params, PromptBatch, Rollout, Sequences
 
-SAMPLING_BLOCK = 128
-"""Tokens per block of the sampler's cumulative sum; about the square root of a large vocabulary."""
+FEWEST_ROWS = 8
+"""Rows below which decoding does not drop those that are done: a step takes as long for fewer, to read the weights."""
 
 
-class Sampled(NamedTuple):
-    """One sampled token per row and its log-probability."""
+class _Rows(NamedTuple):
+    """What the rows that are being decoded bring along."""
 
-    ids: Array  # [B] int32
-    logprobs: Array  # [B] fp32
-
-
-def sample_tokens(
-    logits: Array, uniforms: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None
-) -> Sampled:
-    """Draw from softmax(logits / temperature) by inverting its cumulative sum; temperature 0 takes the largest logit.
-
-    Args:
-        logits: [B, V] fp32.
-        uniforms: [B] fp32 in [0, 1), one draw per row instead of one Gumbel per vocabulary entry.
-        temperature: at least 0; at 0 the log-probabilities are those of temperature 1.
-        top_k: see `truncate`.
-        top_p: see `truncate`.
-        min_p: see `truncate`.
-
-    Returns:
-        Token ids, and their log-probabilities under the very distribution they were drawn from.
-    """
-    if temperature > 0:
-        log_p = jax.nn.log_softmax(truncate(logits, temperature, top_k, top_p, min_p) / temperature, axis=-1)
-        ids = _invert_cumulative(log_p, uniforms)
-    else:
-        log_p = jax.nn.log_softmax(logits, axis=-1)
-        ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return Sampled(ids, jnp.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0])
-
-
-def truncate(
-    logits: Array, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None
-) -> Array:
-    """Drop unlikely tokens, one rule after the other; tokens as likely as the last one kept stay too.
-
-    Compared are the logits as they come: a compiler may compute log-probabilities twice, in different ways, and the
-    last token to be kept would fall short of itself.
-
-    Args:
-        logits: [B, V] fp32.
-        temperature: above 0, of the probabilities that the rules are about.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the fewest tokens, most likely first, whose probabilities add up to at least this; 1 keeps all.
-        min_p: keep tokens at least this times as likely as the most likely one.
-
-    Returns:
-        [B, V] fp32, the logits, -inf for what was dropped.
-
-    Source: the logits warpers of transformers, in their order.
-    """
-    if 0 < top_k < logits.shape[1]:
-        logits = _keep_from(logits, jax.lax.top_k(logits, top_k)[0][:, -1:])
-    if top_p < 1.0:
-        falling = -jnp.sort(-logits, axis=-1)
-        p = jax.nn.softmax(falling / temperature, axis=-1)
-        kept = jnp.cumsum(p, axis=-1) - p < top_p
-        logits = _keep_from(logits, jnp.min(jnp.where(kept, falling, jnp.inf), axis=-1, keepdims=True))
-    if min_p is not None and min_p > 0.0:
-        logits = _keep_from(logits, jnp.max(logits, axis=-1, keepdims=True) + temperature * math.log(min_p))
-    return logits
-
-
-def _keep_from(logits: Array, lowest: Array) -> Array:
-    return jnp.where(logits >= lowest, logits, -jnp.inf)
-
-
-def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
-    """Find the first token whose cumulative probability exceeds the uniform: [B, V], [B] -> [B] int32.
-
-    Probabilities are counted in whole units of 2^-30: parallel sums of floats do not grow steadily, so that a uniform
-    near 1 could fall behind the last possible token. The sum goes over blocks of tokens, then over the tokens of one
-    block: for 64 rows of 50304 tokens on the CPU this takes 5 ms, one cumulative sum 33 ms. A compiler may compute the
-    probabilities of the block anew, and a unit less or more: it is never a token without one that is drawn for that.
-    """
-    units = lambda log_p: jnp.round(jnp.exp(log_p) * 2.0**30).astype(jnp.int32)  # noqa: E731
-    num_rows, vocab_size = log_p.shape
-    width = min(SAMPLING_BLOCK, vocab_size)
-    padded = jnp.pad(log_p, ((0, 0), (0, -vocab_size % width)), constant_values=-jnp.inf)
-    blocks = padded.reshape(num_rows, -1, width)
-    ends = jnp.cumsum(jnp.sum(units(blocks), axis=-1), axis=-1)
-    target = jnp.minimum((uniforms * ends[:, -1]).astype(jnp.int32), ends[:, -1] - 1)[:, None]
-    block = jnp.sum(ends <= target, axis=-1, keepdims=True, dtype=jnp.int32)
-    of_block = jnp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0]
-    inside = units(of_block)
-    begin = jnp.where(block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0), axis=1), 0)
-    passed = jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
-    most_likely = jnp.argmax(of_block, axis=-1, keepdims=True).astype(jnp.int32)
-    last = jnp.max(jnp.where(inside > 0, jnp.arange(width, dtype=jnp.int32), most_likely), axis=-1)
-    return block[:, 0] * width + jnp.minimum(passed, last)
+    uniforms: Array  # [N, C] fp32
+    limits: Array  # [N] int32, most tokens
+    positions: Array  # [N] int32, of the first token to be sampled
+    slots: Array  # [N, P + C] bool: of the cache, those that hold a real token, now or later
 
 
 class _Decoding(NamedTuple):
@@ -115,7 +34,7 @@ class _Decoding(NamedTuple):
 
     t: Array  # [] int32, tokens drawn for each row
     rollout: Rollout
-    cache: models.Cache | None
+    cache: models.Cache
 
 
 def generate(
@@ -131,6 +50,8 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float | None = None,
+    drop_ended: bool | None = None,
+    prompts_at_once: int | None = None,
 ) -> Rollout:
     """Sample B / G completions per prompt with a KV cache, until every row is done.
 
@@ -144,27 +65,30 @@ def generate(
         model: configuration of the model.
         stop_ids: a completion ends with any of these tokens; none: all run to their full length.
         pad_id: fills completion_ids after the end.
-        temperature: see `sample_tokens`.
-        top_k: see `truncate`.
-        top_p: see `truncate`.
-        min_p: see `truncate`.
+        temperature: see `sampling.sample_tokens`.
+        top_k: see `sampling.truncate`.
+        top_p: see `sampling.truncate`.
+        min_p: see `sampling.truncate`.
+        drop_ended: go on with half of the rows as soon as no more of them are to be continued, see `row_counts`; random
+            numbers belong to rows, so that this changes nothing but the rounding of products with fewer rows. Default:
+            on accelerators, where a step takes the time to read the cache.
+        prompts_at_once: read no more than so many prompts at once; default: `memory.prompts_at_once`.
     """
     params = models.for_decoding(model, params)
-    num_prompts, prompt_length = prompts.prompt_ids.shape
-    num_rows, length = uniforms.shape
-    copies = num_rows // num_prompts
-    # Slots past a query are hidden from it by causality, so one mask serves every step.
-    slots = jnp.pad(prompts.prompt_mask, ((0, 0), (0, length)), constant_values=True)
-    row_slots = jnp.repeat(slots, copies, axis=0)
-    positions = jnp.repeat(ops.prompt_lengths(prompts.prompt_mask), copies)
-    limits = jnp.full((num_rows,), length, jnp.int32) if lengths is None else lengths
+    copies = uniforms.shape[0] // prompts.prompt_ids.shape[0]
+    rows = _rows_of(prompts, uniforms, lengths)
+    if prompts_at_once is None:
+        prompts_at_once = memory.prompts_at_once(model, params, prompts.prompt_ids.shape, uniforms.shape)
+    if drop_ended is None:
+        drop_ended = platform.current().name != "cpu"
+    can_end = bool(stop_ids) or lengths is not None
+    draw = partial(sampling.sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    def append(rollout: Rollout, logits: Array, t: Array) -> Rollout:
-        u = jax.lax.dynamic_slice_in_dim(uniforms, t, 1, axis=1)[:, 0]
-        sampled = sample_tokens(partition.over_tensor(logits, None), u, temperature, top_k, top_p, min_p)
-        return _append(rollout, sampled, t, limits, stop_ids, pad_id)
+    def append(rollout: Rollout, logits: Array, t: Array, rows: _Rows) -> Rollout:
+        u = jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0]
+        return _append(rollout, draw(partition.over_tensor(logits, None), u), t, rows.limits, stop_ids, pad_id)
 
-    def step(state: _Decoding) -> _Decoding:
+    def step(state: _Decoding, rows: _Rows) -> _Decoding:
         """Feed the last token drawn, draw the next."""
         last = state.t - 1
         ids = jax.lax.dynamic_slice_in_dim(state.rollout.completion_ids, last, 1, axis=1)
@@ -172,32 +96,107 @@ def generate(
             model,
             params,
             ids,
-            positions=(positions + last)[:, None],
-            attention_mask=row_slots,
+            positions=(rows.positions + last)[:, None],
+            attention_mask=rows.slots,
             cache=state.cache,
-            cache_index=prompt_length + last,
+            cache_index=prompts.prompt_ids.shape[1] + last,
             logits=False,
         )
         logits = models.lm_logits(model, params, out.hidden[:, 0])
-        return _Decoding(state.t + 1, append(state.rollout, logits, state.t), out.cache)
+        assert out.cache is not None
+        cache = models.densely_laid(out.cache)
+        return _Decoding(state.t + 1, append(state.rollout, logits, state.t, rows), cache)
 
-    logits, cache = _prefill(params, prompts, slots, copies, model)
-    first = append(_empty_rollout(num_rows, length, pad_id), logits, jnp.int32(0))
-    unfinished = lambda state: jnp.any(~state.rollout.ended & (state.t < limits))  # noqa: E731
-    return jax.lax.while_loop(unfinished, step, _Decoding(jnp.int32(1), first, cache)).rollout
+    logits, cache = _prefill(params, prompts, rows.slots[::copies], copies, model, prompts_at_once)
+    first = append(_empty_rollout(*uniforms.shape, pad_id), logits, jnp.int32(0), rows)
+    counts = row_counts(uniforms.shape[0]) if drop_ended and can_end else (uniforms.shape[0],)
+    return _decode(step, _Decoding(jnp.int32(1), first, cache), rows, counts)
+
+
+def _rows_of(prompts: PromptBatch, uniforms: Array, lengths: Array | None) -> _Rows:
+    num_rows, length = uniforms.shape
+    copies = num_rows // prompts.prompt_ids.shape[0]
+    # Slots past a query are hidden from it by causality, so one mask serves every step.
+    slots = jnp.pad(prompts.prompt_mask, ((0, 0), (0, length)), constant_values=True)
+    return _Rows(
+        uniforms=uniforms,
+        limits=jnp.full((num_rows,), length, jnp.int32) if lengths is None else lengths,
+        positions=jnp.repeat(ops.prompt_lengths(prompts.prompt_mask), copies),
+        slots=jnp.repeat(slots, copies, axis=0),
+    )
+
+
+def row_counts(num_rows: int) -> tuple[int, ...]:
+    """Return how many rows are decoded at a time: all, and then the powers of two below, down to `FEWEST_ROWS`."""
+    powers = (2**i for i in reversed(range(num_rows.bit_length())))
+    return num_rows, *(count for count in powers if FEWEST_ROWS <= count < num_rows)
+
+
+def _decode(
+    step: Callable[[_Decoding, _Rows], _Decoding], state: _Decoding, rows: _Rows, counts: tuple[int, ...]
+) -> Rollout:
+    """Decode all rows, then as many as `counts` has next as soon as no more are to be continued, and so on.
+
+    Each count is a loop of its own in one program: whether rows are dropped is decided on the device, by each device
+    for its own rows, and nothing waits for the host.
+    """
+    live = lambda state, rows: ~state.rollout.ended & (state.t < rows.limits)  # noqa: E731
+    done, places = state.rollout, jnp.arange(counts[0])
+    for now, then in zip(counts, (*counts[1:], 0), strict=True):
+        if now < counts[0]:
+            # Those to be continued first, in their order; the rest are done, and stay so.
+            kept = jnp.argsort(~live(state, rows), stable=True)[:now]
+            done, places = _put_back(done, state.rollout, places), places[kept]
+            state, rows = _take(state, kept), jax.tree.map(lambda x, kept=kept: x[kept], rows)
+        more = lambda state, rows=rows, then=then: jnp.sum(live(state, rows)) > then  # noqa: E731
+        state = jax.lax.while_loop(more, partial(step, rows=rows), state)
+    return state.rollout if len(counts) == 1 else _put_back(done, state.rollout, places)
+
+
+def _take(state: _Decoding, kept: Array) -> _Decoding:
+    """Keep these rows alone, one array after the other: each makes room for the next before that is copied."""
+    leaves, structure = jax.tree.flatten((state.rollout, state.cache))
+    for i, leaf in enumerate(leaves):
+        leaves[i], kept = jax.lax.optimization_barrier((leaf[kept], kept))
+    rollout, cache = jax.tree.unflatten(structure, leaves)
+    return _Decoding(state.t, rollout, cache)
+
+
+def _put_back(whole: Rollout, part: Rollout, places: Array) -> Rollout:
+    """Write rows back to where they come from."""
+    return jax.tree.map(lambda x, rows: x.at[places].set(rows, unique_indices=True), whole, part)
 
 
 def _prefill(
-    params: Params, prompts: PromptBatch, slots: Array, copies: int, model: ModelConfig
+    params: Params, prompts: PromptBatch, slots: Array, copies: int, model: ModelConfig, at_once: int
 ) -> tuple[Array, models.Cache]:
-    """Compute logits behind each prompt and the cache that holds it, `copies` times each: [B, V] and B rows."""
-    cache = models.init_cache(model, *slots.shape)
-    last = jnp.full((slots.shape[0], 1), prompts.prompt_ids.shape[1] - 1)
-    out = models.apply(model, params, prompts.prompt_ids, attention_mask=slots, cache=cache, read=last)
-    assert out.logits is not None
-    assert out.cache is not None
-    both = (out.logits[:, 0], out.cache)
-    return both if copies == 1 else jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), both)
+    """Compute logits behind each prompt and the cache that holds it, `copies` times each: [B, V] and B rows.
+
+    Parts of the prompts are written to the one cache as they are read, so that only a part's activations are held.
+    """
+    (count, length), num_slots = prompts.prompt_ids.shape, slots.shape[1]
+
+    def read(ids: Array, mask: Array) -> tuple[Array, models.Cache]:
+        cache = models.init_cache(model, *mask.shape)
+        last = jnp.full((ids.shape[0], 1), length - 1)
+        out = models.apply(model, params, ids, attention_mask=mask, cache=cache, read=last)
+        assert out.logits is not None
+        assert out.cache is not None
+        both = (out.logits[:, 0], out.cache)
+        return both if copies == 1 else jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), both)
+
+    if at_once >= count:
+        return read(prompts.prompt_ids, slots)
+
+    def read_part(cache: models.Cache, first: Array) -> tuple[models.Cache, Array]:
+        part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, at_once), prompts)
+        logits, own = read(*part)
+        put = lambda x, rows: jax.lax.dynamic_update_slice(x, rows, (first * copies, 0, 0, 0))  # noqa: E731
+        return jax.tree.map(put, cache, own), logits
+
+    cache = models.init_cache(model, count * copies, num_slots)
+    cache, logits = jax.lax.scan(read_part, cache, jnp.arange(0, count, at_once))
+    return logits.reshape(count * copies, -1), cache
 
 
 def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:

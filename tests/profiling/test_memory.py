@@ -109,6 +109,19 @@ def test_micro_batches_are_the_fewest_equal_ones_that_fit(monkeypatch):
     assert memory.scored_rows(config, [narrow, wide], 10) is None
 
 
+@pytest.mark.parametrize(("count", "rows"), [(64, 64), (64, 256), (60, 60), (7, 7)])
+def test_prompts_at_once_take_no_more_than_their_share(count, rows):
+    weights = jax.eval_shape(lambda: models.init_params(NEOX, jax.random.key(0)))
+    shapes = (count, 16), (rows, 8)
+    assert memory.prompts_at_once(NEOX, weights, *shapes) == count  # on a CPU
+    with platform.compiling_for(platform.Platform("gpu", None)):
+        part = memory.prompts_at_once(NEOX, weights, *shapes)
+    held = memory.compute_bytes(NEOX, weights) + memory.kv_cache_bytes(NEOX, rows, 24)
+    fits = [n for n in range(1, count + 1) if memory.reading_bytes(NEOX, n, 16) <= memory.READING_SHARE * held]
+    assert part == max([n for n in fits if count % n == 0], default=1)
+    assert part < count
+
+
 def test_the_peak_is_that_of_the_greediest_stage():
     budget = Budget({"policy": 3 * MIB, "optimizer": 6 * MIB}, {"a": {"x": MIB}, "b": {"y": MIB, "z": 2 * MIB}})
     assert budget.peak == 12 * MIB

@@ -283,7 +283,7 @@ def test_mini_batches_are_the_same_on_any_device_count(recorded):
 
 @pytest.mark.full
 def test_parts_that_fit_the_cache_change_nothing(recorded, monkeypatch):
-    monkeypatch.setattr(memory, "rows_at_once", lambda models, length: 3)
+    monkeypatch.setattr(memory, "rows_at_once", lambda *_: 3)
     assert_same(update_from(make_ppo(VARIANTS["full-kl"]), make_prompts(), recorded), baseline_of("full-kl"))
 
 

@@ -11,7 +11,7 @@ import pytest
 from jaxppo import hf, models
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.rl import ops, rollout
+from jaxppo.rl import ops, rollout, sampling
 from jaxppo.types import PromptBatch, Rollout
 
 MODEL = GPTNeoXConfig(
@@ -28,8 +28,8 @@ PAD, LENGTH, TEMPERATURE = 31, 6, 0.7
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6], [5, 3, 5, 8, 9, 7, 9], [3, 2, 3, 8]]
 
 TRUNCATION = ("top_k", "top_p", "min_p")
-sample_tokens = jax.jit(rollout.sample_tokens, static_argnames=("temperature", *TRUNCATION))
-truncate = jax.jit(rollout.truncate, static_argnames=TRUNCATION)
+sample_tokens = jax.jit(sampling.sample_tokens, static_argnames=("temperature", *TRUNCATION))
+truncate = jax.jit(sampling.truncate, static_argnames=TRUNCATION)
 generate = jax.jit(partial(rollout.generate, model=MODEL), static_argnames=("temperature", *TRUNCATION))
 hidden_of = jax.jit(lambda params, ids: models.apply(MODEL, params, ids, logits=False).hidden)
 logits_of = jax.jit(lambda params, ids: models.apply(MODEL, params, ids).logits)
@@ -398,13 +398,13 @@ def test_generate_draws_until_the_last_row_is_done_and_no_longer(params, monkeyp
     [(ids, _)] = naive_generate(params, PROMPTS[:1], uniforms[:1], TEMPERATURE)
     stop = None if stop_column is None else ids[stop_column]
     assert stop is None or ids.index(stop) == stop_column
-    drawn, sample = [], rollout.sample_tokens
+    drawn, sample = [], sampling.sample_tokens
 
-    def spy(*args):
+    def spy(*args, **options):
         jax.debug.callback(lambda: drawn.append(1))
-        return sample(*args)
+        return sample(*args, **options)
 
-    monkeypatch.setattr(rollout, "sample_tokens", spy)
+    monkeypatch.setattr(sampling, "sample_tokens", spy)
     program = partial(rollout.generate, model=MODEL, pad_id=PAD, temperature=TEMPERATURE)
     generated = jax.jit(program)(params, prompts, uniforms, jnp.array(lengths), stop_ids=(stop,))
     jax.effects_barrier()

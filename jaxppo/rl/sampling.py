@@ -1,0 +1,105 @@
+"""The sampler: one token per row from logits, and its log-probability."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxppo.types import Array
+
+SAMPLING_BLOCK = 128
+"""Tokens per block of the sampler's cumulative sum; about the square root of a large vocabulary."""
+
+
+class Sampled(NamedTuple):
+    """One sampled token per row and its log-probability."""
+
+    ids: Array  # [B] int32
+    logprobs: Array  # [B] fp32
+
+
+def sample_tokens(
+    logits: Array, uniforms: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None
+) -> Sampled:
+    """Draw from softmax(logits / temperature) by inverting its cumulative sum; temperature 0 takes the largest logit.
+
+    Args:
+        logits: [B, V] fp32.
+        uniforms: [B] fp32 in [0, 1), one draw per row instead of one Gumbel per vocabulary entry.
+        temperature: at least 0; at 0 the log-probabilities are those of temperature 1.
+        top_k: see `truncate`.
+        top_p: see `truncate`.
+        min_p: see `truncate`.
+
+    Returns:
+        Token ids, and their log-probabilities under the very distribution they were drawn from.
+    """
+    if temperature > 0:
+        log_p = jax.nn.log_softmax(truncate(logits, temperature, top_k, top_p, min_p) / temperature, axis=-1)
+        ids = _invert_cumulative(log_p, uniforms)
+    else:
+        log_p = jax.nn.log_softmax(logits, axis=-1)
+        ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return Sampled(ids, jnp.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0])
+
+
+def truncate(
+    logits: Array, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None
+) -> Array:
+    """Drop unlikely tokens, one rule after the other; tokens as likely as the last one kept stay too.
+
+    Compared are the logits as they come: a compiler may compute log-probabilities twice, in different ways, and the
+    last token to be kept would fall short of itself.
+
+    Args:
+        logits: [B, V] fp32.
+        temperature: above 0, of the probabilities that the rules are about.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the fewest tokens, most likely first, whose probabilities add up to at least this; 1 keeps all.
+        min_p: keep tokens at least this times as likely as the most likely one.
+
+    Returns:
+        [B, V] fp32, the logits, -inf for what was dropped.
+
+    Source: the logits warpers of transformers, in their order.
+    """
+    if 0 < top_k < logits.shape[1]:
+        logits = _keep_from(logits, jax.lax.top_k(logits, top_k)[0][:, -1:])
+    if top_p < 1.0:
+        falling = -jnp.sort(-logits, axis=-1)
+        p = jax.nn.softmax(falling / temperature, axis=-1)
+        kept = jnp.cumsum(p, axis=-1) - p < top_p
+        logits = _keep_from(logits, jnp.min(jnp.where(kept, falling, jnp.inf), axis=-1, keepdims=True))
+    if min_p is not None and min_p > 0.0:
+        logits = _keep_from(logits, jnp.max(logits, axis=-1, keepdims=True) + temperature * math.log(min_p))
+    return logits
+
+
+def _keep_from(logits: Array, lowest: Array) -> Array:
+    return jnp.where(logits >= lowest, logits, -jnp.inf)
+
+
+def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
+    """Find the first token whose cumulative probability exceeds the uniform: [B, V], [B] -> [B] int32.
+
+    Probabilities are counted in whole units of 2^-30: parallel sums of floats do not grow steadily, so that a uniform
+    near 1 could fall behind the last possible token. The sum goes over blocks of tokens, then over the tokens of one
+    block: for 64 rows of 50304 tokens on the CPU this takes 5 ms, one cumulative sum 33 ms. A compiler may compute the
+    probabilities of the block anew, and a unit less or more: it is never a token without one that is drawn for that.
+    """
+    units = lambda log_p: jnp.round(jnp.exp(log_p) * 2.0**30).astype(jnp.int32)  # noqa: E731
+    num_rows, vocab_size = log_p.shape
+    width = min(SAMPLING_BLOCK, vocab_size)
+    padded = jnp.pad(log_p, ((0, 0), (0, -vocab_size % width)), constant_values=-jnp.inf)
+    blocks = padded.reshape(num_rows, -1, width)
+    ends = jnp.cumsum(jnp.sum(units(blocks), axis=-1), axis=-1)
+    target = jnp.minimum((uniforms * ends[:, -1]).astype(jnp.int32), ends[:, -1] - 1)[:, None]
+    block = jnp.sum(ends <= target, axis=-1, keepdims=True, dtype=jnp.int32)
+    of_block = jnp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0]
+    inside = units(of_block)
+    begin = jnp.where(block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0), axis=1), 0)
+    passed = jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
+    most_likely = jnp.argmax(of_block, axis=-1, keepdims=True).astype(jnp.int32)
+    last = jnp.max(jnp.where(inside > 0, jnp.arange(width, dtype=jnp.int32), most_likely), axis=-1)
+    return block[:, 0] * width + jnp.minimum(passed, last)
