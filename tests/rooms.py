@@ -29,7 +29,10 @@ ROOMS = (
     Room(("nn",), "architectures and layers, a family in one place; LoRA; log-probabilities of heads"),
     Room(("models",), "init, apply, KV cache and heads of any architecture"),
     Room(("hf",), "Hugging Face and PEFT folders in and out"),
-    Room(("profiling",), "what an update costs: memory, FLOPs, throughput, traces, compilation, targets that are not there"),
+    Room(
+        ("profiling",),
+        "what an update costs: memory, FLOPs, throughput, traces, compilation, absent targets",
+    ),
     Room(("rl",), "rollout, advantages, losses, update; an algorithm is a file and a row of one table"),
     Room(("rewards",), "the reward protocol: functions called, cached, added up, their failures dealt with"),
     Room(("reward_functions",), "built-in rewards: plans, reward models, sentiment, HTTP, isolated processes"),

@@ -64,6 +64,7 @@ def as_json(target: Target, measured: Measured, rooflines: Mapping[str, Roofline
                 "temp_bytes": stage.temp_bytes,
                 "peak_bytes": stage.peak_bytes,
                 "device_bytes": measured.on_device(name),
+                "expected_bytes": _expected(measured, name),
                 "flops": stage.count.flops,
                 "bytes": stage.count.bytes,
                 "sent_bytes": _by_axes(stage),
@@ -72,6 +73,12 @@ def as_json(target: Target, measured: Measured, rooflines: Mapping[str, Roofline
             for name, stage in measured.stages.items()
         },
     }
+
+
+def _expected(measured: Measured, name: str) -> int | None:
+    """Return what the budget by arithmetic says of all that is on a device; None where there is no budget."""
+    added = measured.plan.expected.get(name)
+    return None if added is None else measured.plan.held_bytes + added
 
 
 def _by_axes(stage: aot.Compiled) -> dict[str, float]:

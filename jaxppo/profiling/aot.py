@@ -55,6 +55,7 @@ class Plan(NamedTuple):
     parallel: DataParallel
     stages: Mapping[str, Sequence[Program]]  # programs by the stage that runs them, one after the other
     held_bytes: int  # on each device from the first update to the last
+    expected: Mapping[str, int] = {}  # by stage: what it adds by the budget of `memory.py`
     trips: int = 1  # rounds of a decoding loop
     parts: int = 1  # micro-batches of a mini-batch
     most_parts: int = 1  # that they can be, one row each
