@@ -209,6 +209,7 @@ class Family:
             before and after rotation or transposition (6), and what attention gives. 3: the MLP's activation, its input
             and its derivative. Attention weights come on top. Fitted to `memory_analysis()` of the update of GPT-NeoX
             on CPU, in which all three grow like this.
+        kept_inner: how many of them an accelerated model keeps: what its activation needs.
     """
 
     config: type[ModelConfig]
@@ -222,6 +223,7 @@ class Family:
     partition: Mapping[str, tuple[str | None, ...]]
     replaced_keys: tuple[str, ...] = ()
     kept_widths: tuple[int, int] = (10, 3)
+    kept_inner: int = 1
 
     def __post_init__(self) -> None:
         partition.add(self.partition)

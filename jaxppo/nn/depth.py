@@ -15,7 +15,6 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxppo.nn import kernels
 from jaxppo.nn.attention import KEPT, Cache, LayerCache
 from jaxppo.nn.config import ModelConfig
 from jaxppo.parallel import partition, stacks
@@ -136,16 +135,6 @@ def _gathered(weights: Params, hidden: jax.Array) -> Params:
     return checkpoint_name(partition.whole(weights, hidden.shape[-1], hidden.dtype), "gathered")
 
 
-def _named(primitive: Any, *_: Any, **params: Any) -> bool:
-    """Whether a value is kept: what bears the name, and results of kernels for GPUs.
-
-    Those for TPUs write 128 copies of each sum: they run again, for 2 % of the arithmetic where T is 512.
-    """
-    if primitive.name == "pallas_call":
-        return params["name"] == kernels.TRITON_FORWARD
-    return primitive.name == "name" and params["name"] == KEPT
-
-
 @partial(jax.jit, static_argnums=0)
 def _run_layer(
     graph: nnx.GraphDef, weights: Params, hidden: jax.Array, shared: tuple[Any, ...], read: jax.Array | None
@@ -177,8 +166,12 @@ def _keeping_all(graph: nnx.GraphDef, weights: Params, hidden: jax.Array, *rest:
 
 @partial(jax.jit, static_argnums=0)
 def _keeping_named(graph: nnx.GraphDef, weights: Params, hidden: jax.Array, *rest: Any) -> jax.Array:
-    """Keep the results of the large products; norms and activations are computed again, for 1 % of the arithmetic."""
-    return jax.checkpoint(partial(_run_layer, graph), policy=_named, prevent_cse=False)(weights, hidden, *rest)
+    """Keep what goes into attention and into the activation; what lies between, and fused attention, is computed again.
+
+    That is no product with weights, so little arithmetic: 1 to 2 % where T is 512.
+    """
+    named = jax.checkpoint_policies.save_only_these_names(KEPT)
+    return jax.checkpoint(partial(_run_layer, graph), policy=named, prevent_cse=False)(weights, hidden, *rest)
 
 
 @partial(jax.jit, static_argnums=0)

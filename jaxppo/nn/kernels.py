@@ -16,8 +16,6 @@ from jaxppo.parallel import partition
 
 TRITON_BLOCK = 64
 """Queries, and keys, of a tile. Its gradient takes half as many."""
-TRITON_FORWARD = "mha_forward"
-"""What JAX calls the kernel of results, in a trace."""
 SPLASH_LANES = 128
 """Tiles are a multiple of it."""
 SPLASH_TILE = 8

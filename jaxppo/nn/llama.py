@@ -155,6 +155,7 @@ def _family(kind: Kind) -> Family:
         partition={f"{name}/kernel": WIDENS for name in wide}
         | {f"{name}/bias": (TENSOR,) for name in wide}
         | {"self_attn/o_proj/kernel": NARROWS, "mlp/down_proj/kernel": NARROWS},
+        kept_inner=2,
         kept_widths=(9, 5),  # with shared keys and values a little less
         replaced_keys=("rope_scaling", "rope_theta", "max_window_layers", "no_rope_layer_interval"),
     )

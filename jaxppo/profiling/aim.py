@@ -65,8 +65,8 @@ def as_json(target: Target, measured: Measured, rooflines: Mapping[str, Roofline
                 "peak_bytes": stage.peak_bytes,
                 "device_bytes": measured.on_device(name),
                 "expected_bytes": _expected(measured, name),
-                "flops": stage.count.flops,
-                "bytes": stage.count.bytes,
+                "flops": stage.counted.flops,
+                "bytes": stage.counted.bytes,
                 "sent_bytes": _by_axes(stage),
                 "estimate": rooflines[name]._asdict() | {"binds": rooflines[name].binds},
             }
@@ -114,8 +114,8 @@ def _print_tables(
     costs = [
         {
             "program": name,
-            "TFLOP": _amount(stage.count.flops / TERA),
-            "GB moved": _amount(stage.count.bytes / GB),
+            "TFLOP": _amount(stage.counted.flops / TERA),
+            "GB moved": _amount(stage.counted.bytes / GB),
             "GB sent": _amount(sum(stage.sent.values()) / GB),
             "compute ms": _amount(1e3 * rooflines[name].compute_s),
             "memory ms": _amount(1e3 * rooflines[name].memory_s),

@@ -70,7 +70,7 @@ class Compiled(NamedTuple):
     temp_bytes: int
     peak_bytes: int  # arguments, results and temporaries together
     added_bytes: int  # of these, what is not held throughout
-    count: counts.Count
+    counted: counts.Count
     sent: collectives.Sent
     refused: str | None = None  # the compiler's own words, where the program is too big for it
 
@@ -82,7 +82,7 @@ class Compiled(NamedTuple):
             max(self.temp_bytes, other.temp_bytes),
             max(self.peak_bytes, other.peak_bytes),
             max(self.added_bytes, other.added_bytes),
-            self.count.plus(other.count),
+            self.counted.plus(other.counted),
             {what: self.sent.get(what, 0.0) + other.sent.get(what, 0.0) for what in {**self.sent, **other.sent}},
             self.refused or other.refused,
         )

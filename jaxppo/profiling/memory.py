@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.config import TrainConfig
-from jaxppo.nn import ModelConfig, family_of, head_logprobs
+from jaxppo.nn import ModelConfig, attention, family_of, head_logprobs
 from jaxppo.parallel import platform
 from jaxppo.parallel.partition import FSDP, TENSOR
 
@@ -36,35 +36,95 @@ rows, W2 with twice and with half as many.
 """
 
 
-def rows_at_once(models: Sequence[ModelConfig], length: int) -> int | None:
-    """Return how many rows of `length` tokens a pass through any of the models should take at once; None: all.
+MOST_OF_DEVICE = 0.8
+"""Share of an accelerator's memory that a run takes by default: what XLA holds between is not counted."""
+
+
+def rows_at_once(models: Sequence[ModelConfig], length: int, room: int | None = None, tensor: int = 1) -> int | None:
+    """Return how many rows of `length` tokens a gradient through all of the models should take at once; None: all.
 
     On a CPU, so many that the widest activation of a layer stays in the cache: large temporaries cost time there,
     fresh memory pages above all. Accelerators are best with all rows, as far as memory allows.
+
+    Args:
+        models: architectures.
+        length: tokens of a row, padding included.
+        room: bytes that an accelerator has for what a gradient keeps, from `room_to_learn`; None: not known.
+        tensor: devices along `TENSOR`.
     """
-    if platform.current().name != "cpu":
+    if platform.current().name == "cpu":
+        widest = max(max(model.intermediate_size, model.num_attention_heads * length) for model in models)
+        return max(1, CPU_ACTIVATIONS // (length * widest))
+    if room is None:
         return None
-    widest = max(max(model.intermediate_size, model.num_attention_heads * length) for model in models)
-    return max(1, CPU_ACTIVATIONS // (length * widest))
+    return max(1, room // sum(activation_bytes(model, 1, length, tensor) for model in models))
 
 
-def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int) -> int | None:
-    """Return how many rows a device takes per scoring pass: as configured, or `rows_at_once`; None: all."""
+def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int, room: int | None = None) -> int | None:
+    """Return how many rows a device takes per scoring pass, as configured or by default; None: all.
+
+    On an accelerator, so many that a layer's results take no more than the `room` for a gradient's.
+    """
     configured = config.rl.local_rollout_forward_batch_size
-    return rows_at_once(models, length) if configured is None else configured
+    if configured is not None or platform.current().name == "cpu" or room is None:
+        return rows_at_once(models, length) if configured is None else configured
+    return max(1, room // max(layer_bytes(model, 1, length) for model in models))
 
 
-def micro_batches(config: TrainConfig, models: Sequence[ModelConfig], length: int, row_shards: int) -> int:
+def micro_batches(
+    config: TrainConfig,
+    models: Sequence[ModelConfig],
+    length: int,
+    row_shards: int,
+    room: int | None = None,
+    tensor: int = 1,
+) -> int:
     """Micro-batches of a mini-batch: as configured, or the fewest that `rows_at_once` takes on every device."""
     if config.rl.gradient_accumulation_steps is not None:
         return config.rl.gradient_accumulation_steps
-    return parts_at_once(models, config.mini_batch_size // row_shards, length)
+    return parts_at_once(models, config.mini_batch_size // row_shards, length, room, tensor)
 
 
-def parts_at_once(models: Sequence[ModelConfig], rows: int, length: int) -> int:
+def parts_at_once(
+    models: Sequence[ModelConfig], rows: int, length: int, room: int | None = None, tensor: int = 1
+) -> int:
     """Return into how many equal parts `rows_at_once` cuts the rows of a device."""
-    most = rows_at_once(models, length) or rows
+    most = rows_at_once(models, length, room, tensor) or rows
     return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= most)
+
+
+def room_to_learn(
+    models: Sequence[ModelConfig],
+    held: Any,
+    trained: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    mesh: Mapping[str, int],
+) -> int | None:
+    """Return the bytes that a device has for what a gradient keeps of its rows; None where its memory is not known.
+
+    Args:
+        models: see `budget`.
+        held: what stays on a device, tree of arrays or of their shapes.
+        trained: see `budget`.
+        weights: see `budget`.
+        mesh: see `budget`.
+    """
+    memory = platform.current().memory_bytes
+    if memory is None:
+        return None
+    copies, gradients = _learning(models, trained, weights, mesh)
+    most_logits = logits_bytes(models[0], 2**31)
+    return int(MOST_OF_DEVICE * memory) - tree_bytes(held) - copies - 2 * gradients - most_logits
+
+
+def _learning(
+    models: Sequence[ModelConfig], trained: Mapping[str, Any], weights: Mapping[str, Any], mesh: Mapping[str, int]
+) -> tuple[int, int]:
+    """Return the bytes of weights as they are computed with, and of one gradient of all that is trained."""
+    tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
+    if split:
+        return sum(gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)), tree_bytes(trained)
+    return copy_bytes(models[0], weights) // tensor, tree_bytes(trained)
 
 
 class Budget(NamedTuple):
@@ -107,6 +167,7 @@ def budget(
     prompt_length: int,
     row_shards: int,
     mesh: Mapping[str, int] | None = None,
+    room: int | None = None,
 ) -> Budget:
     """Estimate the memory that a run will take.
 
@@ -119,28 +180,23 @@ def budget(
         prompt_length: tokens of a prompt, padding included.
         row_shards: parts that rows are split into.
         mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`; default: none does.
+        room: see `rows_at_once`.
     """
-    policy = models[0]
+    policy, mesh = models[0], mesh or {}
     response = config.sampling.response_length
     length = prompt_length + response
-    rows, parts = config.batch_size // row_shards, micro_batches(config, models, length, row_shards)
+    tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
+    rows, parts = config.batch_size // row_shards, micro_batches(config, models, length, row_shards, room, tensor)
     micro_rows = config.mini_batch_size // row_shards // parts
-    at_once = min(rows, scored_rows(config, models, length) or rows)
-    tensor, split = (mesh or {}).get(TENSOR, 1), (mesh or {}).get(FSDP, 1) > 1
+    at_once = min(rows, scored_rows(config, models, length, room) or rows)
     if split:
         decoding = compute_bytes(policy, weights["policy"]) // tensor  # adapters are merged before
-        gathered = [gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)]
-        scoring, learning = max(gathered), sum(gathered)
+        scoring = max(gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights))
     else:
         decoding = copy_bytes(policy, weights["policy"], merged=config.peft.use_peft) // tensor
         scoring = max(copy_bytes(policy, tree) for tree in weights.values()) // tensor
-        learning = copy_bytes(policy, weights) // tensor
-    gradients = tree_bytes(trained) * (2 if parts > 1 else 1)  # a sum, and the next term
-    if policy.gradient_checkpointing:
-        gradients += sum(stacked_bytes(model, tree, split) for model, tree in _trunks(models, trained))
-        stacked = sum(stacked_bytes(model, tree, split) for model, tree in _trunks(models, weights)) // tensor
-        if split or policy.compute_dtype is None:  # else they are the copies that are counted already
-            learning += stacked // (mesh or {}).get(FSDP, 1)
+    learning, gradients = _learning(models, trained, weights, mesh)
+    gradients *= 2 if parts > 1 else 1  # a sum, and the next term
     return Budget(
         held={name: tree_bytes(tree) for name, tree in held.items()},
         stages={
@@ -213,18 +269,6 @@ def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
     return outside + 2 * max(layers) // tensor
 
 
-def stacked_bytes(model: ModelConfig, tree: Any, split: bool) -> int:
-    """Stack the layers of a tree into one array each, as `gradient_checkpointing` takes them and their gradients.
-
-    Args:
-        model: gives the dtype of the computation.
-        tree: weights or adapters of a model, arrays or their shapes.
-        split: whether it is split over `FSDP`; then they are stacked before they are cast.
-    """
-    layers = tree["trunk"]["layers"]
-    return tree_bytes(layers) if split else compute_bytes(model, layers)
-
-
 def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:
     """Return the bytes of keys and values of every layer: 2 L B H S K numbers in the dtype of the computation.
 
@@ -238,7 +282,9 @@ def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:
 
 
 def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
-    """Estimate of what one layer computes on the way through: B T (10 D + 3 I) numbers, and B H T T attention weights.
+    """Estimate of what one layer computes on the way through: B T (10 D + 3 I) numbers, and attention weights.
+
+    Of these there are B H T T, or a block, or none, by the form of attention.
 
     Args:
         model: gives D, I (intermediate size), H and the dtype of the computation.
@@ -248,16 +294,19 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
     tokens = rows * length
     hidden, inner = family_of(model.model_type).kept_widths
     numbers = tokens * (hidden * model.hidden_size + inner * model.intermediate_size)
+    scores = tokens * length * model.num_attention_heads
+    scores = {"plain": scores, "blocks": min(scores, attention.BLOCK_SCORES)}.get(model.attention, 0)
     # Softmax is computed in float32 whatever the dtype; its result is cast.
     weight = FP32 if model.compute_dtype is None else FP32 + _itemsize(model)
-    return numbers * _itemsize(model) + tokens * length * model.num_attention_heads * weight
+    return numbers * _itemsize(model) + scores * weight
 
 
 def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1) -> int:
     """Estimate of what the gradient keeps of a forward pass: `layer_bytes` of every layer.
 
-    With `gradient_checkpointing` it keeps their inputs, B T D numbers which every device along `TENSOR` has, and those
-    bytes of the layer that it is at.
+    An accelerated model keeps of all layers but the last their inputs, queries, keys and values, and what goes into the
+    activation: B T (D + H K + 2 G K + n I) numbers, n 2 where another layer gates it. With `gradient_checkpointing`
+    it is their inputs alone. Inputs are on every device along `TENSOR`. Either computes one whole layer at a time.
 
     Args:
         model: what is learned.
@@ -265,10 +314,15 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
         length: T, tokens of a row, padding included.
         tensor: devices along `TENSOR`.
     """
-    layer = layer_bytes(model, rows, length) // tensor
-    if not model.gradient_checkpointing:
+    layer, tokens = layer_bytes(model, rows, length) // tensor, rows * length
+    if not (model.accelerated or model.gradient_checkpointing):
         return model.num_hidden_layers * layer
-    return model.num_hidden_layers * rows * length * model.hidden_size * _itemsize(model) + layer
+    kept = 0
+    if not model.gradient_checkpointing:
+        heads = model.num_attention_heads + 2 * model.num_key_value_heads
+        kept = heads * model.head_dim + family_of(model.model_type).kept_inner * model.intermediate_size
+        kept += (model.attention == "blocks") * model.num_attention_heads * model.head_dim
+    return (model.num_hidden_layers - 1) * tokens * (model.hidden_size + kept // tensor) * _itemsize(model) + layer
 
 
 def logits_bytes(model: ModelConfig, predictions: int) -> int:

@@ -29,8 +29,10 @@ def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length
     steps = config.num_updates * ppo.num_ppo_epochs * ppo.num_mini_batches
     tokens = prompt_length + config.sampling.response_length
     generations = f" ({config.num_prompts} prompts x {ppo.group_size})" if ppo.group_size > 1 else ""
-    accumulated = memory.micro_batches(config, learner.learned, tokens, parallel.row_shards)
+    accumulated = learner.micro_batches(tokens)
     micro = f", {accumulated} micro-batches each" if accumulated > 1 else ""
+    if accumulated > 1 and ppo.gradient_accumulation_steps is None and learner.room is not None:
+        micro += f" to take at most {memory.MOST_OF_DEVICE:.0%} of a device"
     console.print(
         f"run: {ppo.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
         f"completions{generations} = {config.num_updates * config.batch_size} episodes, "
@@ -83,7 +85,7 @@ def budget_of(ppo: PPO, start: Start, prompt_length: int) -> memory.Budget:
     trained = ppo.parallel.shards(state.params)
     weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
     shards, sizes = ppo.parallel.row_shards, ppo.parallel.sizes
-    return memory.budget(ppo.config, ppo.learned, held, trained, weights, prompt_length, shards, sizes)
+    return memory.budget(ppo.config, ppo.learned, held, trained, weights, prompt_length, shards, sizes, ppo.room)
 
 
 def held_by(ppo: PPO, start: Start, state: TrainState) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def plan_of(ppo: PPO, start: Start, prompt_length: int) -> aot.Plan:
         held,
         expected=budget_of(ppo, start, prompt_length).by_program(),
         trips=config.sampling.response_length - 1,
-        parts=memory.micro_batches(config, ppo.learned, length, shards),
+        parts=ppo.micro_batches(length),
         most_parts=config.mini_batch_size // shards,
-        scored=min(config.batch_size // shards, memory.scored_rows(config, ppo.learned, length) or config.batch_size),
+        scored=min(config.batch_size // shards, ppo.scored_rows(length) or config.batch_size),
     )

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -16,8 +16,9 @@ from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import DataError
 from jaxppo.nn import ModelConfig, by_rows, lora
 from jaxppo.nn.lora import LoraConfig
-from jaxppo.parallel import stacks
+from jaxppo.parallel import platform, stacks
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
 from jaxppo.profiling.aot import Program, placed
 from jaxppo.rl import ops, optimizer, padding, rollout, trajectories, update
@@ -116,7 +117,7 @@ class PPO:
 
         def scoring(program: Any) -> Any:
             def in_parts(params: Params, sequences: Sequences) -> Any:
-                most = memory.scored_rows(self.config, self.learned, sequences.input_ids.shape[1])
+                most = self.scored_rows(sequences.input_ids.shape[1])
                 return by_rows(lambda part: program(params, part), sequences, most)
 
             return self.parallel.map(in_parts, row_axes=(None, 0), out_axes=0)
@@ -177,6 +178,29 @@ class PPO:
         separate = self.has_value_model and self.config.value_model == "separate"
         trained = [self.model, self.value_model] if separate else [self.model]
         return [models.with_checkpointing(model, self.config.gradient_checkpointing) for model in trained]
+
+    def micro_batches(self, length: int) -> int:
+        """Return into how many micro-batches each mini-batch is cut, for rows of `length` tokens."""
+        shards, tensor = self.parallel.row_shards, self.parallel.sizes[TENSOR]
+        return memory.micro_batches(self.config, self.learned, length, shards, self.room, tensor)
+
+    def scored_rows(self, length: int) -> int | None:
+        """Return how many rows of `length` tokens a device scores at once; None: all."""
+        return memory.scored_rows(self.config, self.learned, length, self.room)
+
+    @cached_property
+    def room(self) -> int | None:
+        """See `memory.room_to_learn`."""
+        if platform.current().memory_bytes is None:
+            return None
+        policy = jax.eval_shape(lambda: models.init_params(self.model, jax.random.key(0)))
+        value = jax.eval_shape(lambda: models.init_params(self.value_model, jax.random.key(0), "score"))
+        shared = self.config.value_model == "shared"
+        state = jax.eval_shape(self.init_state, policy, None if shared else value)
+        reference = None if state.frozen is not None else jax.eval_shape(self.reference, state, policy)
+        held, trained = self.parallel.shards((state, reference)), self.parallel.shards(state.params)
+        weights = jax.eval_shape(lambda state: stacks.unstacked(self.models_of(state)), state)
+        return memory.room_to_learn(self.learned, held, trained, weights, self.parallel.sizes)
 
     def init_state(self, policy: Params, value: Params | None = None, adapter: Params | None = None) -> TrainState:
         """Make the state before the first update, on all devices; copies, as updates take over the memory of a state.
@@ -403,7 +427,7 @@ class PPO:
         rl = self.config.rl
         rows = update.mini_batch_rows(key, self.config.batch_size, rl.num_ppo_epochs, rl.num_mini_batches)
         length = batch.sequences.input_ids.shape[1]
-        parts = memory.micro_batches(self.config, self.learned, length, self.parallel.row_shards)
+        parts = self.micro_batches(length)
         if parts > 1 and len(padding.cut_lengths(length, self._length_gaps)) > 1:
             # Rows of similar length share a micro-batch, so that it can be cut; sums over them stay the same.
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)

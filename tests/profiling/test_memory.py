@@ -11,7 +11,6 @@ import pytest
 from jaxppo import models
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
-from jaxppo.nn import lora
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
@@ -98,14 +97,14 @@ def test_rows_at_once_fit_the_cache_of_a_cpu(sizes, length, rows):
 def test_micro_batches_are_the_fewest_equal_ones_that_fit(monkeypatch):
     config = replace(TrainConfig(), batch_size=24, num_mini_batches=2)
     narrow, wide = (GPTNeoXConfig(**SIZES, hidden_size=size) for size in (32, 64))
-    monkeypatch.setattr(memory, "rows_at_once", lambda models, length: 5 if wide in models else 100)
+    monkeypatch.setattr(memory, "rows_at_once", lambda models, *_: 5 if wide in models else 100)
     assert memory.micro_batches(config, [narrow], 10, 1) == 1
     assert memory.micro_batches(config, [narrow, wide], 10, 1) == 3  # 12 rows: 6 are too many, 5 do not divide
     assert memory.micro_batches(config, [narrow, wide], 10, 2) == 2
     assert memory.micro_batches(replace(config, gradient_accumulation_steps=1), [wide], 10, 1) == 1
     assert memory.scored_rows(config, [narrow, wide], 10) == 5
     assert memory.scored_rows(replace(config, local_rollout_forward_batch_size=7), [wide], 10) == 7
-    monkeypatch.setattr(memory, "rows_at_once", lambda models, length: None)
+    monkeypatch.setattr(memory, "rows_at_once", lambda models, *_: None)
     assert memory.micro_batches(config, [narrow, wide], 10, 1) == 1
     assert memory.scored_rows(config, [narrow, wide], 10) is None
 
@@ -135,38 +134,45 @@ def test_measured_is_of_the_fullest_device_or_of_the_process():
     assert "whole process" in memory.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [Device()])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "mesh", "weights_copies", "gradient_itemsize"),
-    [
-        ("float32", {}, 4, 4),
-        ("bfloat16", {}, 0, 2),  # what is cast for the computation is stacked in the same step
-        ("float32", {FSDP: 2}, 2, 4),
-        ("bfloat16", {FSDP: 2, TENSOR: 2}, 1, 4),  # shards are stacked before they are cast
-    ],
-)
-@pytest.mark.parametrize("adapters", [False, True])
-def test_gradient_checkpointing_stacks_layers_and_their_gradients(
-    dtype, mesh, weights_copies, gradient_itemsize, adapters
-):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mesh", [{}, {FSDP: 2}, {FSDP: 2, TENSOR: 2}])
+def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(dtype, mesh):
     model = models.computing_in(NEOX, dtype)
-    weights = jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
-    trained = weights
-    if adapters:
-        trained = jax.eval_shape(lambda: lora.init_adapter(model, lora.LoraConfig(r=2), jax.random.key(0)))
-    numbers, to_train = (sum(x.size for x in jax.tree.leaves(tree["trunk"]["layers"])) for tree in (weights, trained))
-    both = lambda tree: {"policy": tree, "value": tree}  # noqa: E731
+    both = dict.fromkeys(("policy", "value"), jax.eval_shape(lambda: models.init_params(model, jax.random.key(0))))
 
     def learning(on):
         learned = [models.with_checkpointing(model, on)] * 2
-        return memory.budget(CONFIG, learned, {}, both(trained), both(weights), 16, 1, mesh).stages["learning"]
+        return memory.budget(CONFIG, learned, {}, both, both, 16, 1, mesh).stages["learning"]
 
     off, on = learning(False), learning(True)
-    assert on["weights"] - off["weights"] == 2 * weights_copies * numbers
-    assert on["gradients"] - off["gradients"] == 2 * gradient_itemsize * to_train
+    assert [off["weights"], off["gradients"]] == [on["weights"], on["gradients"]]
     tensor = mesh.get(TENSOR, 1)
     rows = CONFIG.mini_batch_size // memory.micro_batches(CONFIG, [model], 24, 1)
     layer, inputs = memory.layer_bytes(model, rows, 24) // tensor, rows * 24 * 64 * (4 if dtype == "float32" else 2)
-    assert [off["activations"], on["activations"]] == [2 * 3 * layer, 2 * (3 * inputs + layer)]
+    assert [off["activations"], on["activations"]] == [2 * 3 * layer, 2 * (2 * inputs + layer)]
+
+
+PYTHIA_160M = GPTNeoXConfig(
+    vocab_size=50304, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072
+)
+PUBLISHED = replace(TrainConfig(), response_length=53, dtype="bfloat16", total_episodes=640, num_mini_batches=1)
+
+
+@pytest.mark.parametrize(("gib", "parts"), [(None, 1), (60, 1), (15.75, 2), (8, 64)])
+def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts):
+    with platform.compiling_for(platform.Platform("gpu", None if gib is None else int(gib * 2**30))):
+        ppo = PPO(PUBLISHED, PYTHIA_160M, 0, 1, DataParallel(devices=jax.devices()[:1]))
+        assert ppo.micro_batches(565) == parts
+        if gib is None:
+            assert ppo.room is None and ppo.scored_rows(565) is None
+            return
+        kept = [sum(memory.activation_bytes(m, 64 // n, 565) for m in ppo.learned) for n in (parts, max(1, parts // 2))]
+        assert parts == 64 or kept[0] <= ppo.room
+        assert parts == 1 or kept[1] > ppo.room
+        assert ppo.room < 0.8 * gib * 2**30
+        assert ppo.scored_rows(565) == max(1, ppo.room // memory.layer_bytes(ppo.model, 1, 565))
+        own = PPO(replace(PUBLISHED, gradient_accumulation_steps=32), PYTHIA_160M, 0, 1, ppo.parallel)
+        assert own.micro_batches(565) == 32
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
