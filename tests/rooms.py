@@ -31,7 +31,7 @@ ROOMS = (
     Room(("hf",), "Hugging Face and PEFT folders in and out"),
     Room(
         ("profiling",),
-        "what an update costs: memory, FLOPs, throughput, traces, compilation, targets that are not there",
+        "what an update costs: memory, FLOPs, throughput, traces, compilation, absent targets",
     ),
     Room(("rl",), "rollout, advantages, losses, update; an algorithm is a file and a row of one table"),
     Room(("rewards",), "the reward protocol: functions called, cached, added up, their failures dealt with"),

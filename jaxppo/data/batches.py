@@ -176,7 +176,7 @@ class SupervisedData:
 
     def longest_batch(self) -> Sequences:
         """Return the shapes of the sequences of a step with the longest row."""
-        shape = lambda *sizes, dtype=np.int32: jax.ShapeDtypeStruct((self.batch_size, *sizes), dtype)  # noqa: E731
+        shape = lambda *sizes, dtype="int32": jax.ShapeDtypeStruct((self.batch_size, *sizes), dtype)  # noqa: E731
         completions = self.completion_length
-        ids = shape(self.length), shape(), shape(completions), shape(completions, dtype=np.bool_)
+        ids = shape(self.length), shape(), shape(completions), shape(completions, dtype="bool")
         return Sequences(*ids)  # type: ignore[arg-type]

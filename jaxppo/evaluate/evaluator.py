@@ -159,7 +159,7 @@ class Evaluator:
         held = place(params)
         drawn = place((PromptBatch(*prompts), draws), 0)  # type: ignore[arg-type]
         stages = {"generate": [aot.Program(self._generate, (held,), drawn)]}
-        return aot.Plan(self.parallel, stages, aot.shard_bytes(held), self._length - 1)
+        return aot.Plan(self.parallel, stages, aot.shard_bytes(held), trips=self._length - 1)
 
     def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
         fitting, longest = (

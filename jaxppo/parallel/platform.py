@@ -72,6 +72,7 @@ def compile_only() -> None:
     To be called before JAX looks for devices.
     """
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for an absent device is not read back
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # of a cloud machine
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # several processes at once
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # that asks cuDNN and the driver for their versions

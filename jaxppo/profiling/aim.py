@@ -64,14 +64,21 @@ def as_json(target: Target, measured: Measured, rooflines: Mapping[str, Roofline
                 "temp_bytes": stage.temp_bytes,
                 "peak_bytes": stage.peak_bytes,
                 "device_bytes": measured.on_device(name),
-                "flops": stage.count.flops,
-                "bytes": stage.count.bytes,
+                "expected_bytes": _expected(measured, name),
+                "flops": stage.counted.flops,
+                "bytes": stage.counted.bytes,
                 "sent_bytes": _by_axes(stage),
                 "estimate": rooflines[name]._asdict() | {"binds": rooflines[name].binds},
             }
             for name, stage in measured.stages.items()
         },
     }
+
+
+def _expected(measured: Measured, name: str) -> int | None:
+    """Return what the budget by arithmetic says of all that is on a device; None where there is no budget."""
+    added = measured.plan.expected.get(name)
+    return None if added is None else measured.plan.held_bytes + added
 
 
 def _by_axes(stage: aot.Compiled) -> dict[str, float]:
@@ -107,8 +114,8 @@ def _print_tables(
     costs = [
         {
             "program": name,
-            "TFLOP": _amount(stage.count.flops / TERA),
-            "GB moved": _amount(stage.count.bytes / GB),
+            "TFLOP": _amount(stage.counted.flops / TERA),
+            "GB moved": _amount(stage.counted.bytes / GB),
             "GB sent": _amount(sum(stage.sent.values()) / GB),
             "compute ms": _amount(1e3 * rooflines[name].compute_s),
             "memory ms": _amount(1e3 * rooflines[name].memory_s),

@@ -55,6 +55,7 @@ class Plan(NamedTuple):
     parallel: DataParallel
     stages: Mapping[str, Sequence[Program]]  # programs by the stage that runs them, one after the other
     held_bytes: int  # on each device from the first update to the last
+    expected: Mapping[str, int] = {}  # by stage: what it adds by the budget of `memory.py`
     trips: int = 1  # rounds of a decoding loop
     parts: int = 1  # micro-batches of a mini-batch
     most_parts: int = 1  # that they can be, one row each
@@ -69,7 +70,7 @@ class Compiled(NamedTuple):
     temp_bytes: int
     peak_bytes: int  # arguments, results and temporaries together
     added_bytes: int  # of these, what is not held throughout
-    count: counts.Count
+    counted: counts.Count
     sent: collectives.Sent
     refused: str | None = None  # the compiler's own words, where the program is too big for it
 
@@ -81,7 +82,7 @@ class Compiled(NamedTuple):
             max(self.temp_bytes, other.temp_bytes),
             max(self.peak_bytes, other.peak_bytes),
             max(self.added_bytes, other.added_bytes),
-            self.count.plus(other.count),
+            self.counted.plus(other.counted),
             {what: self.sent.get(what, 0.0) + other.sent.get(what, 0.0) for what in {**self.sent, **other.sent}},
             self.refused or other.refused,
         )

@@ -68,7 +68,7 @@ class _Op(NamedTuple):
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    count: Count | None  # None: element-wise, what it moves depends on its neighbours
+    counted: Count | None  # None: element-wise, what it moves depends on its neighbours
 
 
 class _Region:
@@ -84,12 +84,12 @@ class _Region:
 
     def count(self, results: Iterable[int]) -> Count:
         """Add up the operations; element-wise ones read what others made, and write what others read."""
-        chained = {number for op in self.ops if op.count is None for number in op.writes}
-        read = {number for op in self.ops if op.count is None for number in op.reads} - chained
-        needed = {*results} | {number for op in self.ops if op.count is not None for number in op.reads}
+        chained = {number for op in self.ops if op.counted is None for number in op.writes}
+        read = {number for op in self.ops if op.counted is None for number in op.reads} - chained
+        needed = {*results} | {number for op in self.ops if op.counted is not None for number in op.reads}
         total = Count(bytes=sum(self.sizes[number] for number in read | (needed & chained)))
         for op in self.ops:
-            total = total.plus(op.count or Count())
+            total = total.plus(op.counted or Count())
         return total
 
 

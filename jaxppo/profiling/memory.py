@@ -178,6 +178,11 @@ class Budget(NamedTuple):
         """Bytes at the same time, at most."""
         return sum(self.held.values()) + max(sum(stage.values()) for stage in self.stages.values())
 
+    def by_program(self) -> dict[str, int]:
+        """Return what each program of an update adds while it runs: "generate", "score" and "update"."""
+        names = {"sampling": "generate", "scoring": "score", "learning": "update"}
+        return {names[stage]: sum(parts.values()) for stage, parts in self.stages.items()}
+
     def describe(self) -> str:
         """Describe the budget in words, in MiB."""
         held = f"{_sum(self.held)} throughout ({_parts(self.held)})"

@@ -38,7 +38,7 @@ def of(compiled: Compiled, target: Target, sizes: Mapping[str, int], dtype: str)
     """
     chip = target.chip
     peak = chip.bfloat16 if dtype == "bfloat16" else chip.float32
-    count = compiled.count
+    count = compiled.counted
     return Roofline(count.flops / peak, count.bytes / chip.bandwidth, network_seconds(compiled.sent, target, sizes))
 
 

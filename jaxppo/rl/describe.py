@@ -65,19 +65,28 @@ def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length
 
 def _print_memory(run: Run, ppo: PPO, start: Start, prompt_length: int) -> None:
     """Print what the run will take on each device, and warn where that is too much."""
-    config = ppo.config
-    state = jax.eval_shape(ppo.init_state, *start)
-    held = held_by(ppo, start, state)
-    weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
-    row_shards = ppo.parallel.row_shards
-    held, trained = ppo.parallel.shards(held), ppo.parallel.shards(state.params)
-    sizes = ppo.parallel.sizes
-    budget = memory.budget(config, ppo.learned, held, trained, weights, prompt_length, row_shards, sizes, ppo.room)
+    budget = budget_of(ppo, start, prompt_length)
     run.console.print(budget.describe())
     # Of a target its compiler says more.
-    warning = None if config.run.target is not None else memory.excess(budget, ppo.parallel.local_devices)
+    warning = None if run.config.run.target is not None else memory.excess(budget, ppo.parallel.local_devices)
     if warning is not None:
         run.console.warn(warning)
+
+
+def budget_of(ppo: PPO, start: Start, prompt_length: int) -> memory.Budget:
+    """Estimate the memory that a run takes on each device.
+
+    Args:
+        ppo: its programs and settings.
+        start: parameters, or their shapes.
+        prompt_length: tokens of a prompt, padding included.
+    """
+    state = jax.eval_shape(ppo.init_state, *start)
+    held = ppo.parallel.shards(held_by(ppo, start, state))
+    trained = ppo.parallel.shards(state.params)
+    weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
+    shards, sizes = ppo.parallel.row_shards, ppo.parallel.sizes
+    return memory.budget(ppo.config, ppo.learned, held, trained, weights, prompt_length, shards, sizes, ppo.room)
 
 
 def held_by(ppo: PPO, start: Start, state: TrainState) -> dict[str, Any]:
@@ -117,6 +126,7 @@ def plan_of(ppo: PPO, start: Start, prompt_length: int) -> aot.Plan:
         ppo.parallel,
         stages,
         held,
+        expected=budget_of(ppo, start, prompt_length).by_program(),
         trips=config.sampling.response_length - 1,
         parts=ppo.micro_batches(length),
         most_parts=config.mini_batch_size // shards,
