@@ -10,7 +10,7 @@ from jaxppo.config import TrainConfig
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import flops, memory
+from jaxppo.profiling import flops, peak
 from jaxppo.profiling.compilation import Compilations
 from jaxppo.profiling.device_clock import FinishClock
 from jaxppo.profiling.throughput import Throughput
@@ -102,7 +102,7 @@ class WatchedUpdates:
             length: tokens of its sequences, padding included.
         """
         self._trace.end(number)
-        metrics = self._compilations.end(number + 1, length) | memory.measured(self._devices)
+        metrics = self._compilations.end(number + 1, length) | peak.measured(self._devices)
         if number == self._start and "memory/peak_mib" in metrics:
-            self._console.print(memory.describe_measured({"step": number + 1, **metrics}, self._devices))
+            self._console.print(peak.describe_measured({"step": number + 1, **metrics}, self._devices))
         return metrics

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.parallel import stacks
-from jaxppo.profiling import aot, memory
-from jaxppo.rl import optimizer
+from jaxppo.profiling import aot, memory, peak
+from jaxppo.rl import optimizer, programs
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start
 from jaxppo.run.folder import Run
@@ -68,7 +68,7 @@ def _print_memory(run: Run, ppo: PPO, start: Start, prompt_length: int) -> None:
     budget = budget_of(ppo, start, prompt_length)
     run.console.print(budget.describe())
     # Of a target its compiler says more.
-    warning = None if run.config.run.target is not None else memory.excess(budget, ppo.parallel.local_devices)
+    warning = None if run.config.run.target is not None else peak.excess(budget, ppo.parallel.local_devices)
     if warning is not None:
         run.console.warn(warning)
 
@@ -118,7 +118,7 @@ def plan_of(ppo: PPO, start: Start, prompt_length: int) -> aot.Plan:
     state = jax.eval_shape(ppo.init_state, *start)
     reference = jax.eval_shape(ppo.reference, state, start.policy)
     prompts = [jax.ShapeDtypeStruct((ppo.config.num_prompts, prompt_length), dtype) for dtype in (jnp.int32, bool)]
-    stages = ppo.programs(state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
+    stages = programs.of_update(ppo, state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
     held = memory.tree_bytes(ppo.parallel.shards(held_by(ppo, start, state)))
     config, shards = ppo.config, ppo.parallel.row_shards
     length = prompt_length + config.sampling.response_length

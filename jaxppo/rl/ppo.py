@@ -16,12 +16,11 @@ from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import DataError
 from jaxppo.nn import ModelConfig, by_rows, lora
 from jaxppo.nn.lora import LoraConfig
-from jaxppo.parallel import platform, stacks
+from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
-from jaxppo.profiling.aot import Program, placed
-from jaxppo.rl import ops, optimizer, padding, rollout, trajectories, update
+from jaxppo.rl import ops, optimizer, padding, programs, rollout, trajectories, update
 from jaxppo.rl.algorithms import formulas_of
 from jaxppo.types import (
     Array,
@@ -193,16 +192,7 @@ class PPO:
     @cached_property
     def room(self) -> int | None:
         """See `memory.room_to_learn`."""
-        if platform.current().memory_bytes is None:
-            return None
-        policy = jax.eval_shape(lambda: models.init_params(self.model, jax.random.key(0)))
-        value = jax.eval_shape(lambda: models.init_params(self.value_model, jax.random.key(0), "score"))
-        shared = self.config.value_model == "shared"
-        state = jax.eval_shape(self.init_state, policy, None if shared else value)
-        reference = None if state.frozen is not None else jax.eval_shape(self.reference, state, policy)
-        held, trained = self.parallel.shards((state, reference)), self.parallel.shards(state.params)
-        weights = jax.eval_shape(lambda state: stacks.unstacked(self.models_of(state)), state)
-        return memory.room_to_learn(self.learned, held, trained, weights, self.parallel.sizes)
+        return programs.room_to_learn(self)
 
     def init_state(self, policy: Params, value: Params | None = None, adapter: Params | None = None) -> TrainState:
         """Make the state before the first update, on all devices; copies, as updates take over the memory of a state.
@@ -300,45 +290,6 @@ class PPO:
             lengths = jax.random.randint(key, (rows,), sampling.output_min_length, sampling.response_length + 1)
         prompts, uniforms, lengths = self.parallel.put((prompts, uniforms, lengths), 0)
         return self._generate(self.models_of(state)["policy"], prompts, uniforms, lengths)
-
-    def programs(self, state: TrainState, reference: Params | None, prompts: PromptBatch) -> dict[str, list[Program]]:
-        """Return what an update runs on its devices, by stage, for the longest sequences; all of it shapes.
-
-        Args:
-            state: as from `init_state`.
-            reference: as from `reference`.
-            prompts: of one update.
-        """
-        config, place = self.config, partial(placed, self.parallel)
-        count, length = config.batch_size, config.sampling.response_length
-
-        def rows(*shape: int, dtype: Any = jnp.int32) -> Any:
-            return jax.ShapeDtypeStruct((count, *shape), dtype)
-
-        state, reference, params = place(state), place(reference), place(jax.eval_shape(self.models_of, state))
-        drawn = Rollout(rows(length), rows(length, dtype=bool), rows(length, dtype=jnp.float32), rows(dtype=bool))
-        packed = jax.eval_shape(partial(self._pack, length=prompts.prompt_ids.shape[1] + length), prompts, drawn)
-        scored = jax.eval_shape(self.score, state, reference, packed, drawn)
-        scores = rows(dtype=jnp.float32)
-        _, batch, _ = jax.eval_shape(self._trajectories, state.controls, scored, drawn, packed, scores)
-        key = jax.eval_shape(lambda: ops.purpose_key(config.run.seed, ops.Purpose.MINI_BATCHES, 0))
-        learned = place(jax.eval_shape(self._mini_batches, batch, key), 2)
-        prompts, packed = place(prompts, 0), place(packed, 0)
-        scoring = [Program(self._values, (params,), (packed,))] if self.has_value_model else []
-        if config.logprobs == "recompute":
-            scoring.append(Program(self._logprobs, (params["policy"],), (packed,)))
-        if reference is not None:
-            scoring.append(Program(self._logprobs, (reference,), (packed,)))
-            if config.rl.kl_estimator == "full":
-                both = {"policy": params["policy"], "reference": reference}
-                scoring.append(Program(self._full_kl, (both,), (packed,)))
-        drawing = place((rows(length, dtype=jnp.float32), rows()), 0)
-        stages = {
-            "generate": [Program(self._generate, (params["policy"],), (prompts, *drawing))],
-            "score": scoring,
-            "update": [Program(self._update, (state._replace(frozen=None), state.frozen), (learned,))],
-        }
-        return {name: programs for name, programs in stages.items() if programs}
 
     def rollout_of(self, completions: Sequence[Sequence[int]]) -> Rollout:
         """Make a rollout of completions from elsewhere; `score` will compute their log-probabilities.

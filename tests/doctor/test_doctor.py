@@ -58,7 +58,7 @@ def test_everything_is_well_here(monkeypatch, capsys, tmp_path):
     assert f"jax {doctor_checks.version_of('jax')}" in found["requirements"]
     assert "4 x cpu" in found["devices"]
     assert found["in-process validator"].startswith("18 of 18 plans judged as ")
-    assert report["extras"]["test"] and not report["extras"]["tpu"]
+    assert report["extras"]["test"] and not report["extras"]["gpu-cuda12"]
 
 
 @pytest.mark.full

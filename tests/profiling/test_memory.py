@@ -17,7 +17,7 @@ from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import FSDP, TENSOR
-from jaxppo.profiling import memory
+from jaxppo.profiling import memory, peak
 from jaxppo.profiling.memory import MIB, Budget
 from jaxppo.rl.ppo import PPO
 from jaxppo.types import Sequences, Trajectories
@@ -134,17 +134,17 @@ def test_the_peak_is_that_of_the_greediest_stage():
 def test_excess_is_told_where_a_device_has_less():
     budget = Budget({"policy": 3 * MIB}, {"a": {"x": MIB}})
     small, large, silent = Device(bytes_limit=4 * MIB - 1), Device(bytes_limit=4 * MIB), Device()
-    assert memory.excess(budget, [large]) is None
-    assert memory.excess(budget, [silent]) is None
-    warning = memory.excess(budget, [large, small])
+    assert peak.excess(budget, [large]) is None
+    assert peak.excess(budget, [silent]) is None
+    warning = peak.excess(budget, [large, small])
     assert warning is not None and "expected at most the 4.0 MiB" in warning and "got an estimate of 4.0" in warning
 
 
 def test_measured_is_of_the_fullest_device_or_of_the_process():
     full, empty = Device(peak_bytes_in_use=5 * MIB), Device(peak_bytes_in_use=MIB)
-    assert memory.measured([empty, full]) == {"memory/peak_mib": 5.0}
-    assert "each device" in memory.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [full])
-    assert "whole process" in memory.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [Device()])
+    assert peak.measured([empty, full]) == {"memory/peak_mib": 5.0}
+    assert "each device" in peak.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [full])
+    assert "whole process" in peak.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [Device()])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -191,7 +191,7 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_measured_is_the_most_that_the_process_had_where_devices_do_not_say():
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    assert memory.measured([Device()])["memory/peak_mib"] == pytest.approx(int(line.split()[1]) / 1024, rel=0.02)
+    assert peak.measured([Device()])["memory/peak_mib"] == pytest.approx(int(line.split()[1]) / 1024, rel=0.02)
 
 
 def test_copy_bytes_are_those_of_a_cast_or_a_merge():

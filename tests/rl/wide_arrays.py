@@ -23,6 +23,7 @@ from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import aot, targets
+from jaxppo.rl import programs
 from jaxppo.rl.ppo import PPO
 from jaxppo.types import PromptBatch
 
@@ -76,7 +77,7 @@ def main(name: str) -> None:
         state = jax.eval_shape(ppo.init_state, policy)
         reference = jax.eval_shape(ppo.reference, state, policy)
         prompts = [jax.ShapeDtypeStruct((rows, PROMPT), kind) for kind in (jnp.int32, bool)]
-        stages = ppo.programs(state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
+        stages = programs.of_update(ppo, state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
         found = {
             f"{stage} {number}": look(program.function.trace(*program.arguments).lower().compile().as_text())._asdict()
             for stage, programs in stages.items()

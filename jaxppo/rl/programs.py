@@ -1,0 +1,74 @@
+"""The programs of an update as shapes: what they are, to be compiled for devices that are not there, and their room."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxppo import models
+from jaxppo.parallel import platform, stacks
+from jaxppo.profiling import memory
+from jaxppo.profiling.aot import Program, placed
+from jaxppo.rl import ops
+from jaxppo.types import Params, PromptBatch, Rollout, TrainState
+
+if TYPE_CHECKING:
+    from jaxppo.rl.ppo import PPO
+
+
+def of_update(
+    ppo: "PPO", state: TrainState, reference: Params | None, prompts: PromptBatch
+) -> dict[str, list[Program]]:
+    """Return what an update runs on its devices, by stage, for the longest sequences; all of it shapes.
+
+    Args:
+        ppo: its programs.
+        state: as from `init_state`.
+        reference: as from `reference`.
+        prompts: of one update.
+    """
+    config, place = ppo.config, partial(placed, ppo.parallel)
+    count, length = config.batch_size, config.sampling.response_length
+
+    def rows(*shape: int, dtype: Any = jnp.int32) -> Any:
+        return jax.ShapeDtypeStruct((count, *shape), dtype)
+
+    state, reference, params = place(state), place(reference), place(jax.eval_shape(ppo.models_of, state))
+    drawn = Rollout(rows(length), rows(length, dtype=bool), rows(length, dtype=jnp.float32), rows(dtype=bool))
+    packed = jax.eval_shape(partial(ppo._pack, length=prompts.prompt_ids.shape[1] + length), prompts, drawn)
+    scored = jax.eval_shape(ppo.score, state, reference, packed, drawn)
+    scores = rows(dtype=jnp.float32)
+    _, batch, _ = jax.eval_shape(ppo._trajectories, state.controls, scored, drawn, packed, scores)
+    key = jax.eval_shape(lambda: ops.purpose_key(config.run.seed, ops.Purpose.MINI_BATCHES, 0))
+    learned = place(jax.eval_shape(ppo._mini_batches, batch, key), 2)
+    prompts, packed = place(prompts, 0), place(packed, 0)
+    scoring = [Program(ppo._values, (params,), (packed,))] if ppo.has_value_model else []
+    if config.logprobs == "recompute":
+        scoring.append(Program(ppo._logprobs, (params["policy"],), (packed,)))
+    if reference is not None:
+        scoring.append(Program(ppo._logprobs, (reference,), (packed,)))
+        if config.rl.kl_estimator == "full":
+            both = {"policy": params["policy"], "reference": reference}
+            scoring.append(Program(ppo._full_kl, (both,), (packed,)))
+    drawing = place((rows(length, dtype=jnp.float32), rows()), 0)
+    stages = {
+        "generate": [Program(ppo._generate, (params["policy"],), (prompts, *drawing))],
+        "score": scoring,
+        "update": [Program(ppo._update, (state._replace(frozen=None), state.frozen), (learned,))],
+    }
+    return {name: programs for name, programs in stages.items() if programs}
+
+
+def room_to_learn(ppo: "PPO") -> int | None:
+    """Return the bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
+    if platform.current().memory_bytes is None:
+        return None
+    policy = jax.eval_shape(lambda: models.init_params(ppo.model, jax.random.key(0)))
+    value = jax.eval_shape(lambda: models.init_params(ppo.value_model, jax.random.key(0), "score"))
+    shared = ppo.config.value_model == "shared"
+    state = jax.eval_shape(ppo.init_state, policy, None if shared else value)
+    reference = None if state.frozen is not None else jax.eval_shape(ppo.reference, state, policy)
+    held, trained = ppo.parallel.shards((state, reference)), ppo.parallel.shards(state.params)
+    weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
+    return memory.room_to_learn(ppo.learned, held, trained, weights, ppo.parallel.sizes)
