@@ -293,7 +293,7 @@ def _graphs(config: ModelConfig, adapted: tuple[str, ...]) -> _Graphs:
     """Return the graphs of a trunk whose linear layers at these paths have adapters."""
     numbers = [str(i) for i in range(config.num_hidden_layers)]
     paths = {path.replace(f"layers/{stacks.ALL}/", f"layers/{i}/"): None for path in adapted for i in numbers}
-    trunk = nnx.eval_shape(lambda: with_adapters(FAMILIES[config.model_type].trunk(config, blocks.Keys(0)), paths))
+    trunk: Any = nnx.eval_shape(lambda: with_adapters(FAMILIES[config.model_type].trunk(config, blocks.Keys(0)), paths))
     of_layers = tuple(nnx.split(trunk.layers[i])[0] for i in numbers)
     del trunk.layers
     return _Graphs(nnx.split(trunk)[0], of_layers)

@@ -95,17 +95,17 @@ def attend_cached(
     else:
         keys, values = cache
     queries = columns((first + jnp.arange(t))[None], read, 1)
-    scale = q_bhtk.shape[3] ** -0.5 if scale is None else scale
+    factor = float(q_bhtk.shape[3] ** -0.5) if scale is None else scale
     arrays = q_bhtk, keys.astype(q_bhtk.dtype), values.astype(q_bhtk.dtype)
     seen = Seen(queries, mask, window)
     if form == "plain" or t == 1:
-        attended = attend(*arrays, seen.bias(queries, keys.shape[2]), scale)
+        attended = attend(*arrays, seen.bias(queries, keys.shape[2]), factor)
     else:
         attended = None
         if form != "blocks" and cache_index is None and read is None:
-            attended = kernels.attend(form, *arrays, mask, scale, window)
+            attended = kernels.attend(form, *arrays, mask, factor, window)
         if attended is None:
-            attended = attend_in_blocks(*arrays, queries, mask, scale, window)
+            attended = attend_in_blocks(*arrays, queries, mask, factor, window)
     return attended.transpose(0, 2, 1, 3).reshape(*attended.shape[::2], -1), cache
 
 
@@ -255,8 +255,10 @@ def _forward(
         weights = jnp.exp(scores - largest)
         total = weights.sum(axis=-1, keepdims=True)
         weighted = jnp.einsum("bgts,bgsk->bgtk", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        results = weighted / total, jnp.concatenate([largest, total], axis=-1)
-        return tuple(blocks.put(x, i, y.reshape(group)) for x, y in zip(done, results, strict=True)), None
+        out, sums = done
+        both = jnp.concatenate([largest, total], axis=-1)
+        out = blocks.put(out, i, (weighted / total).reshape(group))
+        return (out, blocks.put(sums, i, both.reshape(group))), None
 
     start = jnp.zeros_like(q), jnp.zeros_like(q, shape=(*q.shape[:3], 2), dtype=jnp.float32)
     return jax.lax.scan(step, start, blocks.numbers)[0]

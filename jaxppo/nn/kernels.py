@@ -74,7 +74,9 @@ def triton(
     segments = None if mask is None else _filled(mask.astype(jnp.int32), TRITON_BLOCK, axis=1)
     half = TRITON_BLOCK // 2
     blocks = attention.BlockSizes(TRITON_BLOCK, TRITON_BLOCK, half, half, half, half)
-    attended = attention.mha(*arrays, segments, sm_scale=scale, causal=True, block_sizes=blocks, interpret=interpret)
+    attended: Any = attention.mha(
+        *arrays, segments, sm_scale=scale, causal=True, block_sizes=blocks, interpret=interpret
+    )
     return attended[:, :t].transpose(0, 2, 1, 3)
 
 
@@ -95,13 +97,13 @@ def splash(
     tiles = -(-t // SPLASH_LANES)
     tile = SPLASH_LANES * (tiles if tiles <= SPLASH_TILE else SPLASH_TILE // 2)
     q_bhtk, k_bgtk, v_bgtk = (_filled(x, tile, axis=2) for x in (q_bhtk * scale, k_bgtk, v_bgtk))
-    shape = (q_bhtk.shape[2],) * 2
+    shape = q_bhtk.shape[2], q_bhtk.shape[2]
     seen = splash_attention.CausalMask(shape)
     if window is not None:
         seen = splash_attention.LocalMask(shape, window_size=(window - 1, 0), offset=0)
-    kernel = splash_attention.make_splash_mha(
+    kernel: Any = splash_attention.make_splash_mha(
         splash_attention.MultiHeadMask([seen] * q_bhtk.shape[1]),
-        block_sizes=splash_attention.BlockSizes(*[tile] * 8),
+        block_sizes=splash_attention.BlockSizes(tile, tile, tile, tile, tile, tile, tile, tile),
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -28,11 +28,11 @@ def current() -> Platform:
     target = _target.get()
     if target is not None:
         return target
-    limits = [stats["bytes_limit"] for device in jax.local_devices() if "bytes_limit" in (stats := _stats(device))]
+    limits = [stats["bytes_limit"] for stats in map(_stats, jax.local_devices()) if "bytes_limit" in stats]
     return Platform(jax.default_backend(), min(limits, default=None))
 
 
-def _stats(device: jax.Device) -> dict[str, int]:
+def _stats(device: Any) -> dict[str, int]:
     return device.memory_stats() or {}
 
 

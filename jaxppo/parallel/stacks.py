@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 ALL = "all"
@@ -72,7 +73,7 @@ def _parts(x: Any) -> list[Any]:
     if isinstance(x, jax.ShapeDtypeStruct):
         part = jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=_of_part(x.sharding))
         return [part] * x.shape[0]
-    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_fully_addressable:
+    if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_fully_addressable:
         x = np.asarray(x)
     return [x[i] for i in range(x.shape[0])]
 

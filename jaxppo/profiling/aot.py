@@ -111,7 +111,7 @@ def devices_of(target: Target) -> list[Any]:
 def _check_installed(name: str) -> None:
     if name == "tpu" and "TPU_LIBRARY_PATH" in os.environ:
         return
-    if not any(all(map(_is_there, wheels)) for wheels in (_WHEELS[name], _OLDER.get(name, _WHEELS[name]))):
+    if not any(all(map(_is_there, table[name])) for table in (_WHEELS, _OLDER) if name in table):
         fix = f"pip install 'jaxppo[aot-{name}]' (a compiler alone: it needs no {name.upper()} and no driver)"
         raise ConfigError(f"target: expected XLA's compiler for {name.upper()}, got none installed; {fix}")
     for package in ("jax-cuda13-plugin", "jax-cuda12-plugin") if name == "gpu" else ():

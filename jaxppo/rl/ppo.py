@@ -234,9 +234,8 @@ class PPO:
     def _fresh_adapters(self, policy_adapter: Params | None) -> Params:
         """Draw the adapters of policy and value model; the policy's may be given."""
         assert self.adapter is not None
-        draw = lambda model, purpose: lora.init_adapter(  # noqa: E731
-            model, self.adapter, ops.purpose_key(self.config.run.seed, purpose)
-        )
+        shape, seed = self.adapter, self.config.run.seed
+        draw = lambda model, purpose: lora.init_adapter(model, shape, ops.purpose_key(seed, purpose))  # noqa: E731
         if policy_adapter is None:
             policy_adapter = draw(self.model, ops.Purpose.POLICY_ADAPTER)
         return {"policy": policy_adapter, "value": draw(self.value_model, ops.Purpose.VALUE_ADAPTER)}

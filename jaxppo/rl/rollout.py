@@ -108,7 +108,7 @@ def generate(
         return _Decoding(state.t + 1, append(state.rollout, logits, state.t, rows), cache)
 
     logits, cache = _prefill(params, prompts, rows.slots[::copies], copies, model, prompts_at_once)
-    first = append(_empty_rollout(*uniforms.shape, pad_id), logits, jnp.int32(0), rows)
+    first = append(_empty_rollout(uniforms.shape[0], uniforms.shape[1], pad_id), logits, jnp.int32(0), rows)
     counts = row_counts(uniforms.shape[0]) if drop_ended and can_end else (uniforms.shape[0],)
     return _decode(step, _Decoding(jnp.int32(1), first, cache), rows, counts)
 
@@ -132,9 +132,7 @@ def row_counts(num_rows: int) -> tuple[int, ...]:
     return num_rows, *(count for count in powers if FEWEST_ROWS <= count < num_rows)
 
 
-def _decode(
-    step: Callable[[_Decoding, _Rows], _Decoding], state: _Decoding, rows: _Rows, counts: tuple[int, ...]
-) -> Rollout:
+def _decode(step: Callable[..., _Decoding], state: _Decoding, rows: _Rows, counts: tuple[int, ...]) -> Rollout:
     """Decode all rows, then as many as `counts` has next as soon as no more are to be continued, and so on.
 
     Each count is a loop of its own in one program: whether rows are dropped is decided on the device, by each device
@@ -149,7 +147,7 @@ def _decode(
             done, places = _put_back(done, state.rollout, places), places[kept]
             state, rows = _take(state, kept), jax.tree.map(lambda x, kept=kept: x[kept], rows)
         more = lambda state, rows=rows, then=then: jnp.sum(live(state, rows)) > then  # noqa: E731
-        state = jax.lax.while_loop(more, partial(step, rows=rows), state)
+        state = jax.lax.while_loop(more, lambda state, rows=rows: step(state, rows), state)
     return state.rollout if len(counts) == 1 else _put_back(done, state.rollout, places)
 
 
