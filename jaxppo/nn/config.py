@@ -10,8 +10,8 @@ from jaxppo.parallel import partition
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 
-LOOP_FROM = 8
-"""On a CPU, the least layers that are one loop: as fast, and compiled sooner (docs/performance.md)."""
+LOOP_FROM = 16
+"""On a CPU, the least layers that are one loop, which takes a tenth longer there: docs/performance.md."""
 
 ATTENTION_FORMS = ("plain", "blocks", "triton", "splash")
 

@@ -75,6 +75,7 @@ def _parts(x: Any) -> list[Any]:
         return [part] * x.shape[0]
     if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_fully_addressable:
         x = np.asarray(x)
+        x = x if x.flags.owndata else x.copy()  # on a CPU it may be the device's memory, which an update takes
     return [x[i] for i in range(x.shape[0])]
 
 

@@ -135,6 +135,8 @@ class Checkpoints:
             DataError: there is no undamaged checkpoint, or it is that of another model.
         """
         self.wait()
+        trained = {"params": like.params, "opt_state": like.opt_state}
+        like = like._replace(**jax.tree.map(ocp.utils.to_shape_dtype_struct, trained))
         step, self._damaged = processes.on_first(lambda: (self._newest_undamaged(ITEMS, warn), self._damaged))
         self._check_fits(step, like)
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:

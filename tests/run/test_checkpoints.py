@@ -14,6 +14,7 @@ import pytest
 
 from jaxppo.config import OptimizerConfig, RLConfig
 from jaxppo.errors import DataError
+from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import optimizer, trajectories, update
 from jaxppo.run.checkpoints import Checkpoints
@@ -136,6 +137,43 @@ def test_checkpoints_move_between_modes_and_meshes(tmp_path, saved_by):
         assert_equal_bits(found, state)
         shard = found.opt_state["mu"]["policy"]["lm_head"]["kernel"].addressable_shards[0].data.shape
         assert shard == {"one": (16, 8), "pmap": (16, 8), "fsdp": (4, 8), "tensor": (8, 4)}[name]
+
+
+def with_layers(parallel, in_stacks, numbers=1.0):
+    """A state on the devices whose policy has three layers, stacked or not; as checkpoints have it, they are not."""
+    kernels = numbers * jnp.arange(3 * 128, dtype=jnp.float32).reshape(3, 16, 8)
+    layers = {str(i): {"attention": {"query_key_value": {"kernel": kernels[i]}}} for i in range(3)}
+    params = {"policy": {"trunk": {"layers": layers}, "norm": {"scale": jnp.ones(16)}}}
+    params = stacks.stacked(params) if in_stacks else params
+    return parallel.put(make_state(1, 1)._replace(params=params, opt_state={"mu": params}))
+
+
+@pytest.mark.parametrize("saved_by", PLACES)
+def test_stacked_layers_are_saved_each_for_itself_and_restored_as_the_template_has_them(tmp_path, saved_by):
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        checkpoints.save(1, with_layers(PLACES[saved_by](), in_stacks=True), {})
+    params, _, _ = Checkpoints(tmp_path, 2).restore_params(1, no_warning)
+    assert list(params["policy"]["trunk"]["layers"]) == ["0", "1", "2"]
+    for place in PLACES.values():
+        for in_stacks in (True, False):
+            expected = with_layers(place(), in_stacks)
+            found = restored(tmp_path, like=with_layers(place(), in_stacks, numbers=0.0))
+            assert_equal_bits(found, expected)
+            assert jax.tree.map(lambda x: x.sharding, found) == jax.tree.map(lambda x: x.sharding, expected)
+
+
+def test_saving_stacked_layers_is_not_disturbed_by_an_update_that_takes_over_their_memory(tmp_path):
+    parallel = PLACES["one"]()
+    overwrite = parallel.map(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), (None,), None, donate=(0,))
+    large = {"layers": {"all": {"kernel": jnp.arange(3 << 18, dtype=jnp.float32).reshape(3, 1 << 18)}}}
+    state = make_state(0)._replace(params=large, opt_state={"mu": jnp.zeros(1)}, controls=None)
+    expected = stacks.unstacked(jax.device_get(large))
+    overwrite(parallel.put(jax.tree.map(jnp.array, large)))
+    with Checkpoints(tmp_path, 2) as checkpoints:
+        now = parallel.put(jax.tree.map(lambda x: jnp.array(x, copy=True), state))
+        checkpoints.save(1, now, {})
+        assert float(overwrite(now.params)["layers"]["all"]["kernel"][0, 0]) == -1
+        assert_equal_bits(checkpoints.restore_params(1, no_warning)[0], expected)
 
 
 @pytest.mark.parametrize("saved_rows", [True, False])
