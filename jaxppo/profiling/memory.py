@@ -122,7 +122,10 @@ def _learning(
     """Return the bytes of weights as they are computed with, and of one gradient of all that is trained."""
     tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
     if split:
-        return sum(gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)), tree_bytes(trained)
+        gathered = sum(gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights))
+        # Gradients of embedding and head are whole before each device keeps its part.
+        outside = sum(FP32 * _outside(model, tree) for model, tree in _trunks(models, trained) if model.accelerated)
+        return gathered, tree_bytes(trained) + outside
     return copy_bytes(models[0], weights) // tensor, tree_bytes(trained)
 
 
@@ -232,7 +235,14 @@ def budget(
         decoding = copy_bytes(policy, weights["policy"], merged=config.peft.use_peft) // tensor
         scoring = max(copy_bytes(policy, tree) for tree in weights.values()) // tensor
     learning, gradients = _learning(models, trained, weights, mesh)
-    gradients *= 2 if parts > 1 else 1  # a sum, and the next term
+    activations = sum(activation_bytes(model, micro_rows, length, tensor) for model in models)
+    layers = [layer_bytes(model, micro_rows, length) // tensor for model in models]
+    if parts > 1:
+        gradients *= 2  # a sum, and the next term
+    elif platform.current().name == "gpu" and not split:  # its compiler makes no float32 of them before the optimizer
+        gradients = gradients * _itemsize(policy) // FP32
+    if platform.current().name == "gpu" and policy.accelerated:
+        activations -= sum(layers) - max(layers)  # one model after the other
     return Budget(
         held={name: tree_bytes(tree) for name, tree in held.items()},
         stages={
@@ -243,13 +253,13 @@ def budget(
             },
             "scoring": {
                 "weights": scoring,
-                "activations": max(layer_bytes(model, at_once, length) for model in models) // tensor,
+                "activations": max(_scored_bytes(model, at_once, length) for model in models) // tensor,
                 "logits": logits_bytes(policy, at_once * response),
             },
             "learning": {
                 "weights": learning,
                 "gradients": gradients,
-                "activations": sum(activation_bytes(model, micro_rows, length, tensor) for model in models),
+                "activations": activations,
                 "logits": logits_bytes(policy, micro_rows * response),
             },
         },
@@ -305,6 +315,12 @@ def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
     return outside + 2 * max(layers) // tensor
 
 
+def _outside(model: ModelConfig, tree: Any) -> int:
+    """Return the numbers of embedding and head, where a tree trains them."""
+    ends = [tree["trunk"].get("embed_in"), tree.get("lm_head")]
+    return sum(model.vocab_size * model.hidden_size for end in ends if end is not None)
+
+
 def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:
     """Return the bytes of keys and values of every layer: 2 L B H S K numbers in the dtype of the computation.
 
@@ -335,6 +351,14 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
     # Softmax is computed in float32 whatever the dtype; its result is cast.
     weight = FP32 if model.compute_dtype is None else FP32 + _itemsize(model)
     return numbers * _itemsize(model) + scores * weight
+
+
+def _scored_bytes(model: ModelConfig, rows: int, length: int) -> int:
+    """Estimate of what a layer takes where no gradient follows: all of it, or its widest part by fused attention."""
+    if model.attention not in ("triton", "splash"):
+        return layer_bytes(model, rows, length)
+    inner = family_of(model.model_type).kept_inner * model.intermediate_size
+    return rows * length * (2 * model.hidden_size + inner) * _itemsize(model)
 
 
 def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1) -> int:
