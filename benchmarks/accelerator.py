@@ -32,12 +32,26 @@ from ppo_update import set_precision
 from turns import Turns, compare, serve, take_turns
 from workloads import WORKLOADS, Workload, train_config, write_inputs
 
+from jaxppo.profiling import targets
+
 HERE = Path(__file__).resolve().parent
 WARM_UP = 2
 """Updates before the first that counts: they compile."""
 
 PROGRAMS = {"generate": "_generate", "update": "_update"}
 """The programs whose memory the compiler is asked for, and the attributes of `PPO` that hold them."""
+
+
+CHIPS = {
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+    "TPU v5 lite": "v5e",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+}
+"""What JAX calls a kind of device -> its name in the table of targets."""
 
 
 class Peaks(NamedTuple):
@@ -49,9 +63,8 @@ class Peaks(NamedTuple):
 
 def peaks(kind: str) -> Peaks:
     """Published peaks of one device by the name that JAX has for its kind; None: look them up, and use the flags."""
-    # NVIDIA H100 SXM data sheet, without sparsity; https://cloud.google.com/tpu/docs/v5e.
-    known = {"NVIDIA H100 80GB HBM3": Peaks(989.5e12, 3352e9), "TPU v5 lite": Peaks(197e12, 819e9)}
-    return known.get(kind, Peaks(None, None))
+    chip = targets.CHIPS.get(CHIPS.get(kind, ""))
+    return Peaks(None, None) if chip is None else Peaks(chip.bfloat16, chip.bandwidth)
 
 
 class Programs:
