@@ -44,6 +44,7 @@ from jaxppo.hf.names import (
 from jaxppo.hf.tokenizer import check_tokenizer, load_padding_tokenizer, save_tokenizer, with_tokens
 from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
+from jaxppo.parallel import stacks
 
 CARD_FILE = "README.md"
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -238,7 +239,7 @@ def save_pretrained(
         folder: new, empty or holding a model.
         config: the model; what its `original` config.json said beside is written again.
         params: {"trunk", "lm_head"}, {"trunk", "score"} or {"trunk"} (with tied embeddings: a language model, unless
-            the config was read from a bare trunk).
+            the config was read from a bare trunk); layers may be stacked, as in the state of a run.
         tokenizer: saved beside the model if given (anything with transformers' `save_pretrained`).
         generation_config: True writes the special tokens for language models, a dict adds to them, False writes none.
         dtype: of the tensors; default: that of the parameters.
@@ -250,6 +251,7 @@ def save_pretrained(
     """
     folder = Path(folder)
     check_replaceable(folder, CONFIG_FILE)
+    params = stacks.unstacked(params)
     head = head_in(config, params)
     arrays = hf_arrays(config, head, params)
     dtypes = {name: np.dtype(dtype or array.leaf.dtype) for name, array in arrays.items()}

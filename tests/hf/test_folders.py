@@ -20,6 +20,7 @@ from jaxppo.hf import files as model_files
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.rotary import Rope
+from jaxppo.parallel import stacks
 
 SIZES = {
     "vocab_size": 61,
@@ -209,6 +210,12 @@ def test_round_trip_keeps_the_config_of_older_versions(family, tmp_path):
     hf.save_pretrained(tmp_path / "ours", *hf.load_pretrained(tmp_path / "theirs"))
     assert read(tmp_path / "ours") == old
     assert_equal_tensors(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_save_pretrained_takes_stacked_layers(tmp_path):
+    params = models.init_params(CONFIG, jax.random.key(0))
+    hf.save_pretrained(tmp_path / "model", CONFIG, stacks.stacked(params))
+    assert_equal_trees(hf.load_pretrained(tmp_path / "model")[1], params)
 
 
 @pytest.mark.parametrize(
