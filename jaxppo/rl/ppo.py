@@ -197,6 +197,7 @@ class PPO:
     def init_state(self, policy: Params, value: Params | None = None, adapter: Params | None = None) -> TrainState:
         """Make the state before the first update, on all devices; copies, as updates take over the memory of a state.
 
+        Layers that are one loop are stacked (`parallel/stacks.py`), unless their adapters differ.
         With `use_peft` the given models are frozen, shared and not copied; what is copied and trained are adapters and
         the value head.
 
