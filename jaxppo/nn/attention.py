@@ -219,17 +219,8 @@ class _Blocks(NamedTuple):
         return jnp.minimum(i * self.size, self.total - self.size)
 
 
-def _without_gradient(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    queries: jax.Array,
-    mask: jax.Array,
-    scale: float,
-    window: int | None,
-    n: int,
-) -> jax.Array:
-    return _forward(q, k, v, queries, mask, scale, window, n)[0]
+def _without_gradient(*arguments: Any) -> jax.Array:
+    return _forward(*arguments)[0]
 
 
 def _forward(
@@ -264,18 +255,9 @@ def _forward(
     return jax.lax.scan(step, start, blocks.numbers)[0]
 
 
-def _forward_rule(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    queries: jax.Array,
-    mask: jax.Array,
-    scale: float,
-    window: int | None,
-    n: int,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out, sums = checkpoint_name(_forward(q, k, v, queries, mask, scale, window, n), KEPT)
-    return out, (q, k, v, queries, mask, out, sums)
+def _forward_rule(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    out, sums = checkpoint_name(_forward(*arguments), KEPT)
+    return out, (*arguments[:5], out, sums)  # its arrays; the rest are plain numbers
 
 
 def _backward_rule(

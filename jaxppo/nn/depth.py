@@ -168,7 +168,7 @@ def _keeping_all(graph: nnx.GraphDef, weights: Params, hidden: jax.Array, *rest:
 def _keeping_named(graph: nnx.GraphDef, weights: Params, hidden: jax.Array, *rest: Any) -> jax.Array:
     """Keep what goes into attention and into the activation; what lies between, and fused attention, is computed again.
 
-    That is no product with weights, so little arithmetic: 1 to 2 % where T is 512.
+    No product with weights is computed again (docs/accelerators.md has what it takes).
     """
     named = jax.checkpoint_policies.save_only_these_names(KEPT)
     return jax.checkpoint(partial(_run_layer, graph), policy=named, prevent_cse=False)(weights, hidden, *rest)

@@ -65,8 +65,10 @@ def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int,
     On an accelerator, so many that a layer's results take no more than the `room` for a gradient's.
     """
     configured = config.rl.local_rollout_forward_batch_size
-    if configured is not None or platform.current().name == "cpu" or room is None:
-        return rows_at_once(models, length) if configured is None else configured
+    if configured is not None:
+        return configured
+    if platform.current().name == "cpu" or room is None:
+        return rows_at_once(models, length)
     return max(1, room // max(layer_bytes(model, 1, length) for model in models))
 
 
