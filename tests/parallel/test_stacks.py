@@ -72,3 +72,10 @@ def test_the_first_axis_of_a_stack_is_not_split():
     entry = partition.axes_of("policy/trunk/layers/0/attention/dense/kernel")
     assert partition.axes_of("policy/trunk/layers/all/attention/dense/kernel") == (None, *entry)
     assert partition.axes_of("policy/trunk/layers/all/input_layernorm/scale") == ()
+
+
+def test_unstacked_arrays_share_no_memory_with_the_device():
+    """An update takes that over while a checkpoint of them is written."""
+    stack = jnp.arange(12.0).reshape(3, 4)
+    part = stacks.unstacked({"layers": {"all": stack}})["layers"]["1"]
+    assert isinstance(part, np.ndarray) and not np.shares_memory(part, np.asarray(stack))
