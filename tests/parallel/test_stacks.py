@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxppo.nn import FAMILIES  # their parameters are in the table of what is split
 from jaxppo.parallel import partition, stacks
 from jaxppo.parallel.devices import DataParallel
 
@@ -69,6 +70,7 @@ def test_stacked_like_gives_the_places_of_the_other_and_deletes_what_it_stacked(
 
 
 def test_the_first_axis_of_a_stack_is_not_split():
+    assert set(FAMILIES["gpt_neox"].partition) <= set(partition.TABLE)
     entry = partition.axes_of("policy/trunk/layers/0/attention/dense/kernel")
     assert partition.axes_of("policy/trunk/layers/all/attention/dense/kernel") == (None, *entry)
     assert partition.axes_of("policy/trunk/layers/all/input_layernorm/scale") == ()
