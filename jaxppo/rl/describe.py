@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.parallel import stacks
-from jaxppo.profiling import aot, memory, peak
+from jaxppo.profiling import aot, memory, peak, sizes
 from jaxppo.rl import optimizer, programs
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start
@@ -85,8 +85,8 @@ def budget_of(ppo: PPO, start: Start, prompt_length: int) -> memory.Budget:
     held = ppo.parallel.shards(held_by(ppo, start, state))
     trained = ppo.parallel.shards(state.params)
     weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
-    shards, sizes = ppo.parallel.row_shards, ppo.parallel.sizes
-    return memory.budget(ppo.config, ppo.learned, held, trained, weights, prompt_length, shards, sizes, ppo.room)
+    shards, mesh = ppo.parallel.row_shards, ppo.parallel.sizes
+    return memory.budget(ppo.config, ppo.learned, held, trained, weights, prompt_length, shards, mesh, ppo.room)
 
 
 def held_by(ppo: PPO, start: Start, state: TrainState) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def plan_of(ppo: PPO, start: Start, prompt_length: int) -> aot.Plan:
     reference = jax.eval_shape(ppo.reference, state, start.policy)
     prompts = [jax.ShapeDtypeStruct((ppo.config.num_prompts, prompt_length), dtype) for dtype in (jnp.int32, bool)]
     stages = programs.of_update(ppo, state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
-    held = memory.tree_bytes(ppo.parallel.shards(held_by(ppo, start, state)))
+    held = sizes.tree_bytes(ppo.parallel.shards(held_by(ppo, start, state)))
     config, shards = ppo.config, ppo.parallel.row_shards
     length = prompt_length + config.sampling.response_length
     return aot.Plan(

@@ -17,7 +17,7 @@ from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import FSDP, TENSOR
-from jaxppo.profiling import memory, peak
+from jaxppo.profiling import memory, peak, sizes
 from jaxppo.profiling.memory import MIB, Budget
 from jaxppo.rl.ppo import PPO
 from jaxppo.types import Sequences, Trajectories
@@ -52,7 +52,7 @@ def test_what_is_held_is_exact():
     found = make_budget(CONFIG, **arrays).held
     assert found == {name: sum(array.nbytes for array in leaves) for name, leaves in arrays.items()}
     shapes = jax.eval_shape(ppo.init_state, params)
-    assert memory.tree_bytes(shapes.opt_state) == found["o"] > 2 * memory.tree_bytes(params)
+    assert sizes.tree_bytes(shapes.opt_state) == found["o"] > 2 * sizes.tree_bytes(params)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -60,14 +60,14 @@ def test_what_is_held_is_exact():
 def test_kv_cache_bytes_are_those_of_the_cache(family, dtype):
     model = models.computing_in(family(**SIZES, hidden_size=64), dtype)
     cache = jax.eval_shape(lambda: models.init_cache(model, 6, 40))
-    assert memory.kv_cache_bytes(model, 6, 40) == memory.tree_bytes(cache)
+    assert sizes.kv_cache_bytes(model, 6, 40) == sizes.tree_bytes(cache)
 
 
 def test_budget_splits_rows_over_devices_and_micro_batches():
     whole = make_budget(CONFIG).stages
-    assert whole["sampling"]["KV cache"] == memory.kv_cache_bytes(NEOX, 4, 24)
+    assert whole["sampling"]["KV cache"] == sizes.kv_cache_bytes(NEOX, 4, 24)
     assert whole["learning"]["gradients"] == 400
-    assert whole["learning"]["activations"] == 2 * memory.activation_bytes(NEOX, 4, 24)
+    assert whole["learning"]["activations"] == 2 * sizes.activation_bytes(NEOX, 4, 24)
     parts = make_budget(replace(CONFIG, gradient_accumulation_steps=2, local_rollout_forward_batch_size=1)).stages
     assert parts["learning"]["activations"] == whole["learning"]["activations"] / 2
     assert parts["learning"]["gradients"] == 2 * whole["learning"]["gradients"]
@@ -75,10 +75,10 @@ def test_budget_splits_rows_over_devices_and_micro_batches():
 
 
 def test_logits_bytes_are_those_of_a_block_whatever_the_vocabulary():
-    assert memory.logits_bytes(NEOX, 10) == 2 * 4 * 10 * 512
-    assert memory.logits_bytes(NEOX, 10**6) == 2 * 4 * 1024 * 512
+    assert sizes.logits_bytes(NEOX, 10) == 2 * 4 * 10 * 512
+    assert sizes.logits_bytes(NEOX, 10**6) == 2 * 4 * 1024 * 512
     wide = GPTNeoXConfig(**SIZES | {"vocab_size": 2**21}, hidden_size=64)
-    assert memory.logits_bytes(wide, 10**6) == 2 * 4 * 1024 * 1024
+    assert sizes.logits_bytes(wide, 10**6) == 2 * 4 * 1024 * 1024
 
 
 # The widest activation: 512 numbers per token in the MLP, or one per head and token attended to.
@@ -116,8 +116,8 @@ def test_prompts_at_once_take_no_more_than_their_share(count, rows):
     assert memory.prompts_at_once(NEOX, weights, *shapes) == count  # on a CPU
     with platform.compiling_for(platform.Platform("gpu", None)):
         part = memory.prompts_at_once(NEOX, weights, *shapes)
-    held = memory.compute_bytes(NEOX, weights) + memory.kv_cache_bytes(NEOX, rows, 24)
-    fits = [n for n in range(1, count + 1) if memory.reading_bytes(NEOX, n, 16) <= memory.READING_SHARE * held]
+    held = sizes.compute_bytes(NEOX, weights) + sizes.kv_cache_bytes(NEOX, rows, 24)
+    fits = [n for n in range(1, count + 1) if sizes.reading_bytes(NEOX, n, 16) <= memory.READING_SHARE * held]
     assert part == max([n for n in fits if count % n == 0], default=1)
     assert part < count
 
@@ -161,7 +161,7 @@ def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(dtype, 
     assert [off["weights"], off["gradients"]] == [on["weights"], on["gradients"]]
     tensor = mesh.get(TENSOR, 1)
     rows = CONFIG.mini_batch_size // memory.micro_batches(CONFIG, [model], 24, 1)
-    layer, inputs = memory.layer_bytes(model, rows, 24) // tensor, rows * 24 * 64 * (4 if dtype == "float32" else 2)
+    layer, inputs = sizes.layer_bytes(model, rows, 24) // tensor, rows * 24 * 64 * (4 if dtype == "float32" else 2)
     assert [off["activations"], on["activations"]] == [2 * 3 * layer, 2 * (2 * inputs + layer)]
 
 
@@ -179,11 +179,11 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
         if gib is None:
             assert ppo.room is None and ppo.scored_rows(565) is None
             return
-        kept = [sum(memory.activation_bytes(m, 64 // n, 565) for m in ppo.learned) for n in (parts, max(1, parts // 2))]
+        kept = [sum(sizes.activation_bytes(m, 64 // n, 565) for m in ppo.learned) for n in (parts, max(1, parts // 2))]
         assert parts == 64 or kept[0] <= ppo.room
         assert parts == 1 or kept[1] > ppo.room
         assert ppo.room < 0.8 * gib * 2**30
-        assert ppo.scored_rows(565) == max(1, ppo.room // memory.layer_bytes(ppo.model, 1, 565))
+        assert ppo.scored_rows(565) == max(1, ppo.room // sizes.layer_bytes(ppo.model, 1, 565))
         own = PPO(replace(PUBLISHED, gradient_accumulation_steps=32), PYTHIA_160M, 0, 1, ppo.parallel)
         assert own.micro_batches(565) == 32
 
@@ -197,8 +197,8 @@ def test_measured_is_the_most_that_the_process_had_where_devices_do_not_say():
 def test_copy_bytes_are_those_of_a_cast_or_a_merge():
     weights = {"kernel": np.zeros((3, 5), np.float32), "bias": np.zeros(5, np.float32)}
     half = models.computing_in(NEOX, "bfloat16")
-    assert [memory.copy_bytes(NEOX, weights), memory.copy_bytes(NEOX, weights, merged=True)] == [0, 80]
-    assert [memory.copy_bytes(half, weights), memory.copy_bytes(half, weights, merged=True)] == [40, 40]
+    assert [sizes.copy_bytes(NEOX, weights), sizes.copy_bytes(NEOX, weights, merged=True)] == [0, 80]
+    assert [sizes.copy_bytes(half, weights), sizes.copy_bytes(half, weights, merged=True)] == [40, 40]
 
 
 def reserved(config, model, prompt_length):

@@ -22,7 +22,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxppo import models
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.platform import Platform, compiling_for
-from jaxppo.profiling import memory
+from jaxppo.profiling import sizes
 from jaxppo.rl import rollout
 from jaxppo.types import PromptBatch
 
@@ -61,7 +61,7 @@ def compiled(device: Any, name: str, dtype: str | None = None, rows: int = ROWS,
     """Compile `rollout.generate` for a device from shapes."""
     model = dataclasses.replace(MODEL, compute_dtype=dtype)
     place = SingleDeviceSharding(device)
-    shape = lambda *sizes, dtype=jnp.float32: jax.ShapeDtypeStruct(sizes, dtype, sharding=place)  # noqa: E731
+    shape = lambda *size, dtype=jnp.float32: jax.ShapeDtypeStruct(size, dtype, sharding=place)  # noqa: E731
     params = jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0)))
     params = jax.tree.map(lambda x: shape(*x.shape), params)
     prompts = PromptBatch(shape(rows, PROMPT, dtype=jnp.int32), shape(rows, PROMPT, dtype=jnp.bool))
@@ -98,11 +98,11 @@ def held(program: Any, dtype: str | None = None, rows: int = ROWS) -> Held:
     params = jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0)))
     return Held(
         temporaries=program.memory_analysis().temp_size_in_bytes,
-        cache=memory.kv_cache_bytes(model, rows, PROMPT + LENGTH),
-        weights=memory.compute_bytes(model, params),
+        cache=sizes.kv_cache_bytes(model, rows, PROMPT + LENGTH),
+        weights=sizes.compute_bytes(model, params),
         caches=caches,
         copied=copied,
-        widest=max(math.prod(sizes) for sizes in shapes if MODEL.vocab_size in sizes),
+        widest=max(math.prod(shape) for shape in shapes if MODEL.vocab_size in shape),
     )
 
 
