@@ -63,22 +63,24 @@ class Experience(NamedTuple):
 
 
 class Trajectories(NamedTuple):
-    """All an update needs; 0 outside the masks. RLOO has one advantage per completion and no values."""
+    """All an update needs; 0 outside the masks. RLOO has one advantage per completion; only PPO has values."""
 
     sequences: Sequences
     logprobs: Array  # [B, C] fp32, old
-    rewards: Array  # [B, C] fp32, or [B] (RLOO)
+    rewards: Array  # [B, C] fp32, or [B] (without values)
     advantages: Array  # [B, C] fp32, whitened, or [B] (RLOO)
     values: Array | None = None  # [B, C] fp32, old
     returns: Array | None = None  # [B, C] fp32
     value_mask: Array | None = None  # [B, C] bool, where values are trained
+    ref_logprobs: Array | None = None  # [B, C] fp32, of the reference; None: no KL in the loss
 
 
 class Weights(NamedTuple):
     """Shares of entries in the means over a mini-batch: 0 where an entry does not count, and 1 in sum."""
 
     tokens: Array  # [B, C] fp32, real tokens
-    policy: Array  # as the advantages: [B, C] or [B]
+    policy: Array  # as the advantages, [B, C] or [B]; the sum depends on `loss_type`
+    ratios: Array  # of the same shape, in the means of what is logged of ratios
     values: Array | None = None  # [B, C] fp32
 
 

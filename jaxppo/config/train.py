@@ -93,7 +93,7 @@ class TrainConfig:
         if not rl.row.needs_values:
             require(self.value_model_path is None, "value_model_path", f"None {given}", self.value_model_path)
             require(self.value_model == "separate", "value_model", f"no such setting {given}", "shared")
-        if rl.row.ratio == "completion" and self.sampling.truncates:
+        if rl.ratio_level != "token" and self.sampling.truncates:
             # The ratio of a completion would start at the product of what was cut off at every token.
             expected = f"recompute {given} and top_k, top_p or min_p"
             require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)

@@ -20,8 +20,7 @@ from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
-from jaxppo.rl import ops, optimizer, padding, programs, rollout, trajectories, update
-from jaxppo.rl.algorithms import formulas_of
+from jaxppo.rl import losses, ops, optimizer, padding, programs, rollout, trajectories, update
 from jaxppo.types import (
     Array,
     Params,
@@ -37,7 +36,7 @@ from jaxppo.types import (
 
 
 class PPO:
-    """Compiled programs of one policy architecture, for PPO or RLOO.
+    """Compiled programs of one policy architecture, for any algorithm of the table.
 
     Args:
         config: hyper-parameters; `total_episodes` must be known (`TrainConfig.with_episodes`).
@@ -131,7 +130,7 @@ class PPO:
     def _skip_rules(self) -> update.SkipRules:
         rl = self.config.rl
         return update.SkipRules(
-            ratio_threshold=rl.ratio_threshold if rl.row.ratio == "token" else None,
+            ratio_threshold=rl.ratio_threshold if rl.row.needs_values else None,
             max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
         )
 
@@ -205,7 +204,7 @@ class PPO:
             policy: {"trunk", "lm_head"}.
             value: {"trunk", "score"} or, for `value_model: shared`, {"score"}; default: a head with zero weights, on
                 the policy's trunk (`shared`) or on a copy of it (`separate`), so that every value starts at 0; such a
-                head is also made where only that is missing. RLOO has none.
+                head is also made where only that is missing. Only PPO has one.
             adapter: of the policy, to start from; default: a fresh one.
         """
         adapters: Params = {} if self.adapter is None else self._fresh_adapters(adapter)
@@ -386,7 +385,8 @@ class PPO:
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
         mini_batches = jax.tree.map(lambda x: x[rows], batch)
-        both = (mini_batches, formulas_of(rl.algorithm).loss_weights(mini_batches))
+        response = self.config.sampling.response_length
+        both = (mini_batches, losses.loss_weights(mini_batches, rl.ratio_level, rl.mean_of_losses, response))
         return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), both)
 
 

@@ -48,6 +48,8 @@ def make_trajectories(
     scores = _final_scores(scores, moments, rollout.ended, rl)
     stats = _score_stats(scores, counted, axis_name) | _length_stats(rollout, sequences, axis_name)
     stats |= {"objective/entropy": _mean_row_sum(-scored.logprobs, mask, axis_name)}
+    if rl.group_size > 1:
+        stats |= _group_stats(scores, counted, rl.group_size, axis_name)
     kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
     learned = counted & rollout.ended if rl.mask_truncated_completions else counted
     sequences = sequences._replace(completion_mask=mask & learned[:, None])
@@ -87,8 +89,9 @@ def _kl(
         "objective/kl_k1": mean_k1,
         "objective/kl_k3": mean(of["k3"]),
         "objective/kl_coef": controls.kl_coef,
-        "objective/non_score_reward": -controls.kl_coef * mean_kl,
     }
+    if rl.row.kl == "reward":
+        stats["objective/non_score_reward"] = -controls.kl_coef * mean_kl
     next_kl_coef = controls.kl_coef
     if rl.adap_kl_ctrl:
         # Steered by the KL itself, whatever the reward uses: abs and k2 are no estimates of it.
@@ -112,6 +115,14 @@ def _score_stats(scores: Array, counted: Array, axis_name: Axes) -> Stats:
         "objective/scores": ops.masked_mean(scores, counted, axis_name),
         "objective/scores_std": jnp.sqrt(ops.masked_var(scores, counted, axis_name)),
     }
+
+
+def _group_stats(scores: Array, counted: Array, num_generations: int, axis_name: Axes) -> Stats:
+    """Return the fraction of groups whose scores are all equal."""
+    groups, has_score = (x.reshape(-1, num_generations) for x in (scores, counted))
+    highest = jnp.max(groups, axis=1, initial=-jnp.inf, where=has_score)
+    flat = highest - jnp.min(groups, axis=1, initial=jnp.inf, where=has_score) < 1e-6
+    return {"reward/zero_variance_groups": ops.mean(flat.astype(jnp.float32), axis_name)}
 
 
 def _length_stats(rollout: Rollout, sequences: Sequences, axis_name: Axes) -> Stats:

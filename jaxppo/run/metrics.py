@@ -114,7 +114,6 @@ GROUPS = {
     "loss": "Losses",
     "val": "Ratio and clipping",
     "value": "Values and returns; PPO only",
-    "rloo": "Groups of completions; RLOO only",
     "completions": "Completions",
     "tokens": "Prompts",
     "reward": "Parts of the reward",

@@ -11,8 +11,7 @@ from jaxppo import models
 from jaxppo.config import OptimizerConfig, RLConfig
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DATA, DataParallel
-from jaxppo.rl import ops, optimizer, trajectories, update
-from jaxppo.rl.algorithms import formulas_of
+from jaxppo.rl import losses, ops, optimizer, trajectories, update
 from jaxppo.types import Sequences, Trajectories
 
 # --- mini-batches
@@ -403,6 +402,11 @@ def gradients_program(algorithm, axis_name=None, **ppo):
     return partial(update.gradients, loss, axis_name=axis_name)
 
 
+def weights_of(batch):
+    level = "completion" if batch.advantages.ndim < batch.logprobs.ndim else "token"
+    return losses.loss_weights(batch, level, "bnpo", batch.logprobs.shape[-1])
+
+
 @cache  # compiled programs are kept
 def compiled(algorithm, **ppo):
     return jax.jit(gradients_program(algorithm, **ppo))
@@ -412,7 +416,7 @@ def gradients(params, batch, micro_batches=1, **ppo):
     """Gradients and statistics of a mini-batch [1, b, ...] in this many parts; its token weights add up to 1."""
     cut = lambda x: x[0].reshape(micro_batches, -1, *x.shape[2:])  # noqa: E731
     algorithm = "rloo" if batch.values is None else "ppo"
-    result = compiled(algorithm, **ppo)(params, jax.tree.map(cut, (batch, formulas_of(algorithm).loss_weights(batch))))
+    result = compiled(algorithm, **ppo)(params, jax.tree.map(cut, (batch, weights_of(batch))))
     np.testing.assert_allclose(result.tokens, 1.0, rtol=1e-6)
     assert result.loss == result.stats["loss/total_avg"]
     return result.grads, result.stats
@@ -487,7 +491,7 @@ def test_gradients_are_summed_over_devices(params, predicted):
     batch = trajectories_for("ppo", predicted)
     parallel = DataParallel(devices=jax.local_devices()[:2])
     program = parallel.map(gradients_program("ppo", DATA), row_axes=(None, 1), out_axes=None)
-    several = program(parallel.put(params), parallel.put((batch, formulas_of("ppo").loss_weights(batch)), 1))
+    several = program(parallel.put(params), parallel.put((batch, weights_of(batch)), 1))
     one = gradients(params, batch)
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(close, (several.grads, several.stats), one)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxppo.config import TrainConfig
 from jaxppo.rl import advantages, ops
 from jaxppo.rl.algorithms import Rewarded
-from jaxppo.types import Array, Axes, Stats, Trajectories, Weights
+from jaxppo.types import Array, Axes, Stats, Trajectories
 
 
 def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) -> tuple[Trajectories, Stats]:
@@ -42,13 +42,6 @@ def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) 
         value_mask=values_mask,
     )
     return trajectories, stats
-
-
-def loss_weights(trajectories: Trajectories) -> Weights:
-    """Weigh every real token of a mini-batch the same, and every state with a value."""
-    assert trajectories.value_mask is not None
-    tokens = ops.mean_weights(trajectories.sequences.completion_mask, (-2, -1))
-    return Weights(tokens, tokens, ops.mean_weights(trajectories.value_mask, (-2, -1)))
 
 
 def _value_stats(values: Array, returns: Array, mask: Array, axis_name: Axes) -> Stats:
