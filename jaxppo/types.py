@@ -52,6 +52,7 @@ class Scored(NamedTuple):
     ref_logprobs: Array | None  # [B, C] fp32; None: no reference
     values: Array | None  # [B, C] fp32, value of the state before each token; None: no value model
     full_kl: Array | None = None  # [B, C] fp32, exact KL to the reference; None: estimate it from the log-probabilities
+    entropy: Array | None = None  # [B, C] fp32, of the policy at each token; None: not asked for
 
 
 class Experience(NamedTuple):
@@ -73,6 +74,7 @@ class Trajectories(NamedTuple):
     returns: Array | None = None  # [B, C] fp32
     value_mask: Array | None = None  # [B, C] bool, where values are trained
     ref_logprobs: Array | None = None  # [B, C] fp32, of the reference; None: no KL in the loss
+    positive: Array | None = None  # [B] bool, completions whose likelihood is raised; None: no such term
 
 
 class Weights(NamedTuple):
@@ -82,6 +84,7 @@ class Weights(NamedTuple):
     policy: Array  # as the advantages, [B, C] or [B]; the sum depends on `loss_type`
     ratios: Array  # of the same shape, in the means of what is logged of ratios
     values: Array | None = None  # [B, C] fp32
+    positive: Array | None = None  # [B, C] fp32, tokens of positive completions
 
 
 class ScoreMoments(NamedTuple):

@@ -32,7 +32,7 @@ class Algorithm(NamedTuple):
     unused: tuple[str, ...] = ()
 
 
-_CRITIC = ("whiten_rewards", "score_position")
+_CRITIC = ("whiten_rewards", "score_position", "lam_value", "value_warmup_updates")
 _GRPO = ("scale_rewards", "importance_sampling_level", "use_bias_correction_kl")
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -42,7 +42,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         ratio="completion",
         num_generations=4,
         min_generations=2,  # the baseline is the mean of the others
-        unused=(*_CRITIC, *_GRPO, "loss_type"),
+        unused=(*_CRITIC, *_GRPO, "loss_type", "top_entropy_quantile"),
     ),
     "grpo": Algorithm(
         needs_values=False,

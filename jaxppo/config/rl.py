@@ -61,6 +61,18 @@ class RLConfig:
     """Discount per token."""
     lam: float = 0.95
     """GAE's lambda."""
+    lam_value: float | None = None
+    """ppo: lambda of the returns that values learn, where it is not lam. 1.0 lets a score at the end reach the values
+    of the first tokens whole (decoupled GAE of VC-PPO and VAPO)."""
+    value_warmup_updates: int = 0
+    """ppo: updates at the start in which the value model alone learns, from returns with lambda 1."""
+    positive_nll: float = 0.0
+    """Weight of the negative log-likelihood of completions whose score is 1 or more (VAPO), mean over their tokens."""
+    top_entropy_quantile: float = 1.0
+    """ppo, grpo: share of tokens, those of the highest entropy, that the policy learns from; TRL and the paper: 0.2."""
+    importance_cap: float | None = None
+    """Weigh the policy's loss by the ratio of recomputed to sampled probability, at most this (truncated importance
+    sampling); needs logprobs recompute. Default: no weights."""
     score_position: Literal["last", "after"] = "last"
     """Where the score is added: to the last token (TRL 0.11), or to the state behind it where response_length leaves
     room, which then has a value of its own (TRL's later PPOTrainer)."""
@@ -106,11 +118,16 @@ class RLConfig:
         require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
         require(self.async_rollouts in (0, 1), "async_rollouts", "0 or 1", self.async_rollouts)
         require_fraction(self, "gamma", "lam")
-        require_finite(self, "kl_coef", "vf_coef", "entropy_coef")
+        require_finite(self, "kl_coef", "vf_coef", "entropy_coef", "positive_nll")
+        if self.lam_value is not None:
+            require_fraction(self, "lam_value")
+        require(self.value_warmup_updates >= 0, "value_warmup_updates", "at least 0", self.value_warmup_updates)
+        share = self.top_entropy_quantile
+        require(0.0 < share <= 1.0, "top_entropy_quantile", "a share above 0, at most 1", share)
         if self.ratio_threshold is not None:
             require(self.ratio_threshold > 1, "ratio_threshold", "a number above 1", self.ratio_threshold)
         rows = ("gradient_accumulation_steps", "local_rollout_forward_batch_size")
-        for name in ("cliprange_high", "delta", "kl_target", *rows):
+        for name in ("cliprange_high", "delta", "kl_target", "importance_cap", *rows):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         if self.missing_eos_penalty is not None:

@@ -97,6 +97,14 @@ class TrainConfig:
             # The ratio of a completion would start at the product of what was cut off at every token.
             expected = f"recompute {given} and top_k, top_p or min_p"
             require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
+        if rl.importance_cap is not None:
+            expected = "recompute with importance_cap, or both probabilities are the sampler's"
+            require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
+        if self.total_episodes is not None:
+            expected = f"fewer than the {self.num_updates} updates of the run"
+            require(
+                rl.value_warmup_updates < self.num_updates, "value_warmup_updates", expected, rl.value_warmup_updates
+            )
         if rl.adap_kl_ctrl:
             expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
             require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, rl.kl_horizon)

@@ -119,7 +119,7 @@ def token_rewards(
     return penalty + jnp.where(at_last, scores.astype(jnp.float32)[:, None], 0.0)
 
 
-def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: float) -> tuple[Array, Array]:
+def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | float) -> tuple[Array, Array]:
     """Compute generalized advantage estimates over completion tokens.
 
     For t = n - 1 .. 0 of a completion with n states in the mask, with V[n] = A[n] = 0:
@@ -158,6 +158,7 @@ def whitened_gae(
     *,
     gamma: float,
     lam: float,
+    lam_value: Array | float | None = None,
     whiten_rewards: bool = False,
     axis_name: Axes = None,
 ) -> Advantages:
@@ -170,14 +171,18 @@ def whitened_gae(
         values_mask: [B, C] bool, `value_mask`: where rewards and values count.
         gamma: discount.
         lam: lambda.
+        lam_value: lambda of the returns; default: the same.
         whiten_rewards: divide rewards by their standard deviation, keeping their mean.
         axis_name: mapped device axis.
 
-    Source: TRL `PPOTrainer` (whitening of advantages always on; rewards keep their mean).
+    Source: TRL `PPOTrainer` (whitening of advantages always on; rewards keep their mean); two lambdas: Yuan et al. 2025
+    (VC-PPO), section 4.2.
     """
     if whiten_rewards:
         rewards = masked_whiten(rewards, values_mask, shift_mean=False, axis_name=axis_name)
     advantages, returns = gae(rewards, values, values_mask, gamma, lam)
+    if lam_value is not None:
+        _, returns = gae(rewards, values, values_mask, gamma, lam_value)
     return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns, rewards)
 
 

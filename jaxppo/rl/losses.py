@@ -171,9 +171,12 @@ def loss_weights(trajectories: Trajectories, level: Level, loss_type: LossType, 
     mask = trajectories.sequences.completion_mask
     tokens = ops.mean_weights(mask, (-2, -1))
     values = None if trajectories.value_mask is None else ops.mean_weights(trajectories.value_mask, (-2, -1))
+    positive = None
+    if trajectories.positive is not None:
+        positive = ops.mean_weights(mask & trajectories.positive[..., None], (-2, -1))
     if level == "completion":
         rows = ops.mean_weights(jnp.ones(trajectories.advantages.shape, bool), -1)
-        return Weights(tokens, rows, rows, values)
+        return Weights(tokens, rows, rows, values, positive)
     rows = mask.shape[-2]
     by_sequence = ops.mean_weights(mask, -1) / rows
     if loss_type == "grpo":
@@ -184,7 +187,7 @@ def loss_weights(trajectories: Trajectories, level: Level, loss_type: LossType, 
         policy = mask / jnp.float32(rows * response_length)
     else:
         policy = mask * (mask.shape[0] / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0))
-    return Weights(tokens, policy, tokens if level == "token" else by_sequence, values)
+    return Weights(tokens, policy, tokens if level == "token" else by_sequence, values, positive)
 
 
 def value_loss(values: Array, old_values: Array, returns: Array, weights: Array, cliprange_value: float) -> ValueLoss:

@@ -64,11 +64,8 @@ class PPO:
         length_gaps: Sequence[int] = (),
     ):
         config.check_devices(parallel.row_shards)
-        self.config, self.model, self.parallel = (
-            config,
-            models.computing_in(model, config.dtype, config.run.attention),
-            parallel,
-        )
+        self.config, self.parallel = config, parallel
+        self.model = models.computing_in(model, config.dtype, config.run.attention)
         self.value_model = models.computing_in(value_model or model, config.dtype, config.run.attention)
         self._length_gaps = length_gaps
         for each in (self.model, self.value_model):
@@ -97,10 +94,10 @@ class PPO:
         )
         self._trajectories = parallel.map(
             partial(trajectories.make_trajectories, config=config, axis_name=parallel.axes),
-            row_axes=(None, 0, 0, 0, 0),
+            row_axes=(None, None, 0, 0, 0, 0),
             out_axes=(None, 0, None),
         )
-        rates = optimizer.make_learning_rates(config.optimizer, config.num_updates)
+        rates = optimizer.make_learning_rates(config.optimizer, config.num_updates, config.rl.value_warmup_updates)
         # Donated: the new parameters and moments are written over the old ones.
         self._update = parallel.map(
             partial(self._update_program, rates=rates, skip_rules=self._skip_rules()),
@@ -337,16 +334,19 @@ class PPO:
             rollout: from `generate`.
         """
         params, rl, logprobs = self.models_of(state), self.config.rl, rollout.logprobs
-        policy = params["policy"]
+        policy, entropy = params["policy"], None
+        some_tokens = rl.top_entropy_quantile < 1.0
         if logprobs is None or self.config.logprobs == "recompute":
-            logprobs, _ = self._logprobs(policy, sequences)  # by the reference's program: equal weights, KL of 0
+            logprobs, entropy = self._logprobs(policy, sequences)  # by the reference's program: equal weights, KL of 0
+        elif some_tokens:
+            _, entropy = self._logprobs(policy, sequences)
         ref_logprobs = full_kl = None
         if reference is not None:
             ref_logprobs, _ = self._logprobs(reference, sequences)
             if rl.kl_estimator == "full":
                 full_kl = self._full_kl({"policy": policy, "reference": reference}, sequences)
         values = self._values(params, sequences) if self.has_value_model else None
-        return Scored(logprobs, ref_logprobs, values, full_kl)
+        return Scored(logprobs, ref_logprobs, values, full_kl, entropy if some_tokens else None)
 
     def make_trajectories(
         self,
@@ -364,7 +364,8 @@ class PPO:
         if values.shape != (self.config.batch_size,):
             raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")
         device_scores = self.parallel.put(values, 0)
-        controls, result, stats = self._trajectories(state.controls, scored, rollout, sequences, device_scores)
+        given = state.controls, state.step, scored, rollout, sequences, device_scores
+        controls, result, stats = self._trajectories(*given)
         return state._replace(controls=controls), result, stats
 
     def update(self, state: TrainState, batch: Trajectories, step: int) -> tuple[TrainState, Stats]:

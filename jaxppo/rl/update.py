@@ -55,9 +55,10 @@ def policy_gradient_loss(
     rl: RLConfig,
     temperature: float,
 ) -> tuple[Array, Stats]:
-    """Compute this device's share of: policy loss - entropy_coef * entropy + vf_coef * value loss + kl_coef * KL.
+    """Compute this device's share of the sum of all terms of the loss.
 
-    The settings say at what level the ratio is taken; the last two where there are values, and a KL in the loss.
+    policy loss - entropy_coef * entropy + vf_coef * value loss + kl_coef * KL + positive_nll * NLL, the last three
+    where the batch has what they need. The settings say at what level the ratio is taken.
     """
     mask = batch.sequences.completion_mask
     hidden = rollout.completion_hidden(params["policy"], batch.sequences, model)
@@ -90,6 +91,10 @@ def policy_gradient_loss(
         kl_loss = ops.weighted_sum(kl * jnp.exp(at_level) if rl.use_bias_correction_kl else kl, weights.policy)
         loss += rl.kl_coef * kl_loss
         stats["loss/kl_avg"] = kl_loss
+    if weights.positive is not None:  # source: VAPO (Yue et al. 2025), eq. 14
+        nll = -ops.weighted_sum(logprobs, weights.positive)
+        loss += rl.positive_nll * nll
+        stats["loss/positive_nll_avg"] = nll
     if weights.values is not None:
         value = _value_loss(params, batch, hidden, weights.values, value_model, rl)
         loss += rl.vf_coef * value.loss

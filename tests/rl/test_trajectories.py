@@ -53,16 +53,19 @@ def controls_after(scores=EARLIER, kl_coef=0.1):
     return Controls(jnp.float32(kl_coef), ScoreMoments(*map(jnp.float32, numbers)), jnp.int32(2))
 
 
-def make(config, controls=None, scores=SCORES, padding=0, junk=0.0, program=None, **scored_changes):
+def make(
+    config, controls=None, scores=SCORES, padding=0, junk=0.0, program=None, step=0, rollout=None, **scored_changes
+):
     """(controls, trajectories, stats) of the recorded rollout; a full KL only where the configuration asks for one."""
-    scored, rollout, sequences = inputs(padding, junk)
+    scored, recorded, sequences = inputs(padding, junk)
     unused = {} if config.rl.kl_estimator == "full" else {"full_kl": None}
-    unused |= {"values": None} if config.rl.algorithm == "rloo" else {}
+    unused |= {} if config.rl.algorithm == "ppo" else {"values": None}
     scored = scored._replace(**unused | scored_changes)
     controls = controls_after() if controls is None else controls
     # Not compiled, unless a test gives a compiled program: compilation would take most of the time.
     program = partial(trajectories.make_trajectories, config=config) if program is None else program
-    return program(controls, *jax.tree.map(jnp.asarray, (scored, rollout, sequences, scores)))
+    rows = scored, recorded if rollout is None else rollout, sequences, scores
+    return program(controls, jnp.int32(step), *jax.tree.map(jnp.asarray, rows))
 
 
 # --- the loop
@@ -396,8 +399,8 @@ ALGORITHMS = pytest.mark.parametrize(
 def test_make_trajectories_is_the_same_on_any_number_of_devices(changes, mode, num_devices):
     config, parallel = make_config(**changes), DataParallel(mode, jax.local_devices()[:num_devices])
     program = partial(trajectories.make_trajectories, config=config, axis_name=DATA)
-    mapped = parallel.map(program, row_axes=(None, 0, 0, 0, 0), out_axes=(None, 0, None))
-    made = make(config, program=lambda controls, *rows: mapped(parallel.put(controls), *parallel.put(rows, 0)))
+    mapped = parallel.map(program, row_axes=(None, None, 0, 0, 0, 0), out_axes=(None, 0, None))
+    made = make(config, program=lambda *args: mapped(*parallel.put(args[:2]), *parallel.put(args[2:], 0)))
     assert_is(made, loop(config))
 
 
@@ -459,4 +462,4 @@ def test_loss_weights_give_a_mini_batch_without_tokens_no_weight():
     _, result, _ = make(make_config(mask_truncated_completions=True))
     mini_batches = jax.tree.map(lambda x: x[np.array([[2, 3], [0, 1]])], result)
     weights = losses.loss_weights(mini_batches, "token", "bnpo", LENGTH)
-    np.testing.assert_allclose([np.sum(kind, axis=(1, 2)) for kind in weights], [[0, 1]] * 4, rtol=1e-6)
+    np.testing.assert_allclose([np.sum(kind, axis=(1, 2)) for kind in weights[:4]], [[0, 1]] * 4, rtol=1e-6)

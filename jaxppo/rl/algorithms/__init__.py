@@ -19,6 +19,7 @@ class Rewarded(NamedTuple):
     counted: Array  # [B] bool, the completions that have a score
     kl: Array  # [B, C] fp32, per-token KL to the reference; 0 without one
     kl_coef: Array  # [] fp32, weight of the KL in the reward
+    warming_up: Array  # [] bool, whether the value model alone learns
 
 
 class Formulas(Protocol):
