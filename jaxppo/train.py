@@ -1,4 +1,4 @@
-"""PPO or RLOO on planning problems: `python -m jaxppo.train`.
+"""PPO, RLOO or GRPO on planning problems: `python -m jaxppo.train`.
 
 Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `checkpoints/`, `policy/` and `value/`
 (Hugging Face folders), `eval.json` (before and after), `curves.png` and `report.html`; with `--profile` also

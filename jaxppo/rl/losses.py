@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo.config.algorithms import Level, LossType
 from jaxppo.rl import ops
 from jaxppo.rl.ops import weighted_sum
 from jaxppo.types import Array, Trajectories, Weights
@@ -74,13 +73,13 @@ def adapted_kl_coef(kl_coef: Array, kl: Array, target: float, horizon: float, nu
     return jnp.where(jnp.isfinite(kl), kl_coef * (1.0 + error * num_rows / horizon), kl_coef)
 
 
-def log_ratio_at(level: Level, log_ratio: Array, mask: Array) -> Array:
+def log_ratio_at(level: str, log_ratio: Array, mask: Array) -> Array:
     """Take log-ratios of tokens at a level, l[t] = log pi(t) - log pi_old(t).
 
     token: l[t]; completion: sum of l over a completion's tokens; sequence: their mean, the same at each of its tokens.
 
     Args:
-        level: see `Level`.
+        level: "token", "completion" or "sequence".
         log_ratio: l, [B, C] fp32, 0 outside the mask.
         mask: [B, C] bool.
 
@@ -156,7 +155,7 @@ def capped_policy_loss(
     )
 
 
-def loss_weights(trajectories: Trajectories, level: Level, loss_type: LossType, response_length: int) -> Weights:
+def loss_weights(trajectories: Trajectories, level: str, loss_type: str, response_length: int) -> Weights:
     """Compute the shares of entries in the means of mini-batches [S, b, ...].
 
     With N tokens and b completions in a mini-batch, n in a completion, and N' tokens in a mini-batch on average, that

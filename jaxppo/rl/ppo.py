@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxppo import data, models
-from jaxppo.config import PeftConfig, TrainConfig
+from jaxppo.config import TrainConfig
 from jaxppo.errors import DataError
 from jaxppo.nn import ModelConfig, by_rows, lora
 from jaxppo.nn.lora import LoraConfig
@@ -21,6 +21,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
 from jaxppo.rl import losses, ops, optimizer, padding, programs, rollout, trajectories, update
+from jaxppo.rl.start import adapter_of
 from jaxppo.types import (
     Array,
     Params,
@@ -389,13 +390,3 @@ class PPO:
         response = self.config.sampling.response_length
         both = (mini_batches, losses.loss_weights(mini_batches, rl.ratio_level, rl.mean_of_losses, response))
         return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), both)
-
-
-def adapter_of(config: PeftConfig) -> LoraConfig:
-    """Return the shape of the adapters that a configuration asks for."""
-    return LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        target_modules=config.lora_target_modules,
-        use_rslora=config.use_rslora,
-    )
