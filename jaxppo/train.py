@@ -154,7 +154,9 @@ def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTempl
 def _rewards(config: TrainConfig, ppo: PPO, start: Start, tokenizer: Any, folder: Path) -> Rewards:
     parallel = ppo.parallel.of_process()
     load_model = registry.reward_model_loader(ppo.model, start.policy, tokenizer, parallel, ppo.end_ids)
-    return registry.make_rewards(config.reward, registry.Context(config.validator, config.run.seed, folder, load_model))
+    longest = config.sampling.response_length
+    context = registry.Context(config.validator, config.run.seed, folder, load_model, longest)
+    return registry.make_rewards(config.reward, context)
 
 
 class Step(NamedTuple):
