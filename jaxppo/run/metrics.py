@@ -117,6 +117,7 @@ GROUPS = {
     "rloo": "Groups of completions; RLOO only",
     "completions": "Completions",
     "tokens": "Prompts",
+    "curriculum": "Prompts drawn by their success; with `--curriculum success` only",
     "reward": "Parts of the reward",
     "rewards": "Each reward function",
     "cache": "Caches",
