@@ -39,7 +39,7 @@ from jaxppo.run import folder as run_folder
 from jaxppo.run.alarms import Health
 from jaxppo.run.console import Console
 from jaxppo.run.loop import StepOutput, Steps, TrainingLoop
-from jaxppo.types import Curriculum, Experience, Params, PromptBatch, Rollout, TrainState, Trajectories
+from jaxppo.types import Experience, Params, PromptBatch, Rollout, TrainState, Trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Setup:
     template: data.ChatTemplate
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
-    curriculum: data.SuccessCurriculum | None
+    curriculum: data.SuccessCurriculum | data.Shuffled
     rewards: Rewards
     ahead: AheadSampler
     evaluator: evaluation.Evaluator
@@ -123,7 +123,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         template=template,
         models_meta=models_meta(models.policy_base, models.value_base, ppo.adapter, ppo.stop_ids, config.data.dataset),
         prompts=prompts,
-        curriculum=_curriculum(config, prompts),
+        curriculum=data.make_curriculum(config.drawing, prompts, ahead=config.rl.async_rollouts > 0),
         rewards=rewards,
         ahead=AheadSampler(beside=not registry.need_devices(config.reward)),
         evaluator=evaluator,
@@ -153,25 +153,11 @@ def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTempl
     return data.PromptData(rows, template.tokenizer, config.num_prompts, seed, longest, lengths, template)
 
 
-def _curriculum(config: TrainConfig, prompts: data.PromptData) -> data.SuccessCurriculum | None:
-    if config.drawing.curriculum == "none":
-        return None
-    return data.SuccessCurriculum(
-        lengths=data.plan_lengths(prompts.rows),
-        num_rows=len(prompts.rows),
-        batch_size=prompts.batch_size,
-        seed=prompts.seed,
-        success=config.drawing.curriculum_success,
-        threshold=config.drawing.curriculum_threshold,
-    )
-
-
 def _rewards(config: TrainConfig, ppo: PPO, start: Start, tokenizer: Any, folder: Path) -> Rewards:
     parallel = ppo.parallel.of_process()
     load_model = registry.reward_model_loader(ppo.model, start.policy, tokenizer, parallel, ppo.end_ids)
-    longest = config.sampling.response_length
-    context = registry.Context(config.validator, config.run.seed, folder, load_model, longest)
-    return registry.make_rewards(config.reward, context)
+    run = registry.Context(config.validator, config.run.seed, folder, load_model, config.sampling.response_length)
+    return registry.make_rewards(config.reward, run)
 
 
 class Step(NamedTuple):
@@ -191,7 +177,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     """
     ppo, began = setup.ppo, time.monotonic()
     known = jax.device_get(state.curriculum)
-    batch = setup.prompts.batch(step, None if known is None else known.rows)
+    batch = setup.prompts.batch(step, known)
     if state.ahead is None:
         sampled = _sample(setup, state, reference, batch.prompts, step)
     else:
@@ -204,16 +190,15 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     preemption.check()
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, rewarded.values())
     state, update_stats = ppo.update(state._replace(curriculum=None), trajectories, step)
-    learned, drawn = _next_prompts(setup, known, rewarded.scores, step)
-    state = state._replace(ahead=ahead.experience, curriculum=learned)
+    known, drawn = setup.curriculum.after(known, rewarded.scores.values, step)
+    state = state._replace(ahead=ahead.experience, curriculum=ppo.parallel.put(known))
     episode = (step + 1) * setup.config.batch_size
     record = {
         "step": step + 1,
         "episode": episode,
         "epoch": episode / (len(setup.prompts.rows) * setup.config.rl.group_size),
         **jax.device_get(stats | update_stats),
-        **rewarded.scores.metrics,
-        **drawn,
+        **(rewarded.scores.metrics | drawn),
     }
     done = time.monotonic()
     record |= stage_times(sampled, ahead.sampled, rewarded.at, done)
@@ -236,20 +221,8 @@ def _next_sample(setup: Setup, state: TrainState, reference: Params | None, step
     """Return what samples the batch behind that of `step`; None where it has to wait for the update, or is not due."""
     if not setup.config.rl.async_rollouts or step + 1 == setup.config.num_updates:
         return None
-    known, curriculum = jax.device_get(state.curriculum), setup.curriculum
-    rows = None if curriculum is None else curriculum.draw(known, step + 1)
-    return partial(_sample, setup, state, reference, setup.prompts.batch(step + 1, rows).prompts, step + 1)
-
-
-def _next_prompts(
-    setup: Setup, known: Curriculum | None, scores: Scores, step: int
-) -> tuple[Curriculum | None, dict[str, float]]:
-    """Count the successes of an update and draw the prompts of the next; returns both on the devices, and metrics."""
-    if setup.curriculum is None or known is None:
-        return None, {}
-    ahead = setup.config.rl.async_rollouts > 0
-    after, metrics = setup.curriculum.after(known, scores.values, step, ahead)
-    return setup.ppo.parallel.put(after), metrics
+    known = setup.curriculum.drawn(jax.device_get(state.curriculum), step + 1)
+    return partial(_sample, setup, state, reference, setup.prompts.batch(step + 1, known).prompts, step + 1)
 
 
 class _Answers(NamedTuple):
@@ -323,9 +296,8 @@ def train(config: TrainConfig) -> Path:
         closing(setup.ahead),
         run.trackers,
     ):
-        state = setup.ppo.init_state(*start)
-        if setup.curriculum is not None:
-            state = state._replace(curriculum=setup.ppo.parallel.put(setup.curriculum.start()))
+        known = setup.ppo.parallel.put(setup.curriculum.start())
+        state = setup.ppo.init_state(*start)._replace(curriculum=known)
         reference = setup.ppo.reference(state, start.policy)
         del start
         _carry_out(run, setup, state, reference)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxppo.config import CurriculumConfig
+from jaxppo.data.batches import PromptData
 from jaxppo.data.rows import Row
 from jaxppo.types import Curriculum
 
@@ -47,6 +49,7 @@ class SuccessCurriculum:
         seed: of the draws.
         success: the score from which on a completion is a success.
         threshold: the share of success from which on longer plans are drawn.
+        ahead: the prompts of an update are drawn before the scores of the one before it are there (`async_rollouts`).
     """
 
     lengths: np.ndarray | None
@@ -55,15 +58,16 @@ class SuccessCurriculum:
     seed: int
     success: float
     threshold: float
+    ahead: bool = False
 
     def start(self) -> Curriculum:
         """Return what is known before the first update, with its prompts."""
         none = np.zeros(self.num_rows, np.float32)
         known = Curriculum(none, none, np.zeros(2, np.float32), self._longer(-1), np.zeros(0, np.int32))
-        return known._replace(rows=self.draw(known, 0))
+        return self.drawn(known, 0)
 
-    def draw(self, known: Curriculum, step: int) -> np.ndarray:
-        """Draw the rows of an update, [G] int32: G times a row's share of them, rounded up or down.
+    def drawn(self, known: Curriculum, step: int) -> Curriculum:
+        """Draw the rows of an update: each G times its share of the weights, rounded up or down.
 
         Source: systematic sampling, W. G. Madow 1949, "On the theory of systematic sampling, II": equally spaced points
         with one random start, on a line on which each row has a piece as long as its weight.
@@ -73,10 +77,10 @@ class SuccessCurriculum:
         edges = np.cumsum(weights(known)[order])
         points = (np.arange(self.batch_size) + generator.random()) / self.batch_size * edges[-1]
         places = np.minimum(np.searchsorted(edges, points, side="right"), len(order) - 1)  # the last could round up
-        return order[places].astype(np.int32)
+        return known._replace(rows=order[places].astype(np.int32))
 
     def after(
-        self, known: Curriculum, scores: Sequence[float | None], step: int, ahead: bool
+        self, known: Curriculum, scores: Sequence[float | None], step: int
     ) -> tuple[Curriculum, dict[str, float]]:
         """Return what is known after an update, with the prompts of the next one, and the metrics of the update.
 
@@ -84,7 +88,6 @@ class SuccessCurriculum:
             known: before it, with the rows that were drawn for it.
             scores: [B] of its completions, those of a prompt adjacent; None: has none, and is no try.
             step: number of the update, from 0.
-            ahead: the next prompts were drawn already, from what was known before.
         """
         observed = self._observed(known, scores)
         after = self._lengthened(observed)
@@ -96,7 +99,7 @@ class SuccessCurriculum:
         }
         if self.lengths is not None:
             metrics["curriculum/plan_length"] = int(observed.limit)
-        return after._replace(rows=self.draw(known if ahead else after, step + 1)), metrics
+        return after._replace(rows=self.drawn(known if self.ahead else after, step + 1).rows), metrics
 
     def available(self, known: Curriculum) -> np.ndarray:
         """Return which rows may be drawn, [N] bool."""
@@ -127,6 +130,41 @@ class SuccessCurriculum:
         """Return the limit that takes in the next longer plans, at least as many as prompts in a batch."""
         longer = [] if self.lengths is None else np.sort(self.lengths[self.lengths > limit])
         return np.array(longer[min(self.batch_size, len(longer)) - 1] if len(longer) else limit, np.int32)
+
+
+class Shuffled:
+    """No curriculum: nothing is known, and rows come in their shuffled order."""
+
+    def start(self) -> None:
+        """See `SuccessCurriculum.start`."""
+
+    def drawn(self, known: None, step: int) -> None:
+        """See `SuccessCurriculum.drawn`."""
+
+    def after(self, known: None, scores: Sequence[float | None], step: int) -> tuple[None, dict[str, float]]:
+        """See `SuccessCurriculum.after`."""
+        return None, {}
+
+
+def make_curriculum(config: CurriculumConfig, prompts: PromptData, ahead: bool) -> SuccessCurriculum | Shuffled:
+    """Make the curriculum of a run.
+
+    Args:
+        config: settings.
+        prompts: what is drawn from.
+        ahead: see `SuccessCurriculum`.
+    """
+    if config.curriculum == "none":
+        return Shuffled()
+    return SuccessCurriculum(
+        lengths=plan_lengths(prompts.rows),
+        num_rows=len(prompts.rows),
+        batch_size=prompts.batch_size,
+        seed=prompts.seed,
+        success=config.curriculum_success,
+        threshold=config.curriculum_threshold,
+        ahead=ahead,
+    )
 
 
 def estimates(known: Curriculum) -> np.ndarray:
