@@ -144,7 +144,8 @@ def sft(config: SFTConfig) -> Path:
         return folder
     end_ids = model.ends_beside(template.end_id)
     load_model = registry.reward_model_loader(model, start.params, tokenizer, parallel.of_process(), end_ids)
-    rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
+    context = registry.Context(load_model=load_model, max_completion_len=config.response_length)
+    rewards = registry.make_rewards(config.reward, context)
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
     loop = config.with_best_metric().loop
     loop.check_evaluated(evaluator.metric_names)

@@ -1,6 +1,7 @@
 """The pytrees that travel between the stages of an update, and the letters of their shapes.
 
 B rows (completions) of a batch, over all devices    G prompts of a batch (B, or B / num_generations)
+N rows of the training data
 P prompt tokens, left-padded    C completion tokens    T prompt and completion together, right-padded
 V vocabulary    D hidden size    H attention heads    K size of a head    L layers
 S optimizer steps of an update    M micro-batches of an optimizer step
@@ -11,6 +12,7 @@ Masks are True at real tokens and come from lengths, never from comparing ids wi
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 
 Array = jax.Array
 Axes: TypeAlias = str | tuple[str, ...] | None
@@ -103,6 +105,16 @@ class Controls(NamedTuple):
     bad_updates: Array  # [] int32, updates in a row with a loss or gradient that was not finite
 
 
+class Curriculum(NamedTuple):
+    """How often the prompts have succeeded, and those of the next update; see `data.curriculum`."""
+
+    successes: Array | np.ndarray  # [N] fp32, completions that succeeded, older ones counting less
+    trials: Array | np.ndarray  # [N] fp32, completions that had a score, in the same way
+    recent: Array | np.ndarray  # [2] fp32, weighted successes and tries of the last updates
+    limit: Array | np.ndarray  # [] int32, steps of the longest plan that may be drawn; -1: rows have none
+    rows: Array | np.ndarray  # [G] int32, drawn for the next update
+
+
 class TrainState(NamedTuple):
     """Everything that an update changes."""
 
@@ -112,3 +124,4 @@ class TrainState(NamedTuple):
     controls: Controls | None = None  # None: supervised
     frozen: Params | None = None  # weights under adapters, by model as in `params`; never change, in no checkpoint
     ahead: Experience | None = None  # the batch of the next update, sampled before this one (`async_rollouts`)
+    curriculum: Curriculum | None = None  # None: prompts are shuffled

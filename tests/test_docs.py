@@ -50,6 +50,7 @@ TRANSCRIPTS = [
 RUN_ELSEWHERE = {
     "docs/evaluation.md": "tests/report/test_plan_page.py",  # needs plans to read
     "docs/reward_server.md": "tests/test_reward_server.py",  # needs a server
+    "docs/rewards_elsewhere.md": "tests/reward_functions/test_elsewhere.py",  # needs plans, and TRL with a model
 }
 """Pages whose python is run by other tests, which bring what it needs."""
 

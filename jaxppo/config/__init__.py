@@ -8,7 +8,7 @@ from jaxppo.config import paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
 from jaxppo.config.checks import JsonMapping, require
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, ReportConfig, RewardServerConfig
-from jaxppo.config.data import DataConfig, parse_sizes
+from jaxppo.config.data import CurriculumConfig, DataConfig, parse_sizes
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.rl import RLConfig
@@ -20,6 +20,7 @@ from jaxppo.config.train import TrainConfig
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "CurriculumConfig",
     "DataConfig",
     "EvalConfig",
     "EvaluateConfig",

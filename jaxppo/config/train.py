@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxppo.config.checks import require, require_divisible, require_positive
-from jaxppo.config.data import DataConfig
+from jaxppo.config.data import CurriculumConfig, DataConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.rl import RLConfig
@@ -25,6 +25,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
+    drawing: CurriculumConfig = field(default_factory=CurriculumConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -116,6 +116,7 @@ GROUPS = {
     "value": "Values and returns; PPO only",
     "completions": "Completions",
     "tokens": "Prompts",
+    "curriculum": "Prompts drawn by their success; with `--curriculum success` only",
     "reward": "Parts of the reward",
     "rewards": "Each reward function",
     "cache": "Caches",
