@@ -41,7 +41,7 @@ def test_reward_gives_a_function_every_column_by_name():
         return [float(len(text) == n) for text, n in zip(completions, answer, strict=True)]
 
     scores = run_reward(by_name, {"answer": [1, 7, 3], "unused": ["u"] * 3})
-    assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {})
+    assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {}, None)
     assert callable(seen.pop("log_metric")) and callable(seen.pop("log_extra"))
     assert seen == {"prompts": ["p0", "p1", "p2"], "completion_ids": [[1], [2], [3]], "unused": ["u"] * 3}
 

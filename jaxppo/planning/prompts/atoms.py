@@ -49,9 +49,10 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     spans: list[Span] = []
     position = 0
     for step in text.split(";"):
+        end = position + len(step)
         # An empty step is to be blamed on the `;` behind it.
-        spans.append(trimmed(text, position, position + len(step) + (not step.strip(" \t\r\n"))))
-        position += len(step) + 1
+        spans.append((end, min(end + 1, len(text))) if _BLANK.fullmatch(step) else trimmed(text, position, end))
+        position = end + 1
         if not _STEP.fullmatch(step):
             return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
         actions.append(tuple(step.lower().split()))

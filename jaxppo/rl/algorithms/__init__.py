@@ -19,6 +19,7 @@ class Rewarded(NamedTuple):
     counted: Array  # [B] bool, the completions that have a score
     kl: Array  # [B, C] fp32, per-token KL to the reference; 0 without one
     kl_coef: Array  # [] fp32, weight of the KL in the reward
+    token_scores: Array | None = None  # [B, C] fp32, the scores in parts: rows of learned completions add up to them
 
 
 class Formulas(Protocol):
