@@ -297,8 +297,8 @@ def _token_spans(tokenizer: Any, words: list[str]) -> list[tuple[int, int]]:
     for count in range(1, len(words) + 1):
         text = _text(tokenizer, words[:count])
         start = len(before) if text.startswith(before) else _first_difference(before, text)
-        if text == before and text.endswith(_REPLACEMENT):  # one more byte of a character that is never complete
-            start -= 1
+        if before.endswith(_REPLACEMENT) and len(text) - len(before) < len(_text(tokenizer, words[count - 1 : count])):
+            start = min(start, len(before) - 1, len(text) - 1)  # it has bytes of the last character, whatever that is
         spans.append((start, len(text)))
         before = text
     # What a later token changes was not the last word on it.
