@@ -79,8 +79,7 @@ def _final_token_scores(
     rl = config.rl
     if rl.use_score_scaling:
         token_scores = advantages.scale_scores(token_scores, moments, subtract_mean=False)
-    position = rl.score_position if rl.row.needs_values else "last"
-    places = advantages.value_mask(mask, position, config.sampling.response_length)
+    places = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
     return advantages.complete_token_scores(token_scores, scores, places)
 
 
