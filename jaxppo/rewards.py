@@ -402,12 +402,12 @@ def _score(value: Any) -> tuple[float | Failed | None, Parts]:
     value = _plain(value)
     if not isinstance(value, list | tuple):
         return _number(value), ()
-    parts = list(map(_part, value))
-    if None in parts:
+    parts = tuple(part for part in map(_part, value) if part is not None)
+    if len(parts) < len(value):
         expected = "expected parts (start, end, reward) of integers 0 <= start <= end and a finite number"
         return Failed("errors", redact(f"{value!r}")[:80] + f"; {expected}"), ()
     total = _number(math.fsum(part.reward for part in parts))
-    return total, () if isinstance(total, Failed) else tuple(parts)
+    return total, () if isinstance(total, Failed) else parts
 
 
 def _part(entry: Any) -> Part | None:

@@ -8,14 +8,44 @@ import numpy as np
 import pytest
 
 from jaxppo import train
+from jaxppo.config import TrainConfig
+from jaxppo.config.sources import parse_cli
 from jaxppo.rl.ppo import PPO
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.metrics import find
 from tests.parallel.test_processes import commands
 from tests.processes_of import outputs_of, started
-from tests.test_async_rollouts import ASYNC, CHANGING, ROWS, UPDATES, assert_same_run, comparable, config_of
+from tests.test_async_rollouts import ASYNC, CHANGING, ROWS, UPDATES, comparable, config_of
 
-STEP = ["--reward_level", "step", "--audit_rate", "0"]
+# The shipped model, which writes plans: some whole, some broken, some cut.
+PLANS = [
+    "--preset",
+    "tiny",
+    "--response_length",
+    "40",
+    "--total_episodes",
+    "48",
+    "--num_ppo_epochs",
+    "1",
+    "--test_sizes",
+]
+PLANS += [
+    "4:4",
+    "--eval_splits",
+    "test",
+    "--headline_split",
+    "test",
+    "--num_sample_generations",
+    "4",
+    "--audit_rate",
+    "0",
+]
+STEP = ["--reward_level", "step"]
+
+
+def run_plans(folder, *flags):
+    train.train(parse_cli(TrainConfig, "train", [*PLANS, "--quiet", "True", *flags, "--output_dir", str(folder)]))
+    return folder
 
 
 def by_words(completions):
@@ -64,54 +94,63 @@ def test_parts_reach_their_tokens(tmp_path, monkeypatch, given):
 
 
 def test_steps_of_plans_change_who_earns_and_not_how_much(tmp_path, given):
-    for level in ("outcome", "step"):
-        train.train(config_of(tmp_path / level, "--reward_level", level, "--audit_rate", "0"))
-    outcome, step = given[:UPDATES], given[UPDATES:]
+    plain, records = (
+        read_metrics(run_plans(tmp_path / level, "--reward_level", level) / "metrics.jsonl")
+        for level in ("outcome", "step")
+    )
+    outcome, step = given[:3], given[3:]
     assert all(token_scores is None for _, token_scores, *_ in outcome)
     np.testing.assert_array_equal(outcome[0][0], step[0][0])  # the first batch is the same
     for scores, token_scores, _, mask in step:
         np.testing.assert_allclose(token_scores.sum(axis=1), scores, atol=1e-6)
-        assert not token_scores[~mask].any() and np.abs(token_scores).max() > 0.05
-    plain, records = (read_metrics(tmp_path / level / "metrics.jsonl") for level in ("outcome", "step"))
+        earning = np.count_nonzero(token_scores, axis=1)
+        assert not token_scores[~mask].any() and token_scores.min() < -0.05 and max(earning) > 3
     assert plain[0]["objective/scores"] == pytest.approx(records[0]["objective/scores"], abs=1e-6)
-    assert plain[0]["value/returns_var"] != records[0]["value/returns_var"]
+    assert plain[0]["policy/advantages_mean"] != pytest.approx(records[0]["policy/advantages_mean"], abs=1e-3)
     for record in records:
-        assert record["reward/breaking_step"] >= 1 and 0 <= record["reward/progress_steps"] <= 1
-        assert find("reward/breaking_step").name == "reward/breaking_step"
+        assert record["reward/breaking_step"] >= 1 and 0.2 < record["reward/progress_steps"] <= 1
+        assert {find(name).name for name in record if name.endswith("_step")} == {"reward/breaking_step"}
+    assert "reward/breaking_step" not in plain[0]
     samples = [json.loads(line) for line in (tmp_path / "step" / "samples.jsonl").read_text().splitlines()]
-    assert all(math.fsum(part[2] for part in sample["step_rewards"]) == sample["score"] for sample in samples)
-    assert any(len(sample["step_rewards"]) > 2 for sample in samples)
+    assert samples and all(math.fsum(part[2] for part in each["step_rewards"]) == each["score"] for each in samples)
+    for sample in samples:
+        pieces = [sample["completion"][start:end] for start, end, _ in sample["step_rewards"]]
+        assert sample["completion"].startswith(" ; ".join(filter(None, pieces)))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("flags", [ASYNC, []], ids=["async", "sync"])
 def test_a_run_with_steps_goes_on_exactly(tmp_path, monkeypatch, flags):
-    flags = [*CHANGING, *STEP, *flags, "--save_steps", "1", "--save_total_limit", "9"]
-    train.train(config_of(tmp_path / "whole", *flags))
+    flags = [*CHANGING, *STEP, *flags, "--save_total_limit", "9"]
+    whole = run_plans(tmp_path / "whole", *flags)
     original, calls = PPO.make_trajectories, []
 
     def struck(self, *args):
         calls.append(None)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return original(self, *args)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(PPO, "make_trajectories", struck)
-        train.train(config_of(tmp_path / "run", *flags))
-    train.train(config_of(tmp_path / "run", *flags, "--resume"))
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
+        run_plans(tmp_path / "run", *flags)
+    assert len(comparable(tmp_path / "run")) == 1
+    run = run_plans(tmp_path / "run", *flags, "--resume")
+    assert comparable(run) == comparable(whole) and len(comparable(run)) == 3
+    assert (run / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
 
 
 @pytest.mark.full
 def test_two_processes_learn_from_the_steps_as_one_does(tmp_path):
-    flags = [*STEP, "--total_episodes", "32", "--num_sample_generations", "2", "--eval_splits", "test"]
-    flags += ["--headline_split", "test", "--test_sizes", "4:4"]
-    train.train(config_of(tmp_path / "one", *flags, "--response_length", "24"))
-    with started(commands(tmp_path / "two", *flags, "--response_length", "24"), num_devices=2) as both:
+    flags = [*PLANS, *STEP, "--total_episodes", "32"]
+    one = comparable(run_plans(tmp_path / "one", *STEP, "--total_episodes", "32"))
+    shipped = commands(tmp_path / "two", *flags)
+    for command in shipped:
+        command[command.index("--sft_model_path") + 1] = "blocksworld-sft"
+    with started(shipped, num_devices=2) as both:
         outputs = outputs_of(both)
     assert [process.returncode for process in both] == [0, 0], "\n".join(outputs)[-4000:]
-    one, two = comparable(tmp_path / "one"), comparable(tmp_path / "two")
-    assert len(one) == len(two) == 2
-    for name in ("objective/scores", "value/returns_var", "reward/breaking_step", "reward/progress_steps"):
+    two = comparable(tmp_path / "two")
+    assert len(one) == len(two) == 2 and one[0]["reward/progress_steps"] > 0.2
+    for name in ("objective/scores", "value/returns_var", "reward/mean", "reward/progress_steps"):
         assert two[0][name] == pytest.approx(one[0][name], rel=1e-4, abs=1e-6), name

@@ -10,11 +10,11 @@ plan, and the reward R of the completion as a whole:
 
 So an action on the way to the goal earns, one that leads nowhere earns nothing, one that undoes progress pays for it,
 and the one that breaks the plan pays everything back. The return of every completion is R, as before. What was paid up
-to some place is Phi - Phi(s[0]), which the text in front of it decides: from there on the return of every answer is R
-less the same number, whatever follows. So, with gamma 1, no continuation becomes better or worse than another, and the
-best policy stays the best: the theorem of potential-based shaping, where the state of the decision process is the text
-so far. R itself is not paid at the break, since the text behind it still decides R: it makes a common run longer, or
-the answer unreadable.
+to the end of an action is Phi - Phi(s[0]), which the text up to there decides: from there on the return of every answer
+is R less the same number, whatever follows. So, with gamma 1, no continuation becomes better or worse than another, and
+the best policy stays the best: the theorem of potential-based shaping, where the state of the decision process is the
+text so far. R itself is not paid at the break, since the text behind it still decides R: it makes a common run longer,
+or the answer unreadable.
 
 Source: Ng, Harada and Russell, Policy invariance under reward transformations, ICML 1999, theorem 1.
 """
@@ -141,12 +141,13 @@ def _rest(reward: float, paid: Sequence[float]) -> list[float]:
 
 
 def step_metrics(steps: Sequence[Steps], n_actions: Sequence[int]) -> dict[str, float]:
-    """Compute means over a batch: the step that breaks a plan, where one does, and the fraction of steps on the way.
+    """Compute means over a batch: the step that breaks a plan, where one does; the fraction of its steps on the way.
 
     Args:
         steps: of each completion.
         n_actions: how many actions each has.
     """
     breaking = [each.breaks_at for each in steps if each.breaks_at is not None]
-    metrics = {"progress_steps": sum(each.progress for each in steps) / max(1, sum(n_actions))}
+    fractions = [each.progress / max(1, count) for each, count in zip(steps, n_actions, strict=True)]
+    metrics = {"progress_steps": sum(fractions) / max(1, len(fractions))}
     return metrics | ({"breaking_step": sum(breaking) / len(breaking)} if breaking else {})

@@ -448,7 +448,7 @@ def test_plan_reward_reports_where_plans_break():
     arguments = {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__} | columns_for(texts)
     reward([""] * 4, texts, [[]] * 4, **arguments)
     assert metrics["reward/breaking_step"] == (2 + 3) / 2
-    assert metrics["reward/progress_steps"] == (4 + 1 + 2) / (4 + 2 + 3)
+    assert metrics["reward/progress_steps"] == pytest.approx((4 / 4 + 1 / 2 + 2 / 3 + 0) / 4)
     assert extras["step_rewards"][1] == [[0, 11, 0.25], [14, 20, -0.25], [20, 20, 0.25]]
     metrics.clear()
     reward([""], [SOLUTION], [[]], log_metric=metrics.__setitem__, **columns_for("x"))
