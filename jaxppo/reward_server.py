@@ -31,7 +31,7 @@ from jaxppo.reward_functions.http_contract import (
     read_request,
 )
 from jaxppo.reward_functions.registry import Context, make_rewards, text_reward_model_loader
-from jaxppo.rewards import Completions, Failed, arguments_of, checked, missing_column, name_of
+from jaxppo.rewards import Completions, Failed, Scores, arguments_of, checked, missing_column, name_of
 from jaxppo.run import cli
 from jaxppo.run.console import sanitize
 
@@ -90,7 +90,9 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
     try:
         scores = _checked_scores(name_of(reward), reward(**arguments), len(batch.completions))
         check_lengths(extras, len(batch.completions))
-        return dumps({"scores": scores, "metrics": {n: _number(v) for n, v in metrics.items()}, "extras": extras})
+        reported = {"metrics": {name: _number(value) for name, value in metrics.items()}, "extras": extras}
+        parts = {} if scores.parts is None else {"parts": [parts or None for parts in scores.parts]}
+        return dumps({"scores": scores.values} | reported | parts)
     except Exception as error:  # whatever a user's function raises is an answer to the client
         _log.error("%s", "\n".join(map(sanitize, redact(traceback.format_exc()).splitlines())))
         raise Refusal(500, f"reward {name_of(reward)}: {type(error).__name__}: {redact(str(error))}") from None
@@ -105,12 +107,12 @@ def _arguments(reward: Callable[..., Any], batch: Batch, reporting: dict[str, An
     return arguments_of(reward, completions, **reporting)
 
 
-def _checked_scores(name: str, values: Any, expected: int) -> list[float | None]:
+def _checked_scores(name: str, values: Any, expected: int) -> Scores:
     scores = checked(name, values, expected)
-    for row, score in enumerate(scores):
+    for row, score in enumerate(scores.values):
         if isinstance(score, Failed):
             raise DataError(f"expected a finite number or None for row {row}, got {score.reason}")
-    return scores  # type: ignore[return-value]
+    return scores
 
 
 def _number(value: Any) -> float | None:

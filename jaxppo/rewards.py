@@ -2,8 +2,9 @@
 
 A reward function is called as `fn(prompts=..., completions=..., completion_ids=..., **columns)`, where every argument
 is a list with one entry per completion and `columns` holds every column of the data set. It returns one number per
-completion, or None for one that it cannot score. It may be `async`, may take `prompt_ids`, and may take
-`log_metric(name, value)` and `log_extra(column, values)` to report its parts.
+completion, or None for one that it cannot score, or `Part`s: pieces of the completion with a reward each, whose sum is
+its score. It may be `async`, may take `prompt_ids`, and may take `log_metric(name, value)` and
+`log_extra(column, values)` to report more.
 
 A `Reward` is one function with its weight, its cache and its failure policy; `Rewards` is the weighted sum of several.
 As in TRL, a score is the number that a completion gets.
@@ -18,6 +19,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from numbers import Real
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -29,7 +31,19 @@ from jaxppo.planning.language.overlap import lccs, lcs
 from jaxppo.run.jsonl import json_value
 from jaxppo.run.metrics import may_report
 
-__all__ = ["Completions", "Failed", "Policy", "Reward", "RewardFunction", "Rewards", "Scores", "call", "lccs", "lcs"]
+__all__ = [
+    "Completions",
+    "Failed",
+    "Part",
+    "Policy",
+    "Reward",
+    "RewardFunction",
+    "Rewards",
+    "Scores",
+    "call",
+    "lccs",
+    "lcs",
+]
 
 OnFailure = Literal["stop", "skip"] | float
 """For a completion whose reward failed: stop the run, leave it out of the update, or give it this reward."""
@@ -60,12 +74,35 @@ class Failed(NamedTuple):
     reason: str
 
 
+class Part(NamedTuple):
+    """A part of a score, and the piece of the completion that earned it.
+
+    The reward is given at the last token that has something of the piece; where there is none (an empty piece, one
+    behind the text), at the last token of the completion.
+
+    Attributes:
+        start: the first character or token of the piece, counted from 0.
+        end: the one behind its last.
+        reward: the part.
+        unit: what `start` and `end` count: characters of the completion's text, or its tokens.
+    """
+
+    start: int
+    end: int
+    reward: float
+    unit: Literal["characters", "tokens"] = "characters"
+
+
+Parts = tuple[Part, ...]
+
+
 class Scores(NamedTuple):
     """Scores of a batch, and what the reward functions reported about them."""
 
     values: list[Any]  # float; None: not scorable; `Failed` until a policy replaces it
     metrics: dict[str, float]
     extras: dict[str, list[Any]]  # one entry per completion
+    parts: list[Parts] | None = None  # one entry per completion, () for a score as a whole; None: all are
 
 
 _LARGEST = 3.4028234e38
@@ -117,7 +154,7 @@ class Reward:
         how = _call_or_stop if self.policy.on_error == "stop" else _call_or_isolate
         self._scorer = scorer or partial(how, name, function)
         self._reports = bool({"log_metric", "log_extra"} & set(inspect.signature(function).parameters))
-        self._known: OrderedDict[Any, float | None] = OrderedDict()
+        self._known: OrderedDict[Any, tuple[float | None, Parts]] = OrderedDict()
 
     def __call__(self, completions: Completions) -> Scores:
         """Score completions; the policy replaces failures, and the metrics count them.
@@ -135,7 +172,7 @@ class Reward:
             "cache/reward_hits": cached + scores.metrics.get("cache/reward_hits", 0),
         }
         reasons = {f"{self.name}_failed": [getattr(value, "reason", None) for value in scores.values]} if counts else {}
-        return Scores(values, scores.metrics | metrics, scores.extras | reasons)
+        return Scores(values, scores.metrics | metrics, scores.extras | reasons, scores.parts)
 
     def close(self) -> None:
         """Release what the function holds, such as processes."""
@@ -152,14 +189,14 @@ class Reward:
         first = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._known}
         unknown = sorted(first.values())
         scores = self._scorer(completions.rows(unknown)) if unknown else Scores([], {}, {})
-        found = dict(zip((keys[row] for row in unknown), scores.values, strict=True))
-        values = [found[key] if key in found else self._known[key] for key in keys]
+        found = dict(zip((keys[row] for row in unknown), _in_pairs(scores), strict=True))
+        pairs = [found[key] if key in found else self._known[key] for key in keys]
         for key in filter(self._known.__contains__, keys):
             self._known.move_to_end(key)
-        self._known |= {key: value for key, value in found.items() if not isinstance(value, Failed)}
+        self._known |= {key: pair for key, pair in found.items() if not isinstance(pair[0], Failed)}
         while len(self._known) > self.policy.cache_size:
             self._known.popitem(last=False)
-        return Scores(values, scores.metrics, {}), len(keys) - len(unknown)
+        return _of_pairs(pairs)._replace(metrics=scores.metrics), len(keys) - len(unknown)
 
     def _replaced(self, row: int, value: Any) -> float | None:
         if not isinstance(value, Failed):
@@ -171,10 +208,10 @@ class Reward:
 
 
 class Rewards:
-    """Several reward functions, called in turn; the score is their weighted sum.
+    """Several reward functions, called in turn; the score is their weighted sum, and its parts are theirs.
 
     As in TRL, a function that cannot score a completion is left out of its sum; a completion that none can score gets
-    None.
+    None. What functions give to a completion as a whole is in none of the parts.
     """
 
     def __init__(self, rewards: Sequence[Reward]):
@@ -191,26 +228,27 @@ class Rewards:
         Raises:
             DataError: see `Reward`; or not one completion could be scored.
         """
-        parts = {reward: reward(completions) for reward in self.rewards}
+        terms = {reward: reward(completions) for reward in self.rewards}
         if gather is not None:
-            everywhere = zip(*gather(list(parts.values())), strict=True)
-            parts = {reward: _of_all_processes(scores) for reward, scores in zip(self.rewards, everywhere, strict=True)}
-        values = [self._sum(row) for row in zip(*(scores.values for scores in parts.values()), strict=True)]
+            everywhere = zip(*gather(list(terms.values())), strict=True)
+            terms = {reward: _of_all_processes(scores) for reward, scores in zip(self.rewards, everywhere, strict=True)}
+        values = [self._sum(row) for row in zip(*(scores.values for scores in terms.values()), strict=True)]
         metrics: dict[str, float] = {}
         extras: dict[str, list[Any]] = {}
         counts: Counter[str] = Counter()
-        for reward, scores in parts.items():
+        for reward, scores in terms.items():
             counts.update({name: int(scores.metrics[name]) for name in _COUNTS})
             metrics |= {name: value for name, value in scores.metrics.items() if name not in _COUNTS}
             if numbers := [value for value in scores.values if value is not None]:  # under TRL's names
                 metrics[f"rewards/{reward.name}/mean"] = fmean(numbers)
                 metrics[f"rewards/{reward.name}/std"] = pstdev(numbers)
-            extras |= scores.extras | ({f"reward_{reward.name}": scores.values} if len(parts) > 1 else {})
+            extras |= scores.extras | ({f"reward_{reward.name}": scores.values} if len(terms) > 1 else {})
         if values and all(value is None for value in values):
             reasons = [value for column in extras.values() for value in column if isinstance(value, str)]
             raise DataError(f"reward: expected a number for at least one completion, got none ({reasons[:1]})")
         unscored = sum(value is None for value in values)
-        return Scores(values, metrics | dict(counts) | {"reward/not_scorable": unscored}, extras)
+        metrics |= dict(counts) | {"reward/not_scorable": unscored}
+        return Scores(values, metrics, extras, self._weighted_parts(list(terms.values())))
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise a `DataError` unless the data have every column that the functions need."""
@@ -230,14 +268,23 @@ class Rewards:
             raise DataError(f"reward_weights: expected sums that float32 can hold, got {total:.4g}; lower them")
         return total if terms else None
 
+    def _weighted_parts(self, terms: Sequence[Scores]) -> list[Parts] | None:
+        """Put the parts of all functions together, row by row; a number that replaces a failure has none."""
+        weighted = [
+            [tuple(part._replace(reward=reward.weight * part.reward) for part in parts) for parts in scores.parts]
+            for reward, scores in zip(self.rewards, terms, strict=True)
+            if scores.parts is not None
+        ]
+        return [tuple(chain.from_iterable(row)) for row in zip(*weighted, strict=True)] if weighted else None
+
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
 
 
 def _of_all_processes(processes: Sequence[Scores]) -> Scores:
     counts = {name: sum(scores.metrics[name] for scores in processes) for name in _COUNTS}
-    values, metrics, extras = joined(processes)
-    return Scores(values, metrics | counts, extras)
+    scores = joined(processes)
+    return scores._replace(metrics=scores.metrics | counts)
 
 
 def name_of(reward: RewardFunction) -> str:
@@ -285,7 +332,7 @@ def _copied(value: Any) -> Any:
 
 
 def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
-    """Call a reward function once for all completions; a value that is not a number becomes `Failed`.
+    """Call a reward function once for all completions; a value that is no number and no parts becomes `Failed`.
 
     Raises:
         DataError: it returned the wrong number of values, or reported what no log can hold.
@@ -298,7 +345,8 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
     reports = Reports(name, len(completions.texts))
     values = reward(**arguments_of(reward, completions, **reports.arguments))
     numbers = asyncio.run(awaited()) if inspect.isawaitable(values) else values
-    return Scores(checked(name, numbers, len(completions.texts)), reports.metrics, reports.extras)
+    scores = checked(name, numbers, len(completions.texts))
+    return scores._replace(metrics=reports.metrics, extras=reports.extras)
 
 
 class Reports:
@@ -335,8 +383,8 @@ SAMPLE_COLUMNS = ("step", "id", "prompt", "completion", "score")
 """The columns that every line of `samples.jsonl` has."""
 
 
-def checked(name: str, values: Any, expected: int) -> list[float | Failed | None]:
-    """Return as many values as there are completions; one that is not a finite number becomes `Failed`."""
+def checked(name: str, values: Any, expected: int) -> Scores:
+    """Return a score for each completion; one that is no finite number, nor parts of one, becomes `Failed`."""
     if isinstance(values, Mapping | Set | str):
         got = f"a {type(values).__name__}, which has no number for each completion"
         raise DataError(f"reward {name}: expected a list of {expected} numbers, got {got}")
@@ -346,7 +394,43 @@ def checked(name: str, values: Any, expected: int) -> list[float | Failed | None
         count = type(values).__name__
     if count != expected:
         raise DataError(f"reward {name}: expected {expected} values, got {count}; a reward for each completion")
-    return [_number(value) for value in _plain(values)]
+    return _of_pairs([_score(value) for value in _plain(values)])
+
+
+def _score(value: Any) -> tuple[float | Failed | None, Parts]:
+    """Return the number of a completion and its parts: it is their sum, rounded once."""
+    value = _plain(value)
+    if not isinstance(value, list | tuple):
+        return _number(value), ()
+    parts = tuple(part for part in map(_part, value) if part is not None)
+    if len(parts) < len(value):
+        expected = "expected parts (start, end, reward) of integers 0 <= start <= end and a finite number"
+        return Failed("errors", redact(f"{value!r}")[:80] + f"; {expected}"), ()
+    total = _number(math.fsum(part.reward for part in parts))
+    return total, () if isinstance(total, Failed) else parts
+
+
+def _part(entry: Any) -> Part | None:
+    """Return a part if it is one."""
+    if not isinstance(entry, list | tuple) or not 3 <= len(entry) <= 4:
+        return None
+    part = Part(*map(_plain, entry))
+    whole = all(isinstance(place, int) and not isinstance(place, bool) for place in part[:2])
+    reward = _number(part.reward)
+    if not whole or not 0 <= part.start <= part.end or part.unit not in ("characters", "tokens"):
+        return None
+    return part._replace(reward=reward) if isinstance(reward, float) else None
+
+
+def _in_pairs(scores: Scores) -> list[tuple[Any, Parts]]:
+    """Return each score with its parts."""
+    return list(zip(scores.values, scores.parts or [()] * len(scores.values), strict=True))
+
+
+def _of_pairs(pairs: Sequence[tuple[Any, Parts]]) -> Scores:
+    """Return scores, from each with its parts."""
+    parts = [parts for _, parts in pairs]
+    return Scores([value for value, _ in pairs], {}, {}, parts if any(parts) else None)
 
 
 def _number(value: Any) -> float | Failed | None:
@@ -425,7 +509,8 @@ def joined(parts: Sequence[Scores]) -> Scores:
         column: [value for part in parts for value in part.extras.get(column, [None] * len(part.values))]
         for column in columns
     }
-    return Scores([value for part in parts for value in part.values], metrics, extras)
+    pairs = [pair for part in parts for pair in _in_pairs(part)]
+    return _of_pairs(pairs)._replace(metrics=metrics, extras=extras)
 
 
 def _hashable(value: Any) -> Any:

@@ -188,7 +188,8 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     with setup.ahead.sampling(_next_sample(setup, state, reference, step)) as ahead:
         rewarded = _rewarded(setup, answers, ahead)
     preemption.check()
-    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, rewarded.values())
+    scores = rewarded.values(), _token_scores(setup, answers, rewarded.scores)
+    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, *scores)
     state, update_stats = ppo.update(state._replace(curriculum=None), trajectories, step)
     known, drawn = setup.curriculum.after(known, rewarded.scores.values, step)
     state = state._replace(ahead=ahead.experience, curriculum=ppo.parallel.put(known))
@@ -230,6 +231,7 @@ class _Answers(NamedTuple):
 
     prompts: Any  # [B] texts
     columns: dict[str, Any]
+    ids: np.ndarray  # [B, C]
     mask: np.ndarray  # [B, C]
     own: Completions
 
@@ -243,7 +245,7 @@ def _answers(setup: Setup, batch: data.Batch, rollout: Rollout) -> _Answers:
     texts = data.decode(setup.tokenizer, ids[rows], mask[rows], setup.ppo.end_ids)
     id_lists = [row[real].tolist() for row, real in zip(ids[rows], mask[rows], strict=True)]
     own_columns = {name: column[rows] for name, column in columns.items()}
-    return _Answers(prompts, columns, mask, Completions(prompts[rows], texts, id_lists, own_columns))
+    return _Answers(prompts, columns, ids, mask, Completions(prompts[rows], texts, id_lists, own_columns))
 
 
 class _Rewarded(NamedTuple):
@@ -274,6 +276,13 @@ def _rewarded(setup: Setup, answers: _Answers, ahead: Ahead) -> _Rewarded:
     scores = setup.rewards(answers.own, ahead.gather)
     texts = [text for of_process in ahead.gather(answers.own.texts) for text in of_process]
     return _Rewarded(answers.prompts, answers.columns, texts, scores, time.monotonic())
+
+
+def _token_scores(setup: Setup, answers: _Answers, scores: Scores) -> np.ndarray | None:
+    """Return the parts of the scores at their tokens, [B, C]; None where every score is of a whole completion."""
+    if scores.parts is None:
+        return None
+    return data.token_scores(setup.tokenizer, scores.parts, answers.ids, answers.mask, setup.ppo.end_ids)
 
 
 def train(config: TrainConfig) -> Path:

@@ -24,13 +24,14 @@ import uvicorn
 from jaxppo import reward_server
 from jaxppo.config import RewardServerConfig
 from jaxppo.config.sources import parse_cli, replace
-from jaxppo.errors import ConfigError
+from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import parse_action
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
-from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE
-from jaxppo.reward_functions.plan import make_plan_reward
+from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, read_answer
+from jaxppo.reward_functions.plan import PlanScoring, make_plan_reward
 from jaxppo.reward_server import make_app, make_function, serve
+from jaxppo.rewards import checked
 from tests import ROOT
 
 TOKEN = "tk-3x4mpl3.of/a+token=="
@@ -185,6 +186,56 @@ def test_plan_reward_over_http_is_the_plan_reward():
     assert (values, extras) == (expected[0], expected[2])
     assert metrics == pytest.approx(expected[1], abs=1e-12)
     assert len(set(values)) > 3 and 0 < expected[1]["reward/plan_valid"] < 1
+
+
+def test_parts_of_scores_come_over_http():
+    rows = build_split("test", sizes={4: 30}, seed=1, unique=True)
+    texts = random_completions(rows, random.Random(0))
+    reward = make_plan_reward(PlanScoring(level="step"))
+    values, _, extras = scored(reward, rows, texts)
+    expected = checked("plan", values, 30)
+    with running(reward) as url:
+        for batch_size in (64, 7):
+            answers, _, columns = scored(RewardClient(url, with_columns=True, batch_size=batch_size), rows, texts)
+            assert checked("plan", answers, 30) == expected and columns == extras
+    assert {len(parts) for parts in expected.parts} > {3, 4} and len(set(expected.values)) > 3
+
+
+def words_of(completions):
+    return [[(0, 1, 0.25), (1, 1, 0.5, "tokens")] if text == "two" else 1.0 if text else None for text in completions]
+
+
+def test_a_server_sends_parts_beside_the_scores_of_llama_factory():
+    with running(words_of) as url:
+        answer = post(url, {"model": "model", "messages": ["two", "one", ""]}).json()
+        given = {"prompts": ["p"] * 3, "completions": ["two", "one", ""]}
+        client = RewardClient(url, with_columns=True)
+        assert client(**given) == [[[0, 1, 0.25, "characters"], [1, 1, 0.5, "tokens"]], 1.0, None]
+        with pytest.raises(DataError, match="scores without parts where reward_server_columns is not set, got parts"):
+            RewardClient(url)(prompts=[""] * 3, completions=given["completions"])
+    assert answer["scores"] == [0.75, 1.0, None]
+    assert answer["parts"] == [[[0, 1, 0.25, "characters"], [1, 1, 0.5, "tokens"]], None, None]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "text",
+        [None, None],
+        [[[0, 1, 0.5]]],  # not the score
+        [[[0, 1]]],
+        [[0, 1, 0.25]],
+        [{"start": 0}],
+        [[[0, 1, None]]],
+        [[[0, 1, 1e308], [0, 1, 1e308]]],
+    ],
+    ids=repr,
+)
+def test_parts_that_are_none_of_a_score_are_refused(parts):
+    body = json.dumps({"scores": [0.25], "parts": parts}).encode()
+    with pytest.raises(DataError, match="parts"):
+        read_answer(body, 1)
+    assert read_answer(json.dumps({"scores": [0.25], "parts": [[[0, 1, 0.25]]]}).encode(), 1).parts == [[[0, 1, 0.25]]]
 
 
 def test_plan_reward_names_what_a_request_without_columns_lacks():

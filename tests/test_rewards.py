@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import math
+import re
 import threading
 import time
 
@@ -14,7 +15,7 @@ from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
 from jaxppo.reward_functions.isolated import Concurrent
-from jaxppo.rewards import Completions, Policy, Reward, Rewards
+from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, call
 
 
 def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
@@ -41,7 +42,7 @@ def test_reward_gives_a_function_every_column_by_name():
         return [float(len(text) == n) for text, n in zip(completions, answer, strict=True)]
 
     scores = run_reward(by_name, {"answer": [1, 7, 3], "unused": ["u"] * 3})
-    assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {})
+    assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {}, None)
     assert callable(seen.pop("log_metric")) and callable(seen.pop("log_extra"))
     assert seen == {"prompts": ["p0", "p1", "p2"], "completion_ids": [[1], [2], [3]], "unused": ["u"] * 3}
 
@@ -225,6 +226,137 @@ def test_a_bad_value_names_the_function_and_the_row(values, named):
 
     with pytest.raises(DataError, match=f"reward bad_reward: .*{named}"):
         run_reward(bad_reward)
+
+
+# --- parts of scores
+
+
+def by_words(completions):
+    """A part for each word: its length, less for the last."""
+    scores = []
+    for text in completions:
+        places = [(found.start(), found.end()) for found in re.finditer(r"\w+", text)]
+        scores.append([(start, end, (end - start) / 10) for start, end in places])
+    return scores
+
+
+TEXTS = ("a bcd", "", "ef")
+
+
+def test_a_score_in_parts_is_their_sum():
+    scores = run_reward(by_words, texts=TEXTS)
+    assert scores.values == [math.fsum([0.1, 0.3]), 0.0, 0.2]
+    assert scores.parts == [
+        (Part(0, 1, 0.1), Part(2, 5, 0.3, "characters")),
+        (),
+        (Part(0, 2, 0.2),),
+    ]
+
+
+def test_parts_may_be_counted_in_tokens_and_stand_beside_numbers():
+    def mixed(completions):
+        return [Part(0, 2, 0.5, "tokens"), 0.25, [Part(0, 2, 0.5, "tokens"), (np.int64(1), 1, np.float32(0.25))]]
+
+    with pytest.raises(DataError, match="row 0, got Part"):  # a part is not a list of parts
+        run_reward(lambda completions: mixed(completions))
+    scores = run_reward(lambda completions: [[mixed(completions)[0]], *mixed(completions)[1:]])
+    assert scores.values == [0.5, 0.25, 0.75]
+    assert scores.parts == [((0, 2, 0.5, "tokens"),), (), ((0, 2, 0.5, "tokens"), (1, 1, 0.25, "characters"))]
+
+
+NO_PARTS = [
+    [1.0],
+    [(0, 1)],
+    [(0, 1, 1.0, "words")],
+    [(0, 1, 1.0, "tokens", 2)],
+    [(1, 0, 1.0)],
+    [(-1, 2, 1.0)],
+    [(0, 1.0, 1.0)],
+    [(0, True, 1.0)],
+    [(0, 1, math.nan)],
+    [(0, 1, None)],
+    [(0, 1, "1")],
+    [(0, 1, 1e39)],
+    [(0, 1, 3e38), (0, 1, 3e38)],
+    [(0, 1, 1.0), 2.0],
+    [[(0, 1, 1.0)]],
+]
+
+
+@pytest.mark.parametrize("entry", NO_PARTS, ids=repr)
+def test_what_is_no_list_of_parts_fails_alone(entry):
+    def bad(completions):
+        return [0.5, entry, [(0, 1, 0.5)]]
+
+    with pytest.raises(DataError, match="reward bad: expected a number for row 1, got "):
+        run_reward(bad)
+    scores = run_reward(bad, on_error=-1.0)
+    assert scores.values == [0.5, -1.0, 0.5] and scores.parts == [(), (), ((0, 1, 0.5, "characters"),)]
+
+
+def test_parts_are_kept_with_their_scores():
+    calls = []
+
+    def counted(completions):
+        calls.append(list(completions))
+        return by_words(completions)
+
+    reward = Reward("counted", counted, policy=Policy(cache_size=9))
+    first, again = (reward(batch(["a bcd", "ef", "a bcd"], prompts=["p"] * 3)) for _ in range(2))
+    assert calls == [["a bcd", "ef"]] and first.metrics["cache/reward_hits"] == 1
+    assert (first.values, first.parts) == (again.values, again.parts)
+    assert again.parts[0] == again.parts[2] == (Part(0, 1, 0.1), Part(2, 5, 0.3))
+
+
+def test_parts_of_several_functions_are_weighted_and_numbers_are_in_none():
+    def number(completions):
+        return [1.0, None, 2.0]
+
+    def more(completions):
+        return [None, [Part(0, 1, 4.0, "tokens")], [(0, 1, 1.0)]]
+
+    rewards = Rewards([Reward("by_words", by_words, weight=2.0), Reward("number", number), Reward("more", more)])
+    scores = rewards(batch(TEXTS))
+    assert scores.values == [2 * math.fsum([0.1, 0.3]) + 1.0, 4.0, 0.4 + 2.0 + 1.0]
+    assert scores.parts == [
+        (Part(0, 1, 0.2), Part(2, 5, 0.6)),
+        (Part(0, 1, 4.0, "tokens"),),
+        (Part(0, 2, 0.4), Part(0, 1, 1.0)),
+    ]
+    assert Rewards([Reward("number", number)])(batch(TEXTS)).parts is None
+
+
+@pytest.mark.parametrize("others", [by_words, lambda completions: [1.0] * len(completions)], ids=["parts", "numbers"])
+def test_parts_of_all_processes_are_in_their_order(others):
+    def gather(own):
+        return [own, [Reward("f", others)(batch(["xyz", "u v", "w"]))]]
+
+    scores = Rewards([Reward("f", by_words)])(batch(TEXTS), gather)
+    (third,) = [scores.parts[0]]
+    assert third == (Part(0, 1, 0.1), Part(2, 5, 0.3)) and len(scores.values) == len(scores.parts) == 6
+    assert scores.parts[4] == ((Part(0, 1, 0.1), Part(2, 3, 0.1)) if others is by_words else ())
+
+
+@pytest.mark.parametrize(
+    "policy", [{"on_error": "skip"}, {"timeout_s": 30.0, "on_error": "skip"}], ids=["rows", "async"]
+)
+def test_a_function_in_parts_that_fails_for_one_completion_keeps_the_others(policy):
+    def fails(completions):
+        if "ef" in completions:
+            raise ValueError
+        return by_words(completions)
+
+    async def awaited(completions):
+        return fails(completions)
+
+    scores = run_reward(awaited if "timeout_s" in policy else fails, texts=TEXTS, **policy)
+    assert scores.values == [0.4, 0.0, None] and scores.parts == [(Part(0, 1, 0.1), Part(2, 5, 0.3)), (), ()]
+
+
+def test_call_gives_parts_as_they_are():
+    scores = call("by_words", by_words, batch(["a", "bc"]))
+    assert scores.parts == [(Part(0, 1, 0.1),), (Part(0, 2, 0.2),)]
+    assert call("bad", lambda completions: [[1]], batch(["a"])).values[0].__class__ is Failed
 
 
 # --- failures

@@ -26,6 +26,9 @@ class RewardConfig:
     """Factor of what an invalid plan earns."""
     length_penalty: float = 0.0
     """A valid plan of cost C earns 1 - length_penalty (1 - min(1, C*/C)), C* being the reference's cost."""
+    reward_level: Literal["outcome", "step"] = "outcome"
+    """step: plan gives each action its part at its last token: progress along the reference, 0 for what leads nowhere,
+    the rest where the plan breaks or ends. The parts add up to what outcome gives at the end, whatever partial is."""
     val_timeout_s: float = 30.0
     """A VAL process that runs longer is killed, and the plan counts as not valid."""
     audit_rate: float | None = None
@@ -80,6 +83,9 @@ class RewardConfig:
         if weights is not None:
             require(len(weights) == len(functions), "reward_weights", f"{len(functions)} numbers", weights)
             require(all(map(math.isfinite, weights)), "reward_weights", "finite numbers", weights)
+        has_steps = self.reward_level == "outcome" or "plan" in functions
+        expected = "outcome without plan in reward_funcs: the other functions of ours have no steps"
+        require(has_steps, "reward_level", expected, self.reward_level)
         most = 1.0 - self.length_penalty
         expected = f"at most 1 - length_penalty = {most:g}, so that no invalid plan earns more than a valid one"
         require(self.partial_scale <= most, "partial_scale", expected, self.partial_scale)
@@ -93,5 +99,6 @@ class RewardConfig:
         """Return the validator that must understand the data where this one judges plans; None if none are judged."""
         if not self.judges_plans:
             return None
-        # VAL does not say how far a plan gets, nor what a reference costs.
-        return "builtin" if self.partial in ("prefix", "goal") or self.length_penalty else validator
+        # VAL does not say how far a plan gets, nor what a reference costs, nor the states on the way.
+        needs_states = self.partial in ("prefix", "goal") or self.reward_level == "step"
+        return "builtin" if needs_states or self.length_penalty else validator

@@ -1,5 +1,6 @@
 """Texts into tokens and back, with the tokenizer of a model."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -215,14 +216,99 @@ def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_ids: Collectio
         mask: True where there is a token.
         end_ids: any of these ends a completion; default: the end of sequence.
     """
+    return [_text(tokenizer, words) for words in _words(tokenizer, ids, mask, end_ids)]
+
+
+def _words(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_ids: Collection[int] | None) -> list[list[str]]:
+    """Return the tokens of each completion, without the one that ends it."""
     end_ids = (tokenizer.eos_token_id,) if end_ids is None else end_ids
     rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
     bodies = [row[:-1] if row and row[-1] in end_ids else row for row in rows]
-    words = [[_visible(tokenizer, i) for i in row] for row in bodies]
-    return [tokenizer.convert_tokens_to_string(row) if row else "" for row in words]
+    return [[_visible(tokenizer, i) for i in row] for row in bodies]
+
+
+def _text(tokenizer: Any, words: list[str]) -> str:
+    return tokenizer.convert_tokens_to_string(words) if words else ""
 
 
 def _visible(tokenizer: Any, token_id: int) -> str:
     """Return the token, or `<id>` for an id that the tokenizer does not know."""
     token = tokenizer.convert_ids_to_tokens(token_id)
     return f"<{token_id}>" if token is None else token
+
+
+# --- places in a text and tokens
+
+
+def token_scores(
+    tokenizer: Any,
+    parts: Sequence[Sequence[tuple[int, int, float, str]]],
+    ids: np.ndarray,
+    mask: np.ndarray,
+    end_ids: Collection[int] | None = None,
+) -> np.ndarray:
+    """Put the parts of scores on tokens: [B, C] fp32, each part at the last token that has something of its piece.
+
+    A part without such a token goes to the last token of the completion, so that a row adds up to the sum of its parts.
+
+    Args:
+        tokenizer: of the model.
+        parts: per completion, (start, end, reward, "characters" or "tokens"): pieces of what `decode` gives.
+        ids: of the completions, [B, C].
+        mask: True where there is a token, from column 0 on.
+        end_ids: as for `decode`.
+    """
+    scores = np.zeros(mask.shape, np.float64)
+    lengths = mask.sum(axis=1)
+    for row, words in enumerate(_words(tokenizer, ids, mask, end_ids)):
+        if not lengths[row]:
+            continue
+        spans = _token_spans(tokenizer, words) if any(part[3] == "characters" for part in parts[row]) else []
+        for start, end, reward, unit in parts[row]:
+            if unit == "characters":
+                found = _last_token(spans, start, end)
+            else:
+                found = min(end, lengths[row]) - 1 if start < min(end, lengths[row]) else None
+            scores[row, lengths[row] - 1 if found is None else found] += reward
+    return scores.astype(np.float32)
+
+
+def _last_token(spans: Sequence[tuple[int, int]], start: int, end: int) -> int | None:
+    """Return the last token that shares a character with a piece of the text."""
+    # Spans begin and end in order, so the last one that begins in front of `end` is the only candidate but for those
+    # without a character.
+    for token in range(bisect_left(spans, (end,)) - 1, -1, -1):
+        first, behind = spans[token]
+        if behind <= start:
+            return None
+        if max(first, start) < min(behind, end):
+            return token
+    return None
+
+
+def _token_spans(tokenizer: Any, words: list[str]) -> list[tuple[int, int]]:
+    """Return the characters of the text that each token has a part in; tokens share those that they make together.
+
+    What a token adds to the text of those before it is compared with that text: bytes that are no character yet are
+    replaced when the next ones come, and some decoders change a blank or leave one out.
+    """
+    spans: list[tuple[int, int]] = []
+    before = ""
+    for count in range(1, len(words) + 1):
+        text = _text(tokenizer, words[:count])
+        start = len(before) if text.startswith(before) else _first_difference(before, text)
+        if before.endswith(_REPLACEMENT) and len(text) - len(before) < len(_text(tokenizer, words[count - 1 : count])):
+            start = min(start, len(before) - 1, len(text) - 1)  # it has bytes of the last character, whatever that is
+        spans.append((start, len(text)))
+        before = text
+    # What a later token changes was not the last word on it.
+    for token in range(len(spans) - 2, -1, -1):
+        spans[token] = min(spans[token][0], spans[token + 1][0]), min(spans[token][1], spans[token + 1][1])
+    return spans
+
+
+def _first_difference(a: str, b: str) -> int:
+    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+_REPLACEMENT = "\ufffd"

@@ -22,7 +22,7 @@ from jaxppo.planning.transform.canonical import canonical_form
 from jaxppo.planning.validate.api import VALIDATORS, validate_actions, validate_plan
 from jaxppo.planning.validate.audit import Audit, AuditResult
 from jaxppo.planning.validate.val import HOW_TO_GET_VAL, find_val, run_val, run_val_many
-from jaxppo.planning.validate.validator import execute
+from jaxppo.planning.validate.validator import Visit, execute, visit
 
 __all__ = [
     "HOW_TO_GET_VAL",
@@ -39,6 +39,7 @@ __all__ = [
     "Problem",
     "TimedAction",
     "UnsupportedPddlError",
+    "Visit",
     "canonical_form",
     "execute",
     "find_val",
@@ -61,6 +62,7 @@ __all__ = [
     "run_val_many",
     "validate_actions",
     "validate_plan",
+    "visit",
     "vocabulary",
     "words_of",
 ]

@@ -159,7 +159,7 @@ class RewardClient:
         log_metric: Callable[[str, float], None] | None = None,
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
-    ) -> list[float | None]:
+    ) -> list[Any]:
         """Score completions.
 
         Args:
@@ -172,12 +172,13 @@ class RewardClient:
             columns: columns of the data, one value per completion.
 
         Returns:
-            One number per completion; None where the server gave null, or where on_error is "none" and the request
-            failed (what a function `on_error` gave, where there is one).
+            One number per completion, or its parts where the server sends some; None where the server gave null, or
+            where on_error is "none" and the request failed (what a function `on_error` gave, where there is one).
 
         Raises:
             RewardError: a request failed and on_error is "raise"; its `rows` are those of the request.
-            DataError: lengths differ, or a column cannot be written as JSON.
+            DataError: lengths differ, a column cannot be written as JSON, or the server sends parts of scores and was
+                not sent columns.
         """
         ids = {} if completion_ids is None else {"completion_ids": completion_ids}
         texts = messages(prompts, completions)
@@ -194,7 +195,17 @@ class RewardClient:
         if log_extra is not None:
             for name, values in answer.extras.items():
                 log_extra(name, values)
-        return answer.scores
+        return self._in_parts(answer)
+
+    def _in_parts(self, answer: Answer) -> list[Any]:
+        """Return the parts of the scores that have some, and the other scores."""
+        if answer.parts is None:
+            return answer.scores
+        if not self._with_columns:  # their places are counted in texts that are prompt and completion together
+            expected = "scores without parts where reward_server_columns is not set"
+            raise DataError(f"reward server {self.address}: expected {expected}, got parts; set it")
+        rows = zip(answer.scores, answer.parts, strict=True)
+        return [score if score is None or parts is None else parts for score, parts in rows]
 
     def _requests(self, texts: list[str], added: dict[str, Any], columns: dict[str, Any]) -> list[_Request]:
         if self._with_columns:

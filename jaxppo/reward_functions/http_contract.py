@@ -1,8 +1,8 @@
 """The messages of reward client and reward server: LLaMA-Factory's JSON with optional fields.
 
 A request is `{"model": "model", "messages": [prompt + completion, ...]}`, an answer `{"scores": [number, ...]}`. Added
-are "prompts", "completions", "completion_ids" and "columns" in the request and "metrics" and "extras" in the answer:
-see `docs/reward_server.md`. Everything that comes from the other side is checked here before it is used.
+are "prompts", "completions", "completion_ids" and "columns" in the request and "metrics", "extras" and "parts" in the
+answer: see `docs/reward_server.md`. Everything that comes from the other side is checked here before it is used.
 """
 
 import json
@@ -39,6 +39,7 @@ class Answer(NamedTuple):
     scores: list[float | None]
     metrics: dict[str, float]
     extras: dict[str, list[Any]]
+    parts: list[Any] | None = None  # of each score, as a reward function gives them; None: of this one, or of all
 
 
 def environment_token() -> str | None:
@@ -203,7 +204,8 @@ def read_answer(body: bytes, expected: int, shown: Callable[[str], str] = ascii)
         if score is not None and not is_finite(score):
             raise DataError(f"expected a finite number or null as score {index}, got {shown(kind(score))}")
     values = [None if score is None else float(score) for score in scores]
-    return Answer(values, _metrics(content.get("metrics")), _extras(content.get("extras"), expected))
+    extras, parts = _extras(content.get("extras"), expected), _parts(content.get("parts"), values)
+    return Answer(values, _metrics(content.get("metrics")), extras, parts)
 
 
 def is_finite(value: Any) -> bool:
@@ -244,6 +246,28 @@ def _extras(content: Any, expected: int) -> dict[str, list[Any]]:
     return content
 
 
+def _parts(content: Any, scores: Sequence[float | None]) -> list[Any] | None:
+    """Check that parts are lists that end in a number, and that they add up to their score."""
+    if content is None:
+        return None
+    check_lengths({"parts": content}, len(scores))
+    for index, (parts, score) in enumerate(zip(content, scores, strict=True)):
+        if parts is None:
+            continue
+        listed = isinstance(parts, list) and all(isinstance(part, list) and len(part) in (3, 4) for part in parts)
+        if not listed or not all(is_finite(part[2]) for part in parts) or _total(parts) != score:
+            expected = f"lists [start, end, reward] whose rewards add up to score {index}"
+            raise DataError(f"parts: expected {expected}, or null, got something else")
+    return content
+
+
+def _total(parts: Sequence[Any]) -> float | None:
+    try:
+        return math.fsum(part[2] for part in parts)
+    except OverflowError:
+        return None
+
+
 def merge(answers: Sequence[Answer]) -> Answer:
     """Merge the answers about consecutive rows: scores and extras in order, metrics as means weighted by rows.
 
@@ -256,7 +280,14 @@ def merge(answers: Sequence[Answer]) -> Answer:
             name: [value for answer in answers for value in answer.extras.get(name, [None] * len(answer.scores))]
             for name in _names(answer.extras for answer in answers)
         },
+        _merged_parts(answers),
     )
+
+
+def _merged_parts(answers: Sequence[Answer]) -> list[Any] | None:
+    if all(answer.parts is None for answer in answers):
+        return None
+    return [part for answer in answers for part in answer.parts or [None] * len(answer.scores)]
 
 
 def _names(groups: Iterable[Iterable[str]]) -> list[str]:

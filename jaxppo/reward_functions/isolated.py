@@ -99,12 +99,12 @@ class Concurrent:
         reports = Reports(self._name, 1)
         try:
             awaited = self._function(**arguments_of(self._function, row, **reports.arguments))
-            values = checked(self._name, await asyncio.wait_for(awaited, self._timeout_s), 1)
+            scores = checked(self._name, await asyncio.wait_for(awaited, self._timeout_s), 1)
         except TimeoutError:
-            values = [Failed("timeouts", f"no answer within {self._timeout_s:g} s")]
+            scores = Scores([Failed("timeouts", f"no answer within {self._timeout_s:g} s")], {}, {})
         except Exception as error:
-            values = [Failed("errors", reason_of(error))]
-        return Scores(values, reports.metrics, reports.extras)
+            scores = Scores([Failed("errors", reason_of(error))], {}, {})
+        return scores._replace(metrics=reports.metrics, extras=reports.extras)
 
 
 class Workers:

@@ -4,6 +4,7 @@ To add a function of our own: write its maker here, and give it a row in `BUILT_
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +78,8 @@ def _plan(config: RewardConfig, run: Context) -> RewardFunction:
     if rate:
         path = None if run.folder is None else run.folder / DISAGREEMENTS
         audit = Audit(rate, run.seed, path, config.val_timeout_s)
-    return make_plan_reward(plan_scoring(config, run.validator), cache_size=cache_size, audit=audit)
+    scoring = replace(plan_scoring(config, run.validator), level=config.reward_level)
+    return make_plan_reward(scoring, cache_size=cache_size, audit=audit)
 
 
 def _model(config: RewardConfig, run: Context) -> RewardFunction:

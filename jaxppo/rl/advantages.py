@@ -95,8 +95,29 @@ def _lengths(mask: Array) -> Array:
     return jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.int32)
 
 
+def complete_token_scores(token_scores: Array, scores: Array, mask: Array) -> Array:
+    """Add what the parts of each score leave over of it at the last position: s[t] + (score - sum_u s[u]) [t = last].
+
+    Args:
+        token_scores: [B, C] fp32, the parts.
+        scores: [B] fp32, one per completion.
+        mask: [B, C] bool, `value_mask`; a row without a position gets nothing.
+
+    Returns:
+        [B, C] fp32, 0 outside the mask, whose rows add up to the scores.
+    """
+    parts = jnp.where(mask, token_scores, 0.0)
+    at_last = jnp.arange(mask.shape[1])[None, :] == _lengths(mask) - 1
+    return parts + jnp.where(at_last, scores[:, None] - jnp.sum(parts, axis=1, keepdims=True), 0.0)
+
+
 def token_rewards(
-    scores: Array, kl: Array, mask: Array, kl_coef: Array | float, reward_mask: Array | None = None
+    scores: Array,
+    kl: Array,
+    mask: Array,
+    kl_coef: Array | float,
+    reward_mask: Array | None = None,
+    token_scores: Array | None = None,
 ) -> Array:
     """Compute the reward of each token: r[t] = -kl_coef kl[t], plus the score at the last position of `reward_mask`.
 
@@ -107,15 +128,18 @@ def token_rewards(
         kl_coef: weight of the penalty.
         reward_mask: [B, C] bool, `value_mask`; default: mask. The score goes to its last position: the last token, or
             the place behind it.
+        token_scores: [B, C] fp32, added in place of the scores; default: these alone.
 
     Returns:
         [B, C] fp32, 0 outside the masks. The dtype is always fp32: an integer buffer would cut 0.37 to 0.
 
     Source: Ziegler et al. 2019, eq. 2; score on the last token as in TRL 0.11, behind it as in TRL 1's `PPOTrainer`.
     """
+    penalty = jnp.where(mask, -kl_coef * kl, 0.0)
+    if token_scores is not None:
+        return penalty + token_scores
     last = _lengths(mask if reward_mask is None else reward_mask) - 1
     at_last = jnp.arange(mask.shape[1])[None, :] == last
-    penalty = jnp.where(mask, -kl_coef * kl, 0.0)
     return penalty + jnp.where(at_last, scores.astype(jnp.float32)[:, None], 0.0)
 
 

@@ -95,7 +95,7 @@ class PPO:
         )
         self._trajectories = parallel.map(
             partial(trajectories.make_trajectories, config=config, axis_name=parallel.axes),
-            row_axes=(None, None, 0, 0, 0, 0),
+            row_axes=(None, None, 0, 0, 0, 0, 0),
             out_axes=(None, 0, None),
         )
         rates = optimizer.make_learning_rates(config.optimizer, config.num_updates, config.rl.value_warmup_updates)
@@ -356,16 +356,23 @@ class PPO:
         rollout: Rollout,
         sequences: Sequences,
         scores: np.ndarray | Sequence[float] | Array,
+        token_scores: np.ndarray | None = None,
     ) -> tuple[TrainState, Trajectories, Stats]:
         """Estimate advantages and returns from the host's scores [B]; the state keeps KL coefficient and moments.
 
-        A score of NaN says that a completion has none; it is left out of what is learned.
+        A score of NaN says that a completion has none; it is left out of what is learned. Parts of scores are given at
+        their tokens by `token_scores` [B, C]; what they leave over of a score is given at the completion's end.
         """
         values = np.asarray(scores, np.float32)
         if values.shape != (self.config.batch_size,):
             raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")
-        device_scores = self.parallel.put(values, 0)
-        given = state.controls, state.step, scored, rollout, sequences, device_scores
+        if token_scores is not None:
+            token_scores = np.asarray(token_scores, np.float32)
+            shape = sequences.completion_mask.shape
+            if token_scores.shape != shape or not np.isfinite(token_scores).all():
+                raise DataError(f"token_scores: expected {shape} finite numbers, got the shape {token_scores.shape}")
+        on_devices = self.parallel.put((values, token_scores), 0)
+        given = state.controls, state.step, scored, rollout, sequences, *on_devices
         controls, result, stats = self._trajectories(*given)
         return state._replace(controls=controls), result, stats
 

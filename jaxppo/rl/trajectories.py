@@ -27,6 +27,7 @@ def make_trajectories(
     rollout: Rollout,
     sequences: Sequences,
     scores: Array,
+    token_scores: Array | None = None,
     *,
     config: TrainConfig,
     axis_name: Axes = None,
@@ -41,6 +42,7 @@ def make_trajectories(
         sequences: the same, packed.
         scores: [B] fp32, the host's rewards; NaN for a completion without one, which is left out of everything that
             is learned.
+        token_scores: [B, C] fp32, parts of the scores at their tokens; None: every score is of the whole.
         config: coefficients.
         axis_name: mapped device axis.
 
@@ -60,7 +62,10 @@ def make_trajectories(
     kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
     learned = counted & rollout.ended if rl.mask_truncated_completions else counted
     sequences = sequences._replace(completion_mask=mask & learned[:, None])
-    rewarded = Rewarded(scored, sequences, scores, counted, kl, controls.kl_coef, step < rl.value_warmup_updates)
+    if token_scores is not None:
+        token_scores = _final_token_scores(token_scores, scores, moments, sequences.completion_mask, config)
+    warming_up = step < rl.value_warmup_updates
+    rewarded = Rewarded(scored, sequences, scores, counted, kl, controls.kl_coef, warming_up, token_scores)
     trajectories, estimate_stats = formulas_of(rl.algorithm).make_trajectories(rewarded, config, axis_name)
     stats |= kl_stats | estimate_stats
     if config.logprobs == "recompute" and rollout.logprobs is not None:
@@ -108,6 +113,17 @@ def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array,
     if rl.reward_clip_range is not None:
         scores = jnp.clip(scores, *rl.reward_clip_range)
     return advantages.penalize_missing_eos(scores, ended, rl.missing_eos_penalty)
+
+
+def _final_token_scores(
+    token_scores: Array, scores: Array, moments: advantages.ScoreMoments, mask: Array, config: TrainConfig
+) -> Array:
+    """Scale parts as scores; what else was done to a score counts where the completion ends."""
+    rl = config.rl
+    if rl.use_score_scaling:
+        token_scores = advantages.scale_scores(token_scores, moments, subtract_mean=False)
+    places = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
+    return advantages.complete_token_scores(token_scores, scores, places)
 
 
 def _kl(

@@ -13,7 +13,7 @@ from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError
 from jaxppo.reward_functions.isolated import Workers, import_function
 from jaxppo.reward_functions.registry import make_rewards
-from jaxppo.rewards import Completions, Failed
+from jaxppo.rewards import Completions, Failed, Part
 
 FUNCTIONS = """
 import os, subprocess, sys, time
@@ -54,6 +54,8 @@ class Judge:
 
 judge = Judge()
 number = 3
+def by_words(completions):
+    return [[(0, len(word), 0.5) for word in text.split()] for text in completions]
 has_jax = lambda completions: [float("jax" in sys.modules)]
 """
 
@@ -130,6 +132,12 @@ def test_none_comes_through(functions, workers):
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
+def test_parts_come_through(functions, workers):
+    scores = workers(f"{functions}:by_words")(completions("a bc", "", "d"))
+    assert scores.values == [1.0, 0.0, 0.5]
+    assert scores.parts == [(Part(0, 1, 0.5), Part(0, 2, 0.5)), (), (Part(0, 1, 0.5),)]
+
+
 def test_what_a_function_started_is_killed_with_it(functions, workers):
     score = workers(f"{functions}:moody", timeout_s=1.5)
     assert score(completions("child")).values[0].kind == "timeouts"

@@ -209,11 +209,11 @@ def high_entropy(devices=None, share=0.4, **changes):
         parallel = DataParallel("shard_map", jax.local_devices()[:devices])
         program = lambda config: parallel.map(  # noqa: E731
             lambda *args: trajectories.make_trajectories(*args, config=config, axis_name=DATA),
-            row_axes=(None, None, 0, 0, 0, 0),
+            row_axes=(None, None, 0, 0, 0, 0, 0),
             out_axes=(None, 0, None),
         )
         mapped = program(config)
-        program = lambda *args: mapped(*parallel.put(args[:2]), *parallel.put(args[2:], 0))  # noqa: E731
+        program = lambda *args: mapped(*parallel.put(args[:2]), *parallel.put((*args[2:], None), 0))  # noqa: E731
     _, some, _ = make(config, program=program, entropy=entropy)
     _, all_, _ = make(replace(config, top_entropy_quantile=1.0))
     return np.asarray(some.advantages), np.asarray(all_.advantages), entropy

@@ -372,6 +372,18 @@ def test_make_trajectories_wants_one_score_per_completion(variant, scores):
         update_from(make_ppo(config), make_prompts(copies=copies), rollout_of(copies), scores)
 
 
+@pytest.mark.parametrize("wrong", [lambda x: x[:, :-1], lambda x: x[:1], lambda x: x[0], lambda x: x + np.nan])
+def test_make_trajectories_wants_one_part_per_token(recorded, wrong):
+    ppo = make_ppo()
+    state, prompts = start(ppo), make_prompts()
+    sequences = ppo.pack(prompts, recorded)
+    scored = ppo.score(state, None, sequences, recorded)
+    parts = np.zeros(sequences.completion_mask.shape, np.float32)
+    ppo.make_trajectories(state, scored, recorded, sequences, SCORES, parts)
+    with pytest.raises(DataError, match=r"token_scores: expected .* finite numbers, got the shape"):
+        ppo.make_trajectories(state, scored, recorded, sequences, SCORES, wrong(parts))
+
+
 def test_pack_wants_the_rows_of_a_batch(recorded):
     half = Rollout(*(x[:4] for x in recorded))
     with pytest.raises(DataError, match=f"completions: expected those of {ROWS} rows .batch_size., got 4"):

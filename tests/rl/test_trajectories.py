@@ -11,6 +11,7 @@ from jaxppo.config import RLConfig, TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DATA, DataParallel
 from jaxppo.rl import losses, trajectories
+from jaxppo.rl.algorithms import formulas_of
 from jaxppo.types import Controls, Rollout, Scored, ScoreMoments, Sequences
 
 ROWS, LENGTH = 8, 5
@@ -54,7 +55,16 @@ def controls_after(scores=EARLIER, kl_coef=0.1):
 
 
 def make(
-    config, controls=None, scores=SCORES, padding=0, junk=0.0, program=None, step=0, rollout=None, **scored_changes
+    config,
+    controls=None,
+    scores=SCORES,
+    padding=0,
+    junk=0.0,
+    program=None,
+    step=0,
+    rollout=None,
+    parts=None,
+    **scored_changes,
 ):
     """(controls, trajectories, stats) of the recorded rollout; a full KL only where the configuration asks for one."""
     scored, recorded, sequences = inputs(padding, junk)
@@ -64,8 +74,8 @@ def make(
     controls = controls_after() if controls is None else controls
     # Not compiled, unless a test gives a compiled program: compilation would take most of the time.
     program = partial(trajectories.make_trajectories, config=config) if program is None else program
-    rows = scored, recorded if rollout is None else rollout, sequences, scores
-    return program(controls, jnp.int32(step), *jax.tree.map(jnp.asarray, rows))
+    given = (scored, recorded if rollout is None else rollout, sequences, scores, *([] if parts is None else [parts]))
+    return program(controls, jnp.int32(step), *jax.tree.map(jnp.asarray, given))
 
 
 # --- the loop
@@ -93,15 +103,27 @@ def token_kls(scored, estimator):
     return of[estimator].astype(np.float64)
 
 
-def loop_ppo(ppo, scored, rewards, kl, counts, kl_coef):
+def parts_on_tokens(ppo, parts, scores, history, row):
+    """What the parts of a completion give to its tokens; they are scaled as scores are, not centred or clipped."""
+    scale = 1.0
+    if ppo.use_score_scaling:
+        scale = np.concatenate([history, scores[~np.isnan(scores)]]).astype(np.float64).std(ddof=1)
+    return [float(part) / scale for part in parts[row]]
+
+
+def loop_ppo(ppo, scored, rewards, kl, counts, kl_coef, parts=None):
     """Rewards, advantages and returns token by token; `counts` are the real tokens of each row."""
     places = counts if ppo.score_position == "last" else np.where(counts > 0, np.minimum(counts + 1, LENGTH), 0)
     token_rewards, advantages, returns = np.zeros((3, ROWS, LENGTH))
     for row, (tokens, states) in enumerate(zip(counts, places, strict=True)):
         for t in range(tokens):
             token_rewards[row, t] -= kl_coef * kl[row, t]
+        left = rewards[row]
+        for t in range(states if parts else 0):
+            token_rewards[row, t] += parts(row)[t]
+            left -= parts(row)[t]
         if states:
-            token_rewards[row, states - 1] += rewards[row]
+            token_rewards[row, states - 1] += left
     real = np.arange(LENGTH)[None, :] < places[:, None]
     if ppo.whiten_rewards:
         mean, std = token_rewards[real].mean(), token_rewards[real].std(ddof=1)
@@ -167,7 +189,7 @@ def groups_of(ppo, scores):
     return [[i for i in range(start, start + ppo.group_size) if not np.isnan(scores[i])] for start in starts]
 
 
-def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True):
+def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True, parts=None):
     """(arrays, statistics, next KL coefficient), from the equations."""
     ppo, scored = config.rl, inputs()[0]
     counts = np.where(ENDED, LENGTHS, 0) if ppo.mask_truncated_completions else LENGTHS
@@ -214,7 +236,8 @@ def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True):
         arrays, more = loop_grpo(ppo, final)
         arrays["advantages"] = arrays["advantages"] * (np.arange(LENGTH)[None, :] < counts[:, None])
     else:
-        arrays, more = loop_ppo(ppo, scored, final, kl, counts, kl_coef)
+        of_row = None if parts is None else partial(parts_on_tokens, ppo, parts, scores, history)
+        arrays, more = loop_ppo(ppo, scored, final, kl, counts, kl_coef, of_row)
     return arrays | {"completion_mask": np.arange(LENGTH)[None, :] < counts[:, None]}, stats | more, next_coef
 
 
@@ -318,6 +341,59 @@ def test_every_setting_above_changes_the_advantages_or_the_next_coefficient():
         assert len(prints) == len(cases) - (algorithm == "ppo")  # mse is another name for k2
 
 
+# --- scores in parts
+
+
+def parts_of(scores, seed=0):
+    """Parts at random tokens, some of which leave something over of the score."""
+    rng = np.random.default_rng(seed)
+    parts = np.where(MASK & (rng.random(MASK.shape) < 0.7), rng.normal(size=MASK.shape), 0)
+    whole = np.arange(ROWS) % 2 == 0
+    parts[whole, LENGTHS[whole] - 1] += np.nan_to_num(scores)[whole] - parts.sum(axis=1)[whole]
+    return np.where(np.isnan(scores)[:, None], 0, parts).astype(np.float32)
+
+
+@pytest.mark.parametrize("scores", [SCORES, SOME], ids=["all", "some"])
+@pytest.mark.parametrize("changes", BOTH + PPO_ONLY + UNSCORED[1:3], ids=str)
+def test_make_trajectories_give_the_parts_of_scores_at_their_tokens(changes, scores):
+    config, parts = make_config(**changes), parts_of(scores)
+    made = make(config, scores=scores, parts=parts)
+    assert_is(made, loop(config, scores, parts=parts), scores)
+    if not config.rl.whiten_rewards:
+        plain = make(config, scores=scores)[1].rewards
+        np.testing.assert_allclose(np.sum(made[1].rewards, axis=1), np.sum(plain, axis=1), atol=1e-5)
+        assert np.abs(np.array(made[1].rewards) - plain).max() > 0.1
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+@pytest.mark.parametrize("changes", [{}, *UNSCORED[1:4], {"reward_clip_range": (-0.1, 0.1)}], ids=str)
+def test_rewarded_token_scores_add_up_to_the_scores(changes, algorithm, monkeypatch):
+    """What every algorithm is given: in sum the final scores, where something is learned."""
+    if algorithm == "rloo":
+        changes = {name: value for name, value in changes.items() if name not in ("score_position", "whiten_rewards")}
+    seen = []
+    formulas = formulas_of(algorithm)
+    original = formulas.make_trajectories
+    monkeypatch.setattr(formulas, "make_trajectories", lambda *a, **k: seen.append(a[0]) or original(*a, **k))
+    config = make_config(**changes | {"algorithm": algorithm, "num_generations": 2})
+    make(config, scores=SOME, parts=parts_of(SOME))
+    make(config, scores=SOME)
+    (rewarded, plain) = seen
+    learned = np.array(rewarded.sequences.completion_mask).any(axis=1)
+    sums = np.sum(rewarded.token_scores, axis=1)
+    np.testing.assert_allclose(sums, np.where(learned, rewarded.scores, 0), atol=1e-6)
+    assert rewarded.token_scores.dtype == jnp.float32 and plain.token_scores is None
+    if algorithm == "rloo":
+        assert not np.any(np.array(rewarded.token_scores)[~MASK])
+
+
+def test_make_trajectories_of_parts_at_the_last_token_are_those_without():
+    parts = np.where(np.arange(LENGTH)[None, :] == LENGTHS[:, None] - 1, SCORES[:, None], 0).astype(np.float32)
+    for changes in ({}, {"use_score_scaling": True}, {"whiten_rewards": True}):
+        with_parts, without = (make(make_config(**changes), parts=given)[1] for given in (parts, None))
+        np.testing.assert_allclose(with_parts.advantages, without.advantages, atol=1e-5)
+
+
 # --- the KL
 
 
@@ -399,17 +475,24 @@ ALGORITHMS = pytest.mark.parametrize(
 def test_make_trajectories_is_the_same_on_any_number_of_devices(changes, mode, num_devices):
     config, parallel = make_config(**changes), DataParallel(mode, jax.local_devices()[:num_devices])
     program = partial(trajectories.make_trajectories, config=config, axis_name=DATA)
-    mapped = parallel.map(program, row_axes=(None, None, 0, 0, 0, 0), out_axes=(None, 0, None))
-    made = make(config, program=lambda *args: mapped(*parallel.put(args[:2]), *parallel.put(args[2:], 0)))
-    assert_is(made, loop(config))
+    mapped = parallel.map(program, row_axes=(None, None, 0, 0, 0, 0, 0), out_axes=(None, 0, None))
+    for parts in (None, parts_of(SCORES)):
+
+        def run(controls, step, *rows):
+            given = rows if len(rows) == 5 else (*rows, None)
+            return mapped(*parallel.put((controls, step)), *parallel.put(given, 0))
+
+        assert_is(make(config, program=run, parts=parts), loop(config, parts=parts))
 
 
 @ALGORITHMS
 @pytest.mark.parametrize(("padding", "junk"), [(0, 50.0), (4, 50.0), (4, np.nan)])
 def test_make_trajectories_ignore_what_lies_outside_the_masks(changes, padding, junk):
     config = make_config(**changes)
-    controls, clean, stats = make(config)
-    dirty_controls, dirty, dirty_stats = make(config, padding=padding, junk=junk)
+    parts = parts_of(SCORES)
+    controls, clean, stats = make(config, parts=parts)
+    wide = np.pad(parts, ((0, 0), (0, padding)), constant_values=junk)
+    dirty_controls, dirty, dirty_stats = make(config, padding=padding, junk=junk, parts=wide)
     np.testing.assert_allclose(jax.tree.leaves(dirty_controls), jax.tree.leaves(controls), rtol=1e-6)
     assert set(dirty_stats) == set(stats)
     for name, value in stats.items():

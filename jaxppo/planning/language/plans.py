@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -25,6 +25,9 @@ __all__ = [
 
 Action = tuple[str, ...]
 """The operator's name followed by its arguments, all lower case."""
+
+Span = tuple[int, int]
+"""Where something stands in a text: its first character, and the one behind its last."""
 
 # ASCII only and possessive (`*+`): look-alike letters are refused, and hostile text costs linear time.
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*+"
@@ -52,11 +55,14 @@ class ParsedPlan:
         actions: the steps in front of the first error (all steps where there is none).
         error: the kind of the first error, or None.
         error_step: 1-based index of the step where reading stopped, or None.
+        spans: where the actions stand in the text, and behind them what could not be read, where there is an error: up
+            to the end of its step, or of its line.
     """
 
     actions: tuple[Action, ...]
     error: PlanError | None = None
     error_step: int | None = None
+    spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
 
 
 class TimedAction(NamedTuple):
@@ -128,13 +134,28 @@ def parse_plan_text(text: str) -> ParsedPlan:
         The steps before the first error, and the error.
     """
     text = _without_comments(text)
-    actions, position = [], 0
+    actions, spans, position = [], [], 0
     while step := _STEP.match(text, position):
         actions.append(tuple(step[1].lower().split()))
+        spans.append((text.index("(", position), step.end()))
         position = step.end()
     if _BLANK.fullmatch(text, position):
-        return ParsedPlan(tuple(actions))
-    return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
+        return ParsedPlan(tuple(actions), spans=tuple(spans))
+    spans.append(rest_of_line(text, position))
+    return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
+
+
+def trimmed(text: str, start: int, end: int) -> Span:
+    """Return where a piece of a text stands without the blanks around it; one of blanks alone is empty, at its end."""
+    piece = text[start:end]
+    return end - len(piece.lstrip()), start + max(len(piece.rstrip()), len(piece) - len(piece.lstrip()))
+
+
+def rest_of_line(text: str, position: int) -> Span:
+    """Return where the text from a position on stands, without blanks, up to the end of the line that it begins in."""
+    start = _BLANK.match(text, position).end()  # pyright: ignore[reportOptionalMemberAccess] # it matches everywhere
+    line_end = text.find("\n", start)
+    return start, len(text) if line_end < 0 else line_end
 
 
 def parse_timed_plan_text(text: str) -> ParsedTimedPlan:
@@ -162,7 +183,9 @@ def parse_timed_plan_text(text: str) -> ParsedTimedPlan:
 
 
 def _without_comments(text: str) -> str:
-    """Drop the comments, and mark what VAL would read in another way so that no step matches there.
+    """Blank out the comments, and mark what VAL would read in another way so that no step matches there.
+
+    Every character keeps its place, but for a last comment, which is cut.
 
     VAL takes a `;` with no newline after it for a stray character and reads on, so a comment on a last line without
     newline can add steps or break the plan there. Here it is a comment only where VAL would stop at it without harm:
@@ -172,7 +195,8 @@ def _without_comments(text: str) -> str:
     before, semicolon, _ = last.partition(";")
     if semicolon and _LAST_COMMENT.fullmatch(last, len(before)):
         last = before
-    return _TIME_WORD.sub("!", _COMMENT.sub("\n", lines + newline) + last)
+    blanked = _COMMENT.sub(lambda comment: " " * (len(comment[0]) - 1) + "\n", lines + newline)
+    return _TIME_WORD.sub("!!!!", blanked + last)
 
 
 def lcs_length(a: Sequence[Action], b: Sequence[Action]) -> int:

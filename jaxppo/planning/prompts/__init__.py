@@ -5,10 +5,11 @@ row of `PROMPT_STYLES`.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.language.plans import Action, ParsedPlan
-from jaxppo.planning.prompts.answers import plan_text
+from jaxppo.planning.prompts.answers import plan_span, plan_text
 from jaxppo.planning.prompts.atoms import ATOMS
 from jaxppo.planning.prompts.nl import NL
 from jaxppo.planning.prompts.pddl import PDDL
@@ -66,14 +67,17 @@ def render_completion(actions: Iterable[Action], style: str = "atoms", domain_pd
 def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> ParsedPlan:
     """Read a completion strictly: the steps before the first error, and the error.
 
-    Thinking before the plan, and prose around a single marked plan, are left out: see `plan_text`.
+    Thinking before the plan, and prose around a single marked plan, are left out: see `plan_text`. The spans of what is
+    read are places of the whole text.
 
     Args:
         text: what a model wrote; blanks between words do not matter.
         style: one of `PROMPT_STYLES`.
         domain_pddl: domain text; `atoms` and `pddl` need none.
     """
-    return _style(style).parse_completion(plan_text(text), domain_pddl)
+    start, end = plan_span(text)
+    plan = _style(style).parse_completion(text[start:end], domain_pddl)
+    return plan if start == 0 else replace(plan, spans=tuple((a + start, b + start) for a, b in plan.spans))
 
 
 def prompt_after(before: str, prompt: str, style: str) -> str:

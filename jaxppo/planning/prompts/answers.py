@@ -3,6 +3,8 @@
 import re
 from itertools import islice
 
+from jaxppo.planning.language.plans import Span
+
 _OPEN, _CLOSE = "<think>", "</think>"
 _FENCE = "```"
 _MARK = re.compile(r"`{3,}+|</?plan>|\[plan(?: end)?\]", re.IGNORECASE)
@@ -26,41 +28,46 @@ def plan_text(text: str) -> str:
     Args:
         text: what a model wrote.
     """
-    answer = _after_thinking(text)
-    return text if answer is None else _marked(answer)
+    start, end = plan_span(text)
+    return text[start:end]
 
 
-def _after_thinking(text: str) -> str | None:
-    """Cut the thinking; None where the tags are not those of one thinking part."""
+def plan_span(text: str) -> Span:
+    """Return where `plan_text` stands in an answer."""
+    start = _after_thinking(text)
+    return (0, len(text)) if start is None else _marked(text, start)
+
+
+def _after_thinking(text: str) -> int | None:
+    """Return where the thinking ends; None where the tags are not those of one thinking part."""
     opened, closed = text.count(_OPEN), text.count(_CLOSE)
     if not opened and not closed:
-        return text
+        return 0
     starts = text.lstrip(" \t\r\n").startswith(_OPEN)
     if closed != 1 or opened > 1 or (opened and not starts):
         return None
-    return text.partition(_CLOSE)[2]
+    return text.index(_CLOSE) + len(_CLOSE)
 
 
-def _marked(text: str) -> str:
-    """Return what the only marked block holds; the text itself where there is another mark, or none."""
-    marks = list(islice(_MARK.finditer(text), 3))
-    if len(marks) != 2:
-        return text
-    first, second = (mark[0].lower() for mark in marks)
-    if _PAIRS.get(first) == second:
-        return text[marks[0].end() : marks[1].start()]
-    if first == second == _FENCE:
-        return _fenced(text, marks[0].span(), marks[1].span())
-    return text
+def _marked(text: str, start: int) -> Span:
+    """Return where the only marked block is, from a place on; all of it where there is another mark, or none."""
+    marks = list(islice(_MARK.finditer(text, start), 3))
+    if len(marks) == 2:
+        first, second = (mark[0].lower() for mark in marks)
+        if _PAIRS.get(first) == second:
+            return marks[0].end(), marks[1].start()
+        if first == second == _FENCE:
+            return _fenced(text, start, marks[0].span(), marks[1].span())
+    return start, len(text)
 
 
-def _fenced(text: str, first: tuple[int, int], second: tuple[int, int]) -> str:
-    """Return what lies between two fences, if each has a line of its own; else the text."""
+def _fenced(text: str, start: int, first: Span, second: Span) -> Span:
+    """Return what lies between two fences, if each has a line of its own; else all of the text from `start` on."""
     begin, line_ends = text.find("\n", first[1]) + 1, text.find("\n", second[1])
-    close = text.rfind("\n", 0, second[0]) + 1
-    before = text[text.rfind("\n", 0, first[0]) + 1 : first[0]]
+    close = text.rfind("\n", start, second[0]) + 1
+    before = text[max(start, text.rfind("\n", start, first[0]) + 1) : first[0]]
     after = text[second[1] : len(text) if line_ends < 0 else line_ends]
     alone = not (before + text[close : second[0]] + after).strip(" \t\r")
     if 0 < begin <= close and alone and _LANGUAGE.fullmatch(text, first[1], begin - 1):
-        return text[begin:close]
-    return text
+        return begin, close
+    return start, len(text)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from jaxppo.planning.language.parse import Literal, parse_domain, parse_problem
-from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan
+from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, Span, trimmed
 from jaxppo.planning.language.scope import UnsupportedPddlError
 from jaxppo.planning.language.task import compares_numbers
 from jaxppo.planning.language.verdicts import PlanError
@@ -46,11 +46,17 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     if _BLANK.fullmatch(text):
         return ParsedPlan(())
     actions: list[Action] = []
+    spans: list[Span] = []
+    position = 0
     for step in text.split(";"):
+        end = position + len(step)
+        # An empty step is to be blamed on the `;` behind it.
+        spans.append((end, min(end + 1, len(text))) if _BLANK.fullmatch(step) else trimmed(text, position, end))
+        position = end + 1
         if not _STEP.fullmatch(step):
-            return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
+            return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
         actions.append(tuple(step.lower().split()))
-    return ParsedPlan(tuple(actions))
+    return ParsedPlan(tuple(actions), spans=tuple(spans))
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:

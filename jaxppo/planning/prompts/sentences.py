@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jaxppo.errors import DataError
 from jaxppo.planning.language.parse import parse_domain
-from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan
+from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, Span, rest_of_line, trimmed
 from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.prompts.phrases import phrases_of
 from jaxppo.planning.prompts.words import split_words
@@ -58,16 +58,21 @@ def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
     """Read sentences; blanks and case do not matter, and every other difference is an error."""
     templates = _templates_of(domain_pddl)
     readable = text[: _WORDS.match(text).end()]  # pyright: ignore[reportOptionalMemberAccess] # it matches everywhere
-    *sentences, rest = readable.lower().replace(",", " , ").split(".")
+    *sentences, rest = readable.lower().split(".")
     actions: list[Action] = []
+    spans: list[Span] = []
+    position = 0
     for sentence in sentences:
-        action = _read_sentence(sentence.split(), templates)
+        spans.append(trimmed(text, position, position + len(sentence) + 1))
+        position += len(sentence) + 1
+        action = _read_sentence(sentence.replace(",", " , ").split(), templates)
         if action is None:
-            return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
+            return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
         actions.append(action)
     if rest.strip(_BLANK) or len(readable) < len(text):
-        return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1)
-    return ParsedPlan(tuple(actions))
+        spans.append(rest_of_line(text, position))
+        return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
+    return ParsedPlan(tuple(actions), spans=tuple(spans))
 
 
 def _read_sentence(words: Sequence[str], templates: dict[int, list[Templates]]) -> Action | None:

@@ -7,7 +7,7 @@ Source: Howey, Long and Fox, VAL: automatic plan validation, ICTAI 2004; Fox and
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from jaxppo.planning.language.numeric import UndefinedNumberError, UpdateError, 
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import TOTAL_TIME
-from jaxppo.planning.language.task import check_action
+from jaxppo.planning.language.task import check_action, compares_numbers
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.ground import Extras, Node, Step
 from jaxppo.planning.validate.grounding import Grounder, bindings_of
@@ -40,6 +40,20 @@ class _Task(NamedTuple):
     grounder: Grounder
     rules: Rules
     steps: dict[Action, Step]
+
+
+class Visit(NamedTuple):
+    """A state of a plan.
+
+    Attributes:
+        state: equal for equal states: what holds, and the numbers where conditions compare some.
+        goals_reached: how many of the goal's conditions hold.
+        goals: how many there are.
+    """
+
+    state: Hashable
+    goals_reached: int
+    goals: int
 
 
 class _Stop(NamedTuple):
@@ -73,6 +87,36 @@ def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
         return _verdict(task, state, len(legal), wrong, stop)
     except WorkLimitError:
         return PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
+
+
+def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
+    """Return the states of a plan, from the start to where `execute` stops, or to where evaluating costs too much.
+
+    Args:
+        problem: from `parse_problem`.
+        actions: the plan, lower case.
+
+    Raises:
+        UnsupportedPddlError: filling in the objects gives a formula that is too large.
+    """
+    task = _task(problem)
+    legal, _ = _legal_steps(task, actions)
+    state = State(problem, task.rules)
+    numbers_matter = compares_numbers(problem)
+    visits: list[Visit] = []
+    try:
+        for number in range(len(legal) + 1):
+            visits.append(_visit(task, state, numbers_matter))
+            if number == len(legal) or _run(task, state, actions[number : number + 1], legal[number : number + 1]):
+                break
+    except WorkLimitError:
+        pass  # the states so far are as good as any
+    return visits
+
+
+def _visit(task: _Task, state: State, numbers_matter: bool) -> Visit:
+    values = frozenset(state.values.items()) if numbers_matter else frozenset()
+    return Visit((frozenset(state.facts), values), _reached(task, state), len(task.goal.parts))
 
 
 @lru_cache(maxsize=4096)
@@ -176,19 +220,25 @@ def _surely(state: State, node: Node) -> bool:
 
 
 def _verdict(task: _Task, state: State, n_legal: int, wrong: PlanError | None, stop: _Stop | None) -> PlanVerdict:
-    facts, goal = state.facts, task.goal
-    reached = sum([atom in facts for atom in goal.true]) + sum([atom not in facts for atom in goal.false])
-    if goal.others:
-        reached += sum([_surely(state, node) for node in goal.others])
+    reached = _reached(task, state)
     executed = n_legal if stop is None else stop.step
-    progress = {"executed_steps": executed, "goals_reached": reached, "goals": len(goal.parts)}
+    progress = {"executed_steps": executed, "goals_reached": reached, "goals": len(task.goal.parts)}
     if wrong is not None:
         return PlanVerdict.refused(wrong, n_legal + 1, **progress)
     if stop is not None:
         return PlanVerdict.refused(PlanError.PRECONDITION, stop.step + 1, failed_condition=stop.condition, **progress)
     cost, without_value = _cost(task.problem, state, executed)
-    missed = without_value if reached == len(goal.parts) else _first_false(task, state, goal.parts)
+    missed = without_value if reached == len(task.goal.parts) else _first_false(task, state, task.goal.parts)
     return PlanVerdict.executed(missed is None, failed_condition=missed, cost=cost, **progress)
+
+
+def _reached(task: _Task, state: State) -> int:
+    """Count the goal's conditions that hold."""
+    facts, goal = state.facts, task.goal
+    reached = sum([atom in facts for atom in goal.true]) + sum([atom not in facts for atom in goal.false])
+    if goal.others:
+        reached += sum([_surely(state, node) for node in goal.others])
+    return reached
 
 
 def _cost(problem: Problem, state: State, n_steps: int) -> tuple[float | None, str | None]:

@@ -18,7 +18,9 @@ def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) 
     mask = sequences.completion_mask
     values_mask = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
     values = jnp.where(values_mask, values, 0.0)
-    rewards = advantages.token_rewards(rewarded.scores, rewarded.kl, mask, rewarded.kl_coef, values_mask)
+    rewards = advantages.token_rewards(
+        rewarded.scores, rewarded.kl, mask, rewarded.kl_coef, values_mask, rewarded.token_scores
+    )
     lam_value: Array | float | None = rl.lam_value
     if rl.value_warmup_updates:
         lam_value = jnp.where(rewarded.warming_up, 1.0, rl.lam if lam_value is None else lam_value)

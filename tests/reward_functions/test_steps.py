@@ -1,0 +1,490 @@
+"""The plan reward step by step: where each part goes, and that in sum nothing changes, whatever is written."""
+
+import json
+import math
+import os
+import random
+from functools import cache
+from itertools import accumulate, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxppo.config import RewardConfig
+from jaxppo.errors import ConfigError, PddlError
+from jaxppo.planning import (
+    UnsupportedPddlError,
+    parse_action,
+    parse_completion,
+    parse_domain,
+    parse_problem,
+    render_completion,
+)
+from jaxppo.planning.datasets.rows import make_row
+from jaxppo.planning.domains import BLOCKSWORLD, DOMAINS
+from jaxppo.planning.prompts import plan_text
+from jaxppo.planning.solve import search
+from jaxppo.reward_functions import plan as plan_reward
+from jaxppo.reward_functions import registry
+from jaxppo.reward_functions.steps import step_rewards
+from jaxppo.rewards import Completions
+from tests import ROOT
+from tests.reward_functions.test_plan import PROBLEM_PDDL, REFERENCE, SOLUTION, TRICKS, WRAPPERS, columns_for
+
+COLUMNS = ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")
+CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
+needs_corpus = pytest.mark.skipif(
+    not (CORPUS / "cases.jsonl").is_file(), reason=f"no recorded VAL verdicts at {CORPUS} (set JAXPPO_VAL_CORPUS)"
+)
+
+
+def judge(texts, columns, level="step", **options):
+    return plan_reward.judge_plans(texts, plan_reward.PlanScoring(level=level, **options), **columns)
+
+
+def columns_of(rows):
+    return {name: [row[name] for row in rows] for name in COLUMNS}
+
+
+def one(text, **changes):
+    (outcome,) = judge([text], columns_for("x") | changes)
+    return outcome
+
+
+def pieces(text, outcome):
+    """The parts as (piece of the text, reward)."""
+    return [(text[part.start : part.end], part.reward) for part in outcome.steps.parts]
+
+
+# --- by hand
+
+# completion, what its pieces earn, and where it breaks; the reference is SOLUTION
+CASES = {
+    "the reference": (
+        SOLUTION,
+        [("unstack b a", 1 / 4), ("put-down b", 1 / 4), ("pick-up a", 1 / 4), ("stack a b", 1 / 4), ("", 0)],
+        None,
+    ),
+    "half of it": ("unstack b a ; put-down b", [("unstack b a", 1 / 4), ("put-down b", 1 / 4), ("", 0)], None),
+    "a detour that comes back": (
+        "unstack b a ; stack b a ; unstack b a",
+        [("unstack b a", 1 / 4), ("stack b a", -1 / 4), ("unstack b a", 1 / 4), ("", 0)],
+        None,
+    ),
+    "steps off the way": (  # nothing for a stacked on the table and taken up again; and it has not reached the goal
+        "unstack b a ; put-down b ; pick-up b ; stack b a",
+        [("unstack b a", 1 / 4), ("put-down b", 1 / 4), ("pick-up b", -1 / 4), ("stack b a", -1 / 4), ("", 2 / 4)],
+        None,
+    ),
+    "a broken precondition": (
+        "unstack b a ; put-down b ; put-down b ; pick-up a ; stack a b",
+        [("unstack b a", 1 / 4), ("put-down b", 1 / 4), ("put-down b", -2 / 4), ("", 3 / 5)],
+        3,
+    ),
+    "an unknown action behind a broken precondition": (
+        "pick-up a ; fly a",
+        [("pick-up a", 0), ("", 1 / 4)],
+        1,
+    ),
+    "an unknown action": ("unstack b a ; drop b", [("unstack b a", 1 / 4), ("drop b", -1 / 4), ("", 1 / 4)], 2),
+    "what cannot be read": (
+        "unstack b a ; put)down b ; x",
+        [("unstack b a", 1 / 4), ("put)down b", -1 / 4), ("", 0)],
+        2,
+    ),
+    "an empty step": ("unstack b a ; ; put-down b", [("unstack b a", 1 / 4), (";", -1 / 4), ("", 0)], 2),
+    "a whole plan and junk": (
+        SOLUTION + " ; (",
+        [("unstack b a", 1 / 4), ("put-down b", 1 / 4), ("pick-up a", 1 / 4), ("stack a b", 1 / 4), ("(", -1), ("", 0)],
+        5,
+    ),
+    "nothing": ("", [("", 0)], None),
+    "prose": ("I do not know", [("I do not know", 0), ("", 0)], 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_action_earns_the_progress_that_it_makes(case):
+    text, expected, breaks_at = CASES[case]
+    outcome = one(text)
+    assert [(piece, pytest.approx(reward, abs=1e-12)) for piece, reward in pieces(text, outcome)] == expected
+    assert outcome.steps.breaks_at == breaks_at
+    assert math.fsum(reward for _, reward in pieces(text, outcome)) == outcome.reward
+
+
+TWO_TOWERS = """(define (problem towers) (:domain blocksworld) (:objects a b c d)
+  (:init (ontable a) (on b a) (clear b) (ontable c) (on d c) (clear d) (handempty))
+  (:goal (and (ontable b) (ontable d))))"""
+LEFT_FIRST = ["(unstack b a)", "(put-down b)", "(unstack d c)", "(put-down d)"]
+RIGHT_FIRST = LEFT_FIRST[2:] + LEFT_FIRST[:2]
+
+
+def earned(text, **changes):
+    return [part.reward for part in one(text, **{name: [value] for name, value in changes.items()}).steps.parts]
+
+
+def test_a_way_of_its_own_is_paid_for_where_it_meets_a_reference_or_the_goal():
+    """Until then nothing is known of it."""
+    own = "unstack d c ; put-down d ; unstack b a ; put-down b"
+    assert earned(own, problem_pddl=TWO_TOWERS, reference_plan=LEFT_FIRST) == [0, 0, 0, 1, 0]
+    assert earned(own, problem_pddl=TWO_TOWERS, reference_plan=[LEFT_FIRST, RIGHT_FIRST]) == [1 / 4] * 4 + [0]
+    back = "unstack d c ; put-down d ; unstack b a ; put-down b ; pick-up d ; stack d c"
+    assert earned(back, problem_pddl=TWO_TOWERS, reference_plan=LEFT_FIRST)[:-1] == [0, 0, 0, 1, -1 / 4, -1 / 4]
+
+
+def test_the_shortest_way_along_the_references_counts():
+    detour = ["(unstack b a)", "(stack b a)", *REFERENCE]
+    for references in (detour, [detour, REFERENCE], [REFERENCE, detour]):
+        assert earned(SOLUTION, reference_plan=references) == [1 / 4] * 4 + [0]
+    early = PROBLEM_PDDL.replace("(and (ontable b) (on a b))", "(ontable b)")
+    assert earned(SOLUTION, problem_pddl=early) == [1 / 4, 3 / 4, 0, 0, 0]
+
+
+@pytest.mark.parametrize("references", [[], ["(pick-up a)"], REFERENCE[:2]], ids=["none", "broken", "no plan"])
+def test_without_a_valid_reference_the_conditions_of_the_goal_are_counted(references):
+    outcome = one("unstack b a ; put-down b ; stack a a", reference_plan=[references])
+    # Of (ontable b) and (on a b) the first holds behind the second step.
+    assert [part.reward for part in outcome.steps.parts][:3] == [0, 1 / 2, -1 / 2]
+
+
+@pytest.mark.parametrize("style", ["atoms", "pddl", "nl"])
+@pytest.mark.parametrize("wrapper", ["{}", *WRAPPERS.values()])
+def test_pieces_are_the_actions_in_every_style(style, wrapper):
+    actions = list(map(parse_action, REFERENCE))
+    each = [render_completion([action], style, BLOCKSWORLD.pddl) for action in actions]
+    text = wrapper.format(render_completion(actions, style, BLOCKSWORLD.pddl))
+    plan = parse_completion(text, style, BLOCKSWORLD.pddl)
+    assert plan.actions == tuple(actions)
+    assert [text[start:end] for start, end in plan.spans] == each
+    outcome = one(text, prompt_style=[style])
+    assert pieces(text, outcome) == [*((piece, 1 / 4) for piece in each), ("", 0)]
+
+
+SPANS = {
+    "pddl": [
+        ("; c\n(pick-up a) ; (x\n\t( put-down\n a )", ["(pick-up a)", "( put-down\n a )"], None),
+        ("(pick-up a)(put-down a);ok", ["(pick-up a)", "(put-down a)"], None),
+        ("(pick-up a) put-down a )\n(x)", ["(pick-up a)"], "put-down a )"),
+        ("time 3\n(pick-up a)", [], "time 3"),
+        ("(pick-up a) ; no newline (x)", ["(pick-up a)"], None),
+        ("(pick-up a)\n ;(x)", ["(pick-up a)"], ";(x)"),
+    ],
+    "nl": [
+        ("Pick  up\nblock a. put block a on the table.", ["Pick  up\nblock a.", "put block a on the table."], None),
+        ("pick up block a. hop. pick up block b.", ["pick up block a."], "hop."),
+        ("pick up block a. and so on", ["pick up block a."], "and so on"),
+        ("pick up block a. pick (up) b.", ["pick up block a."], "pick (up) b."),
+    ],
+    "atoms": [
+        (" pick-up a;put-down  a ", ["pick-up a", "put-down  a"], None),
+        ("pick-up a ; p(t ; x", ["pick-up a"], "p(t"),
+        ("pick-up a ;", ["pick-up a"], ""),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "actions", "rest"), [(s, *case) for s, cases in SPANS.items() for case in cases]
+)
+def test_spans_are_those_of_the_text_as_it_is(style, text, actions, rest):
+    phrases = {"pick-up": "pick up block a", "put-down": "put block a on the table"}
+    if style == "nl":
+        written = [render_completion([(name, "a")], "nl", BLOCKSWORLD.pddl).removesuffix(".") for name in phrases]
+        for phrase, ours in zip(phrases.values(), written, strict=True):
+            text, actions = text.replace(phrase, ours), [action.replace(phrase, ours) for action in actions]
+            text = text.replace("Pick  up\nblock a", ours.replace(" ", "  ", 1))
+            actions = [action.replace("Pick  up\nblock a", ours.replace(" ", "  ", 1)) for action in actions]
+    plan = parse_completion(text, style, BLOCKSWORLD.pddl)
+    found = [text[start:end] for start, end in plan.spans]
+    assert found == [*actions, *([] if rest is None else [rest])]
+    assert len(plan.actions) == len(actions) and (plan.error is None) == (rest is None)
+
+
+# --- nothing changes in sum
+
+SIX = {
+    "blocksworld": (4, 6),
+    "gripper": (2, 4),
+    "ferry": (2, 4),
+    "hanoi": (2, 3),
+    "miconic": (2, 4),
+    "visitall": (4, 6),
+}
+
+
+@cache
+def problems_of_six_domains():
+    """Three problems of each, with a plan, in the three styles."""
+    rows = []
+    for name, sizes in SIX.items():
+        rng = random.Random(name)
+        for number in range(3):
+            domain = DOMAINS[name]
+            text = domain.generate_problem(rng.choice(sizes), rng, f"{name}-{number}")
+            actions = search.solve(parse_problem(text, parse_domain(domain.pddl)))
+            row = {"id": f"{name}-{number}", "domain": name, "split": "test", "planner": "search"}
+            row |= {"domain_pddl": domain.pddl, "problem_pddl": text, "plan": actions}
+            rows.append(make_row(**row, prompt_style=("atoms", "pddl", "nl")[number]))
+    return rows
+
+
+JUNK = [
+    " ; (",
+    ")",
+    " ; ;",
+    "\0",
+    "é\u0430",
+    " plan",
+    "```",
+    "<plan>",
+    "</think>",
+    "; (x)",
+    "\n\n",
+    "(",
+    "0.5: ",
+    ".",
+    "🙂",
+]
+
+
+def answer(row, rng):
+    """The reference and pieces of it, in any order, with other arguments, other actions, or junk somewhere."""
+    actions = list(map(parse_action, row["reference_plan"]))
+    names = sorted({name for action in actions for name in action[1:]} | {"nobody"})
+    for _ in range(rng.choice([0, 0, 1, 1, 2, 5])):
+        place = rng.randrange(len(actions) + 1)
+        change = rng.choice(["cut", "drop", "again", "other", "swap", "double"])
+        if change == "cut":
+            actions = actions[:place]
+        elif change == "drop":
+            del actions[place : place + 1]
+        elif change == "again" and actions:
+            actions.insert(place, rng.choice(actions))
+        elif change == "other" and actions:
+            name, *arguments = rng.choice(actions)
+            actions.insert(place, (name, *(rng.choice(names) for _ in arguments)))
+        elif change == "swap":
+            rng.shuffle(actions)
+        elif change == "double":
+            actions = actions * 2
+    known = [action for action in actions if len(action) > 0]
+    text = render_completion(known, row["prompt_style"], row["domain_pddl"])
+    for _ in range(rng.choice([0, 0, 0, 1, 2])):
+        place = rng.choice([0, len(text), rng.randrange(len(text) + 1)])
+        text = text[:place] + rng.choice(JUNK) + text[place:]
+    return rng.choice(["{}"] * 8 + list(WRAPPERS.values())).format(text)
+
+
+def many_answers(count, seed):
+    rng = random.Random(seed)
+    rows = [rng.choice(problems_of_six_domains()) for _ in range(count)]
+    return rows, [answer(row, rng) for row in rows]
+
+
+SHAPES = [
+    {},
+    {"partial": "lccs", "normalise_by": "reference", "partial_scale": 0.3},
+    {"partial": "lcs", "length_penalty": 0.2, "partial_scale": 0.7},
+    {"partial": "prefix"},
+    {"partial": "prefix", "normalise_by": "prediction", "partial_scale": 0.1},
+    {"partial": "goal"},
+    {"partial_scale": 0.0},
+]
+
+
+def check_sums(count, seed, **options):
+    rows, texts = many_answers(count, seed)
+    texts = [
+        text if number % 5 else random.Random(number).choice(sorted(TRICKS.items()))[1](text, row)
+        for number, (text, row) in enumerate(zip(texts, rows, strict=True))
+    ]
+    outcomes = judge(texts, columns_of(rows), "outcome", **options)
+    steps = judge(texts, columns_of(rows), "step", **options)
+    reward = plan_reward.make_plan_reward(plan_reward.PlanScoring(level="step", **options))
+    values = reward([""] * count, texts, [[]] * count, **columns_of(rows))
+    for text, before, after, parts in zip(texts, outcomes, steps, values, strict=True):
+        assert after.reward == before.reward and after.verdict == before.verdict, text
+        assert math.fsum(part.reward for part in parts) == before.reward, text
+        assert all(0 <= part.start <= part.end <= len(text) and abs(part.reward) <= 1 for part in parts), text
+        first = before.verdict.executed_steps
+        if first is not None and not before.verdict.executable:
+            assert after.steps.breaks_at == first + 1, text
+        assert (after.steps.breaks_at is None) == before.verdict.executable, text
+    return outcomes
+
+
+def test_parts_add_up_to_the_outcome_on_10000_random_and_hostile_answers_of_six_domains():
+    outcomes = check_sums(10_000, 0)
+    kinds = {outcome.verdict.error for outcome in outcomes}
+    assert len(kinds) >= 6 and 0.05 < np.mean([outcome.verdict.valid for outcome in outcomes]) < 0.6
+    assert len({outcome.reward for outcome in outcomes}) > 100
+
+
+@pytest.mark.parametrize("options", SHAPES[1:], ids=str)
+def test_parts_add_up_to_the_outcome_for_every_shape_of_the_reward(options):
+    assert len({outcome.reward for outcome in check_sums(700, 1, **options)}) >= 2
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_no_trick_earns_more_step_by_step(trick):
+    """In sum; and no part is worth more than the way from the start to the goal."""
+    rows, texts = many_answers(60, 2)
+    tricked = [TRICKS[trick](text, row) for text, row in zip(texts, rows, strict=True)]
+    for wrapper in ("{}", "<plan>{}</plan>"):
+        written = [wrapper.format(text) for text in tricked]
+        totals = [math.fsum(part.reward for part in o.steps.parts) for o in judge(written, columns_of(rows))]
+        assert totals == [o.reward for o in judge(written, columns_of(rows), "outcome")]
+
+
+# --- the best policy stays the best
+
+
+def plans_of_the_tower(length):
+    """All sequences of some actions, good, harmless, senseless and unknown ones."""
+    actions = ["unstack b a", "put-down b", "stack b a", "pick-up a", "stack a b", "pick-up b", "fly"]
+    return [list(plan) for n in range(length + 1) for plan in product(actions, repeat=n)]
+
+
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+def test_from_any_place_on_the_return_is_the_outcome_less_what_the_text_before_has_decided(options):
+    """The theorem of potential-based shaping, over all answers of up to four actions.
+
+    What is still to come behind t actions is R - Phi: with Phi the same for all answers that begin in the same way.
+    """
+    plans = plans_of_the_tower(4)
+    texts = list(map(" ; ".join, plans))
+    columns = {name: values * len(texts) for name, values in columns_for("x").items()}
+    potentials = {}
+    for plan, outcome in zip(plans, judge(texts, columns, **options), strict=True):
+        parts = outcome.steps.parts
+        paid = list(accumulate((part.reward for part in parts if part.start < part.end), initial=0.0))
+        paid += [paid[-1]] * (len(plan) + 1 - len(paid))  # behind the break
+        total = math.fsum(part.reward for part in parts)
+        for t in range(len(plan) + 1):
+            to_come = total - paid[t]
+            potential = outcome.reward - to_come
+            known = potentials.setdefault(tuple(plan[:t]), potential)
+            assert known == pytest.approx(potential, abs=1e-12), plan
+    assert len(potentials) == len(plans) and min(potentials.values()) == 0
+    assert max(potentials.values()) == pytest.approx(1)
+
+
+def test_the_best_policy_and_the_order_of_all_policies_are_unchanged():
+    """Of every state of the text, the action values by backward induction differ by one number from those without."""
+    plans = plans_of_the_tower(3)
+    texts = list(map(" ; ".join, plans))
+    columns = {name: values * len(texts) for name, values in columns_for("x").items()}
+    ends = {tuple(p): o for p, o in zip(plans, judge(texts, columns), strict=True)}
+    actions = sorted({plan[0] for plan in plans if plan})
+
+    def best(prefix, level):
+        """The value of a text so far: what is still to come under the best continuation; and the best action."""
+        stop = ends[prefix].reward if level == "outcome" else ends[prefix].steps.parts[-1].reward
+        values = {"stop": stop}
+        for action in actions if len(prefix) < 3 else ():
+            longer = (*prefix, action)
+            now = 0.0 if level == "outcome" else earned(longer)
+            values[action] = now + best(longer, level)[0]
+        return max(values.values()), values
+
+    def earned(prefix):
+        pieces_of = [part.reward for part in ends[prefix].steps.parts if part.start < part.end]
+        return pieces_of[len(prefix) - 1] if len(pieces_of) >= len(prefix) else 0.0
+
+    for prefix in [(), ("unstack b a",), ("unstack b a", "put-down b"), ("unstack b a", "fly"), ("pick-up b",)]:
+        plain, shaped = best(prefix, "outcome")[1], best(prefix, "step")[1]
+        differences = [plain[action] - shaped[action] for action in plain]
+        assert differences == pytest.approx([differences[0]] * len(differences), abs=1e-12)
+
+
+def test_a_rest_that_one_number_cannot_hold_takes_two():
+    plan = parse_completion(SOLUTION)
+    references = [tuple(map(parse_action, REFERENCE))]
+    verdict = one(SOLUTION).verdict
+    for reward in (0.1, 1 / 3, 1e-12, 0.7 * 3 / 11, 0.999):
+        steps = step_rewards(SOLUTION, plan, verdict, reward, BLOCKSWORLD.pddl, PROBLEM_PDDL, references)
+        assert math.fsum(part.reward for part in steps.parts) == reward
+
+
+# --- VAL
+
+
+@needs_corpus
+@pytest.mark.full
+def test_the_breaking_action_is_the_step_at_which_val_failed():
+    """On the recorded corpus: wherever VAL names a step and the text is read."""
+    read = cache(lambda name: (CORPUS / name).read_text(encoding="utf-8"))
+    compared, executable = 0, 0
+    for case in map(json.loads, (CORPUS / "cases.jsonl").open(encoding="utf-8")):
+        if not (case["failed_step"] or case["executable"]) or plan_text(case["plan"]) != case["plan"]:
+            continue  # VAL names no step, or reads marks that are cut here
+        domain, problem = read(case["domain_file"]), read(case["problem_file"])
+        columns = {"domain_pddl": [domain], "problem_pddl": [problem], "reference_plan": [[]], "prompt_style": ["pddl"]}
+        try:
+            (outcome,) = judge([case["plan"]], columns)
+        except PddlError as error:
+            assert not isinstance(error, UnsupportedPddlError) and case["domain"] == "pddl-quirks"
+            continue
+        if outcome.verdict.error in (None, plan_reward.PlanError.GOAL_NOT_REACHED, plan_reward.PlanError.PRECONDITION):
+            assert outcome.steps.breaks_at == case["failed_step"], case["id"]
+            compared, executable = compared + bool(case["failed_step"]), executable + bool(case["executable"])
+            broken = outcome.steps.breaks_at
+            if broken is not None:
+                actions = parse_completion(case["plan"], "pddl").actions
+                span = outcome.steps.parts[broken - 1]
+                assert case["failed_action"] == f"({' '.join(actions[broken - 1])})"
+                assert case["plan"][span.start] == "(" and case["plan"][span.end - 1] == ")"
+    assert (compared, executable) == (1736, 2028)
+
+
+# --- what is reported, and where it is refused
+
+
+def test_plan_reward_reports_where_plans_break():
+    texts = [SOLUTION, "unstack b a ; drop b", "unstack b a ; put-down b ; put-down b", ""]
+    metrics, extras = {}, {}
+    reward = plan_reward.make_plan_reward(plan_reward.PlanScoring(level="step"))
+    arguments = {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__} | columns_for(texts)
+    reward([""] * 4, texts, [[]] * 4, **arguments)
+    assert metrics["reward/breaking_step"] == (2 + 3) / 2
+    assert metrics["reward/progress_steps"] == pytest.approx((4 / 4 + 1 / 2 + 2 / 3 + 0) / 4)
+    assert extras["step_rewards"][1] == [[0, 11, 0.25], [14, 20, -0.25], [20, 20, 0.25]]
+    metrics.clear()
+    reward([""], [SOLUTION], [[]], log_metric=metrics.__setitem__, **columns_for("x"))
+    assert "reward/breaking_step" not in metrics
+    metrics.clear()
+    plan_reward.make_plan_reward()([""], [SOLUTION], [[]], log_metric=metrics.__setitem__, **columns_for("x"))
+    assert "reward/progress_steps" not in metrics
+
+
+def test_a_verdict_that_says_nothing_of_the_plan_leaves_its_reward_whole(monkeypatch):
+    refused = plan_reward.PlanVerdict.refused(plan_reward.PlanError.VALIDATOR_TIMEOUT)
+    monkeypatch.setattr(plan_reward, "validate_actions", lambda *_, **__: refused)
+    outcome = one(SOLUTION)
+    assert outcome.reward == one(SOLUTION).reward
+    assert outcome.steps == (((len(SOLUTION), len(SOLUTION), outcome.reward, "characters"),), None)
+
+
+@pytest.mark.parametrize(("step", "parts"), [(2, [1 / 4, -1 / 4]), (None, [1 / 4, 1 / 4, 1 / 4, 1 / 4])])
+def test_the_validator_says_where_a_plan_breaks(monkeypatch, step, parts):
+    """Where VAL says otherwise than the states of this process; where it names no step, they decide."""
+    refused = plan_reward.PlanVerdict.refused(plan_reward.PlanError.PRECONDITION, step)
+    monkeypatch.setattr(plan_reward, "validate_actions", lambda *_, **__: refused)
+    outcome = one(SOLUTION)
+    assert outcome.steps.breaks_at == step
+    assert [part.reward for part in outcome.steps.parts][: len(parts)] == parts
+
+
+def test_reward_level_is_refused_without_plans():
+    with pytest.raises(ConfigError, match=r"reward_level: expected outcome without plan in reward_funcs.*got 'step'"):
+        RewardConfig(reward_funcs=("my:own",), reward_level="step")
+    mixed = RewardConfig(reward_funcs=("plan", "my:own"), reward_level="step")
+    assert mixed.reads_pddl_for("val") == "builtin" and RewardConfig().reads_pddl_for("val") == "val"
+
+
+@pytest.mark.parametrize("level", ["outcome", "step"])
+def test_the_configured_level_is_that_of_the_reward(level):
+    rewards = registry.make_rewards(RewardConfig(reward_level=level, audit_rate=0.0))
+    scores = rewards(Completions([""], [SOLUTION], [[1]], columns_for("x")))
+    assert scores.values == [1.0] and (scores.parts is None) == (level == "outcome")
