@@ -14,6 +14,7 @@ from jaxppo.config.reward import RewardConfig
 from jaxppo.config.rl import RLConfig
 from jaxppo.config.run import LoopConfig, RunConfig
 from jaxppo.config.sampling import EvalConfig, SamplingConfig
+from jaxppo.config.self_train import SelfTrainConfig
 from jaxppo.config.supervised import RewardModelConfig, SFTConfig
 from jaxppo.config.train import TrainConfig
 
@@ -36,6 +37,7 @@ __all__ = [
     "RunConfig",
     "SFTConfig",
     "SamplingConfig",
+    "SelfTrainConfig",
     "TrainConfig",
     "parse_sizes",
     "paths",

@@ -117,6 +117,7 @@ GROUPS = {
     "rloo": "Groups of completions; RLOO only",
     "completions": "Completions",
     "tokens": "Prompts",
+    "self_train": "Rounds of self-training; `self_train` only",
     "reward": "Parts of the reward",
     "rewards": "Each reward function",
     "cache": "Caches",
