@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxppo import data, hf, models
 from jaxppo.config import EvalConfig, SelfTrainConfig, sources
-from jaxppo.errors import DataError, TrainingError
+from jaxppo.errors import ConfigError, DataError, TrainingError
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.evaluate import sampled_plans
 from jaxppo.evaluate.sampled_plans import PlanSampler, SampledPlan
@@ -99,6 +99,7 @@ def set_up(run: run_folder.Run) -> Setup:
     tokenizer, template = loaded.tokenizer, data.make_chat_template(loaded.tokenizer, config.data)
     rows = _load(run, config.data.train_split, tokenizer, template)
     start_rows = _load(run, config.start_split, tokenizer, template) if config.start_ratio else []
+    _check_model(config, model, tokenizer, template, start_rows)
     evaluator = evaluation.make_evaluator(config, model, tokenizer, parallel)
     config.with_best_metric().loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)
@@ -125,6 +126,19 @@ def _load(run: run_folder.Run, split: str, tokenizer: Any, template: data.ChatTe
     fitting = data.without_overlong(tokenizer, rows, config.data, template)
     data.tell_left_out(run.console.print, config.data, {split: len(rows) - len(fitting)})
     return fitting
+
+
+def _check_model(
+    config: SelfTrainConfig, model: ModelConfig, tokenizer: Any, template: data.ChatTemplate, start_rows: list[data.Row]
+) -> None:
+    """Meet what does not fit the model before anything is sampled."""
+    stop_id = config.sampling.stop_token_id
+    if stop_id is not None and stop_id >= model.num_logits:
+        raise ConfigError(f"stop_token_id: expected less than the vocabulary's {model.num_logits}, got {stop_id}")
+    if start_rows:
+        longest = config.data.max_prompt_length
+        own = data.SupervisedData(start_rows, tokenizer, config.batch_size, config.run.seed, longest, template)
+        models.check_length(model, own.longest, "longest prompt and completion of start_split")
 
 
 def _make_sampler(
