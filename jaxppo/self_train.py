@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxppo import data, hf, models
-from jaxppo.config import EvalConfig, SelfTrainConfig, sources
+from jaxppo.config import SelfTrainConfig
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError, TrainingError
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.evaluate import sampled_plans
@@ -27,7 +28,6 @@ from jaxppo.evaluate.sampled_plans import PlanSampler, SampledPlan
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel import processes, stacks
-from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
@@ -101,7 +101,6 @@ def set_up(run: run_folder.Run) -> Setup:
     start_rows = _load(run, config.start_split, tokenizer, template) if config.start_ratio else []
     _check_model(config, model, tokenizer, template, start_rows)
     evaluator = evaluation.make_evaluator(config, model, tokenizer, parallel)
-    config.with_best_metric().loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)
     stop_ids = config.sampling.stop_ids(model.ends_beside(template.end_id))
     base = base_of(config.sft_model_path, loaded.loaded, loaded.config, "lm")
@@ -113,7 +112,7 @@ def set_up(run: run_folder.Run) -> Setup:
         models_meta=models_meta(base, None, None, stop_ids, config.data.dataset),
         rows=rows,
         start_rows=start_rows,
-        sampler=_make_sampler(config, model, tokenizer, parallel, rows),
+        sampler=sampled_plans.make_plan_sampler(config, model, tokenizer, parallel, rows),
         evaluator=evaluator,
         sft=SFT(config, model, parallel),
     )
@@ -141,22 +140,6 @@ def _check_model(
         models.check_length(model, own.longest, "longest prompt and completion of start_split")
 
 
-def _make_sampler(
-    config: SelfTrainConfig, model: ModelConfig, tokenizer: Any, parallel: DataParallel, rows: list[data.Row]
-) -> PlanSampler:
-    as_evaluation = EvalConfig(
-        eval_validator=config.evaluation.eval_validator,
-        eval_temperature=config.sampling.temperature,
-        eval_top_k=config.sampling.top_k,
-        eval_top_p=config.sampling.top_p,
-        eval_batch_size=config.sample_batch_size,
-    )
-    settings = (config.data, as_evaluation, config.reward, config.sampling, config.run.seed)
-    split, scoring = config.data.train_split, registry.plan_scoring(config.reward, config.validator)
-    evaluator = evaluation.Evaluator(model, tokenizer, parallel, *settings, rows={split: rows})
-    return PlanSampler(evaluator, split, config.num_generations, scoring, config.sample_batch_size)
-
-
 def print_plan(run: run_folder.Run, setup: Setup) -> None:
     """Print what a run will do."""
     config, problems = setup.config, setup.problems
@@ -179,11 +162,11 @@ def print_plan(run: run_folder.Run, setup: Setup) -> None:
 # ------------------------------------------------------------------------------------------------- stages of a round
 
 
-def sample(setup: Setup, this: Round, policy: Params) -> dict[str, Any]:
+def sample(run: run_folder.Run, setup: Setup, this: Round, policy: Params) -> dict[str, Any]:
     """Sample and judge the plans of a round; those that an earlier process has sampled stay."""
     config = setup.config
     problems = sampled_plans.problems_of_round(len(setup.rows), config.run.seed, this.number, setup.problems)
-    seconds = setup.sampler.sample(policy, problems, this.folder / run_folder.SAMPLES_FILE)
+    seconds = setup.sampler.sample(policy, problems, this.folder / run_folder.SAMPLES_FILE, run.console)
     return sampled_plans.sample_metrics(this.plans()) | seconds
 
 
@@ -228,8 +211,8 @@ def learn(run: run_folder.Run, setup: Setup, this: Round, last: Params, rows: li
         header=f"{name} of {config.num_rounds}, into {this.folder}",
         watch=check_finite,
     )
-    within = dataclasses.replace(run, folder=this.folder, config=sources.replace(config, report_to=("none",)))
-    loop = TrainingLoop(within, config.with_best_metric().loop, steps, parallel.put(state))
+    within = dataclasses.replace(run, folder=this.folder, config=replace(config, report_to=("none",)))
+    loop = TrainingLoop(within, config.loop, steps, parallel.put(state))
     if "learning" in this.stages and loop.start == 0:
         raise DataError(f"{this.folder / CHECKPOINTS}: expected the checkpoint of a round that is done, found none")
     began = time.monotonic()
@@ -285,7 +268,7 @@ def _carry_out(run: run_folder.Run, setup: Setup) -> None:
     policy, record = setup.start, {}
     for this in every[max(0, done - 1) :]:  # of the last one that is done the policy is needed
         policy, record = _carry_out_round(run, setup, this, every[: this.number - 1], policy)
-    last = every[-1].stages.once("evaluation", dict)
+    last = every[-1].stages["evaluation"]
     _keep_samples(run, "after", last["samples"])
     evals["after"] = last["results"]
     console.stage("Saving")
@@ -307,7 +290,7 @@ def _carry_out_round(
     """Carry out the stages of a round that are left, and log it; returns its policy and its record."""
     console, stages, rows = run.console, this.stages, setup.config.num_generations * len(setup.rows)
     console.stage(f"Round {this.number} of {setup.config.num_rounds}")
-    sampled = stages.once("sampling", lambda: sample(setup, this, policy))
+    sampled = stages.once("sampling", lambda: sample(run, setup, this, policy))
     learned_from = keep(setup, this, earlier)
     console.print(
         f"{setup.episodes} plans sampled, {sampled['self_train/valid']:.1%} valid, {sampled['self_train/solved']:.1%} "
@@ -318,7 +301,7 @@ def _carry_out_round(
     evaluation.print_results(console, evaluated["results"])
     episode = this.number * setup.episodes
     record = {"step": this.number, "episode": episode, "epoch": episode / rows, **sampled}
-    record |= stages.once("kept", dict) | stages.once("learning", dict)
+    record |= stages["kept"] | stages["learning"]
     record |= evaluation.eval_metrics(evaluated["results"]) | {"time/eval_s": evaluated["time/eval_s"]}
     _log(run, this, record)
     if earlier and processes.is_first():  # nobody goes on from there any more
@@ -328,16 +311,7 @@ def _carry_out_round(
 
 def _log(run: run_folder.Run, this: Round, record: dict[str, Any]) -> None:
     """Write the record of a round and some of its samples, in the place of what is there already."""
-    shown = [
-        {
-            "step": this.number,
-            "id": one.id,
-            "completion": one.completion,
-            "score": float(one.valid),
-            "verdict": one.verdict,
-        }
-        for one in this.plans()[:_SAMPLES_SHOWN]
-    ]
+    shown = [sampled.shown(this.number) for sampled in this.plans()[:_SAMPLES_SHOWN]]
     for name, lines in ((run_folder.METRICS_FILE, [record]), (run_folder.SAMPLES_FILE, shown)):
         with JsonlLog(run.folder / name, enabled=processes.is_first()) as log:
             log.truncate_after(this.number - 1)
@@ -354,4 +328,4 @@ def _keep_samples(run: run_folder.Run, moment: str, samples: dict[str, Any]) -> 
 
 
 if __name__ == "__main__":
-    cli.main(lambda: self_train(sources.parse_cli(SelfTrainConfig, "self_train")))
+    cli.main(lambda: self_train(parse_cli(SelfTrainConfig, "self_train")))

@@ -246,6 +246,9 @@ class Fate:
             raise Killed(place)
 
 
+KILLED_AT = ("sampling, noted", "learning, not noted", "learning, noted", "evaluation, not noted")
+
+
 @pytest.mark.full
 def test_a_run_killed_everywhere_equals_the_uninterrupted_one(whole, tmp_path, monkeypatch):
     """One run, killed further on each time; every piece of work is done once, but for what a kill has interrupted."""
@@ -259,9 +262,7 @@ def test_a_run_killed_everywhere_equals_the_uninterrupted_one(whole, tmp_path, m
         except Killed as kill:
             killed.append((str(kill), fate.work))
     assert outcome(folder) == outcome(whole)
-    assert {place for place in PLACES if any(kill.startswith(place) for kill, _ in killed)} >= {
-        "a line of samples.jsonl"
-    }
+    assert len(killed) > 5 and len({kill for kill, _ in killed}) > 2
     work = [one for _, works in killed for one in works] + fate.work
     stages = [one for one in work if one[0] in ("1", "2")]
     unnoted = [kill.removesuffix(", not noted") for kill, _ in killed if kill.endswith(", not noted")]
@@ -271,7 +272,9 @@ def test_a_run_killed_everywhere_equals_the_uninterrupted_one(whole, tmp_path, m
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("place", ["sampling, noted", "learning, not noted", "learning, noted", "evaluation, not noted"])
+@pytest.mark.parametrize(
+    "place", ["sampling, noted", "learning, not noted", "learning, noted", "evaluation, not noted"]
+)
 def test_a_stage_that_is_done_is_not_done_again(whole, tmp_path, monkeypatch, place):
     """Killed in the second round, at a place by name."""
     name, noted = place.split(", ")
@@ -369,7 +372,7 @@ BAD = {
     "pool": (["--pool", "none"], "round"),
     "batch_size": (["--batch_size", "6"], "a multiple of data x fsdp devices"),
     "train_split": (["--train_split", "nowhere"], "one of train, rl, test, test_longer"),
-    "metric_for_best_model": (["--eval_steps", "1", "--metric_for_best_model", "eval/x/validity"], "expected one of"),
+    "metric_for_best_model": (["--metric_for_best_model", "loss"], "a round takes its last step"),
 }
 
 

@@ -7,7 +7,7 @@ from jaxppo.config.checks import require, require_divisible, require_finite, req
 from jaxppo.config.data import DataConfig
 from jaxppo.config.optimizer import OptimizerConfig
 from jaxppo.config.reward import RewardConfig
-from jaxppo.config.run import LoopConfig, RunConfig, with_best_metric
+from jaxppo.config.run import LoopConfig, RunConfig
 from jaxppo.config.sampling import EvalConfig, SamplingConfig
 
 
@@ -81,6 +81,8 @@ class SelfTrainConfig:
         require(
             self.run.target is None, "target", "None: `sft` and `train` say what their programs take", self.run.target
         )
+        best = self.loop.best_metric
+        require(best is None, "metric_for_best_model", "None: a round takes its last step", best)
         self._check_sampling()
 
     def _check_sampling(self) -> None:
@@ -101,10 +103,6 @@ class SelfTrainConfig:
         if self.total_episodes is None:
             return num_problems
         return -(-self.total_episodes // (self.num_rounds * self.num_generations))
-
-    def with_best_metric(self) -> "SelfTrainConfig":
-        """Return this configuration with the metric known by which the best checkpoint of a round is chosen."""
-        return with_best_metric(self, self.headline_split)
 
     @property
     def num_updates(self) -> int:

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo import data
+from jaxppo.config import EvalConfig, SelfTrainConfig
 from jaxppo.data import Row
 from jaxppo.evaluate.evaluator import Evaluator
 from jaxppo.evaluate.predictions import Prediction, judge_rows
+from jaxppo.nn import ModelConfig
 from jaxppo.parallel import processes
+from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import format_action
 from jaxppo.reward_functions.plan import PlanScoring, describe
+from jaxppo.reward_functions.registry import plan_scoring
+from jaxppo.run.console import Console
 from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.types import Params
 
@@ -37,6 +42,11 @@ class SampledPlan(NamedTuple):
     verdict: str
     actions: list[str]  # "(action args)"
 
+    def shown(self, step: int) -> dict[str, Any]:
+        """Return the line of a run's `samples.jsonl`."""
+        score = {"score": float(self.valid), "verdict": self.verdict}
+        return {"step": step, "id": self.id, "completion": self.completion} | score
+
 
 def problems_of_round(num_rows: int, seed: int, number: int, count: int) -> list[Problem]:
     """Return the problems of round `number` (from 1): the next `count` of the endless stream that shuffles all rows."""
@@ -60,13 +70,14 @@ class PlanSampler:
         self._evaluator, self._split, self._copies = evaluator, split, num_generations
         self._scoring, self._part = scoring, part
 
-    def sample(self, params: Params, problems: Sequence[Problem], path: Path) -> dict[str, float]:
+    def sample(self, params: Params, problems: Sequence[Problem], path: Path, console: Console) -> dict[str, float]:
         """Sample what a log does not hold yet.
 
         Args:
             params: of the language model.
             problems: a plan depends on seed, problem, turn and its number alone, not on the problems beside it.
             path: the log.
+            console: shows how far it is.
 
         Returns:
             Seconds of sampling and of judging.
@@ -74,16 +85,21 @@ class PlanSampler:
         parts = list(data.chunks(problems, self._part))
         done = _parts_done([plan.step for plan in read_plans(path)], [len(part) * self._copies for part in parts])
         seconds = {"time/rollout_s": 0.0, "time/reward_s": 0.0}
-        with JsonlLog(path, enabled=processes.is_first()) as log:
+        with (
+            JsonlLog(path, enabled=processes.is_first()) as log,
+            console.progress(len(parts), "Sampling", done, unit="part") as progress,
+        ):
             log.truncate_after(done)
             for step, part in enumerate(parts[done:], done + 1):
                 began = time.monotonic()
                 drawn = self._drawn(params, part)
                 between = time.monotonic()
-                for plan in self._judged(step, part, drawn):
+                plans = self._judged(step, part, drawn)
+                for plan in plans:
                     log.append(plan._asdict())
                 seconds["time/rollout_s"] += between - began
                 seconds["time/reward_s"] += time.monotonic() - between
+                progress.update(step, valid=sum(plan.valid for plan in plans) / len(plans))
         return seconds
 
     def _drawn(self, params: Params, part: Sequence[Problem]) -> list[list[Any]]:
@@ -114,6 +130,31 @@ class PlanSampler:
             for problem, row, ones in zip(part, judged, drawn, strict=True)
             for prediction, completion in zip(row.predictions, ones, strict=True)
         ]
+
+
+def make_plan_sampler(
+    config: SelfTrainConfig, model: ModelConfig, tokenizer: Any, parallel: DataParallel, rows: list[Row]
+) -> PlanSampler:
+    """Make the sampler that a configuration asks for.
+
+    Args:
+        config: of the command.
+        model: configuration of the model, as it computes.
+        tokenizer: its tokenizer.
+        parallel: devices.
+        rows: of `train_split`, none of them overlong.
+    """
+    as_evaluation = EvalConfig(
+        eval_validator=config.evaluation.eval_validator,
+        eval_temperature=config.sampling.temperature,
+        eval_top_k=config.sampling.top_k,
+        eval_top_p=config.sampling.top_p,
+        eval_batch_size=config.sample_batch_size,
+    )
+    settings = (config.data, as_evaluation, config.reward, config.sampling, config.run.seed)
+    split, scoring = config.data.train_split, plan_scoring(config.reward, config.validator)
+    evaluator = Evaluator(model, tokenizer, parallel, *settings, rows={split: rows})
+    return PlanSampler(evaluator, split, config.num_generations, scoring, config.sample_batch_size)
 
 
 def _parts_done(steps: Sequence[int], sizes: Sequence[int]) -> int:

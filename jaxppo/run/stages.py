@@ -31,6 +31,10 @@ class Stages:
         """Return whether a stage is done."""
         return name in self._done
 
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        """Return what a stage has found out that is done."""
+        return self._done[name]
+
     def once(self, name: str, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what a stage has found out; it is done now unless it was before. All processes must call this.
 

@@ -11,6 +11,7 @@ from jaxppo.evaluate.evaluator import Completion
 from jaxppo.evaluate.sampled_plans import PlanSampler, Problem, SampledPlan, as_reference, read_plans, select_plans
 from jaxppo.planning.datasets.rows import checked_row
 from jaxppo.reward_functions.plan import PlanScoring
+from jaxppo.run.console import Console
 from tests.lamps import lamp_row
 
 
@@ -93,6 +94,10 @@ def test_as_reference_makes_a_row_of_a_data_set():
 TEXTS = ["light a ; light b", "light b ; light a", "light a", "light a ; light a ; light b"]
 
 
+class Killed(BaseException):
+    """As SIGKILL: nothing that handles errors sees it."""
+
+
 class Lamps:
     """An evaluator whose completions say which sample of which row they are; `limit` calls, then it is killed."""
 
@@ -102,7 +107,7 @@ class Lamps:
 
     def complete(self, params, split, sample, chosen):
         if len(self.calls) == self._limit:
-            raise KeyboardInterrupt
+            raise Killed
         self.calls.append((sample, tuple(chosen)))
         number = [np.random.default_rng((params, sample, row)).integers(len(TEXTS)) for row in chosen]
         return [Completion(TEXTS[i], True, [0] * int(i + 1)) for i in number]
@@ -112,7 +117,7 @@ PROBLEMS = [Problem(3, 0), Problem(1, 0), Problem(0, 1), Problem(3, 1), Problem(
 
 
 def plans_of(path, evaluator, part=2, problems=PROBLEMS):
-    PlanSampler(evaluator, "rl", 3, PlanScoring(), part).sample(7, problems, path)
+    PlanSampler(evaluator, "rl", 3, PlanScoring(), part).sample(7, problems, path, Console(quiet=True))
     return read_plans(path)
 
 
@@ -143,7 +148,7 @@ def test_plan_sampler_does_not_depend_on_the_size_of_its_parts(tmp_path):
 def test_a_killed_plan_sampler_goes_on_where_it_stopped(tmp_path, limit):
     every, before, after = Lamps(), Lamps(limit), Lamps()
     whole = plans_of(tmp_path / "whole.jsonl", every)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         plans_of(tmp_path / "killed.jsonl", before)
     assert plans_of(tmp_path / "killed.jsonl", after) == whole
     assert len(every.calls) == 9 and before.calls == every.calls[:limit]
