@@ -27,8 +27,8 @@ import pytest
 
 from jaxppo import hf, models
 from jaxppo.config import ReportConfig
+from jaxppo.config.__main__ import COMMANDS
 from jaxppo.config.sources import flatten, parse_cli, parse_flags
-from jaxppo.config_page import COMMANDS
 from jaxppo.data import word_tokenizer
 from jaxppo.errors import ConfigError
 from jaxppo.nn.gpt_neox import GPTNeoXConfig

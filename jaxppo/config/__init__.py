@@ -14,6 +14,7 @@ from jaxppo.config.reward import RewardConfig
 from jaxppo.config.rl import RLConfig
 from jaxppo.config.run import LoopConfig, RunConfig
 from jaxppo.config.sampling import EvalConfig, SamplingConfig
+from jaxppo.config.self_train import SelfTrainConfig
 from jaxppo.config.supervised import RewardModelConfig, SFTConfig
 from jaxppo.config.train import TrainConfig
 
@@ -37,6 +38,7 @@ __all__ = [
     "RunConfig",
     "SFTConfig",
     "SamplingConfig",
+    "SelfTrainConfig",
     "TrainConfig",
     "parse_sizes",
     "paths",

@@ -16,6 +16,7 @@ from jaxppo.data.batches import (
     pad_left,
     padded_size,
     right_padded,
+    row_order,
 )
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA, build_request, built_in_request
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
@@ -64,6 +65,7 @@ __all__ = [
     "preferences",
     "read_rows",
     "right_padded",
+    "row_order",
     "start_ids",
     "tell_left_out",
     "token_ids",
