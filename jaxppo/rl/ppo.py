@@ -363,15 +363,8 @@ class PPO:
         A score of NaN says that a completion has none; it is left out of what is learned. Parts of scores are given at
         their tokens by `token_scores` [B, C]; what they leave over of a score is given at the completion's end.
         """
-        values = np.asarray(scores, np.float32)
-        if values.shape != (self.config.batch_size,):
-            raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")
-        if token_scores is not None:
-            token_scores = np.asarray(token_scores, np.float32)
-            shape = sequences.completion_mask.shape
-            if token_scores.shape != shape or not np.isfinite(token_scores).all():
-                raise DataError(f"token_scores: expected {shape} finite numbers, got the shape {token_scores.shape}")
-        on_devices = self.parallel.put((values, token_scores), 0)
+        checked = trajectories.checked_scores(scores, token_scores, sequences.completion_mask.shape)
+        on_devices = self.parallel.put(checked, 0)
         controls, result, stats = self._trajectories(state.controls, scored, rollout, sequences, *on_devices)
         return state._replace(controls=controls), result, stats
 

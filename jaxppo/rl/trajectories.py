@@ -3,9 +3,13 @@
 Final scores, KL and statistics are the same for all algorithms; what they become is the algorithm's (`rl/algorithms`).
 """
 
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 
 from jaxppo.config import RLConfig, TrainConfig
+from jaxppo.errors import DataError
 from jaxppo.rl import advantages, losses, ops
 from jaxppo.rl.algorithms import Rewarded, formulas_of
 from jaxppo.types import Array, Axes, Controls, Rollout, Scored, Sequences, Stats, Trajectories
@@ -14,6 +18,17 @@ from jaxppo.types import Array, Axes, Controls, Rollout, Scored, Sequences, Stat
 def initial_controls(rl: RLConfig) -> Controls:
     """Return the controls before the first update."""
     return Controls(kl_coef=jnp.float32(rl.kl_coef), moments=advantages.initial_moments(), bad_updates=jnp.int32(0))
+
+
+def checked_scores(scores: Any, token_scores: Any, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the host's scores [B] and their parts [B, C] in fp32, or raise a `DataError`."""
+    values = np.asarray(scores, np.float32)
+    if values.shape != shape[:1]:
+        raise DataError(f"scores: expected {shape[0]} numbers, got the shape {values.shape}")
+    parts = None if token_scores is None else np.asarray(token_scores, np.float32)
+    if parts is not None and (parts.shape != shape or not np.isfinite(parts).all()):
+        raise DataError(f"token_scores: expected {shape} finite numbers, got the shape {parts.shape}")
+    return values, parts
 
 
 def make_trajectories(
