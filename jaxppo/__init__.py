@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         rewards,
         rl,
         run,
+        self_train,
         sft,
         toys,
         train,
@@ -78,7 +79,7 @@ NAMES = {
 
 MODULES = (
     *("config", "data", "errors", "evaluate", "export", "hf", "models", "nn", "planning", "report", "reward_functions"),
-    *("reward_model", "rewards", "rl", "run", "sft", "toys", "train", "types"),
+    *("reward_model", "rewards", "rl", "run", "self_train", "sft", "toys", "train", "types"),
 )
 """Modules that need no import of their own. A name above must not be one of them: Python would replace it."""
 

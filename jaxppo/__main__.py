@@ -8,7 +8,8 @@ from jaxppo import __version__
 from jaxppo.errors import did_you_mean
 
 COMMANDS = {
-    "train": "PPO or RLOO, from prompts to a better policy",
+    "train": "PPO, RLOO or GRPO, from prompts to a better policy",
+    "self_train": "rounds of sampling plans and learning from the valid ones",
     "sft": "a supervised warm start on reference plans",
     "reward_model": "a reward model from preferences",
     "evaluate": "plans of models or of a file, judged and compared",
@@ -17,7 +18,7 @@ COMMANDS = {
     "reward_server": "a reward function for other machines, over HTTP",
     "planning": "data sets of planning problems: build, import, inspect",
     "toys": "small models and data sets for recipes without a network",
-    "config_page": "every setting of every command, as a page of Markdown",
+    "config": "every setting of every command, as a page of Markdown",
     "metrics": "every metric explained, as a page of Markdown",
     "doctor": "what is installed, whether it works, and what to install for what",
 }
@@ -51,7 +52,7 @@ def usage() -> str:
     commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items())
     return (
         "usage: jaxppo [--version] COMMAND [flags]\n\n"
-        "Fine-tune causal language models with PPO or RLOO in JAX, with rewards computed on the host.\n\n"
+        "Fine-tune causal language models with PPO, RLOO or GRPO in JAX, with rewards computed on the host.\n\n"
         f"commands, each with a --help of its own:\n{commands}\n\n"
         "`jaxppo COMMAND` is the same as `python -m jaxppo.COMMAND`. If something does not work: jaxppo doctor"
     )

@@ -109,13 +109,16 @@ def init_cache(config: ModelConfig, batch_size: int, length: int, dtype: Any = N
 
 
 def densely_laid(cache: Cache) -> Cache:
-    """Have a TPU lay out a cache with the slots of a head side by side, where its compiler would lay numbers of a head.
+    """Have a TPU lay out a cache densely, and in one way for all that computes with it.
 
-    It pads what lies side by side to 128 numbers: heads of 64 would take twice the memory, and twice the time to read.
+    It pads what lies side by side to 128 numbers: heads of 64 would take twice the memory, and twice the time to read,
+    so that slots lie there instead. Left to itself, its compiler lays heads of 256 in one way to read prompts and in
+    another to decode, and holds the cache twice in between.
     """
-    if platform.current().name != "tpu" or cache[0][0].shape[3] % TPU_LANES == 0:
+    if platform.current().name != "tpu":
         return cache
-    return jax.tree.map(lambda x: with_layout_constraint(x, Layout((0, 1, 3, 2))), cache)
+    order = (0, 1, 2, 3) if cache[0][0].shape[3] % TPU_LANES == 0 else (0, 1, 3, 2)
+    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(order)), cache)
 
 
 def apply(

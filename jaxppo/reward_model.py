@@ -31,7 +31,7 @@ from jaxppo.profiling.aim import show
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
-from jaxppo.rl.ppo import adapter_of
+from jaxppo.rl.start import adapter_of
 from jaxppo.rl.supervised import check_finite, in_parts, supervised_step
 from jaxppo.run import cli, preemption
 from jaxppo.run.console import Console

@@ -19,23 +19,16 @@ from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import aot, memory
+from jaxppo.profiling import aot
 from jaxppo.profiling.aim import show
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
-from jaxppo.rl import ops, optimizer, rollout, update
-from jaxppo.rl.supervised import check_finite, in_parts, supervised_step
+from jaxppo.rl import ops, optimizer
+from jaxppo.rl.supervised import SFT, check_finite
 from jaxppo.run import cli
 from jaxppo.run.folder import begin
 from jaxppo.run.loop import Steps, TrainingLoop
-from jaxppo.types import Array, Params, Sequences, Stats, TrainState
-
-
-def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelConfig) -> tuple[Array, Stats]:
-    """Compute this device's share of the mean negative log-likelihood of completion tokens, in nats."""
-    logprobs, entropy = rollout.completion_logprobs(params["policy"], batch, model=model, temperature=1.0)
-    loss = -ops.weighted_sum(logprobs, weights)
-    return loss, {"loss": loss, "entropy": ops.weighted_sum(entropy, weights)}
+from jaxppo.types import Params
 
 
 class Start(NamedTuple):
@@ -76,41 +69,16 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
     return Start(model, models.init_params(model, ops.purpose_key(config.run.seed, ops.Purpose.INIT)), tokenizer, None)
 
 
-def make_step(config: SFTConfig, model: ModelConfig, parallel: DataParallel) -> Any:
-    """Compile the optimizer step: (state, sequences) -> (state, stats)."""
-    trained = models.with_checkpointing(model, config.gradient_checkpointing)
-    program = partial(
-        update.update,
-        loss=partial(sft_loss, model=trained),
-        optimizer=optimizer.make_optimizer(config.optimizer),
-        rates=optimizer.make_learning_rates(config.optimizer, config.num_updates),
-        axis_name=parallel.axes,
-    )
-    return parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
-
-
-def _init_state(config: SFTConfig, model: ModelConfig, params: Params) -> TrainState:
-    trained = models.with_checkpointing(model, config.gradient_checkpointing)
-    params = models.for_training(trained, params)
-    return update.init_state({"policy": params}, optimizer.make_optimizer(config.optimizer))
-
-
-def _weighted(batch: Sequences, model: ModelConfig, row_shards: int) -> tuple[Sequences, Array]:
-    """Return the rows of a step and each token's share of the mean, cut into micro-batches of the fastest size."""
-    rows, length = batch.input_ids.shape
-    parts = memory.parts_at_once([model], rows // row_shards, length)
-    return in_parts((batch, ops.mean_weights(batch.completion_mask, (0, 1))), parts)
-
-
 def _plan(start: Start, supervised: data.SupervisedData, config: SFTConfig, devices: list[Any]) -> aot.Plan:
     """Plan the optimizer step on the longest rows, for devices that are not there."""
     parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
     config.check_devices(parallel.row_shards)
     model = models.computing_in(start.model, config.dtype, config.run.attention)
     parallel.check_model(model)
-    state = aot.placed(parallel, jax.eval_shape(partial(_init_state, config, model), start.params))
-    batch = jax.eval_shape(partial(_weighted, model=model, row_shards=parallel.row_shards), supervised.longest_batch())
-    step = aot.Program(make_step(config, model, parallel), (state,), (aot.placed(parallel, batch, 2),))
+    learner = SFT(config, model, parallel)
+    state = aot.placed(parallel, jax.eval_shape(learner.init_state, start.params))
+    batch = jax.eval_shape(learner.weighted, supervised.longest_batch())
+    step = aot.Program(learner.program, (state,), (aot.placed(parallel, batch, 2),))
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
@@ -144,7 +112,8 @@ def sft(config: SFTConfig) -> Path:
         return folder
     end_ids = model.ends_beside(template.end_id)
     load_model = registry.reward_model_loader(model, start.params, tokenizer, parallel.of_process(), end_ids)
-    rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
+    context = registry.Context(load_model=load_model, max_completion_len=config.response_length)
+    rewards = registry.make_rewards(config.reward, context)
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
     loop = config.with_best_metric().loop
     loop.check_evaluated(evaluator.metric_names)
@@ -163,11 +132,11 @@ def sft(config: SFTConfig) -> Path:
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-    state = _init_state(config, model, params)
-    batch = lambda step: _weighted(supervised.batch(step), model, parallel.row_shards)  # noqa: E731
+    learner = SFT(config, model, parallel)
+    state = learner.init_state(params)
     steps = Steps(
         total=config.num_updates,
-        step=supervised_step(make_step(config, model, parallel), batch, parallel),
+        step=learner.step(supervised),
         evaluate=lambda state: eval_metrics(evaluator(state.params["policy"], fixed_rows_only=True)),
         meta=meta,
         title="SFT",

@@ -1,4 +1,4 @@
-"""PPO or RLOO on planning problems: `python -m jaxppo.train`.
+"""PPO, RLOO or GRPO on planning problems: `python -m jaxppo.train`.
 
 Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `checkpoints/`, `policy/` and `value/`
 (Hugging Face folders), `eval.json` (before and after), `curves.png` and `report.html`; with `--profile` also
@@ -51,6 +51,7 @@ class Setup:
     template: data.ChatTemplate
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
+    curriculum: data.SuccessCurriculum | data.Shuffled
     rewards: Rewards
     ahead: AheadSampler
     evaluator: evaluation.Evaluator
@@ -122,6 +123,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         template=template,
         models_meta=models_meta(models.policy_base, models.value_base, ppo.adapter, ppo.stop_ids, config.data.dataset),
         prompts=prompts,
+        curriculum=data.make_curriculum(config.drawing, prompts, ahead=config.rl.async_rollouts > 0),
         rewards=rewards,
         ahead=AheadSampler(beside=not registry.need_devices(config.reward)),
         evaluator=evaluator,
@@ -154,7 +156,8 @@ def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTempl
 def _rewards(config: TrainConfig, ppo: PPO, start: Start, tokenizer: Any, folder: Path) -> Rewards:
     parallel = ppo.parallel.of_process()
     load_model = registry.reward_model_loader(ppo.model, start.policy, tokenizer, parallel, ppo.end_ids)
-    return registry.make_rewards(config.reward, registry.Context(config.validator, config.run.seed, folder, load_model))
+    run = registry.Context(config.validator, config.run.seed, folder, load_model, config.sampling.response_length)
+    return registry.make_rewards(config.reward, run)
 
 
 class Step(NamedTuple):
@@ -173,7 +176,8 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     devices sample and score the next one.
     """
     ppo, began = setup.ppo, time.monotonic()
-    batch = setup.prompts.batch(step)
+    known = jax.device_get(state.curriculum)
+    batch = setup.prompts.batch(step, known)
     if state.ahead is None:
         sampled = _sample(setup, state, reference, batch.prompts, step)
     else:
@@ -186,15 +190,16 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     preemption.check()
     scores = rewarded.values(), _token_scores(setup, answers, rewarded.scores)
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, *scores)
-    state, update_stats = ppo.update(state, trajectories, step)
-    state = state._replace(ahead=ahead.experience)
+    state, update_stats = ppo.update(state._replace(curriculum=None), trajectories, step)
+    known, drawn = setup.curriculum.after(known, rewarded.scores.values, step)
+    state = state._replace(ahead=ahead.experience, curriculum=ppo.parallel.put(known))
     episode = (step + 1) * setup.config.batch_size
     record = {
         "step": step + 1,
         "episode": episode,
         "epoch": episode / (len(setup.prompts.rows) * setup.config.rl.group_size),
         **jax.device_get(stats | update_stats),
-        **rewarded.scores.metrics,
+        **(rewarded.scores.metrics | drawn),
     }
     done = time.monotonic()
     record |= stage_times(sampled, ahead.sampled, rewarded.at, done)
@@ -217,7 +222,8 @@ def _next_sample(setup: Setup, state: TrainState, reference: Params | None, step
     """Return what samples the batch behind that of `step`; None where it has to wait for the update, or is not due."""
     if not setup.config.rl.async_rollouts or step + 1 == setup.config.num_updates:
         return None
-    return partial(_sample, setup, state, reference, setup.prompts.batch(step + 1).prompts, step + 1)
+    known = setup.curriculum.drawn(jax.device_get(state.curriculum), step + 1)
+    return partial(_sample, setup, state, reference, setup.prompts.batch(step + 1, known).prompts, step + 1)
 
 
 class _Answers(NamedTuple):
@@ -299,7 +305,8 @@ def train(config: TrainConfig) -> Path:
         closing(setup.ahead),
         run.trackers,
     ):
-        state = setup.ppo.init_state(*start)
+        known = setup.ppo.parallel.put(setup.curriculum.start())
+        state = setup.ppo.init_state(*start)._replace(curriculum=known)
         reference = setup.ppo.reference(state, start.policy)
         del start
         _carry_out(run, setup, state, reference)

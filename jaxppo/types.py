@@ -1,6 +1,7 @@
 """The pytrees that travel between the stages of an update, and the letters of their shapes.
 
 B rows (completions) of a batch, over all devices    G prompts of a batch (B, or B / num_generations)
+N rows of the training data
 P prompt tokens, left-padded    C completion tokens    T prompt and completion together, right-padded
 V vocabulary    D hidden size    H attention heads    K size of a head    L layers
 S optimizer steps of an update    M micro-batches of an optimizer step
@@ -11,6 +12,7 @@ Masks are True at real tokens and come from lengths, never from comparing ids wi
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 
 Array = jax.Array
 Axes: TypeAlias = str | tuple[str, ...] | None
@@ -52,6 +54,7 @@ class Scored(NamedTuple):
     ref_logprobs: Array | None  # [B, C] fp32; None: no reference
     values: Array | None  # [B, C] fp32, value of the state before each token; None: no value model
     full_kl: Array | None = None  # [B, C] fp32, exact KL to the reference; None: estimate it from the log-probabilities
+    entropy: Array | None = None  # [B, C] fp32, of the policy at each token; None: not asked for
 
 
 class Experience(NamedTuple):
@@ -63,23 +66,27 @@ class Experience(NamedTuple):
 
 
 class Trajectories(NamedTuple):
-    """All an update needs; 0 outside the masks. RLOO has one advantage per completion and no values."""
+    """All an update needs; 0 outside the masks. RLOO has one advantage per completion; only PPO has values."""
 
     sequences: Sequences
     logprobs: Array  # [B, C] fp32, old
-    rewards: Array  # [B, C] fp32, or [B] (RLOO)
+    rewards: Array  # [B, C] fp32, or [B] (without values)
     advantages: Array  # [B, C] fp32, whitened, or [B] (RLOO)
     values: Array | None = None  # [B, C] fp32, old
     returns: Array | None = None  # [B, C] fp32
     value_mask: Array | None = None  # [B, C] bool, where values are trained
+    ref_logprobs: Array | None = None  # [B, C] fp32, of the reference; None: no KL in the loss
+    positive: Array | None = None  # [B] bool, completions whose likelihood is raised; None: no such term
 
 
 class Weights(NamedTuple):
     """Shares of entries in the means over a mini-batch: 0 where an entry does not count, and 1 in sum."""
 
     tokens: Array  # [B, C] fp32, real tokens
-    policy: Array  # as the advantages: [B, C] or [B]
+    policy: Array  # as the advantages, [B, C] or [B]; the sum depends on `loss_type`
+    ratios: Array  # of the same shape, in the means of what is logged of ratios
     values: Array | None = None  # [B, C] fp32
+    positive: Array | None = None  # [B, C] fp32, tokens of positive completions
 
 
 class ScoreMoments(NamedTuple):
@@ -98,6 +105,16 @@ class Controls(NamedTuple):
     bad_updates: Array  # [] int32, updates in a row with a loss or gradient that was not finite
 
 
+class Curriculum(NamedTuple):
+    """How often the prompts have succeeded, and those of the next update; see `data.curriculum`."""
+
+    successes: Array | np.ndarray  # [N] fp32, completions that succeeded, older ones counting less
+    trials: Array | np.ndarray  # [N] fp32, completions that had a score, in the same way
+    recent: Array | np.ndarray  # [2] fp32, weighted successes and tries of the last updates
+    limit: Array | np.ndarray  # [] int32, steps of the longest plan that may be drawn; -1: rows have none
+    rows: Array | np.ndarray  # [G] int32, drawn for the next update
+
+
 class TrainState(NamedTuple):
     """Everything that an update changes."""
 
@@ -107,3 +124,4 @@ class TrainState(NamedTuple):
     controls: Controls | None = None  # None: supervised
     frozen: Params | None = None  # weights under adapters, by model as in `params`; never change, in no checkpoint
     ahead: Experience | None = None  # the batch of the next update, sampled before this one (`async_rollouts`)
+    curriculum: Curriculum | None = None  # None: prompts are shuffled

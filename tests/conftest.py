@@ -37,7 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONG_FILES = """test_runs test_ppo test_train test_models test_defects test_resume test_reward_model
 test_train_rewards test_docs test_device_modes test_processes test_export test_checkpoints
 test_gradient_checkpointing test_update test_rollout test_learned test_lora test_build test_config
-test_trl_ppo test_trl_rloo""".split()  # noqa: SIM905
+test_trl_grpo test_trl_ppo test_trl_rloo""".split()  # noqa: SIM905
 """Longest first: a few processes share the tests file by file, and one would end alone with what is left."""
 
 

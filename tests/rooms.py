@@ -40,7 +40,7 @@ ROOMS = (
     Room(("report",), "everything drawn: the pages of runs and evaluations, and one picture"),
     Room(
         (
-            *("train", "sft", "reward_model", "reward_server", "export", "config_page", "metrics", "doctor"),
+            *("train", "self_train", "sft", "reward_model", "reward_server", "export", "metrics", "doctor"),
             *("*/__main__", "__main__", "__init__"),
         ),
         "the commands: set up, the straight line, done",

@@ -25,7 +25,8 @@ PARALLEL_NAMES = {"Mesh", "NamedSharding", "shard_map", "pmap"}
 
 # What computes rewards and judges plans on the host: importing it loads no JAX, and no library of models.
 HOST = ("planning/", "rewards.py", "reward_functions/plan.py", "reward_functions/sentiment.py", "evaluate/intervals.py")
-HOST += ("reward_functions/isolated.py", "reward_functions/http_client.py", "reward_functions/http_contract.py")
+HOST += ("reward_functions/overlong.py", "reward_functions/isolated.py")
+HOST += ("reward_functions/http_client.py", "reward_functions/http_contract.py")
 HOST += ("evaluate/predictions.py", "evaluate/comparison.py", "evaluate/plan_metrics.py", "evaluate/plan_scores.py")
 NEVER_ON_THE_HOST = {"flax", "jax"}
 

@@ -27,8 +27,8 @@ import pytest
 
 from jaxppo import hf, models
 from jaxppo.config import ReportConfig
+from jaxppo.config.__main__ import COMMANDS
 from jaxppo.config.sources import flatten, parse_cli, parse_flags
-from jaxppo.config_page import COMMANDS
 from jaxppo.data import word_tokenizer
 from jaxppo.errors import ConfigError
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
@@ -50,6 +50,7 @@ TRANSCRIPTS = [
 RUN_ELSEWHERE = {
     "docs/evaluation.md": "tests/report/test_plan_page.py",  # needs plans to read
     "docs/reward_server.md": "tests/test_reward_server.py",  # needs a server
+    "docs/rewards_elsewhere.md": "tests/reward_functions/test_elsewhere.py",  # needs plans, and TRL with a model
 }
 """Pages whose python is run by other tests, which bring what it needs."""
 

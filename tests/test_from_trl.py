@@ -123,8 +123,8 @@ def declared_by_trl(config_class: type) -> set[str]:
 
 @pytest.mark.parametrize(
     "names",
-    [declared_by_trl(PPOConfig), declared_by_trl(trl.RLOOConfig), set(OLD_DEFAULTS)],
-    ids=["ppo", "rloo", "old"],
+    [declared_by_trl(PPOConfig), declared_by_trl(trl.RLOOConfig), declared_by_trl(trl.GRPOConfig), set(OLD_DEFAULTS)],
+    ids=["ppo", "rloo", "grpo", "old"],
 )
 def test_every_field_of_trl_has_its_place(names):
     assert len(names) > 30
@@ -146,7 +146,13 @@ def default_of(config_class: type, name: str) -> object:
 
 @pytest.mark.parametrize(
     ("column", "config_class"),
-    [("TRL 1.12 PPO", PPOConfig), ("TRL 1.12 RLOO", trl.RLOOConfig), ("TRL 0.11", None), ("TRL 1.12", PPOConfig)],
+    [
+        ("TRL 1.12 PPO", PPOConfig),
+        ("TRL 1.12 RLOO", trl.RLOOConfig),
+        ("TRL 1.12 GRPO", trl.GRPOConfig),
+        ("TRL 0.11", None),
+        ("TRL 1.12", PPOConfig),
+    ],
 )
 def test_defaults_of_trl_are_those_of_the_page(column, config_class):
     cells = [row[column] for row in FIELDS if row.get(column, "-") != "-"]

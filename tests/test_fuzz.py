@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxppo import hf
-from jaxppo.config import DataConfig, EvaluateConfig, RewardModelConfig, SFTConfig, TrainConfig
+from jaxppo.config import DataConfig, EvaluateConfig, RewardModelConfig, SelfTrainConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import flatten, parse_cli, plain_values
 from jaxppo.data import load_split
 from jaxppo.errors import JaxppoError
@@ -34,6 +34,7 @@ from tests.test_reward_server import length, post, running
 
 LIMIT_S, LIMIT_MIB = 2.0, 500
 CONFIGS = {"train": TrainConfig, "sft": SFTConfig, "reward_model": RewardModelConfig, "evaluate": EvaluateConfig}
+CONFIGS |= {"self_train": SelfTrainConfig}
 
 NUMBERS = st.sampled_from([0, -1, 1, 3, 2**31, 2**63, 10**400, 0.5, -0.0, 1e-320, 1e308, float("inf"), float("nan")])
 TEXTS = st.sampled_from(["", " ", "\0", "\n", "a\nb", "\ud800", "\u202e", "é", "-1", "none", "../..", "[", "x" * 5000])

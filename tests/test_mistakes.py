@@ -114,7 +114,11 @@ MISTAKES = {
         [*DRY, "--dataset", "rows", "--reward_funcs", "mistaken_rewards:three"],
         "train one on this data with `python -m jaxppo.sft`",
     ),
-    "no such reward": ("train", [*DRY, "--reward_funcs", "plann"], "plan, model, server, sentiment or module:function"),
+    "no such reward": (
+        "train",
+        [*DRY, "--reward_funcs", "plann"],
+        "plan, model, server, sentiment, soft_overlong_punishment or module:function",
+    ),
     "no such reward module": ("train", [*DRY, "--reward_funcs", "my_rewards:f"], "PYTHONPATH"),
     "no such reward function": ("train", [*DRY, "--reward_funcs", "mistaken_rewards:four"], "has no attribute 'four'"),
     "reward that is no function": ("train", [*DRY, "--reward_funcs", "mistaken_rewards:number"], "got int"),

@@ -732,11 +732,14 @@ def test_model_config_names_a_bad_field_of_a_family(family, field, value, named)
 
 
 @pytest.mark.parametrize(
-    ("name", "head", "constrained"), [("tpu", 64, 4), ("tpu", 128, 0), ("gpu", 64, 0), ("cpu", 64, 0)]
+    ("name", "head", "order"),
+    [("tpu", 64, "2, 3, 1, 0"), ("tpu", 128, "3, 2, 1, 0"), ("gpu", 64, None), ("cpu", 64, None)],
 )
-def test_densely_laid_is_about_small_heads_on_a_tpu(name, head, constrained):
+def test_densely_laid_is_about_tpus(name, head, order):
     cache = tuple((jnp.ones((2, 3, 5, head)), jnp.zeros((2, 3, 5, head))) for _ in range(2))
     with platform.compiling_for(platform.Platform(name, None)):
         lowered = jax.jit(lambda cache: models.densely_laid(cache)).lower(cache)
-    assert lowered.as_text().count("LayoutConstraint") == constrained
+    text = lowered.as_text()
+    assert text.count("LayoutConstraint") == (0 if order is None else 4)
+    assert text.count(f"result_layouts = [dense<[{order}]>") == (0 if order is None else 4)
     jax.tree.map(np.testing.assert_array_equal, lowered.compile()(cache), cache)

@@ -10,6 +10,7 @@ from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.rl import optimizer, update
+from jaxppo.rl.supervised import SFT
 from tests.device_modes import MODEL
 
 ROWS = [
@@ -25,8 +26,9 @@ def one_step(num_devices: int):
     supervised = data.SupervisedData(ROWS, words, CONFIG.batch_size, 0, 64)
     parallel = DataParallel(devices=jax.devices()[:num_devices])
     state = update.init_state({"policy": jax.tree.map(np.copy, PARAMS)}, optimizer.make_optimizer(CONFIG.optimizer))
-    batch = sft._weighted(supervised.batch(0), MODEL, parallel.row_shards)
-    after, stats = sft.make_step(CONFIG, MODEL, parallel)(parallel.put(state), parallel.put(batch, 2))
+    learner = SFT(CONFIG, MODEL, parallel)
+    batch = learner.weighted(supervised.batch(0))
+    after, stats = learner.program(parallel.put(state), parallel.put(batch, 2))
     return batch, jax.device_get(after.params), jax.device_get(stats)
 
 

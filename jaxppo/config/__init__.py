@@ -8,18 +8,20 @@ from jaxppo.config import paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
 from jaxppo.config.checks import JsonMapping, require
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, ReportConfig, RewardServerConfig
-from jaxppo.config.data import DataConfig, parse_sizes
+from jaxppo.config.data import CurriculumConfig, DataConfig, parse_sizes
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.rl import RLConfig
 from jaxppo.config.run import LoopConfig, RunConfig
 from jaxppo.config.sampling import EvalConfig, SamplingConfig
+from jaxppo.config.self_train import SelfTrainConfig
 from jaxppo.config.supervised import RewardModelConfig, SFTConfig
 from jaxppo.config.train import TrainConfig
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "CurriculumConfig",
     "DataConfig",
     "EvalConfig",
     "EvaluateConfig",
@@ -36,6 +38,7 @@ __all__ = [
     "RunConfig",
     "SFTConfig",
     "SamplingConfig",
+    "SelfTrainConfig",
     "TrainConfig",
     "parse_sizes",
     "paths",

@@ -2,34 +2,56 @@
 
 from typing import Literal, NamedTuple
 
+Level = Literal["token", "sequence", "completion"]
+"""Where new over old probability is taken and clipped: at each token, as the geometric mean over a completion's tokens,
+or as their product."""
+
+LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo"]
+"""TRL's names of the means that losses of tokens are added up to; cispo is also a surrogate of its own."""
+
 
 class Algorithm(NamedTuple):
     """A row of `ALGORITHMS`; the formulas of the algorithm are `rl/algorithms/<name>.py`.
 
     Attributes:
         needs_values: whether it learns a value function.
-        ratio: where new over old probability is taken and clipped: at each token, or for each completion (the product
-            over its tokens).
+        ratio: level of the ratio; None: `importance_sampling_level` says.
+        loss_type: the mean over tokens, where the settings do not say; at level "completion" it is over completions.
+        kl: where the KL penalty is: in the reward, or a term of the loss.
         num_generations: completions per prompt, where the settings do not say.
         min_generations: fewest completions per prompt.
         unused: settings of `RLConfig` that it does not read; another value than their default is an error.
     """
 
     needs_values: bool
-    ratio: Literal["token", "completion"]
+    ratio: Level | None
+    loss_type: LossType = "bnpo"
+    kl: Literal["reward", "loss"] = "reward"
     num_generations: int = 1
     min_generations: int = 1
     unused: tuple[str, ...] = ()
 
 
+_CRITIC = ("whiten_rewards", "score_position", "lam_value", "value_warmup_updates")
+_GRPO = ("scale_rewards", "importance_sampling_level", "use_bias_correction_kl")
+
 ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": Algorithm(needs_values=True, ratio="token", unused=("normalize_advantages",)),  # it always whitens
+    "ppo": Algorithm(needs_values=True, ratio="token", unused=("normalize_advantages", *_GRPO)),  # it always whitens
     "rloo": Algorithm(
         needs_values=False,
         ratio="completion",
         num_generations=4,
         min_generations=2,  # the baseline is the mean of the others
-        unused=("whiten_rewards", "score_position"),
+        unused=(*_CRITIC, *_GRPO, "loss_type", "top_entropy_quantile"),
+    ),
+    "grpo": Algorithm(
+        needs_values=False,
+        ratio=None,
+        loss_type="dapo",
+        kl="loss",
+        num_generations=8,
+        min_generations=2,
+        unused=(*_CRITIC, "normalize_advantages", "adap_kl_ctrl"),
     ),
 }
 """`algorithm` -> its row."""

@@ -1,7 +1,10 @@
 """Problems, their splits and prompts."""
 
+import dataclasses
+import math
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxppo.config.checks import JsonMapping, require, require_mapping, require_positive
 
@@ -87,6 +90,30 @@ class DataConfig:
         """Fewest and most tokens that a prompt is cut to; None where prompts are whole."""
         low, high = self.input_min_text_length, self.input_max_text_length
         return None if low is None or high is None else (low, high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurriculumConfig:
+    """Which prompts of train_split are drawn."""
+
+    curriculum: Literal["none", "success"] = "none"
+    """none: all, shuffled anew in every epoch. success: with a probability proportional to p (1 - p) of a running
+    estimate p of their success, short plans first."""
+    curriculum_success: float = 1.0
+    """A completion with at least this score is a success (1: a valid plan, under the default reward)."""
+    curriculum_threshold: float = 0.8
+    """Longer plans are drawn, too, once this share of the recent completions succeeds; rows without a `plan_length`
+    are drawn from the beginning."""
+
+    def __post_init__(self) -> None:
+        finite = math.isfinite(self.curriculum_success)
+        require(finite, "curriculum_success", "a finite number", self.curriculum_success)
+        fits = 0.0 < self.curriculum_threshold <= 1.0
+        require(fits, "curriculum_threshold", "a number in (0, 1]", self.curriculum_threshold)
+        if self.curriculum == "none":
+            for spec in dataclasses.fields(self):
+                value, expected = getattr(self, spec.name), f"{spec.default} with curriculum none"
+                require(value == spec.default, spec.name, expected, value)
 
 
 def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:

@@ -13,7 +13,8 @@ class RewardConfig:
 
     reward_funcs: tuple[str, ...] = ("plan",)
     """Functions of the sum: plan (1 if the plan is valid, else partial), model (a learned reward model), server (asked
-    over HTTP), sentiment (a text classifier), or module:function in TRL's calling convention."""
+    over HTTP), sentiment (a text classifier), soft_overlong_punishment (DAPO's, for completions near response_length),
+    or module:function in TRL's calling convention."""
     reward_weights: tuple[float, ...] | None = None
     """Weight of each function; default: 1."""
     partial: Literal["lccs", "lcs", "prefix", "goal"] = "lccs"
@@ -42,6 +43,8 @@ class RewardConfig:
     """Text classification folder or hub id of `sentiment`."""
     sentiment_label: str = "POSITIVE"
     """The label whose raw logit is the reward."""
+    soft_punish_cache: int | None = None
+    """Tokens before response_length over which soft_overlong_punishment falls from 0 to -1."""
     reward_timeout_s: float | None = None
     """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or
     for one request to the server (default 30)."""
@@ -60,8 +63,9 @@ class RewardConfig:
         require_fraction(self, "partial_scale", "length_penalty")
         if self.audit_rate is not None:
             require_fraction(self, "audit_rate")
-        if self.reward_timeout_s is not None:
-            require_positive(self, "reward_timeout_s")
+        for name in ("reward_timeout_s", "soft_punish_cache"):
+            if getattr(self, name) is not None:
+                require_positive(self, name)
         require((self.reward_cache_size or 0) >= 0, "reward_cache_size", "at least 0", self.reward_cache_size)
         for name in ("on_error", "on_timeout"):
             value = getattr(self, name)

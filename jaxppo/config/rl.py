@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from jaxppo.config.algorithms import ALGORITHMS, Algorithm
+from jaxppo.config.algorithms import ALGORITHMS, Algorithm, Level, LossType
 from jaxppo.config.checks import choices, require, require_choice, require_finite, require_fraction, require_positive
 
 
@@ -15,11 +15,12 @@ class RLConfig:
 
     algorithm: Annotated[str, choices(ALGORITHMS)] = "ppo"
     """ppo: value model, GAE, ratio per token. rloo: several completions per prompt, each against the mean of the
-    others, ratio per completion, no value model."""
+    others, ratio per completion, no value model. grpo: each against the mean of its group over its deviation, ratio
+    per token, KL in the loss."""
     num_generations: int | None = None
-    """Completions per prompt (RLOO's k). Default: 1 for ppo, 4 for rloo."""
+    """Completions per prompt (RLOO's k). Default: 1 for ppo, 4 for rloo, 8 for grpo."""
     num_ppo_epochs: int = 4
-    """Passes over each rollout batch."""
+    """Passes over each rollout batch (alias --num_iterations)."""
     num_mini_batches: int = 1
     """Optimizer steps per pass."""
     async_rollouts: int = 0
@@ -32,9 +33,24 @@ class RLConfig:
     """Completions per device scored at once, to save memory. Default: all on accelerators, on a CPU as many as its
     cache takes."""
     cliprange: float = 0.2
-    """Policy ratio is clipped to 1 +- this."""
+    """Policy ratio is clipped to 1 +- this (alias --epsilon)."""
     cliprange_high: float | None = None
-    """Upper clip range (1 + this), where it is not the lower one (TRL's epsilon_high)."""
+    """Upper clip range (1 + this), where it is not the lower one (alias --epsilon_high); loss_type cispo: the most that
+    a ratio may be."""
+    delta: float | None = None
+    """The most that a ratio may be where the advantage is negative, which the clip leaves open (two-sided or dual
+    clip); default: no limit."""
+    loss_type: LossType | None = None
+    """What losses of tokens are added up to: grpo: mean over each completion's tokens, then over completions; bnpo:
+    mean over the tokens of the mini-batch; dapo: the same, by the tokens of a mini-batch on average; dr_grpo: sum over
+    the completions' number times response_length; cispo: as dapo, of ratios that are weights, capped and without a
+    gradient. Default: bnpo for ppo, dapo for grpo; rloo takes completions as a whole."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """grpo: ratio of each token, or of a completion by its tokens' geometric mean (GSPO)."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """grpo: what advantages are divided by: the deviation of the scores of their prompt, of the batch, or nothing."""
+    use_bias_correction_kl: bool = True
+    """grpo: multiply the KL in the loss by the ratio, so that its gradient is that of the KL itself (DeepSeek-V3.2)."""
     cliprange_value: float = 0.2
     """New values are clipped to the old ones +- this."""
     vf_coef: float = 0.1
@@ -45,6 +61,18 @@ class RLConfig:
     """Discount per token."""
     lam: float = 0.95
     """GAE's lambda."""
+    lam_value: float | None = None
+    """ppo: lambda of the returns that values learn, where it is not lam. 1.0 lets a score at the end reach the values
+    of the first tokens whole (decoupled GAE of VC-PPO and VAPO)."""
+    value_warmup_updates: int = 0
+    """ppo: updates at the start in which the value model alone learns, from returns with lambda 1."""
+    positive_nll: float = 0.0
+    """Weight of the negative log-likelihood of completions whose score is 1 or more (VAPO), mean over their tokens."""
+    top_entropy_quantile: float = 1.0
+    """ppo, grpo: share of tokens, those of the highest entropy, that the policy learns from; TRL and the paper: 0.2."""
+    importance_cap: float | None = None
+    """Weigh the policy's loss by the ratio of recomputed to sampled probability, at most this (truncated importance
+    sampling); needs logprobs recompute. Default: no weights."""
     score_position: Literal["last", "after"] = "last"
     """Where the score is added: to the last token (TRL 0.11), or to the state behind it where response_length leaves
     room, which then has a value of its own (TRL's later PPOTrainer)."""
@@ -55,7 +83,8 @@ class RLConfig:
     mask_truncated_completions: bool = False
     """Learn nothing from completions that did not end."""
     kl_coef: float = 0.05
-    """Weight of the KL penalty to the reference policy in the reward, at the start; 0 needs no reference."""
+    """Weight of the KL penalty to the reference policy in the reward, at the start; grpo: of k3 in the loss; 0 needs no
+    reference (alias --beta)."""
     kl_estimator: Literal["k1", "k2", "k3", "abs", "mse", "full"] = "k1"
     """Per-token KL: k1 = logp - ref, k2 = mse = k1^2 / 2, k3 = exp(-k1) - 1 + k1 (Schulman 2020), abs = |k1|, or full:
     exact over the vocabulary."""
@@ -89,11 +118,16 @@ class RLConfig:
         require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
         require(self.async_rollouts in (0, 1), "async_rollouts", "0 or 1", self.async_rollouts)
         require_fraction(self, "gamma", "lam")
-        require_finite(self, "kl_coef", "vf_coef", "entropy_coef")
+        require_finite(self, "kl_coef", "vf_coef", "entropy_coef", "positive_nll")
+        if self.lam_value is not None:
+            require_fraction(self, "lam_value")
+        require(self.value_warmup_updates >= 0, "value_warmup_updates", "at least 0", self.value_warmup_updates)
+        share = self.top_entropy_quantile
+        require(0.0 < share <= 1.0, "top_entropy_quantile", "a share above 0, at most 1", share)
         if self.ratio_threshold is not None:
             require(self.ratio_threshold > 1, "ratio_threshold", "a number above 1", self.ratio_threshold)
         rows = ("gradient_accumulation_steps", "local_rollout_forward_batch_size")
-        for name in ("cliprange_high", "kl_target", *rows):
+        for name in ("cliprange_high", "delta", "kl_target", "importance_cap", *rows):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         if self.missing_eos_penalty is not None:
@@ -124,11 +158,28 @@ class RLConfig:
         defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
         for name in self.row.unused:
             require(getattr(self, name) == defaults[name], name, f"{defaults[name]} {given}", getattr(self, name))
+        if self.mean_of_losses == "cispo":
+            expected = "the most that a ratio may be, with loss_type cispo"
+            require(self.cliprange_high is not None, "cliprange_high", expected, self.cliprange_high)
+            require(self.delta is None, "delta", "None with loss_type cispo", self.delta)
+        if self.delta is not None:
+            high = 1 + (self.cliprange_high or self.cliprange)
+            require(self.delta > high, "delta", f"more than {high:g}, where the clip ends", self.delta)
 
     @property
     def row(self) -> Algorithm:
         """The algorithm's row of the table."""
         return ALGORITHMS[self.algorithm]
+
+    @property
+    def ratio_level(self) -> Level:
+        """Where the ratio is taken."""
+        return self.row.ratio or self.importance_sampling_level
+
+    @property
+    def mean_of_losses(self) -> LossType:
+        """What losses of tokens are added up to."""
+        return self.loss_type or self.row.loss_type
 
     @property
     def group_size(self) -> int:

@@ -42,7 +42,14 @@ CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet", "pr
 CALL_ONLY += ("target", "allow_changes", *PLACES)
 """Settings of one call, which are not saved with a run and may change on resume."""
 
-ALIASES = {"data": "dataset", "splits": "eval_splits"}
+ALIASES = {
+    "data": "dataset",
+    "splits": "eval_splits",
+    "beta": "kl_coef",
+    "epsilon": "cliprange",
+    "epsilon_high": "cliprange_high",
+    "num_iterations": "num_ppo_epochs",
+}
 """Other names of flags, for configurations that have the flag and no field of that name; YAML keys have none."""
 
 CONFIG_FILE = "config.yaml"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxppo.config.checks import require, require_divisible, require_positive
-from jaxppo.config.data import DataConfig
+from jaxppo.config.data import CurriculumConfig, DataConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.rl import RLConfig
@@ -25,6 +25,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
+    drawing: CurriculumConfig = field(default_factory=CurriculumConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -93,10 +94,18 @@ class TrainConfig:
         if not rl.row.needs_values:
             require(self.value_model_path is None, "value_model_path", f"None {given}", self.value_model_path)
             require(self.value_model == "separate", "value_model", f"no such setting {given}", "shared")
-        if rl.row.ratio == "completion" and self.sampling.truncates:
+        if rl.ratio_level != "token" and self.sampling.truncates:
             # The ratio of a completion would start at the product of what was cut off at every token.
             expected = f"recompute {given} and top_k, top_p or min_p"
             require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
+        if rl.importance_cap is not None:
+            expected = "recompute with importance_cap, or both probabilities are the sampler's"
+            require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
+        if self.total_episodes is not None:
+            expected = f"fewer than the {self.num_updates} updates of the run"
+            require(
+                rl.value_warmup_updates < self.num_updates, "value_warmup_updates", expected, rl.value_warmup_updates
+            )
         if rl.adap_kl_ctrl:
             expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
             require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, rl.kl_horizon)

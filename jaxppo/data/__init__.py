@@ -16,9 +16,11 @@ from jaxppo.data.batches import (
     pad_left,
     padded_size,
     right_padded,
+    row_order,
 )
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA, build_request, built_in_request
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
+from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum
 from jaxppo.data.rows import Row, check_same, column_names, columns_of, load_split, read_rows
 from jaxppo.data.tokens import (
     cut_prompts,
@@ -41,6 +43,8 @@ __all__ = [
     "ChatTemplate",
     "PromptData",
     "Row",
+    "Shuffled",
+    "SuccessCurriculum",
     "SupervisedData",
     "bucket",
     "build_request",
@@ -55,11 +59,13 @@ __all__ = [
     "length_gaps",
     "load_split",
     "make_chat_template",
+    "make_curriculum",
     "pad_left",
     "padded_size",
     "preferences",
     "read_rows",
     "right_padded",
+    "row_order",
     "start_ids",
     "tell_left_out",
     "token_ids",

@@ -10,7 +10,7 @@ from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, column_names, columns_of
 from jaxppo.data.tokens import cut_prompts, encode_completions, encode_prompts
 from jaxppo.errors import DataError
-from jaxppo.types import PromptBatch, Sequences
+from jaxppo.types import Curriculum, PromptBatch, Sequences
 
 T = TypeVar("T")
 
@@ -130,9 +130,10 @@ class PromptData:
         self.longest, self.length_gaps = max(lengths), length_gaps(lengths)
         self.prompt_length = bucket(self.longest)
 
-    def batch(self, step: int) -> Batch:
-        """Return the batch of update `step` (0-based)."""
-        order = row_order(len(self.rows), self.seed, step * self.batch_size, self.batch_size)
+    def batch(self, step: int, drawn: Curriculum | None = None) -> Batch:
+        """Return the batch of update `step` (0-based): the next rows in order, or those that a curriculum has drawn."""
+        in_order = row_order(len(self.rows), self.seed, step * self.batch_size, self.batch_size)
+        order = in_order if drawn is None else drawn.rows
         rows, encoded = [self.rows[i] for i in order], [self._encoded[i] for i in order]
         prompts = pad_left(encoded, self.prompt_length, self._pad_id)
         return Batch(

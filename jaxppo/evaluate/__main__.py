@@ -171,7 +171,9 @@ class _Evaluation:
         parallel = self._parallel.of_process()
         load_model = registry.reward_model_loader(model, policy.params, tokenizer, parallel, end_ids)
         validator = self.validator or plan.default_validator()
-        rewards = registry.make_rewards(self.config.reward, registry.Context(validator, load_model=load_model))
+        longest = self.config.response_length
+        context = registry.Context(validator, load_model=load_model, max_completion_len=longest)
+        rewards = registry.make_rewards(self.config.reward, context)
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
         data.tell_left_out(self._console.print, self.config.data, evaluator.left_out)
         return LoadedModel(policy.params, evaluator, rewards)

@@ -11,7 +11,16 @@ import jax
 import numpy as np
 
 from jaxppo import data, models
-from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
+from jaxppo.config import (
+    DataConfig,
+    EvalConfig,
+    EvaluateConfig,
+    RewardConfig,
+    SamplingConfig,
+    SelfTrainConfig,
+    SFTConfig,
+    TrainConfig,
+)
 from jaxppo.data import Row
 from jaxppo.evaluate.intervals import clustered_wilson, interval_text
 from jaxppo.evaluate.plan_metrics import grouped, split_results
@@ -279,7 +288,7 @@ def fixed_rows(rows: Sequence[Row], most: int | None, seed: int) -> list[int]:
 
 
 def make_evaluator(
-    config: TrainConfig | SFTConfig | EvaluateConfig,
+    config: TrainConfig | SelfTrainConfig | SFTConfig | EvaluateConfig,
     model: ModelConfig,
     tokenizer: Any,
     parallel: DataParallel,
@@ -287,7 +296,7 @@ def make_evaluator(
     rows: Mapping[str, list[Row]] | None = None,
 ) -> Evaluator:
     """Make the evaluator that a command's configuration asks for."""
-    if isinstance(config, TrainConfig):
+    if isinstance(config, TrainConfig | SelfTrainConfig):
         sampling = config.sampling
     else:
         stop_token_id = config.stop_token_id if isinstance(config, EvaluateConfig) else None

@@ -167,7 +167,7 @@ def model_card(
         base_license: its licence, as from `license_of`; None: not stated.
         dataset: what it was trained on.
         dataset_license: its licence; None: not stated.
-        algorithm: "ppo" or "rloo"; None: supervised.
+        algorithm: "ppo", "rloo" or "grpo"; None: supervised.
         config: the flat settings, as from `flatten`; those of one call only (`CALL_ONLY`) are left out.
         evals: content of `eval.json`: "before" and "after" by split, or splits alone; may be partial or empty.
         metrics: last record of `metrics.jsonl`; may be empty.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxppo.nn import kernels
-from jaxppo.nn.blocks import columns
+from jaxppo.nn.blocks import Blocks, columns, where_new
 
 LayerCache: TypeAlias = tuple[jax.Array, jax.Array]
 """Keys and values of one layer, each [B, G, S, K]."""
@@ -193,32 +193,6 @@ def attend_in_blocks(
     return _in_blocks(q_bhtk, k_bgsk, v_bgsk, queries, mask, scale, window, min(block, q_bhtk.shape[2]))
 
 
-class _Blocks(NamedTuple):
-    """T queries in blocks of N; the last one begins early where they do not fit evenly."""
-
-    total: int
-    size: int
-
-    @property
-    def numbers(self) -> jax.Array:
-        return jnp.arange(-(-self.total // self.size))
-
-    def of(self, x: jax.Array, i: jax.Array, axis: int = 2) -> jax.Array:
-        """Cut block i out of the axis of the queries."""
-        return jax.lax.dynamic_slice_in_dim(x, self._start(i), self.size, axis)
-
-    def put(self, x: jax.Array, i: jax.Array, values: jax.Array) -> jax.Array:
-        """Put block i into axis 2, that of the queries."""
-        return jax.lax.dynamic_update_slice_in_dim(x, values.astype(x.dtype), self._start(i), 2)
-
-    def new(self, i: jax.Array) -> jax.Array:
-        """[N] bool, queries of block i that are in no block before."""
-        return self._start(i) + jnp.arange(self.size) >= i * self.size
-
-    def _start(self, i: jax.Array) -> jax.Array:
-        return jnp.minimum(i * self.size, self.total - self.size)
-
-
 def _without_gradient(*arguments: Any) -> jax.Array:
     return _forward(*arguments)[0]
 
@@ -237,10 +211,10 @@ def _forward(
 
     Not their logsumexp: where a query sees nothing, m is `MASKED` and absorbs whatever is added to it.
     """
-    blocks, seen, group = _Blocks(q.shape[2], n), Seen(queries, mask, window), (q.shape[0], q.shape[1], n, -1)
+    blocks, seen, group = Blocks(q.shape[2], n, 2), Seen(queries, mask, window), (q.shape[0], q.shape[1], n, -1)
 
     def step(done: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        bias = seen.bias(blocks.of(queries, i, 1), k.shape[2])
+        bias = seen.bias(blocks._replace(axis=1).of(queries, i), k.shape[2])
         scores = _scores(blocks.of(q, i), k, bias, scale)
         largest = scores.max(axis=-1, keepdims=True)
         weights = jnp.exp(scores - largest)
@@ -264,20 +238,21 @@ def _backward_rule(
     scale: float, window: int | None, n: int, kept: tuple[jax.Array, ...], d_out: jax.Array
 ) -> tuple[jax.Array | None, ...]:
     q, k, v, queries, mask, out, sums = kept
-    blocks, seen, shared = _Blocks(q.shape[2], n), Seen(queries, mask, window), (*k.shape[:2], -1)
+    blocks, seen, shared = Blocks(q.shape[2], n, 2), Seen(queries, mask, window), (*k.shape[:2], -1)
     d_out_out = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True)
 
     def step(done: tuple[jax.Array, ...], i: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
         d_q, d_k, d_v = done
         of = lambda x: blocks.of(x, i).reshape(*shared, x.shape[-1])  # noqa: E731
-        scores = _scores(blocks.of(q, i), k, seen.bias(blocks.of(queries, i, 1), k.shape[2]), scale)
+        scores = _scores(blocks.of(q, i), k, seen.bias(blocks._replace(axis=1).of(queries, i), k.shape[2]), scale)
         largest, total = jnp.split(of(sums), 2, axis=-1)
         weights = jnp.exp(scores - largest) / total
         d_weights = jnp.einsum("bgtk,bgsk->bgts", of(d_out), v, preferred_element_type=jnp.float32)
         d_scores = (weights * (d_weights - of(d_out_out)) * scale).astype(q.dtype)
         # Queries of two blocks count once for the keys; each finds its own gradient again.
-        new = jnp.tile(blocks.new(i), q.shape[1] // k.shape[1])[:, None]
-        q_i, d_out_i = jnp.where(new, of(q), 0), jnp.where(new, of(d_out), 0)
+        new = blocks.new(i)
+        new = None if new is None else jnp.tile(new, q.shape[1] // k.shape[1])[:, None]
+        q_i, d_out_i = where_new(new, of(q)), where_new(new, of(d_out))
         d_v += jnp.einsum("bgts,bgtk->bgsk", weights.astype(v.dtype), d_out_i, preferred_element_type=jnp.float32)
         d_k += jnp.einsum("bgts,bgtk->bgsk", d_scores, q_i, preferred_element_type=jnp.float32)
         d_q_i = jnp.einsum("bgts,bgsk->bgtk", d_scores, k, preferred_element_type=jnp.float32)

@@ -1,7 +1,7 @@
-"""Rows in equal parts, so that a program holds the results of a few at a time; columns of the tokens that are read."""
+"""Rows in equal parts, an axis in blocks: a program holds the results of a few at a time. Tokens that are read."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,48 @@ def by_rows(function: Callable[[Any], Any], tree: Any, most: int | None) -> Any:
         return function(tree)
     results = jax.lax.map(function, split_rows(tree, most))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], results)
+
+
+class Blocks(NamedTuple):
+    """An axis in blocks of one size; the last one begins early where they do not fit evenly.
+
+    Arrays may be longer along it than `total`: no block reaches what lies behind.
+    """
+
+    total: int
+    size: int
+    axis: int  # of the arrays that blocks are cut out of
+
+    @property
+    def numbers(self) -> jax.Array:
+        """Number of each block."""
+        return jnp.arange(-(-self.total // self.size))
+
+    def start(self, i: jax.Array) -> jax.Array:
+        """Return where block i begins."""
+        return jnp.minimum(i * self.size, self.total - self.size)
+
+    def new(self, i: jax.Array) -> jax.Array | None:
+        """[size] bool, what of block i is in no block before; None where that is so for all of every block."""
+        even = self.total % self.size == 0
+        return None if even else self.start(i) + jnp.arange(self.size) >= i * self.size
+
+    def holds(self, i: jax.Array, places: jax.Array) -> jax.Array:
+        """Return whether block i is the one in which these places along the axis are new."""
+        return (places // self.size == i) & (places < self.total)
+
+    def of(self, x: jax.Array, i: jax.Array) -> jax.Array:
+        """Cut block i out of an array."""
+        return jax.lax.dynamic_slice_in_dim(x, self.start(i), self.size, self.axis)
+
+    def put(self, x: jax.Array, i: jax.Array, values: jax.Array) -> jax.Array:
+        """Put block i into an array."""
+        return jax.lax.dynamic_update_slice_in_dim(x, values.astype(x.dtype), self.start(i), self.axis)
+
+
+def where_new(new: jax.Array | None, values: jax.Array) -> jax.Array:
+    """`values`, and 0 where they are not new, see `Blocks.new`."""
+    return values if new is None else jnp.where(new, values, 0.0)
 
 
 def columns(tree: Any, read: jax.Array | None, axis: int) -> Any:

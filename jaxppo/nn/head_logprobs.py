@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo.nn.blocks import by_rows, equal_parts, split_rows
+from jaxppo.nn.blocks import Blocks, by_rows, equal_parts, split_rows, where_new
 from jaxppo.parallel import platform
 from jaxppo.types import Array
 
@@ -87,12 +87,12 @@ def _forward(
             z = _logits(h, columns.of(kernel, c), temperature)
             softmax = _extend(softmax, z, columns.new(c))
             local = i - columns.start(c)
-            picked = jnp.take_along_axis(z, jnp.clip(local, 0, columns.width - 1)[:, None], axis=1)[:, 0]
+            picked = jnp.take_along_axis(z, jnp.clip(local, 0, columns.size - 1)[:, None], axis=1)[:, 0]
             return (softmax, jnp.where(columns.holds(c, i), picked, chosen)), None
 
         zero = jnp.zeros(i.shape, jnp.float32)
         nowhere = zero + jnp.nan  # what an id outside of the vocabulary gets
-        (softmax, chosen), _ = jax.lax.scan(step, (_empty(zero), nowhere), jnp.arange(columns.blocks))
+        (softmax, chosen), _ = jax.lax.scan(step, (_empty(zero), nowhere), columns.numbers)
         log_z = softmax.largest + jnp.log(softmax.total)
         # H = logsumexp(z) - E[z], both relative to the largest logit
         return chosen - log_z, jnp.log(softmax.total) - softmax.weighted / softmax.total, log_z
@@ -126,10 +126,10 @@ def _backward_rule(
         def of_rows(d_part: Array, row_block: tuple[Any, Array]) -> tuple[Array, Array]:
             (h, i, log_z, mean, d_logprob, d_entropy), d_h = row_block
             z = _logits(h, part, temperature)
-            chosen = jnp.arange(columns.width) == (i - columns.start(c))[:, None]
+            chosen = jnp.arange(columns.size) == (i - columns.start(c))[:, None]
             pull = d_logprob[:, None] + d_entropy[:, None] * (z - mean[:, None])
             d_z = jnp.where(chosen, d_logprob[:, None], 0.0) - jnp.exp(z - log_z[:, None]) * pull
-            d_z = (_where(columns.new(c), d_z) / temperature).astype(h.dtype)
+            d_z = (where_new(columns.new(c), d_z) / temperature).astype(h.dtype)
             d_h += jnp.einsum("rc,dc->rd", d_z, part, preferred_element_type=jnp.float32)
             return d_part + jnp.einsum("rd,rc->dc", h, d_z, preferred_element_type=jnp.float32), d_h
 
@@ -137,7 +137,7 @@ def _backward_rule(
         return (d_hidden, columns.put(d_kernel, c, columns.of(d_kernel, c) + d_part)), None
 
     start = (jnp.zeros(rows[0].shape, jnp.float32), jnp.zeros(kernel.shape, jnp.float32))
-    (d_hidden, d_kernel), _ = jax.lax.scan(of_columns, start, jnp.arange(columns.blocks))
+    (d_hidden, d_kernel), _ = jax.lax.scan(of_columns, start, columns.numbers)
     d_hidden = d_hidden.reshape(-1, hidden.shape[1])[: hidden.shape[0]]
     return d_hidden.astype(hidden.dtype), d_kernel.astype(kernel.dtype), None
 
@@ -190,7 +190,7 @@ def token_kl(
             return _extend(both, z.reshape(gap.shape) / temperature, columns.new(c), gap), None
 
         start = _empty(jnp.zeros(2 * rows[0].shape[0], jnp.float32))
-        both, _ = jax.lax.scan(step, start, jnp.arange(columns.blocks))
+        both, _ = jax.lax.scan(step, start, columns.numbers)
         largest, log_total = both.largest.reshape(2, -1), jnp.log(both.total).reshape(2, -1)
         mean_gap = (both.weighted / both.total).reshape(2, -1)[0]
         # sum_v p (z - ref_z) - logsumexp(z) + logsumexp(ref_z)
@@ -219,57 +219,16 @@ def _extend(sums: _Softmax, z: Array, new: Array | None, x: Array | None = None)
     """Add those columns of z [R, C] that are new; x [R, C] is what they are weighted for, default: z - m."""
     largest = jnp.maximum(sums.largest, z.max(axis=1))
     shift, shifted = sums.largest - largest, z - largest[:, None]
-    scale, weights = jnp.exp(shift), _where(new, jnp.exp(shifted))
+    scale, weights = jnp.exp(shift), where_new(new, jnp.exp(shifted))
     before = sums.weighted
     if x is None:  # the columns before move with m
         before, x = before + jnp.where(sums.total > 0, shift * sums.total, 0.0), shifted
     return _Softmax(largest, scale * sums.total + weights.sum(axis=1), scale * before + (weights * x).sum(axis=1))
 
 
-def _where(new: Array | None, values: Array) -> Array:
-    """`values` [R, C], and 0 in columns that are not new."""
-    return values if new is None else jnp.where(new, values, 0.0)
-
-
-# --------------------------------------------------------------------------------------------------------- blocks
-
-
-class _Columns(NamedTuple):
-    """The vocabulary in `blocks` parts of `width` columns; the last block begins early where they do not fit evenly.
-
-    Matrices may have more columns than `vocab`: no block reaches them.
-    """
-
-    vocab: int
-    width: int
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.vocab // self.width)
-
-    def start(self, c: Array) -> Array:
-        return jnp.minimum(c * self.width, self.vocab - self.width)
-
-    def holds(self, c: Array, ids: Array) -> Array:
-        """Return whether block c is the one that counts these columns."""
-        return (ids // self.width == c) & (ids < self.vocab)
-
-    def new(self, c: Array) -> Array | None:
-        """[C] bool, columns that the block before has not counted; None where that is so for all columns."""
-        even = self.vocab % self.width == 0
-        return None if even else self.start(c) + jnp.arange(self.width) >= c * self.width
-
-    def of(self, matrix: Array, c: Array) -> Array:
-        """Cut columns out of a [D, V] matrix."""
-        return jax.lax.dynamic_slice_in_dim(matrix, self.start(c), self.width, axis=1)
-
-    def put(self, matrix: Array, c: Array, values: Array) -> Array:
-        """Put columns into a [D, V] matrix."""
-        return jax.lax.dynamic_update_slice_in_dim(matrix, values, self.start(c), axis=1)
-
-
-def _columns(vocab: int, block: Block) -> _Columns:
-    return _Columns(vocab, min(vocab, equal_parts(vocab, block.columns, multiple=min(block.columns, 128))))
+def _columns(vocab: int, block: Block) -> Blocks:
+    """Return the vocabulary in blocks of the columns of [D, V] matrices."""
+    return Blocks(vocab, min(vocab, equal_parts(vocab, block.columns, multiple=min(block.columns, 128))), 1)
 
 
 def _logits(hidden: Array, kernel: Array, temperature: float) -> Array:

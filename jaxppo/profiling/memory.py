@@ -217,11 +217,11 @@ def budget(
     learning, gradients = _learning(models, trained, weights, mesh)
     activations = sum(sizes.activation_bytes(model, micro_rows, length, tensor) for model in models)
     layers = [sizes.layer_bytes(model, micro_rows, length) // tensor for model in models]
-    if parts > 1:
-        gradients *= 2  # a sum, and the next term
-    elif platform.current().name == "gpu" and not split:  # its compiler makes no float32 of them before the optimizer
+    total = gradients if parts > 1 else 0  # of micro-batches before
+    if platform.current().name != "cpu" and not split:
+        # No compiler makes float32 of a gradient before it is added to a sum or goes into the optimizer.
         gradients = gradients * sizes.itemsize(policy) // sizes.FP32
-    if platform.current().name == "gpu" and policy.accelerated:
+    if platform.current().name != "cpu" and policy.accelerated:
         activations -= sum(layers) - max(layers)  # one model after the other
     return Budget(
         held={name: sizes.tree_bytes(tree) for name, tree in held.items()},
@@ -238,7 +238,7 @@ def budget(
             },
             "learning": {
                 "weights": learning,
-                "gradients": gradients,
+                "gradients": total + gradients,
                 "activations": activations,
                 "logits": sizes.logits_bytes(policy, micro_rows * response),
             },

@@ -49,7 +49,7 @@ def _resolved(folder: Path | str) -> Path:
 def _parts(runs: Sequence[Run]) -> list[str]:
     labels = _labels(runs)
     groups = _groups(runs)
-    sizes = {run.settings.get("batch_size") for run in runs}
+    sizes = {(run.unit, run.settings.get("batch_size")) for run in runs}
     has_episodes = all(record.get("episode") is not None for run in runs for record in run.records)
     lines = [Line(_group_label(group, labels), [runs[i] for i in group]) for group in groups]
     curves = Curves(lines, "episode" if len(sizes) > 1 and has_episodes else "step")

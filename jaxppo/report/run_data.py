@@ -1,4 +1,4 @@
-"""Read a run folder for a report: of `train`, `sft` or `reward_model`, finished or not."""
+"""Read a run folder for a report: of `train`, `self_train`, `sft` or `reward_model`, finished or not."""
 
 import math
 import shlex
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxppo.config import EvaluateConfig, RewardModelConfig, SFTConfig, TrainConfig
+from jaxppo.config import EvaluateConfig, RewardModelConfig, SelfTrainConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, preset_values, read_yaml
 from jaxppo.errors import DataError
 from jaxppo.run.folder import EVAL_FILE, read_evals
@@ -19,7 +19,14 @@ METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 Results = Mapping[str, Mapping[str, Any]]
 """{split: measures}."""
 
-_COMMANDS = {"train": TrainConfig, "sft": SFTConfig, "reward_model": RewardModelConfig, "evaluate": EvaluateConfig}
+_COMMANDS = {
+    "train": TrainConfig,
+    "self_train": SelfTrainConfig,
+    "sft": SFTConfig,
+    "reward_model": RewardModelConfig,
+    "evaluate": EvaluateConfig,
+}
+_FOLDERS = "folders of train, self_train, sft or reward_model"
 _OLD_NAMES = {metric.old_name for metric in METRICS} - {None}
 
 MEASURES = {
@@ -43,7 +50,7 @@ class Run:
 
     Args:
         folder: its folder.
-        command: train, sft or reward_model.
+        command: train, self_train, sft or reward_model.
         command_line: the command that began it, without secrets; None where unknown.
         settings: all that were saved, with today's defaults for newer ones.
         defaults: settings of the command without flags.
@@ -71,7 +78,7 @@ class Run:
     @property
     def method(self) -> str:
         """Return the name of the algorithm."""
-        names = {"sft": "SFT", "reward_model": "reward model"}
+        names = {"self_train": "self-training", "sft": "SFT", "reward_model": "reward model"}
         return names.get(self.command) or str(self.settings["algorithm"]).upper()
 
     @property
@@ -85,10 +92,17 @@ class Run:
         return int(self.records[-1]["step"]) if self.records else 0
 
     @property
+    def unit(self) -> str:
+        """Return what a record is of: updates, or rounds."""
+        return "rounds" if self.command == "self_train" else "updates"
+
+    @property
     def planned_updates(self) -> int | None:
         """Return the number of updates planned; None where unknown."""
         if self.after:
             return self.updates
+        if self.command == "self_train":
+            return int(self.settings["num_rounds"])
         episodes = self.settings.get("total_episodes")
         return None if episodes is None else -(-int(episodes) // int(self.settings["batch_size"]))
 
@@ -158,11 +172,11 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     if not (folder / CONFIG_FILE).is_file():
         found = f"{folder} without {CONFIG_FILE}" if folder.is_dir() else f"{folder}, which is no folder"
-        raise DataError(f"runs: expected folders of train, sft or reward_model, got {found}")
+        raise DataError(f"runs: expected {_FOLDERS}, got {found}")
     values = read_yaml(folder / CONFIG_FILE)
     command = max(_COMMANDS, key=lambda name: _fit(values, _COMMANDS[name]))
     if command == "evaluate":
-        raise DataError(f"runs: expected folders of train, sft or reward_model, got the evaluation {folder}")
+        raise DataError(f"runs: expected {_FOLDERS}, got the evaluation {folder}")
     config = _COMMANDS[command]()
     plain = {name: value for name, value in plain_values(flatten(config)).items() if name not in CALL_ONLY}
     metrics = folder / METRICS_FILE

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxppo.parallel import processes
 from jaxppo.report import html as html_page
-from jaxppo.report import plan_sections
+from jaxppo.report import plan_sections, rounds
 from jaxppo.report.checks import Concern, concerns
 from jaxppo.report.curves import Curves, Line, marked, panels
 from jaxppo.report.html import row, shown, table
@@ -63,7 +63,7 @@ def write_report(folder: Path | str, path: Path | str | None = None) -> Path:
     """Write the report of a run, finished or not.
 
     Args:
-        folder: of `train`, `sft` or `reward_model`.
+        folder: of `train`, `self_train`, `sft` or `reward_model`.
         path: the HTML file; default: `report.html` in the folder.
 
     Returns:
@@ -83,6 +83,7 @@ def _parts(run: Run, samples: Samples) -> list[str]:
     curves = Curves([Line(run.name, [run])])
     sections = {
         "results": _results(run),
+        "rounds": rounds.section(run),
         "curves": curves.section(),
         "reward": _reward(run, samples),
         "samples": _samples(run, samples),
@@ -109,9 +110,9 @@ def _parts(run: Run, samples: Samples) -> list[str]:
 def _status(run: Run) -> str:
     planned = run.planned_updates
     if run.after:
-        state = f"finished after {run.updates} updates"
+        state = f"finished after {run.updates} {run.unit}"
     else:
-        state = f"not finished: {run.updates}{'' if planned is None else f' of {planned}'} updates"
+        state = f"not finished: {run.updates}{'' if planned is None else f' of {planned}'} {run.unit}"
     trained_on = run.settings.get("dataset") or "its own data"
     return f"{run.method} on {trained_on} · {state} · seed {run.settings.get('seed')} · {run.folder}"
 
@@ -285,6 +286,7 @@ _STAGES = {
     "time/reward_s": ("reward, while devices score", 2),  # less what is drawn as the devices' work, or their waiting
     "time/reward_wait_s": ("waiting for the reward", 1),
     "time/update_s": ("learning", 3),
+    "time/eval_s": ("evaluation", 1),
     "time/step_s": ("step", 0),
 }
 

@@ -1,4 +1,4 @@
-"""The reward functions that come with jaxppo: plans, reward models, sentiment, HTTP servers, isolated processes.
+"""The reward functions that come with jaxppo: plans, reward models, sentiment, length, HTTP, isolated processes.
 
 In: prompts, completions and columns on the host. Out: a score per completion. A new one is a maker and a row in
 `registry`. Nothing is imported here, since the rewards of plans need no JAX.
@@ -8,6 +8,7 @@ __all__ = [
     "http_client",
     "http_contract",
     "isolated",
+    "overlong",
     "plan",
     "registry",
     "reward_model",

@@ -253,6 +253,8 @@ def make_plan_reward(
 ) -> Callable[..., list[Any]]:
     """Make the plan reward as a reward function; at the level `step` it gives parts in place of numbers.
 
+    Other trainers may call it too (docs/rewards_elsewhere.md): a completion that is a chat counts by its last turn.
+
     Args:
         scoring: how plans are judged; default `PlanScoring()`.
         cache_size: outcomes kept for repeated completions.
@@ -261,8 +263,8 @@ def make_plan_reward(
     judge = PlanJudge(scoring or PlanScoring(), cache_size)
 
     def plan(
-        prompts: list[str],
-        completions: list[str],
+        prompts: list[Any],
+        completions: list[Any],
         completion_ids: list[list[int]],
         *,
         log_metric: Callable[[str, float], None] | None = None,
@@ -274,7 +276,7 @@ def make_plan_reward(
         **columns: Any,
     ) -> list[Any]:
         outcomes, known = judge(
-            completions,
+            list(map(_text, completions)),
             domain_pddl=domain_pddl,
             problem_pddl=problem_pddl,
             reference_plan=reference_plan,
@@ -298,6 +300,11 @@ def make_plan_reward(
         return [each.parts for each in steps] or [outcome.reward for outcome in outcomes]
 
     return plan
+
+
+def _text(completion: Any) -> str:
+    """Return the text of a completion; TRL's are lists of turns where its prompts are chats."""
+    return completion if isinstance(completion, str) else completion[-1]["content"] or ""
 
 
 def _audit_metrics(

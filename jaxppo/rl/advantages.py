@@ -1,4 +1,4 @@
-"""From scores to advantages: score scaling, token rewards with the KL penalty, GAE, and RLOO's baseline."""
+"""From scores to advantages: score scaling, token rewards with the KL penalty, GAE, and the baselines of groups."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.rl.ops import global_sum, masked_mean, masked_var, masked_whiten
-from jaxppo.types import Array, Axes, ScoreMoments
+from jaxppo.types import Array, Axes, ScoreMoments, Stats
 
 
 class Advantages(NamedTuple):
@@ -143,7 +143,7 @@ def token_rewards(
     return penalty + jnp.where(at_last, scores.astype(jnp.float32)[:, None], 0.0)
 
 
-def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: float) -> tuple[Array, Array]:
+def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | float) -> tuple[Array, Array]:
     """Compute generalized advantage estimates over completion tokens.
 
     For t = n - 1 .. 0 of a completion with n states in the mask, with V[n] = A[n] = 0:
@@ -182,6 +182,7 @@ def whitened_gae(
     *,
     gamma: float,
     lam: float,
+    lam_value: Array | float | None = None,
     whiten_rewards: bool = False,
     axis_name: Axes = None,
 ) -> Advantages:
@@ -194,18 +195,22 @@ def whitened_gae(
         values_mask: [B, C] bool, `value_mask`: where rewards and values count.
         gamma: discount.
         lam: lambda.
+        lam_value: lambda of the returns; default: the same.
         whiten_rewards: divide rewards by their standard deviation, keeping their mean.
         axis_name: mapped device axis.
 
-    Source: TRL `PPOTrainer` (whitening of advantages always on; rewards keep their mean).
+    Source: TRL `PPOTrainer` (whitening of advantages always on; rewards keep their mean); two lambdas: Yuan et al. 2025
+    (VC-PPO), section 4.2.
     """
     if whiten_rewards:
         rewards = masked_whiten(rewards, values_mask, shift_mean=False, axis_name=axis_name)
     advantages, returns = gae(rewards, values, values_mask, gamma, lam)
+    if lam_value is not None:
+        _, returns = gae(rewards, values, values_mask, gamma, lam_value)
     return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns, rewards)
 
 
-# ---------------------------------------------------------------------------------------------------------------- RLOO
+# -------------------------------------------------------------------------------------------------------------- groups
 
 
 def leave_one_out(rewards: Array, num_generations: int, counted: Array) -> Array:
@@ -234,3 +239,43 @@ def normalize(advantages: Array, counted: Array, axis_name: Axes = None, eps: fl
     """
     deviation = jnp.sqrt(masked_var(advantages, counted, axis_name))
     return jnp.where(counted, (advantages - masked_mean(advantages, counted, axis_name)) / (deviation + eps), 0.0)
+
+
+def group_relative(
+    scores: Array, num_generations: int, counted: Array, scale: str, axis_name: Axes = None, eps: float = 1e-4
+) -> Array:
+    """Subtract from each completion's score the mean of its group, and divide by a standard deviation.
+
+    A[i] = (R[i] - mean_j R[j]) / (std + eps), j over the completions of i's prompt that have a score, std the unbiased
+    deviation of the R[j], or of all scores of the batch, or left out with eps. Completions without a score have
+    advantage 0; alone, one has no group, nor a deviation.
+
+    Args:
+        scores: [B] fp32; the completions of a prompt are adjacent.
+        num_generations: completions per prompt, at least 2.
+        counted: [B] bool, the completions that have a score.
+        scale: "group", "batch" or "none".
+        axis_name: mapped device axis.
+        eps: TRL's.
+
+    Source: Shao et al. 2024, section 4.1.2; none: Liu et al. 2025 (Dr. GRPO); batch: Liu et al. 2025 (Lite PPO).
+    """
+    groups, has_score = scores.reshape(-1, num_generations), counted.reshape(-1, num_generations)
+    count = jnp.sum(has_score, axis=1, keepdims=True, dtype=jnp.float32)
+    mean = jnp.sum(groups, axis=1, keepdims=True, where=has_score) / jnp.maximum(count, 1)
+    centred = jnp.where(has_score, groups - mean, 0.0)
+    if scale == "none":
+        return centred.reshape(-1)
+    if scale == "batch":
+        deviation = jnp.sqrt(masked_var(scores, counted, axis_name))
+    else:
+        deviation = jnp.sqrt(jnp.sum(centred**2, axis=1, keepdims=True) / jnp.maximum(count - 1, 1))
+    return (centred / (deviation + eps)).reshape(-1)
+
+
+def describe(estimates: Array, counted: Array, axis_name: Axes = None) -> Stats:
+    """Describe one advantage per completion, [B], over those that have a score."""
+    return {
+        "policy/advantages_mean": masked_mean(estimates, counted, axis_name),
+        "policy/advantages_std": jnp.sqrt(masked_var(estimates, counted, axis_name)),
+    }

@@ -1,4 +1,4 @@
-"""Describe a run of PPO or RLOO before it begins: its size, the memory it will take, settings that rarely do good."""
+"""Describe a run before it begins: its size, the memory it will take, settings that rarely do good."""
 
 from typing import Any
 

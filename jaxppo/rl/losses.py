@@ -5,10 +5,12 @@ Means are written as weighted sums (`ops.mean_weights`), so that micro-batches a
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
+from jaxppo.rl import ops
 from jaxppo.rl.ops import weighted_sum
-from jaxppo.types import Array
+from jaxppo.types import Array, Trajectories, Weights
 
 
 class PolicyLoss(NamedTuple):
@@ -71,30 +73,120 @@ def adapted_kl_coef(kl_coef: Array, kl: Array, target: float, horizon: float, nu
     return jnp.where(jnp.isfinite(kl), kl_coef * (1.0 + error * num_rows / horizon), kl_coef)
 
 
-def policy_loss(
-    log_ratio: Array, advantages: Array, weights: Array, cliprange: float, cliprange_high: float | None = None
-) -> PolicyLoss:
-    """Compute the clipped surrogate: weighted sum of max(-A rho, -A clip(rho, 1 - c, 1 + c')), rho = exp(log_ratio).
+def log_ratio_at(level: str, log_ratio: Array, mask: Array) -> Array:
+    """Take log-ratios of tokens at a level, l[t] = log pi(t) - log pi_old(t).
+
+    token: l[t]; completion: sum of l over a completion's tokens; sequence: their mean, the same at each of its tokens.
 
     Args:
-        log_ratio: log-probability under the policy being trained, minus that under the policy that sampled: [B, C] per
-            token (PPO), or [B] summed over each completion (RLOO).
+        level: "token", "completion" or "sequence".
+        log_ratio: l, [B, C] fp32, 0 outside the mask.
+        mask: [B, C] bool.
+
+    Returns:
+        [B, C], or [B] for "completion".
+
+    Source: completion: Ahmadian et al. 2024; sequence: Zheng et al. 2025 (GSPO), eq. 7.
+    """
+    if level == "token":
+        return log_ratio
+    if level == "completion":
+        return jnp.sum(log_ratio, axis=1)
+    mean = jnp.sum(log_ratio * ops.mean_weights(mask, 1), axis=1, keepdims=True)
+    return jnp.broadcast_to(mean, mask.shape)
+
+
+def policy_loss(
+    log_ratio: Array,
+    advantages: Array,
+    weights: Array,
+    cliprange: float,
+    cliprange_high: float | None = None,
+    delta: float | None = None,
+    means: Array | None = None,
+) -> PolicyLoss:
+    """Compute the clipped surrogate: weighted sum of max(-A min(rho, d), -A clip(rho, 1 - c, 1 + c')).
+
+    Args:
+        log_ratio: log(rho), from `log_ratio_at`.
         advantages: A, of the same shape.
         weights: of the same shape; 0 where an entry does not count, else its share in the mean.
         cliprange: c.
         cliprange_high: c'; default: c.
+        delta: d, above 1 + c'; default: no limit. It acts where A < 0, as a dual clip.
+        means: shares in the means of what is told beside the loss; default: the same.
 
-    Source: Schulman et al. 2017, eq. 7; for whole completions Ahmadian et al. 2024 and TRL `RLOOTrainer`.
+    Source: Schulman et al. 2017, eq. 7; for whole completions Ahmadian et al. 2024 and TRL `RLOOTrainer`; d: Ye et al.
+    2020, eq. 6, and TRL's `delta`.
     """
+    means = weights if means is None else means
     ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
     high = cliprange if cliprange_high is None else cliprange_high
-    plain = -advantages * ratio
+    plain = -advantages * (ratio if delta is None else jnp.minimum(ratio, delta))
     clipped = -advantages * jnp.clip(ratio, 1.0 - cliprange, 1.0 + high)
     return PolicyLoss(
         loss=weighted_sum(jnp.maximum(plain, clipped), weights),
-        clipfrac=weighted_sum((clipped > plain).astype(jnp.float32), weights),
-        ratio=weighted_sum(ratio, weights),
+        clipfrac=weighted_sum((clipped > plain).astype(jnp.float32), means),
+        ratio=weighted_sum(ratio, means),
     )
+
+
+def capped_policy_loss(
+    log_ratio: Array, logprobs: Array, advantages: Array, weights: Array, most: float, means: Array
+) -> PolicyLoss:
+    """Compute CISPO's surrogate: weighted sum of -A min(rho, most) log pi, without a gradient through min(rho, most).
+
+    Args:
+        log_ratio: log(rho), [B, C].
+        logprobs: log pi under the policy being trained, [B, C] fp32.
+        advantages: A, [B, C].
+        weights: see `policy_loss`.
+        most: cap of the ratio.
+        means: see `policy_loss`.
+
+    Source: MiniMax 2025 (M1), eq. 4; TRL `loss_type="cispo"`.
+    """
+    ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
+    capped = jax.lax.stop_gradient(jnp.minimum(ratio, most))
+    return PolicyLoss(
+        loss=weighted_sum(-advantages * capped * logprobs, weights),
+        clipfrac=weighted_sum(((ratio > most) & (advantages > 0)).astype(jnp.float32), means),
+        ratio=weighted_sum(ratio, means),
+    )
+
+
+def loss_weights(trajectories: Trajectories, level: str, loss_type: str, response_length: int) -> Weights:
+    """Compute the shares of entries in the means of mini-batches [S, b, ...].
+
+    With N tokens and b completions in a mini-batch, n in a completion, and N' tokens in a mini-batch on average, that
+    of a token in the policy's loss is
+
+    grpo: 1 / (b n);  bnpo: 1 / N;  dapo, cispo: 1 / N';  dr_grpo: 1 / (b response_length)
+
+    and, at level "completion", that of a completion is 1 / b, also of one without a token.
+
+    Source: TRL `GRPOTrainer`, `loss_type`; grpo: Shao et al. 2024; dr_grpo: Liu et al. 2025; dapo: Yu et al. 2025.
+    """
+    mask = trajectories.sequences.completion_mask
+    tokens = ops.mean_weights(mask, (-2, -1))
+    values = None if trajectories.value_mask is None else ops.mean_weights(trajectories.value_mask, (-2, -1))
+    positive = None
+    if trajectories.positive is not None:
+        positive = ops.mean_weights(mask & trajectories.positive[..., None], (-2, -1))
+    if level == "completion":
+        rows = ops.mean_weights(jnp.ones(trajectories.advantages.shape, bool), -1)
+        return Weights(tokens, rows, rows, values, positive)
+    rows = mask.shape[-2]
+    by_sequence = ops.mean_weights(mask, -1) / rows
+    if loss_type == "grpo":
+        policy = by_sequence
+    elif loss_type == "bnpo":
+        policy = tokens
+    elif loss_type == "dr_grpo":
+        policy = mask / jnp.float32(rows * response_length)
+    else:
+        policy = mask * (mask.shape[0] / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0))
+    return Weights(tokens, policy, tokens if level == "token" else by_sequence, values, positive)
 
 
 def value_loss(values: Array, old_values: Array, returns: Array, weights: Array, cliprange_value: float) -> ValueLoss:

@@ -47,6 +47,12 @@ def std(x: Array, axis_name: Axes = None) -> Array:
     return jnp.sqrt(masked_var(x, jnp.ones(x.shape, bool), axis_name))
 
 
+def masked_quantile(x: Array, mask: Array, q: float, axis_name: Axes = None) -> Array:
+    """Compute the q-quantile of x over the True positions of mask on all devices, linear in between; [] or NaN."""
+    real = jnp.where(mask, x, jnp.nan)
+    return jnp.nanquantile(real if axis_name is None else jax.lax.all_gather(real, axis_name), q)
+
+
 def mean_weights(mask: Array, axis: int | tuple[int, ...]) -> Array:
     """Compute weights that make a sum the mean over the True positions along `axis`: mask / count, or 0 for none.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxppo import data, models
-from jaxppo.config import PeftConfig, TrainConfig
+from jaxppo.config import TrainConfig
 from jaxppo.errors import DataError
 from jaxppo.nn import ModelConfig, by_rows, lora
 from jaxppo.nn.lora import LoraConfig
@@ -20,8 +20,8 @@ from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
-from jaxppo.rl import ops, optimizer, padding, programs, rollout, trajectories, update
-from jaxppo.rl.algorithms import formulas_of
+from jaxppo.rl import losses, ops, optimizer, padding, programs, rollout, trajectories, update
+from jaxppo.rl.start import adapter_of
 from jaxppo.types import (
     Array,
     Params,
@@ -37,7 +37,7 @@ from jaxppo.types import (
 
 
 class PPO:
-    """Compiled programs of one policy architecture, for PPO or RLOO.
+    """Compiled programs of one policy architecture, for any algorithm of the table.
 
     Args:
         config: hyper-parameters; `total_episodes` must be known (`TrainConfig.with_episodes`).
@@ -65,11 +65,8 @@ class PPO:
         length_gaps: Sequence[int] = (),
     ):
         config.check_devices(parallel.row_shards)
-        self.config, self.model, self.parallel = (
-            config,
-            models.computing_in(model, config.dtype, config.run.attention),
-            parallel,
-        )
+        self.config, self.parallel = config, parallel
+        self.model = models.computing_in(model, config.dtype, config.run.attention)
         self.value_model = models.computing_in(value_model or model, config.dtype, config.run.attention)
         self._length_gaps = length_gaps
         for each in (self.model, self.value_model):
@@ -98,10 +95,10 @@ class PPO:
         )
         self._trajectories = parallel.map(
             partial(trajectories.make_trajectories, config=config, axis_name=parallel.axes),
-            row_axes=(None, 0, 0, 0, 0, 0),
+            row_axes=(None, None, 0, 0, 0, 0, 0),
             out_axes=(None, 0, None),
         )
-        rates = optimizer.make_learning_rates(config.optimizer, config.num_updates)
+        rates = optimizer.make_learning_rates(config.optimizer, config.num_updates, config.rl.value_warmup_updates)
         # Donated: the new parameters and moments are written over the old ones.
         self._update = parallel.map(
             partial(self._update_program, rates=rates, skip_rules=self._skip_rules()),
@@ -131,7 +128,7 @@ class PPO:
     def _skip_rules(self) -> update.SkipRules:
         rl = self.config.rl
         return update.SkipRules(
-            ratio_threshold=rl.ratio_threshold if rl.row.ratio == "token" else None,
+            ratio_threshold=rl.ratio_threshold if rl.row.needs_values else None,
             max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
         )
 
@@ -205,7 +202,7 @@ class PPO:
             policy: {"trunk", "lm_head"}.
             value: {"trunk", "score"} or, for `value_model: shared`, {"score"}; default: a head with zero weights, on
                 the policy's trunk (`shared`) or on a copy of it (`separate`), so that every value starts at 0; such a
-                head is also made where only that is missing. RLOO has none.
+                head is also made where only that is missing. Only PPO has one.
             adapter: of the policy, to start from; default: a fresh one.
         """
         adapters: Params = {} if self.adapter is None else self._fresh_adapters(adapter)
@@ -338,16 +335,19 @@ class PPO:
             rollout: from `generate`.
         """
         params, rl, logprobs = self.models_of(state), self.config.rl, rollout.logprobs
-        policy = params["policy"]
+        policy, entropy = params["policy"], None
+        some_tokens = rl.top_entropy_quantile < 1.0
         if logprobs is None or self.config.logprobs == "recompute":
-            logprobs, _ = self._logprobs(policy, sequences)  # by the reference's program: equal weights, KL of 0
+            logprobs, entropy = self._logprobs(policy, sequences)  # by the reference's program: equal weights, KL of 0
+        elif some_tokens:
+            _, entropy = self._logprobs(policy, sequences)
         ref_logprobs = full_kl = None
         if reference is not None:
             ref_logprobs, _ = self._logprobs(reference, sequences)
             if rl.kl_estimator == "full":
                 full_kl = self._full_kl({"policy": policy, "reference": reference}, sequences)
         values = self._values(params, sequences) if self.has_value_model else None
-        return Scored(logprobs, ref_logprobs, values, full_kl)
+        return Scored(logprobs, ref_logprobs, values, full_kl, entropy if some_tokens else None)
 
     def make_trajectories(
         self,
@@ -363,9 +363,17 @@ class PPO:
         A score of NaN says that a completion has none; it is left out of what is learned. Parts of scores are given at
         their tokens by `token_scores` [B, C]; what they leave over of a score is given at the completion's end.
         """
-        checked = trajectories.checked_scores(scores, token_scores, sequences.completion_mask.shape)
-        on_devices = self.parallel.put(checked, 0)
-        controls, result, stats = self._trajectories(state.controls, scored, rollout, sequences, *on_devices)
+        values = np.asarray(scores, np.float32)
+        if values.shape != (self.config.batch_size,):
+            raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")
+        if token_scores is not None:
+            token_scores = np.asarray(token_scores, np.float32)
+            shape = sequences.completion_mask.shape
+            if token_scores.shape != shape or not np.isfinite(token_scores).all():
+                raise DataError(f"token_scores: expected {shape} finite numbers, got the shape {token_scores.shape}")
+        on_devices = self.parallel.put((values, token_scores), 0)
+        given = state.controls, state.step, scored, rollout, sequences, *on_devices
+        controls, result, stats = self._trajectories(*given)
         return state._replace(controls=controls), result, stats
 
     def update(self, state: TrainState, batch: Trajectories, step: int) -> tuple[TrainState, Stats]:
@@ -386,15 +394,6 @@ class PPO:
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
         mini_batches = jax.tree.map(lambda x: x[rows], batch)
-        both = (mini_batches, formulas_of(rl.algorithm).loss_weights(mini_batches))
+        response = self.config.sampling.response_length
+        both = (mini_batches, losses.loss_weights(mini_batches, rl.ratio_level, rl.mean_of_losses, response))
         return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), both)
-
-
-def adapter_of(config: PeftConfig) -> LoraConfig:
-    """Return the shape of the adapters that a configuration asks for."""
-    return LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        target_modules=config.lora_target_modules,
-        use_rslora=config.use_rslora,
-    )

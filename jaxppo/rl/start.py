@@ -1,12 +1,13 @@
-"""The models that a run of PPO or RLOO starts from, read from the folders that the settings name."""
+"""The models that a run starts from, read from the folders that the settings name."""
 
 from typing import Any, NamedTuple
 
 from jaxppo import hf, models
-from jaxppo.config import TrainConfig
+from jaxppo.config import PeftConfig, TrainConfig
 from jaxppo.errors import ConfigError, ModelError
 from jaxppo.hf.export import base_of
 from jaxppo.nn import ModelConfig, lora
+from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.run.console import Console
 from jaxppo.run.metrics import find as find_metric
@@ -99,3 +100,13 @@ def _adapter(config: TrainConfig, model: ModelConfig, base: Params) -> tuple[lor
         got = f"one with a score head in {config.peft.lora_path}"
         raise ModelError(f"lora_path: expected an adapter of a language model, got {got}")
     return shape, adapter
+
+
+def adapter_of(config: PeftConfig) -> LoraConfig:
+    """Return the shape of the adapters that a configuration asks for."""
+    return LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        target_modules=config.lora_target_modules,
+        use_rslora=config.use_rslora,
+    )

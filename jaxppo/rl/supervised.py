@@ -1,15 +1,76 @@
-"""Steps on fixed rows, as `sft` and `reward_model` take them in the loop of a run."""
+"""Steps on fixed rows, as `sft`, `self_train` and `reward_model` take them in the loop of a run."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 
+from jaxppo import models
+from jaxppo.config import SelfTrainConfig, SFTConfig
+from jaxppo.data import SupervisedData
 from jaxppo.errors import TrainingError
+from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import memory
+from jaxppo.rl import ops, optimizer, rollout, update
 from jaxppo.run.loop import StepOutput
-from jaxppo.types import TrainState
+from jaxppo.types import Array, Params, Sequences, Stats, TrainState
+
+
+def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelConfig) -> tuple[Array, Stats]:
+    """Compute this device's share of the mean negative log-likelihood of completion tokens, in nats."""
+    logprobs, entropy = rollout.completion_logprobs(params["policy"], batch, model=model, temperature=1.0)
+    loss = -ops.weighted_sum(logprobs, weights)
+    return loss, {"loss": loss, "entropy": ops.weighted_sum(entropy, weights)}
+
+
+@dataclass(frozen=True)
+class SFT:
+    """Supervised fine-tuning of one architecture on all devices; its step is compiled once.
+
+    Args:
+        config: optimizer, gradient checkpointing, and over how many steps the learning rate decays.
+        model: architecture, as it computes.
+        parallel: devices.
+    """
+
+    config: SFTConfig | SelfTrainConfig
+    model: ModelConfig
+    parallel: DataParallel
+
+    @property
+    def _trained(self) -> ModelConfig:
+        return models.with_checkpointing(self.model, self.config.gradient_checkpointing)
+
+    @cached_property
+    def program(self) -> Any:
+        """The optimizer step: (state, what `weighted` gives) -> (state, stats); the memory of a state is taken over."""
+        program = partial(
+            update.update,
+            loss=partial(sft_loss, model=self._trained),
+            optimizer=optimizer.make_optimizer(self.config.optimizer),
+            rates=optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates),
+            axis_name=self.parallel.axes,
+        )
+        return self.parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
+
+    def init_state(self, params: Params) -> TrainState:
+        """Return the state before the first step; where nothing is stacked it shares the memory of the parameters."""
+        params = models.for_training(self._trained, params)
+        return update.init_state({"policy": params}, optimizer.make_optimizer(self.config.optimizer))
+
+    def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
+        """Return the rows of a step and each token's share of the mean, in micro-batches of the fastest size."""
+        rows, length = batch.input_ids.shape
+        parts = memory.parts_at_once([self.model], rows // self.parallel.row_shards, length)
+        return in_parts((batch, ops.mean_weights(batch.completion_mask, (0, 1))), parts)
+
+    def step(self, rows: SupervisedData) -> Callable[[TrainState, int], StepOutput]:
+        """Return the step of a run that learns from these rows."""
+        return supervised_step(self.program, lambda number: self.weighted(rows.batch(number)), self.parallel)
 
 
 def supervised_step(

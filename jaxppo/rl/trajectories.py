@@ -3,13 +3,9 @@
 Final scores, KL and statistics are the same for all algorithms; what they become is the algorithm's (`rl/algorithms`).
 """
 
-from typing import Any
-
 import jax.numpy as jnp
-import numpy as np
 
 from jaxppo.config import RLConfig, TrainConfig
-from jaxppo.errors import DataError
 from jaxppo.rl import advantages, losses, ops
 from jaxppo.rl.algorithms import Rewarded, formulas_of
 from jaxppo.types import Array, Axes, Controls, Rollout, Scored, Sequences, Stats, Trajectories
@@ -20,19 +16,13 @@ def initial_controls(rl: RLConfig) -> Controls:
     return Controls(kl_coef=jnp.float32(rl.kl_coef), moments=advantages.initial_moments(), bad_updates=jnp.int32(0))
 
 
-def checked_scores(scores: Any, token_scores: Any, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the host's scores [B] and their parts [B, C] in fp32, or raise a `DataError`."""
-    values = np.asarray(scores, np.float32)
-    if values.shape != shape[:1]:
-        raise DataError(f"scores: expected {shape[0]} numbers, got the shape {values.shape}")
-    parts = None if token_scores is None else np.asarray(token_scores, np.float32)
-    if parts is not None and (parts.shape != shape or not np.isfinite(parts).all()):
-        raise DataError(f"token_scores: expected {shape} finite numbers, got the shape {parts.shape}")
-    return values, parts
+POSITIVE_SCORE = 1.0
+"""Score of the host from which `positive_nll` raises the likelihood of a completion: that of a valid plan."""
 
 
 def make_trajectories(
     controls: Controls,
+    step: Array,
     scored: Scored,
     rollout: Rollout,
     sequences: Sequences,
@@ -46,6 +36,7 @@ def make_trajectories(
 
     Args:
         controls: KL coefficient in force and moments of earlier scores.
+        step: [] int32, updates done.
         scored: what the models say.
         rollout: the sampled completions.
         sequences: the same, packed.
@@ -60,22 +51,59 @@ def make_trajectories(
     """
     rl, mask = config.rl, sequences.completion_mask
     counted = ~jnp.isnan(scores)
+    positive = counted & (scores >= POSITIVE_SCORE)
     scores = jnp.where(counted, scores, 0.0)
     moments = advantages.add_scores(controls.moments, scores, counted, axis_name)
     scores = _final_scores(scores, moments, rollout.ended, rl)
     stats = _score_stats(scores, counted, axis_name) | _length_stats(rollout, sequences, axis_name)
     stats |= {"objective/entropy": _mean_row_sum(-scored.logprobs, mask, axis_name)}
+    if rl.group_size > 1:
+        stats |= _group_stats(scores, counted, rl.group_size, axis_name)
     kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
     learned = counted & rollout.ended if rl.mask_truncated_completions else counted
     sequences = sequences._replace(completion_mask=mask & learned[:, None])
     if token_scores is not None:
         token_scores = _final_token_scores(token_scores, scores, moments, sequences.completion_mask, config)
-    rewarded = Rewarded(scored, sequences, scores, counted, kl, controls.kl_coef, token_scores)
+    warming_up = step < rl.value_warmup_updates
+    rewarded = Rewarded(scored, sequences, scores, counted, kl, controls.kl_coef, warming_up, token_scores)
     trajectories, estimate_stats = formulas_of(rl.algorithm).make_trajectories(rewarded, config, axis_name)
     stats |= kl_stats | estimate_stats
+    if config.logprobs == "recompute" and rollout.logprobs is not None:
+        log_ratio = jnp.where(mask, scored.logprobs - rollout.logprobs, 0.0)
+        stats |= _mismatch_stats(log_ratio, mask, axis_name)
+        if rl.importance_cap is not None:
+            trajectories = _truncated_importance(trajectories, log_ratio, rl.importance_cap)
+    if scored.entropy is not None:
+        trajectories = _of_high_entropy(trajectories, scored.entropy, rl.top_entropy_quantile, axis_name)
+    if rl.positive_nll:
+        trajectories = trajectories._replace(positive=positive)
     non_score_reward = stats.get("objective/non_score_reward", 0.0)
     stats["objective/rlhf_reward"] = stats["objective/scores"] + non_score_reward
     return controls._replace(kl_coef=next_kl_coef, moments=moments), trajectories, stats
+
+
+def _truncated_importance(trajectories: Trajectories, log_ratio: Array, cap: float) -> Trajectories:
+    """Weigh advantages by min(rho, cap), rho = pi / pi_sampler before the update; of a completion where they are.
+
+    As the weight is never negative, this is the same as weighing the clipped loss.
+
+    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (TIS).
+    """
+    at_level = log_ratio if trajectories.advantages.ndim == log_ratio.ndim else jnp.sum(log_ratio, axis=1)
+    return trajectories._replace(advantages=trajectories.advantages * jnp.minimum(jnp.exp(at_level), cap))
+
+
+def _of_high_entropy(trajectories: Trajectories, entropy: Array, share: float, axis_name: Axes) -> Trajectories:
+    """Set advantages to 0 but for the share of the batch's real tokens with the highest entropy.
+
+    TRL takes the threshold anew in every micro-batch from the policy in training; here it is the same however a batch
+    is cut, from the policy before the update.
+
+    Source: Wang et al. 2025, "Beyond the 80/20 rule"; TRL `GRPOTrainer`, `top_entropy_quantile`.
+    """
+    mask = trajectories.sequences.completion_mask
+    lowest = ops.masked_quantile(entropy, mask, 1.0 - share, axis_name)
+    return trajectories._replace(advantages=jnp.where(entropy >= lowest, trajectories.advantages, 0.0))
 
 
 def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array, rl: RLConfig) -> Array:
@@ -117,8 +145,9 @@ def _kl(
         "objective/kl_k1": mean_k1,
         "objective/kl_k3": mean(of["k3"]),
         "objective/kl_coef": controls.kl_coef,
-        "objective/non_score_reward": -controls.kl_coef * mean_kl,
     }
+    if rl.row.kl == "reward":
+        stats["objective/non_score_reward"] = -controls.kl_coef * mean_kl
     next_kl_coef = controls.kl_coef
     if rl.adap_kl_ctrl:
         # Steered by the KL itself, whatever the reward uses: abs and k2 are no estimates of it.
@@ -142,6 +171,25 @@ def _score_stats(scores: Array, counted: Array, axis_name: Axes) -> Stats:
         "objective/scores": ops.masked_mean(scores, counted, axis_name),
         "objective/scores_std": jnp.sqrt(ops.masked_var(scores, counted, axis_name)),
     }
+
+
+def _mismatch_stats(log_ratio: Array, mask: Array, axis_name: Axes) -> Stats:
+    """Describe how far recomputed probabilities of the sampled tokens are from those that they were drawn with."""
+    ratio = jnp.exp(log_ratio)
+    outside = jnp.abs(ratio - 1.0) > 0.1
+    return {
+        "policy/sampler_gap_avg": ops.masked_mean(jnp.abs(log_ratio), mask, axis_name),
+        "policy/sampler_gap_max": ops.global_max(jnp.abs(log_ratio), axis_name),
+        "policy/sampler_outside": ops.masked_mean(outside.astype(jnp.float32), mask, axis_name),
+    }
+
+
+def _group_stats(scores: Array, counted: Array, num_generations: int, axis_name: Axes) -> Stats:
+    """Return the fraction of groups whose scores are all equal."""
+    groups, has_score = (x.reshape(-1, num_generations) for x in (scores, counted))
+    highest = jnp.max(groups, axis=1, initial=-jnp.inf, where=has_score)
+    flat = highest - jnp.min(groups, axis=1, initial=jnp.inf, where=has_score) < 1e-6
+    return {"reward/zero_variance_groups": ops.mean(flat.astype(jnp.float32), axis_name)}
 
 
 def _length_stats(rollout: Rollout, sequences: Sequences, axis_name: Axes) -> Stats:

@@ -55,9 +55,10 @@ def policy_gradient_loss(
     rl: RLConfig,
     temperature: float,
 ) -> tuple[Array, Stats]:
-    """Compute this device's share of: clipped policy loss - entropy_coef * entropy + vf_coef * clipped value loss.
+    """Compute this device's share of the sum of all terms of the loss.
 
-    The algorithm's row says whether the ratio is that of a token or of a completion, the product over its tokens.
+    policy loss - entropy_coef * entropy + vf_coef * value loss + kl_coef * KL + positive_nll * NLL, the last three
+    where the batch has what they need. The settings say at what level the ratio is taken.
     """
     mask = batch.sequences.completion_mask
     hidden = rollout.completion_hidden(params["policy"], batch.sequences, model)
@@ -65,13 +66,14 @@ def policy_gradient_loss(
         params["policy"], hidden, batch.sequences, model=model, temperature=temperature
     )
     log_ratio = jnp.where(mask, logprobs - batch.logprobs, 0.0)
-    policy = losses.policy_loss(
-        jnp.sum(log_ratio, axis=1) if rl.row.ratio == "completion" else log_ratio,
-        batch.advantages,
-        weights.policy,
-        rl.cliprange,
-        rl.cliprange_high,
-    )
+    at_level = losses.log_ratio_at(rl.ratio_level, log_ratio, mask)
+    if rl.mean_of_losses == "cispo":
+        assert rl.cliprange_high is not None
+        shares = weights.policy, rl.cliprange_high, weights.ratios
+        policy = losses.capped_policy_loss(at_level, logprobs, batch.advantages, *shares)
+    else:
+        shares = weights.policy, rl.cliprange, rl.cliprange_high, rl.delta, weights.ratios
+        policy = losses.policy_loss(at_level, batch.advantages, *shares)
     mean_entropy = ops.weighted_sum(entropy, weights.tokens)
     loss = policy.loss
     if rl.entropy_coef:  # the entropy of 50k logits is not free to differentiate
@@ -84,6 +86,15 @@ def policy_gradient_loss(
         "policy/entropy_avg": mean_entropy,
         "val/ratio": policy.ratio,
     }
+    if batch.ref_logprobs is not None:
+        kl = losses.kl_estimate(logprobs, batch.ref_logprobs, "k3")
+        kl_loss = ops.weighted_sum(kl * jnp.exp(at_level) if rl.use_bias_correction_kl else kl, weights.policy)
+        loss += rl.kl_coef * kl_loss
+        stats["loss/kl_avg"] = kl_loss
+    if weights.positive is not None:  # source: VAPO (Yue et al. 2025), eq. 14
+        nll = -ops.weighted_sum(logprobs, weights.positive)
+        loss += rl.positive_nll * nll
+        stats["loss/positive_nll_avg"] = nll
     if weights.values is not None:
         value = _value_loss(params, batch, hidden, weights.values, value_model, rl)
         loss += rl.vf_coef * value.loss

@@ -16,6 +16,7 @@ __all__ = [
     "made_once",
     "metrics",
     "preemption",
+    "stages",
     "trackers",
     "trends",
 ]

@@ -353,8 +353,9 @@ def is_whole(state: TrainState) -> bool:
 
 def _trees(state: TrainState) -> dict[str, Any]:
     """Return the items of a checkpoint that hold arrays, every layer for itself."""
-    rest = {"step": state.step} | ({} if state.controls is None else {"controls": state.controls})
-    return {PARAMS: stacks.unstacked(state.params), OPT_STATE: stacks.unstacked(state.opt_state), REST: rest}
+    rest = {"step": state.step, "controls": state.controls, "curriculum": state.curriculum}
+    known = {name: arrays for name, arrays in rest.items() if arrays is not None}
+    return {PARAMS: stacks.unstacked(state.params), OPT_STATE: stacks.unstacked(state.opt_state), REST: known}
 
 
 def _ahead(state: TrainState) -> dict[str, Any]:

@@ -116,6 +116,22 @@ CONTRADICTIONS = {
         {"batch_size": 32, "num_mini_batches": 4, "gradient_accumulation_steps": 3},
         "batch_size / num_mini_batches: expected a multiple of gradient_accumulation_steps (3), got 8",
     ),
+    "a threshold of nothing": (
+        {"curriculum": "success", "curriculum_threshold": 0.0},
+        "curriculum_threshold: expected a number in (0, 1], got 0.0",
+    ),
+    "a threshold beyond all": (
+        {"curriculum": "success", "curriculum_threshold": 1.5},
+        "curriculum_threshold: expected a number in (0, 1], got 1.5",
+    ),
+    "no number as success": (
+        {"curriculum": "success", "curriculum_success": float("nan")},
+        "curriculum_success: expected a finite number, got nan",
+    ),
+    "success without a curriculum": (
+        {"curriculum_success": 0.5},
+        "curriculum_success: expected 1.0 with curriculum none, got 0.5",
+    ),
     "no output": ({"output_min_length": 0}, "output_min_length: expected 1 to response_length (53), got 0"),
     "too long an output": ({"output_min_length": 54}, "output_min_length: expected 1 to response_length (53), got 54"),
     "lengths without an upper end": ({"input_min_text_length": 3}, "input_min_text_length, input_max_text_length: "),
@@ -192,6 +208,7 @@ ACCEPTED = {
     "clipped": {"reward_clip_range": (-1.0, 1.0)},
     "normalised": {"algorithm": "rloo", "normalize_advantages": True},
     "no stop token": {"stop_token": "none"},
+    "a curriculum": {"curriculum": "success", "curriculum_success": -2.0, "curriculum_threshold": 1.0},
     "one output length": {"output_min_length": 53},
     "one input length": {"input_min_text_length": 3, "input_max_text_length": 3},
     "every token": {"top_k": 0, "top_p": 1.0, "min_p": 0.0},

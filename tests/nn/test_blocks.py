@@ -29,3 +29,20 @@ def test_by_rows_takes_equal_parts(most, rows):
 )
 def test_equal_parts_are_few(count, most, multiple, size):
     assert blocks.equal_parts(count, most, multiple) == size
+
+
+@pytest.mark.parametrize(("total", "size"), [(12, 4), (10, 4), (5, 5), (7, 1)])
+def test_blocks_hold_everything_once(total, size):
+    """Along the middle of three axes, of an array that goes on behind the end."""
+    x = jnp.arange(2 * (total + 3) * 2.0).reshape(2, -1, 2)
+    cut = blocks.Blocks(total, size, 1)
+    summed, put, held = jnp.zeros(x.shape), jnp.zeros(x.shape), np.zeros(total + 3, int)
+    for i in cut.numbers:
+        new = cut.new(i)
+        fresh = blocks.where_new(None if new is None else new[:, None], cut.of(x, i))
+        summed, put = cut.put(summed, i, cut.of(summed, i) + fresh), cut.put(put, i, cut.of(x, i))
+        held += np.asarray(cut.holds(i, jnp.arange(total + 3)))
+    expected = x.at[:, total:].set(0)
+    np.testing.assert_array_equal(summed, expected)
+    np.testing.assert_array_equal(put, expected)
+    np.testing.assert_array_equal(held, np.arange(total + 3) < total)

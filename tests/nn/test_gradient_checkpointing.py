@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import models, reward_model, sft
+from jaxppo import models, reward_model
 from jaxppo.config import RewardModelConfig, SFTConfig
 from jaxppo.config.sources import replace
 from jaxppo.data.preferences import PairBatch
@@ -20,6 +20,7 @@ from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import optimizer, update
 from jaxppo.rl.ppo import PPO
+from jaxppo.rl.supervised import SFT
 from jaxppo.types import Sequences, Trajectories
 from tests.device_modes import EOS, PAD, PPO_CONFIG, prompts_of, recorded
 
@@ -180,7 +181,7 @@ def trace_sft(on):
     optimiser = optimizer.make_optimizer(config.optimizer)
     init = lambda: update.init_state({"policy": models.init_params(NEOX, jax.random.key(0))}, optimiser)  # noqa: E731
     state = jax.eval_shape(init)
-    jax.eval_shape(sft.make_step(config, NEOX, ONE_DEVICE), state, rows)
+    jax.eval_shape(SFT(config, NEOX, ONE_DEVICE).program, state, rows)
 
 
 def trace_reward_model(on):

@@ -52,7 +52,7 @@ def our_trajectories(controls, batch, config):
     rollout = Rollout(ids, jnp.asarray(batch["mask"]), None, jnp.ones(ROWS, bool))
     sequences = Sequences(ids, jnp.full(ROWS, 2), ids, jnp.asarray(batch["mask"]))
     scores = jnp.float32(batch["scores"])
-    return trajectories.make_trajectories(controls, scored, rollout, sequences, scores, config=config)
+    return trajectories.make_trajectories(controls, jnp.int32(0), scored, rollout, sequences, scores, config=config)
 
 
 @pytest.mark.parametrize("kl_penalty", KL_ESTIMATORS)

@@ -1,23 +1,18 @@
 """RLOO against TRL 1.12's `RLOOTrainer`: advantages, gradient norms and parameters after two optimizer steps."""
 
-import jax
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from jaxppo import data, hf
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
-from jaxppo.parallel.devices import DataParallel
-from jaxppo.rl.ppo import PPO
 from tests import quick_first
 
-from .conftest import EOS, LENGTH, PAD, make_rows
-from .trl_rloo import TrlRLOOCase, run_trl_rloo
+from .conftest import LENGTH, make_rows
+from .groups import SCORES, changes_like, run_ours
+from .trl_groups import TrlGroupsCase
+from .trl_groups import run_trl as run_groups
 
 ROWS = 8
-SCORES = np.array([0.2, 1.0, -0.4, 0.37, 0.9, 0.1, 1.0, 0.0], np.float32)
 OURS_OF_TRL = {
     "num_generations": "num_generations",
     "beta": "kl_coef",
@@ -62,27 +57,11 @@ def make_config(options: dict) -> TrainConfig:
     )
 
 
-def run_ours(options: dict, saved, folder):
-    """Trajectories, statistics, and weights after the update by torch's names."""
-    prompts, completions = make_rows(ROWS, options["num_generations"])
-    ppo = PPO(make_config(options), saved.config, EOS, PAD, DataParallel(devices=jax.devices()[:1]))
-    policy, reference = (hf.load_pretrained(f)[1] for f in (saved.policy, saved.reference))
-    state, rollout = ppo.init_state(policy), ppo.rollout_of(completions)
-    assert state.params.keys() == {"policy"}
-    sequences = ppo.pack(data.pad_left(prompts[:: options["num_generations"]], 8, PAD), rollout)
-    scored = ppo.score(state, reference if options["beta"] else None, sequences, rollout)
-    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, SCORES)
-    state, update_stats = ppo.update(state, trajectories, 0)
-    hf.save_pretrained(folder, saved.config, jax.device_get(state.params["policy"]), saved.tokenizer)
-    after = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-    weights = {name: tensor.numpy() for name, tensor in after.items()}
-    return jax.device_get((trajectories, stats | update_stats)), weights
-
-
 def run_trl(options: dict, saved):
     prompts, completions = make_rows(ROWS, options["num_generations"])
-    return run_trl_rloo(
-        TrlRLOOCase(
+    return run_groups(
+        TrlGroupsCase(
+            algorithm="rloo",
             policy_folder=saved.policy,
             reference_folder=saved.reference,
             tokenizer=saved.tokenizer,
@@ -97,7 +76,7 @@ def run_trl(options: dict, saved):
 @pytest.fixture(scope="module", params=quick_first(2, CASES))
 def case(request, saved_by_name, tmp_path_factory):
     options, saved = BASE | CASES[request.param], saved_by_name.get(request.param, saved_by_name["gpt_neox"])
-    return run_ours(options, saved, tmp_path_factory.mktemp("ours")), run_trl(options, saved), options
+    return run_ours(make_config(options), saved, tmp_path_factory.mktemp("ours")), run_trl(options, saved), options
 
 
 def test_advantages(case):
@@ -111,12 +90,7 @@ def test_advantages(case):
 def test_parameters_after_all_steps(case):
     """Per tensor, our change and TRL's differ by at most 1 % of TRL's largest change."""
     (_, after), trl, _ = case
-    assert after.keys() == trl.policy_before.keys()
-    for name, before in trl.policy_before.items():
-        change = trl.policy_after[name] - before
-        assert np.abs(change).max() > 1e-5, f"{name} did not move"
-        difference = np.abs(after[name] - before - change).max() / np.abs(change).max()
-        assert difference < 0.01, f"{name}: {difference:.2%} of the largest change"
+    changes_like(after, trl)
 
 
 def test_metrics(case):

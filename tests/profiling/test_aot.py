@@ -130,7 +130,7 @@ def test_a_missing_compiler_is_named_with_its_extra(monkeypatch, name):
 @pytest.mark.parametrize(
     ("message", "size"),
     [
-        ("total memory required for HLO temporaries (24.00G) exceeds available HBM (15.75G).", 24 * 2**30),
+        ("total memory required for HLO temporaries (24.00G) exceeds available HBM (15.75G).", 24 * 2**30 - 1000),
         ("Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.", int(20.5 * 2**30) - 1000),
         ("out of memory", 0),
     ],

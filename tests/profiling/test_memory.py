@@ -19,7 +19,9 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import FSDP, TENSOR
 from jaxppo.profiling import memory, peak, sizes
 from jaxppo.profiling.memory import MIB, Budget
+from jaxppo.rl.describe import budget_of
 from jaxppo.rl.ppo import PPO
+from jaxppo.rl.start import Start
 from jaxppo.types import Sequences, Trajectories
 
 SIZES = {"vocab_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
@@ -186,6 +188,27 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
         assert ppo.scored_rows(565) == max(1, ppo.room // sizes.layer_bytes(ppo.model, 1, 565))
         own = PPO(replace(PUBLISHED, gradient_accumulation_steps=32), PYTHIA_160M, 0, 1, ppo.parallel)
         assert own.micro_batches(565) == 32
+
+
+# GiB on a device by the compilers of JAX 0.10.2, as `--dry_run --target` said them: 64 rows of 512 + 53 tokens.
+@pytest.mark.parametrize(
+    ("name", "devices", "flags", "recorded"),
+    [
+        ("tpu", 4, {}, {"generate": 4.18, "score": 3.91, "update": 6.92}),
+        ("gpu", 1, {}, {"generate": 5.14, "score": 4.08, "update": 14.64}),
+        ("gpu", 1, {"algorithm": "rloo", "num_generations": 4}, {"generate": 3.76, "score": 2.69, "update": 8.02}),
+        ("gpu", 1, {"use_peft": True}, {"generate": 2.30, "score": 1.38, "update": 11.71}),
+    ],
+)
+def test_the_budget_is_within_a_tenth_of_what_compilers_said(name, devices, flags, recorded):
+    with platform.compiling_for(platform.Platform(name, int((15.75 if name == "tpu" else 59.3) * 2**30))):
+        config = replace(PUBLISHED, **flags)
+        ppo = PPO(config, PYTHIA_160M, 0, 1, DataParallel(devices=jax.devices()[:devices]))
+        start = Start(jax.eval_shape(lambda: models.init_params(PYTHIA_160M, jax.random.key(0))), None, None)
+        budget = budget_of(ppo, start, 512)
+    held = sum(budget.held.values())
+    expected = {stage: (held + added) / 2**30 for stage, added in budget.by_program().items()}
+    assert expected == pytest.approx(recorded, rel=0.1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -39,5 +39,6 @@ def test_bad_input_is_one_line_and_status_2(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == (
-        f"error: runs: expected folders of train, sft or reward_model, got {tmp_path / 'none'}, which is no folder\n"
+        "error: runs: expected folders of train, self_train, sft or reward_model, got "
+        f"{tmp_path / 'none'}, which is no folder\n"
     )

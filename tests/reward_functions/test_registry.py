@@ -14,7 +14,7 @@ from jaxppo.rewards import Completions
 WRONG = {
     "an unknown reward": (
         {"reward_funcs": ("plans",)},
-        "reward_funcs: expected plan, model, server, sentiment or module:function, got 'plans'",
+        "reward_funcs: expected plan, model, server, sentiment, soft_overlong_punishment or module:function, got",
     ),
     "no reward model": ({"reward_funcs": ("model",)}, "reward_model_path: expected a value with model in reward_funcs"),
     "an unused server": (

@@ -19,7 +19,6 @@ FILE = '''
 """REINFORCE: the mean score of the batch is the baseline, one advantage per completion."""
 
 from jaxppo.rl import ops
-from jaxppo.rl.algorithms.rloo import loss_weights as loss_weights
 from jaxppo.types import Trajectories
 
 
@@ -68,7 +67,7 @@ def test_a_new_algorithm_is_a_file_and_a_row(reinforce, tmp_path):
 
 
 def test_an_algorithm_without_a_row_is_an_error_that_names_the_rows():
-    with pytest.raises(ConfigError, match=r"^algorithm: expected one of ppo, rloo, got 'reinforce'$"):
+    with pytest.raises(ConfigError, match=r"^algorithm: expected one of ppo, rloo, grpo, got 'reinforce'$"):
         parse_cli(TrainConfig, "train", ["--algorithm", "reinforce"])
 
 
@@ -76,5 +75,4 @@ def test_an_algorithm_without_a_row_is_an_error_that_names_the_rows():
 def test_every_row_has_a_file_and_names_settings(name):
     formulas = algorithms.formulas_of(name)
     assert callable(formulas.make_trajectories)
-    assert callable(formulas.loss_weights)
     assert set(ALGORITHMS[name].unused) <= set(flatten(RLConfig()))

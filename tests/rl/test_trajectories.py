@@ -10,7 +10,7 @@ import pytest
 from jaxppo.config import RLConfig, TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DATA, DataParallel
-from jaxppo.rl import trajectories
+from jaxppo.rl import losses, trajectories
 from jaxppo.rl.algorithms import formulas_of
 from jaxppo.types import Controls, Rollout, Scored, ScoreMoments, Sequences
 
@@ -54,17 +54,28 @@ def controls_after(scores=EARLIER, kl_coef=0.1):
     return Controls(jnp.float32(kl_coef), ScoreMoments(*map(jnp.float32, numbers)), jnp.int32(2))
 
 
-def make(config, controls=None, scores=SCORES, padding=0, junk=0.0, program=None, parts=None, **scored_changes):
+def make(
+    config,
+    controls=None,
+    scores=SCORES,
+    padding=0,
+    junk=0.0,
+    program=None,
+    step=0,
+    rollout=None,
+    parts=None,
+    **scored_changes,
+):
     """(controls, trajectories, stats) of the recorded rollout; a full KL only where the configuration asks for one."""
-    scored, rollout, sequences = inputs(padding, junk)
+    scored, recorded, sequences = inputs(padding, junk)
     unused = {} if config.rl.kl_estimator == "full" else {"full_kl": None}
-    unused |= {"values": None} if config.rl.algorithm == "rloo" else {}
+    unused |= {} if config.rl.algorithm == "ppo" else {"values": None}
     scored = scored._replace(**unused | scored_changes)
     controls = controls_after() if controls is None else controls
     # Not compiled, unless a test gives a compiled program: compilation would take most of the time.
     program = partial(trajectories.make_trajectories, config=config) if program is None else program
-    given = (scored, rollout, sequences, scores, *([] if parts is None else [parts]))
-    return program(controls, *jax.tree.map(jnp.asarray, given))
+    given = (scored, recorded if rollout is None else rollout, sequences, scores, *([] if parts is None else [parts]))
+    return program(controls, jnp.int32(step), *jax.tree.map(jnp.asarray, given))
 
 
 # --- the loop
@@ -139,24 +150,43 @@ def loop_ppo(ppo, scored, rewards, kl, counts, kl_coef, parts=None):
 
 
 def loop_rloo(ppo, scores, kl, counts, kl_coef):
-    """Rewards and advantages completion by completion, and how many groups are flat."""
+    """Rewards and advantages completion by completion."""
     rewards = np.array([scores[row] - kl_coef * sum(kl[row, : counts[row]]) for row in range(ROWS)])
-    advantages, flat, k = [], [], ppo.group_size
-    for row in range(ROWS):
-        group = [i for i in range(row // k * k, row // k * k + k) if not np.isnan(scores[i])]
+    advantages = []
+    for row, group in enumerate(groups_of(ppo, scores)):
         others = [rewards[other] for other in group if other != row]
         has_baseline = row in group and others
         advantages.append(rewards[row] - sum(others) / len(others) if has_baseline else 0.0)
-        flat.append(len({round(scores[other], 6) for other in group}) <= 1)
     advantages, real = np.array(advantages), ~np.isnan(scores)
     stats = {
-        "rloo/reward_zero_std": np.mean(flat),
-        "rloo/advantages_std": advantages[real].std(ddof=1),
+        "policy/advantages_std": advantages[real].std(ddof=1),
         "policy/advantages_mean": 0.0,
     }
     if ppo.normalize_advantages:
         advantages = np.where(real, (advantages - advantages[real].mean()) / (advantages[real].std(ddof=1) + 1e-4), 0)
     return {"rewards": np.nan_to_num(rewards), "advantages": advantages}, stats
+
+
+def loop_grpo(ppo, scores):
+    """Scores and advantages completion by completion, each at all tokens."""
+    advantages, real = np.zeros(ROWS), ~np.isnan(scores)
+    for row, group in enumerate(groups_of(ppo, scores)):
+        if row not in group:
+            continue
+        among = scores[real] if ppo.scale_rewards == "batch" else scores[group]
+        deviation = {"none": 1.0}.get(ppo.scale_rewards, (among.std(ddof=1) if len(among) > 1 else 0.0) + 1e-4)
+        advantages[row] = (scores[row] - scores[group].mean()) / deviation
+    stats = {
+        "policy/advantages_std": advantages[real].std(ddof=1),
+        "policy/advantages_mean": advantages[real].mean(),
+    }
+    return {"rewards": np.nan_to_num(scores), "advantages": advantages[:, None]}, stats
+
+
+def groups_of(ppo, scores):
+    """Of each row the rows of its prompt that have a score."""
+    starts = [row // ppo.group_size * ppo.group_size for row in range(ROWS)]
+    return [[i for i in range(start, start + ppo.group_size) if not np.isnan(scores[i])] for start in starts]
 
 
 def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True, parts=None):
@@ -190,14 +220,21 @@ def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True, pa
             "objective/kl_k1": mean(token_kls(scored, "k1"), LENGTHS),
             "objective/kl_k3": mean(token_kls(scored, "k3"), LENGTHS),
             "objective/kl_coef": kl_coef,
-            "objective/non_score_reward": penalty,
         }
+        if ppo.algorithm != "grpo":
+            stats["objective/non_score_reward"] = penalty
         if ppo.adap_kl_ctrl:
             error = min(max(steered_by / ppo.kl_target - 1, -0.2), 0.2)
             next_coef = kl_coef * (1 + error * ROWS / ppo.kl_horizon)
-    stats["objective/rlhf_reward"] = np.nanmean(final) + penalty
+    stats["objective/rlhf_reward"] = np.nanmean(final) + (penalty if ppo.algorithm != "grpo" else 0.0)
+    if ppo.group_size > 1:
+        flat = [len({round(final[other], 6) for other in group}) <= 1 for group in groups_of(ppo, final)]
+        stats["reward/zero_variance_groups"] = np.mean(flat)
     if ppo.algorithm == "rloo":
         arrays, more = loop_rloo(ppo, final, kl, counts, kl_coef)
+    elif ppo.algorithm == "grpo":
+        arrays, more = loop_grpo(ppo, final)
+        arrays["advantages"] = arrays["advantages"] * (np.arange(LENGTH)[None, :] < counts[:, None])
     else:
         of_row = None if parts is None else partial(parts_on_tokens, ppo, parts, scores, history)
         arrays, more = loop_ppo(ppo, scored, final, kl, counts, kl_coef, of_row)
@@ -260,6 +297,19 @@ def test_make_trajectories_of_rloo_equals_a_loop(changes):
     assert made[1].advantages.shape == (ROWS,)
 
 
+GRPO = [{"num_generations": 2} | changes for changes in BOTH if "adap_kl_ctrl" not in changes]
+GRPO += [{"num_generations": 4, "scale_rewards": scale} for scale in ("group", "batch", "none")]
+
+
+@pytest.mark.parametrize("changes", GRPO, ids=str)
+def test_make_trajectories_of_grpo_equals_a_loop(changes):
+    config = make_config(algorithm="grpo", **changes)
+    made = make(config)
+    assert_is(made, loop(config))
+    assert made[1].values is made[1].returns is made[1].value_mask is None
+    np.testing.assert_array_equal(made[1].ref_logprobs, inputs()[0].ref_logprobs)
+
+
 SOME = np.where([1, 0, 1, 1, 0, 0, 1, 1], SCORES, np.nan).astype(np.float32)  # one group of two has no score at all
 UNSCORED = [
     {},
@@ -268,6 +318,9 @@ UNSCORED = [
     {"mask_truncated_completions": True},
     {"algorithm": "rloo", "num_generations": 2, "normalize_advantages": True},
     {"algorithm": "rloo", "num_generations": 4, "missing_eos_penalty": 0.5},
+    {"algorithm": "grpo", "num_generations": 2},
+    {"algorithm": "grpo", "num_generations": 4, "scale_rewards": "batch"},
+    {"algorithm": "grpo", "num_generations": 4, "scale_rewards": "none", "mask_truncated_completions": True},
 ]
 
 
@@ -422,12 +475,12 @@ ALGORITHMS = pytest.mark.parametrize(
 def test_make_trajectories_is_the_same_on_any_number_of_devices(changes, mode, num_devices):
     config, parallel = make_config(**changes), DataParallel(mode, jax.local_devices()[:num_devices])
     program = partial(trajectories.make_trajectories, config=config, axis_name=DATA)
-    mapped = parallel.map(program, row_axes=(None, 0, 0, 0, 0, 0), out_axes=(None, 0, None))
+    mapped = parallel.map(program, row_axes=(None, None, 0, 0, 0, 0, 0), out_axes=(None, 0, None))
     for parts in (None, parts_of(SCORES)):
 
-        def run(controls, *rows):
+        def run(controls, step, *rows):
             given = rows if len(rows) == 5 else (*rows, None)
-            return mapped(parallel.put(controls), *parallel.put(given, 0))
+            return mapped(*parallel.put((controls, step)), *parallel.put(given, 0))
 
         assert_is(make(config, program=run, parts=parts), loop(config, parts=parts))
 
@@ -469,7 +522,8 @@ def test_loss_weights_give_the_entries_of_every_mini_batch_a_sum_of_1(algorithm,
     _, result, _ = make(make_config(algorithm=algorithm, num_generations=2, **changes))
     rows = np.array([[7, 0, 2], [4, 1, 3], [5, 6, 2]])
     mini_batches = jax.tree.map(lambda x: x[rows], result)
-    weights = formulas_of(algorithm).loss_weights(mini_batches)
+    level = "completion" if algorithm == "rloo" else "token"
+    weights = losses.loss_weights(mini_batches, level, "bnpo", LENGTH)
     for kind in weights:
         if kind is not None:
             axes = tuple(range(1, kind.ndim))
@@ -489,5 +543,6 @@ def test_loss_weights_give_the_entries_of_every_mini_batch_a_sum_of_1(algorithm,
 
 def test_loss_weights_give_a_mini_batch_without_tokens_no_weight():
     _, result, _ = make(make_config(mask_truncated_completions=True))
-    weights = formulas_of("ppo").loss_weights(jax.tree.map(lambda x: x[np.array([[2, 3], [0, 1]])], result))
-    np.testing.assert_allclose([np.sum(kind, axis=(1, 2)) for kind in weights], [[0, 1]] * 3, rtol=1e-6)
+    mini_batches = jax.tree.map(lambda x: x[np.array([[2, 3], [0, 1]])], result)
+    weights = losses.loss_weights(mini_batches, "token", "bnpo", LENGTH)
+    np.testing.assert_allclose([np.sum(kind, axis=(1, 2)) for kind in weights[:4]], [[0, 1]] * 4, rtol=1e-6)

@@ -11,8 +11,7 @@ from jaxppo import models
 from jaxppo.config import OptimizerConfig, RLConfig
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DATA, DataParallel
-from jaxppo.rl import ops, optimizer, trajectories, update
-from jaxppo.rl.algorithms import formulas_of
+from jaxppo.rl import losses, ops, optimizer, trajectories, update
 from jaxppo.types import Sequences, Trajectories
 
 # --- mini-batches
@@ -403,6 +402,11 @@ def gradients_program(algorithm, axis_name=None, **ppo):
     return partial(update.gradients, loss, axis_name=axis_name)
 
 
+def weights_of(batch):
+    level = "completion" if batch.advantages.ndim < batch.logprobs.ndim else "token"
+    return losses.loss_weights(batch, level, "bnpo", batch.logprobs.shape[-1])
+
+
 @cache  # compiled programs are kept
 def compiled(algorithm, **ppo):
     return jax.jit(gradients_program(algorithm, **ppo))
@@ -412,7 +416,7 @@ def gradients(params, batch, micro_batches=1, **ppo):
     """Gradients and statistics of a mini-batch [1, b, ...] in this many parts; its token weights add up to 1."""
     cut = lambda x: x[0].reshape(micro_batches, -1, *x.shape[2:])  # noqa: E731
     algorithm = "rloo" if batch.values is None else "ppo"
-    result = compiled(algorithm, **ppo)(params, jax.tree.map(cut, (batch, formulas_of(algorithm).loss_weights(batch))))
+    result = compiled(algorithm, **ppo)(params, jax.tree.map(cut, (batch, weights_of(batch))))
     np.testing.assert_allclose(result.tokens, 1.0, rtol=1e-6)
     assert result.loss == result.stats["loss/total_avg"]
     return result.grads, result.stats
@@ -471,6 +475,69 @@ def test_policy_gradient_loss_equals_a_loop(params, predicted, algorithm):
     assert 0.1 < stats["policy/clipfrac_avg"] < 0.9
 
 
+POSITIVE = np.array([True, False, True, False, False, True, False, False])
+GRPO = {
+    "token": {"loss_type": "grpo", "delta": 1.5},
+    "sequence": {"loss_type": "dr_grpo", "importance_sampling_level": "sequence", "use_bias_correction_kl": False},
+    "cispo": {"loss_type": "cispo", "cliprange_high": 1.2},
+}
+
+
+def loop_grpo(predicted, batch, loss_type, importance_sampling_level="token", use_bias_correction_kl=True, **clip):
+    """Loss, its terms, and what is told of ratios, completion by completion and token by token."""
+    old, advantages, reference = (
+        np.asarray(x[0], np.float64) for x in (batch.logprobs, batch.advantages, batch.ref_logprobs)
+    )
+    new, entropies, _ = predicted
+    sums, ratios, clipped = np.zeros(3), [], []  # of policy, KL and likelihood
+    for i, count in enumerate(LENGTHS):
+        logs = [new[i, t] - old[i, t] for t in range(count)]
+        if importance_sampling_level == "sequence":
+            logs = [sum(logs) / count] * count
+        for t in range(count):
+            ratio, advantage, gap = np.exp(logs[t]), advantages[i, t], reference[i, t] - new[i, t]
+            plain, kept = clipped_terms(ratio, advantage)
+            if "delta" in clip:
+                plain = -advantage * min(ratio, clip["delta"])
+            loss = max(plain, kept)
+            if loss_type == "cispo":
+                loss, kept = (
+                    -advantage * min(ratio, 1.2) * new[i, t],
+                    np.inf if ratio > 1.2 and advantage > 0 else -np.inf,
+                )
+            kl = (np.exp(gap) - 1 - gap) * (ratio if use_bias_correction_kl else 1.0)
+            share = {"grpo": 1 / (8 * count), "dr_grpo": 1 / (8 * 5), "cispo": 1 / LENGTHS.sum()}[loss_type]
+            sums += [share * loss, share * kl, -new[i, t] * POSITIVE[i] / LENGTHS[POSITIVE].sum()]
+            told = 1 / LENGTHS.sum() if importance_sampling_level == "token" else 1 / (8 * count)
+            ratios.append(told * ratio)
+            clipped.append(told * (kept > plain))
+    return {
+        "loss/policy_avg": sums[0],
+        "loss/kl_avg": sums[1],
+        "loss/positive_nll_avg": sums[2],
+        "loss/total_avg": sums[0] + 0.4 * sums[1] + 0.2 * sums[2] - 0.3 * entropies[MASK].mean(),
+        "val/ratio": sum(ratios),
+        "policy/clipfrac_avg": sum(clipped),
+    }
+
+
+@pytest.mark.parametrize("name", GRPO)
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_the_loss_of_grpo_equals_a_loop(params, predicted, name, micro_batches):
+    settings = GRPO[name]
+    batch = trajectories_for("ppo", predicted)
+    reference = np.where(MASK, predicted[0] + 0.4 * np.random.default_rng(9).normal(size=MASK.shape), 0)
+    batch = Trajectories(*batch[:4], ref_logprobs=jnp.asarray(reference[None], jnp.float32), positive=POSITIVE[None])
+    rl = RLConfig(algorithm="grpo", **COEFFICIENTS | {"kl_coef": 0.4, "positive_nll": 0.2} | settings)
+    weights = losses.loss_weights(batch, rl.ratio_level, rl.mean_of_losses, 5)
+    cut = lambda x: x[0].reshape(micro_batches, -1, *x.shape[2:])  # noqa: E731
+    program = gradients_program("grpo", kl_coef=0.4, positive_nll=0.2, **settings)
+    result = jax.jit(program)({"policy": params["policy"]}, jax.tree.map(cut, (batch, weights)))
+    for key, value in loop_grpo(predicted, batch, **settings).items():
+        np.testing.assert_allclose(result.stats[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+    assert result.stats["policy/clipfrac_avg"] > 0.1
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
 def test_gradients_of_micro_batches_add_up_to_those_of_the_mini_batch(params, predicted, algorithm):
     batch = trajectories_for(algorithm, predicted)
@@ -487,7 +554,7 @@ def test_gradients_are_summed_over_devices(params, predicted):
     batch = trajectories_for("ppo", predicted)
     parallel = DataParallel(devices=jax.local_devices()[:2])
     program = parallel.map(gradients_program("ppo", DATA), row_axes=(None, 1), out_axes=None)
-    several = program(parallel.put(params), parallel.put((batch, formulas_of("ppo").loss_weights(batch)), 1))
+    several = program(parallel.put(params), parallel.put((batch, weights_of(batch)), 1))
     one = gradients(params, batch)
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(close, (several.grads, several.stats), one)

@@ -26,7 +26,7 @@ def without(*names):
         (PLAN_RECORD, ["reward", "valid", "kl", "value fit", "samples/s"]),
         (without("reward/plan_valid"), ["reward", "reward std", "kl", "value fit", "samples/s"]),
         (
-            without("value/explained_variance") | {"rloo/reward_zero_std": 0.5},
+            without("value/explained_variance") | {"reward/zero_variance_groups": 0.5},
             ["reward", "valid", "kl", "equal groups", "samples/s"],
         ),
         (without("objective/kl"), ["reward", "valid", "length", "value fit", "samples/s"]),  # kl_coef 0

@@ -1,13 +1,13 @@
 """The formulas of each algorithm, in a file of its name; `config.algorithms` has the table of their rows.
 
-In: a scored rollout with its final scores. Out: advantages, value targets, and the weights of the loss.
+In: a scored rollout with its final scores. Out: advantages and value targets; `losses` has what is common.
 """
 
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
 from jaxppo.config import TrainConfig
-from jaxppo.types import Array, Axes, Scored, Sequences, Stats, Trajectories, Weights
+from jaxppo.types import Array, Axes, Scored, Sequences, Stats, Trajectories
 
 
 class Rewarded(NamedTuple):
@@ -19,6 +19,7 @@ class Rewarded(NamedTuple):
     counted: Array  # [B] bool, the completions that have a score
     kl: Array  # [B, C] fp32, per-token KL to the reference; 0 without one
     kl_coef: Array  # [] fp32, weight of the KL in the reward
+    warming_up: Array  # [] bool, whether the value model alone learns
     token_scores: Array | None = None  # [B, C] fp32, the scores in parts: rows of learned completions add up to them
 
 
@@ -26,11 +27,7 @@ class Formulas(Protocol):
     """What the file of an algorithm defines."""
 
     def make_trajectories(self, rewarded: Rewarded, config: TrainConfig, axis_name: Axes) -> tuple[Trajectories, Stats]:
-        """Estimate advantages against the algorithm's baseline: [B, C] for ratios per token, [B] per completion."""
-        ...
-
-    def loss_weights(self, trajectories: Trajectories) -> Weights:
-        """Compute the shares of entries in the means of [S, b, ...] mini-batches; each mini-batch's add up to 1."""
+        """Estimate advantages against the algorithm's baseline: [B] where ratios are of completions, else [B, C]."""
         ...
 
 

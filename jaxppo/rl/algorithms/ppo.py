@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxppo.config import TrainConfig
 from jaxppo.rl import advantages, ops
 from jaxppo.rl.algorithms import Rewarded
-from jaxppo.types import Array, Axes, Stats, Trajectories, Weights
+from jaxppo.types import Array, Axes, Stats, Trajectories
 
 
 def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) -> tuple[Trajectories, Stats]:
@@ -21,6 +21,9 @@ def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) 
     rewards = advantages.token_rewards(
         rewarded.scores, rewarded.kl, mask, rewarded.kl_coef, values_mask, rewarded.token_scores
     )
+    lam_value: Array | float | None = rl.lam_value
+    if rl.value_warmup_updates:
+        lam_value = jnp.where(rewarded.warming_up, 1.0, rl.lam if lam_value is None else lam_value)
     estimates = advantages.whitened_gae(
         rewards,
         values,
@@ -28,6 +31,7 @@ def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) 
         values_mask,
         gamma=rl.gamma,
         lam=rl.lam,
+        lam_value=lam_value,
         whiten_rewards=rl.whiten_rewards,
         axis_name=axis_name,
     )
@@ -44,13 +48,6 @@ def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) 
         value_mask=values_mask,
     )
     return trajectories, stats
-
-
-def loss_weights(trajectories: Trajectories) -> Weights:
-    """Weigh every real token of a mini-batch the same, and every state with a value."""
-    assert trajectories.value_mask is not None
-    tokens = ops.mean_weights(trajectories.sequences.completion_mask, (-2, -1))
-    return Weights(tokens, tokens, ops.mean_weights(trajectories.value_mask, (-2, -1)))
 
 
 def _value_stats(values: Array, returns: Array, mask: Array, axis_name: Axes) -> Stats:

@@ -6,18 +6,18 @@ import sys
 
 import pytest
 
-from jaxppo import config_page
+from jaxppo.config import __main__ as config_page
+from jaxppo.config.__main__ import COMMANDS, markdown_page
 from jaxppo.config.sources import flatten
-from jaxppo.config_page import COMMANDS, markdown_page
 from tests import ROOT
 
 PAGE = ROOT / "docs" / "configuration.md"
 
 
 def test_the_page_is_what_the_command_prints():
-    printed = subprocess.run([sys.executable, "-m", "jaxppo.config_page"], capture_output=True, text=True, check=True)
+    printed = subprocess.run([sys.executable, "-m", "jaxppo.config"], capture_output=True, text=True, check=True)
     assert printed.stdout == markdown_page()
-    assert PAGE.read_text(encoding="utf-8") == markdown_page(), "python -m jaxppo.config_page > docs/configuration.md"
+    assert PAGE.read_text(encoding="utf-8") == markdown_page(), "python -m jaxppo.config > docs/configuration.md"
 
 
 def test_every_command_that_reads_a_configuration_is_on_the_page():

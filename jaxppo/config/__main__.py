@@ -1,4 +1,4 @@
-"""The page docs/configuration.md, written from the settings themselves: `python -m jaxppo.config_page` prints it."""
+"""The page docs/configuration.md, written from the settings themselves: `python -m jaxppo.config` prints it."""
 
 import ast
 import dataclasses
@@ -14,6 +14,7 @@ from jaxppo.planning.datasets import config as planning
 
 COMMANDS: dict[str, type] = {
     "train": config.TrainConfig,
+    "self_train": config.SelfTrainConfig,
     "sft": config.SFTConfig,
     "reward_model": config.RewardModelConfig,
     "evaluate": config.EvaluateConfig,
@@ -29,7 +30,7 @@ _INTRODUCTION = """\
 # Configuration
 
 Every setting of every command, with its type, its default and what it means. This page is printed by
-`python -m jaxppo.config_page`; `--help` of a command says the same in the terminal.
+`python -m jaxppo.config`; `--help` of a command says the same in the terminal.
 
 A setting is a flag and, under the same name, a line of a YAML file. What is said last counts:
 

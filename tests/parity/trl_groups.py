@@ -1,4 +1,6 @@
-"""One generation batch through `trl.RLOOTrainer`, with prompts, completions and scores that the caller prescribes."""
+"""One generation batch through `trl.RLOOTrainer` or `trl.GRPOTrainer`, with prompts, completions and scores that the
+caller prescribes.
+"""
 
 import tempfile
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback
-from trl import RLOOConfig, RLOOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 TRAINER_LOGS = ("loss", "grad_norm", "learning_rate", "epoch", "step", "step_time")
 """What the log of an optimizer step holds beside TRL's own metrics that a test can compare."""
@@ -25,19 +27,21 @@ def no_dropout(folder: Path) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class TrlRLOOCase:
+class TrlGroupsCase:
     """A batch of B rows; the rows of a group are adjacent and have equal prompts.
 
     Args:
+        algorithm: "rloo" or "grpo".
         policy_folder: folder of a language model, trained.
         reference_folder: the same for the reference, read where beta is not 0.
         tokenizer: a `PreTrainedTokenizerFast` with an end token and another pad token.
         prompts: token ids of each row.
         completions: token ids of each row, at least one; they end in the end token or are cut.
         scores: [B], what the reward function returns.
-        options: fields of `RLOOConfig`.
+        options: fields of `RLOOConfig` or `GRPOConfig`.
     """
 
+    algorithm: str
     policy_folder: Path
     reference_folder: Path
     tokenizer: Any
@@ -48,12 +52,12 @@ class TrlRLOOCase:
 
 
 @dataclass(frozen=True)
-class TrlRLOOResult:
+class TrlGroupsResult:
     """What TRL computed, rows in the order of the case; one entry per optimizer step in the lists.
 
     Args:
         advantages: [B] fp32.
-        old_logps: [B] fp32, log probability of each completion before the first step.
+        old_logps: [B] fp32, log probability of each completion before the first step; None: it was not kept.
         completion_mask: [B, C], 1 on the tokens that count, C being the longest completion.
         policy_before: parameters before the first step, by their torch names.
         policy_after: the same after the last step.
@@ -63,7 +67,7 @@ class TrlRLOOResult:
     """
 
     advantages: np.ndarray
-    old_logps: np.ndarray
+    old_logps: np.ndarray | None
     completion_mask: np.ndarray
     policy_before: dict[str, np.ndarray]
     policy_after: dict[str, np.ndarray]
@@ -72,10 +76,10 @@ class TrlRLOOResult:
     metrics: list[dict[str, float]]
 
 
-class PrescribedRLOOTrainer(RLOOTrainer):
-    """`RLOOTrainer` that takes prompts and completions from a case and keeps the scored batch."""
+class _Prescribed:
+    """A trainer that takes prompts and completions from a case and keeps the scored batch."""
 
-    case: TrlRLOOCase
+    case: TrlGroupsCase
     scored: dict[str, Any]
 
     def _tokenize_prompts(self, prompts: list) -> tuple[list[list[int]], None, dict]:
@@ -84,29 +88,43 @@ class PrescribedRLOOTrainer(RLOOTrainer):
         assert [int(text) for text in prompts] == [row // size for row in range(len(self.case.prompts))]
         return [list(ids) for ids in self.case.prompts], None, {}
 
-    def _generate_single_turn(self, prompt_ids: list, images: None, multimodal_fields: dict) -> list[list[int]]:
-        return [list(ids) for ids in self.case.completions]
-
     def _generate_and_score_completions(self, inputs: list) -> dict[str, Any]:
         assert not hasattr(self, "scored"), "a second generation batch"
         self.scored = super()._generate_and_score_completions(inputs)
         return self.scored
 
 
-def run_trl_rloo(case: TrlRLOOCase) -> TrlRLOOResult:
+class PrescribedRLOOTrainer(_Prescribed, RLOOTrainer):
+    """RLOO on a case."""
+
+    def _generate_single_turn(self, prompt_ids: list, images: None, multimodal_fields: dict) -> list[list[int]]:
+        return [list(ids) for ids in self.case.completions]
+
+
+class PrescribedGRPOTrainer(_Prescribed, GRPOTrainer):
+    """GRPO on a case."""
+
+    def _generate_single_turn(self, *_: Any) -> tuple[list[list[int]], None]:
+        return [list(ids) for ids in self.case.completions], None
+
+
+TRAINERS = {"rloo": (PrescribedRLOOTrainer, RLOOConfig), "grpo": (PrescribedGRPOTrainer, GRPOConfig)}
+
+
+def run_trl(case: TrlGroupsCase) -> TrlGroupsResult:
     """Run `num_iterations` optimizer steps of TRL on the batch of a case, on the CPU in float32."""
     with tempfile.TemporaryDirectory() as output_dir:
         trainer = _trainer(case, output_dir)
         before = _parameters(trainer.model)
-        with patch("trl.trainer.rloo_trainer.shuffle_sequence_dict", lambda batch: batch):
+        with patch(f"trl.trainer.{case.algorithm}_trainer.shuffle_sequence_dict", lambda batch: batch):
             trainer.train()
     return _result(trainer, before)
 
 
-def _trainer(case: TrlRLOOCase, output_dir: str) -> PrescribedRLOOTrainer:
+def _trainer(case: TrlGroupsCase, output_dir: str) -> Any:
     """Build the trainer with the reference of the case; TRL itself would take the policy for the reference."""
     args = _config(case, output_dir)
-    trainer = PrescribedRLOOTrainer(
+    trainer = TRAINERS[case.algorithm][0](
         model=str(case.policy_folder),
         reward_funcs=[_reward_function(case)],
         args=args,
@@ -123,7 +141,7 @@ def _trainer(case: TrlRLOOCase, output_dir: str) -> PrescribedRLOOTrainer:
     return trainer
 
 
-def _config(case: TrlRLOOCase, output_dir: str) -> RLOOConfig:
+def _config(case: TrlGroupsCase, output_dir: str) -> Any:
     """One generation batch of all rows, reused in every step, in plain float32 without dropout."""
     fixed = {
         "output_dir": output_dir,
@@ -144,17 +162,17 @@ def _config(case: TrlRLOOCase, output_dir: str) -> RLOOConfig:
         "report_to": [],
         "disable_tqdm": True,
     }
-    return RLOOConfig(**fixed, **case.options)
+    return TRAINERS[case.algorithm][1](**fixed, **case.options)
 
 
-def _groups(case: TrlRLOOCase, num_generations: int) -> Dataset:
+def _groups(case: TrlGroupsCase, num_generations: int) -> Dataset:
     """One row per group, which TRL repeats `num_generations` times."""
     groups = [case.prompts[i : i + num_generations] for i in range(0, len(case.prompts), num_generations)]
     assert all(a == b for group in groups for a, b in pairwise(group)), "unequal prompts in a group"
     return Dataset.from_dict({"prompt": [str(index) for index in range(len(groups))]})
 
 
-def _reward_function(case: TrlRLOOCase) -> Any:
+def _reward_function(case: TrlGroupsCase) -> Any:
     """Return the prescribed scores, whatever was said."""
 
     def prescribed(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
@@ -168,11 +186,13 @@ def _parameters(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: value.detach().cpu().numpy().copy() for name, value in model.state_dict().items()}
 
 
-def _result(trainer: PrescribedRLOOTrainer, before: dict[str, np.ndarray]) -> TrlRLOOResult:
-    arrays = {name: trainer.scored[name].numpy() for name in ("advantages", "old_logps", "completion_mask")}
+def _result(trainer: Any, before: dict[str, np.ndarray]) -> TrlGroupsResult:
+    arrays = {name: trainer.scored[name].numpy() for name in ("advantages", "completion_mask")}
+    old_logps = trainer.scored.get("old_logps")
     steps = [logs for logs in trainer.state.log_history if "loss" in logs]
-    return TrlRLOOResult(
+    return TrlGroupsResult(
         **arrays,
+        old_logps=None if old_logps is None else old_logps.numpy(),
         policy_before=before,
         policy_after=_parameters(trainer.model),
         losses=[logs["loss"] for logs in steps],

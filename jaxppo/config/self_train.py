@@ -1,0 +1,114 @@
+"""The settings of `python -m jaxppo.self_train`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxppo.config.checks import require, require_divisible, require_finite, require_positive
+from jaxppo.config.data import DataConfig
+from jaxppo.config.optimizer import OptimizerConfig
+from jaxppo.config.reward import RewardConfig
+from jaxppo.config.run import LoopConfig, RunConfig
+from jaxppo.config.sampling import EvalConfig, SamplingConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTrainConfig:
+    """Self-training on planning problems: sample plans, keep the valid ones, learn from them, and again."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))
+    data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4, warmup_steps=20))
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    sft_model_path: str = "blocksworld-sft"
+    """Policy to start from: a Hugging Face folder, a hub id (user/name or user/name@revision), or the shipped model
+    `blocksworld-sft`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
+    deep models and long texts, for up to a third more arithmetic in learning."""
+    validator: Literal["builtin", "val", "auto"] = "builtin"
+    """Who judges the sampled plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
+    num_rounds: int = 3
+    """Rounds of sampling, keeping, learning and evaluating."""
+    total_episodes: int | None = None
+    """Plans to sample over the whole run, as of train, rounded up to whole problems of each round; default: each round
+    samples for every problem of train_split once."""
+    num_generations: int = 4
+    """Plans sampled for each problem of a round."""
+    max_plans_per_problem: int = 2
+    """Most plans of a problem that are learned from: its shortest valid ones, all different; of plans of one length the
+    one sampled first."""
+    pool: Literal["round", "all"] = "round"
+    """Which sampled plans may be kept: those of this round, as in ReST-EM, or of all rounds so far."""
+    start_from: Literal["start", "last"] = "start"
+    """What each round trains: the model that the run started from, as in STaR and ReST-EM, or that of the last
+    round."""
+    start_split: str = "train"
+    """Split with data that the start was trained on; see start_ratio."""
+    start_ratio: float = 1.0
+    """Rows of start_split to learn from beside each kept plan, drawn anew in each round, so that a round does not
+    forget what the start can do; 0 for none."""
+    sft_episodes: int = 12800
+    """Rows to learn from in each round, rounded up to whole steps; a row seen twice counts twice."""
+    batch_size: int = 64
+    """Rows per optimizer step, over all devices."""
+    sample_batch_size: int = 256
+    """Plans sampled at once; a killed run has lost no more than num_generations times as many."""
+    headline_split: str = "test_longer"
+    """The evaluation split that the run is about."""
+
+    def __post_init__(self) -> None:
+        sizes = ("num_rounds", "num_generations", "max_plans_per_problem", "sft_episodes", "batch_size")
+        require_positive(self, *sizes, "sample_batch_size")
+        require_finite(self, "start_ratio")
+        if self.total_episodes is not None:
+            require_positive(self, "total_episodes")
+        splits = self.data.eval_splits
+        require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
+        own = self.data.train_split
+        require(self.start_ratio == 0 or self.start_split != own, "start_split", "another than train_split", own)
+        functions = self.reward.reward_funcs
+        require(
+            functions == ("plan",), "reward_funcs", "plan alone: what is kept is what a validator accepts", functions
+        )
+        rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
+        require(rate is None, "value_learning_rate", "None: self_train has no value model", rate)
+        require(cut is None, "input_max_text_length", "None: self_train learns whole rows", cut)
+        require(
+            self.run.target is None, "target", "None: `sft` and `train` say what their programs take", self.run.target
+        )
+        best = self.loop.best_metric
+        require(best is None, "metric_for_best_model", "None: a round takes its last step", best)
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        sampling = self.sampling
+        if self.num_generations > 1 or self.num_rounds > 1:
+            expected = "a number above 0: greedy plans of a problem are all the same"
+            require(sampling.temperature > 0, "temperature", expected, sampling.temperature)
+        for name in ("output_min_length", "min_p", "drop_ended_rows"):
+            require(getattr(sampling, name) is None, name, "None with self_train", getattr(sampling, name))
+        require(sampling.stop_token != "none", "stop_token", "eos or None: a plan ends", sampling.stop_token)
+
+    def problems_per_round(self, num_problems: int) -> int:
+        """Return how many problems each round samples plans for.
+
+        Args:
+            num_problems: rows of train_split.
+        """
+        if self.total_episodes is None:
+            return num_problems
+        return -(-self.total_episodes // (self.num_rounds * self.num_generations))
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps of each round."""
+        return -(-self.sft_episodes // self.batch_size)
+
+    def check_devices(self, row_shards: int) -> None:
+        """Raise a `ConfigError` unless every batch divides over the devices."""
+        require_divisible("batch_size", self.batch_size, "data x fsdp devices", row_shards)

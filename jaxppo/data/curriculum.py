@@ -1,0 +1,178 @@
+"""Prompts drawn by how often they succeed (`--curriculum success`): a pure function of the seed and of past scores.
+
+All is computed in numpy, on every process alike; what is known so far is kept in float32, as checkpoints hold it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxppo.config import CurriculumConfig
+from jaxppo.data.batches import PromptData
+from jaxppo.data.rows import Row
+from jaxppo.types import Curriculum
+
+PRIOR = 1.0
+"""Successes, and failures, that every prompt is taken to have had: Beta(1, 1), so that what is unknown is 1/2."""
+KEPT = 0.8
+"""What is left of older counts when a prompt is tried again, and of the recent successes in every update: about the
+last five count."""
+BETWEEN = (0.2, 0.8)
+"""Estimates of prompts that are neither solved nor hopeless, for a metric."""
+
+
+def plan_lengths(rows: Sequence[Row]) -> np.ndarray | None:
+    """Return the steps of the rows' reference plans, [N] int32, from `plan_length`; None where a row has none."""
+    lengths = [row.get("plan_length") for row in rows]
+    return np.array(lengths, np.int32) if all(isinstance(length, int) for length in lengths) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuccessCurriculum:
+    """Draws the prompts of every update.
+
+    With s successes in n tries of a prompt, older ones counting less,
+
+        p = (s + 1) / (n + 2)           its estimate, 1/2 while it is untried
+        P(prompt) ~ p (1 - p)           how often it is drawn, among prompts whose plan is no longer than the limit
+
+    and after each of its updates s = 0.8 s + successes, n = 0.8 n + tries. The limit begins with the shortest plans, as
+    many as prompts in a batch, and takes in the next longer ones, at least as many, whenever the share of success over
+    the last updates is at least `threshold`; in it a completion weighs 1 / (p (1 - p)), for prompts were not drawn
+    alike.
+
+    Attributes:
+        lengths: [N] steps of the rows' reference plans; None: they have none, and all rows are drawn.
+        num_rows: N.
+        batch_size: G, prompts of an update.
+        seed: of the draws.
+        success: the score from which on a completion is a success.
+        threshold: the share of success from which on longer plans are drawn.
+        ahead: the prompts of an update are drawn before the scores of the one before it are there (`async_rollouts`).
+    """
+
+    lengths: np.ndarray | None
+    num_rows: int
+    batch_size: int
+    seed: int
+    success: float
+    threshold: float
+    ahead: bool = False
+
+    def start(self) -> Curriculum:
+        """Return what is known before the first update, with its prompts."""
+        none = np.zeros(self.num_rows, np.float32)
+        known = Curriculum(none, none, np.zeros(2, np.float32), self._longer(-1), np.zeros(0, np.int32))
+        return self.drawn(known, 0)
+
+    def drawn(self, known: Curriculum, step: int) -> Curriculum:
+        """Draw the rows of an update: each G times its share of the weights, rounded up or down.
+
+        Source: systematic sampling, W. G. Madow 1949, "On the theory of systematic sampling, II": equally spaced points
+        with one random start, on a line on which each row has a piece as long as its weight.
+        """
+        generator = np.random.default_rng((self.seed, step, self.num_rows))
+        order = generator.permutation(np.flatnonzero(self.available(known)))
+        edges = np.cumsum(weights(known)[order])
+        points = (np.arange(self.batch_size) + generator.random()) / self.batch_size * edges[-1]
+        places = np.minimum(np.searchsorted(edges, points, side="right"), len(order) - 1)  # the last could round up
+        return known._replace(rows=order[places].astype(np.int32))
+
+    def after(
+        self, known: Curriculum, scores: Sequence[float | None], step: int
+    ) -> tuple[Curriculum, dict[str, float]]:
+        """Return what is known after an update, with the prompts of the next one, and the metrics of the update.
+
+        Args:
+            known: before it, with the rows that were drawn for it.
+            scores: [B] of its completions, those of a prompt adjacent; None: has none, and is no try.
+            step: number of the update, from 0.
+        """
+        observed = self._observed(known, scores)
+        after = self._lengthened(observed)
+        estimate = estimates(observed)[self.available(observed)]
+        metrics = {
+            "curriculum/mean_estimate": float(estimate.mean()),
+            "curriculum/between": float(((estimate >= BETWEEN[0]) & (estimate <= BETWEEN[1])).mean()),
+            "curriculum/recent_success": float(observed.recent[0] / observed.recent[1]),
+        }
+        if self.lengths is not None:
+            metrics["curriculum/plan_length"] = int(observed.limit)
+        return after._replace(rows=self.drawn(known if self.ahead else after, step + 1).rows), metrics
+
+    def available(self, known: Curriculum) -> np.ndarray:
+        """Return which rows may be drawn, [N] bool."""
+        return np.ones(self.num_rows, bool) if self.lengths is None else self.lengths <= known.limit
+
+    def _observed(self, known: Curriculum, scores: Sequence[float | None]) -> Curriculum:
+        """Count the scores of the rows that were drawn."""
+        rows = np.repeat(known.rows, len(scores) // self.batch_size)
+        won = [score is not None and score >= self.success for score in scores]
+        wins = np.bincount(rows, won, self.num_rows)
+        tries = np.bincount(rows, [score is not None for score in scores], self.num_rows)
+        kept, weight = np.where(tries > 0, KEPT, 1.0), weights(known)
+        recent = KEPT * known.recent + np.array([np.sum(wins / weight), np.sum(tries / weight)])
+        return known._replace(
+            successes=(kept * known.successes + wins).astype(np.float32),
+            trials=(kept * known.trials + tries).astype(np.float32),
+            recent=recent.astype(np.float32),
+        )
+
+    def _lengthened(self, known: Curriculum) -> Curriculum:
+        """Take in longer plans where most of the recent completions succeeded, and begin to count them anew."""
+        longer = self._longer(int(known.limit))
+        if longer == known.limit or known.recent[0] < self.threshold * known.recent[1]:
+            return known
+        return known._replace(limit=longer, recent=np.zeros(2, np.float32))
+
+    def _longer(self, limit: int) -> np.ndarray:
+        """Return the limit that takes in the next longer plans, at least as many as prompts in a batch."""
+        longer = [] if self.lengths is None else np.sort(self.lengths[self.lengths > limit])
+        return np.array(longer[min(self.batch_size, len(longer)) - 1] if len(longer) else limit, np.int32)
+
+
+class Shuffled:
+    """No curriculum: nothing is known, and rows come in their shuffled order."""
+
+    def start(self) -> None:
+        """See `SuccessCurriculum.start`."""
+
+    def drawn(self, known: None, step: int) -> None:
+        """See `SuccessCurriculum.drawn`."""
+
+    def after(self, known: None, scores: Sequence[float | None], step: int) -> tuple[None, dict[str, float]]:
+        """See `SuccessCurriculum.after`."""
+        return None, {}
+
+
+def make_curriculum(config: CurriculumConfig, prompts: PromptData, ahead: bool) -> SuccessCurriculum | Shuffled:
+    """Make the curriculum of a run.
+
+    Args:
+        config: settings.
+        prompts: what is drawn from.
+        ahead: see `SuccessCurriculum`.
+    """
+    if config.curriculum == "none":
+        return Shuffled()
+    return SuccessCurriculum(
+        lengths=plan_lengths(prompts.rows),
+        num_rows=len(prompts.rows),
+        batch_size=prompts.batch_size,
+        seed=prompts.seed,
+        success=config.curriculum_success,
+        threshold=config.curriculum_threshold,
+        ahead=ahead,
+    )
+
+
+def estimates(known: Curriculum) -> np.ndarray:
+    """Compute p of every row, [N], in (0, 1)."""
+    return (np.asarray(known.successes, np.float64) + PRIOR) / (np.asarray(known.trials, np.float64) + 2 * PRIOR)
+
+
+def weights(known: Curriculum) -> np.ndarray:
+    """Compute p (1 - p) of every row, [N], in (0, 1/4]: what its share of the draws is proportional to."""
+    p = estimates(known)
+    return p * (1.0 - p)

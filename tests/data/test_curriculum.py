@@ -1,0 +1,204 @@
+"""Prompts drawn by their success: shares, estimates and limits against plain loops, and a run that is cut anywhere."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxppo.data import PromptData, SuccessCurriculum
+from jaxppo.data.curriculum import estimates, plan_lengths, weights
+from jaxppo.types import Curriculum
+
+LENGTHS = np.array([4, 2, 2, 6, 2, 4, 8, 4, 2, 6, 4, 2], np.int32)
+G = 4
+
+
+def make(lengths=LENGTHS, *, num_rows=12, seed=0, batch_size=G, success=1.0, threshold=0.8, ahead=False):
+    sizes = {"num_rows": num_rows, "batch_size": batch_size}
+    return SuccessCurriculum(lengths=lengths, **sizes, seed=seed, success=success, threshold=threshold, ahead=ahead)
+
+
+def known_of(successes, trials, limit=99, rows=()):
+    arrays = np.array(successes, np.float32), np.array(trials, np.float32)
+    return Curriculum(*arrays, np.zeros(2, np.float32), np.array(limit, np.int32), np.array(rows, np.int32))
+
+
+def assert_equal(a, b):
+    for name in Curriculum._fields:
+        one, other = getattr(a, name), getattr(b, name)
+        np.testing.assert_array_equal(one, other, err_msg=name)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), name
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+
+
+def shares_by_hand(known, lengths):
+    """What a batch of one prompt has for each row."""
+    shares = []
+    for row in range(len(known.trials)):
+        p = (float(known.successes[row]) + 1) / (float(known.trials[row]) + 2)
+        shares.append(0.0 if lengths is not None and lengths[row] > known.limit else p * (1 - p))
+    return [share / sum(shares) for share in shares]
+
+
+CASES = {
+    "untried": known_of([0] * 12, [0] * 12),
+    "tried": known_of(range(12), [11] * 12),
+    "short plans": known_of(range(12), [11] * 12, limit=2),
+    "fewer than a batch": known_of([0, 3] * 6, [3] * 12, limit=2),
+}
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, None], ids=["lengths", "no lengths"])
+@pytest.mark.parametrize("known", CASES.values(), ids=CASES)
+def test_rows_are_drawn_as_often_as_their_share_says(known, lengths):
+    curriculum, shares, steps = make(lengths, batch_size=7), shares_by_hand(known, lengths), 3000
+    total = np.zeros(12)
+    for step in range(steps):
+        counts = np.bincount(curriculum.drawn(known, step).rows, minlength=12)
+        for count, share in zip(counts, shares, strict=True):
+            assert math.floor(7 * share - 1e-9) <= count <= math.ceil(7 * share + 1e-9)
+        total += counts
+    # Counts of a step are 0 or 1 beyond the whole part: their mean has a standard error of at most 1/2 / sqrt(steps).
+    np.testing.assert_allclose(total / steps, 7 * np.array(shares), atol=4 * 0.5 / math.sqrt(steps))
+
+
+def test_what_is_drawn_depends_on_seed_step_and_estimates_alone():
+    known = CASES["tried"]
+    draw = lambda seed=0, step=5, known=known: make(seed=seed).drawn(known, step).rows.tolist()  # noqa: E731
+    assert draw() == draw() and draw(step=6) != draw() != draw(seed=1)
+    assert make().drawn(known, 5).rows.dtype == np.int32
+    assert draw(known=CASES["untried"]) != draw()
+
+
+def test_a_prompt_in_between_is_drawn_most_and_none_is_forgotten():
+    curriculum = make(None)
+    known = curriculum.start()
+    for step in range(40):  # row 0 always fails, row 1 every other time, the others never
+        known = known._replace(rows=np.array([0, 1, 2, 3], np.int32))
+        known, _ = curriculum.after(known, [0.0, float(step % 2), 1.0, 1.0], step)
+    weight = weights(known)
+    assert weight[4:].tolist() == [0.25] * 8  # untried
+    assert weight[0] == pytest.approx(weight[2]) and 0.1 < weight[0] < 0.13 and weight[1] > 0.22
+    np.testing.assert_allclose(estimates(known)[[0, 2]], [1 / 7, 6 / 7], rtol=1e-3)  # five tries' worth is kept
+
+
+# -------------------------------------------------------------------------------------------------------------- counts
+
+
+def by_hand(known, scores, lengths, success, threshold, batch_size):
+    """One update: counts, recent share and limit, completion by completion."""
+    copies = len(scores) // batch_size
+    wins, tries = {}, {}
+    for place, score in enumerate(scores):
+        row = int(known.rows[place // copies])
+        if score is not None:
+            tries[row] = tries.get(row, 0) + 1
+            wins[row] = wins.get(row, 0) + (score >= success)
+    s, n = list(map(float, known.successes)), list(map(float, known.trials))
+    top, bottom = 0.8 * float(known.recent[0]), 0.8 * float(known.recent[1])
+    for row in tries:
+        p = (s[row] + 1) / (n[row] + 2)
+        top, bottom = top + wins[row] / (p * (1 - p)), bottom + tries[row] / (p * (1 - p))
+        s[row], n[row] = 0.8 * s[row] + wins[row], 0.8 * n[row] + tries[row]
+    share, limit = top / bottom, int(known.limit)
+    longer = sorted(length for length in (() if lengths is None else lengths) if length > limit)
+    if longer and share >= threshold:
+        limit, top, bottom = longer[min(batch_size, len(longer)) - 1], 0.0, 0.0
+    return s, n, (top, bottom), limit, share
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("lengths", [LENGTHS, None], ids=["lengths", "no lengths"])
+def test_counts_and_limit_are_those_of_a_loop(lengths, copies):
+    curriculum, rng = make(lengths, success=0.5, threshold=0.6), np.random.default_rng(3)
+    known = curriculum.start()
+    limits = [int(known.limit)]
+    for step in range(30):
+        scores = [None if rng.random() < 0.1 else float(rng.random() < 0.7) for _ in range(G * copies)]
+        scores[0] = 0.5  # just a success
+        s, n, recent, limit, share = by_hand(known, scores, lengths, 0.5, 0.6, G)
+        before, (known, metrics) = known, curriculum.after(known, scores, step)
+        np.testing.assert_allclose(known.successes, s, rtol=1e-6)
+        np.testing.assert_allclose(known.trials, n, rtol=1e-6)
+        np.testing.assert_allclose(known.recent, recent, rtol=1e-6)
+        assert int(known.limit) == limit
+        np.testing.assert_array_equal(known.rows, curriculum.drawn(known, step + 1).rows)
+        allowed = [i for i in range(12) if lengths is None or lengths[i] <= before.limit]
+        p = [(s[i] + 1) / (n[i] + 2) for i in allowed]
+        expected = {
+            "curriculum/mean_estimate": sum(p) / len(p),
+            "curriculum/between": sum(0.2 <= each <= 0.8 for each in p) / len(p),
+            "curriculum/recent_success": share,
+        } | ({} if lengths is None else {"curriculum/plan_length": int(before.limit)})
+        assert metrics == pytest.approx(expected, rel=1e-6)
+        limits.append(limit)
+    assert sorted(limits) == limits
+    assert (limits[0], limits[-1]) == ((-1, -1) if lengths is None else (2, 8))
+
+
+def test_it_begins_with_the_shortest_plans_and_takes_in_at_least_a_batch():
+    curriculum = make(batch_size=3, threshold=0.8)
+    known = curriculum.start()
+    seen = [int(known.limit)]
+    while seen[-1] < LENGTHS.max():
+        known, _ = curriculum.after(known, [1.0] * 3, len(seen))
+        assert all(LENGTHS[known.rows] <= known.limit)
+        seen.append(int(known.limit))
+    assert seen == [2, 4, 8]  # five rows of 2, four of 4; two of 6 are fewer than three, so that 8 comes with them
+    known, _ = curriculum.after(known, [1.0] * 3, 9)
+    assert int(known.limit) == 8 and known.recent[1] > 0  # nothing is longer
+
+
+def test_it_stays_with_short_plans_while_most_fail():
+    curriculum = make(threshold=0.8)
+    known = curriculum.start()
+    for step in range(20):
+        known, metrics = curriculum.after(known, [1.0, 1.0, 0.0, 1.0], step)
+        assert metrics["curriculum/recent_success"] < 0.8 and int(known.limit) == 2
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_next_prompts_come_from_what_was_known_when_they_were_drawn(ahead):
+    curriculum = make(ahead=ahead)
+    known = curriculum.start()
+    for step in range(6):
+        before = known
+        known, _ = curriculum.after(known, [1.0, 0.0, 1.0, 1.0], step)
+        source = before if ahead else known
+        np.testing.assert_array_equal(known.rows, curriculum.drawn(source, step + 1).rows)
+
+
+def test_what_is_kept_is_float32_and_goes_on_exactly():
+    """A checkpoint between any two updates changes nothing."""
+    curriculum, rng = make(threshold=0.5), np.random.default_rng(0)
+    scores = rng.integers(0, 2, (12, 8)).astype(float).tolist()
+    whole = [curriculum.start()]
+    for step, of_step in enumerate(scores):
+        whole.append(curriculum.after(whole[-1], of_step, step)[0])
+    assert {array.dtype.name for array in whole[-1]} == {"float32", "int32"}
+    for cut in range(12):
+        arrays = [np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape) for a in whole[cut]]
+        known = Curriculum(*arrays)
+        for step in range(cut, 12):
+            known, _ = make(threshold=0.5).after(known, scores[step], step)
+        assert_equal(known, whole[-1])
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+
+
+def test_plan_lengths_are_those_of_the_rows_or_of_none(rows):
+    assert plan_lengths(rows).tolist() == [row["plan_length"] for row in rows]
+    assert plan_lengths([*rows, {"prompt": "p"}]) is None
+    assert plan_lengths([*rows, {"prompt": "p", "plan_length": None}]) is None
+
+
+def test_a_drawn_batch_holds_the_rows_of_its_numbers(rows, tokenizer):
+    prompts = PromptData(rows, tokenizer, batch_size=4, seed=0, max_prompt_length=64)
+    batch = prompts.batch(2, known_of([0] * 10, [0] * 10, rows=[3, 3, 0, 9]))
+    assert batch.columns["id"] == [rows[i]["id"] for i in (3, 3, 0, 9)]
+    assert batch.texts == [rows[i]["prompt"] for i in (3, 3, 0, 9)]
+    for ids, mask, encoded in zip(*batch.prompts, batch.columns["prompt_ids"], strict=True):
+        assert ids[mask].tolist() == encoded

@@ -1,0 +1,75 @@
+"""The soft overlong punishment against its equation, against TRL's, and by name in a run's rewards."""
+
+import pytest
+
+from jaxppo.config import RewardConfig
+from jaxppo.errors import ConfigError
+from jaxppo.reward_functions import registry
+from jaxppo.reward_functions.overlong import get_soft_overlong_punishment
+from jaxppo.reward_functions.registry import Context
+from jaxppo.rewards import Completions
+
+NAME = "soft_overlong_punishment"
+LIMITS = [(20, 5), (20, 1), (20, 20), (96, 7), (1, 1)]
+
+
+def by_the_equation(length: int, longest: int, cache: int) -> float:
+    """DAPO's equation 13, case by case."""
+    if length <= longest - cache:
+        return 0.0
+    if length <= longest:
+        return ((longest - cache) - length) / cache
+    return -1.0
+
+
+@pytest.mark.parametrize(("longest", "cache"), LIMITS)
+def test_punishment_is_that_of_the_equation_at_every_length(longest, cache):
+    lengths = range(longest + 3)
+    given = get_soft_overlong_punishment(longest, cache)(completion_ids=[[7] * length for length in lengths])
+    assert given == [by_the_equation(length, longest, cache) for length in lengths]
+    assert [str(value) for value in given[: longest - cache + 1]] == ["0.0"] * (longest - cache + 1)  # not -0.0
+    assert given[longest] == -1.0
+
+
+@pytest.mark.parametrize(("longest", "cache"), LIMITS)
+def test_punishment_is_that_of_trl(longest, cache):
+    rewards = pytest.importorskip("trl.rewards")
+    ids = [list(range(length)) for length in range(longest + 3)]
+    theirs = rewards.get_soft_overlong_punishment(max_completion_len=longest, soft_punish_cache=cache)
+    ours = get_soft_overlong_punishment(max_completion_len=longest, soft_punish_cache=cache)
+    assert ours(completion_ids=ids) == theirs(completion_ids=ids)
+
+
+@pytest.mark.parametrize("cache", [0, -1, 21])
+def test_a_cache_out_of_range_is_refused(cache):
+    with pytest.raises(ConfigError, match=rf"^soft_punish_cache: expected 1 to .* \(20\), got {cache}$"):
+        get_soft_overlong_punishment(20, cache)
+
+
+def test_it_is_a_weighted_term_of_a_run_s_rewards():
+    config = RewardConfig(reward_funcs=(NAME, "json:loads"), reward_weights=(0.5, 0.0), soft_punish_cache=4)
+    rewards = registry.make_rewards(config, Context(max_completion_len=10)).rewards[0]
+    batch = Completions(["p"] * 3, ["a", "b", "c"], [[1] * 6, [1] * 8, [1] * 10], {})
+    assert (rewards.name, rewards.weight, rewards(batch).values) == (NAME, 0.5, [0.0, -0.5, -1.0])
+
+
+WRONG = {
+    "no cache": ({"reward_funcs": (NAME,)}, Context(max_completion_len=9), "soft_punish_cache: expected a value with"),
+    "cache alone": ({"soft_punish_cache": 3}, Context(max_completion_len=9), "soft_punish_cache: expected .* None wi"),
+    "too much": (
+        {"reward_funcs": (NAME,), "soft_punish_cache": 10},
+        Context(max_completion_len=9),
+        r"soft_punish_cache: expected 1 to .* \(9\), got 10",
+    ),
+    "no sampling": (
+        {"reward_funcs": (NAME,), "soft_punish_cache": 3},
+        Context(),
+        "reward_funcs: expected no soft_overlong_punishment where no completions are sampled",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "run", "message"), WRONG.values(), ids=WRONG)
+def test_settings_that_do_not_fit_are_one_line(settings, run, message):
+    with pytest.raises(ConfigError, match=message):
+        registry.make_rewards(RewardConfig(**settings), run)

@@ -1,0 +1,53 @@
+"""Each stage is done once, whatever kills the run between."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxppo.errors import DataError
+from jaxppo.run.preemption import Preempted, Preemption
+from jaxppo.run.stages import STAGES_FILE, Stages
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing that handles errors sees it."""
+
+
+def test_once_does_a_stage_once_over_all_processes(tmp_path):
+    done = []
+    for _ in range(3):
+        stages = Stages(tmp_path / "round")
+        found = [stages.once(name, lambda name=name: {"n": done.append(name) or len(done)}) for name in "ab"]
+        assert found == [{"n": 1}, {"n": 2}] and "a" in stages and "c" not in stages
+    assert done == ["a", "b"]
+
+
+def test_once_gives_the_same_before_and_after_a_resume(tmp_path):
+    found = Stages(tmp_path).once("a", lambda: {"x": np.float32(0.5), "y": [np.int64(3)], "z": float("nan")})
+    assert found == Stages(tmp_path).once("a", dict) == Stages(tmp_path)["a"] == {"x": 0.5, "y": [3], "z": None}
+
+
+def test_a_stage_that_fails_is_not_done(tmp_path):
+    def fail():
+        raise Killed
+
+    stages = Stages(tmp_path)
+    stages.once("a", lambda: {"n": 1})
+    with pytest.raises(Killed):
+        stages.once("b", fail)
+    assert json.loads((tmp_path / STAGES_FILE).read_text()) == {"a": {"n": 1}}
+    assert Stages(tmp_path).once("b", lambda: {"n": 2}) == {"n": 2}
+
+
+def test_no_stage_begins_when_the_run_was_asked_to_stop(tmp_path):
+    with pytest.raises(Preempted), Preemption("resume") as preemption:
+        preemption._signum = 15
+        Stages(tmp_path).once("a", lambda: pytest.fail("it began"))
+    assert not (tmp_path / STAGES_FILE).exists()
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / STAGES_FILE).write_text("{")
+    with pytest.raises(DataError, match=r"stages\.json: expected JSON"):
+        Stages(tmp_path)
