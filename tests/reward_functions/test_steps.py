@@ -72,7 +72,7 @@ CASES = {
         [("unstack b a", 1 / 4), ("stack b a", -1 / 4), ("unstack b a", 1 / 4), ("", 0)],
         None,
     ),
-    "steps off the way": (  # nothing for a stacked on the table and taken up again; and it has not reached the goal
+    "steps back": (
         "unstack b a ; put-down b ; pick-up b ; stack b a",
         [("unstack b a", 1 / 4), ("put-down b", 1 / 4), ("pick-up b", -1 / 4), ("stack b a", -1 / 4), ("", 2 / 4)],
         None,
@@ -131,6 +131,12 @@ def test_a_way_of_its_own_is_paid_for_where_it_meets_a_reference_or_the_goal():
     assert earned(own, problem_pddl=TWO_TOWERS, reference_plan=[LEFT_FIRST, RIGHT_FIRST]) == [1 / 4] * 4 + [0]
     back = "unstack d c ; put-down d ; unstack b a ; put-down b ; pick-up d ; stack d c"
     assert earned(back, problem_pddl=TWO_TOWERS, reference_plan=LEFT_FIRST)[:-1] == [0, 0, 0, 1, -1 / 4, -1 / 4]
+
+
+def test_steps_off_the_way_neither_earn_nor_pay():
+    aside = "unstack b a ; put-down b ; pick-up a ; put-down a ; unstack d c ; put-down d"
+    expected = [1 / 4, 1 / 4, 0, 0, 1 / 4, 1 / 4, 0]
+    assert earned(aside, problem_pddl=TWO_TOWERS, reference_plan=LEFT_FIRST) == expected
 
 
 def test_the_shortest_way_along_the_references_counts():
