@@ -179,6 +179,16 @@ def test_a_round_trains_the_start_or_goes_on(tmp_path, begun, start_from):
     assert earlier < both  # of all rounds so far
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", ["pmap", "fsdp"])
+def test_a_round_is_the_same_however_it_is_spread_over_the_devices(whole, tmp_path, parallel):
+    self_train.self_train(settings(tmp_path / "run", "--parallel", parallel))
+    first, expected = (folder / "rounds/1/samples.jsonl" for folder in (tmp_path / "run", whole))
+    assert first.read_bytes() == expected.read_bytes()
+    steps = [[record["loss"] for record in records(folder / "rounds/1")] for folder in (tmp_path / "run", whole)]
+    np.testing.assert_allclose(*steps, rtol=1e-4)
+
+
 # ----------------------------------------------------------------------------------------------------------- resuming
 
 
