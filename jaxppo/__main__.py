@@ -9,9 +9,9 @@ from jaxppo.errors import did_you_mean
 
 COMMANDS = {
     "train": "PPO, RLOO or GRPO, from prompts to a better policy",
-    "self_train": "rounds of sampling plans and learning from the valid ones",
     "sft": "a supervised warm start on reference plans",
     "reward_model": "a reward model from preferences",
+    "self_train": "rounds of sampling plans and learning from the valid ones",
     "evaluate": "plans of models or of a file, judged and compared",
     "export": "Hugging Face folders from a checkpoint",
     "report": "a page about a run, or about several side by side",

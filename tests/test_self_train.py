@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from jaxppo import self_train
-from jaxppo.config import SelfTrainConfig, TrainConfig, sources
+from jaxppo.config import EvaluateConfig, SelfTrainConfig, TrainConfig, sources
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.data import load_split
 from jaxppo.errors import ConfigError, DataError, JaxppoError
 from jaxppo.evaluate import sampled_plans
+from jaxppo.evaluate.__main__ import evaluate
 from jaxppo.evaluate.evaluator import Evaluator
 from jaxppo.report.run_page import write_report
 from jaxppo.rl.supervised import SFT
@@ -99,13 +100,9 @@ def test_what_is_evaluated_is_what_is_exported(whole):
         assert {split: cell["validity"]["n"] for split, cell in evals[moment].items()} == {"test": 8, "test_longer": 8}
     last = records(whole)[-1]
     assert last["eval/test/validity"] == evals["after"]["test"]["validity"]["rate"]
-    from jaxppo import evaluate  # noqa: F401  (the command below is its door)
-    from jaxppo.config import EvaluateConfig
-    from jaxppo.evaluate.__main__ import evaluate as judge
-
     sizes = {"test_sizes": "4:8", "test_longer_sizes": "5:8", "eval_validator": "builtin", "response_length": 48}
     config = replace(EvaluateConfig(), model=[str(whole / "policy")], output_dir=str(whole.parent / "judged"), **sizes)
-    judge(config)
+    evaluate(config)
     again = json.loads((whole.parent / "judged" / "eval.json").read_text())
     assert again["test"]["validity"] == evals["after"]["test"]["validity"]
     assert again["test_longer"]["mean_reward"] == pytest.approx(evals["after"]["test_longer"]["mean_reward"])
@@ -179,6 +176,16 @@ def test_a_round_trains_the_start_or_goes_on(tmp_path, begun, start_from):
     assert earlier < both  # of all rounds so far
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", ["pmap", "fsdp"])
+def test_a_round_is_the_same_however_it_is_spread_over_the_devices(whole, tmp_path, parallel):
+    self_train.self_train(settings(tmp_path / "run", "--parallel", parallel))
+    first, expected = (folder / "rounds/1/samples.jsonl" for folder in (tmp_path / "run", whole))
+    assert first.read_bytes() == expected.read_bytes()
+    steps = [[record["loss"] for record in records(folder / "rounds/1")] for folder in (tmp_path / "run", whole)]
+    np.testing.assert_allclose(*steps, rtol=1e-4)
+
+
 # ----------------------------------------------------------------------------------------------------------- resuming
 
 
@@ -190,7 +197,7 @@ class Fate:
     """Kills the run at the n-th of the places where it may happen, and lists what is done meanwhile."""
 
     def __init__(self, patch):
-        self.at, self.places, self.work = None, 0, []
+        self.at, self.places, self.work = 0, 0, []
         append, once, complete, step = JsonlLog.append, Stages.once, Evaluator.complete, SFT.step
         models, evaluated = self_train.write_models, Evaluator.with_samples
 
@@ -272,9 +279,7 @@ def test_a_run_killed_everywhere_equals_the_uninterrupted_one(whole, tmp_path, m
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "place", ["sampling, noted", "learning, not noted", "learning, noted", "evaluation, not noted"]
-)
+@pytest.mark.parametrize("place", KILLED_AT)
 def test_a_stage_that_is_done_is_not_done_again(whole, tmp_path, monkeypatch, place):
     """Killed in the second round, at a place by name."""
     name, noted = place.split(", ")
@@ -283,10 +288,10 @@ def test_a_stage_that_is_done_is_not_done_again(whole, tmp_path, monkeypatch, pl
 
         def pass_by(where):
             passed.append(where)
-            if passed.count(place) == (2 if where == place else -1):
+            if where == place and passed.count(place) == 2:
                 raise Killed(where)
 
-        fate.pass_by = pass_by
+        patch.setattr(fate, "pass_by", pass_by)
         with pytest.raises(Killed, match=place):
             self_train.self_train(settings(tmp_path / "run"))
     with monkeypatch.context() as patch:
@@ -326,15 +331,13 @@ def test_other_settings_are_refused_on_resume(whole):
 
 
 def test_the_default_samples_as_many_plans_as_train():
-    config, ppo = (
-        parse_cli(kind, name, []) for kind, name in ((SelfTrainConfig, "self_train"), (TrainConfig, "train"))
-    )
+    config = parse_cli(SelfTrainConfig, "self_train", [])
+    ppo = parse_cli(TrainConfig, "train", [])
     problems = config.problems_per_round(3000)
     assert config.num_rounds * problems * config.num_generations == ppo.total_episodes == config.total_episodes
     assert config.sft_model_path == ppo.sft_model_path and config.data.train_split == ppo.data.train_split
-    assert (
-        config.headline_split == ppo.headline_split and config.sampling.response_length == ppo.sampling.response_length
-    )
+    assert config.headline_split == ppo.headline_split
+    assert config.sampling.response_length == ppo.sampling.response_length
 
 
 @pytest.mark.parametrize(("total", "problems"), [(None, 50), (1, 1), (24, 4), (25, 5), (6000, 1000)])

@@ -109,7 +109,7 @@ class Lamps:
         if len(self.calls) == self._limit:
             raise Killed
         self.calls.append((sample, tuple(chosen)))
-        number = [np.random.default_rng((params, sample, row)).integers(len(TEXTS)) for row in chosen]
+        number = [np.random.default_rng((params["seed"], sample, row)).integers(len(TEXTS)) for row in chosen]
         return [Completion(TEXTS[i], True, [0] * int(i + 1)) for i in number]
 
 
@@ -117,7 +117,8 @@ PROBLEMS = [Problem(3, 0), Problem(1, 0), Problem(0, 1), Problem(3, 1), Problem(
 
 
 def plans_of(path, evaluator, part=2, problems=PROBLEMS):
-    PlanSampler(evaluator, "rl", 3, PlanScoring(), part).sample(7, problems, path, Console(quiet=True))
+    sampler = PlanSampler(evaluator, "rl", 3, PlanScoring(), part)
+    sampler.sample({"seed": 7}, problems, path, Console(quiet=True))
     return read_plans(path)
 
 
