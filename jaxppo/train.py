@@ -279,10 +279,10 @@ def _rewarded(setup: Setup, answers: _Answers, ahead: Ahead) -> _Rewarded:
 
 
 def _token_scores(setup: Setup, answers: _Answers, scores: Scores) -> np.ndarray | None:
-    """Return the parts of the scores at their tokens, [B, C]; None where every score is of a whole completion."""
+    """Return the parts of the scores at their tokens, [B, C], NaN at others; None where every score is of a whole."""
     if scores.parts is None:
         return None
-    return data.token_scores(setup.tokenizer, scores.parts, answers.ids, answers.mask, setup.ppo.end_ids)
+    return data.token_scores(setup.tokenizer, scores.parts, answers.ids, answers.mask, setup.ppo.end_ids, np.nan)
 
 
 def train(config: TrainConfig) -> Path:

@@ -94,6 +94,9 @@ class TrainConfig:
         if not rl.row.needs_values:
             require(self.value_model_path is None, "value_model_path", f"None {given}", self.value_model_path)
             require(self.value_model == "separate", "value_model", f"no such setting {given}", "shared")
+        if rl.ratio_level == "completion":
+            expected = f"outcome {given}, which weighs completions as a whole"
+            require(self.reward.reward_level == "outcome", "reward_level", expected, self.reward.reward_level)
         if rl.ratio_level != "token" and self.sampling.truncates:
             # The ratio of a completion would start at the product of what was cut off at every token.
             expected = f"recompute {given} and top_k, top_p or min_p"

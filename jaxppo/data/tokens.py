@@ -246,6 +246,7 @@ def token_scores(
     ids: np.ndarray,
     mask: np.ndarray,
     end_ids: Collection[int] | None = None,
+    nothing: float = 0.0,
 ) -> np.ndarray:
     """Put the parts of scores on tokens: [B, C] fp32, each part at the last token that has something of its piece.
 
@@ -257,8 +258,9 @@ def token_scores(
         ids: of the completions, [B, C].
         mask: True where there is a token, from column 0 on.
         end_ids: as for `decode`.
+        nothing: what tokens without a part get; NaN tells them from those whose part is 0.
     """
-    scores = np.zeros(mask.shape, np.float64)
+    scores = np.full(mask.shape, nothing, np.float64)
     lengths = mask.sum(axis=1)
     for row, words in enumerate(_words(tokenizer, ids, mask, end_ids)):
         if not lengths[row]:
@@ -269,7 +271,8 @@ def token_scores(
                 found = _last_token(spans, start, end)
             else:
                 found = min(end, lengths[row]) - 1 if start < min(end, lengths[row]) else None
-            scores[row, lengths[row] - 1 if found is None else found] += reward
+            token = lengths[row] - 1 if found is None else found
+            scores[row, token] = reward + np.nan_to_num(scores[row, token])
     return scores.astype(np.float32)
 
 

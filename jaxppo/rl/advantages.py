@@ -242,39 +242,62 @@ def normalize(advantages: Array, counted: Array, axis_name: Axes = None, eps: fl
 
 
 def group_relative(
-    scores: Array, num_generations: int, counted: Array, scale: str, axis_name: Axes = None, eps: float = 1e-4
+    scores: Array, counted: Array, num_generations: int, scale: str, axis_name: Axes = None, eps: float = 1e-4
 ) -> Array:
-    """Subtract from each completion's score the mean of its group, and divide by a standard deviation.
+    """Subtract from each entry the mean of its group, and divide by a standard deviation.
 
-    A[i] = (R[i] - mean_j R[j]) / (std + eps), j over the completions of i's prompt that have a score, std the unbiased
-    deviation of the R[j], or of all scores of the batch, or left out with eps. Completions without a score have
+    A[i] = (R[i] - mean_j R[j]) / (std + eps), j over the entries of the completions of i's prompt that count, std the
+    unbiased deviation of the R[j], or of all of the batch, or left out with eps. Entries that do not count have
     advantage 0; alone, one has no group, nor a deviation.
 
     Args:
-        scores: [B] fp32; the completions of a prompt are adjacent.
+        scores: [B, ...] fp32; the completions of a prompt are adjacent.
+        counted: [B, ...] bool, the entries that there are.
         num_generations: completions per prompt, at least 2.
-        counted: [B] bool, the completions that have a score.
         scale: "group", "batch" or "none".
         axis_name: mapped device axis.
         eps: TRL's.
 
     Source: Shao et al. 2024, section 4.1.2; none: Liu et al. 2025 (Dr. GRPO); batch: Liu et al. 2025 (Lite PPO).
     """
-    groups, has_score = scores.reshape(-1, num_generations), counted.reshape(-1, num_generations)
-    count = jnp.sum(has_score, axis=1, keepdims=True, dtype=jnp.float32)
-    mean = jnp.sum(groups, axis=1, keepdims=True, where=has_score) / jnp.maximum(count, 1)
-    centred = jnp.where(has_score, groups - mean, 0.0)
+    entries, there = (x.reshape(len(scores) // num_generations, -1) for x in (scores, counted))
+    count = jnp.sum(there, axis=1, keepdims=True, dtype=jnp.float32)
+    mean = jnp.sum(entries, axis=1, keepdims=True, where=there) / jnp.maximum(count, 1)
+    centred = jnp.where(there, entries - mean, 0.0)
     if scale == "none":
-        return centred.reshape(-1)
+        return centred.reshape(scores.shape)
     if scale == "batch":
         deviation = jnp.sqrt(masked_var(scores, counted, axis_name))
     else:
         deviation = jnp.sqrt(jnp.sum(centred**2, axis=1, keepdims=True) / jnp.maximum(count - 1, 1))
-    return (centred / (deviation + eps)).reshape(-1)
+    return (centred / (deviation + eps)).reshape(scores.shape)
+
+
+def process_relative(
+    token_scores: Array, steps: Array, num_generations: int, scale: str, axis_name: Axes = None
+) -> Array:
+    """Compare parts of scores with those of the whole group, and give each token the sum of those still to come.
+
+    A[i, t] = sum of r[i, u] over the steps u >= t of completion i, r from `group_relative` over all steps of the group.
+
+    Args:
+        token_scores: [B, C] fp32, the parts; the completions of a prompt are adjacent.
+        steps: [B, C] bool, the tokens that have one.
+        num_generations: see `group_relative`.
+        scale: see `group_relative`.
+        axis_name: mapped device axis.
+
+    Returns:
+        [B, C] fp32; 0 behind the last step.
+
+    Source: Shao et al. 2024, section 4.1.3 (process supervision).
+    """
+    parts = group_relative(token_scores, steps, num_generations, scale, axis_name)
+    return jnp.cumsum(parts[:, ::-1], axis=1)[:, ::-1]
 
 
 def describe(estimates: Array, counted: Array, axis_name: Axes = None) -> Stats:
-    """Describe one advantage per completion, [B], over those that have a score."""
+    """Describe advantages over those that count: of completions, [B], or of tokens, [B, C]."""
     return {
         "policy/advantages_mean": masked_mean(estimates, counted, axis_name),
         "policy/advantages_std": jnp.sqrt(masked_var(estimates, counted, axis_name)),

@@ -360,8 +360,8 @@ class PPO:
     ) -> tuple[TrainState, Trajectories, Stats]:
         """Estimate advantages and returns from the host's scores [B]; the state keeps KL coefficient and moments.
 
-        A score of NaN says that a completion has none; it is left out of what is learned. Parts of scores are given at
-        their tokens by `token_scores` [B, C]; what they leave over of a score is given at the completion's end.
+        A score of NaN says that a completion has none; it is left out of what is learned. `token_scores` [B, C] has the
+        parts of scores, NaN at tokens without one; what they leave over is given at the completion's end.
         """
         values = np.asarray(scores, np.float32)
         if values.shape != (self.config.batch_size,):
@@ -369,7 +369,7 @@ class PPO:
         if token_scores is not None:
             token_scores = np.asarray(token_scores, np.float32)
             shape = sequences.completion_mask.shape
-            if token_scores.shape != shape or not np.isfinite(token_scores).all():
+            if token_scores.shape != shape or np.isinf(token_scores).any():
                 raise DataError(f"token_scores: expected {shape} finite numbers, got the shape {token_scores.shape}")
         on_devices = self.parallel.put((values, token_scores), 0)
         given = state.controls, state.step, scored, rollout, sequences, *on_devices

@@ -42,7 +42,7 @@ def make_trajectories(
         sequences: the same, packed.
         scores: [B] fp32, the host's rewards; NaN for a completion without one, which is left out of everything that
             is learned.
-        token_scores: [B, C] fp32, parts of the scores at their tokens; None: every score is of the whole.
+        token_scores: [B, C] fp32, parts of the scores at their tokens, NaN at others; None: scores are of the whole.
         config: coefficients.
         axis_name: mapped device axis.
 
@@ -62,10 +62,10 @@ def make_trajectories(
     kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
     learned = counted & rollout.ended if rl.mask_truncated_completions else counted
     sequences = sequences._replace(completion_mask=mask & learned[:, None])
-    if token_scores is not None:
-        token_scores = _final_token_scores(token_scores, scores, moments, sequences.completion_mask, config)
     warming_up = step < rl.value_warmup_updates
-    rewarded = Rewarded(scored, sequences, scores, counted, kl, controls.kl_coef, warming_up, token_scores)
+    rewarded = Rewarded(scored, sequences, scores, counted, kl, controls.kl_coef, warming_up)
+    if token_scores is not None:
+        rewarded = _with_parts(rewarded, token_scores, moments, config)
     trajectories, estimate_stats = formulas_of(rl.algorithm).make_trajectories(rewarded, config, axis_name)
     stats |= kl_stats | estimate_stats
     if config.logprobs == "recompute" and rollout.logprobs is not None:
@@ -115,15 +115,22 @@ def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array,
     return advantages.penalize_missing_eos(scores, ended, rl.missing_eos_penalty)
 
 
-def _final_token_scores(
-    token_scores: Array, scores: Array, moments: advantages.ScoreMoments, mask: Array, config: TrainConfig
-) -> Array:
-    """Scale parts as scores; what else was done to a score counts where the completion ends."""
-    rl = config.rl
+def _with_parts(
+    rewarded: Rewarded, token_scores: Array, moments: advantages.ScoreMoments, config: TrainConfig
+) -> Rewarded:
+    """Scale parts as scores; what else was done to a score counts where the completion ends, as a step if it is not 0.
+
+    Rounding of the sum is none: below 1e-6.
+    """
+    rl, has_part = config.rl, ~jnp.isnan(token_scores)
+    parts = jnp.where(has_part, token_scores, 0.0)
     if rl.use_score_scaling:
-        token_scores = advantages.scale_scores(token_scores, moments, subtract_mean=False)
+        parts = advantages.scale_scores(parts, moments, subtract_mean=False)
+    mask = rewarded.sequences.completion_mask
     places = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
-    return advantages.complete_token_scores(token_scores, scores, places)
+    complete = advantages.complete_token_scores(parts, rewarded.scores, places)
+    steps = places & (has_part | (jnp.abs(complete - parts) > 1e-6))
+    return rewarded._replace(token_scores=complete, steps=steps)
 
 
 def _kl(

@@ -244,6 +244,61 @@ def test_positive_completions_are_those_with_a_score_of_1_before_it_is_changed()
     np.testing.assert_array_equal(result.positive, (SCORES >= 1.0) & (np.arange(ROWS) != 1))
 
 
+# --- scores in parts
+
+
+def parts_with_gaps():
+    """Parts, some of them 0, and NaN where there is none; they leave something over of every other score."""
+    rng = np.random.default_rng(4)
+    parts = np.where(MASK & (rng.random(MASK.shape) < 0.6), rng.normal(size=MASK.shape), np.nan)
+    parts[0, 1] = 0.0
+    whole, last = np.arange(ROWS) % 2 == 0, LENGTHS - 1
+    parts[whole, last[whole]] = np.nan
+    parts[whole, last[whole]] = SCORES[whole] - np.nansum(parts, axis=1)[whole]
+    return parts.astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("num_generations", [2, 4])
+def test_grpo_compares_parts_with_those_of_the_group_and_sums_up_what_is_to_come(scale, num_generations):
+    parts = parts_with_gaps()
+    config = make_config(algorithm="grpo", num_generations=num_generations, scale_rewards=scale)
+    _, result, stats = make(config, parts=parts)
+    rows = []  # of each row its steps: (token, reward)
+    for row, count in enumerate(LENGTHS):
+        steps = {t: float(parts[row, t]) for t in range(count) if not np.isnan(parts[row, t])}
+        over = float(SCORES[row]) - sum(steps.values())
+        if abs(over) > 1e-6:
+            steps[count - 1] = steps.get(count - 1, 0.0) + over
+        rows.append(steps)
+    expected = np.zeros(MASK.shape)
+    for row, count in enumerate(LENGTHS):
+        first = row // num_generations * num_generations
+        group = [reward for steps in rows[first : first + num_generations] for reward in steps.values()]
+        among = [reward for steps in rows for reward in steps.values()] if scale == "batch" else group
+        divisor = 1.0 if scale == "none" else np.std(among, ddof=1) + 1e-4
+        for t in range(count):
+            left = [reward for place, reward in rows[row].items() if place >= t]
+            expected[row, t] = sum((reward - np.mean(group)) / divisor for reward in left)
+    np.testing.assert_allclose(result.advantages, expected, atol=1e-4)
+    np.testing.assert_allclose(stats["policy/advantages_std"], expected[MASK].std(ddof=1), rtol=1e-3)
+    np.testing.assert_array_equal(result.rewards, SCORES)
+
+
+def test_grpo_of_scores_in_one_part_at_the_end_is_that_of_whole_scores():
+    parts = np.full(MASK.shape, np.nan, np.float32)
+    parts[np.arange(ROWS), LENGTHS - 1] = SCORES
+    config = make_config(algorithm="grpo", num_generations=4)
+    (_, in_parts, _), (_, whole, _) = make(config, parts=parts), make(config)
+    np.testing.assert_allclose(in_parts.advantages, whole.advantages, atol=1e-5)
+
+
+def test_grpo_of_parts_learns_nothing_from_completions_without_a_score():
+    scores = np.where(np.arange(ROWS) < 3, np.nan, SCORES).astype(np.float32)
+    _, result, _ = make(make_config(algorithm="grpo", num_generations=2), scores=scores, parts=parts_with_gaps())
+    assert not np.any(result.advantages[:3]) and np.all(np.isfinite(result.advantages))
+
+
 # --- a value model that learns alone
 
 FLAGS = (
@@ -296,6 +351,7 @@ def test_the_schedule_of_the_policy_begins_behind_the_updates_of_the_value_model
         ("--scale_rewards none", "scale_rewards: expected group with algorithm ppo"),
         ("--importance_sampling_level sequence", "importance_sampling_level: expected token with algorithm ppo"),
         ("--algorithm grpo --adap_kl_ctrl True --kl_target 1", "adap_kl_ctrl: expected False with algorithm grpo"),
+        ("--algorithm rloo --reward_level step", "reward_level: expected outcome with algorithm rloo"),
         ("--algorithm grpo --lam_value 1", "lam_value: expected None with algorithm grpo"),
         ("--algorithm grpo --value_warmup_updates 1", "value_warmup_updates: expected 0 with algorithm grpo"),
         ("--algorithm grpo --num_generations 1", "num_generations: expected at least 2 with algorithm grpo, got 1"),

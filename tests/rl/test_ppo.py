@@ -372,7 +372,7 @@ def test_make_trajectories_wants_one_score_per_completion(variant, scores):
         update_from(make_ppo(config), make_prompts(copies=copies), rollout_of(copies), scores)
 
 
-@pytest.mark.parametrize("wrong", [lambda x: x[:, :-1], lambda x: x[:1], lambda x: x[0], lambda x: x + np.nan])
+@pytest.mark.parametrize("wrong", [lambda x: x[:, :-1], lambda x: x[:1], lambda x: x[0], lambda x: x + np.inf])
 def test_make_trajectories_wants_one_part_per_token(recorded, wrong):
     ppo = make_ppo()
     state, prompts = start(ppo), make_prompts()
