@@ -29,8 +29,9 @@ from jaxppo.profiling.meter import UpdateMeter
 from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
-from jaxppo.rewards import Completions, Rewards, Scores
-from jaxppo.rl.ahead import Ahead, AheadSampler, Sampled, stage_times
+from jaxppo.reward_functions.judged import Judge, Judged, chosen_groups, of_groups, rows_of
+from jaxppo.rewards import Rewards
+from jaxppo.rl.ahead import AheadSampler, Sampled, stage_times
 from jaxppo.rl.describe import plan_of, print_plan
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start, StartModels, load_start
@@ -39,7 +40,7 @@ from jaxppo.run import folder as run_folder
 from jaxppo.run.alarms import Health
 from jaxppo.run.console import Console
 from jaxppo.run.loop import StepOutput, Steps, TrainingLoop
-from jaxppo.types import Experience, Params, PromptBatch, Rollout, TrainState, Trajectories
+from jaxppo.types import Experience, Params, PromptBatch, TrainState, Trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class Setup:
     prompts: data.PromptData
     curriculum: data.SuccessCurriculum | data.Shuffled
     rewards: Rewards
+    judge: Judge
     ahead: AheadSampler
     evaluator: evaluation.Evaluator
     ppo: PPO
@@ -125,6 +127,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         prompts=prompts,
         curriculum=data.make_curriculum(config.drawing, prompts, ahead=config.rl.async_rollouts > 0),
         rewards=rewards,
+        judge=Judge(models.tokenizer, ppo.end_ids, parallel, rewards, config.rl.group_size),
         ahead=AheadSampler(beside=not registry.need_devices(config.reward)),
         evaluator=evaluator,
         ppo=ppo,
@@ -182,16 +185,19 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
         sampled = _sample(setup, state, reference, batch.prompts, step)
     else:
         sampled = Sampled.before(state.ahead, began)
-    rollout, sequences, scored = sampled.experience
     preemption.check()
-    answers = _answers(setup, batch, rollout)
+    answers = setup.judge.answers(batch, sampled.experience.rollout)
     with setup.ahead.sampling(_next_sample(setup, state, reference, step)) as ahead:
-        rewarded = _rewarded(setup, answers, ahead)
+        judged = setup.judge(answers, ahead.gather)
     preemption.check()
-    scores = rewarded.values(), _token_scores(setup, answers, rewarded.scores)
+    learned = _Batch(batch.prompts, sampled.experience, judged)
+    if setup.config.rl.dynamic_sampling:
+        learned = _informative(setup, state, reference, learned, step)
+    rollout, sequences, scored = learned.experience
+    scores = learned.judged.values(), setup.judge.token_scores(learned.judged)
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, *scores)
     state, update_stats = ppo.update(state._replace(curriculum=None), trajectories, step)
-    known, drawn = setup.curriculum.after(known, rewarded.scores.values, step)
+    known, drawn = setup.curriculum.after(known, judged.scores.values, step)
     state = state._replace(ahead=ahead.experience, curriculum=ppo.parallel.put(known))
     episode = (step + 1) * setup.config.batch_size
     record = {
@@ -199,13 +205,13 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
         "episode": episode,
         "epoch": episode / (len(setup.prompts.rows) * setup.config.rl.group_size),
         **jax.device_get(stats | update_stats),
-        **(rewarded.scores.metrics | drawn),
+        **(learned.judged.scores.metrics | drawn),
     }
     done = time.monotonic()
-    record |= stage_times(sampled, ahead.sampled, rewarded.at, done)
-    prompt_ids, input_ids = batch.prompts.prompt_ids, sequences.input_ids
-    record |= setup.meter.throughput(prompt_ids, answers.mask, input_ids, done - began)
-    return Step(state, record, rewarded.samples(step + 1), trajectories)
+    record |= stage_times(sampled, ahead.sampled, learned.judged.at, done)
+    prompt_ids, input_ids = learned.prompts.prompt_ids, sequences.input_ids
+    record |= setup.meter.throughput(prompt_ids, learned.judged.mask, input_ids, done - began)
+    return Step(state, record, learned.judged.samples(step + 1), trajectories)
 
 
 def _sample(setup: Setup, state: TrainState, reference: Params | None, prompts: PromptBatch, step: int) -> Sampled:
@@ -226,63 +232,45 @@ def _next_sample(setup: Setup, state: TrainState, reference: Params | None, step
     return partial(_sample, setup, state, reference, setup.prompts.batch(step + 1, known).prompts, step + 1)
 
 
-class _Answers(NamedTuple):
-    """The completions of a batch on the host, and those of this process for the reward functions."""
+class _Batch(NamedTuple):
+    """What an update learns from."""
 
-    prompts: Any  # [B] texts
-    columns: dict[str, Any]
-    ids: np.ndarray  # [B, C]
-    mask: np.ndarray  # [B, C]
-    own: Completions
+    prompts: PromptBatch
+    experience: Experience
+    judged: Judged
 
 
-def _answers(setup: Setup, batch: data.Batch, rollout: Rollout) -> _Answers:
-    """Fetch and decode the completions of a batch: each process those of its own rows."""
-    parallel = setup.ppo.parallel
-    prompts, columns = batch.per_completion(setup.config.rl.group_size)
-    ids, mask = parallel.to_host((rollout.completion_ids, rollout.completion_mask))
-    rows = parallel.local_rows(len(prompts))
-    texts = data.decode(setup.tokenizer, ids[rows], mask[rows], setup.ppo.end_ids)
-    id_lists = [row[real].tolist() for row, real in zip(ids[rows], mask[rows], strict=True)]
-    own_columns = {name: column[rows] for name, column in columns.items()}
-    return _Answers(prompts, columns, ids, mask, Completions(prompts[rows], texts, id_lists, own_columns))
+def _informative(setup: Setup, state: TrainState, reference: Params | None, first: _Batch, step: int) -> _Batch:
+    """Put groups of other prompts in the place of those whose completions all have one score (`dynamic_sampling`).
 
-
-class _Rewarded(NamedTuple):
-    """The completions of a batch with their rewards."""
-
-    prompts: Any  # [B] texts
-    columns: dict[str, Any]
-    completions: list[str]
-    scores: Scores
-    at: float  # in seconds of `time.monotonic`
-
-    def values(self) -> np.ndarray:
-        """Return the scores as an array [B]; a completion without one has NaN."""
-        return np.array(self.scores.values, np.float32)
-
-    def samples(self, step: int) -> list[dict[str, Any]]:
-        """Return the rows of samples.jsonl."""
-        rows = zip(self.columns["id"], self.prompts, self.completions, self.scores.values, strict=True)
-        return [
-            {"step": step, "id": name, "prompt": prompt, "completion": text, "score": value}
-            | {column: values[row] for column, values in self.scores.extras.items()}
-            for row, (name, prompt, text, value) in enumerate(rows)
-        ]
-
-
-def _rewarded(setup: Setup, answers: _Answers, ahead: Ahead) -> _Rewarded:
-    """Compute the rewards of a batch: each process those of its own rows."""
-    scores = setup.rewards(answers.own, ahead.gather)
-    texts = [text for of_process in ahead.gather(answers.own.texts) for text in of_process]
-    return _Rewarded(answers.prompts, answers.columns, texts, scores, time.monotonic())
-
-
-def _token_scores(setup: Setup, answers: _Answers, scores: Scores) -> np.ndarray | None:
-    """Return the parts of the scores at their tokens, [B, C], NaN at others; None where every score is of a whole."""
-    if scores.parts is None:
-        return None
-    return data.token_scores(setup.tokenizer, scores.parts, answers.ids, answers.mask, setup.ppo.end_ids, np.nan)
+    The batches that they come from have numbers beyond those of the run's updates, so that the number of this update
+    says which prompts and random numbers they have. What comes out is scored anew, as one batch.
+    """
+    ppo, copies, known = setup.ppo, setup.config.rl.group_size, jax.device_get(state.curriculum)
+    prompts, rollouts, judged = [first.prompts], [ppo.parallel.to_host(first.experience.rollout)], [first.judged]
+    equal = [first.judged.equal_groups(copies)]
+    for again in range(1, setup.config.rl.max_resample + 1):
+        if np.sum(equal[0]) <= sum(np.sum(~more) for more in equal[1:]):
+            break
+        number = step + again * setup.config.num_updates
+        batch = setup.prompts.batch(number, setup.curriculum.drawn(known, number))
+        rollout = ppo.generate(state, batch.prompts, number)
+        judged.append(setup.judge(setup.judge.answers(batch, rollout), processes.gather))
+        prompts.append(batch.prompts)
+        rollouts.append(ppo.parallel.to_host(rollout))
+        equal.append(judged[-1].equal_groups(copies))
+    chosen = chosen_groups(equal)
+    chosen_judged = of_groups(judged, chosen, copies)
+    replaced = float(np.mean(chosen >= len(equal[0])))
+    chosen_judged.scores.metrics.update({"reward/resampled_groups": replaced, "reward/extra_batches": len(judged) - 1})
+    if len(judged) == 1:
+        return first._replace(judged=chosen_judged)
+    taken = lambda rows: lambda *parts: np.concatenate(parts)[rows]  # noqa: E731
+    rollout = ppo.parallel.put(jax.tree.map(taken(rows_of(chosen, copies)), *rollouts), 0)
+    chosen_prompts = jax.tree.map(taken(chosen), *prompts)
+    sequences = ppo.pack(chosen_prompts, rollout)
+    scored = ppo.score(state, reference, sequences, rollout)
+    return _Batch(chosen_prompts, Experience(rollout, sequences, scored), chosen_judged)
 
 
 def train(config: TrainConfig) -> Path:

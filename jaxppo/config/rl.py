@@ -26,6 +26,11 @@ class RLConfig:
     async_rollouts: int = 0
     """1: sample the next batch while the host computes the rewards of this one, with the policy before its update: one
     step off-policy. 0: every batch comes from the newest policy."""
+    dynamic_sampling: bool = False
+    """Put groups of other prompts in the place of those whose completions all have one score, as in DAPO: a batch is
+    sampled for them, again and again up to max_resample times."""
+    max_resample: int = 3
+    """Most batches that dynamic_sampling samples for an update beside its own."""
     gradient_accumulation_steps: int | None = None
     """Micro-batches that a mini-batch is cut into to save memory; the optimizer step is the same. Default: 1 on
     accelerators, on a CPU as many as keep a layer's activations in its cache."""
@@ -116,6 +121,11 @@ class RLConfig:
         require_choice(self, "algorithm", ALGORITHMS)
         require_positive(self, "num_ppo_epochs", "num_mini_batches", "target_kl")
         require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
+        require(self.max_resample > 0, "max_resample", "at least 1", self.max_resample)
+        if self.dynamic_sampling:
+            expected = "False with async_rollouts, whose batches are sampled before the scores are there"
+            require(not self.async_rollouts, "dynamic_sampling", expected, True)
+            require(self.group_size > 1, "num_generations", "at least 2 with dynamic_sampling", self.num_generations)
         require(self.async_rollouts in (0, 1), "async_rollouts", "0 or 1", self.async_rollouts)
         require_fraction(self, "gamma", "lam")
         require_finite(self, "kl_coef", "vf_coef", "entropy_coef", "positive_nll")

@@ -8,6 +8,7 @@ __all__ = [
     "http_client",
     "http_contract",
     "isolated",
+    "judged",
     "overlong",
     "plan",
     "registry",
