@@ -11,6 +11,7 @@ KINDS = (
     ("asynchalf", "the same, one step off-policy"),
     ("rloo", "RLOO, 4 plans per problem"),
     ("rloo8", "RLOO, 8 plans per problem"),
+    ("selftrain", "self-training"),
     ("sft-train", "SFT on `train`"),
     ("sft-gentle", "SFT on `train`, learning rate 1e-4"),
     ("sft-rl", "SFT on `rl`"),
