@@ -278,8 +278,8 @@ def test_help_shows_the_docstrings_and_defaults_of_all_groups(capsys):
     assert not stop.value.code
     shown = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     assert (
-        "Weight of the KL penalty to the reference policy in the reward, at the start; grpo: of k3 in the loss; 0 needs no reference (alias --beta)."
-        in shown
+        "Weight of the KL penalty to the reference policy in the reward, at the start; grpo: of k3 in the loss; "
+        "0 needs no reference (alias --beta)." in shown
     )
     assert "Completions to sample over the whole run, rounded up to whole updates; default: num_train_epochs" in shown
     assert "--parallel {shard_map,pmap,fsdp}" in shown
