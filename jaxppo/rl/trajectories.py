@@ -118,9 +118,9 @@ def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array,
 def _with_parts(
     rewarded: Rewarded, token_scores: Array, moments: advantages.ScoreMoments, config: TrainConfig
 ) -> Rewarded:
-    """Scale parts as scores; what else was done to a score counts where the completion ends, as a step if it is not 0.
+    """Scale parts as scores; what else was done to a score counts where the completion ends.
 
-    Rounding of the sum is none: below 1e-6.
+    It is a step there, unless it is the rounding of the sum alone (below 1e-6); a score as a whole is one, be it 0.
     """
     rl, has_part = config.rl, ~jnp.isnan(token_scores)
     parts = jnp.where(has_part, token_scores, 0.0)
@@ -129,7 +129,9 @@ def _with_parts(
     mask = rewarded.sequences.completion_mask
     places = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
     complete = advantages.complete_token_scores(parts, rewarded.scores, places)
-    steps = places & (has_part | (jnp.abs(complete - parts) > 1e-6))
+    at_last = places & ~jnp.pad(places[:, 1:], ((0, 0), (0, 1)))
+    whole = ~jnp.any(has_part & places, axis=1, keepdims=True)
+    steps = places & (has_part | (at_last & whole) | (jnp.abs(complete - parts) > 1e-6))
     return rewarded._replace(token_scores=complete, steps=steps)
 
 

@@ -252,6 +252,7 @@ def parts_with_gaps():
     rng = np.random.default_rng(4)
     parts = np.where(MASK & (rng.random(MASK.shape) < 0.6), rng.normal(size=MASK.shape), np.nan)
     parts[0, 1] = 0.0
+    parts[5] = np.nan  # a score as a whole
     whole, last = np.arange(ROWS) % 2 == 0, LENGTHS - 1
     parts[whole, last[whole]] = np.nan
     parts[whole, last[whole]] = SCORES[whole] - np.nansum(parts, axis=1)[whole]
@@ -263,12 +264,13 @@ def parts_with_gaps():
 def test_grpo_compares_parts_with_those_of_the_group_and_sums_up_what_is_to_come(scale, num_generations):
     parts = parts_with_gaps()
     config = make_config(algorithm="grpo", num_generations=num_generations, scale_rewards=scale)
-    _, result, stats = make(config, parts=parts)
+    scores = np.where(np.arange(ROWS) == 5, 0.0, SCORES).astype(np.float32)
+    _, result, stats = make(config, parts=parts, scores=scores)
     rows = []  # of each row its steps: (token, reward)
     for row, count in enumerate(LENGTHS):
         steps = {t: float(parts[row, t]) for t in range(count) if not np.isnan(parts[row, t])}
-        over = float(SCORES[row]) - sum(steps.values())
-        if abs(over) > 1e-6:
+        over = float(scores[row]) - sum(steps.values())
+        if abs(over) > 1e-6 or not steps:
             steps[count - 1] = steps.get(count - 1, 0.0) + over
         rows.append(steps)
     expected = np.zeros(MASK.shape)
@@ -282,7 +284,7 @@ def test_grpo_compares_parts_with_those_of_the_group_and_sums_up_what_is_to_come
             expected[row, t] = sum((reward - np.mean(group)) / divisor for reward in left)
     np.testing.assert_allclose(result.advantages, expected, atol=1e-4)
     np.testing.assert_allclose(stats["policy/advantages_std"], expected[MASK].std(ddof=1), rtol=1e-3)
-    np.testing.assert_array_equal(result.rewards, SCORES)
+    np.testing.assert_array_equal(result.rewards, scores)
 
 
 def test_grpo_of_scores_in_one_part_at_the_end_is_that_of_whole_scores():
