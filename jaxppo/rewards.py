@@ -400,7 +400,7 @@ def checked(name: str, values: Any, expected: int) -> Scores:
 def _score(value: Any) -> tuple[float | Failed | None, Parts]:
     """Return the number of a completion and its parts: it is their sum, rounded once."""
     value = _plain(value)
-    if not isinstance(value, list | tuple):
+    if isinstance(value, Failed) or not isinstance(value, list | tuple):  # `Failed` is a tuple, too
         return _number(value), ()
     parts = tuple(part for part in map(_part, value) if part is not None)
     if len(parts) < len(value):

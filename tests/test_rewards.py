@@ -294,6 +294,12 @@ def test_what_is_no_list_of_parts_fails_alone(entry):
     assert scores.values == [0.5, -1.0, 0.5] and scores.parts == [(), (), ((0, 1, 0.5, "characters"),)]
 
 
+def test_a_failure_that_a_function_gives_is_no_list_of_parts():
+    late = Failed("timeouts", "no answer")
+    scores = call("late", lambda completions, **_: [late, 1.0], batch(["a", "bc"]))
+    assert scores.values == [late, 1.0] and scores.parts is None
+
+
 def test_parts_are_kept_with_their_scores():
     calls = []
 

@@ -135,9 +135,9 @@ class Programs:
         sequences = Sequences(*ids, mask)
         if self.ppo.has_value_model:
             batch = Trajectories(sequences, tokens, tokens, tokens, tokens, tokens, mask)
-            weights = Weights(tokens, tokens, tokens)
+            weights = Weights(tokens, tokens, tokens, tokens)
         else:
-            batch, weights = Trajectories(sequences, tokens, rows(), rows()), Weights(tokens, rows())
+            batch, weights = Trajectories(sequences, tokens, rows(), rows()), Weights(tokens, rows(), rows())
         return self.ppo._update.lower(self.state, None, (batch, weights)).compile(FAST)
 
     @property
