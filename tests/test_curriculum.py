@@ -68,7 +68,8 @@ def test_prompts_are_those_of_seed_and_past_scores(whole):
     assert allowed == sorted(allowed) and allowed[0] < allowed[-1]
 
 
-@pytest.mark.parametrize("update", [2, *(pytest.param(n, marks=pytest.mark.full) for n in (0, 1, 3))])
+@pytest.mark.full
+@pytest.mark.parametrize("update", range(UPDATES))
 def test_a_run_that_is_stopped_goes_on_exactly(whole, tmp_path, update):
     calls = []
 

@@ -62,6 +62,7 @@ def test_groups_of_one_score_give_way_to_others(whole):
     assert max(replaced) > 0 and len({record["reward/extra_batches"] for record in records} - {0}) > 0
 
 
+@pytest.mark.full
 def test_without_such_groups_nothing_else_is_sampled(tmp_path):
     count = itertools.count()
     different = lambda completion_ids, **_: [float(next(count)) for _ in completion_ids]  # noqa: E731
@@ -97,6 +98,7 @@ def test_devices_change_nothing(whole, tmp_path, flags):
     assert texts(found) == texts(groups_of(whole)[1])
 
 
+@pytest.mark.full
 def test_a_curriculum_counts_what_it_has_drawn(tmp_path):
     run = carry_out(tmp_path / "run", "--curriculum", "success", "--curriculum_success", "0.3")
     assert len(comparable(run)) == UPDATES

@@ -93,6 +93,7 @@ def test_parts_reach_their_tokens(tmp_path, monkeypatch, given):
             assert scores[row] == pytest.approx(np.nansum(expected), abs=1e-6)
 
 
+@pytest.mark.full
 def test_steps_of_plans_change_who_earns_and_not_how_much(tmp_path, given):
     plain, records = (
         read_metrics(run_plans(tmp_path / level, "--reward_level", level) / "metrics.jsonl")
