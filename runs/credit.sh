@@ -21,6 +21,8 @@ run ppo-step-lam1 --reward_level step --lam 1.0 --value_warmup_updates 5
 run ppo-lam1 --lam 1.0 --value_warmup_updates 5
 run ppo-warm --value_warmup_updates 5 --lam_value 1.0
 run ppo-nll --positive_nll 0.1
+run ppo-nll3 --positive_nll 0.3
+run ppo-nll10 --positive_nll 1.0
 run ppo-binary --partial_scale 0
 run ppo-goal --partial goal
 run ppo-prefix --partial prefix

@@ -20,6 +20,8 @@ KINDS = (
     ("ppo-lam1", "PPO, `lam` 1, values first"),
     ("ppo-warm", "PPO, `lam_value` 1, values first"),
     ("ppo-nll", "PPO, `positive_nll` 0.1"),
+    ("ppo-nll3", "PPO, `positive_nll` 0.3"),
+    ("ppo-nll10", "PPO, `positive_nll` 1.0"),
     ("ppo-binary", "PPO, valid or not alone"),
     ("ppo-goal", "PPO, `partial goal`"),
     ("ppo-prefix", "PPO, `partial prefix`"),
