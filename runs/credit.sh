@@ -6,7 +6,7 @@ run() {
   local name="$1"
   shift
   for seed in 1 2 3; do
-    python -m jaxppo.train --seed "$seed" --quiet True --output_dir "$out/$name-$seed" "$@"
+    python -m jaxppo.train --positive_nll 0 --seed "$seed" --quiet True --output_dir "$out/$name-$seed" "$@"
   done
 }
 grpo=(--algorithm grpo --num_generations 4)

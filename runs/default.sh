@@ -3,10 +3,10 @@
 set -euo pipefail
 out=${1:-outputs/results}
 for seed in 1 2 3; do
-  python -m jaxppo.train --seed "$seed" --output_dir "$out/ppo-$seed"
+  python -m jaxppo.train --positive_nll 0 --seed "$seed" --output_dir "$out/ppo-$seed"
   # The same number of plans, for a quarter or an eighth of the problems.
-  python -m jaxppo.train --algorithm rloo --seed "$seed" --output_dir "$out/rloo-$seed"
-  python -m jaxppo.train --algorithm rloo --num_generations 8 --seed "$seed" --output_dir "$out/rloo8-$seed"
+  python -m jaxppo.train --positive_nll 0 --algorithm rloo --seed "$seed" --output_dir "$out/rloo-$seed"
+  python -m jaxppo.train --positive_nll 0 --algorithm rloo --num_generations 8 --seed "$seed" --output_dir "$out/rloo8-$seed"
   # Learning from the valid ones among as many plans.
   python -m jaxppo.self_train --seed "$seed" --output_dir "$out/selftrain-$seed"
   # At least the same time of supervised training on the problems of the warm start (3 to 5 blocks) ...
