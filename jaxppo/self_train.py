@@ -23,7 +23,7 @@ from jaxppo.config import SelfTrainConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError, TrainingError
 from jaxppo.evaluate import evaluator as evaluation
-from jaxppo.evaluate import sampled_plans
+from jaxppo.evaluate import printing, sampled_plans
 from jaxppo.evaluate.sampled_plans import PlanSampler, SampledPlan
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig
@@ -256,7 +256,7 @@ def _carry_out(run: run_folder.Run, setup: Setup) -> None:
         results, samples = setup.evaluator.with_samples(setup.start)
         _keep_samples(run, "before", samples)
         evals["before"] = results
-    evaluation.print_results(console, evals["before"])
+    printing.print_results(console, evals["before"])
     run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
     run.write_evals(evals)
     if first:
@@ -280,7 +280,7 @@ def _carry_out(run: run_folder.Run, setup: Setup) -> None:
         write_models(run.folder, meta, params, None, setup.tokenizer, evals)
     run.write_evals(evals)  # last: "after" marks a run as finished
     samples = processes.on_first(lambda: run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE))
-    evaluation.print_outcome(console, evals, samples, "self-training")
+    printing.print_outcome(console, evals, samples, "self-training")
     console.result(f"policy in {run.folder / 'policy'}")
 
 
@@ -298,7 +298,7 @@ def _carry_out_round(
     )
     policy = learn(run, setup, this, policy, learned_from)
     evaluated = stages.once("evaluation", lambda: evaluate(setup, this, policy))
-    evaluation.print_results(console, evaluated["results"])
+    printing.print_results(console, evaluated["results"])
     episode = this.number * setup.episodes
     record = {"step": this.number, "episode": episode, "epoch": episode / rows, **sampled}
     record |= stages["kept"] | stages["learning"]

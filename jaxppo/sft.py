@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxppo import data, hf, models
 from jaxppo.config import SFTConfig
 from jaxppo.config.sources import parse_cli
-from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator, print_results
+from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator
+from jaxppo.evaluate.printing import print_results
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.parallel import processes, stacks

@@ -20,6 +20,7 @@ from jaxppo import data
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import evaluator as evaluation
+from jaxppo.evaluate import printing
 from jaxppo.hf.export import models_meta, write_models, write_tokenizer
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
@@ -322,7 +323,7 @@ def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: 
         plot_run(run.folder, evals)
     run.write_evals(evals)  # last: "after" marks a run as finished
     samples = run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE) if processes.is_first() else {}
-    evaluation.print_outcome(run.console, evals, samples, config.rl.algorithm.upper())
+    printing.print_outcome(run.console, evals, samples, config.rl.algorithm.upper())
     run.console.result(f"policy in {run.folder / 'policy'}, curves in {run.folder / 'curves.png'}")
 
 
@@ -346,7 +347,7 @@ def _run_updates(
         is_over=health.is_over,
         watch=lambda output: health.check(output.record, output.watched.trajectories, output.watched.samples),
         old_metric_names=config.old_metric_names,
-        show=evaluation.show_samples,
+        show=printing.show_samples,
     )
     loop = TrainingLoop(run, config.loop, updates, state)
     del state
@@ -371,7 +372,7 @@ def _evaluate(run: run_folder.Run, setup: Setup, moment: str, state: TrainState)
     judge = setup.evaluator.validator or registry.describe(setup.config.reward)
     run.console.stage(f"Evaluation {moment} {setup.config.rl.algorithm.upper()} ({judge})")
     results, samples = setup.evaluator.with_samples(setup.ppo.models_of(state)["policy"])
-    evaluation.print_results(run.console, results)
+    printing.print_results(run.console, results)
     if processes.is_first():
         path = run.folder / run_folder.EVAL_SAMPLES_FILE
         run_folder.write_json(path, run_folder.read_json(path) | {moment: samples})

@@ -37,6 +37,9 @@ class EvaluateConfig:
     """Name of what is compared with."""
     num_samples: int = 1
     """Answers of each model to each row, for pass@k and the number of different plans; more need eval_temperature."""
+    decoder: Literal["plain", "applicable", "reground"] = "plain"
+    """How plans are written: by the model alone; with nothing but actions that apply, or the end (applicable); or one
+    action at a time, the model being asked again from the state behind it until the goal holds (reground)."""
     allow_missing_plans: bool = False
     """A row without a plan in a file counts as failed, instead of being an error."""
     allow_unknown_plans: bool = False
@@ -56,6 +59,12 @@ class EvaluateConfig:
         require(len(set(splits)) == len(splits), "eval_splits", "each split once", splits)
         taken = [split for split in splits if split in ("comparison", "compared_with")]
         require(not taken, "eval_splits", "other names than comparison and compared_with", taken)
+        if self.decoder != "plain":
+            require(self.plans is None, "decoder", "plain without a model", self.decoder)
+            greedy = self.num_samples == 1 and self.evaluation.eval_temperature == 0.0
+            require(greedy, "decoder", "plain with num_samples or eval_temperature: others are greedy", self.decoder)
+            functions = self.reward.reward_funcs
+            require(functions == ("plan",), "decoder", f"plain with reward_funcs {' '.join(functions)}", self.decoder)
         if self.num_samples > 1:
             temperature = self.evaluation.eval_temperature
             expected = "a number above 0 with num_samples above 1: greedy samples are all the same"

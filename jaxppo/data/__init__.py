@@ -25,6 +25,7 @@ from jaxppo.data.rows import Row, check_same, column_names, columns_of, load_spl
 from jaxppo.data.tokens import (
     cut_prompts,
     decode,
+    encode_completions,
     encode_prompts,
     start_ids,
     tell_left_out,
@@ -55,6 +56,7 @@ __all__ = [
     "columns_of",
     "cut_prompts",
     "decode",
+    "encode_completions",
     "encode_prompts",
     "length_gaps",
     "load_split",

@@ -21,12 +21,11 @@ from jaxppo.evaluate.evaluator import (
     checked_validator,
     load_rows,
     make_evaluator,
-    print_results,
     results_of,
-    warn_of_failures,
 )
 from jaxppo.evaluate.intervals import interval_text
 from jaxppo.evaluate.predictions import JudgedRow, match_plans, prediction_records, read_plans
+from jaxppo.evaluate.printing import print_results, warn_of_failures
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets.files import write_jsonl
@@ -187,11 +186,15 @@ class _Evaluation:
             try:
                 params = self._parallel.put(loaded.params)
                 for split, part in parts.items():
-                    samples = self.config.num_samples
-                    part.append(loaded.evaluator.predict(params, split, num_samples=samples, seed=seed))
+                    part.append(self._predicted(loaded.evaluator, params, split, seed))
             finally:
                 loaded.rewards.close()
         return {split: _joined(part) for split, part in parts.items()}
+
+    def _predicted(self, evaluator: Evaluator, params: Params, split: str, seed: int) -> Predictions:
+        if self.config.decoder == "plain":
+            return evaluator.predict(params, split, num_samples=self.config.num_samples, seed=seed)
+        return evaluator.predict_grounded(params, split, self.config.decoder, seed)
 
 
 def _ids(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
@@ -217,13 +220,11 @@ def _label(sources: Sequence[str]) -> str:
 
 def _joined(parts: Sequence[Predictions]) -> Predictions:
     """Join the predictions of several models for the same rows."""
-    predictions = [
-        [prediction for given in of_row for prediction in given]
-        for of_row in zip(*(p.predictions for p in parts), strict=True)
-    ]
-    known = [part.scores for part in parts if part.scores is not None]
-    scores = [[score for given in of_row for score in given] for of_row in zip(*known, strict=True)] if known else None
-    return Predictions(parts[0].rows, predictions, scores)
+    joined = (
+        [[one for given in of_row for one in given] for of_row in zip(*known, strict=True)] if known else None
+        for known in ([lists for lists in field if lists is not None] for field in list(zip(*parts, strict=True))[1:])
+    )
+    return Predictions(parts[0].rows, *joined)  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------------- output
@@ -281,6 +282,7 @@ def _how(config: EvaluateConfig, validator: str | None) -> str:
     temperature, many = config.evaluation.eval_temperature, len(config.sources)
     if config.plans is None:
         how = f"{config.num_samples} answers each at temperature {temperature:g}" if temperature else "Greedy decoding"
+        how += "" if config.decoder == "plain" else f" by the decoder {config.decoder}"
         models = f" of {many} models" if many > 1 else ""
         parts.append(f"{how}{models}, at most {config.response_length} tokens.")
     return " ".join(parts)

@@ -3,14 +3,13 @@
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import partial
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxppo import data, models
+from jaxppo import data
 from jaxppo.config import (
     DataConfig,
     EvalConfig,
@@ -22,7 +21,9 @@ from jaxppo.config import (
     TrainConfig,
 )
 from jaxppo.data import Row
-from jaxppo.evaluate.intervals import clustered_wilson, interval_text
+from jaxppo.evaluate.decoding import Completion, Decoder
+from jaxppo.evaluate.grounded_decoding import decode_grounded
+from jaxppo.evaluate.intervals import clustered_wilson
 from jaxppo.evaluate.plan_metrics import grouped, split_results
 from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
 from jaxppo.nn import ModelConfig
@@ -30,18 +31,8 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import aot
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Completions, Rewards
-from jaxppo.rl import ops, rollout
-from jaxppo.run import preemption
-from jaxppo.run.console import Console, ProgressView
-from jaxppo.types import Params, PromptBatch
-
-
-class Completion(NamedTuple):
-    """One decoded completion."""
-
-    text: str
-    ended: bool
-    ids: list[int]
+from jaxppo.rl import ops
+from jaxppo.types import Params
 
 
 class Predictions(NamedTuple):
@@ -51,11 +42,13 @@ class Predictions(NamedTuple):
         rows: of one split.
         predictions: one or more for each row.
         scores: what reward functions give each prediction; None where plans alone are judged.
+        tokens: sampled for each prediction; None where that is not known.
     """
 
     rows: list[Row]
     predictions: list[list[Prediction]]
     scores: list[list[float | None]] | None = None
+    tokens: list[list[int]] | None = None
 
 
 class Evaluator:
@@ -77,6 +70,7 @@ class Evaluator:
         rows: of each split, those with an overlong prompt left out where the data settings say so.
         left_out: how many were left out.
         validator: which validator judges plans; None where the data are no planning problems.
+        decoder: completes prompts.
     """
 
     def __init__(
@@ -92,12 +86,9 @@ class Evaluator:
         rewards: Rewards | None = None,
         rows: Mapping[str, list[Row]] | None = None,
     ):
-        self._tokenizer, self.parallel, self._config, self._reward = tokenizer, parallel, evaluation, reward
-        self._length, self._seed, self._template = (
-            sampling.response_length,
-            seed,
-            data.make_chat_template(tokenizer, data_config),
-        )
+        self.parallel, self._config, self._reward, self._seed = parallel, evaluation, reward, seed
+        self._longest = data_config.max_prompt_length
+        self.decoder = Decoder(model, tokenizer, parallel, data_config, evaluation, sampling)
         self._rewards = None if reward.reward_funcs == ("plan",) else rewards
         self.validator = checked_validator(evaluation, reward)
         self.rows, self._encoded = {}, {}
@@ -111,20 +102,7 @@ class Evaluator:
             split: fixed_rows(of_split, evaluation.eval_rows, data_config.data_seed)
             for split, of_split in self.rows.items()
         }
-        longest = max(len(ids) for encoded in self._encoded.values() for ids in encoded)
-        models.check_length(model, longest + self._length, "longest prompt of eval_splits and response_length")
-        self._prompt_length = data.bucket(longest)
-        self._end_ids = model.ends_beside(self._template.end_id)
-        program = partial(
-            rollout.generate,
-            model=model,
-            stop_ids=sampling.stop_ids(self._end_ids) or self._end_ids,  # a plan ends, however training samples
-            pad_id=tokenizer.pad_token_id,
-            temperature=evaluation.eval_temperature,
-            top_k=evaluation.eval_top_k,
-            top_p=evaluation.eval_top_p,
-        )
-        self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
+        self.decoder.make_room(max(len(ids) for encoded in self._encoded.values() for ids in encoded))
 
     def __call__(self, params: Params, *, fixed_rows_only: bool = False) -> dict[str, dict[str, Any]]:
         """Return {split: results}, as from `results_of`.
@@ -162,22 +140,14 @@ class Evaluator:
         Args:
             params: shapes of a language model.
         """
-        rows, place = self._batch_size, partial(aot.placed, self.parallel)
-        prompts = [jax.ShapeDtypeStruct((rows, self._prompt_length), dtype) for dtype in (np.int32, np.bool_)]
-        draws = jax.ShapeDtypeStruct((rows, self._length), np.float32)
-        held = place(params)
-        drawn = place((PromptBatch(*prompts), draws), 0)  # type: ignore[arg-type]
-        stages = {"generate": [aot.Program(self._generate, (held,), drawn)]}
-        return aot.Plan(self.parallel, stages, aot.shard_bytes(held), trips=self._length - 1)
+        return self.decoder.plan(params)
 
     def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
-        fitting, longest = (
-            data.without_overlong(self._tokenizer, rows, config, self._template),
-            config.max_prompt_length,
-        )
+        tokenizer, template = self.decoder.tokenizer, self.decoder.template
+        fitting, longest = data.without_overlong(tokenizer, rows, config, template), config.max_prompt_length
         if config.text_lengths is not None:
-            return data.cut_prompts(self._tokenizer, fitting, longest, config.text_lengths, config.data_seed)
-        return fitting, data.encode_prompts(self._tokenizer, fitting, longest, template=self._template)
+            return data.cut_prompts(tokenizer, fitting, longest, config.text_lengths, config.data_seed)
+        return fitting, data.encode_prompts(tokenizer, fitting, longest, template=template)
 
     def predict(
         self, params: Params, split: str, *, num_samples: int = 1, seed: int = 0, rows: Sequence[int] | None = None
@@ -200,7 +170,22 @@ class Evaluator:
         if self._rewards is not None:
             scored = [self._score(self._rewards, completions, split, chosen) for completions in samples]
             scores = [list(values) for values in zip(*scored, strict=True)]
-        return Predictions([self.rows[split][i] for i in chosen], predictions, scores)
+        tokens = [[len(completion.ids) for completion in given] for given in zip(*samples, strict=True)]
+        return Predictions([self.rows[split][i] for i in chosen], predictions, scores, tokens)
+
+    def predict_grounded(self, params: Params, split: str, how: str, seed: int = 0) -> Predictions:
+        """Generate a prediction for each row of a split by a decoder that looks at the state of the problem.
+
+        Args:
+            params: of the language model.
+            split: name of the split.
+            how: see `grounded_decoding`.
+            seed: number of the model, noted in its predictions.
+        """
+        rows = self.rows[split]
+        answers = decode_grounded(how, self.decoder, params, rows, self._longest)
+        predictions = [[Prediction(answer.text, answer.ended, seed)] for answer in answers]
+        return Predictions(rows, predictions, tokens=[[answer.tokens] for answer in answers])
 
     def _score(
         self, rewards: Rewards, completions: Sequence[Completion], split: str, chosen: Sequence[int]
@@ -223,29 +208,8 @@ class Evaluator:
         chosen = range(len(encoded)) if chosen is None else chosen
         key = jax.random.fold_in(ops.purpose_key(self._seed, ops.Purpose.EVALUATION), zlib.crc32(split.encode()))
         key = jax.random.fold_in(key, sample) if sample else key
-        uniforms = np.asarray(ops.row_uniforms(key, len(encoded), self._length))
-        completions: dict[int, Completion] = {}
-        for rows in data.chunks(sorted(chosen, key=lambda i: len(encoded[i])), self._batch_size):
-            preemption.check()
-            done = self._complete_batch(params, [encoded[i] for i in rows], uniforms[rows])
-            completions |= zip(rows, done, strict=True)
-        return [completions[i] for i in chosen]
-
-    @property
-    def _batch_size(self) -> int:
-        return data.bucket(self._config.eval_batch_size, self.parallel.row_shards)
-
-    def _complete_batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray) -> list[Completion]:
-        """Decode up to a batch of prompts; a short last batch is filled up with copies of its first row."""
-        missing = self._batch_size - len(encoded)
-        filled = [*encoded, *[encoded[0]] * missing]
-        prompts = data.pad_left(filled, self._prompt_length, self._tokenizer.pad_token_id)
-        draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
-        done = self.parallel.to_host(self._generate(params, *self.parallel.put((prompts, draws), 0)))
-        ids, mask = done.completion_ids, done.completion_mask
-        texts = data.decode(self._tokenizer, ids, mask, self._end_ids)
-        rows = zip(texts, done.ended, ids, mask, strict=True)
-        return [Completion(text, bool(ended), row[real].tolist()) for text, ended, row, real in rows][: len(encoded)]
+        uniforms = np.asarray(ops.row_uniforms(key, len(encoded), self.decoder.length))
+        return self.decoder(params, [encoded[i] for i in chosen], uniforms[np.asarray(chosen, int)])
 
 
 # ---------------------------------------------------------------------------------------------------------------- input
@@ -315,7 +279,8 @@ def results_of(
 
     Returns:
         `plan_metrics.split_results` and "validator" for plans; "mean_reward" and "reward", with an interval of twice
-        the standard error, for other rewards than the plan reward alone; and "ended".
+        the standard error, for other rewards than the plan reward alone; "ended"; and "mean_tokens", sampled for an
+        answer, where that is known.
     """
     judged: list[JudgedRow] = []
     ended = [[bool(prediction.ended) for prediction in predictions] for predictions in predicted.predictions]
@@ -323,6 +288,8 @@ def results_of(
     if validator is not None:
         judged = judge_rows(predicted.rows, predicted.predictions, registry.plan_scoring(reward, validator))
         results = split_results(judged, edges) | {"validator": validator}
+    if predicted.tokens is not None:
+        results["mean_tokens"] = fmean(map(fmean, predicted.tokens))
     if predicted.scores is not None:
         results |= _reward_results(predicted.scores)
     return results, judged
@@ -342,58 +309,6 @@ def samples_of(predicted: Predictions, judged: Sequence[JudgedRow], most: int = 
     return samples
 
 
-def print_before_and_after(
-    console: Console, split: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
-) -> None:
-    """Print a table of the samples of a split: completion before and after training, and score."""
-    earlier = {sample["id"]: sample for sample in before}
-    rows = [
-        {
-            "prompt": sample["prompt"],
-            "before": earlier[sample["id"]]["completion"],
-            "after": sample["completion"],
-            "score": f"{score_text(earlier[sample['id']]['score'])} -> {score_text(sample['score'])}",
-        }
-        for sample in after
-        if sample["id"] in earlier
-    ]
-    if rows:
-        console.sample_table(f"{split}, before and after", rows, ["prompt", "before", "after", "score"])
-
-
-def show_samples(progress: ProgressView, samples: Sequence[dict[str, Any]], shown: int = 3) -> None:
-    """Show some samples of an update, with all that is known about their rewards."""
-    rows = [sample | {"score": score_text(sample["score"])} for sample in samples[:shown]]
-    parts = [name for name in rows[0] if name not in ("step", "id", "prompt", "completion", "score")]
-    progress.samples(f"Samples of update {samples[0]['step']}", rows, ["prompt", "completion", *parts, "score"])
-
-
-def print_outcome(console: Console, evals: Mapping[str, Any], samples: Mapping[str, Any], method: str) -> None:
-    """Print what training changed on the headline split: answers to the same prompts, then the rate in one line.
-
-    Args:
-        console: where to.
-        evals: content of `eval.json`.
-        samples: content of `eval_samples.json`; may be empty.
-        method: what lies between before and after, such as "PPO".
-    """
-    split = evals["headline_split"]
-    before, after = (evals[moment][split] for moment in ("before", "after"))
-    earlier, later = (samples.get(moment, {}).get(split, []) for moment in ("before", "after"))
-    print_before_and_after(console, split, earlier, later)
-    console.stage("Result")
-    title, key = ("valid plans", "validity") if "validity" in after else ("mean reward", "reward")
-    console.result(
-        f"{title} on {split}: {interval_text(before[key])} before, {interval_text(after[key])} after {method} "
-        f"(n = {after[key]['n']}, 95 % intervals)"
-    )
-
-
-def score_text(score: float | None) -> str:
-    """Return a score with two digits; `none` for a completion without a score."""
-    return "none" if score is None else f"{score:.2f}"
-
-
 def _reward_results(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:
     """Compute the mean over rows of their average score, with its interval; what has no score is left out."""
     known = [[value for value in values if value is not None] for values in scores]
@@ -401,18 +316,6 @@ def _reward_results(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:
     error = 2.0 * stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
     mean = fmean(numbers)
     return {"mean_reward": mean, "reward": {"mean": mean, "low": mean - error, "high": mean + error, "n": len(numbers)}}
-
-
-def summary_line(split: str, result: dict[str, Any]) -> str:
-    """Return one line about a split for the terminal."""
-    if "validity" not in result:
-        reward = result["reward"]
-        return f"{split}: mean reward {interval_text(reward)} of {reward['n']}, ended {result['ended']['rate']:.1%}"
-    v, e = result["validity"], result["executability"]
-    return (
-        f"{split}: valid {interval_text(v)} of {v['n']} ({result['validator']}), "
-        f"executable {e['rate']:.1%}, reward {result['mean_reward']:.3f}"
-    )
 
 
 def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -428,20 +331,3 @@ def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
     return (
         {f"eval/{split}/validity": result["validity"]["rate"] for split, result in judged.items()} | domains | rewards
     )
-
-
-def print_results(console: Console, results: dict[str, dict[str, Any]]) -> None:
-    """Print one line per split, and a warning where the validator failed."""
-    for split, result in results.items():
-        console.result(summary_line(split, result))
-    warn_of_failures(console, results)
-
-
-def warn_of_failures(console: Console, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Warn of each split where the validator failed."""
-    for split, result in results.items():
-        if result.get("validator_failed"):
-            console.warn(
-                f"{split}: {result['validator_failed']:.1%} of the plans got no verdict and count as not valid; "
-                "raise val_timeout_s, or --eval_validator builtin"
-            )

@@ -187,10 +187,21 @@ def test_samples_of_one_evaluation_are_plans_for_the_next(compared, dataset, tmp
         compare_with=str(folder / "samples.jsonl"),
         **settings,
     )
-    assert {split: results[split] for split in SPLITS} == {split: first[split] for split in SPLITS}
+    assert all("mean_tokens" not in results[split] for split in SPLITS)  # a file does not tell
+    known = {split: {name: x for name, x in first[split].items() if name != "mean_tokens"} for split in SPLITS}
+    assert {split: results[split] for split in SPLITS} == known
     for split in SPLITS:
         assert results["comparison"][split]["tied"] == 10 and results["comparison"][split]["p_value"] == 1.0
     assert results["compared_with"]["label"] == "compared/samples.jsonl (compared)" and "(compared) (A)" in out
+
+
+def test_a_decoder_that_looks_at_the_state_writes_plans_that_can_be_carried_out(dataset, tmp_path, spoiled):
+    settings = {"dataset": str(dataset), "eval_splits": SPLITS[:1], "model": (str(spoiled),)}
+    _, plain, _ = run(tmp_path / "plain", **settings)
+    folder, helped, _ = run(tmp_path / "helped", decoder="applicable", **settings)
+    assert plain["test"]["executability"]["rate"] < 1.0 == helped["test"]["executability"]["rate"]
+    assert 0.0 < helped["test"]["mean_tokens"] <= 40.0
+    assert "Greedy decoding by the decoder applicable" in (folder / "eval.html").read_text()
 
 
 def test_evaluate_finds_out_about_the_second_model_before_the_first_answers(dataset, tmp_path, spoiled):
@@ -478,6 +489,9 @@ def test_flags_have_aliases():
         ({"allow_missing_plans": True}, "allow_missing_plans: expected False without a file of plans, got True"),
         ({"allow_unknown_plans": True}, "allow_unknown_plans: expected False without a file of plans, got True"),
         ({"plans": "p", "num_samples": 2, "eval_temperature": 1.0}, "num_samples: expected 1 without a model, got 2"),
+        ({"decoder": "reground", "plans": "p"}, "decoder: expected plain without a model, got 'reground'"),
+        ({"decoder": "applicable", "eval_temperature": 1.0}, "decoder: expected plain with num_samples or eval_temp"),
+        ({"decoder": "applicable", "reward_funcs": ("sentiment",)}, "decoder: expected plain with reward_funcs senti"),
         ({"eval_splits": ("a", "a")}, "eval_splits: expected each split once"),
         ({"eval_splits": ("comparison",)}, "eval_splits: expected other names than comparison and compared_with"),
         ({"length_edges": (5, 5)}, r"length_edges: expected increasing plan lengths from 0 on, got \(5, 5\)"),

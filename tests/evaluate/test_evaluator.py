@@ -15,19 +15,18 @@ from jaxppo import data, models
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.errors import DataError
+from jaxppo.evaluate.decoding import Completion
 from jaxppo.evaluate.evaluator import (
-    Completion,
     Evaluator,
     Predictions,
     eval_metrics,
     fixed_rows,
     make_evaluator,
-    print_before_and_after,
     samples_of,
-    summary_line,
 )
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.predictions import Prediction
+from jaxppo.evaluate.printing import print_before_and_after, summary_line
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets import files as dataset_files

@@ -7,7 +7,7 @@ import pytest
 
 from jaxppo.data.rows import check_row
 from jaxppo.evaluate import sampled_plans
-from jaxppo.evaluate.evaluator import Completion
+from jaxppo.evaluate.decoding import Completion
 from jaxppo.evaluate.sampled_plans import PlanSampler, Problem, SampledPlan, as_reference, read_plans, select_plans
 from jaxppo.planning.datasets.rows import checked_row
 from jaxppo.reward_functions.plan import PlanScoring

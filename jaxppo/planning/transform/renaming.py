@@ -73,7 +73,7 @@ def rename_objects(
         mapping = dict(zip(names, _random_words(rng, len(names), taken | set(names)), strict=True))
     else:
         mapping = _from_pools(problem, names, pools, taken, rng)
-    return _write_definition(_with_objects_renamed(read_fast(problem_pddl, "<problem>"), mapping)), mapping
+    return write_definition(_with_objects_renamed(read_fast(problem_pddl, "<problem>"), mapping)), mapping
 
 
 def permute_atoms(problem_pddl: str, rng: random.Random) -> str:
@@ -97,7 +97,7 @@ def permute_atoms(problem_pddl: str, rng: random.Random) -> str:
                 form[number] = [":init", *_shuffled(_last_values(facts), rng)]
             case [":goal", ["and", *conditions]]:
                 form[number] = [":goal", ["and", *_shuffled(conditions, rng)]]
-    return _write_definition(form)
+    return write_definition(form)
 
 
 def obfuscate(
@@ -144,7 +144,7 @@ def obfuscate(
     mapping |= _new_words(new, domain, style, _UNUSABLE.union(words, mapping, mapping.values()), rng)
     domain_form, problem_form = (_renamed(form, mapping) for form in forms)
     return Obfuscated(
-        _write_definition(domain_form), _write_definition(problem_form), rename_plan(plan, mapping), mapping
+        write_definition(domain_form), write_definition(problem_form), rename_plan(plan, mapping), mapping
     )
 
 
@@ -311,7 +311,7 @@ def _write(node: Node) -> str:
     return node if isinstance(node, str) else f"({' '.join(map(_write, node))})"
 
 
-def _write_definition(form: Node) -> str:
+def write_definition(form: Node) -> str:
     """Write one line for each section, and for each part of an action."""
     define, name, *sections = form
     return "\n  ".join([f"({_write(define)} {_write(name)}", *map(_write_section, sections)]) + ")\n"

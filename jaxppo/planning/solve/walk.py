@@ -1,0 +1,52 @@
+"""A problem played through step by step: which actions apply in a state, and where they lead."""
+
+from collections.abc import Sequence
+
+from jaxppo.planning.language.parse import Atom, Problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.solve.reachability import reachable_steps
+
+State = frozenset[Atom]
+"""The atoms that hold."""
+
+
+class StateSpace:
+    """The states of a problem and the actions between them.
+
+    Args:
+        problem: from `parse_problem`.
+
+    Attributes:
+        start: the first state.
+
+    Raises:
+        SearchLimitError: there are too many actions to list.
+        UnsupportedPddlError: a precondition, an effect or the goal goes beyond STRIPS.
+    """
+
+    def __init__(self, problem: Problem):
+        self._steps, self._goal, self.start = reachable_steps(problem), problem.goal, problem.init
+
+    def applicable(self, state: State) -> list[Action]:
+        """Return the actions whose preconditions hold, in the order of their names."""
+        return [action for action in self._steps if self.after(state, action) is not None]
+
+    def after(self, state: State, action: Action) -> State | None:
+        """Return the state behind an action; None where it does not apply."""
+        step = self._steps.get(action)
+        if step is None or not (step.true <= state and step.false.isdisjoint(state)):
+            return None
+        return (state - step.delete) | step.add
+
+    def end_of(self, plan: Sequence[Action]) -> State:
+        """Return the state behind a plan whose actions all apply."""
+        state = self.start
+        for action in plan:
+            reached = self.after(state, action)
+            assert reached is not None
+            state = reached
+        return state
+
+    def is_goal(self, state: State) -> bool:
+        """Return whether the goal holds."""
+        return all((literal.atom in state) is literal.positive for literal in self._goal)

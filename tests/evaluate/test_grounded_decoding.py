@@ -1,0 +1,160 @@
+"""Decoders that look at the state: against a loop without cache, and with a planner in the place of the model."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxppo import data, models
+from jaxppo.config import DataConfig, EvalConfig, SamplingConfig
+from jaxppo.errors import DataError
+from jaxppo.evaluate.decoding import Completion, Decoder
+from jaxppo.evaluate.grounded_decoding import decode_grounded
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.planning import parse_action, parse_domain, parse_problem, prompts, validate_actions
+from jaxppo.planning.datasets.rows import build_split
+from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.solve.walk import StateSpace
+
+TOKENIZER = data.word_tokenizer()
+MODEL = GPTNeoXConfig(
+    vocab_size=32,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    initializer_range=1.0,
+    rotary_pct=1.0,
+)
+LENGTH, MOST = 14, 200
+ROWS = build_split("test", sizes={3: 4, 4: 3}, seed=0, unique=True)
+
+
+def make_decoder(batch_size=4, num_devices=1):
+    parallel = DataParallel(devices=jax.local_devices()[:num_devices])
+    settings = (DataConfig(), EvalConfig(eval_batch_size=batch_size), SamplingConfig(response_length=LENGTH))
+    return Decoder(MODEL, TOKENIZER, parallel, *settings)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.device_get(models.init_params(MODEL, jax.random.key(1)))
+
+
+def likeliest_applicable(logits_of, row):
+    """The words of a plan, chosen one by one among those with which some plan of applicable actions goes on."""
+    space = StateSpace(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])))
+    prompt, words, state = row["prompt"].split(), [], space.start
+    ahead = []  # the rest of each action that may be meant
+    for _ in range(LENGTH):
+        if not ahead:
+            ahead = [([";"] if words else []) + list(action) for action in space.applicable(state)]
+            may = {rest[0] for rest in ahead} | {TOKENIZER.eos_token}
+        else:
+            may = {rest[0] for rest in ahead}
+        ids = TOKENIZER(" ".join([*prompt, *words]))["input_ids"]
+        padded = np.zeros((1, 64), np.int32)
+        padded[0, : len(ids)] = ids
+        logits = logits_of(padded)[0, len(ids) - 1]
+        word = max(may, key=lambda word: logits[TOKENIZER.convert_tokens_to_ids(word)])
+        if word == TOKENIZER.eos_token:
+            return " ".join(words), True
+        words.append(word)
+        ahead = [rest[1:] for rest in ahead if rest[0] == word]
+        if [] in ahead:
+            state = space.after(state, tuple(" ".join(words).split(" ; ")[-1].split()))
+            ahead = []
+    return " ".join(words), False
+
+
+@pytest.mark.parametrize(("batch_size", "num_devices"), [(4, 1), (3, 2)])
+def test_applicable_writes_the_likeliest_tokens_that_keep_the_plan_executable(params, batch_size, num_devices):
+    logits_of = jax.jit(lambda ids: models.apply(MODEL, params, ids).logits)
+    answers = decode_grounded("applicable", make_decoder(batch_size, num_devices), params, ROWS, MOST)
+    assert [answer[:2] for answer in answers] == [likeliest_applicable(logits_of, row) for row in ROWS]
+    assert len({answer.text for answer in answers}) > 3  # else a batch in the wrong order would not show
+    assert max(answer.tokens for answer in answers) == LENGTH
+    whole = [text.rsplit(" ;", 1)[0] if not ended else text for text, ended, _ in answers]
+    plans = [prompts.parse_completion(text).actions for text in whole]
+    for row, plan in zip(ROWS, plans, strict=True):
+        assert validate_actions(row["domain_pddl"], row["problem_pddl"], plan).failed_step is None
+    assert max(map(len, plans)) > 2
+
+
+class Planner:
+    """Stands for a model: answers a prompt with the rest of a known plan behind the state, or with what it is told."""
+
+    tokenizer, length = TOKENIZER, LENGTH
+    template = data.make_chat_template(TOKENIZER)
+
+    def __init__(self, answers):
+        self.answers, self.asked = answers, []
+
+    def make_room(self, longest):
+        assert longest <= MOST
+
+    def __call__(self, params, encoded, uniforms):
+        assert (len(encoded), LENGTH) == uniforms.shape
+        asked = [TOKENIZER.decode(ids) for ids in encoded]
+        self.asked += asked
+        return [Completion(text, True, text.split()) for text in map(self.answers, asked)]
+
+
+def states_of(row):
+    """Each prompt on the way of the reference plan, and the rest of the plan from there."""
+    space = StateSpace(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])))
+    plan = [parse_action(action) for action in row["reference_plan"]]
+    facts = lambda prompt: frozenset(prompt.split(" <goal> ")[0].removeprefix("<init> ").split(" ; "))  # noqa: E731
+    goal = row["prompt"].split(" <goal> ")[1]
+    return {
+        (frozenset(map(" ".join, space.end_of(plan[:step]))), goal): plan[step:] for step in range(len(plan) + 1)
+    }, lambda prompt: (facts(prompt), prompt.split(" <goal> ")[1])
+
+
+def test_reground_does_the_first_action_and_asks_again_from_there_until_the_goal_holds():
+    known, key = {}, None
+    for row in ROWS:
+        states, key = states_of(row)
+        known |= states
+    short = [row for row in ROWS if len(row["reference_plan"]) <= 4]
+    assert len(short) >= 3
+    planner = Planner(lambda prompt: prompts.render_completion(known[key(prompt)]))
+    answers = decode_grounded("reground", planner, None, short, MOST)
+    lengths = [len(row["reference_plan"]) for row in short]
+    for row, answer in zip(short, answers, strict=True):
+        assert [f"({step})" for step in answer.text.split(" ; ")] == row["reference_plan"]
+    assert len(planner.asked) == sum(lengths)
+    assert sum(answer.tokens for answer in answers) == sum(
+        len(prompts.render_completion(known[key(prompt)]).split()) for prompt in planner.asked
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "times"),
+    [
+        ("fly a", "fly a", 1),  # no action: it is the plan, which is not valid
+        ("", "", 1),  # nothing more to do, the model says
+        ("pick-up ; ; x", "pick-up", 1),  # the first action is read before what cannot be
+    ],
+)
+def test_reground_stops_where_the_model_does_not_go_on(said, expected, times):
+    planner = Planner(lambda prompt: said)
+    [answer] = decode_grounded("reground", planner, None, ROWS[:1], MOST)
+    assert (answer.text, len(planner.asked)) == (expected, times)
+
+
+def test_reground_stops_at_the_most_tokens_of_a_plan():
+    up = {"handempty": "pick-up", "holding": "put-down"}
+    block, other = list(parse_problem(ROWS[0]["problem_pddl"], parse_domain(BLOCKSWORLD.pddl)).objects)[:2]
+    problem = f"(define (problem p) (:domain blocksworld) (:objects {block} {other}) (:init (ontable {block})"
+    problem += f" (ontable {other}) (clear {block}) (clear {other}) (handempty)) (:goal (and (on {block} {other}))))"
+    row = ROWS[0] | {"problem_pddl": problem, "prompt": prompts.render_prompt(BLOCKSWORLD.pddl, problem)}
+    planner = Planner(lambda prompt: f"{up['handempty' if 'handempty' in prompt else 'holding']} {block}")
+    [answer] = decode_grounded("reground", planner, None, [row], MOST)
+    assert len(answer.text.split()) == LENGTH  # pick-up, put-down, pick-up ... of 2 words and a `;` each
+    assert validate_actions(row["domain_pddl"], problem, prompts.parse_completion(answer.text).actions).goals == 1
+
+
+def test_reground_refuses_prompts_that_it_could_not_write_for_other_states():
+    with pytest.raises(DataError, match="prompt that style atoms makes of the problem"):
+        decode_grounded("reground", Planner(lambda prompt: ""), None, [ROWS[0] | {"prompt": "solve it"}], MOST)
