@@ -26,8 +26,18 @@ class EvaluateConfig:
     """Hugging Face folder or hub id (user/name or user/name@revision), or `blocksworld-sft`, the default; several are
     seeds of one method: 0, 1, ..."""
     plans: str | None = None
-    """Instead of a model, a file of plans made by anything: a JSON object a line with `id`, and `plan` or
-    `completion`."""
+    """Instead of a model, plans made by anything: a file with a JSON object a line with `id`, and `plan` or
+    `completion`; with pddl_dir or columns, PlanBench's result files, JSON lines, CSV, Parquet or files of plans, one or
+    a folder of them (docs/judge_plans.md)."""
+    pddl_dir: str | None = None
+    """Folder with the domains and problems that the answers in `plans` are to; PlanBench's `configs` lie in or beside
+    it."""
+    columns: str | None = None
+    """Columns of a file of answers, such as plan=answer,problem=task: plan, problem, domain, model, prompt, reference,
+    correct; the others keep their usual names."""
+    extract: Literal["strict", "fenced", "longest", "last"] = "strict"
+    """How a plan is cut out of an answer: not at all; from between the last marks; the longest, or the last, run of
+    steps without words in between."""
     compare_with: tuple[str, ...] | None = None
     """What to compare with on the same rows: models, or one .jsonl file of plans such as the samples.jsonl of another
     evaluation."""
@@ -85,6 +95,7 @@ class EvaluateConfig:
         if reads_plans or compares:
             functions = self.reward.reward_funcs
             require(functions == ("plan",), "reward_funcs", "plan alone with plans or compare_with", functions)
+        self._check_answers()
         for name in ("allow_missing_plans", "allow_unknown_plans"):
             require(reads_plans or not getattr(self, name), name, "False without a file of plans", True)
         require(
@@ -92,6 +103,23 @@ class EvaluateConfig:
         )
         has_models = self.plans is None or (compares and not files)
         require(self.num_samples == 1 or has_models, "num_samples", "1 without a model", self.num_samples)
+
+    def _check_answers(self) -> None:
+        if self.judges_answers:
+            require(self.compare_with is None, "compare_with", "none with files of answers", self.compare_with)
+            for name in ("allow_missing_plans", "allow_unknown_plans"):
+                require(not getattr(self, name), name, "False with files of answers", True)
+            return
+        for name in ("pddl_dir", "columns"):
+            require(getattr(self, name) is None, name, "None without plans", getattr(self, name))
+        require(self.extract == "strict", "extract", "strict without pddl_dir or columns", self.extract)
+
+    @property
+    def judges_answers(self) -> bool:
+        """Whether `plans` are answers to problems of their own, and not to the rows of the data set."""
+        if self.plans is None:
+            return False
+        return self.pddl_dir is not None or self.columns is not None or not self.plans.endswith(".jsonl")
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """Evaluate plans on held-out problems: `python -m jaxppo.evaluate --model DIR`, or `--plans FILE.jsonl`.
 
+Answers of any models to any problems: `--plans RESULTS --pddl_dir INSTANCES`.
+
 Prints a table, and writes a run folder with `config.yaml`, `eval.json`, `samples.jsonl` and the page `eval.html`; with
 `--compare_with`, `samples_compared.jsonl` too.
 """
@@ -14,6 +16,8 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.data import Row
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate import plan_metrics
+from jaxppo.evaluate.answers.printing import print_answers
+from jaxppo.evaluate.answers.results import answer_records, judge_answers
 from jaxppo.evaluate.comparison import COMPARISON_COLUMNS, check_ids, compare_splits, comparison_rows
 from jaxppo.evaluate.evaluator import (
     Evaluator,
@@ -31,6 +35,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.profiling import aot
 from jaxppo.profiling.aim import show
+from jaxppo.report import answers_page
 from jaxppo.report.plan_page import pick_samples, write_page
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Rewards
@@ -79,6 +84,8 @@ def evaluate(config: EvaluateConfig) -> Path:
     if config.run.target is not None:
         _aim(config, console)
         return folder
+    if config.judges_answers:
+        return _judge_answers(config, run)
     evaluation = _Evaluation(config, console)
     if config.run.dry_run:
         names = " against ".join(", ".join(method.sources) for method in evaluation.methods)
@@ -90,6 +97,24 @@ def evaluate(config: EvaluateConfig) -> Path:
         if processes.is_first():
             _write(folder, config, done, comparison, evaluation.validator)
     _print(console, folder, done, comparison)
+    return folder
+
+
+def _judge_answers(config: EvaluateConfig, run: run_folder.Run) -> Path:
+    """Judge answers to problems of their own, as `docs/judge_plans.md` has it."""
+    console, folder = run.console, run.folder
+    if config.run.dry_run:
+        console.print(f"would judge {config.plans} into {folder}")
+        return folder
+    results = judge_answers(config)
+    title, note = f"Plans of {config.label or config.plans}", "Judged by the built-in validator"
+    with run.claimed():
+        if processes.is_first():
+            write_jsonl(answer_records(results.judged), folder / SAMPLES_FILE)
+            answers_page.write_page(results, folder / PAGE_FILE, title=title, note=f"{note}, rule {config.extract}.")
+            run_folder.write_json(folder / run_folder.EVAL_FILE, results.content)
+    print_answers(console, results.content)
+    _print_places(console, folder, has_page=True)
     return folder
 
 
@@ -317,7 +342,11 @@ def _print(console: Console, folder: Path, done: Sequence[Evaluated], comparison
         title = f"{model.label} (B) against {done[1].label} (A): valid plans on the same problems"
         console.result_table(title, comparison_rows(comparison), COMPARISON_COLUMNS, 2)
         warn_of_failures(console, done[1].results)
-    if model.judged:
+    _print_places(console, folder, has_page=bool(model.judged))
+
+
+def _print_places(console: Console, folder: Path, has_page: bool) -> None:
+    if has_page:
         console.print(f"page with plots and plans step by step: {folder / PAGE_FILE}")
     console.print(f"numbers in {folder / run_folder.EVAL_FILE}, answers in {folder / SAMPLES_FILE}")
 

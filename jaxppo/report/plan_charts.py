@@ -8,6 +8,7 @@ from jaxppo.report.html import NUM_COLOURS, NUM_DASHES, shown, svg
 
 _WIDTH, _HEIGHT = 420, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 410, 14, 200
+_MOST_LABEL = 38  # characters of 12 px that fit in front of the intervals
 
 
 class Series(NamedTuple):
@@ -74,6 +75,33 @@ def _line(series: Series, points: Sequence[tuple[float, str]]) -> str:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"/></g>'
         )
     return "".join(parts)
+
+
+def interval_chart(title: str, rates: Mapping[str, Mapping[str, Any]]) -> str:
+    """Draw rates with their intervals, one below the other.
+
+    Args:
+        title: for screen readers.
+        rates: {label: {"rate", "low", "high", "n"}}.
+    """
+    left, right, height = _WIDTH * 0.55, _WIDTH - 12.0, 18 * len(rates) + 26
+    x = lambda rate: left + rate * (right - left)  # noqa: E731
+    parts = []
+    for rate in (0.0, 0.5, 1.0):
+        parts.append(f'<line class="grid" x1="{x(rate):.1f}" x2="{x(rate):.1f}" y1="4" y2="{height - 20}"/>')
+        middle = f'x="{x(rate):.1f}" y="{height - 6}" text-anchor="middle"'
+        parts.append(f'<text class="axis" {middle}>{rate:.0%}</text>')
+    for place, (label, rate) in enumerate(rates.items()):
+        y, low, high = 13 + 18 * place, x(rate["low"]), x(rate["high"])
+        told = f"{label}: {interval_text(rate)}, n = {rate['n']}"
+        name = label if len(label) <= _MOST_LABEL else f"{label[: _MOST_LABEL - 1]}…"
+        parts.append(
+            f'<g class="point c0"><title>{shown(told)}</title>'
+            f'<text class="axis" x="{left - 8:.1f}" y="{y + 4}" text-anchor="end">{shown(name)}</text>'
+            f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'
+            f'<circle cx="{x(rate["rate"]):.1f}" cy="{y}" r="4"/></g>'
+        )
+    return svg(title, (_WIDTH, height), parts)
 
 
 def line_sample(dashes: int, colour: int | None = None) -> str:

@@ -138,13 +138,14 @@ def write_page(
         plan_sections.comparison_table(comparison, label, other_label) if comparison else "",
         plan_sections.validity_charts(models),
         plan_sections.outcome_bars(models),
-        _viewer(len(samples)),
+        viewer(len(samples)),
         html.data("samples-data", samples),
     ]
     html.write_page(path, title, parts, "plan_page")
 
 
-def _viewer(count: int) -> str:
+def viewer(count: int) -> str:
+    """Return the part of the page that steps through samples; empty where there are none."""
     if not count:
         return ""
     return """<h2>Plans, step by step</h2>

@@ -165,7 +165,11 @@ def labelled_outcomes(counts: Mapping[str, Mapping[str, int]]) -> str:
     Args:
         counts: {label: {`plan_metrics.VALID` or a `PlanError`'s value: number}}.
     """
-    names = (plan_metrics.VALID, *(error.value for error in PlanError))
+    return labelled_bars(counts, (plan_metrics.VALID, *(error.value for error in PlanError)))
+
+
+def labelled_bars(counts: Mapping[str, Mapping[str, int]], names: Sequence[str]) -> str:
+    """Draw a bar for each label, its parts in the order of `names`, and a legend; the style sheet has their colours."""
     ordered = {label: {name: of.get(name, 0) for name in names} for label, of in counts.items()}
     totals = {name: sum(of[name] for of in ordered.values()) for name in names}
     legend = "".join(

@@ -1,7 +1,6 @@
 """Rows that name a problem by domain and instance number, as PlanBench's and the paper's do: its files, its plan."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +12,11 @@ from jaxppo.errors import DataError, PddlError
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder, last_number
+from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.importing.source_problems import Reading, SourceProblem, plan_objection, read_plan
 from jaxppo.planning.language.parse import Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.temporal import read_names
-
-_MOST_CHARACTERS = 1000  # of a sentence: matching long ones against templates takes time
 
 
 class Entry(NamedTuple):
@@ -78,10 +76,13 @@ class Instances:
 
     Args:
         pddl_dir: the folder they are in, at any depth.
+
+    Attributes:
+        folder: its files; an instance is always one of them, whatever its name is.
     """
 
     def __init__(self, pddl_dir: Path):
-        self._folder = PddlFolder(pddl_dir)
+        self.folder = PddlFolder(pddl_dir)
         self._known: dict[tuple[str, str, str], _Files | str] = {}
 
     def files_of(self, entry: Entry) -> _Files:
@@ -103,7 +104,7 @@ class Instances:
 
     def problem_of(self, entry: Entry, files: _Files, planner: str) -> SourceProblem:
         """Make the problem of an instance, without its plan."""
-        label = self._folder.label(files.problem.path)
+        label = self.folder.label(files.problem.path)
         return SourceProblem(
             id=label.removesuffix(files.problem.path.suffix),
             domain=entry.domain,
@@ -130,7 +131,7 @@ class Instances:
         Raises:
             DataError: something is wrong with each of them.
         """
-        config = self._configs.get(entry.domain, {})
+        config = self.configs.get(entry.domain, {})
         named, domain = self._named_files(config, entry.instance)
         called = self._by_name.get(entry.instance.lstrip("0") or "0", [])
         own = [path for path in called if entry.domain in path.parts]
@@ -139,10 +140,10 @@ class Instances:
         found, errors = [], []
         for path in paths:
             try:
-                problem = self._folder.definition(path)
+                problem = self.folder.definition(path)
                 if problem.kind == "problem":
                     is_named = path == named and domain is not None
-                    its = domain if is_named and domain else self._folder.domain_of(problem)
+                    its = domain if is_named and domain else self.folder.domain_of(problem)
                     sure = is_named or bool(own) or its.name == entry.domain.lower()
                     found.append(_Files(problem, its, is_named, sure))
             except DataError as error:
@@ -166,7 +167,7 @@ class Instances:
             return fitting[0]
         if candidates[0].named and (not fitting or candidates[0] in fitting):
             return candidates[0]
-        labels = sorted(self._folder.label(files.problem.path) for files in fitting or distinct)
+        labels = sorted(self.folder.label(files.problem.path) for files in fitting or distinct)
         shown = ", ".join(labels[:3]) + ", ..." * (len(labels) > 3)
         which = "its plan is valid for " + ("several" if fitting else "none of them")
         which = which if entry.plan_text.strip() else "it has no plan that would decide"
@@ -187,16 +188,16 @@ class Instances:
             names = read_names(files.domain.text, files.problem.text).problem
         except PddlError:
             return read_plan(entry.plan_text)  # who checks the problem says what is wrong with it
-        config = self._configs.get(entry.domain, {})
+        config = self.configs.get(entry.domain, {})
         if "(" not in entry.plan_text and config:
-            return tuple(_sentences_to_actions(entry.plan_text, config, names))
+            return tuple(Sentences(config, names).read(entry.plan_text))
         return tuple(_without_surplus_words(step, names) for step in read_plan(entry.plan_text))
 
     @cached_property
     def _by_name(self) -> dict[str, list[Path]]:
         """The files whose names end with a number, by that number, and all by their names."""
         names: dict[str, list[Path]] = {}
-        for path in self._folder.files:
+        for path in self.folder.files:
             for name in {path.stem, str(last_number(path.stem))}:
                 names.setdefault(name, []).append(path)
         return names
@@ -204,18 +205,21 @@ class Instances:
     def _named_files(self, config: Mapping[str, Any], instance: str) -> tuple[Path | None, Definition | None]:
         """Find the files that a configuration of PlanBench names, where they are in the folder."""
         template, folder, domain = (config.get(key) for key in ("instances_template", "instance_dir", "domain_file"))
-        files = set(self._folder.files)
-        for base in (self._folder.root, self._folder.root / "instances"):
+        for base in (self.folder.root, self.folder.root / "instances"):
             if isinstance(template, str) and isinstance(folder, str) and isinstance(domain, str):
                 problem_file, domain_file = base / folder / template.replace("{}", instance), base / domain
-                if problem_file in files and domain_file in files:
-                    return problem_file, self._folder.definition(domain_file)
+                if problem_file in self._files and domain_file in self._files:
+                    return problem_file, self.folder.definition(domain_file)
         return None, None
 
     @cached_property
-    def _configs(self) -> dict[str, dict[str, Any]]:
+    def _files(self) -> frozenset[Path]:
+        return frozenset(self.folder.files)
+
+    @cached_property
+    def configs(self) -> dict[str, dict[str, Any]]:
         """PlanBench's configurations in or beside the folder, by the domain's name."""
-        root, found = self._folder.root, {}
+        root, found = self.folder.root, {}
         for path in sorted(
             [*root.glob("configs/*.yaml"), *root.glob("*/configs/*.yaml"), *root.glob("../configs/*.yaml")]
         ):
@@ -224,6 +228,7 @@ class Instances:
             except (DataError, yaml.YAMLError):
                 continue
             if isinstance(config, dict):
+                found.setdefault(path.stem, config)
                 found[str(config.get("domain_name", path.stem))] = config
         return found
 
@@ -235,40 +240,3 @@ def _without_surplus_words(step: Action, problem: Problem) -> Action:
     if schema is None or len(step) - 1 <= len(schema.parameters) or len(objects) != len(schema.parameters):
         return step
     return (step[0], *objects)
-
-
-def _sentences_to_actions(text: str, config: Mapping[str, Any], problem: Problem) -> Iterator[Action]:
-    """Read `pick up the red block` with the templates of a configuration.
-
-    Raises:
-        DataError: a line is no such sentence.
-    """
-    objects = {_phrase(name, config.get("encoded_objects")): name for name in problem.objects}
-    templates = config.get("actions")
-    patterns = {
-        str(action): re.compile("(.+)".join(map(re.escape, str(template).split("{}"))))
-        for action, template in (templates.items() if isinstance(templates, dict) else ())
-    }
-    for line in filter(None, map(str.strip, text.splitlines())):
-        if line in ("[PLAN]", "[PLAN END]"):
-            continue
-        for action, pattern in patterns.items():
-            match = pattern.fullmatch(line) if len(line) <= _MOST_CHARACTERS else None
-            if match and all(phrase in objects for phrase in match.groups()):
-                yield (action, *(objects[phrase] for phrase in match.groups()))
-                break
-        else:
-            raise DataError(f"unreadable plan: expected a sentence for one of {', '.join(patterns)}, got {line[:60]!r}")
-
-
-def _phrase(name: str, encoded: Any) -> str:
-    """Write an object as the prompts do: `red block` for `a`, `package_0` for `p0`, `location_1-0` for `l1-0`."""
-    if not isinstance(encoded, dict):
-        return name
-    if name in encoded:
-        return str(encoded[name])
-    parts = str(encoded.get(name[0], "")).split("{}")
-    numbers = re.findall(r"\d+", name)
-    if len(parts) != len(numbers) + 1:
-        return name
-    return "".join(part + number for part, number in zip(parts, [*numbers, ""], strict=True))

@@ -39,7 +39,7 @@ def is_planbench(path: Path) -> bool:
 def _entries(path: Path, source: Path) -> Iterator[Entry | Rejected]:
     label = path.name if path == source else path.relative_to(source).as_posix()
     try:
-        content = _checked(parse_json(read_text(path)), label)
+        content = read_instances(path, label)
     except DataError as error:
         yield Rejected("", "", "", label, f"unreadable: {error}")
         return
@@ -50,13 +50,19 @@ def _entries(path: Path, source: Path) -> Iterator[Entry | Rejected]:
             yield Rejected("", content["domain"], "", label, f"unreadable: {error}")
 
 
-def _checked(content: Any, label: str) -> dict[str, Any]:
+def read_instances(path: Path, label: str) -> dict[str, Any]:
+    """Read a JSON file of PlanBench whose task is to plan: `domain` and `instances` are there.
+
+    Raises:
+        DataError: it is no such file; `label` names it.
+    """
+    content = parse_json(read_text(path))
     if not isinstance(content, dict):
         raise DataError(f"{label}: expected a JSON object, got {type(content).__name__}")
     checked_row(content, label, {"domain": str, "instances": list})
     task = str(content.get("task", _TASKS[0]))
     if not task.startswith(_TASKS):
-        raise DataError(f"{label}: task: expected plan generation (task_1) or optimality (task_2), got {task!r}")
+        raise DataError(f"{label}: task: expected plan generation (task_1) or optimality (task_2), got {task!r:.60}")
     return content
 
 

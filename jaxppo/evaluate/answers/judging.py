@@ -1,0 +1,156 @@
+"""Judge answers: each is read by every rule, and each different plan for a problem is judged once."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from jaxppo.errors import DataError, PddlError, ValidatorError
+from jaxppo.evaluate.answers.answer import Answer, Unread
+from jaxppo.evaluate.answers.extraction import MOST_CHARACTERS, RULES, Rule
+from jaxppo.evaluate.answers.problems import Problems, Task
+from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
+from jaxppo.planning import PlanVerdict, run_val_many, validate_plan
+from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
+from jaxppo.planning.validate.validator import execute
+from jaxppo.reward_functions.plan import PlanOutcome
+
+Plan = tuple[Action, ...]
+
+
+class Judged(NamedTuple):
+    """An answer with its problem and its verdict.
+
+    Attributes:
+        answer: the answer.
+        task: its problem.
+        plan: what was read by the rule that was asked for.
+        verdict: on that plan.
+        by_rule: the verdict on what each rule reads.
+        val: what VAL says of the plan; None where it was not asked.
+    """
+
+    answer: Answer
+    task: Task
+    plan: ParsedPlan
+    verdict: PlanVerdict
+    by_rule: tuple[PlanVerdict, ...]
+    val: PlanVerdict | None = None
+
+
+class AnswerJudge:
+    """Judges answers to any problems.
+
+    Args:
+        problems: where the problems are.
+        rule: how the plan is cut out.
+    """
+
+    def __init__(self, problems: Problems, rule: Rule = "strict"):
+        self._problems, self._rule = problems, RULES.index(rule)
+        self._verdicts: dict[tuple[int, Plan], PlanVerdict] = {}
+        self._read: dict[tuple[int, str], list[tuple[ParsedPlan, PlanVerdict]]] = {}
+
+    def __call__(self, answers: Iterable[Answer | Unread]) -> tuple[list[Judged], list[Unread]]:
+        """Judge answers; those that cannot be judged are lines with the reason."""
+        judged: list[Judged] = []
+        unread: list[Unread] = []
+        for answer in answers:
+            if isinstance(answer, Unread):
+                unread.append(answer)
+                continue
+            try:
+                judged.append(self._judge(answer))
+            except (DataError, PddlError, ValidatorError) as error:
+                unread.append(Unread.of(answer.source, error))
+        return judged, unread
+
+    def _judge(self, answer: Answer) -> Judged:
+        task = self._problems.find(answer)
+        key = (id(task), answer.text or "")
+        if answer.text is None:
+            missing = ParsedPlan((), PlanError.SYNTAX, 1)
+            readings = [(missing, _refused(missing))] * len(RULES)
+        elif key in self._read:
+            readings = self._read[key]
+        else:
+            readings = self._read[key] = self._readings(task, answer.text)
+        return Judged(answer, task, *readings[self._rule], tuple(verdict for _, verdict in readings))
+
+    def _readings(self, task: Task, text: str) -> list[tuple[ParsedPlan, PlanVerdict]]:
+        """Read and judge a text by every rule; all are the strict one where that reads it."""
+        if task.problem is None:
+            verdict = validate_plan(task.domain_pddl, task.problem_pddl, text, "val")
+            return [(ParsedPlan((), verdict.error if verdict.error is PlanError.SYNTAX else None), verdict)] * len(
+                RULES
+            )
+        strict = task.reader.read(text, "strict")
+        if strict.error is None or len(text) > MOST_CHARACTERS:
+            return [(strict, self._verdict(task, strict))] * len(RULES)
+        plans = [strict, *(task.reader.read(text, rule) for rule in RULES[1:])]
+        return [(plan, self._verdict(task, plan)) for plan in plans]
+
+    def _verdict(self, task: Task, plan: ParsedPlan) -> PlanVerdict:
+        if plan.error is not None or task.problem is None:
+            return _refused(plan)
+        key = (id(task), plan.actions)
+        if key not in self._verdicts:
+            self._verdicts[key] = execute(task.problem, plan.actions)
+        return self._verdicts[key]
+
+
+def _refused(plan: ParsedPlan) -> PlanVerdict:
+    return PlanVerdict.refused(plan.error or PlanError.SYNTAX, plan.error_step)
+
+
+def ask_val(judged: Sequence[Judged], timeout_s: float = 30.0) -> list[Judged]:
+    """Ask VAL about the plans that can be read; where it gives no verdict, or refuses the problem, there is none.
+
+    Raises:
+        ValidatorError: VAL is missing.
+    """
+    verdicts: dict[tuple[int, Plan], PlanVerdict] = {}
+    by_task: dict[int, tuple[Task, dict[Plan, None]]] = {}
+    for one in judged:
+        if one.plan.error is None and one.task.problem is not None:
+            by_task.setdefault(id(one.task), (one.task, {}))[1][one.plan.actions] = None
+    cases = [(task.domain_pddl, task.problem_pddl, plan) for task, plans in by_task.values() for plan in plans]
+    keys = [(place, plan) for place, (_, plans) in by_task.items() for plan in plans]
+    verdicts = dict(zip(keys, run_val_many(cases, timeout_s=timeout_s), strict=True))
+    return [one._replace(val=verdicts.get((id(one.task), one.plan.actions))) for one in judged]
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+
+
+def rows_of(judged: Sequence[Judged], problems: Problems) -> dict[str, list[JudgedRow]]:
+    """Group judged answers for `plan_metrics`: {model: rows}, the kind of prompt being the split.
+
+    Several answers of a model to a problem, with one kind of prompt, are samples of one row.
+    """
+    groups: dict[tuple[str, str, str, int], list[Judged]] = {}
+    for one in judged:
+        answer = one.answer
+        groups.setdefault((answer.model, answer.prompt, one.task.domain, id(one.task)), []).append(one)
+    rows: dict[str, list[JudgedRow]] = {}
+    for (model, prompt, domain, _), answers in groups.items():
+        rows.setdefault(model, []).append(_row(prompt, domain, answers, problems))
+    return rows
+
+
+def _row(prompt: str, domain: str, answers: Sequence[Judged], problems: Problems) -> JudgedRow:
+    task = answers[0].task
+    references = {problems.reference(task, one.answer.reference): None for one in answers if one.answer.reference}
+    row = {
+        "id": task.id,
+        "split": prompt,
+        "domain": domain,
+        "domain_pddl": task.domain_pddl,
+        "problem_pddl": task.problem_pddl,
+        "reference_plan": [list(plan) for plan in references if plan],
+        "prompt_style": "pddl",
+    }
+    return JudgedRow(row, tuple(map(_prediction, answers)))
+
+
+def _prediction(one: Judged) -> JudgedPrediction:
+    outcome = PlanOutcome(one.plan.actions, one.verdict, 0.0, 0.0, float(one.verdict.valid), 0, False)
+    return JudgedPrediction(Prediction(one.answer.text, is_pddl=True), outcome, one.verdict)
