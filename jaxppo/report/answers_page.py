@@ -58,10 +58,8 @@ def _validity(content: Mapping[str, Any]) -> str:
         row([*map(shown, names), str(cell["answers"]), *(plan_sections.measured(cell[key]) for key in keys)])
         for *names, cell in cells_of(content)
     ]
-    note = (
-        "Rates with Wilson 95 % intervals, means with Student's t, both over problems. Length and C* compare with the "
-    )
-    note += "plan that the file gives as reference, where it is valid; that of PlanBench's planner is a shortest one."
+    note = "Rates with Wilson 95 % intervals, means with Student's t, both over problems. Length and C* compare with "
+    note += "the plan that the file gives as reference, where it is valid: PlanBench's are of an optimal planner."
     return f'<h2>Results</h2>{table("summary", heads, rows)}<p class="soft">{shown(note)}</p>'
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxppo.evaluate.answers.extraction import RULES
 from jaxppo.evaluate.answers.judging import Judged, ask_val
-from jaxppo.planning import find_val
+from jaxppo.planning import PlanVerdict, find_val
 from jaxppo.planning.language.plans import ParsedPlan, PlanError, parse_plan_text
 from jaxppo.reward_functions.plan import describe
 
@@ -18,7 +18,7 @@ class Reason(StrEnum):
     MAPPING = "names of another mapping"
     """No operator of the answer is one of the domain's, and none of the recorded reference is."""
     AROUND = "text around the plan"
-    """The text is no plan by itself, and what one of the rules cuts out of it has the recorded verdict."""
+    """The text is no plan by itself, and the recorded verdict is that on the whole, or on what another rule cuts out."""
     RECORD = "recorded verdict differs from VAL's"
     """VAL says of the plan what is said here, and it is the recorded one as far as the file tells."""
     OTHER = "differs"
@@ -56,8 +56,8 @@ def _with_val(cases: Sequence[Judged], has_val: bool) -> list[tuple[Judged, Judg
 
 def _reason(one: Judged) -> Reason | None:
     recorded, error = one.answer.recorded, one.verdict.error
-    if error is PlanError.SYNTAX:
-        return Reason.AROUND if any(verdict.valid == recorded for verdict in _cut(one)) else None
+    if one.by_rule[0].error is PlanError.SYNTAX:
+        return Reason.AROUND if any(verdict.valid == recorded for verdict in _others(one)) else None
     if error is PlanError.UNKNOWN_ACTION and _is_foreign(one, one.plan):
         reference = parse_plan_text(one.answer.reference)
         if not reference.actions or _is_foreign(one, reference):
@@ -65,9 +65,13 @@ def _reason(one: Judged) -> Reason | None:
     return None
 
 
-def _cut(one: Judged) -> list[Any]:
-    """List the verdicts on what rules cut out: those that a rule which finds nothing gives are none."""
-    return [verdict for verdict in one.by_rule if verdict.error is not PlanError.SYNTAX]
+def _others(one: Judged) -> list[PlanVerdict]:
+    """List the verdicts that the recorded one may be: on the whole text, and on what each rule cuts out of it.
+
+    Where the file has a plan that was cut out, it is not the whole text that was judged.
+    """
+    cut = [verdict for verdict in one.by_rule[1:] if verdict.error is not PlanError.SYNTAX]
+    return cut if one.answer.extracted is not None else [one.by_rule[0], *cut]
 
 
 def _is_foreign(one: Judged, plan: ParsedPlan) -> bool:

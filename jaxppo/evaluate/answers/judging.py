@@ -1,6 +1,7 @@
 """Judge answers: each is read by every rule, and each different plan for a problem is judged once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from jaxppo.errors import DataError, PddlError, ValidatorError
@@ -8,7 +9,7 @@ from jaxppo.evaluate.answers.answer import Answer, Unread
 from jaxppo.evaluate.answers.extraction import MOST_CHARACTERS, RULES, Rule
 from jaxppo.evaluate.answers.problems import Problems, Task
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
-from jaxppo.planning import PlanVerdict, run_val_many, validate_plan
+from jaxppo.planning import PlanVerdict, find_val, run_val_many, validate_plan
 from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
 from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import PlanOutcome
@@ -79,9 +80,8 @@ class AnswerJudge:
         """Read and judge a text by every rule; all are the strict one where that reads it."""
         if task.problem is None:
             verdict = validate_plan(task.domain_pddl, task.problem_pddl, text, "val")
-            return [(ParsedPlan((), verdict.error if verdict.error is PlanError.SYNTAX else None), verdict)] * len(
-                RULES
-            )
+            error = verdict.error if verdict.error is PlanError.SYNTAX else None
+            return [(ParsedPlan((), error), verdict)] * len(RULES)
         strict = task.reader.read(text, "strict")
         if strict.error is None or len(text) > MOST_CHARACTERS:
             return [(strict, self._verdict(task, strict))] * len(RULES)
@@ -102,20 +102,34 @@ def _refused(plan: ParsedPlan) -> PlanVerdict:
 
 
 def ask_val(judged: Sequence[Judged], timeout_s: float = 30.0) -> list[Judged]:
-    """Ask VAL about the plans that can be read; where it gives no verdict, or refuses the problem, there is none.
+    """Ask VAL about the plans that can be read; of problems that it refuses there is no verdict.
 
     Raises:
         ValidatorError: VAL is missing.
     """
-    verdicts: dict[tuple[int, Plan], PlanVerdict] = {}
     by_task: dict[int, tuple[Task, dict[Plan, None]]] = {}
     for one in judged:
         if one.plan.error is None and one.task.problem is not None:
             by_task.setdefault(id(one.task), (one.task, {}))[1][one.plan.actions] = None
-    cases = [(task.domain_pddl, task.problem_pddl, plan) for task, plans in by_task.values() for plan in plans]
-    keys = [(place, plan) for place, (_, plans) in by_task.items() for plan in plans]
-    verdicts = dict(zip(keys, run_val_many(cases, timeout_s=timeout_s), strict=True))
+    tasks = {place: (task, list(plans)) for place, (task, plans) in by_task.items()}
+    try:
+        verdicts = _val_verdicts(tasks, timeout_s)
+    except ValidatorError:
+        if find_val() is None:
+            raise
+        verdicts = {}
+        for place, of_task in tasks.items():
+            with suppress(ValidatorError):
+                verdicts |= _val_verdicts({place: of_task}, timeout_s)
     return [one._replace(val=verdicts.get((id(one.task), one.plan.actions))) for one in judged]
+
+
+def _val_verdicts(
+    tasks: Mapping[int, tuple[Task, list[Plan]]], timeout_s: float
+) -> dict[tuple[int, Plan], PlanVerdict]:
+    keys = [(place, plan) for place, (_, plans) in tasks.items() for plan in plans]
+    cases = [(tasks[place][0].domain_pddl, tasks[place][0].problem_pddl, plan) for place, plan in keys]
+    return dict(zip(keys, run_val_many(cases, timeout_s=timeout_s), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring

@@ -23,9 +23,8 @@ def print_answers(console: Console, content: Mapping[str, Any]) -> None:
         console.result(f"read as extracted_llm_plan has it: {alike['equal']} of {alike['compared']}")
     if content["val"]["asked"]:
         console.result(f"VAL, asked about {content['val']['asked']} answers, agrees on {content['val']['equal']}")
-        _print_lines(
-            console, (f"{one['source']}: {one['verdict']}, VAL: {one['val']}" for one in content["val"]["differences"])
-        )
+        differences = content["val"]["differences"]
+        _print_lines(console, (f"{one['source']}: {one['verdict']}, VAL: {one['val']}" for one in differences))
     answers = content["answers"]
     console.result(f"{answers['judged']} answers judged, {answers['not_judged']} files or answers not")
     _print_lines(console, (f"{one['source']}: {one['reason']}" for one in content["not_judged"]))

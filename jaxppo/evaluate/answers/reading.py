@@ -64,11 +64,11 @@ def _planbench(path: Path, label: str, named: Mapping[str, str], configs: Collec
     known = {"model": folders[-2] if len(folders) > 1 else "", "domain": config, "prompt": prompt}
     columns = with_named(PLANBENCH, named)
     for number, instance in enumerate(content["instances"], 1):
-        where = f"{label}: instance {number}"
+        where = f"{label}: entry {number}"
         try:
             if not isinstance(instance, dict):
                 raise DataError(f"expected a JSON object, got {type(instance).__name__}")
-            yield read_row(instance, columns, where, known)
+            yield read_row(instance, columns, f"{label}: instance {instance.get('instance_id')!s:.40}", known)
         except DataError as error:
             yield Unread.of(where, error)
 

@@ -1,4 +1,4 @@
-"""Everything that is said about a file of answers: `eval.json` of `python -m jaxppo.evaluate --plans DIR --pddl_dir DIR`."""
+"""Everything that is said about files of answers, for `eval.json`, the terminal and the page."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from jaxppo.evaluate.plan_metrics import VALID, plan_results
 from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning import PlanVerdict
 from jaxppo.planning.language.plans import PlanError
-from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
+from jaxppo.reward_functions.plan import VALIDATOR_FAILURES, check_validator
 
 NO_VERDICT = "no_verdict"
 BREAKS = (VALID, "goal_not_reached", "second_half", "first_half", "first_step", "syntax", NO_VERDICT)
@@ -46,6 +46,8 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
         ValidatorError: VAL is asked for, and missing.
     """
     evaluation = config.evaluation
+    if evaluation.eval_validator == "val":
+        check_validator("val")
     problems = Problems(_folder(config.pddl_dir))
     answers = read_answers(Path(str(config.plans)), parse_columns(config.columns), problems.configs, problems.folders)
     judged, unread = AnswerJudge(problems, config.extract)(answers)

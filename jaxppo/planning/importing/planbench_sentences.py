@@ -102,20 +102,15 @@ class Sentences:
 
 def _loose(parts: Sequence[str], objects: str) -> str:
     """Write a template as a pattern of words."""
-    pattern = "".join(
-        f"(?:{_spaced(word)}\\s+)?" if word == "the" else f"{_spaced(word)}\\s+" for word in _words(parts[0])
-    )
+    words = [(f"{_spaced(word)}\\s+", word == "the") for word in parts[0].split()]
+    pattern = "".join(f"(?:{word})?" if may_be_missing else word for word, may_be_missing in words)
     for place, part in enumerate(parts[1:], 2):
-        first, *others = _words(part) or [""]
+        first, *others = part.split() or [""]
         pattern += f"({objects})"
         pattern += f"\\s+{_spaced(first)}" if first else ""
         pattern += "".join(f"(?:\\s+{_spaced(word)})?" for word in others)
         pattern += "\\s+" if place < len(parts) else ""
     return pattern if len(parts) > 1 else _spaced(parts[0])
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
 
 
 def _spaced(text: str) -> str:
