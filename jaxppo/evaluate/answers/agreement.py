@@ -18,7 +18,7 @@ class Reason(StrEnum):
     MAPPING = "names of another mapping"
     """No operator of the answer is one of the domain's, and none of the recorded reference is."""
     AROUND = "text around the plan"
-    """The text is no plan by itself, and the recorded verdict is that on the whole, or on what another rule cuts out."""
+    """The text is no plan by itself, and the recorded verdict is that on the whole or on what another rule cuts out."""
     RECORD = "recorded verdict differs from VAL's"
     """VAL says of the plan what is said here, and it is the recorded one as far as the file tells."""
     OTHER = "differs"
@@ -56,8 +56,9 @@ def _with_val(cases: Sequence[Judged], has_val: bool) -> list[tuple[Judged, Judg
 
 def _reason(one: Judged) -> Reason | None:
     recorded, error = one.answer.recorded, one.verdict.error
-    if one.by_rule[0].error is PlanError.SYNTAX:
-        return Reason.AROUND if any(verdict.valid == recorded for verdict in _others(one)) else None
+    is_around = one.by_rule[0].error is PlanError.SYNTAX
+    if is_around and any(verdict.valid == recorded for verdict in _others(one)):
+        return Reason.AROUND
     if error is PlanError.UNKNOWN_ACTION and _is_foreign(one, one.plan):
         reference = parse_plan_text(one.answer.reference)
         if not reference.actions or _is_foreign(one, reference):
