@@ -47,5 +47,5 @@ ROOMS = (
     ),
 )
 
-PLANNING = ("language", "validate", "transform", "solve", "domains", "prompts", "datasets", "importing")
+PLANNING = ("language", "validate", "transform", "solve", "domains", "prompts", "datasets", "importing", "answers")
 """The rooms inside of planning, in the same order; `planning/__init__` offers names of all of them."""

@@ -44,6 +44,7 @@ TRANSCRIPTS = [
     ("docs/first_hour.md", "docs/troubleshooting.md"),
     ("docs/own_reward.md",),
     ("docs/own_domain.md",),
+    ("docs/judge_plans.md",),
 ]
 """What a newcomer does, command by command; the pages of an entry share a folder."""
 

@@ -4,4 +4,13 @@ In: a model or a file of plans, and rows. Out: rates with intervals. Nothing is 
 JAX.
 """
 
-__all__ = ["comparison", "evaluator", "intervals", "plan_metrics", "predictions", "printing", "sampled_plans"]
+__all__ = [
+    "answers",
+    "comparison",
+    "evaluator",
+    "intervals",
+    "plan_metrics",
+    "predictions",
+    "printing",
+    "sampled_plans",
+]

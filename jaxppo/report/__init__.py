@@ -3,4 +3,4 @@
 In: run folders and judged plans. Out: self-contained HTML, and one picture.
 """
 
-__all__ = ["comparison", "picture", "plan_page", "run_page"]
+__all__ = ["answers_page", "comparison", "picture", "plan_page", "run_page"]

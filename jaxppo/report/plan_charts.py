@@ -8,7 +8,7 @@ from jaxppo.report.html import NUM_COLOURS, NUM_DASHES, shown, svg
 
 _WIDTH, _HEIGHT = 420, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 410, 14, 200
-_MOST_LABEL = 38  # characters of 12 px that fit in front of the intervals
+_MOST_LABEL = 32  # characters of 12 px that fit in front of the intervals
 
 
 class Series(NamedTuple):
@@ -84,7 +84,7 @@ def interval_chart(title: str, rates: Mapping[str, Mapping[str, Any]]) -> str:
         title: for screen readers.
         rates: {label: {"rate", "low", "high", "n"}}.
     """
-    left, right, height = _WIDTH * 0.55, _WIDTH - 12.0, 18 * len(rates) + 26
+    left, right, height = _WIDTH * 0.55, _WIDTH - 22.0, 18 * len(rates) + 26
     x = lambda rate: left + rate * (right - left)  # noqa: E731
     parts = []
     for rate in (0.0, 0.5, 1.0):

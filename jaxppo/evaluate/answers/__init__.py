@@ -1,4 +1,4 @@
-"""Answers of any models, from the files that others keep them in: read, judged, compared with what was recorded.
+"""Answers from files: judged, compared with what was recorded, measured, printed.
 
-In: result files of PlanBench, tables, folders of plans. Out: judged rows for `plan_metrics`, and what is said beside.
+In: answers of `planning/answers`. Out: judged rows for `plan_metrics`, and what `eval.json` holds.
 """

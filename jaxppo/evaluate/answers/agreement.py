@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from jaxppo.evaluate.answers.extraction import RULES
 from jaxppo.evaluate.answers.judging import Judged, ask_val
 from jaxppo.planning import PlanVerdict, find_val
+from jaxppo.planning.answers.extraction import RULES
 from jaxppo.planning.language.plans import ParsedPlan, PlanError, parse_plan_text
 from jaxppo.reward_functions.plan import describe
 

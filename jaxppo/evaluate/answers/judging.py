@@ -5,11 +5,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from jaxppo.errors import DataError, PddlError, ValidatorError
-from jaxppo.evaluate.answers.answer import Answer, Unread
-from jaxppo.evaluate.answers.extraction import MOST_CHARACTERS, RULES, Rule
-from jaxppo.evaluate.answers.problems import Problems, Task
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
 from jaxppo.planning import PlanVerdict, find_val, run_val_many, validate_plan
+from jaxppo.planning.answers.answer import Answer, Unread
+from jaxppo.planning.answers.extraction import MOST_CHARACTERS, RULES, Rule
+from jaxppo.planning.answers.problems import Problems, Task
 from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
 from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import PlanOutcome

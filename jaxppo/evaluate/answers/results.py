@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from jaxppo.config import EvaluateConfig
 from jaxppo.errors import DataError
 from jaxppo.evaluate.answers.agreement import agreement, extracted_alike, saved_by_rule, second_opinions
-from jaxppo.evaluate.answers.columns import parse_columns
 from jaxppo.evaluate.answers.judging import AnswerJudge, Judged, ask_val, rows_of
-from jaxppo.evaluate.answers.problems import Problems
-from jaxppo.evaluate.answers.reading import read_answers
 from jaxppo.evaluate.plan_metrics import VALID, plan_results
 from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning import PlanVerdict
+from jaxppo.planning.answers.columns import parse_columns
+from jaxppo.planning.answers.problems import Problems
+from jaxppo.planning.answers.reading import read_answers
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.reward_functions.plan import VALIDATOR_FAILURES, check_validator
 

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from jaxppo.errors import DataError
-from jaxppo.evaluate.answers.answer import Answer, Unread
-from jaxppo.evaluate.answers.columns import PLANBENCH, TABLE, read_row, with_named
-from jaxppo.evaluate.answers.plan_files import is_plan_file, read_plan_file
-from jaxppo.evaluate.answers.tables import READERS
+from jaxppo.planning.answers.answer import Answer, Unread
+from jaxppo.planning.answers.columns import PLANBENCH, TABLE, read_row, with_named
+from jaxppo.planning.answers.plan_files import is_plan_file, read_plan_file
+from jaxppo.planning.answers.tables import READERS
 from jaxppo.planning.importing.pddl_folder import natural_key
 from jaxppo.planning.importing.planbench import read_instances
 

@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxppo.errors import DataError, PddlError
-from jaxppo.evaluate.answers.answer import Answer, is_pddl
-from jaxppo.evaluate.answers.extraction import PlanReader
-from jaxppo.planning import UnsupportedPddlError, find_val, parse_domain, parse_problem, validate_actions
+from jaxppo.planning.answers.answer import Answer, is_pddl
+from jaxppo.planning.answers.extraction import PlanReader
 from jaxppo.planning.importing.instance_files import Entry, Instances
 from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder
 from jaxppo.planning.importing.planbench_sentences import Sentences
+from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action, parse_plan_text
 from jaxppo.planning.language.task import Problem
 from jaxppo.planning.language.temporal import read_names
+from jaxppo.planning.validate.api import validate_actions
+from jaxppo.planning.validate.val import find_val
 
 
 class Task(NamedTuple):

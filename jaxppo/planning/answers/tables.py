@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
-from jaxppo.evaluate.answers.answer import Unread
+from jaxppo.planning.answers.answer import Unread
 from jaxppo.planning.datasets.files import read_text
 
 Rows = Iterator[tuple[str, Mapping[str, Any] | Unread]]

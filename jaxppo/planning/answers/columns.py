@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.evaluate.answers.answer import Answer, name_of, text_of, verdict_of
+from jaxppo.planning.answers.answer import Answer, name_of, text_of, verdict_of
 
 Columns = Mapping[str, tuple[str, ...]]
 """What an answer needs to the names of the columns that may hold it: the first that is there does."""

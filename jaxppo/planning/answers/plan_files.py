@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from jaxppo.errors import DataError
-from jaxppo.evaluate.answers.answer import Answer, Unread
+from jaxppo.planning.answers.answer import Answer, Unread
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.importing.pddl_folder import MOST_BYTES
 

@@ -1,0 +1,6 @@
+"""Answers of any models, in the files that others keep them in: read, their plans cut out, their problems found.
+
+In: result files of PlanBench, tables, plans as files. Out: answers, problems, parsed plans; a line for what is wrong.
+"""
+
+__all__ = ["answer", "columns", "extraction", "problems", "reading"]
