@@ -78,12 +78,15 @@ class AnswerJudge:
 
     def _readings(self, task: Task, text: str) -> list[tuple[ParsedPlan, PlanVerdict]]:
         """Read and judge a text by every rule; all are the strict one where that reads it."""
+        if len(text) > MOST_CHARACTERS:
+            too_long = ParsedPlan((), PlanError.SYNTAX, 1)
+            return [(too_long, _refused(too_long))] * len(RULES)
         if task.problem is None:
             verdict = validate_plan(task.domain_pddl, task.problem_pddl, text, "val")
             error = verdict.error if verdict.error is PlanError.SYNTAX else None
             return [(ParsedPlan((), error), verdict)] * len(RULES)
         strict = task.reader.read(text, "strict")
-        if strict.error is None or len(text) > MOST_CHARACTERS:
+        if strict.error is None:
             return [(strict, self._verdict(task, strict))] * len(RULES)
         plans = [strict, *(task.reader.read(text, rule) for rule in RULES[1:])]
         return [(plan, self._verdict(task, plan)) for plan in plans]

@@ -10,13 +10,13 @@ from typing import Literal, get_args
 
 from jaxppo.errors import DataError
 from jaxppo.planning.importing.planbench_sentences import Sentences
-from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, PlanError, Span, parse_plan_text
+from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, Span, parse_plan_text
 
 Rule = Literal["strict", "fenced", "longest", "last"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 MOST_CHARACTERS = 1_000_000
-"""Of an answer: a longer one is no plan by any rule."""
+"""Of an answer; a longer one is not looked at, and is no plan by any rule."""
 
 _MARK = re.compile(r"^[ \t]*+`{3,}+[^\n`]*+$|\[plan(?: end)?\]|</?plan>", re.IGNORECASE | re.MULTILINE)
 _STEP = re.compile(rf"\(\s*+({NAME_PATTERN}(?:\s++{NAME_PATTERN})*+)\s*+\)")
@@ -39,8 +39,6 @@ class PlanReader:
 
     def read(self, text: str, rule: Rule) -> ParsedPlan:
         """Read an answer by a rule; the plan that is read strictly where the rule finds none."""
-        if len(text) > MOST_CHARACTERS:
-            return ParsedPlan((), PlanError.SYNTAX, 1)
         plan = self._strictly(text)
         if plan.error is None or rule == "strict":
             return plan

@@ -50,6 +50,7 @@ class Problems:
     def __init__(self, pddl_dir: Path | None):
         self._instances = None if pddl_dir is None else Instances(pddl_dir)
         self._tasks: dict[tuple[str, str], Task | str] = {}
+        self._made: dict[tuple[str, ...], Task] = {}
         self._references: dict[tuple[int, str], tuple[str, ...]] = {}
 
     @property
@@ -94,7 +95,13 @@ class Problems:
         return self._references[key]
 
     def _task(self, answer: Answer) -> Task:
-        domain, problem, name, label = self._texts(answer)
+        """Make the task of an answer; one that another name stood for is the same."""
+        texts = self._texts(answer)
+        if texts not in self._made:
+            self._made[texts] = self._make(answer, *texts)
+        return self._made[texts]
+
+    def _make(self, answer: Answer, domain: str, problem: str, name: str, label: str) -> Task:
         try:
             parsed = parse_problem(problem, parse_domain(domain))
             names = parsed

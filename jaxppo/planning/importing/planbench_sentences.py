@@ -7,6 +7,7 @@ hold at the start.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from jaxppo.errors import DataError
@@ -14,7 +15,6 @@ from jaxppo.planning.language.conditions import Literal
 from jaxppo.planning.language.plans import Action, Span
 from jaxppo.planning.language.task import Problem
 
-_MOST_CHARACTERS = 1000  # of a sentence: matching long ones against templates takes time
 _MARKS = ("[PLAN]", "[PLAN END]")
 
 
@@ -35,9 +35,9 @@ class Sentences:
         templates = config.get("actions")
         self._actions: dict[tuple[str, ...], list[str]] = {}
         for action, template in templates.items() if isinstance(templates, dict) else ():
+            if not str(template).strip():
+                continue
             self._actions.setdefault(tuple(str(template).split("{}")), []).append(str(action))
-        self._patterns = {parts: re.compile("(.+)".join(map(re.escape, parts))) for parts in self._actions}
-        self._anywhere: re.Pattern[str] | None = None
 
     def read(self, text: str) -> Iterator[Action]:
         """Read a sentence a line, and nothing else but `[PLAN]` and `[PLAN END]`.
@@ -51,8 +51,7 @@ class Sentences:
 
     def _step(self, line: str) -> Action:
         for parts, pattern in self._patterns.items():
-            match = pattern.fullmatch(line) if len(line) <= _MOST_CHARACTERS else None
-            if match and all(phrase in self._objects for phrase in match.groups()):
+            if match := pattern.fullmatch(line):
                 return self._chosen(parts, [self._objects[phrase] for phrase in match.groups()])
         known = ", ".join(action for actions in self._actions.values() for action in actions)
         raise DataError(f"unreadable plan: expected a sentence for one of {known}, got {line[:60]!r}")
@@ -65,8 +64,6 @@ class Sentences:
         """
         if not self._actions:
             return
-        if self._anywhere is None:
-            self._anywhere = self._compiled()
         templates, names = list(self._actions), self._folded()
         for match in self._anywhere.finditer(text):
             outer = match.lastindex or 1  # the group around a template closes last
@@ -77,7 +74,14 @@ class Sentences:
     def _folded(self) -> dict[str, str]:
         return {phrase.lower(): name for phrase, name in self._names.items()}
 
-    def _compiled(self) -> re.Pattern[str]:
+    @cached_property
+    def _patterns(self) -> dict[tuple[str, ...], re.Pattern[str]]:
+        """The pattern of each template; with the objects in it, long lines take no longer than others."""
+        phrases = "|".join(map(re.escape, sorted(filter(None, self._objects), key=len, reverse=True)))
+        return {parts: re.compile(f"({phrases or '(?!)'})".join(map(re.escape, parts))) for parts in self._actions}
+
+    @cached_property
+    def _anywhere(self) -> re.Pattern[str]:
         """Make one pattern of all templates; the group around a template is named by its number."""
         objects = "|".join(map(_spaced, sorted(self._folded(), key=len, reverse=True)))
         forms = (f"(?P<_{number}>{_loose(parts, objects or '(?!)')})" for number, parts in enumerate(self._actions))
@@ -102,19 +106,19 @@ class Sentences:
 
 def _loose(parts: Sequence[str], objects: str) -> str:
     """Write a template as a pattern of words."""
-    words = [(f"{_spaced(word)}\\s+", word == "the") for word in parts[0].split()]
+    words = [(f"{_spaced(word)}\\s++", word == "the") for word in parts[0].split()]
     pattern = "".join(f"(?:{word})?" if may_be_missing else word for word, may_be_missing in words)
     for place, part in enumerate(parts[1:], 2):
         first, *others = part.split() or [""]
         pattern += f"({objects})"
-        pattern += f"\\s+{_spaced(first)}" if first else ""
-        pattern += "".join(f"(?:\\s+{_spaced(word)})?" for word in others)
-        pattern += "\\s+" if place < len(parts) else ""
+        pattern += f"\\s++{_spaced(first)}" if first else ""
+        pattern += "".join(f"(?:\\s++{_spaced(word)})?" for word in others)
+        pattern += "\\s++" if place < len(parts) else ""
     return pattern if len(parts) > 1 else _spaced(parts[0])
 
 
 def _spaced(text: str) -> str:
-    return r"\s+".join(map(re.escape, text.split()))
+    return r"\s++".join(map(re.escape, text.split()))
 
 
 def _phrase(name: str, encoded: Any) -> str:

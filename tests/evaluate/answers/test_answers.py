@@ -1,0 +1,388 @@
+"""Answers from files, judged by the command: PlanBench's layout, tables, files of plans, and hostile ones."""
+
+import csv
+import io
+import json
+from contextlib import redirect_stdout
+from functools import cache
+
+import pytest
+
+from jaxppo.config import EvaluateConfig
+from jaxppo.config.sources import parse_cli
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.evaluate.__main__ import evaluate
+from jaxppo.planning import find_val
+from jaxppo.planning.domains import BLOCKSWORLD
+from tests.headless import CHROMIUM, Browser
+from tests.planbench_tree import (
+    lines,
+    make_instances,
+    numbered,
+    record,
+    renamed,
+    sentence,
+    without_first,
+    without_goal,
+    write_instances,
+    write_results,
+)
+from tests.planning.import_samples import planbench_json, write_files
+
+
+@cache
+def instances():
+    return make_instances(6)
+
+
+def run(tmp_path, plans, *flags, pddl_dir=None):
+    """The command in this process: `eval.json`, the records of the answers, what was printed, and the page."""
+    folder, out = tmp_path / "judged", io.StringIO()
+    where = [] if pddl_dir is None else ["--pddl_dir", str(pddl_dir)]
+    config = parse_cli(EvaluateConfig, "evaluate", ["--plans", str(plans), *where, "--output_dir", str(folder), *flags])
+    with redirect_stdout(out):
+        assert evaluate(config) == folder
+    records = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    page = (folder / "eval.html").read_text(encoding="utf-8")
+    return json.loads((folder / "eval.json").read_text()), records, out.getvalue(), page
+
+
+def reasons(content):
+    return {name: count for name, count in content["recorded"]["reasons"].items() if count}
+
+
+# ------------------------------------------------------------------------------------------------------------ PlanBench
+
+
+def test_planbench_results_are_judged_by_model_domain_and_prompt(tmp_path):
+    pddl_dir = write_instances(tmp_path, instances())
+    good = [record(one, lines(one.plan), True) for one in instances()]
+    bad = [record(one, without_goal(one), False) for one in instances()[:3]]
+    bad += [record(one, without_first(one), False) for one in instances()[3:]]
+    write_results(tmp_path, "large", good)
+    write_results(tmp_path, "large", good[:2] + bad[2:], "zero_shot")
+    results = write_results(tmp_path, "small", bad)
+    content, records, out, page = run(tmp_path, results, pddl_dir=pddl_dir)
+    rates = {
+        (model, prompt): (cell["validity"]["rate"], cell["rows"])
+        for model, of_model in content["models"].items()
+        for prompt, cell in ((name, result["domains"]["blocksworld"]) for name, result in of_model.items())
+    }
+    assert rates == {("large", "one_shot"): (1, 6), ("large", "zero_shot"): (2 / 6, 6), ("small", "one_shot"): (0, 6)}
+    assert content["models"]["large"]["one_shot"]["validity"]["low"] == pytest.approx(1 / (1 + 1.959964**2 / 6))
+    assert content["models"]["large"]["one_shot"]["length_ratio"]["mean"] == 1.0
+    assert content["models"]["small"]["one_shot"]["errors"] | {"valid": 0} == {
+        **dict.fromkeys(content["models"]["small"]["one_shot"]["errors"], 0),
+        "goal_not_reached": 3,
+        "precondition": 3,
+    }
+    assert {name: n for name, n in content["where_plans_break"]["small"].items() if n} == {
+        "goal_not_reached": 3,
+        "first_step": 3,
+    }
+    assert content["answers"] == {"judged": 18, "not_judged": 0}
+    assert (content["recorded"]["compared"], content["recorded"]["equal"], reasons(content)) == (18, 18, {})
+    assert sum(one["valid"] for one in records) == 8 and len(records) == 18
+    assert "recorded verdicts: 18 of 18 are the same" in out
+    assert "large" in page and "zero_shot" in page
+
+
+def test_every_difference_from_the_record_has_its_reason(tmp_path):
+    one, two, three, four, five, six = instances()
+    entries = [
+        record(one, f"```\n{lines(one.plan)}```", True),
+        record(two, renamed(two), True, ground_truth_plan=renamed(two)),
+        record(three, lines(three.plan), False),
+        record(four, "I am sorry.", True),
+        record(five, renamed(five), True),  # its reference has the domain's names: no other mapping
+        record(six, f"Sure!\n{lines(six.plan)}", False),
+    ]
+    results = write_results(tmp_path, "m", entries)
+    content, _, out, _ = run(tmp_path, results, pddl_dir=write_instances(tmp_path, instances()))
+    assert content["recorded"]["equal"] == 1  # the last: what is recorded is said of the whole text here, too
+    told = {one["source"].split()[-1]: one["reason"] for one in content["recorded"]["disagreements"]}
+    # What nothing else explains, VAL may: where it is not installed, two verdicts simply differ.
+    unexplained = "differs" if find_val() is None else "recorded verdict differs from VAL's"
+    assert told == {
+        "1": "text around the plan",
+        "2": "names of another mapping",
+        "3": unexplained,
+        "4": "differs",
+        "5": unexplained,
+    }
+    assert out.count(", here ") == 5
+    assert content["extraction"]["rules"] == {
+        "strict": {"readable": 3, "valid": 1, "saved": 0},
+        "fenced": {"readable": 4, "valid": 2, "saved": 1},
+        "longest": {"readable": 5, "valid": 3, "saved": 2},
+        "last": {"readable": 5, "valid": 3, "saved": 2},
+    }
+
+
+def test_a_rule_that_cuts_changes_verdicts_and_the_reason_says_so(tmp_path):
+    one, two = instances()[:2]
+    entries = [record(one, f"```\n{lines(one.plan)}", True), record(two, f"Sure!\n{lines(two.plan)}", False)]
+    results, pddl_dir = write_results(tmp_path, "m", entries), write_instances(tmp_path, instances())
+    content, records, _, _ = run(tmp_path, results, "--extract", "longest", pddl_dir=pddl_dir)
+    assert [one["valid"] for one in records] == [True, True]
+    assert reasons(content) == {"text around the plan": 1}
+
+
+def test_val_is_a_second_judge_on_demand(tmp_path):
+    if find_val() is None:
+        pytest.skip("VAL is not installed")
+    entries = [record(one, lines(one.plan), True) for one in instances()[:2]]
+    entries += [record(one, without_goal(one), False) for one in instances()[2:4]]
+    results, pddl_dir = write_results(tmp_path, "m", entries), write_instances(tmp_path, instances())
+    content, records, out, _ = run(tmp_path, results, "--eval_validator", "val", pddl_dir=pddl_dir)
+    assert content["val"] == {"asked": 4, "equal": 4, "differences": []}
+    assert [one["val"] for one in records] == [True, True, False, False]
+    assert "VAL, asked about 4 answers, agrees on 4" in out
+
+
+def test_raw_answers_are_read_as_sentences_and_checked_against_the_extracted_plan(tmp_path):
+    one, two, three = instances()[:3]
+    entries = [
+        record(one, lines(one.plan), True, f"Here is my plan.\n\n{numbered(one.plan)}\n\nIt reaches the goal."),
+        record(two, lines(two.plan), True, f"[PLAN]\n{sentence(two.plan[0])}\nHm.\n{numbered(two.plan)}\n[PLAN END]"),
+        record(three, lines(three.plan), True, "\n".join(map(sentence, three.plan[:-2]))),
+    ]
+    results, pddl_dir = write_results(tmp_path, "m", entries), write_instances(tmp_path, instances())
+    raw = ("--columns", "plan=llm_raw_response", "--extract", "longest")
+    content, records, out, _ = run(tmp_path, results, *raw, pddl_dir=pddl_dir)
+    assert [one["valid"] for one in records] == [True, True, False]
+    assert content["extracted"] == {"compared": 3, "equal": 2}
+    assert "read as extracted_llm_plan has it: 2 of 3" in out
+    assert reasons(content) == {"differs": 1}  # the record is about another plan
+
+
+def test_responses_without_verdicts_are_judged_by_what_the_model_wrote(tmp_path):
+    one = instances()[0]
+    entry = record(one, "", None, "\n".join(map(sentence, one.plan)))
+    del entry["extracted_llm_plan"], entry["llm_correct"]
+    pddl_dir = write_instances(tmp_path, instances())
+    name = "responses/blocksworld/m/task_1_plan_generation.json"
+    folder = write_files(tmp_path, {name: planbench_json("blocksworld", [entry])}) / "responses"
+    content, records, out, _ = run(tmp_path, folder, "--extract", "longest", pddl_dir=pddl_dir)
+    assert records[0]["valid"] and content["recorded"]["compared"] == 0
+    assert "recorded verdicts" not in out
+
+
+def test_one_file_is_read_without_its_folders(tmp_path):
+    pddl_dir = write_instances(tmp_path, instances())
+    one = instances()[0]
+    text = planbench_json("blocksworld", [record(one, lines(one.plan), True)])
+    file = write_files(tmp_path, {"some/where/task_1_plan_generation_zero_shot_run1.json": text}) / "some/where"
+    _, records, _, _ = run(tmp_path, file / "task_1_plan_generation_zero_shot_run1.json", pddl_dir=pddl_dir)
+    assert [(one["domain"], one["model"], one["prompt"]) for one in records] == [
+        ("blocksworld", "where", "zero_shot_run1")
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def rows():
+    """Two models' answers: three good, one bad, one with several steps in a list."""
+    one, two = instances()[:2]
+    return [
+        {"model": "a", "prompt": "p", "problem": "instance-1", "plan": lines(one.plan), "correct": True},
+        {"model": "a", "prompt": "p", "problem": "instance-2", "plan": without_goal(two), "correct": False},
+        {"model": "b", "prompt": "p", "problem": "instance-1", "plan": lines(one.plan), "correct": True},
+        {"model": "b", "prompt": "p", "problem": "instance-2", "plan": lines(two.plan), "correct": True},
+    ]
+
+
+def write_table(path, table):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(table[0]))
+            writer.writeheader()
+            writer.writerows(table)
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_tables_of_all_kinds_give_the_same(tmp_path, suffix):
+    pddl_dir = write_instances(tmp_path, instances())
+    path = write_table(tmp_path / f"answers.{suffix}", rows())
+    content, records, _, _ = run(tmp_path, path, pddl_dir=pddl_dir)
+    assert [(one["model"], one["valid"], one["recorded"]) for one in records] == [
+        ("a", True, True),
+        ("a", False, False),
+        ("b", True, True),
+        ("b", True, True),
+    ]
+    assert content["models"]["a"]["p"]["validity"]["rate"] == 0.5
+
+
+def test_columns_are_named_and_problems_are_pddl_files_or_ids(tmp_path):
+    pddl_dir = write_instances(tmp_path, instances())
+    one = instances()[0]
+    tasks = ["blocksworld/generated_basic/instance-1.pddl", "blocksworld/generated_basic/instance-1", "instance-1"]
+    table = [{"answer": lines(one.plan).splitlines(), "task": task} for task in tasks]
+    table += [{"answer": lines(one.plan), "task": one.pddl, "where": "blocksworld/generated_domain.pddl"}]
+    path = write_table(tmp_path / "answers.jsonl", table)
+    named = ("--columns", "plan=answer, problem=task, domain=where")
+    content, records, _, _ = run(tmp_path, path, *named, pddl_dir=pddl_dir)
+    assert [one["valid"] for one in records] == [True] * 4
+    # The three names are those of one problem; the fourth calls itself otherwise.
+    assert content["models"]["answers"]["answers"]["rows"] == 2
+    inline = [{"plan": lines(one.plan), "problem": one.pddl, "domain": BLOCKSWORLD.pddl}]
+    path = write_table(tmp_path / "inline.jsonl", inline)
+    _, records, _, _ = run(tmp_path / "alone", path, "--columns", "plan=plan")
+    assert [(one["domain"], one["problem"], one["valid"]) for one in records] == [("blocksworld", "bw-1", True)]
+
+
+def test_files_of_plans_are_named_like_their_problems(tmp_path):
+    pddl_dir = write_instances(tmp_path, instances())
+    one, two = instances()[:2]
+    files = {
+        "plans/lama/blocksworld/instance-1.plan.1": without_goal(one),
+        "plans/lama/blocksworld/instance-1.plan.2": lines(one.plan) + "; cost = 4 (unit cost)\n",
+        "plans/lama/blocksworld/instance-2.soln": lines(two.plan),
+        "plans/lama/blocksworld/notes.txt": "not a plan",
+        "plans/instance-2.pddl.plan": without_first(two),
+    }
+    content, records, _, _ = run(tmp_path, write_files(tmp_path, files) / "plans", pddl_dir=pddl_dir)
+    assert sorted((one["model"], one["problem"][-1], one["valid"]) for one in records) == [
+        ("lama", "1", False),
+        ("lama", "1", True),
+        ("lama", "2", True),
+        ("plans", "2", False),
+    ]
+    assert content["models"]["lama"]["plans"]["validity"] | {"low": 0, "high": 0} == {
+        "rate": 0.75,
+        "low": 0,
+        "high": 0,
+        "n": 2,
+        "samples": 3,
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- hostile
+
+
+def test_what_is_broken_is_a_line_each(tmp_path):
+    pddl_dir = write_instances(tmp_path, instances())
+    one = instances()[0]
+    good = record(one, lines(one.plan), True)
+    entries = [good, good | {"instance_id": 99}, {"query": "x"}, "text", good | {"llm_correct": "perhaps"}]
+    entries += [good | {"extracted_llm_plan": 7}, good | {"instance_id": None}]
+    entries += [good | {"ground_truth_plan": {"cost": 1}}]  # read: its reference is none
+    results = write_results(tmp_path, "m", entries)
+    whole = planbench_json("blocksworld", [good])
+    folder = "results/blocksworld/n"
+    write_files(
+        tmp_path,
+        {
+            f"{folder}/task_1_plan_generation.json": whole[: len(whole) // 2],
+            f"{folder}/task_1_a.json": "[1, 2]",
+            f"{folder}/task_1_b.json": '{"domain": "blocksworld"}',
+            f"{folder}/task_1_c.json": b"\xff\xfe",
+            f"{folder}/task_1_d.json": "[" * 100_000,
+            f"{folder}/task_3.json": planbench_json("blocksworld", [good], "task_3_plan_verification"),
+            f"{folder}/answers.jsonl": '{"plan": "(a)"}\n{"plan": \nnull\n',
+            f"{folder}/answers.csv": b"plan,problem\n(a)\n",
+            f"{folder}/answers.parquet": b"PAR1",
+        },
+    )
+    content, records, out, _ = run(tmp_path, results, pddl_dir=pddl_dir)
+    assert [one["valid"] for one in records] == [True, True]
+    assert content["answers"] == {"judged": 2, "not_judged": 6 + 6 + 5}
+    assert all(one["reason"] and "\n" not in one["reason"] for one in content["not_judged"])
+    assert "2 answers judged, 17 files or answers not" in out
+
+
+def test_nothing_to_judge_is_an_error(tmp_path):
+    pddl_dir = write_instances(tmp_path, instances())
+    results = write_results(tmp_path, "m", [{"query": "x"}])
+    with pytest.raises(DataError, match="expected at least one answer to judge"):
+        run(tmp_path, results, pddl_dir=pddl_dir)
+    with pytest.raises(DataError, match="expected a file or a folder"):
+        run(tmp_path, tmp_path / "nowhere", pddl_dir=pddl_dir)
+    with pytest.raises(DataError, match="pddl_dir: expected a folder"):
+        run(tmp_path, results, pddl_dir=tmp_path / "nowhere")
+    assert not (tmp_path / "judged").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret/instance-1", "../../secret/instance-1.pddl", "{absolute}", "/etc/passwd", "instance-1\0", "*", "."],
+)
+def test_names_of_problems_never_leave_the_folder(tmp_path, name):
+    pddl_dir = write_instances(tmp_path, instances()[1:])
+    one = instances()[0]
+    secret = (
+        write_files(tmp_path, {"secret/instance-1.pddl": one.pddl, "secret/domain.pddl": BLOCKSWORLD.pddl}) / "secret"
+    )
+    name = name.replace("{absolute}", str(secret / "instance-1.pddl"))
+    entries = [record(one, lines(one.plan), True, instance_id=name)]
+    good = record(instances()[1], lines(instances()[1].plan), True)
+    results = write_results(tmp_path, "m", [good, *entries])
+    row = {"plan": lines(one.plan), "problem": name, "domain": "../secret/domain.pddl"}
+    write_table(results / "answers.jsonl", [row])
+    content, records, _, _ = run(tmp_path, results, pddl_dir=pddl_dir)
+    assert len(records) == 1 and content["answers"]["not_judged"] == 2
+
+
+SCRIPT = '<script>alert(1)</script><img src=x onerror="alert(2)">'
+
+
+def test_hostile_text_is_shown_and_never_run(tmp_path, tmp_path_factory):
+    pddl_dir = write_instances(tmp_path, instances())
+    one, _, three = instances()[:3]
+    formula = '=HYPERLINK("http://x","y")'
+    long = lines(one.plan) + "x" * 10_000_000
+    table = [
+        {"model": SCRIPT, "prompt": "</script>\x1b[31m", "problem": "instance-1", "plan": SCRIPT, "correct": "true"},
+        {"model": formula, "prompt": "\u202e", "problem": "instance-2", "plan": formula, "correct": "true"},
+        {"model": "m", "prompt": "p", "problem": "instance-3", "plan": lines(three.plan), "correct": "true"},
+        {"model": "m", "prompt": "p", "problem": "instance-1", "plan": long, "correct": ""},
+        {"model": "m", "prompt": "p", "problem": f"{SCRIPT}\n", "plan": "", "correct": ""},
+    ]
+    path = write_table(tmp_path / "answers.csv", table)
+    content, records, out, page = run(tmp_path, path, pddl_dir=pddl_dir)
+    assert [one["valid"] for one in records] == [False, False, True, False]
+    assert content["answers"]["not_judged"] == 1
+    assert "<script>alert" not in page and "onerror=&quot;" in page and "<img" not in page
+    assert len(page) < 300_000
+    assert "\x1b" not in out and "\u202e" not in out
+    if CHROMIUM is not None:
+        browser = Browser(tmp_path_factory.mktemp("profile"))
+        browser.open((tmp_path / "judged" / "eval.html").as_uri())
+        assert browser.problems == []
+        assert browser.run("document.querySelectorAll('img').length") == 0
+        browser.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--columns", "plan"], "columns: expected"),
+        (["--columns", "plan=a,plan=b"], "columns: expected"),
+        (["--columns", "answer=a"], "columns: expected"),
+        (["--compare_with", "blocksworld-sft"], "compare_with: expected none"),
+        (["--allow_missing_plans", "True"], "allow_missing_plans: expected False"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(tmp_path, flags, message):
+    results = write_results(tmp_path, "m", [record(instances()[0], "", True)])
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path, results, *flags, pddl_dir=write_instances(tmp_path, instances()))
+
+
+@pytest.mark.parametrize("flags", [["--pddl_dir", "x"], ["--columns", "plan=a"], ["--extract", "last"]])
+def test_settings_of_answers_need_plans(flags):
+    with pytest.raises(ConfigError, match=f"{flags[0][2:]}: expected"):
+        parse_cli(EvaluateConfig, "evaluate", flags)
