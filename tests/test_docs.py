@@ -95,7 +95,7 @@ class Block(NamedTuple):
 
 
 FENCE = re.compile(
-    r'^(?:<!-- not run: (?P<reason>.+) -->\n)?```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n'
+    r'^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n'
     r"(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )

@@ -25,6 +25,8 @@ def print_answers(console: Console, content: Mapping[str, Any]) -> None:
         console.result(f"VAL, asked about {content['val']['asked']} answers, agrees on {content['val']['equal']}")
         differences = content["val"]["differences"]
         _print_lines(console, (f"{one['source']}: {one['verdict']}, VAL: {one['val']}" for one in differences))
+    long = "characters are not looked at, and count as no plan"
+    _print_lines(console, (f"{one['source']}: {one['characters']} {long}" for one in content["too_long"]))
     answers = content["answers"]
     console.result(f"{answers['judged']} answers judged, {answers['not_judged']} files or answers not")
     _print_lines(console, (f"{one['source']}: {one['reason']}" for one in content["not_judged"]))

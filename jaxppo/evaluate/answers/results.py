@@ -13,6 +13,7 @@ from jaxppo.evaluate.plan_metrics import VALID, plan_results
 from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning import PlanVerdict
 from jaxppo.planning.answers.columns import parse_columns
+from jaxppo.planning.answers.extraction import MOST_CHARACTERS
 from jaxppo.planning.answers.problems import Problems
 from jaxppo.planning.answers.reading import read_answers
 from jaxppo.planning.language.plans import PlanError
@@ -61,6 +62,7 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
         "models": {model: plan_results(of_model, evaluation.length_edges) for model, of_model in rows.items()},
         "where_plans_break": {model: break_counts(of_model) for model, of_model in rows.items()},
         "answers": {"judged": len(judged), "not_judged": len(unread)},
+        "too_long": _too_long(judged),
         "not_judged": [line._asdict() for line in unread],
         "extraction": {"rule": config.extract, "rules": saved_by_rule(judged)},
         "extracted": extracted_alike(judged),
@@ -68,6 +70,12 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
         "val": second_opinions(judged),
     }
     return AnswerResults(judged, rows, content)
+
+
+def _too_long(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """List the answers that count as failed without being looked at."""
+    lengths = [(one.answer.source, len(one.answer.text or "")) for one in judged]
+    return [{"source": source, "characters": length} for source, length in lengths if length > MOST_CHARACTERS]
 
 
 def _folder(name: str | None) -> Path | None:

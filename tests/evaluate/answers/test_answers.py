@@ -352,6 +352,7 @@ def test_hostile_text_is_shown_and_never_run(tmp_path, tmp_path_factory):
     content, records, out, page = run(tmp_path, path, pddl_dir=pddl_dir)
     assert [one["valid"] for one in records] == [False, False, True, False]
     assert content["answers"]["not_judged"] == 1
+    assert out.count("characters are not looked at, and count as no plan") == len(content["too_long"]) == 1
     assert "<script>alert" not in page and "onerror=&quot;" in page and "<img" not in page
     assert len(page) < 300_000
     assert "\x1b" not in out and "\u202e" not in out

@@ -1,0 +1,96 @@
+"""PlanBench's recorded answers, a sample of 1,461: every verdict, and every reason why one differs from the record."""
+
+import os
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from jaxppo.evaluate.answers.agreement import agreement, extracted_alike, saved_by_rule
+from jaxppo.evaluate.answers.judging import AnswerJudge, ask_val, rows_of
+from jaxppo.evaluate.plan_metrics import plan_results
+from jaxppo.planning import find_val
+from jaxppo.planning.answers.columns import parse_columns
+from jaxppo.planning.answers.problems import Problems
+from jaxppo.planning.answers.reading import read_answers
+from tests import ROOT
+
+SAMPLE = Path(os.environ.get("JAXPPO_PLANBENCH", ROOT.parent / "shared" / "planbench")) / "llm_planning_analysis"
+if not SAMPLE.is_dir():
+    pytest.skip(f"no sample of PlanBench's answers in {SAMPLE} (JAXPPO_PLANBENCH)", allow_module_level=True)
+
+
+@cache
+def judged(rule="strict", columns=None):
+    problems = Problems(SAMPLE / "instances")
+    answers = read_answers(SAMPLE / "results", parse_columns(columns), problems.configs, problems.folders)
+    done, unread = AnswerJudge(problems, rule)(answers)
+    assert unread == []
+    return problems, done
+
+
+def test_every_verdict_of_the_sample_and_every_reason():
+    problems, done = judged()
+    counts = Counter((one.task.domain, one.verdict.valid, one.answer.recorded) for one in done)
+    assert counts == {
+        ("blocksworld", False, False): 298,
+        ("blocksworld", True, True): 110,
+        ("blocksworld_3", False, False): 210,
+        ("blocksworld_3", True, True): 198,
+        ("logistics", False, False): 31,
+        ("logistics", True, True): 17,
+        ("mystery_blocksworld", False, False): 418,
+        ("mystery_blocksworld", True, True): 39,
+        ("mystery_blocksworld", False, True): 3,
+        ("obfuscated_randomized_logistics", False, False): 12,
+        ("obfuscated_randomized_logistics", False, True): 12,
+        ("sokoban", False, False): 20,
+        ("sokoban", True, True): 4,
+        ("unsolvable_blocksworld", False, False): 89,
+    }
+    found = agreement(done)
+    assert (found["compared"], found["equal"]) == (1461, 1446)
+    assert found["reasons"] == {
+        "names of another mapping": 12,
+        "text around the plan": 3,
+        "recorded verdict differs from VAL's": 0,
+        "differs": 0,
+    }
+    assert {one["domain"]: one["reason"] for one in found["disagreements"]} == {
+        "mystery_blocksworld": "text around the plan",
+        "obfuscated_randomized_logistics": "names of another mapping",
+    }
+    rows = rows_of(done, problems)
+    assert len(rows) == 13
+    results = plan_results(rows["o1-preview_chat"])
+    assert results["zero_shot"]["domains"]["blocksworld"]["validity"]["rate"] == 23 / 24
+    # No valid plan of the sample is shorter than the one that PlanBench's planner found.
+    every = [plan_results(of_model) for of_model in rows.values()]
+    assert sum(cell["cheaper_than_reference"] for result in every for cell in result.values()) == 0
+
+
+def test_each_rule_of_the_sample_saves_what_it_does():
+    assert saved_by_rule(judged()[1]) == {
+        "strict": {"readable": 1435, "valid": 368, "saved": 0},
+        "fenced": {"readable": 1453, "valid": 377, "saved": 9},
+        "longest": {"readable": 1460, "valid": 381, "saved": 13},
+        "last": {"readable": 1460, "valid": 381, "saved": 13},
+    }
+    found = agreement(judged("fenced")[1])
+    assert (found["equal"], found["reasons"]["text around the plan"]) == (1443, 6)
+
+
+def test_sentences_of_the_sample_against_the_plans_that_planbench_has_cut_out():
+    done = judged("longest", "plan=llm_raw_response")[1]
+    assert extracted_alike(done) == {"compared": 1435, "equal": 920}
+    assert saved_by_rule(done)["longest"] == {"readable": 1423, "valid": 276, "saved": 211}
+
+
+@pytest.mark.full
+def test_val_says_the_same_of_every_plan_of_the_sample():
+    if find_val() is None:
+        pytest.skip("VAL is not installed")
+    asked = ask_val(judged()[1])
+    assert sum(one.val is not None for one in asked) == 1435
+    assert [one.answer.source for one in asked if one.val and one.val.valid != one.verdict.valid] == []
