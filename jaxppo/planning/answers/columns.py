@@ -67,13 +67,14 @@ def read_row(row: Mapping[str, Any], columns: Columns, source: str, known: Mappi
     Raises:
         DataError: a column is missing, or holds something else.
     """
-    found = {name: next((column for column in names if column in row), None) for name, names in columns.items()}
-    for name in ("plan", "problem"):
-        if found[name] is None:
-            raise DataError(f"expected the column {' or '.join(columns[name])}, got {', '.join(map(str, row)):.100}")
+    found = {of: next((column for column in names if column in row), None) for of, names in columns.items()}
+    for needed in ("plan", "problem"):
+        if found[needed] is None:
+            raise DataError(f"expected the column {' or '.join(columns[needed])}, got {', '.join(map(str, row)):.100}")
 
-    def value(name: str) -> Any:
-        return row.get(found[name]) if found[name] is not None else None
+    def value(of: str) -> Any:
+        column = found[of]
+        return None if column is None else row[column]
 
     def name(of: str) -> str:
         return name_of(value(of), of) or known.get(of, "")

@@ -94,18 +94,7 @@ def test_rules_leave_plans_alone_and_find_no_step_that_is_not_there(parts):
         assert read.error is not None or len(read.actions) <= text.count("(") + text.count("pick up the red")
 
 
-HOSTILE = ["(", "(pick-up ", "```", "```\n", "pick up the ", "stack the red block on ", " ", "stack red\n", "[plan]", "1"]
-    "(",
-    "(pick-up ",
-    "```",
-    "```\n",
-    "pick up the ",
-    "stack the red block on ",
-    " ",
-    "stack red\n",
-    "[plan]",
-    "1 ",
-]
+HOSTILE = ["(", "(pick-up ", "```", "```\n", "pick up the ", "stack the red block on ", " ", "[plan]", "1 "]
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
