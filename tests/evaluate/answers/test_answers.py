@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from functools import cache
 
@@ -14,6 +16,7 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate.__main__ import evaluate
 from jaxppo.planning import find_val
 from jaxppo.planning.domains import BLOCKSWORLD
+from tests import ROOT
 from tests.headless import CHROMIUM, Browser
 from tests.planbench_tree import (
     lines,
@@ -387,3 +390,20 @@ def test_settings_that_say_nothing_are_refused(tmp_path, flags, message):
 def test_settings_of_answers_need_plans(flags):
     with pytest.raises(ConfigError, match=f"{flags[0][2:]}: expected"):
         parse_cli(EvaluateConfig, "evaluate", flags)
+
+
+@pytest.mark.full
+def test_the_benchmark_judges_as_many_answers_as_it_says(tmp_path):
+    pddl_dir = write_instances(tmp_path, instances())
+    entries = [record(one, lines(one.plan), True) for one in instances()]
+    results = write_results(tmp_path, "m", [*entries[:-1], record(instances()[-1], "no plan", True)])
+    command = [sys.executable, str(ROOT / "benchmarks" / "judge_answers.py"), "--results", str(results)]
+    command += ["--pddl_dir", str(pddl_dir), "--answers", "30"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert {name: measured[name] for name in ("answers", "judged", "compared", "equal")} == {
+        "answers": 30,
+        "judged": 30,
+        "compared": 30,
+        "equal": 25,
+    }

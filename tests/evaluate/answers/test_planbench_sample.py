@@ -12,6 +12,7 @@ from jaxppo.evaluate.answers.judging import AnswerJudge, ask_val, rows_of
 from jaxppo.evaluate.plan_metrics import plan_results
 from jaxppo.planning import find_val
 from jaxppo.planning.answers.columns import parse_columns
+from jaxppo.planning.answers.extraction import Rule
 from jaxppo.planning.answers.problems import Problems
 from jaxppo.planning.answers.reading import read_answers
 from tests import ROOT
@@ -22,7 +23,7 @@ if not SAMPLE.is_dir():
 
 
 @cache
-def judged(rule="strict", columns=None):
+def judged(rule: Rule = "strict", columns: str | None = None):
     problems = Problems(SAMPLE / "instances")
     answers = read_answers(SAMPLE / "results", parse_columns(columns), problems.configs, problems.folders)
     done, unread = AnswerJudge(problems, rule)(answers)
