@@ -144,19 +144,22 @@ def test_val_is_a_second_judge_on_demand(tmp_path):
 
 
 def test_raw_answers_are_read_as_sentences_and_checked_against_the_extracted_plan(tmp_path):
-    one, two, three = instances()[:3]
+    one, two, three, four = instances()[:4]
     entries = [
         record(one, lines(one.plan), True, f"Here is my plan.\n\n{numbered(one.plan)}\n\nIt reaches the goal."),
         record(two, lines(two.plan), True, f"[PLAN]\n{sentence(two.plan[0])}\nHm.\n{numbered(two.plan)}\n[PLAN END]"),
         record(three, lines(three.plan), True, "\n".join(map(sentence, three.plan[:-2]))),
+        record(four, lines(four.plan), False, f"Like this:\n{numbered(four.plan)}"),
     ]
     results, pddl_dir = write_results(tmp_path, "m", entries), write_instances(tmp_path, instances())
     raw = ("--columns", "plan=llm_raw_response", "--extract", "longest")
     content, records, out, _ = run(tmp_path, results, *raw, pddl_dir=pddl_dir)
-    assert [one["valid"] for one in records] == [True, True, False]
-    assert content["extracted"] == {"compared": 3, "equal": 2}
-    assert "read as extracted_llm_plan has it: 2 of 3" in out
-    assert reasons(content) == {"differs": 1}  # the record is about another plan
+    assert [one["valid"] for one in records] == [True, True, False, True]
+    assert content["extracted"] == {"compared": 4, "equal": 3}
+    assert "read as extracted_llm_plan has it: 3 of 4" in out
+    # The record of the third is about another plan; that of the fourth is about this one, and not about the text.
+    told = {one["problem"][-1]: one["reason"] for one in content["recorded"]["disagreements"]}
+    assert told == {"3": "differs", "4": "differs" if find_val() is None else "recorded verdict differs from VAL's"}
 
 
 def test_responses_without_verdicts_are_judged_by_what_the_model_wrote(tmp_path):
@@ -180,6 +183,29 @@ def test_one_file_is_read_without_its_folders(tmp_path):
     assert [(one["domain"], one["model"], one["prompt"]) for one in records] == [
         ("blocksworld", "where", "zero_shot_run1")
     ]
+
+
+def test_plans_break_in_one_half_or_the_other(tmp_path):
+    long = next(one for one in instances() if len(one.plan) >= 6)
+    first, last = long.plan[0], long.plan[-1]
+    entries = [
+        record(long, lines((first, first, *long.plan[1:])), False),  # fails at the second step
+        record(long, lines((*long.plan, last)), False),  # fails behind the goal
+        record(long, lines(long.plan), True),
+    ]
+    results, pddl_dir = write_results(tmp_path, "m", entries), write_instances(tmp_path, instances())
+    content, _, _, _ = run(tmp_path, results, pddl_dir=pddl_dir)
+    counts = {name: count for name, count in content["where_plans_break"]["m"].items() if count}
+    assert counts == {"valid": 1, "first_half": 1, "second_half": 1}
+
+
+def test_a_reference_that_is_not_valid_is_none(tmp_path):
+    one, two = instances()[:2]
+    entries = [record(one, lines(one.plan), True), record(two, lines(two.plan), True, ground_truth_plan="(pick-up a)")]
+    results, pddl_dir = write_results(tmp_path, "m", entries), write_instances(tmp_path, instances())
+    content, _, _, _ = run(tmp_path, results, pddl_dir=pddl_dir)
+    ratio = content["models"]["m"]["one_shot"]["length_ratio"]
+    assert (ratio["mean"], ratio["n"]) == (1.0, 1)
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -318,7 +344,16 @@ def test_nothing_to_judge_is_an_error(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["../secret/instance-1", "../../secret/instance-1.pddl", "{absolute}", "/etc/passwd", "instance-1\0", "*", "."],
+    [
+        "../secret/instance-1",
+        "../secret/instance-1.pddl",
+        "../../secret/instance-1.pddl",
+        "{absolute}",
+        "/etc/passwd",
+        "instance-1\0",
+        "*",
+        ".",
+    ],
 )
 def test_names_of_problems_never_leave_the_folder(tmp_path, name):
     pddl_dir = write_instances(tmp_path, instances()[1:])
@@ -331,9 +366,10 @@ def test_names_of_problems_never_leave_the_folder(tmp_path, name):
     good = record(instances()[1], lines(instances()[1].plan), True)
     results = write_results(tmp_path, "m", [good, *entries])
     row = {"plan": lines(one.plan), "problem": name, "domain": "../secret/domain.pddl"}
-    write_table(results / "answers.jsonl", [row])
+    table = [row, row | {"domain": BLOCKSWORLD.pddl}, row | {"problem": one.pddl}]
+    write_table(results / "answers.jsonl", table)
     content, records, _, _ = run(tmp_path, results, pddl_dir=pddl_dir)
-    assert len(records) == 1 and content["answers"]["not_judged"] == 2
+    assert len(records) == 1 and content["answers"]["not_judged"] == 4
 
 
 SCRIPT = '<script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -355,6 +391,9 @@ def test_hostile_text_is_shown_and_never_run(tmp_path, tmp_path_factory):
     content, records, out, page = run(tmp_path, path, pddl_dir=pddl_dir)
     assert [one["valid"] for one in records] == [False, False, True, False]
     assert content["answers"]["not_judged"] == 1
+    assert {counts["valid"] for counts in content["extraction"]["rules"].values()} == {
+        1
+    }  # not the long one by any rule
     assert out.count("characters are not looked at, and count as no plan") == len(content["too_long"]) == 1
     assert "<script>alert" not in page and "onerror=&quot;" in page and "<img" not in page
     assert len(page) < 300_000
