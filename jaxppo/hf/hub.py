@@ -20,8 +20,8 @@ from jaxppo.run.console import sanitize
 from jaxppo.run.folder import Run
 
 _OURS = {
-    "model": re.compile(r"[^/]+\.safetensors(\.index\.json)?|(value|adapters)/.*"),
-    "dataset": re.compile(r"[^/]+\.(jsonl|parquet)"),
+    "model": re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(value|adapters)/.*"),
+    "dataset": re.compile(r"(train|rl|test(_\w+)?)\.(jsonl|parquet)"),
 }
 """Files of an earlier push that would not belong to this one: of another number of shards, of splits that are gone."""
 

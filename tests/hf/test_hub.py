@@ -76,8 +76,9 @@ def test_a_second_push_takes_away_what_would_not_belong_to_it(hub, tmp_path):
     pushing.push_models(written(tmp_path / "first", SOME | first | {"value/config.json": b"{}"}), "me/mine", False)
     repo = hub.repos["models/me/mine"]
     repo.files |= {"plot.png": b"png", "onnx/model.safetensors": b"theirs", "policy/model.safetensors": b"theirs"}
+    repo.files["other.safetensors"] = b"theirs"
     pushing.push_models(written(tmp_path / "second"), "me/mine", False)
-    left = {"plot.png", "onnx/model.safetensors", "policy/model.safetensors"}
+    left = {"plot.png", "onnx/model.safetensors", "policy/model.safetensors", "other.safetensors"}
     assert repo.files.keys() == left | {"config.json", "model.safetensors", "README.md"}
     assert len(repo.commits) == 2  # one for each push
 

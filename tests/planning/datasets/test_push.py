@@ -52,9 +52,9 @@ def test_pushing_again_takes_away_splits_that_are_gone(hub, tmp_path, capsys):
     write(tmp_path / "second", {"test": [row("test", 0)]}, file_format="parquet")
     push(tmp_path / "first")
     repo = hub.repos["datasets/me/plans"]
-    repo.files["train.csv"] = b"theirs"
+    repo.files |= {"train.csv": b"theirs", "others.jsonl": b"theirs"}
     push(tmp_path / "second")
-    assert repo.files.keys() == FILES | {"test.parquet", "train.csv"} and len(repo.commits) == 2
+    assert repo.files.keys() == FILES | {"test.parquet", "train.csv", "others.jsonl"} and len(repo.commits) == 2
     push(tmp_path / "second")
     assert repo.files["test.parquet"] == (tmp_path / "second" / "test.parquet").read_bytes()
     assert capsys.readouterr().out == f"data set at {hub.url}/datasets/me/plans\n" * 3
@@ -72,7 +72,7 @@ def test_a_hub_that_refuses_a_data_set_says_so(hub, tmp_path):
 def test_only_a_complete_data_set_is_pushed(report, tmp_path):
     if report is not None:
         write_json(report, tmp_path / "report.json")
-    with pytest.raises(DataError, match="expected a data set with report.json, as build and import write it last"):
+    with pytest.raises(DataError, match=r"expected a data set with report\.json, as build and import write it last"):
         push(tmp_path)
 
 
