@@ -10,7 +10,7 @@ from huggingface_hub import snapshot_download
 from jaxppo.errors import ConfigError, DataError, HubError
 from jaxppo.planning import __main__ as planning
 from jaxppo.planning.datasets.files import read_split, write_json, written_files
-from tests import hub_server
+from tests import ROOT, hub_server
 from tests.planning.datasets.test_folder import FILES, row, write
 
 
@@ -45,6 +45,25 @@ def test_a_pushed_data_set_comes_back_as_it_was(hub, tmp_path):
     names = FILES | {f"{split}.{suffix}" for split in rows for suffix in ("jsonl", "parquet")}
     assert contents(pulled.iterdir()) == contents(folder / name for name in names)
     assert {split: read_split(pulled, split) for split in rows} == rows
+
+
+LOAD = """
+from jaxppo.config import DataConfig
+from jaxppo.data import load_split
+print(*[row["id"] for row in load_split(DataConfig(dataset="me/plans"), "train")])
+"""
+
+
+@pytest.mark.full
+def test_a_pushed_data_set_is_loaded_by_its_name(hub, tmp_path):
+    pytest.importorskip("datasets")
+    write(tmp_path / "data", {"train": [row("train", 0), row("train", 1)], "test": [row("test", 0)]})
+    push(tmp_path / "data")
+    environment = os.environ | hub_server.variables(hub, str(tmp_path / "other"))
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "gripper-train-0 gripper-train-1\n", done.stderr
 
 
 def test_pushing_again_takes_away_splits_that_are_gone(hub, tmp_path, capsys):
