@@ -138,7 +138,7 @@ def push(files: Mapping[str, Path], repo_id: str, private: bool, kind: Literal["
     try:
         api = HfApi(library_name="jaxppo", library_version=__version__)
         api.create_repo(repo_id, repo_type=kind, private=private or None, exist_ok=True)
-        there = api.repo_info(repo_id, repo_type=kind)
+        there = api.model_info(repo_id) if kind == "model" else api.dataset_info(repo_id)
         if private and not there.private:
             raise HubError(f"{repo_id}: expected a private repository, got one that all can see: nothing was pushed")
         names = [sibling.rfilename for sibling in there.siblings or ()]
