@@ -158,4 +158,4 @@ def _reason(error: BaseException) -> str:
     """Return an error of the hub or the network as one line without secrets."""
     if isinstance(error, RuntimeError) and error.__cause__ is not None:  # which file, because of what
         return f"{error}: {_reason(error.__cause__)}"
-    return sanitize(redact(" ".join(f"{type(error).__name__}: {error}".split())), limit=400)
+    return sanitize(redact(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), limit=400)
