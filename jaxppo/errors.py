@@ -45,6 +45,10 @@ class ModelError(JaxppoError):
     """A model folder is missing, unsupported or does not fit."""
 
 
+class HubError(JaxppoError):
+    """The Hugging Face hub did not take what was pushed to it."""
+
+
 class ToyError(JaxppoError):
     """A toy model or data set could not be made."""
 

@@ -1,4 +1,8 @@
-"""Write the models of a checkpoint as Hugging Face folders: `python -m jaxppo.export --run_dir RUN`."""
+"""Write the models of a checkpoint as Hugging Face folders: `python -m jaxppo.export --run_dir RUN`.
+
+With `--push_to_hub` they go to the Hugging Face hub; where nothing is said of which weights to export and how, those
+are pushed that a finished run has written already.
+"""
 
 from pathlib import Path
 
@@ -6,6 +10,7 @@ from jaxppo import hf
 from jaxppo.config import ExportConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import DataError
+from jaxppo.hf import hub
 from jaxppo.hf.export import TOKENIZER_FOLDER, frozen_weights, write_models
 from jaxppo.run import cli
 from jaxppo.run import folder as run_folder
@@ -15,8 +20,20 @@ from jaxppo.run.jsonl import read_metrics
 
 
 def export(config: ExportConfig) -> Path:
-    """Write the models of a checkpoint; returns the folder that holds them."""
+    """Write the models of a checkpoint, and push them where that is asked for; returns the folder that holds them."""
     console, run = Console(config.run.quiet), Path(config.run_dir or "")
+    repo_id = hub.destination(config.hub, run) if config.hub.push_to_hub else None
+    as_they_are = repo_id is not None and not config.says_what and config.run_dir is not None and hub.has_models(run)
+    folder = run if as_they_are else _write(config, run, console)
+    if repo_id is not None:
+        console.print(f"from {folder} to {repo_id} on the hub")
+        if not config.run.dry_run:
+            console.result(f"models at {hub.push_models(folder, repo_id, config.hub.hub_private)}")
+    return folder
+
+
+def _write(config: ExportConfig, run: Path, console: Console) -> Path:
+    """Write the models of a checkpoint; returns the folder that holds them."""
     if config.run_dir is None or not (run / "checkpoints").is_dir():
         raise DataError(
             f"run_dir: expected a run folder with checkpoints, got {config.run_dir}; name it with --run_dir"

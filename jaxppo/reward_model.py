@@ -21,6 +21,7 @@ from jaxppo.data import bucket, check_same
 from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
 from jaxppo.evaluate.intervals import interval_text, wilson
+from jaxppo.hf import hub
 from jaxppo.hf.export import REWARD_MODEL, base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import FAMILIES, ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
@@ -322,7 +323,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         return folder
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel)
-    with run.claimed(), reported(folder, console):
+    with hub.pushed(run), run.claimed(), reported(folder, console):
         if processes.is_first():
             write_tokenizer(folder, start.tokenizer)
         _train(run, training, start, splits, num_steps)

@@ -25,6 +25,7 @@ from jaxppo.errors import ConfigError, DataError, TrainingError
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.evaluate import printing, sampled_plans
 from jaxppo.evaluate.sampled_plans import PlanSampler, SampledPlan
+from jaxppo.hf import hub
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel import processes, stacks
@@ -242,7 +243,7 @@ def self_train(config: SelfTrainConfig) -> Path:
     print_plan(run, setup)
     if config.run.dry_run:
         return run.folder
-    with run.claimed(), reported(run.folder, run.console), run.trackers:
+    with hub.pushed(run), run.claimed(), reported(run.folder, run.console), run.trackers:
         _carry_out(run, setup)
     return run.folder
 

@@ -16,6 +16,7 @@ from jaxppo.config import SFTConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator
 from jaxppo.evaluate.printing import print_results
+from jaxppo.hf import hub
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.parallel import processes, stacks
@@ -144,7 +145,7 @@ def sft(config: SFTConfig) -> Path:
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {folder}",
         watch=check_finite,
     )
-    with run.claimed(), reported(folder, console), trackers:
+    with hub.pushed(run), run.claimed(), reported(folder, console), trackers:
         if processes.is_first():
             write_tokenizer(folder, tokenizer)
         state, last = TrainingLoop(run, loop, steps, parallel.put(state)).run()

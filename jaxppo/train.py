@@ -21,6 +21,7 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.evaluate import printing
+from jaxppo.hf import hub
 from jaxppo.hf.export import models_meta, write_models, write_tokenizer
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
@@ -287,6 +288,7 @@ def train(config: TrainConfig) -> Path:
     if config.run.dry_run:
         return run.folder
     with (
+        hub.pushed(run),
         run.claimed(),
         reported(run.folder, run.console),
         closing(setup.rewards),

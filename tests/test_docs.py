@@ -33,6 +33,7 @@ from jaxppo.data import word_tokenizer
 from jaxppo.errors import ConfigError
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.planning import parse_domain
+from jaxppo.planning.datasets.config import PushConfig
 from jaxppo.run import metrics
 from tests import ROOT
 from tests.headless import CHROMIUM, Browser
@@ -71,7 +72,13 @@ NOT_RUN = {"pip": "the tests run where jaxppo is installed", "pytest": "these ar
 
 PLACEHOLDERS = {"N": "1"}
 """Words of the text that stand for a number."""
-OTHER_FLAGS = {"doctor": {"--json", "--network"}, "report": {"--output"}}
+FLAGS_ALONE = {"report": ReportConfig, "planning push": PushConfig}
+"""Commands without presets and configuration files."""
+OTHER_FLAGS = {
+    "doctor": {"--json", "--network"},
+    "report": {"--output"},
+    "planning push": {"--hub_dataset_id", "--private"},
+}
 """Of commands without a configuration."""
 SHELL = {"export", "pip", "pytest"}
 """Programs of the pages other than our commands and python."""
@@ -215,8 +222,8 @@ def check_jaxppo(module: str, *arguments: str) -> None:
         name, given = f"planning {given[0]}", given[1:]
     if name == "COMMAND":  # stands for any
         return
-    if name == "report":
-        parse_flags(ReportConfig, name, given)
+    if name in FLAGS_ALONE:
+        parse_flags(FLAGS_ALONE[name], name, given)
         return
     if name not in COMMANDS:
         assert importlib.util.find_spec(module) is not None and set(given) <= OTHER_FLAGS.get(name, set())

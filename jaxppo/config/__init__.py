@@ -6,9 +6,10 @@ field, and unique over all groups.
 
 from jaxppo.config import paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
-from jaxppo.config.checks import JsonMapping, require
+from jaxppo.config.checks import JsonMapping, require, require_repo_id
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, ReportConfig, RewardServerConfig
 from jaxppo.config.data import CurriculumConfig, DataConfig, parse_sizes
+from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.rl import RLConfig
@@ -26,6 +27,7 @@ __all__ = [
     "EvalConfig",
     "EvaluateConfig",
     "ExportConfig",
+    "HubConfig",
     "JsonMapping",
     "LoopConfig",
     "OptimizerConfig",
@@ -45,5 +47,6 @@ __all__ = [
     "reading",
     "redact",
     "require",
+    "require_repo_id",
     "sources",
 ]

@@ -42,6 +42,18 @@ def require_divisible(name: str, value: int, by_name: str, by: int) -> None:
         raise ConfigError(f"{name}: expected a multiple of {by_name} ({by}), got {value}")
 
 
+def require_repo_id(name: str, value: str) -> None:
+    """Raise a `ConfigError` unless a value is `user/name` as the Hugging Face hub allows it."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id  # slow to import, and seldom needed
+
+    try:
+        validate_repo_id(value)
+        well_formed = value.count("/") == 1
+    except HFValidationError:
+        well_formed = False
+    require(well_formed, name, "user/name, as a repository of the Hugging Face hub", value)
+
+
 def choices(names: Collection[str]) -> PrimitiveConstructorSpec[str]:
     """Annotate a setting whose values are the names of a table, so that `--help` shows them; see `require_choice`."""
     return PrimitiveConstructorSpec(

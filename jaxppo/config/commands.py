@@ -1,5 +1,6 @@
 """The settings of the commands that learn nothing: evaluate, export, reward_server and report."""
 
+import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ import tyro
 
 from jaxppo.config.checks import require, require_positive
 from jaxppo.config.data import DataConfig
+from jaxppo.config.hub import HubConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.run import RunConfig
 from jaxppo.config.sampling import EvalConfig
@@ -134,8 +136,10 @@ class ExportConfig:
     """The models of a checkpoint as Hugging Face folders."""
 
     run: RunConfig = field(default_factory=RunConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     run_dir: str | None = None
-    """Run folder of `train` or `sft`; the folders go to --output_dir, by default to <run_dir>/exports/<step>."""
+    """Run folder; the folders go to --output_dir, by default to <run_dir>/exports/<step>. With --push_to_hub and
+    nothing said of what to export, the models that a finished run has written are pushed as they are."""
     step: int | None = None
     """Updates done at the checkpoint; default: the latest."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -146,6 +150,13 @@ class ExportConfig:
     def __post_init__(self) -> None:
         well_formed = re.fullmatch(r"[1-9]\d*\s*([KMGT]i?)?B", self.max_shard_size, re.IGNORECASE) is not None
         require(well_formed, "max_shard_size", "a size such as 5GB or 200MB", self.max_shard_size)
+
+    @property
+    def says_what(self) -> bool:
+        """Whether anything is said of which weights to export, how, or to where."""
+        usual = {spec.name: spec.default for spec in dataclasses.fields(self)}
+        names = ("step", "dtype", "max_shard_size")
+        return self.run.output_dir is not None or any(getattr(self, name) != usual[name] for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

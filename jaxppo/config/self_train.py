@@ -5,6 +5,7 @@ from typing import Literal
 
 from jaxppo.config.checks import require, require_divisible, require_finite, require_positive
 from jaxppo.config.data import DataConfig
+from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.run import LoopConfig, RunConfig
@@ -22,6 +23,7 @@ class SelfTrainConfig:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4, warmup_steps=20))
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     sft_model_path: str = "blocksworld-sft"
     """Policy to start from: a Hugging Face folder, a hub id (user/name or user/name@revision), or the shipped model
     `blocksworld-sft`."""

@@ -39,7 +39,7 @@ PLACES = (
 """Settings that say on which devices a run is carried out; its numbers do not depend on them."""
 
 CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet", "profile", "peak_tflops", "report_to")
-CALL_ONLY += ("target", "allow_changes", *PLACES)
+CALL_ONLY += ("target", "allow_changes", "push_to_hub", "hub_model_id", "hub_private", *PLACES)
 """Settings of one call, which are not saved with a run and may change on resume."""
 
 ALIASES = {
@@ -49,6 +49,7 @@ ALIASES = {
     "epsilon": "cliprange",
     "epsilon_high": "cliprange_high",
     "num_iterations": "num_ppo_epochs",
+    "hub_private_repo": "hub_private",
 }
 """Other names of flags, for configurations that have the flag and no field of that name; YAML keys have none."""
 

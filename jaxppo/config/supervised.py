@@ -6,6 +6,7 @@ from typing import Literal
 
 from jaxppo.config.checks import require, require_divisible, require_finite, require_positive
 from jaxppo.config.data import DataConfig
+from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.run import LoopConfig, RunConfig, with_best_metric
@@ -24,6 +25,7 @@ class SFTConfig:
     )
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     model_path: str | None = None
     """Hugging Face folder or hub id to go on from (or `blocksworld-sft`); default: a fresh GPT-NeoX of the sizes
     below."""
@@ -98,6 +100,7 @@ class RewardModelConfig:
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
     peft: PeftConfig = field(default_factory=PeftConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     dataset: str | None = None
     """Folder with one <split>.jsonl per split or, through the `datasets` library, a hub id, a copy of its files, or a
     `save_to_disk` folder; columns chosen, rejected and maybe prompt and margin."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from jaxppo.config.checks import require, require_divisible, require_positive
 from jaxppo.config.data import CurriculumConfig, DataConfig
+from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.rl import RLConfig
@@ -32,6 +33,7 @@ class TrainConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     peft: PeftConfig = field(default_factory=PeftConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     sft_model_path: str = "blocksworld-sft"
     """Policy to start from, also the reference: a Hugging Face folder, a hub id (user/name or user/name@revision), or
     the shipped model `blocksworld-sft`."""

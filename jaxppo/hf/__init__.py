@@ -50,6 +50,7 @@ __all__ = [
     "export",
     "files",
     "find_model",
+    "hub",
     "load_model",
     "load_padding_tokenizer",
     "load_policy",

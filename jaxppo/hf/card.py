@@ -4,26 +4,32 @@ Names, paths, licences and commands come from outside: each passes `redact` and 
 stands, so that it can neither carry a secret nor end a table, a block of code or the metadata.
 """
 
-import math
 import re
-from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from jaxppo.config.reading import MAX_YAML_CHARACTERS, parse_yaml
 from jaxppo.config.redact import redact
 from jaxppo.config.sources import CALL_ONLY, plain_values
+from jaxppo.hf.card_metadata import (
+    MEASURES,
+    Kind,
+    as_dict,
+    front_matter,
+    hub_id,
+    is_number,
+    is_shipped,
+    moments_of,
+    splits_of,
+)
 from jaxppo.run.console import sanitize
 
 CARD_FILE = "README.md"
 
 TRIED_WITH = ("4.57.1", "5.23.0")
 """The versions of transformers that the tests read exports with: an older one, and that of `requirements.lock`."""
-
-Kind = Literal["policy", "value", "reward", "adapter", "value_adapter", "reward_adapter", "value_head"]
-"""What a folder holds: a whole model, a PEFT adapter of one, or a value head alone."""
 
 _WHAT = {
     "policy": "A language model (the policy)",
@@ -34,13 +40,6 @@ _WHAT = {
     "reward_adapter": "A LoRA adapter and score head that make a language model a reward model",
     "value_head": "The value head on a policy's trunk, which predicts at each token the score still to come",
 }
-_LIBRARIES = {
-    "adapter": "peft",
-    "value_adapter": "peft",
-    "reward_adapter": "peft",
-    "value_head": "jaxppo",
-}  # the others: transformers
-_WRITERS = ("policy", "adapter")  # of text
 _MODELS = ("policy", "value", "reward")  # whole ones
 
 _FOLDER, _BASE = '"path/to/this/folder"', "<base model>"
@@ -120,26 +119,6 @@ _METRICS = (
     "loss",
 )
 
-_MEASURES = {
-    "validity": "valid plans",
-    "executability": "executable plans",
-    "accuracy": "pairs ordered as preferred",
-    "mean_reward": "mean reward",
-}
-
-_HUB_LICENSES = (
-    "apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m "
-    "afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 "
-    "cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 "
-    "cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 "
-    "cdla-permissive-1.0 cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 agpl-3.0 gfdl gpl "
-    "gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc lppl-1.3c ms-pl mpl-2.0 odc-by odbl openrail++ osl-3.0 postgresql "
-    "ofl-1.1 ncsa unlicense zlib pddl lgpl-lr deepfloyd-if-license llama2 llama3 llama3.1 llama3.2 llama3.3 gemma "
-    "unknown"
-)
-"""Identifiers that the hub accepts; any other licence is `other` with a name. Source: hub-docs,
-docs/hub/repositories-licenses.md."""
-
 
 def model_card(
     *,
@@ -182,7 +161,7 @@ def model_card(
     origin = "scratch" if base_model is None else _code(base_model)
     how = f" with {_inline(redact(algorithm).upper())}" if algorithm else ""
     parts = [
-        _front_matter(kind, base_model, base_license, redact(dataset), algorithm),
+        front_matter(title, kind, base_model, base_license, redact(dataset), algorithm, evals),
         f"# {_inline(title)}",
         f"{_WHAT[kind]}, trained from {origin} on {_code(dataset)}{how}; these are the weights after update "
         f"{int(step)}. Made with jaxppo {_inline(version)}.",
@@ -229,63 +208,18 @@ def license_of(folder: Path) -> str | None:
     return ", ".join(" ".join(name.split()) for name in names if isinstance(name, str) and name.strip()) or None
 
 
-def _front_matter(
-    kind: Kind, base_model: str | None, base_license: str | None, dataset: str, algorithm: str | None
-) -> str:
-    """Return the metadata: nothing in it but what the hub allows in its place."""
-    from huggingface_hub import ModelCardData  # slow to import
-
-    data = ModelCardData(
-        library_name=_LIBRARIES.get(kind, "transformers"),
-        base_model=_hub_id(base_model),
-        pipeline_tag="text-generation" if kind in _WRITERS else None,
-        datasets=_hub_id(dataset) if "/" in dataset else None,
-        tags=["jaxppo", *([_slug(algorithm)] if algorithm and _slug(algorithm) else []), kind],
-        **_hub_license(base_license),
-    )
-    return f"---\n{data.to_yaml()}\n---"
-
-
-def _hub_id(name: str | None) -> str | None:
-    """Return the hub id in `user/name` or `user/name@revision`; None for a folder or a shipped model."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    repo = (name or "").partition("@")[0]
-    try:
-        validate_repo_id(repo)
-    except HFValidationError:
-        return None
-    return None if Path(repo).exists() or _is_shipped(repo) else repo
-
-
 def _base_argument(base_model: str | None) -> str:
     """Write the argument of `from_pretrained` that names the base model, as Python source."""
     if base_model is None:
         return _literal("path/to/its/base/model")
     repo, _, revision = base_model.partition("@")
-    if _hub_id(base_model) is None:
-        return _literal(f"path/to/{repo}" if _is_shipped(repo) else base_model)
+    if hub_id(base_model) is None:
+        return _literal(f"path/to/{repo}" if is_shipped(repo) else base_model)
     return _literal(repo) + (f", revision={_literal(revision)}" if revision else "")
 
 
 def _literal(text: str) -> str:
     return f'"{text}"' if re.fullmatch(r"[\w./:@ -]*", text, re.ASCII) else ascii(text)
-
-
-def _is_shipped(name: str) -> bool:
-    return name in {folder.name for folder in (Path(__file__).parent / "assets").iterdir()}
-
-
-def _hub_license(stated: str | None) -> dict[str, Any]:
-    names = [_slug(name) for name in redact(stated or "").split(",")]
-    if all(name in _HUB_LICENSES.split() for name in names):
-        return {"license": names[0] if len(names) == 1 else names}
-    name = "-".join(names).replace("+", "").strip("-.")[:64]
-    return {"license": "other", "license_name": name if name not in ("", "other") else "unknown"}
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.+]+", "-", redact(text).lower()).strip("-.")
 
 
 def _licences(base_model: str | None, base_license: str | None, dataset: str, dataset_license: str | None) -> str:
@@ -302,16 +236,12 @@ def _stated(license_name: str | None) -> str:
 
 def _results(evals: dict[str, Any]) -> str:
     """Before and after by split, the headline split first."""
-    moments = {name: _dict(evals.get(name)) for name in ("before", "after")}
-    if not any(moments.values()):
-        moments["after"] = {name: _dict(value) for name, value in evals.items() if _MEASURES.keys() & _dict(value)}
-    headline = evals.get("headline_split")
-    splits = sorted(dict.fromkeys([*moments["before"], *moments["after"]]), key=lambda split: split != headline)
+    moments, headline, splits = moments_of(evals), evals.get("headline_split"), splits_of(evals)
     rows, judges = [], set()
     for split in splits:
-        before, after = (_dict(moments[name].get(split)) for name in ("before", "after"))
+        before, after = (as_dict(moments[name].get(split)) for name in ("before", "after"))
         judges |= {_code(str(result["validator"])) for result in (before, after) if "validator" in result}
-        for measure, meaning in _MEASURES.items():
+        for measure, meaning in MEASURES.items():
             if measure in before or measure in after:
                 cells = [_code(str(split)), meaning, _measured(before.get(measure)), _measured(after.get(measure))]
                 rows.append(f"| {' | '.join(cells)} |")
@@ -328,11 +258,11 @@ def _results(evals: dict[str, Any]) -> str:
 
 def _by_domain(split: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return the validity in each domain of a split that has several."""
-    moments = [_dict(result.get("domains")) for result in (before, after)]
+    moments = [as_dict(result.get("domains")) for result in (before, after)]
     names = sorted({name for domains in moments for name in domains}, key=str)
-    rates = [[_measured(_dict(domains.get(name)).get("validity")) for domains in moments] for name in names]
+    rates = [[_measured(as_dict(domains.get(name)).get("validity")) for domains in moments] for name in names]
     return [
-        f"| {_code(split)} | {_MEASURES['validity']}, {_code(str(name))} | {' | '.join(of_domain)} |"
+        f"| {_code(split)} | {MEASURES['validity']}, {_code(str(name))} | {' | '.join(of_domain)} |"
         for name, of_domain in zip(names, rates, strict=True)
         if len(names) > 1
     ]
@@ -343,9 +273,9 @@ def _measured(value: Any) -> str:
     if not isinstance(value, dict):
         return _number(value)
     rate, low, high, n = (value.get(name) for name in ("rate", "low", "high", "n"))
-    if not _is_number(rate):
+    if not is_number(rate):
         return "-"
-    interval = f" [{low:.1%}, {high:.1%}]" if _is_number(low) and _is_number(high) else ""
+    interval = f" [{low:.1%}, {high:.1%}]" if is_number(low) and is_number(high) else ""
     return f"{rate:.1%}{interval}" + (f", n = {n}" if isinstance(n, int) else "")
 
 
@@ -367,16 +297,8 @@ def _yaml_value(value: Any) -> Any:
     return value if isinstance(value, str | int | float | list | dict | None) else str(value)
 
 
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if _is_number(value) else "-"
+    return f"{value:.4g}" if is_number(value) else "-"
 
 
 def _inline(text: str) -> str:

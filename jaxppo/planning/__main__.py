@@ -1,18 +1,20 @@
-"""The command: python -m jaxppo.planning build|import|inspect [flags]."""
+"""The command: python -m jaxppo.planning build|import|inspect|push [flags]."""
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from jaxppo.config.sources import parse_cli
+from jaxppo.config.sources import parse_cli, parse_flags
 from jaxppo.errors import ConfigError, did_you_mean
 from jaxppo.run import cli
 from jaxppo.run.console import Console
 
-_USAGE = """usage: python -m jaxppo.planning {build,import,inspect} [flags]
+_USAGE = """usage: python -m jaxppo.planning {build,import,inspect,push} [flags]
 
   build    make a data set from the generators of this package
   import   make a data set from PDDL files, PlanBench or other rows
   inspect  check a data set and show what it holds
+  push     push a data set to the Hugging Face hub
 
 `python -m jaxppo.planning build --help` lists the flags of build, and so on."""
 
@@ -43,7 +45,24 @@ def inspect(arguments: list[str]) -> None:
     inspect_data(parse_cli(InspectConfig, "planning inspect", arguments), Console())
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"build": build, "import": import_problems, "inspect": inspect}
+def push(arguments: list[str]) -> None:
+    """Push a data set to the Hugging Face hub."""
+    from jaxppo.planning.datasets.config import PushConfig
+    from jaxppo.planning.datasets.files import written_files
+
+    config = parse_flags(PushConfig, "planning push", arguments)
+    files = {path.name: path for path in written_files(Path(config.folder))}
+    from jaxppo.hf import hub  # slow to import
+
+    Console().result(f"data set at {hub.push(files, config.hub_dataset_id, config.private, 'dataset')}")
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "build": build,
+    "import": import_problems,
+    "inspect": inspect,
+    "push": push,
+}
 
 
 def run(arguments: Sequence[str]) -> None:

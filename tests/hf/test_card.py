@@ -148,7 +148,38 @@ def test_model_card_metadata_is_what_the_hub_expects(kind):
         "license": "apache-2.0",
         "tags": ["jaxppo", "ppo", kind],
     }
+    assert ("model-index" in found) == (kind in ("policy", "reward", "adapter"))  # the figures are theirs
+    found.pop("model-index", None)
     assert found == expected | ({"pipeline_tag": "text-generation"} if kind in ("policy", "adapter") else {})
+
+
+def test_model_card_metadata_has_the_figures_after_training_as_the_hub_reads_them():
+    card = ModelCard(card_of())
+    assert card.data.model_name == "A policy"
+    found = [
+        (entry.dataset_split, entry.metric_type, entry.metric_name, entry.metric_value)
+        for entry in card.data.eval_results
+    ]
+    assert found == [
+        ("test_longer", "validity", "valid plans", 0.2),
+        ("test_longer", "executability", "executable plans", 0.225),
+        ("test_longer", "mean_reward", "mean reward", 0.625),
+        ("test", "validity", "valid plans", 0.3),
+        ("test", "executability", "executable plans", 0.4),
+        ("test", "mean_reward", "mean reward", 0.375),
+    ]
+    kinds = {(entry.task_type, entry.dataset_type, entry.dataset_name) for entry in card.data.eval_results}
+    assert kinds == {("text-generation", "blocksworld", "blocksworld")}
+
+
+def test_model_card_metadata_names_what_was_evaluated():
+    after = {"after": {"test": {"accuracy": rate(3, 4), "loss": 0.5, "mean_reward": float("nan")}}}
+    (entry,) = ModelCard(card_of(kind="reward", evals=after, dataset="user/pairs")).data.eval_results
+    assert (entry.task_type, entry.dataset_type, entry.dataset_name) == ("text-classification", "user/pairs", "pairs")
+    assert (entry.metric_type, entry.metric_value) == ("accuracy", 0.75)
+    (entry,) = ModelCard(card_of(evals={"test": {"validity": rate(1, 3)}}, dataset="/home/me/plans")).data.eval_results
+    assert (entry.dataset_type, entry.metric_value) == ("plans", 0.333333)
+    assert "model-index" not in metadata(card_of(evals={"before": {"test": {"validity": rate(1, 3)}}}))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +305,7 @@ def test_model_card_lets_no_text_from_outside_change_its_structure(kind, text):
     harmless["evals"] = {"headline_split": "x", "after": {"x": {"validity": rate(1, 2), "validator": "x"}}}
     assert skeleton(card) == skeleton(card_of(kind=kind, **harmless))
     assert [len(row) for row in tables(card)[0]] == [4, 4]
-    allowed = {"library_name", "license", "license_name", "tags", "pipeline_tag"}
+    allowed = {"library_name", "license", "license_name", "tags", "pipeline_tag", "model-index"}
     assert set(metadata(card)) <= allowed and metadata(card)["license"] == "other"
     assert "\x1b" not in card and "\u202e" not in card
 

@@ -1,10 +1,12 @@
-"""Settings of `python -m jaxppo.planning build|import|inspect`: frozen dataclasses, checked when made."""
+"""Settings of `python -m jaxppo.planning build|import|inspect|push`: frozen dataclasses, checked when made."""
 
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from jaxppo.config import require
+import tyro
+
+from jaxppo.config import require, require_repo_id
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES
 
@@ -218,3 +220,18 @@ class InspectConfig:
 
     def __post_init__(self) -> None:
         require(self.show >= 0, "show", "0 or more", self.show)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushConfig:
+    """A data set on the Hugging Face hub."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder of the data set, as build or import has written it."""
+    hub_dataset_id: str
+    """Repository to push to, user/name; it is made where there is none."""
+    private: bool = False
+    """Make the repository private; one that is there already must be. Default: as its owner has set it for new ones."""
+
+    def __post_init__(self) -> None:
+        require_repo_id("hub_dataset_id", self.hub_dataset_id)

@@ -48,6 +48,21 @@ def split_files(source: Path) -> list[Path]:
     return sorted([*lines, *(path for path in source.glob("*.parquet") if path.stem not in stems)])
 
 
+def written_files(folder: Path) -> list[Path]:
+    """List the files of a data set that `write_dataset` has written: its splits, report and card, and what lies beside.
+
+    Raises:
+        DataError: the folder is none, or not complete.
+    """
+    report = folder / REPORT_FILE
+    content = parse_json(read_text(report)) if report.is_file() else None
+    if not isinstance(content, dict) or not isinstance(content.get("splits"), dict):
+        raise DataError(f"{folder}: expected a data set with {REPORT_FILE}, as build and import write it last")
+    others = (CARD_FILE, REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE)
+    names = [*others, *(f"{split}.{suffix}" for split in content["splits"] for suffix in ("jsonl", "parquet"))]
+    return [folder / name for name in names if Path(name).name == name and (folder / name).is_file()]
+
+
 def first_row(path: Path) -> Row:
     """Read the first row of a JSON-lines file; empty where there is none."""
     try:

@@ -1,0 +1,166 @@
+"""The metadata of a model card, which the Hugging Face hub reads: what the model is, its licence, and its results.
+
+The results stand in the card's own format, `model-index`: one entry for each split and measure of the evaluation after
+training, so that pages and tools which compare models find them.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from numbers import Real
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+from jaxppo.config.redact import redact
+from jaxppo.run.console import sanitize
+
+Kind = Literal["policy", "value", "reward", "adapter", "value_adapter", "reward_adapter", "value_head"]
+"""What a folder holds: a whole model, a PEFT adapter of one, or a value head alone."""
+
+MEASURES = {
+    "validity": "valid plans",
+    "executability": "executable plans",
+    "accuracy": "pairs ordered as preferred",
+    "mean_reward": "mean reward",
+}
+"""Measures of an evaluation that a card shows, and what they are called there."""
+
+_LIBRARIES = {
+    "adapter": "peft",
+    "value_adapter": "peft",
+    "reward_adapter": "peft",
+    "value_head": "jaxppo",
+}  # the others: transformers
+_WRITERS = ("policy", "adapter")  # of text
+_TASKS = {
+    "policy": "text-generation",
+    "adapter": "text-generation",
+    "reward": "text-classification",
+    "reward_adapter": "text-classification",
+}
+"""The hub's name of what is evaluated; the figures of a run are not those of its value model."""
+
+_HUB_LICENSES = (
+    "apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m "
+    "afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 "
+    "cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 "
+    "cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 "
+    "cdla-permissive-1.0 cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 agpl-3.0 gfdl gpl "
+    "gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc lppl-1.3c ms-pl mpl-2.0 odc-by odbl openrail++ osl-3.0 postgresql "
+    "ofl-1.1 ncsa unlicense zlib pddl lgpl-lr deepfloyd-if-license llama2 llama3 llama3.1 llama3.2 llama3.3 gemma "
+    "unknown"
+)
+"""Identifiers that the hub accepts; any other licence is `other` with a name. Source: hub-docs,
+docs/hub/repositories-licenses.md."""
+
+
+def front_matter(
+    title: str,
+    kind: Kind,
+    base_model: str | None,
+    base_license: str | None,
+    dataset: str,
+    algorithm: str | None,
+    evals: dict[str, Any],
+) -> str:
+    """Return the metadata: nothing in it but what the hub allows in its place; for the arguments see `model_card`."""
+    from huggingface_hub import ModelCardData  # slow to import
+
+    results = list(_eval_results(kind, dataset, evals))
+    data = ModelCardData(
+        library_name=_LIBRARIES.get(kind, "transformers"),
+        base_model=hub_id(base_model),
+        pipeline_tag="text-generation" if kind in _WRITERS else None,
+        datasets=hub_id(dataset) if "/" in dataset else None,
+        tags=["jaxppo", *([_slug(algorithm)] if algorithm and _slug(algorithm) else []), kind],
+        model_name=_shown(title) if results else None,
+        eval_results=results or None,
+        **_hub_license(base_license),
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _eval_results(kind: Kind, dataset: str, evals: dict[str, Any]) -> Iterator[Any]:
+    """Yield what was measured after training, rates as fractions of 1, as `huggingface_hub.EvalResult`."""
+    from huggingface_hub import EvalResult
+
+    if kind not in _TASKS:
+        return
+    after = moments_of(evals)["after"]
+    for split in splits_of(evals):
+        measures = as_dict(after.get(split))
+        for measure, meaning in MEASURES.items():
+            value = measures.get(measure)
+            value = value.get("rate") if isinstance(value, dict) else value
+            if is_number(value):
+                yield EvalResult(
+                    task_type=_TASKS[kind],
+                    dataset_type=_shown(hub_id(dataset) or Path(dataset).name),
+                    dataset_name=_shown(Path(dataset).name),
+                    dataset_split=_shown(str(split)),
+                    metric_type=measure,
+                    metric_name=meaning,
+                    metric_value=round(float(value), 6),
+                )
+
+
+def moments_of(evals: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the results "before" and "after" training, by split; splits alone are those after it.
+
+    Args:
+        evals: content of `eval.json`; may be partial or empty.
+    """
+    moments = {name: as_dict(evals.get(name)) for name in ("before", "after")}
+    if not any(moments.values()):
+        moments["after"] = {name: as_dict(value) for name, value in evals.items() if MEASURES.keys() & as_dict(value)}
+    return moments
+
+
+def splits_of(evals: dict[str, Any]) -> list[Any]:
+    """List the splits of an `eval.json`, the headline split first."""
+    moments, headline = moments_of(evals), evals.get("headline_split")
+    return sorted(dict.fromkeys([*moments["before"], *moments["after"]]), key=lambda split: split != headline)
+
+
+def _shown(text: str) -> str:
+    """Return a name for a value of the metadata, where it can neither steer a viewer nor be empty."""
+    return sanitize(redact(text), limit=200).strip() or "unknown"
+
+
+def hub_id(name: str | None) -> str | None:
+    """Return the hub id in `user/name` or `user/name@revision`; None for a folder or a shipped model."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    repo = (name or "").partition("@")[0]
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        return None
+    return None if Path(repo).exists() or is_shipped(repo) else repo
+
+
+def is_shipped(name: str) -> bool:
+    """Return whether a name is that of a model that comes with jaxppo."""
+    return name in {folder.name for folder in (Path(__file__).parent / "assets").iterdir()}
+
+
+def _hub_license(stated: str | None) -> dict[str, Any]:
+    names = [_slug(name) for name in redact(stated or "").split(",")]
+    if all(name in _HUB_LICENSES.split() for name in names):
+        return {"license": names[0] if len(names) == 1 else names}
+    name = "-".join(names).replace("+", "").strip("-.")[:64]
+    return {"license": "other", "license_name": name if name not in ("", "other") else "unknown"}
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.+]+", "-", redact(text).lower()).strip("-.")
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return a value that is a dictionary; for anything else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a finite number."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

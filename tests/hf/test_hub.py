@@ -1,0 +1,250 @@
+"""Models pushed to a hub of the test's own, and pulled from there; what is refused, and how a push is repeated."""
+
+import io
+import shlex
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi, snapshot_download
+
+from jaxppo import hf
+from jaxppo.config import ExportConfig, HubConfig, SFTConfig, TrainConfig
+from jaxppo.config.sources import parse_cli, write_yaml
+from jaxppo.errors import ConfigError, DataError, HubError
+from jaxppo.export import export
+from jaxppo.hf import hub as pushing
+from jaxppo.parallel import processes
+from jaxppo.run import cli
+from jaxppo.run.console import Console
+from jaxppo.run.folder import Run
+from tests import hub_server, one_layer
+from tests.hub_server import TOKEN, Repo
+
+SOME = {"policy/config.json": b"{}", "policy/model.safetensors": b"weights", "policy/README.md": b"# Mine\n"}
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A hub that this process uses."""
+    with hub_server.serving() as hub, hub_server.used(hub, str(tmp_path / "home")):
+        yield hub
+    assert hub.unknown == []
+
+
+def written(folder, files=SOME):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def contents(folder, but=(".cache",)):
+    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+    names = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    return {name: content for name, content in names.items() if not name.startswith(but)}
+
+
+def run_of(folder, *flags, command=TrainConfig):
+    config = parse_cli(command, command.__name__.removesuffix("Config").lower(), ["--output_dir", str(folder), *flags])
+    return Run(command="train", config=config, folder=folder, console=Console(file=io.StringIO()))
+
+
+def said(run):
+    return run.console._rich.file.getvalue()
+
+
+def test_pushed_models_come_back_as_they_were_and_can_be_loaded(hub, tmp_path):
+    run = tmp_path / "run"
+    one_layer.write(run / "policy")
+    written(run, {"value/model.safetensors": b"value", "value/README.md": b"", "adapters/policy/a.json": b"[]"})
+    written(run, {"checkpoints/1/x": b"no model", "metrics.jsonl": b""})
+    assert pushing.push_models(run, "me/mine", private=False) == f"{hub.url}/me/mine"
+    (changed,) = hub.repos["models/me/mine"].commits
+    pulled = contents(snapshot_download("me/mine", local_dir=tmp_path / "pulled"))
+    policy = contents(run / "policy")
+    expected = policy | {f"value/{name}": data for name, data in contents(run / "value").items()}
+    assert pulled == expected | {"adapters/policy/a.json": b"[]"}
+    assert sorted(changed) == sorted(pulled) and len(hub.stored) == 2
+    found = hf.find_model("me/mine")
+    assert (found / "model.safetensors").read_bytes() == policy["model.safetensors"]
+    assert not (found / "value" / "model.safetensors").exists()
+    hf.load_pretrained(found)
+
+
+def test_a_second_push_takes_away_what_would_not_belong_to_it(hub, tmp_path):
+    first = {"policy/model-00001-of-00002.safetensors": b"1", "policy/model.safetensors.index.json": b"{}"}
+    pushing.push_models(written(tmp_path / "first", SOME | first | {"value/config.json": b"{}"}), "me/mine", False)
+    repo = hub.repos["models/me/mine"]
+    repo.files |= {"plot.png": b"png", "onnx/model.safetensors": b"theirs", "policy/model.safetensors": b"theirs"}
+    repo.files["other.safetensors"] = b"theirs"
+    pushing.push_models(written(tmp_path / "second"), "me/mine", False)
+    left = {"plot.png", "onnx/model.safetensors", "policy/model.safetensors", "other.safetensors"}
+    assert repo.files.keys() == left | {"config.json", "model.safetensors", "README.md"}
+    assert len(repo.commits) == 2  # one for each push
+
+
+def test_a_reward_model_lies_at_the_top(hub, tmp_path):
+    run = written(tmp_path, {"reward_model/config.json": b"{}", "adapters/reward_model/a.json": b"[]"})
+    pushing.push_models(run, "me/judge", False)
+    files = hub.repos["models/me/judge"].files
+    assert files == {"config.json": b"{}", "adapters/reward_model/a.json": b"[]"}
+    with pytest.raises(DataError, match=r"expected the models of a finished run, policy/ or reward_model/, got none"):
+        pushing.push_models(tmp_path / "reward_model", "me/judge", False)
+
+
+def test_private_makes_a_private_repository_and_refuses_one_that_all_can_see(hub, tmp_path):
+    pushing.push_models(written(tmp_path), "me/secret", private=True)
+    pushing.push_models(tmp_path, "me/open", private=False)
+    assert [repo.private for repo in hub.repos.values()] == [True, False]
+    hub.repos["models/me/open"].files.clear()
+    with pytest.raises(HubError, match="me/open: expected a private repository, got one that all can see"):
+        pushing.push_models(tmp_path, "me/open", private=True)
+    assert hub.repos["models/me/open"].files == {}
+
+
+STAGES = {
+    "create": "POST /api/repos/create",
+    "info": "GET /api/models/me/mine",
+    "preupload": "POST .*/preupload/main",
+    "batch": "POST .*/objects/batch",
+    "large file": "PUT .*",
+    "commit": "POST .*/commit/main",
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_failed_push_is_one_line_with_the_command_that_repeats_it(stage, hub, tmp_path, capsys):
+    run = run_of(tmp_path / "a run", "--push_to_hub", "--hub_model_id", "me/mine", "--hub_private")
+    hub.refuse[STAGES[stage]] = (403, f"not today: Bearer {TOKEN}")
+    with pushing.pushed(run):
+        written(run.folder)
+    (line,) = said(run).splitlines()
+    assert line.startswith("warning: push_to_hub: me/mine: expected the hub to take 3 files, got: ")
+    assert "403" in line and TOKEN not in line and f"; the run is complete in {run.folder}" in line
+    assert all(repo.files == {} for repo in hub.repos.values())
+    words = shlex.split(line.partition("this pushes again: ")[2])
+    assert words[:3] == ["python", "-m", "jaxppo.export"]
+    hub.refuse.clear()
+    assert export(parse_cli(ExportConfig, "export", words[3:])) == run.folder
+    assert hub.repos["models/me/mine"].files == contents(run.folder / "policy") and hub.repos["models/me/mine"].private
+    out = capsys.readouterr()
+    assert f"models at {hub.url}/me/mine\n" in out.out and TOKEN not in out.out + out.err
+    assert list(tmp_path.iterdir()) == [run.folder]  # nothing is exported anew
+
+
+def test_a_hub_that_is_not_there_and_ctrl_c_are_failed_pushes(hub, tmp_path, monkeypatch):
+    run = run_of(written(tmp_path), "--push_to_hub", "--hub_model_id", "me/mine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+        with pushing.pushed(run):
+            pass
+    assert "got: ConnectError: " in said(run) and said(run).count("\n") == 1
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pushing, "push_models", stopped)
+    with pushing.pushed(run):
+        pass
+    assert "push_to_hub: stopped by Ctrl-C; the run is complete" in said(run).splitlines()[1]
+
+
+def test_nothing_is_pushed_after_a_failure_without_the_flag_or_by_another_process(hub, tmp_path, monkeypatch):
+    run = run_of(written(tmp_path), "--push_to_hub", "--hub_model_id", "me/mine")
+    with pytest.raises(ZeroDivisionError), pushing.pushed(run):
+        raise ZeroDivisionError
+    with pushing.pushed(run_of(tmp_path)):
+        pass
+    assert hub.asked == []
+    with pushing.pushed(run):
+        monkeypatch.setattr(processes, "is_first", lambda: False)
+    assert hub.asked == []
+    monkeypatch.undo()
+    with pushing.pushed(run):
+        pass
+    assert said(run) == f"models at {hub.url}/me/mine\n" and len(hub.repos) == 1
+
+
+def test_the_repository_is_named_like_the_run_unless_it_is_named(hub, tmp_path):
+    with pushing.pushed(run_of(written(tmp_path / "my-run"), "--push_to_hub")):
+        pass
+    assert list(hub.repos) == ["models/me/my-run"]
+    hub.asked.clear()
+    named = run_of(tmp_path / "my-run", "--push_to_hub", "--hub_model_id", "me-too/other")
+    assert pushing.destination(named.config.hub, named.folder) == "me-too/other" and hub.asked == []
+
+
+def refused(run):
+    entered = []
+    with pytest.raises(ConfigError) as error, pushing.pushed(run):
+        entered.append(run)
+    assert entered == []
+    return str(error.value)
+
+
+def test_what_cannot_be_pushed_is_met_before_the_run(hub, tmp_path, monkeypatch):
+    named = run_of(tmp_path, "--push_to_hub", "--hub_model_id", "me/mine")
+    assert "hub_model_id: expected user/name" in refused(run_of(tmp_path / "a run", "--push_to_hub"))
+    hub.refuse["GET /api/whoami-v2"] = (401, "no")
+    message = refused(run_of(tmp_path, "--push_to_hub"))
+    assert message.startswith("hub_model_id: expected user/name, got None, and the hub does not say who the user is (")
+    monkeypatch.delenv("HF_TOKEN")
+    assert "push_to_hub: expected a token of the hub, got none; `hf auth login` or HF_TOKEN" in refused(named)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "push_to_hub: expected a hub that can be asked, got HF_HUB_OFFLINE" in refused(named)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        *[
+            (["--push_to_hub", "--hub_model_id", name], "hub_model_id: expected user/name, as a repository of")
+            for name in ("name", "a/b/c", "/name", "user/", "user/na me", "../x", "user/a--b", "https://hub/user/x")
+        ],
+        (["--hub_model_id", "user/name"], "hub_model_id: expected --push_to_hub with it, got 'user/name'"),
+        (["--hub_private"], "hub_private: expected --push_to_hub with it, got True"),
+    ],
+)
+def test_settings_of_the_hub_are_checked_when_they_are_read(flags, message):
+    with pytest.raises(ConfigError) as error:
+        parse_cli(SFTConfig, "sft", flags)
+    assert str(error.value).startswith(message)
+
+
+def test_where_a_run_is_pushed_is_said_for_one_call(tmp_path):
+    flags = ["--push_to_hub", "True", "--hub_model_id", "user/name", "--hub_private_repo"]  # as in transformers
+    config = parse_cli(TrainConfig, "train", flags)
+    assert config.hub == HubConfig(push_to_hub=True, hub_model_id="user/name", hub_private=True)
+    write_yaml(config, tmp_path / "config.yaml")
+    assert "hub" not in (tmp_path / "config.yaml").read_text()
+    again = run_of(tmp_path, *flags).resume_command
+    assert again.endswith("--push_to_hub --hub_model_id user/name --hub_private")
+
+
+def test_export_pushes_what_it_writes_where_it_is_said_what(hub, tmp_path, monkeypatch):
+    run, out = written(tmp_path / "run"), tmp_path / "out"
+    monkeypatch.setattr("jaxppo.export._write", lambda *_: written(out, {"policy/config.json": b"other"}))
+    flags = ["--run_dir", str(run), "--push_to_hub", "--hub_model_id", "me/mine"]
+    for more in (["--step", "3"], ["--dtype", "bfloat16"], ["--output_dir", str(out)], ["--max_shard_size", "1MB"]):
+        hub.repos.clear()
+        assert export(parse_cli(ExportConfig, "export", [*flags, *more])) == out
+        assert hub.repos["models/me/mine"].files == {"config.json": b"other"}
+    hub.repos.clear()
+    export(parse_cli(ExportConfig, "export", [*flags, "--dry_run"]))
+    assert hub.repos == {}
+
+
+def test_export_that_cannot_push_fails_in_one_line(hub, tmp_path, capsys, monkeypatch):
+    hub.repos["models/me/mine"] = Repo(private=False)
+    flags = ["--run_dir", str(written(tmp_path)), "--push_to_hub", "--hub_model_id", "me/mine", "--hub_private"]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(lambda: export(parse_cli(ExportConfig, "export", flags)), uses_jax=False)
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and err.startswith("error: me/mine: expected a private")
+
+
+def test_the_hub_of_the_tests_asks_for_the_token(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "other" * 4)
+    with pytest.raises(HubError, match="401"):
+        pushing.push_models(written(tmp_path), "me/mine", private=False)
+    assert HfApi(token=TOKEN).whoami()["name"] == "me"

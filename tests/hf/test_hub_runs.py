@@ -1,0 +1,100 @@
+"""Runs that end with a push to a hub of the test's own: every command that trains, and what a failed push leaves."""
+
+import json
+
+import pytest
+
+from jaxppo import reward_model, self_train, sft, train
+from jaxppo.config import ExportConfig, RewardModelConfig, SelfTrainConfig, SFTConfig, TrainConfig
+from jaxppo.config.sources import parse_cli
+from jaxppo.errors import ConfigError
+from jaxppo.export import export
+from tests import hub_server
+from tests.hub_server import TOKEN
+from tests.one_layer import ONE_LAYER
+from tests.test_self_train import FLAGS as ROUNDS
+
+SIZES = ["--preset", "tiny", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--response_length", "16"]
+COMMANDS = {
+    "train": (
+        TrainConfig,
+        train.train,
+        [*SIZES, "--total_episodes", "32", "--sft_model_path", ONE_LAYER, "--use_peft", "--lora_r", "4"],
+        {"", "value/", "adapters/policy/", "adapters/value/"},
+    ),
+    "sft": (SFTConfig, sft.sft, ["--preset", "tiny", "--model_path", ONE_LAYER, "--total_episodes", "64"], {""}),
+    "self_train": (SelfTrainConfig, self_train.self_train, [*ROUNDS, "--num_rounds", "1"], {""}),
+    "reward_model": (
+        RewardModelConfig,
+        reward_model.train_reward_model,
+        ["--total_episodes", "8", "--batch_size", "8", "--tokenizer_path", ONE_LAYER, "--hidden_size", "8"],
+        {""},
+    ),
+}
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A hub that this process uses."""
+    with hub_server.serving() as hub, hub_server.used(hub, str(tmp_path / "home")):
+        yield hub
+    assert hub.unknown == []
+
+
+def preferences(folder):
+    folder.mkdir()
+    rows = [{"prompt": "clear a", "chosen": "clear b", "rejected": "on a b"}] * 8
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return ["--dataset", str(folder)]
+
+
+def run(command, folder, *flags):
+    config, carry_out, settings, _ = COMMANDS[command]
+    more = preferences(folder.with_name("pairs")) if command == "reward_model" else []
+    return carry_out(parse_cli(config, command, [*settings, *more, "--output_dir", str(folder), *flags]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_is_pushed_when_it_is_finished_and_pushed_again_by_export_alone(command, hub, tmp_path, capsys):
+    flags = ["--push_to_hub", "--hub_model_id", "me/mine", "--hub_private"]
+    folder = run(command, tmp_path / "run", *flags)
+    assert f"models at {hub.url}/me/mine" in capsys.readouterr().out
+    repo = hub.repos["models/me/mine"]
+    top, places = folder / ("reward_model" if command == "reward_model" else "policy"), COMMANDS[command][-1]
+    assert {name.rpartition("/")[0] for name in repo.files} == {place.removesuffix("/") for place in places}
+    assert all(repo.files[path.name] == path.read_bytes() for path in top.iterdir())
+    card = repo.files["README.md"].decode()
+    assert "model-index:" in card and ("type: accuracy" if command == "reward_model" else "type: validity") in card
+    secret = TOKEN.encode()
+    assert not any(secret in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert "me/mine" not in (folder / "config.yaml").read_text().partition("\n")[2]
+    files, asked = dict(repo.files), len(hub.asked)
+    run_again = [*flags, "--resume"]
+    config, carry_out, settings, _ = COMMANDS[command]
+    more = ["--dataset", str(tmp_path / "pairs")] if command == "reward_model" else []
+    carry_out(parse_cli(config, command, [*settings, *more, "--output_dir", str(folder), *run_again]))
+    assert len(hub.asked) == asked  # finished: nothing to resume, nothing to push
+    hub.repos.clear()
+    export(parse_cli(ExportConfig, "export", ["--run_dir", str(folder), *flags]))
+    assert hub.repos["models/me/mine"].files == files
+
+
+@pytest.mark.full
+def test_a_run_whose_push_fails_is_complete(hub, tmp_path, capsys):
+    hub.refuse[r"POST /api/models/me/mine/commit/main"] = (403, "no")
+    folder = run("sft", tmp_path / "run", "--push_to_hub", "--hub_model_id", "me/mine")
+    out = capsys.readouterr()
+    (line,) = [line for line in out.out.splitlines() if "push_to_hub" in line]
+    assert line.startswith("warning: push_to_hub: me/mine: ")
+    assert {"policy", "eval.json", "report.html", "config.yaml"} <= {path.name for path in folder.iterdir()}
+    assert json.loads((folder / "eval.json").read_text()) and TOKEN not in out.out + out.err
+
+
+@pytest.mark.full
+def test_a_run_that_could_not_be_pushed_does_not_begin(hub, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ConfigError, match="push_to_hub: expected a token of the hub, got none"):
+        run("sft", tmp_path / "run", "--push_to_hub")
+    assert not (tmp_path / "run").exists()
