@@ -55,25 +55,28 @@ def _additive_costs(task: StripsTask, state: int) -> tuple[list[int], list[int],
     return cost, chosen, step_cost
 
 
-def landmark_cut(task: StripsTask, state: int) -> int:
-    """Sum the costs of disjoint sets of steps, of each of which every plan has one.
+def landmark_cut(task: StripsTask, state: int) -> tuple[int, set[int]]:
+    """Count disjoint sets of steps, of each of which every plan has one; returns the number, and the steps in them.
 
     Round after round: costs of facts by `hmax`; the facts from which the goal costs nothing more; the steps that enter
-    them are the landmark, whose lowest cost is added to the estimate and taken from each of its steps.
+    them are the landmark, and cost nothing from then on.
+
+    A step in none of the sets leads to a state whose number is no lower, since a plan from there still has a step of
+    each set; a step in one of them lowers it by one at most.
     """
     prices, total = [1] * len(task.needs), 0
+    used: set[int] = set()
     while True:
         cost, hardest = _max_costs(task, state, prices)
         last = max(task.goals, key=cost.__getitem__, default=0)
         if cost[last] == INFINITY:
-            return INFINITY
+            return INFINITY, set()
         if cost[last] == 0:
-            return total
-        cut = _cut(task, state, prices, hardest, last)
-        least = min(prices[number] for number in cut)
-        total += least
-        for number in cut:
-            prices[number] -= least
+            return total, used
+        total += 1
+        for number in _cut(task, state, prices, hardest, last):
+            prices[number] = 0
+            used.add(number)
 
 
 def _max_costs(task: StripsTask, state: int, prices: Sequence[int]) -> tuple[list[int], list[int]]:

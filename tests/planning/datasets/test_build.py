@@ -91,7 +91,7 @@ def test_every_reference_plan_is_valid_and_every_column_true(rows):
         plan = tuple(map(parse_action, row["reference_plan"]))
         assert execute(problem_of(row), plan).valid and len(plan) == row["plan_length"] > 0
         assert parse_completion(row["completion"], row["prompt_style"], row["domain_pddl"]).actions == plan
-        assert len(problem_of(row).objects) == row["n_objects"] and row["planner"] == "builtin 1"
+        assert len(problem_of(row).objects) == row["n_objects"] and row["planner"] == "builtin 2"
 
 
 def test_splits_keep_to_their_lengths_and_numbers_of_objects(rows):
@@ -365,7 +365,7 @@ def test_optimal_costs_come_from_the_second_planner(tmp_path):
     make(tmp_path, optimal_planner="builtin-optimal", short_lengths="3-6", n_rl=0, n_train=4, n_test=0)
     rows = read_split(tmp_path, "train")
     assert all(0 < row["optimal_cost"] <= row["plan_length"] for row in rows)
-    assert any(row["planner"] == "builtin 1" for row in rows)
+    assert any(row["planner"] == "builtin 2" for row in rows)
 
 
 @pytest.mark.parametrize(

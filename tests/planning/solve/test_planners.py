@@ -226,7 +226,7 @@ def test_find_plans_cache_saves_work(fake, tmp_path):
 def test_find_plans_cache_keeps_planners_and_contents_apart(fake, tmp_path, monkeypatch):
     cache = tmp_path / "plans.jsonl"
     list(find_plans([task("p")], planner="fake", cache=cache))
-    monkeypatch.setattr("jaxppo.planning.solve.search.VERSION", "2")
+    monkeypatch.setattr("jaxppo.planning.solve.search.VERSION", "other")
     list(find_plans([task("p")], planner="fake", cache=cache))
     list(find_plans([task("p", seed=1)], planner="fake", cache=cache))
     assert calls(fake) == Counter(p=3)
