@@ -6,7 +6,7 @@ stream: so what a split holds depends on the draws and their plans, and never on
 
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,8 +21,26 @@ PROBLEM_NAME = "task"
 """What every problem calls itself: its own name would be one more word in a prompt, and give the split away."""
 # A stream is given up where this many draws in a row may not enter the split, or this many plans in a row do not fit.
 _MAX_DRAWS, _MAX_PLANS = 5_000, 400
+# And where of the last so many problems that may enter it, but for those that are in it, fewer than so many were new.
+_WINDOW, _LEAST_NEW = 400, 4
 # Problems solved at a time for one split, at least and at most.
 _CHUNK = range(8, 100)
+
+
+class Supply:
+    """Whether draws still bring new problems, judged by the last ones of those that are of the right kind."""
+
+    def __init__(self) -> None:
+        self._last: deque[bool] = deque(maxlen=_WINDOW)
+
+    def saw(self, is_new: bool) -> None:
+        """Take note of a draw."""
+        self._last.append(is_new)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Return whether hardly any of the last draws was new."""
+        return len(self._last) == _WINDOW and sum(self._last) < _LEAST_NEW
 
 
 class Candidate(NamedTuple):
@@ -95,6 +113,7 @@ class SplitBuilder:
     _drawn: int = 0
     _skips: Counter[str] = field(default_factory=Counter)
     _forms: set[str] = field(default_factory=set)
+    _supply: Supply = field(default_factory=Supply)
     _is_dry: bool = False
     _misses: int = 0
 
@@ -157,6 +176,8 @@ class SplitBuilder:
         """Draw until a problem may enter the split; None where that is hopeless."""
         spec = self.spec
         for _ in range(_MAX_DRAWS):
+            if self._supply.is_exhausted:
+                return None
             index, size = self._drawn, spec.sizes[self._drawn % len(spec.sizes)]
             self._drawn += 1
             rng = random.Random(f"{spec.domain.name}/{spec.split}/{spec.seed}/{index}")
@@ -174,7 +195,9 @@ class SplitBuilder:
         form = canonical_form(problem)
         if partition_of_form(form) != SPLIT_PARTITIONS[self.spec.split]:
             return "other partition"
-        if form in self._forms or form in self.spec.taken:
+        is_new = form not in self._forms and form not in self.spec.taken
+        self._supply.saw(is_new)
+        if not is_new:
             return "repeated"
         self._forms.add(form)
         return None

@@ -3,4 +3,4 @@
 In: a problem. Out: a plan, or why there is none.
 """
 
-__all__ = ["blocksworld", "planners"]
+__all__ = ["blocksworld", "planners", "search"]

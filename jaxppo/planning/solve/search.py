@@ -62,7 +62,10 @@ def solve(
     task = compile_task(problem, reachable_steps(problem))
     if task is None:
         return None
-    numbers = _shortest(task, max_states, longest) if optimal else _greedy(task, max_states)
+    if optimal:
+        numbers = _shortest(task, max_states, INFINITY - 1 if longest is None else longest)
+    else:
+        numbers = _greedy(task, max_states)
     return None if numbers is None else tuple(task.actions[number] for number in numbers)
 
 
@@ -135,13 +138,12 @@ def _without_detours(task: StripsTask, plan: list[int]) -> list[int]:
     return plan
 
 
-def _shortest(task: StripsTask, max_states: int, longest: int | None) -> list[int] | None:
+def _shortest(task: StripsTask, max_states: int, longest: int) -> list[int] | None:
     """Run A* below the length of a greedy plan, which is a shortest one where nothing is found there.
 
     States are evaluated when they are taken out; until then the landmarks of the state before bound them.
     """
-    estimate, cut = landmark_cut(task, task.start)
-    longest = INFINITY - 1 if longest is None else longest
+    estimate, cut = landmark_cut(task, task.start, longest + 1)
     if estimate > longest:
         return None
     greedy = _greedy(task, max_states)
@@ -160,7 +162,7 @@ def _shortest(task: StripsTask, max_states: int, longest: int | None) -> list[in
             return _path(came_from, state)
         if state not in evaluated:
             _check_limit(evaluated, max_states)
-            evaluated[state] = landmark_cut(task, state)
+            evaluated[state] = landmark_cut(task, state, bound + behind)
         estimate, cut = evaluated[state]
         if estimate - behind > total:
             heapq.heappush(heap, (estimate - behind, behind, next(order), state))
