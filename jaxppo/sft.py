@@ -32,7 +32,6 @@ from jaxppo.run.folder import begin
 from jaxppo.run.loop import Steps, TrainingLoop
 from jaxppo.types import Params
 
-
 Learned = data.SupervisedData | data.FreshData
 
 
