@@ -21,10 +21,10 @@ PROBLEM_NAME = "task"
 """What every problem calls itself: its own name would be one more word in a prompt, and give the split away."""
 # A stream is given up where this many draws in a row may not enter the split, or this many plans in a row do not fit.
 _MAX_DRAWS, _MAX_PLANS = 5_000, 400
-# And where of the last so many problems that may enter it, but for those that are in it, fewer than so many were new.
+# And where of the last so many problems that may enter it, fewer than so many had not been drawn before.
 _WINDOW, _LEAST_NEW = 400, 4
-# Problems solved at a time for one split, at least and at most.
-_CHUNK = range(8, 100)
+# Problems solved at a time for one split, at least and at most, and draws after which they may be fewer.
+_CHUNK, _ROUND = range(8, 100), 2_000
 
 
 class Supply:
@@ -122,12 +122,22 @@ class SplitBuilder:
         """Rows that are still wanted."""
         return self.spec.n_rows - len(self.accepted)
 
+    @property
+    def why_closed(self) -> str:
+        """Say why a split that is not open has rows missing."""
+        if self._supply.is_exhausted:
+            return "hardly any problem of these sizes is new any more"
+        if self._misses >= _MAX_PLANS:
+            return f"{self._misses} plans in a row have other lengths"
+        return f"{_MAX_DRAWS} draws in a row may not enter it"
+
     def draw(self) -> list[Candidate]:
         """Draw the next candidates: about as many as the missing rows need, judged by those so far."""
         share = (len(self.accepted) + 3) / (self.planned + 4)
         wanted = min(max(math.ceil(1.1 * self.n_missing / share), _CHUNK[0]), _CHUNK[-1])
-        candidates = []
-        while len(candidates) < wanted and not self._is_dry:
+        candidates: list[Candidate] = []
+        first = self._drawn
+        while len(candidates) < wanted and not self._is_dry and not (candidates and self._drawn - first > _ROUND):
             candidate = self._next()
             if candidate is None:
                 self._is_dry = True

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -68,7 +67,6 @@ class StreamAhead:
                     [sys.executable, "-m", __name__, json.dumps(task)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    stderr=tempfile.TemporaryFile(),  # noqa: SIM115
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
                     text=True,
                     encoding="utf-8",
