@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxppo.planning import UnsupportedPddlError, execute, format_action, parse_domain, parse_problem
-from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.domains import BLOCKSWORLD, DOMAINS
 from jaxppo.planning.language.parse import Domain, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import check_action
@@ -25,6 +25,7 @@ from jaxppo.planning.solve.strips import compile_task
 from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.val import find_val, run_val_many
 from tests import ROOT
+from tests.planning.breadth_first import shortest_plan
 from tests.planning.families import LAB, POST, draw_cases
 
 CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
@@ -323,11 +324,24 @@ def test_landmark_cut_is_admissible_everywhere():
         assert estimate <= steps and (estimate > 0) is (steps > 0)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["blocksworld", "ferry", "gripper", "miconic", "logistics", "driverlog"])
+def test_optimal_plans_are_as_short_as_breadth_first_search_finds_them(name):
+    rng, domain = random.Random(name), DOMAINS[name]
+    for size in [*domain.train_sizes[:2]] * 3:
+        problem = parse_problem(domain.generate_problem(size, rng, "p"), parse_domain(domain.pddl))
+        best, plan = shortest_plan(problem), solve(problem, optimal=True)
+        assert best is not None and plan is not None and execute(problem, plan).valid
+        assert len(plan) == len(best) == len(solve(problem, optimal=True, longest=len(best)) or ())
+        assert len(best) == 0 or solve(problem, optimal=True, longest=len(best) - 1) is None
+
+
 SCRIPT = """
 import random, sys
 from jaxppo.planning import format_action, parse_domain, parse_problem
-from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.domains import BLOCKSWORLD, DOMAINS
 from jaxppo.planning.solve.search import solve
+from tests.planning.breadth_first import shortest_plan
 from tests.planning.families import draw_cases
 
 rng = random.Random(3)
