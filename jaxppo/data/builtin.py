@@ -28,14 +28,14 @@ def read_split(config: DataConfig, split: str) -> list[Row]:
     request = built_in_request(config, split)
     if request == _shipped_requests().get(split):
         return dataset_files.read_split(SHIPPED_DATA, split)
-    return cached_rows(f"blocksworld-{split}", request, lambda: build_request(request))
+    return cached_rows("blocksworld", split, request, lambda: build_request(request))
 
 
-def cached_rows(name: str, request: Mapping[str, Any], make: Callable[[], Sequence[Row]]) -> list[Row]:
-    """Read rows from the cache, or make them: what a request makes changes with the code of `planning` alone."""
-    folder = cache_dir() / "datasets" / f"{name}-{_digest(request)}"
-    made_once(folder, lambda made: dataset_files.write_jsonl(make(), made / "rows.jsonl"))
-    return dataset_files.read_jsonl(folder / "rows.jsonl")
+def cached_rows(data: str, split: str, request: Mapping[str, Any], make: Callable[[], Sequence[Row]]) -> list[Row]:
+    """Read a split from the cache, or make it: what a request makes changes with the code of `planning` alone."""
+    folder = cache_dir() / "datasets" / f"{data}-{split}-{_digest(request)}"
+    made_once(folder, lambda made: dataset_files.write_jsonl(make(), made / f"{split}.jsonl"))
+    return dataset_files.read_jsonl(folder / f"{split}.jsonl")
 
 
 def built_in_request(config: DataConfig, split: str) -> dict[str, Any]:

@@ -55,4 +55,4 @@ def read_stream_split(config: DataConfig, split: str) -> list[Row]:
     stream = stream_of(config, split)
     count = config.stream_rl_rows if split == "rl" else config.stream_test_rows
     request = {name: getattr(stream, name) for name in Stream.__slots__} | {"rows": count}
-    return cached_rows(f"stream-{split}", request, lambda: distinct_rows(stream, count))
+    return cached_rows("stream", split, request, lambda: distinct_rows(stream, count))
