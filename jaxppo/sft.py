@@ -86,13 +86,15 @@ def _plan(start: Start, supervised: Learned, config: SFTConfig, devices: list[An
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
-def _learned(config: SFTConfig, tokenizer: Any, template: data.ChatTemplate, console: Console) -> tuple[Learned, str]:
+def _learned(
+    config: SFTConfig, model: ModelConfig, tokenizer: Any, template: data.ChatTemplate, console: Console
+) -> tuple[Learned, str]:
     """Return the rows to learn from, and what they are out of."""
     size, seed, longest = config.batch_size, config.run.seed, config.data.max_prompt_length
-    if config.data.stream_domains is not None:
-        stream = data.stream_of(config.data, config.data.train_split, config.augmented)
+    if config.data.stream_domains is not None and config.data.train_split == "train":
+        stream = data.stream_of(config.data, "train", config.augmented)
         ahead = StreamAhead(stream, size, config.stream_workers)
-        return data.FreshData(ahead.batch, tokenizer, longest, template), "an endless stream"
+        return data.FreshData(ahead.batch, tokenizer, longest, template, model.max_length), "an endless stream"
     split, judges = config.data.train_split, "builtin" if config.reward.judges_plans else None
     rows = data.load_split(config.data, split, judges, {"prompt": str, "completion": str})
     data.check_same(config.data.dataset, split, rows)
@@ -101,7 +103,8 @@ def _learned(config: SFTConfig, tokenizer: Any, template: data.ChatTemplate, con
     data.tell_left_out(console.print, config.data, {split: count - len(rows)})
     if config.augmented:
         renamed = data.renamed_in_every_epoch(rows, size, seed, config.augmented)
-        return data.FreshData(renamed, tokenizer, longest, template), f"{len(rows)}, each drawn anew in every epoch"
+        fresh = data.FreshData(renamed, tokenizer, longest, template, model.max_length)
+        return fresh, f"{len(rows)}, each drawn anew in every epoch"
     return data.SupervisedData(rows, tokenizer, size, seed, longest, template), str(len(rows))
 
 
@@ -120,7 +123,7 @@ def sft(config: SFTConfig) -> Path:
     model, tokenizer = models.computing_in(start.model, config.dtype, config.run.attention), start.tokenizer
     parallel.check_model(model)
     template = data.make_chat_template(tokenizer, config.data)
-    supervised, what = _learned(config, tokenizer, template, console)
+    supervised, what = _learned(config, model, tokenizer, template, console)
     models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
     if config.run.target is not None:
         show(console, config, partial(_plan, start, supervised))

@@ -26,6 +26,7 @@ class FreshData:
         tokenizer: of the model.
         max_prompt_length: longest prompt allowed.
         template: how prompts stand in front of the model; default: as they are.
+        most_tokens: of a prompt and its completion; None where the model takes any number.
 
     Attributes:
         longest: tokens of the longest row of the first step; later ones may be longer.
@@ -37,16 +38,24 @@ class FreshData:
         tokenizer: Any,
         max_prompt_length: int,
         template: ChatTemplate | None = None,
+        most_tokens: int | None = None,
     ):
         self._rows_of, self._tokenizer, self._template = rows_of, tokenizer, template
-        self._max_prompt_length = max_prompt_length
+        self._max_prompt_length, self._most_tokens = max_prompt_length, most_tokens
         self._first = self._encoded(0)
         self.longest = max(len(prompt) + len(answer) for prompt, answer in zip(*self._first, strict=True))
 
     def batch(self, step: int) -> Sequences:
-        """Return the sequences of step `step` (0-based), numpy arrays."""
+        """Return the sequences of step `step` (0-based), numpy arrays.
+
+        Raises:
+            DataError: a row has too many tokens, or as for its source.
+        """
         prompts, answers = self._encoded(step)
         longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+        if self._most_tokens is not None and longest > self._most_tokens:
+            expected = f"rows of at most {self._most_tokens} tokens, which the model has positions for"
+            raise DataError(f"train_split: expected {expected}, got {longest} in step {step + 1}")
         length, completion_length = bucket(longest, SEQUENCE_BUCKET), bucket(max(map(len, answers)), SEQUENCE_BUCKET)
         return packed(prompts, answers, length, completion_length, self._tokenizer.pad_token_id)
 

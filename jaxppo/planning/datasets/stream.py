@@ -16,6 +16,7 @@ from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, Row, make_row, parti
 from jaxppo.planning.domains import DOMAINS, PlanningDomain
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
+from jaxppo.planning.prompts import PROMPT_STYLES
 from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.transform.canonical import canonical_form
@@ -49,7 +50,9 @@ class Stream:
     augment: Sequence[str] = ()
 
     def check(self) -> None:
-        """Raise a `ConfigError` for unknown domains, or sizes that a generator does not offer."""
+        """Raise a `ConfigError` for unknown domains and styles, or sizes that a generator does not offer."""
+        if self.prompt_style not in PROMPT_STYLES:
+            raise ConfigError(f"prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got {self.prompt_style!r}")
         for name in self.domains:
             if name not in DOMAINS:
                 raise ConfigError(f"dataset: expected stream: and some of {', '.join(DOMAINS)}, got {name!r}")

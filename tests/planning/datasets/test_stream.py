@@ -97,6 +97,7 @@ def test_what_cannot_be_drawn_is_said(monkeypatch):
         ({"sizes": ("ferry:1-99",)}, "stream_sizes: expected a domain of the stream, and sizes .*, got ferry:1-99"),
         ({"sizes": ("hanoi:2-3",)}, "stream_sizes: expected a domain of the stream"),
         ({"sizes": ("ferry",)}, "stream_sizes: expected DOMAIN:LOW-HIGH"),
+        ({"prompt_style": "prose"}, "prompt_style: expected one of atoms, pddl, nl, got 'prose'"),
         ({"lengths": "5"}, "stream_lengths: expected a band"),
     ],
 )

@@ -220,7 +220,7 @@ def test_find_plans_cache_saves_work(fake, tmp_path):
     assert calls(fake) == Counter(p=1, partial=1, raising=2, q=1)  # a crash may have had a passing reason
     lines = [json.loads(line) for line in cache.read_text().splitlines()]
     assert Counter(line["id"] for line in lines) == {"id-p": 1, "id-partial": 1, "id-raising": 2, "id-q": 1}
-    assert {line["planner"] for line in lines} == {"fake 1"}
+    assert {line["planner"] for line in lines} == {"fake 2"}
 
 
 def test_find_plans_cache_keeps_planners_and_contents_apart(fake, tmp_path, monkeypatch):
