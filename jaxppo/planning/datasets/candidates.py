@@ -22,7 +22,7 @@ PROBLEM_NAME = "task"
 # A stream is given up where this many draws in a row may not enter the split, or this many plans in a row do not fit.
 _MAX_DRAWS, _MAX_PLANS = 5_000, 400
 # And where of the last so many problems that may enter it, fewer than so many had not been drawn before.
-_WINDOW, _LEAST_NEW = 400, 4
+_WINDOW, _LEAST_NEW = 500, 3
 # Problems solved at a time for one split, at least and at most, and draws after which they may be fewer.
 _CHUNK, _ROUND = range(8, 100), 2_000
 
