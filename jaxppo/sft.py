@@ -21,6 +21,7 @@ from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.planning.datasets.stream_ahead import StreamAhead
 from jaxppo.profiling import aot
 from jaxppo.profiling.aim import show
 from jaxppo.report.run_page import reported
@@ -28,9 +29,12 @@ from jaxppo.reward_functions import registry
 from jaxppo.rl import ops, optimizer
 from jaxppo.rl.supervised import SFT, check_finite
 from jaxppo.run import cli
+from jaxppo.run.console import Console
 from jaxppo.run.folder import begin
 from jaxppo.run.loop import Steps, TrainingLoop
 from jaxppo.types import Params
+
+Learned = data.SupervisedData | data.FreshData
 
 
 class Start(NamedTuple):
@@ -71,7 +75,7 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
     return Start(model, models.init_params(model, ops.purpose_key(config.run.seed, ops.Purpose.INIT)), tokenizer, None)
 
 
-def _plan(start: Start, supervised: data.SupervisedData, config: SFTConfig, devices: list[Any]) -> aot.Plan:
+def _plan(start: Start, supervised: Learned, config: SFTConfig, devices: list[Any]) -> aot.Plan:
     """Plan the optimizer step on the longest rows, for devices that are not there."""
     parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
     config.check_devices(parallel.row_shards)
@@ -82,6 +86,28 @@ def _plan(start: Start, supervised: data.SupervisedData, config: SFTConfig, devi
     batch = jax.eval_shape(learner.weighted, supervised.longest_batch())
     step = aot.Program(learner.program, (state,), (aot.placed(parallel, batch, 2),))
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
+
+
+def _learned(
+    config: SFTConfig, model: ModelConfig, tokenizer: Any, template: data.ChatTemplate, console: Console
+) -> tuple[Learned, str]:
+    """Return the rows to learn from, and what they are out of."""
+    size, seed, longest = config.batch_size, config.run.seed, config.data.max_prompt_length
+    if config.data.stream_domains is not None and config.data.train_split == "train":
+        stream = data.stream_of(config.data, "train", config.augmented)
+        ahead = StreamAhead(stream, size, config.stream_workers)
+        return data.FreshData(ahead.batch, tokenizer, longest, template, model.max_length), "an endless stream"
+    split, judges = config.data.train_split, "builtin" if config.reward.judges_plans else None
+    rows = data.load_split(config.data, split, judges, {"prompt": str, "completion": str})
+    data.check_same(config.data.dataset, split, rows)
+    count = len(rows)
+    rows = data.without_overlong(tokenizer, rows, config.data, template)
+    data.tell_left_out(console.print, config.data, {split: count - len(rows)})
+    if config.augmented:
+        renamed = data.renamed_in_every_epoch(rows, size, seed, config.augmented)
+        fresh = data.FreshData(renamed, tokenizer, longest, template, model.max_length)
+        return fresh, f"{len(rows)}, each drawn anew in every epoch"
+    return data.SupervisedData(rows, tokenizer, size, seed, longest, template), str(len(rows))
 
 
 def sft(config: SFTConfig) -> Path:
@@ -98,16 +124,8 @@ def sft(config: SFTConfig) -> Path:
         console.print(f"model from {start.loaded.describe()}")
     model, tokenizer = models.computing_in(start.model, config.dtype, config.run.attention), start.tokenizer
     parallel.check_model(model)
-    judges = "builtin" if config.reward.judges_plans else None
-    rows = data.load_split(config.data, config.data.train_split, judges, {"prompt": str, "completion": str})
-    data.check_same(config.data.dataset, config.data.train_split, rows)
     template = data.make_chat_template(tokenizer, config.data)
-    count = len(rows)
-    rows = data.without_overlong(tokenizer, rows, config.data, template)
-    data.tell_left_out(console.print, config.data, {config.data.train_split: count - len(rows)})
-    supervised = data.SupervisedData(
-        rows, tokenizer, config.batch_size, config.run.seed, config.data.max_prompt_length, template
-    )
+    supervised, what = _learned(config, model, tokenizer, template, console)
     models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
     if config.run.target is not None:
         show(console, config, partial(_plan, start, supervised))
@@ -122,7 +140,7 @@ def sft(config: SFTConfig) -> Path:
     data.tell_left_out(console.print, config.data, evaluator.left_out)
     parameters = sum(p.size for p in jax.tree.leaves(start.params))
     console.print(
-        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {len(rows)}, {parameters:,} parameters, "
+        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {what}, {parameters:,} parameters, "
         f"into {folder}"
     )
     if start.loaded is not None and (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:

@@ -11,6 +11,9 @@ from jaxppo.config.checks import JsonMapping, require, require_mapping, require_
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
 
+STREAM = "stream:"
+"""What the name of an endless data set starts with."""
+
 TOKENIZER_ARGUMENTS = ("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message")
 TOKENIZER_ARGUMENTS += ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
 TOKENIZER_ARGUMENTS += ("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens")
@@ -22,8 +25,9 @@ class DataConfig:
     """Which problems, in which splits and prompts."""
 
     dataset: str = "blocksworld"
-    """`blocksworld` (built on first use and cached), a folder with one <split>.jsonl per split, or, through the
-    `datasets` library, a hub id, a copy of its files, or a `save_to_disk` folder (alias --data)."""
+    """`blocksworld` (built on first use and cached), `stream:DOMAIN,DOMAIN,...` (endless fresh problems, see
+    docs/datasets.md), a folder with one <split>.jsonl per split, or, through the `datasets` library, a hub id, a copy
+    of its files, or a `save_to_disk` folder (alias --data)."""
     dataset_config: str | None = None
     """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
     train_split: str = "train"
@@ -43,6 +47,19 @@ class DataConfig:
     """Built-in domains: blocks:problems of split `test` (same sizes as `train`, no shared problem)."""
     test_longer_sizes: str = "6:1024"
     """Built-in domains: blocks:problems of split `test_longer` (more blocks than `train`)."""
+    stream_sizes: tuple[str, ...] = ()
+    """Streams: sizes as DOMAIN:LOW-HIGH, such as blocksworld:2-6; docs/datasets.md says what a size counts. Default:
+    the smaller half of the generator's training sizes."""
+    stream_lengths: str = "1-10"
+    """Streams: lengths of shortest plans in train, rl and test."""
+    stream_rl_lengths: str | None = None
+    """Streams: lengths of shortest plans in rl; default: stream_lengths."""
+    stream_long_lengths: str = "12-20"
+    """Streams: lengths of shortest plans in test_longer."""
+    stream_rl_rows: int = 500
+    """Streams: rows of split rl for each domain, built on first use and cached like the next ones; train is endless."""
+    stream_test_rows: int = 50
+    """Streams: rows of test and of test_longer for each domain."""
     prompt_column: str = "prompt"
     """Column of the prompts in data that are no planning problems, such as `text`."""
     min_prompt_characters: int = 0
@@ -79,11 +96,31 @@ class DataConfig:
             require(self.n_shots == 0, "n_shots", expected, self.n_shots)
         for name in ("train_sizes", "rl_sizes", "test_sizes", "test_longer_sizes"):
             parse_sizes(getattr(self, name), name)
+        self._check_stream()
         require_positive(self, "max_prompt_length")
         require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
         require(self.n_shots >= 0, "n_shots", "an integer of at least 0", self.n_shots)
         least = self.min_prompt_characters
         require(least >= 0, "min_prompt_characters", "an integer of at least 0", least)
+
+    def _check_stream(self) -> None:
+        require_positive(self, "stream_rl_rows", "stream_test_rows")
+        if self.stream_domains is None:
+            for spec in dataclasses.fields(self):
+                value, expected = getattr(self, spec.name), f"{spec.default} unless dataset is a stream"
+                require(not spec.name.startswith("stream_") or value == spec.default, spec.name, expected, value)
+        else:
+            expected = "False with a stream, whose prompts are not known before"
+            require(not self.filter_overlong_prompts, "filter_overlong_prompts", expected, True)
+            require(self.n_shots == 0, "n_shots", "0 with a stream, whose split train is endless", self.n_shots)
+            require(self.dataset_config is None, "dataset_config", "none with a stream", self.dataset_config)
+
+    @property
+    def stream_domains(self) -> tuple[str, ...] | None:
+        """The domains of `stream:...`; None for other data."""
+        if not self.dataset.startswith(STREAM):
+            return None
+        return tuple(name.strip() for name in self.dataset.removeprefix(STREAM).split(","))
 
     @property
     def text_lengths(self) -> tuple[int, int] | None:

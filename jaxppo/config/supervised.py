@@ -52,10 +52,18 @@ class SFTConfig:
     """Rows to learn from over the whole run, rounded up to whole steps; a row seen twice counts twice."""
     batch_size: int = 64
     """Rows per optimizer step, over all devices."""
+    augment: str = "none"
+    """What is drawn anew for every planning problem in every epoch, by seed, epoch and row: names (of its objects; the
+    plan is renamed with them), order (of its atoms), or names,order."""
+    stream_workers: int = 1
+    """Processes that make the rows of a stream ahead; their number does not change the rows."""
     response_length: int = 64
     """Most tokens of a completion in the evaluation at the end."""
 
     def __post_init__(self) -> None:
+        known = self.augment == "none" or {*self.augmented} <= {"names", "order"}
+        require(known, "augment", "none, or names, order or names,order", self.augment)
+        require_positive(self, "stream_workers")
         sizes = (
             "hidden_size",
             "num_hidden_layers",
@@ -81,6 +89,11 @@ class SFTConfig:
     def with_best_metric(self) -> "SFTConfig":
         """Return this configuration with the metric known by which the best checkpoint is chosen."""
         return with_best_metric(self, self.data.eval_splits[0])
+
+    @property
+    def augmented(self) -> tuple[str, ...]:
+        """What is drawn anew for every row of every epoch: some of `names` and `order`."""
+        return () if self.augment == "none" else tuple(part.strip() for part in self.augment.split(","))
 
     @property
     def num_updates(self) -> int:

@@ -21,7 +21,9 @@ from jaxppo.data.batches import (
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA, build_request, built_in_request
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum
+from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
 from jaxppo.data.rows import Row, check_same, column_names, columns_of, load_split, read_rows
+from jaxppo.data.stream import stream_of
 from jaxppo.data.tokens import (
     cut_prompts,
     decode,
@@ -42,6 +44,7 @@ __all__ = [
     "SHIPPED_DATA",
     "Batch",
     "ChatTemplate",
+    "FreshData",
     "PromptData",
     "Row",
     "Shuffled",
@@ -66,9 +69,11 @@ __all__ = [
     "padded_size",
     "preferences",
     "read_rows",
+    "renamed_in_every_epoch",
     "right_padded",
     "row_order",
     "start_ids",
+    "stream_of",
     "tell_left_out",
     "token_ids",
     "token_scores",

@@ -170,14 +170,30 @@ class SupervisedData:
         order = row_order(len(self._prompts), self.seed, step * self.batch_size, self.batch_size)
         length = min(bucket(max(self._lengths[i] for i in order), SEQUENCE_BUCKET), self.length)
         prompts, answers = [self._prompts[i] for i in order], [self._completions[i] for i in order]
-        ids, lengths = right_padded([[*p, *c] for p, c in zip(prompts, answers, strict=True)], length, self._pad_id)
-        completions, completion_lengths = right_padded(answers, self.completion_length, self._pad_id)
-        mask = np.arange(self.completion_length)[None, :] < completion_lengths[:, None]
-        return Sequences(ids, lengths - completion_lengths, completions, mask)  # type: ignore[arg-type]
+        return packed(prompts, answers, length, self.completion_length, self._pad_id)
 
     def longest_batch(self) -> Sequences:
         """Return the shapes of the sequences of a step with the longest row."""
-        shape = lambda *sizes, dtype="int32": jax.ShapeDtypeStruct((self.batch_size, *sizes), dtype)  # noqa: E731
-        completions = self.completion_length
-        ids = shape(self.length), shape(), shape(completions), shape(completions, dtype="bool")
-        return Sequences(*ids)  # type: ignore[arg-type]
+        return longest_shapes(self.batch_size, self.length, self.completion_length)
+
+
+def packed(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    length: int,
+    completion_length: int,
+    pad_id: int,
+) -> Sequences:
+    """Put prompts and completions together: sequences of `length`, completions of `completion_length`, on the host."""
+    together = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
+    ids, lengths = right_padded(together, length, pad_id)
+    completion_ids, completion_lengths = right_padded(completions, completion_length, pad_id)
+    mask = np.arange(completion_length)[None, :] < completion_lengths[:, None]
+    return Sequences(ids, lengths - completion_lengths, completion_ids, mask)  # type: ignore[arg-type]
+
+
+def longest_shapes(batch_size: int, length: int, completion_length: int) -> Sequences:
+    """Return the shapes of what `packed` gives."""
+    shape = lambda *sizes, dtype="int32": jax.ShapeDtypeStruct((batch_size, *sizes), dtype)  # noqa: E731
+    ids = shape(length), shape(), shape(completion_length), shape(completion_length, dtype="bool")
+    return Sequences(*ids)  # type: ignore[arg-type]

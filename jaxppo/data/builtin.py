@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,13 @@ def read_split(config: DataConfig, split: str) -> list[Row]:
     request = built_in_request(config, split)
     if request == _shipped_requests().get(split):
         return dataset_files.read_split(SHIPPED_DATA, split)
-    folder = cache_dir() / "datasets" / f"blocksworld-{split}-{_digest(request)}"
-    made_once(folder, lambda made: dataset_files.write_jsonl(build_request(request), made / f"{split}.jsonl"))
+    return cached_rows("blocksworld", split, request, lambda: build_request(request))
+
+
+def cached_rows(data: str, split: str, request: Mapping[str, Any], make: Callable[[], Sequence[Row]]) -> list[Row]:
+    """Read a split from the cache, or make it: what a request makes changes with the code of `planning` alone."""
+    folder = cache_dir() / "datasets" / f"{data}-{split}-{_digest(request)}"
+    made_once(folder, lambda made: dataset_files.write_jsonl(make(), made / f"{split}.jsonl"))
     return dataset_files.read_jsonl(folder / f"{split}.jsonl")
 
 
@@ -55,7 +60,7 @@ def _shipped_requests() -> dict[str, dict[str, Any]]:
     return json.loads((SHIPPED_DATA / REQUESTS_FILE).read_text(encoding="utf-8"))
 
 
-def _digest(request: dict[str, Any]) -> str:
+def _digest(request: Mapping[str, Any]) -> str:
     """Return the name of a cached split, which changes with the request and with the code that builds it."""
     folder = Path(planning.__file__).parent
     sources = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxppo import toys
 from jaxppo.config import DataConfig
-from jaxppo.data import builtin
+from jaxppo.data import builtin, stream
 from jaxppo.data.chats import plain_row
 from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
 from jaxppo.parallel import processes
@@ -28,7 +28,7 @@ PROMPT_ONLY: Mapping[str, type] = {"prompt": str}
 def load_split(
     config: DataConfig, split: str, validator: str | None = "builtin", columns: Mapping[str, type] = PROMPT_ONLY
 ) -> list[Row]:
-    """Return the rows of one split: built and cached for the built-in domain, else read from the data set.
+    """Return the rows of one split: built and cached where it is built in or a stream, else read from the data set.
 
     Every row has a text as `prompt`, and those that are chats have `messages`: see `chats.plain_row`.
 
@@ -50,6 +50,8 @@ def load_split(
         if config.dataset_config is not None:
             raise DataError(f"dataset_config: expected none for blocksworld, got {config.dataset_config!r}")
         return builtin.read_split(config, split)
+    if config.stream_domains is not None:
+        return stream.read_stream_split(config, split)
     if validator is None:
         return _text_rows(config, split, columns)
     try:

@@ -11,10 +11,11 @@ from jaxppo.config import DataConfig
 from jaxppo.config.reading import parse_json
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, load_split
+from jaxppo.data.stream import stream_of
 from jaxppo.errors import DataError, first_line
 from jaxppo.planning import prompts
 from jaxppo.planning.datasets import files as dataset_files
-from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.domains import BLOCKSWORLD, DOMAINS
 
 # --- fresh tokenizers
 
@@ -22,14 +23,18 @@ from jaxppo.planning.domains import BLOCKSWORLD
 def words_of_dataset(config: DataConfig) -> list[str]:
     """Return the words that a fresh word-level tokenizer needs for a data set.
 
-    They are those of all problems of the built-in domain; those of the list in `vocabulary.json` of a folder that has
-    one; else those of the rows of `train_split` and `eval_splits`.
+    They are those of all problems of the built-in domain or of a stream; those of the list in `vocabulary.json` of a
+    folder that has one; else those of the rows of `train_split` and `eval_splits`.
 
     Raises:
         DataError: the file is no list of words, or a row is malformed.
     """
     if config.dataset == "blocksworld":
         return prompts.vocabulary([BLOCKSWORLD.pddl], BLOCKSWORLD.names, config.prompt_style)
+    if config.stream_domains is not None:
+        domains = [DOMAINS[name] for name in stream_of(config, "train").domains]
+        names = [name for domain in domains for name in domain.names]
+        return prompts.vocabulary([domain.pddl for domain in domains], names, config.prompt_style)
     path = Path(config.dataset) / dataset_files.VOCABULARY_FILE
     if path.is_file():
         return _read_words(path)

@@ -10,7 +10,7 @@ import jax
 
 from jaxppo import models
 from jaxppo.config import SelfTrainConfig, SFTConfig
-from jaxppo.data import SupervisedData
+from jaxppo.data import FreshData, SupervisedData
 from jaxppo.errors import TrainingError
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
@@ -68,7 +68,7 @@ class SFT:
         parts = memory.parts_at_once([self.model], rows // self.parallel.row_shards, length)
         return in_parts((batch, ops.mean_weights(batch.completion_mask, (0, 1))), parts)
 
-    def step(self, rows: SupervisedData) -> Callable[[TrainState, int], StepOutput]:
+    def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, int], StepOutput]:
         """Return the step of a run that learns from these rows."""
         return supervised_step(self.program, lambda number: self.weighted(rows.batch(number)), self.parallel)
 

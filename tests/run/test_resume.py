@@ -266,6 +266,34 @@ def test_sigterm_in_supervised_training_saves_the_step_and_the_resumed_run_is_th
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset": "stream:blocksworld,ferry", "stream_test_rows": 2, "stream_workers": 2},
+        {"augment": "names,order"},
+    ],
+    ids=["stream", "augment"],
+)
+def test_rows_made_when_their_step_comes_are_the_same_after_a_resume(changes, tmp_path, monkeypatch):
+    sft.sft(sft_config(tmp_path / "whole", **changes))
+    batch = data.FreshData.batch
+
+    def strike(self, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch(self, step)
+
+    with monkeypatch.context() as patch, pytest.raises(Preempted):
+        patch.setattr(data.FreshData, "batch", strike)
+        sft.sft(sft_config(tmp_path / "stopped", **changes))
+    assert steps_of(tmp_path / "stopped") == [3]
+    sft.sft(sft_config(tmp_path / "stopped", resume=True, **changes))
+    assert comparable(tmp_path / "stopped") == comparable(tmp_path / "whole")
+    weights = [(tmp_path / name / "policy" / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.full
 def test_sigterm_in_the_evaluation_after_training_stops_in_order(tmp_path, monkeypatch):
     complete = evaluator.Evaluator.complete
 

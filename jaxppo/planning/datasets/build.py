@@ -111,12 +111,25 @@ def _fill(config: BuildConfig, plans: Path, terminal: Terminal) -> list[SplitBui
     total = sum(builder.spec.n_rows for builder in builders) + 2 * config.n_test * len(waiting)
     terminal.print(f"{total} rows wanted, into {config.output_dir}; after a stop, run the same command again")
     batch = _next_batch(config, waiting, builders)  # before the bar, which guesses the time left
+    told: set[tuple[str, str]] = set()
     with terminal.progress(total, "build", unit="row") as progress:
         while batch:
             _solve(config, plans, batch, builders, progress)
             batch = _next_batch(config, waiting, builders)
+            _tell_given_up(builders, told, terminal)
     order = [*config.domains, *config.unseen_domains]  # and not that in which splits became full
     return sorted(builders, key=lambda builder: order.index(builder.spec.domain.name))
+
+
+def _tell_given_up(builders: Sequence[SplitBuilder], told: set[tuple[str, str]], terminal: Terminal) -> None:
+    """Say of each split that stays short, once, why."""
+    for builder in builders:
+        name = builder.spec.domain.name, builder.spec.split
+        if not builder.is_open and builder.n_missing and name not in told:
+            told.add(name)
+            terminal.print(
+                f"{name[1]} of {name[0]}: {builder.why_closed}; {len(builder.accepted)} of {builder.spec.n_rows} rows"
+            )
 
 
 def _next_batch(

@@ -6,7 +6,7 @@ stream: so what a split holds depends on the draws and their plans, and never on
 
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,8 +21,26 @@ PROBLEM_NAME = "task"
 """What every problem calls itself: its own name would be one more word in a prompt, and give the split away."""
 # A stream is given up where this many draws in a row may not enter the split, or this many plans in a row do not fit.
 _MAX_DRAWS, _MAX_PLANS = 5_000, 400
-# Problems solved at a time for one split, at least and at most.
-_CHUNK = range(8, 100)
+# And where of the last so many problems that may enter it, fewer than so many had not been drawn before.
+_WINDOW, _LEAST_NEW = 500, 3
+# Problems solved at a time for one split, at least and at most, and draws after which they may be fewer.
+_CHUNK, _ROUND = range(8, 100), 2_000
+
+
+class Supply:
+    """Whether draws still bring new problems, judged by the last ones of those that are of the right kind."""
+
+    def __init__(self) -> None:
+        self._last: deque[bool] = deque(maxlen=_WINDOW)
+
+    def saw(self, is_new: bool) -> None:
+        """Take note of a draw."""
+        self._last.append(is_new)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Return whether hardly any of the last draws was new."""
+        return len(self._last) == _WINDOW and sum(self._last) < _LEAST_NEW
 
 
 class Candidate(NamedTuple):
@@ -95,6 +113,7 @@ class SplitBuilder:
     _drawn: int = 0
     _skips: Counter[str] = field(default_factory=Counter)
     _forms: set[str] = field(default_factory=set)
+    _supply: Supply = field(default_factory=Supply)
     _is_dry: bool = False
     _misses: int = 0
 
@@ -103,12 +122,22 @@ class SplitBuilder:
         """Rows that are still wanted."""
         return self.spec.n_rows - len(self.accepted)
 
+    @property
+    def why_closed(self) -> str:
+        """Say why a split that is not open has rows missing."""
+        if self._supply.is_exhausted:
+            return "hardly any problem of these sizes is new any more"
+        if self._misses >= _MAX_PLANS:
+            return f"{self._misses} plans in a row have other lengths"
+        return f"{_MAX_DRAWS} draws in a row may not enter it"
+
     def draw(self) -> list[Candidate]:
         """Draw the next candidates: about as many as the missing rows need, judged by those so far."""
         share = (len(self.accepted) + 3) / (self.planned + 4)
         wanted = min(max(math.ceil(1.1 * self.n_missing / share), _CHUNK[0]), _CHUNK[-1])
-        candidates = []
-        while len(candidates) < wanted and not self._is_dry:
+        candidates: list[Candidate] = []
+        first = self._drawn
+        while len(candidates) < wanted and not self._is_dry and not (candidates and self._drawn - first > _ROUND):
             candidate = self._next()
             if candidate is None:
                 self._is_dry = True
@@ -157,6 +186,8 @@ class SplitBuilder:
         """Draw until a problem may enter the split; None where that is hopeless."""
         spec = self.spec
         for _ in range(_MAX_DRAWS):
+            if self._supply.is_exhausted:
+                return None
             index, size = self._drawn, spec.sizes[self._drawn % len(spec.sizes)]
             self._drawn += 1
             rng = random.Random(f"{spec.domain.name}/{spec.split}/{spec.seed}/{index}")
@@ -174,7 +205,9 @@ class SplitBuilder:
         form = canonical_form(problem)
         if partition_of_form(form) != SPLIT_PARTITIONS[self.spec.split]:
             return "other partition"
-        if form in self._forms or form in self.spec.taken:
+        is_new = form not in self._forms and form not in self.spec.taken
+        self._supply.saw(is_new)
+        if not is_new:
             return "repeated"
         self._forms.add(form)
         return None

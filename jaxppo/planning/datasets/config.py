@@ -1,6 +1,7 @@
 """Settings of `python -m jaxppo.planning build|import|inspect|push`: frozen dataclasses, checked when made."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -30,7 +31,7 @@ def parse_lengths(text: str, name: str = "lengths") -> range:
     return range(int(match[1]), int(match[2]) + 1)  # type: ignore[index]
 
 
-def parse_domain_sizes(texts: tuple[str, ...]) -> dict[str, range]:
+def parse_domain_sizes(texts: Sequence[str], name: str = "train_sizes") -> dict[str, range]:
     """Read `("blocksworld:3-6", ...)` as {domain: sizes}.
 
     Raises:
@@ -41,8 +42,8 @@ def parse_domain_sizes(texts: tuple[str, ...]) -> dict[str, range]:
         domain, _, span = text.partition(":")
         match = re.fullmatch(r"(\d+)-(\d+)", span.strip())
         well_formed = match is not None and int(match[1]) <= int(match[2])
-        require(well_formed, "train_sizes", "DOMAIN:LOW-HIGH such as blocksworld:3-6", text)
-        require(domain not in sizes, "train_sizes", "each domain once", domain)
+        require(well_formed, name, "DOMAIN:LOW-HIGH such as blocksworld:3-6", text)
+        require(domain not in sizes, name, "each domain once", domain)
         sizes[domain] = range(int(match[1]), int(match[2]) + 1)  # type: ignore[index]
     return sizes
 

@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jaxppo.planning.datasets.rows import Row, make_row, reference_plans
-from jaxppo.planning.language.parse import Problem, parse_domain
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action, parse_action
 from jaxppo.planning.transform.renaming import permute_atoms, rename_objects, rename_plan
 
@@ -21,27 +22,64 @@ def renamed_rows(row: Row, pools: Mapping[str, Sequence[str]], count: int, seed:
     Raises:
         ConfigError: as for `rename_objects`.
     """
-    domain = parse_domain(row["domain_pddl"])
-    plans = [tuple(map(parse_action, plan)) for plan in reference_plans(row["reference_plan"])]
     for number in range(1, count + 1):
         rng = random.Random(f"{row['id']}/{number}/{seed}")
-        problem_pddl, mapping = rename_objects(row["problem_pddl"], domain, rng, pools)
-        renamed = [rename_plan(plan, mapping) for plan in plans]
-        same = make_row(
-            id=f"{row['id']}-{number}",
-            domain=row["domain"],
-            split=row["split"],
-            domain_pddl=row["domain_pddl"],
-            problem_pddl=permute_atoms(problem_pddl, rng),
-            plan=renamed[0],
-            prompt_style=row["prompt_style"],
-            planner=row["planner"],
-            obfuscation=None,
-            paired_id=row["id"],
-        )
-        if len(renamed) > 1:
-            same["reference_plan"] = [list(map(format_action, plan)) for plan in renamed]
-        yield same
+        yield renamed_row(row, pools, rng) | {
+            "id": f"{row['id']}-{number}",
+            "obfuscation": None,
+            "paired_id": row["id"],
+        }
+
+
+def renamed_row(
+    row: Row, pools: Mapping[str, Sequence[str]], rng: random.Random, *, names: bool = True, order: bool = True
+) -> Row:
+    """Return a row with its problem, prompt and plans under other names, or its atoms in another order.
+
+    Args:
+        row: a row with all columns; further ones are left out.
+        pools: names for the objects, see `rename_objects`.
+        rng: the only source of randomness.
+        names: whether objects get other names.
+        order: whether atoms get another order.
+
+    Raises:
+        ConfigError: as for `rename_objects`.
+    """
+    problem_pddl, mapping = row["problem_pddl"], {}
+    if names:
+        problem_pddl, mapping = rename_objects(problem_pddl, parse_domain(row["domain_pddl"]), rng, pools)
+    plans = [rename_plan(map(parse_action, plan), mapping) for plan in reference_plans(row["reference_plan"])]
+    same = make_row(
+        id=row["id"],
+        domain=row["domain"],
+        split=row["split"],
+        domain_pddl=row["domain_pddl"],
+        problem_pddl=permute_atoms(problem_pddl, rng) if order else problem_pddl,
+        plan=plans[0],
+        prompt_style=row["prompt_style"],
+        planner=row["planner"],
+    )
+    if len(plans) > 1:
+        same["reference_plan"] = [list(map(format_action, plan)) for plan in plans]
+    return same
+
+
+def pools_of_rows(rows: Iterable[Row]) -> dict[str, Mapping[str, Sequence[str]]]:
+    """Return per domain the names that its objects may get: the generator's, or those that they have in the rows."""
+    problems: dict[str, list[Problem]] = {}
+    for row in rows:
+        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
+        problems.setdefault(row["domain"], []).append(problem)
+    return {name: _generators_pools(name, own) or pools_of(own) for name, own in problems.items()}
+
+
+def _generators_pools(name: str, problems: Iterable[Problem]) -> Mapping[str, Sequence[str]] | None:
+    """Return the pools of our domain of this name, if the problems have no objects but those that it may name."""
+    if name not in DOMAINS:
+        return None
+    known = {*DOMAINS[name].names}
+    return DOMAINS[name].pools if all(known.issuperset(problem.objects) for problem in problems) else None
 
 
 def pools_of(problems: Iterable[Problem]) -> dict[str, list[str]]:

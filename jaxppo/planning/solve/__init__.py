@@ -3,4 +3,4 @@
 In: a problem. Out: a plan, or why there is none.
 """
 
-__all__ = ["blocksworld", "planners", "walk"]
+__all__ = ["blocksworld", "planners", "search", "walk"]

@@ -4,7 +4,7 @@ Source: Bonet and Geffner, Planning as heuristic search, Artificial Intelligence
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxppo.planning.solve.strips import StripsTask, facts_of
 
@@ -55,79 +55,72 @@ def _additive_costs(task: StripsTask, state: int) -> tuple[list[int], list[int],
     return cost, chosen, step_cost
 
 
-def landmark_cut(task: StripsTask, state: int) -> int:
-    """Sum the costs of disjoint sets of steps, of each of which every plan has one.
+def landmark_cut(task: StripsTask, state: int, enough: int = INFINITY) -> tuple[int, set[int]]:
+    """Count disjoint sets of steps, of each of which every plan has one; returns the number, and the steps in them.
 
     Round after round: costs of facts by `hmax`; the facts from which the goal costs nothing more; the steps that enter
-    them are the landmark, whose lowest cost is added to the estimate and taken from each of its steps.
+    them are the landmark, and cost nothing from then on.
+
+    A step in none of the sets leads to a state whose number is no lower, since a plan from there still has a step of
+    each set; a step in one of them lowers it by one at most.
+
+    Args:
+        task: the problem.
+        state: where plans begin.
+        enough: the count ends here.
     """
     prices, total = [1] * len(task.needs), 0
+    used: set[int] = set()
     while True:
         cost, hardest = _max_costs(task, state, prices)
         last = max(task.goals, key=cost.__getitem__, default=0)
         if cost[last] == INFINITY:
-            return INFINITY
-        if cost[last] == 0:
-            return total
-        cut = _cut(task, state, prices, hardest, last)
-        least = min(prices[number] for number in cut)
-        total += least
-        for number in cut:
-            prices[number] -= least
+            return INFINITY, set()
+        if cost[last] == 0 or total >= enough:
+            return total, used
+        total += 1
+        for number in _cut(task, prices, hardest, last):
+            prices[number] = 0
+            used.add(number)
 
 
 def _max_costs(task: StripsTask, state: int, prices: Sequence[int]) -> tuple[list[int], list[int]]:
     """Compute per fact its `hmax` cost, per step its costliest need: the last to become known (-1: never)."""
     cost, hardest = [INFINITY] * len(task.users), [-1] * len(task.needs)
-    missing = list(map(len, task.needs))
-    heap = [(0, fact) for fact in facts_of(state)]
-    for _, fact in heap:
+    missing, users, gives = list(map(len, task.needs)), task.users, task.gives
+    now, known = 0, list(facts_of(state))
+    for fact in known:
         cost[fact] = 0
-    while heap:
-        now, fact = heapq.heappop(heap)
-        if now > cost[fact]:
-            continue
-        for number in task.users[fact]:
-            missing[number] -= 1
-            if not missing[number]:
-                hardest[number] = fact
-                price = now + prices[number]
-                for given in task.gives[number]:
-                    if price < cost[given]:
-                        cost[given] = price
-                        heapq.heappush(heap, (price, given))
+    while known:  # the facts of one cost after the other: a step costs 0 or 1
+        later: list[int] = []
+        for fact in known:  # it grows
+            if cost[fact] < now:
+                continue
+            for number in users[fact]:
+                missing[number] -= 1
+                if not missing[number]:
+                    hardest[number] = fact
+                    price, found = (now + 1, later) if prices[number] else (now, known)
+                    for given in gives[number]:
+                        if price < cost[given]:
+                            cost[given] = price
+                            found.append(given)
+        now, known = now + 1, later
     return cost, hardest
 
 
-def _cut(task: StripsTask, state: int, prices: Sequence[int], hardest: Sequence[int], last: int) -> list[int]:
-    """Find the steps that lead from what the state reaches into what leads to the goal at no cost."""
+def _cut(task: StripsTask, prices: Sequence[int], hardest: Sequence[int], last: int) -> list[int]:
+    """Find the steps that lead into what leads to the goal at no cost."""
     free: dict[int, list[int]] = {}  # fact to the facts that give it at no cost
-    uses: dict[int, list[int]] = {}  # fact to the steps that wait for it
     for number, fact in enumerate(hardest):
-        if fact >= 0:
-            uses.setdefault(fact, []).append(number)
-            if not prices[number]:
-                for given in task.gives[number]:
-                    free.setdefault(given, []).append(fact)
-    zone = _closure([last], lambda fact: free.get(fact, ()))
-    cut: list[int] = []
-
-    def onwards(fact: int) -> Iterator[int]:
-        for number in uses.get(fact, ()):
-            if zone.isdisjoint(task.gives[number]):
-                yield from task.gives[number]
-            else:
-                cut.append(number)
-
-    _closure(list(facts_of(state)), onwards)
-    return cut
-
-
-def _closure(found: list[int], following: Callable[[int], Iterable[int]]) -> set[int]:
-    """Collect what these facts lead to, themselves included."""
-    seen = set(found)
-    for fact in found:  # it grows
-        new = [other for other in dict.fromkeys(following(fact)) if other not in seen]
-        seen.update(new)
-        found.extend(new)
-    return seen
+        if fact >= 0 and not prices[number]:
+            for given in task.gives[number]:
+                free.setdefault(given, []).append(fact)
+    zone, bits, stack = {last}, 1 << last, [last]
+    while stack:
+        for fact in free.get(stack.pop(), ()):
+            if fact not in zone:
+                zone.add(fact)
+                bits |= 1 << fact
+                stack.append(fact)
+    return [number for number, give in enumerate(task.give) if give & bits and 0 <= hardest[number] not in zone]

@@ -6,6 +6,7 @@ same plan in every process and for every order of its facts.
 """
 
 import heapq
+from collections.abc import Sized
 from itertools import count
 
 from jaxppo.planning.language.parse import Problem
@@ -18,7 +19,7 @@ from jaxppo.planning.solve.strips import StripsTask, compile_task
 
 __all__ = ["MAX_STATES", "VERSION", "SearchLimitError", "solve"]
 
-VERSION = "1"
+VERSION = "2"
 """Grows with every change that may change a plan."""
 MAX_STATES = 50_000
 """States that a search keeps: a minute or so, and some hundred MB."""
@@ -29,12 +30,14 @@ _CameFrom = dict[int, tuple[int, int] | None]
 """State to the state before it and the step between."""
 
 
-def solve(problem: Problem, *, optimal: bool = False, max_states: int = MAX_STATES) -> tuple[Action, ...] | None:
+def solve(
+    problem: Problem, *, optimal: bool = False, max_states: int = MAX_STATES, longest: int | None = None
+) -> tuple[Action, ...] | None:
     """Find a plan.
 
     By default: greedy best-first search, states being evaluated when they are taken out, with two queues (all steps and
     the helpful ones) and the relaxed plan that additive costs choose; in the end steps that the plan can do without go.
-    `optimal`: A* with the landmark cut, which is admissible; the plan has the fewest steps.
+    `optimal`: A* with the landmark cut, which is admissible, where the landmarks do not prove the greedy plan shortest.
 
     Source: Hoffmann and Nebel, The FF planning system, JAIR 14 (2001); Keyder and Geffner, Heuristics for planning with
     action costs revisited, ECAI 2008; Richter and Helmert, Preferred operators and deferred evaluation in satisficing
@@ -45,6 +48,7 @@ def solve(problem: Problem, *, optimal: bool = False, max_states: int = MAX_STAT
         problem: from `parse_problem`.
         optimal: whether the plan must be a shortest one.
         max_states: most states to keep.
+        longest: with `optimal`, longer plans are not looked for, which is much faster than to find and refuse them.
 
     Returns:
         The plan, or None where there is none.
@@ -58,7 +62,10 @@ def solve(problem: Problem, *, optimal: bool = False, max_states: int = MAX_STAT
     task = compile_task(problem, reachable_steps(problem))
     if task is None:
         return None
-    numbers = _shortest(task, max_states) if optimal else _greedy(task, max_states)
+    if optimal:
+        numbers = _shortest(task, max_states, INFINITY - 1 if longest is None else longest)
+    else:
+        numbers = _greedy(task, max_states)
     return None if numbers is None else tuple(task.actions[number] for number in numbers)
 
 
@@ -101,8 +108,8 @@ def _greedy(task: StripsTask, max_states: int) -> list[int] | None:
     return None
 
 
-def _check_limit(came_from: _CameFrom, max_states: int) -> None:
-    if len(came_from) >= max_states:
+def _check_limit(states: Sized, max_states: int) -> None:
+    if len(states) >= max_states:
         raise SearchLimitError(f"no plan among {max_states} states")
 
 
@@ -131,30 +138,44 @@ def _without_detours(task: StripsTask, plan: list[int]) -> list[int]:
     return plan
 
 
-def _shortest(task: StripsTask, max_states: int) -> list[int] | None:
+def _shortest(task: StripsTask, max_states: int, longest: int) -> list[int] | None:
+    """Run A* below the length of a greedy plan, which is a shortest one where nothing is found there.
+
+    States are evaluated when they are taken out; until then the landmarks of the state before bound them.
+    """
+    estimate, cut = landmark_cut(task, task.start, longest + 1)
+    if estimate > longest:
+        return None
+    greedy = _greedy(task, max_states)
+    if greedy is None:
+        return None
+    bound = min(len(greedy), longest + 1)
     came_from: _CameFrom = {task.start: None}
-    distance, estimates = {task.start: 0}, {task.start: landmark_cut(task, task.start)}
+    distance, evaluated = {task.start: 0}, {task.start: (estimate, cut)}
     order = count()
-    heap = [(estimates[task.start], estimates[task.start], next(order), 0, task.start)]
-    while heap:
-        total, _, _, length, state = heapq.heappop(heap)
-        if total >= INFINITY:
-            return None
-        if length > distance[state]:
+    heap = [(estimate, 0, next(order), task.start)]
+    while heap and heap[0][0] < bound:
+        total, behind, _, state = heapq.heappop(heap)
+        if -behind > distance[state]:
             continue
         if state & task.goal == task.goal:
             return _path(came_from, state)
+        if state not in evaluated:
+            _check_limit(evaluated, max_states)
+            evaluated[state] = landmark_cut(task, state, bound + behind)
+        estimate, cut = evaluated[state]
+        if estimate - behind > total:
+            heapq.heappush(heap, (estimate - behind, behind, next(order), state))
+            continue
+        length = 1 - behind
         for number in _applicable(task, state):
             following = _after(task, state, number)
-            if length + 1 >= distance.get(following, INFINITY):
-                continue
-            if following not in estimates:
-                _check_limit(came_from, max_states)
-                estimates[following] = landmark_cut(task, following)
-            distance[following], came_from[following] = length + 1, (state, number)
-            estimate = estimates[following]
-            heapq.heappush(heap, (length + 1 + estimate, estimate, next(order), length + 1, following))
-    return None
+            least = evaluated[following][0] if following in evaluated else estimate - (number in cut)
+            following_total = max(total, length + least)
+            if following_total < bound and length < distance.get(following, INFINITY):
+                distance[following], came_from[following] = length, (state, number)
+                heapq.heappush(heap, (following_total, -length, next(order), following))
+    return greedy if len(greedy) <= longest else None
 
 
 def _applicable(task: StripsTask, state: int) -> list[int]:

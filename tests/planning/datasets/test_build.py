@@ -91,7 +91,7 @@ def test_every_reference_plan_is_valid_and_every_column_true(rows):
         plan = tuple(map(parse_action, row["reference_plan"]))
         assert execute(problem_of(row), plan).valid and len(plan) == row["plan_length"] > 0
         assert parse_completion(row["completion"], row["prompt_style"], row["domain_pddl"]).actions == plan
-        assert len(problem_of(row).objects) == row["n_objects"] and row["planner"] == "builtin 1"
+        assert len(problem_of(row).objects) == row["n_objects"] and row["planner"] == "builtin 2"
 
 
 def test_splits_keep_to_their_lengths_and_numbers_of_objects(rows):
@@ -329,8 +329,24 @@ def test_a_split_that_cannot_be_filled_is_reported_and_the_rest_written(tmp_path
     assert 5 < n_found < 29
     assert report["shortfalls"] == [f"train of blocksworld: {n_found} of 60 rows"]
     assert f"warning: fewer rows than asked for: train of blocksworld: {n_found} of 60 rows" in shown
+    assert f"train of blocksworld: 100 draws in a row may not enter it; {n_found} of 60 rows" in shown
     assert report["splits"]["train"]["ferry"]["rows"] == 60
     assert f"train of blocksworld: {n_found} of 60 rows" in (tmp_path / "README.md").read_text()
+
+
+def test_an_exhausted_split_is_recognised_by_what_its_last_draws_brought(monkeypatch):
+    domain = dataclasses.replace(DOMAINS["blocksworld"], train_sizes=range(2, 4))
+    lengths, settings = (range(1, 30),), {"sizes": range(2, 4), "n_objects": range(99), "seed": 0}
+    spec = candidates.SplitSpec(domain=domain, split="train", n_rows=200, lengths=lengths, **settings)
+    builder = candidates.SplitBuilder(spec)
+    found = 0
+    while drawn := builder.draw():
+        found += len(drawn)
+    assert not builder.is_open and "hardly any problem of these sizes is new" in builder.why_closed
+    # Of the 31 - 5 problems, about three fifths are of the partition; a window of draws brings the last.
+    assert 5 < found < 29
+    repeated = builder.figures()["draws"] - builder.figures()["solved"]
+    assert repeated < 3 * candidates._WINDOW
 
 
 def test_problems_that_no_planner_solves_are_listed_and_the_build_goes_on(tmp_path, monkeypatch):
@@ -365,7 +381,7 @@ def test_optimal_costs_come_from_the_second_planner(tmp_path):
     make(tmp_path, optimal_planner="builtin-optimal", short_lengths="3-6", n_rl=0, n_train=4, n_test=0)
     rows = read_split(tmp_path, "train")
     assert all(0 < row["optimal_cost"] <= row["plan_length"] for row in rows)
-    assert any(row["planner"] == "builtin 1" for row in rows)
+    assert any(row["planner"] == "builtin 2" for row in rows)
 
 
 @pytest.mark.parametrize(

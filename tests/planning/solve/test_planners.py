@@ -220,13 +220,13 @@ def test_find_plans_cache_saves_work(fake, tmp_path):
     assert calls(fake) == Counter(p=1, partial=1, raising=2, q=1)  # a crash may have had a passing reason
     lines = [json.loads(line) for line in cache.read_text().splitlines()]
     assert Counter(line["id"] for line in lines) == {"id-p": 1, "id-partial": 1, "id-raising": 2, "id-q": 1}
-    assert {line["planner"] for line in lines} == {"fake 1"}
+    assert {line["planner"] for line in lines} == {"fake 2"}
 
 
 def test_find_plans_cache_keeps_planners_and_contents_apart(fake, tmp_path, monkeypatch):
     cache = tmp_path / "plans.jsonl"
     list(find_plans([task("p")], planner="fake", cache=cache))
-    monkeypatch.setattr("jaxppo.planning.solve.search.VERSION", "2")
+    monkeypatch.setattr("jaxppo.planning.solve.search.VERSION", "other")
     list(find_plans([task("p")], planner="fake", cache=cache))
     list(find_plans([task("p", seed=1)], planner="fake", cache=cache))
     assert calls(fake) == Counter(p=3)

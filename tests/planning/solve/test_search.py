@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxppo.planning import UnsupportedPddlError, execute, format_action, parse_domain, parse_problem
-from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.domains import BLOCKSWORLD, DOMAINS
 from jaxppo.planning.language.parse import Domain, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import check_action
@@ -25,6 +25,7 @@ from jaxppo.planning.solve.strips import compile_task
 from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.val import find_val, run_val_many
 from tests import ROOT
+from tests.planning.breadth_first import shortest_plan
 from tests.planning.families import LAB, POST, draw_cases
 
 CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
@@ -288,10 +289,10 @@ def test_estimates_along_a_shortest_plan():
     state = task.start
     for done, action in enumerate(plan):
         left = len(plan) - done
-        assert 0 < landmark_cut(task, state) <= left and 0 < relaxed_plan(task, state)[0] < INFINITY
+        assert 0 < landmark_cut(task, state)[0] <= left and 0 < relaxed_plan(task, state)[0] < INFINITY
         number = task.actions.index(action)
         state = state & task.keep[number] | task.give[number]
-    assert landmark_cut(task, state) == relaxed_plan(task, state)[0] == 0
+    assert landmark_cut(task, state)[0] == relaxed_plan(task, state)[0] == 0
 
 
 def test_landmark_cut_is_admissible_everywhere():
@@ -319,15 +320,28 @@ def test_landmark_cut_is_admissible_everywhere():
         }
     assert len(after) == 22  # 13 states with an empty hand, and 3 times 3 with a held block
     for state, steps in distance.items():
-        estimate = landmark_cut(task, state)
+        estimate = landmark_cut(task, state)[0]
         assert estimate <= steps and (estimate > 0) is (steps > 0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["blocksworld", "ferry", "gripper", "miconic", "logistics", "driverlog"])
+def test_optimal_plans_are_as_short_as_breadth_first_search_finds_them(name):
+    rng, domain = random.Random(name), DOMAINS[name]
+    for size in [*domain.train_sizes[:2]] * 3:
+        problem = parse_problem(domain.generate_problem(size, rng, "p"), parse_domain(domain.pddl))
+        best, plan = shortest_plan(problem), solve(problem, optimal=True)
+        assert best is not None and plan is not None and execute(problem, plan).valid
+        assert len(plan) == len(best) == len(solve(problem, optimal=True, longest=len(best)) or ())
+        assert len(best) == 0 or solve(problem, optimal=True, longest=len(best) - 1) is None
 
 
 SCRIPT = """
 import random, sys
 from jaxppo.planning import format_action, parse_domain, parse_problem
-from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.domains import BLOCKSWORLD, DOMAINS
 from jaxppo.planning.solve.search import solve
+from tests.planning.breadth_first import shortest_plan
 from tests.planning.families import draw_cases
 
 rng = random.Random(3)

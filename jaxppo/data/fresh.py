@@ -1,0 +1,106 @@
+"""Rows that are made when their step comes: those of a stream, and rows of a folder under other names.
+
+What a step learns from depends on nothing but the settings and its number, so a run resumes exactly.
+"""
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, longest_shapes, packed, row_order
+from jaxppo.data.chat_template import ChatTemplate
+from jaxppo.data.tokens import encode_completions, encode_prompts
+from jaxppo.errors import DataError
+from jaxppo.planning.datasets.renamed_rows import pools_of_rows, renamed_row
+from jaxppo.planning.datasets.rows import COLUMNS
+from jaxppo.types import Sequences
+
+Row = dict[str, Any]
+
+
+class FreshData:
+    """Prompts with their reference completions, packed and right-padded to the buckets of the longest of a batch.
+
+    Args:
+        rows_of: from the number of a step to its rows; a pure function.
+        tokenizer: of the model.
+        max_prompt_length: longest prompt allowed.
+        template: how prompts stand in front of the model; default: as they are.
+        most_tokens: of a prompt and its completion; None where the model takes any number.
+
+    Attributes:
+        longest: tokens of the longest row of the first step; later ones may be longer.
+    """
+
+    def __init__(
+        self,
+        rows_of: Callable[[int], Sequence[Row]],
+        tokenizer: Any,
+        max_prompt_length: int,
+        template: ChatTemplate | None = None,
+        most_tokens: int | None = None,
+    ):
+        self._rows_of, self._tokenizer, self._template = rows_of, tokenizer, template
+        self._max_prompt_length, self._most_tokens = max_prompt_length, most_tokens
+        self._first = self._encoded(0)
+        self.longest = max(len(prompt) + len(answer) for prompt, answer in zip(*self._first, strict=True))
+
+    def batch(self, step: int) -> Sequences:
+        """Return the sequences of step `step` (0-based), numpy arrays.
+
+        Raises:
+            DataError: a row has too many tokens, or as for its source.
+        """
+        prompts, answers = self._encoded(step)
+        longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+        if self._most_tokens is not None and longest > self._most_tokens:
+            expected = f"rows of at most {self._most_tokens} tokens, which the model has positions for"
+            raise DataError(f"train_split: expected {expected}, got {longest} in step {step + 1}")
+        length, completion_length = bucket(longest, SEQUENCE_BUCKET), bucket(max(map(len, answers)), SEQUENCE_BUCKET)
+        return packed(prompts, answers, length, completion_length, self._tokenizer.pad_token_id)
+
+    def longest_batch(self) -> Sequences:
+        """Return the shapes of the sequences of the first step."""
+        prompts, answers = self._first
+        return longest_shapes(len(prompts), bucket(self.longest), bucket(max(map(len, answers))))
+
+    def _encoded(self, step: int) -> tuple[list[list[int]], list[list[int]]]:
+        rows = self._rows_of(step)
+        prompts = encode_prompts(self._tokenizer, rows, self._max_prompt_length, template=self._template)
+        return prompts, encode_completions(self._tokenizer, rows, self._template)
+
+
+def renamed_in_every_epoch(
+    rows: Sequence[Row], batch_size: int, seed: int, augment: Collection[str]
+) -> Callable[[int], list[Row]]:
+    """Return the function from a step to rows in the order of `row_order`, each drawn anew by (seed, epoch, row).
+
+    Args:
+        rows: planning problems with all columns.
+        batch_size: rows of a step.
+        seed: of the order, and of the names.
+        augment: some of `names` and `order`.
+
+    Raises:
+        DataError: rows that are not planning problems, or are chats.
+    """
+    for row in rows:
+        if not COLUMNS.keys() <= row.keys() or "messages" in row:
+            raise DataError(f"augment: expected planning problems, got row {row['id']} with columns {', '.join(row)}")
+    pools = pools_of_rows(rows)
+
+    def rows_of(step: int) -> list[Row]:
+        places = range(step * batch_size, (step + 1) * batch_size)
+        order = row_order(len(rows), seed, places[0], batch_size).tolist()
+        return [
+            renamed_row(
+                rows[number],
+                pools[rows[number]["domain"]],
+                random.Random(f"{seed}/{place // len(rows)}/{number}"),
+                names="names" in augment,
+                order="order" in augment,
+            )
+            for place, number in zip(places, order, strict=True)
+        ]
+
+    return rows_of

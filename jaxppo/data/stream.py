@@ -1,0 +1,58 @@
+"""Streams as data sets: the splits that are drawn once and kept in the cache, beside the endless one for training."""
+
+from collections.abc import Collection
+from typing import Any
+
+from jaxppo.config import DataConfig
+from jaxppo.data.builtin import cached_rows
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning.datasets.config import parse_lengths
+from jaxppo.planning.datasets.stream import Stream, distinct_rows
+
+Row = dict[str, Any]
+
+_BANDS = {"test": "lengths", "test_longer": "long_lengths"}
+"""Splits of one partition, which the lengths of their plans keep apart, and the settings of these."""
+
+
+def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> Stream:
+    """Return the stream that a split draws from.
+
+    Raises:
+        ConfigError: unknown domains, or sizes or lengths that there are not.
+        DataError: an unknown split.
+    """
+    lengths = {
+        "train": config.stream_lengths,
+        "rl": config.stream_rl_lengths or config.stream_lengths,
+        "test": config.stream_lengths,
+        "test_longer": config.stream_long_lengths,
+    }
+    if split not in lengths:
+        expected = f"one of {', '.join(lengths)} for a stream"
+        raise DataError(f"train_split, eval_splits: expected {expected}, got {split!r}")
+    short, long = (parse_lengths(lengths[name], f"stream_{key}") for name, key in _BANDS.items())
+    if long[0] <= short[-1]:
+        expected = f"lengths above those of stream_lengths ({config.stream_lengths})"
+        raise ConfigError(f"stream_long_lengths: expected {expected}, got {config.stream_long_lengths}")
+    stream = Stream(
+        split=split,
+        domains=config.stream_domains or (),
+        sizes=config.stream_sizes,
+        lengths=lengths[split],
+        prompt_style=config.prompt_style,
+        seed=config.data_seed,
+        augment=tuple(sorted(augment)),
+    )
+    stream.check()
+    return stream
+
+
+def read_stream_split(config: DataConfig, split: str) -> list[Row]:
+    """Read a split of a stream from the cache, or draw its rows: different problems, as many of each domain."""
+    if split == "train":
+        raise DataError("train_split: expected rl, test or test_longer, got train, which is endless: for sft alone")
+    stream = stream_of(config, split)
+    count = config.stream_rl_rows if split == "rl" else config.stream_test_rows
+    request = {name: getattr(stream, name) for name in Stream.__slots__} | {"rows": count}
+    return cached_rows("stream", split, request, lambda: distinct_rows(stream, count))

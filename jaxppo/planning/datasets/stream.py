@@ -1,0 +1,151 @@
+"""An endless stream of problems with shortest plans: every row is a pure function of the stream and the row's number.
+
+A stream draws from the partition of its split alone, so that it shares no problem with a split of another partition,
+whatever its seed and sizes.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Supply
+from jaxppo.planning.datasets.config import parse_domain_sizes, parse_lengths
+from jaxppo.planning.datasets.renamed_rows import renamed_row
+from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, Row, make_row, partition
+from jaxppo.planning.domains import DOMAINS, PlanningDomain
+from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
+from jaxppo.planning.language.plans import Action
+from jaxppo.planning.prompts import PROMPT_STYLES
+from jaxppo.planning.solve.planners import planner_version
+from jaxppo.planning.solve.search import SearchLimitError, solve
+from jaxppo.planning.transform.canonical import canonical_form
+
+# A problem whose shortest plan takes a longer search than this is drawn again: a second or two.
+_MAX_STATES = 3_000
+# Draws for one row. Where one in a hundred fits, a row is given up by mistake once in 10^8 times.
+_MAX_DRAWS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """What decides the rows.
+
+    Attributes:
+        split: the split whose partition it draws from.
+        domains: names of domains, which take turns.
+        sizes: `DOMAIN:LOW-HIGH` where the sizes are not the smaller half of the generator's training sizes.
+        lengths: band of lengths of shortest plans, such as `1-10`.
+        prompt_style: how a problem is written as a prompt.
+        seed: of the draws.
+        augment: of `names` and `order`, what is drawn once more for each row, beside what the generator draws.
+    """
+
+    split: str
+    domains: Sequence[str]
+    sizes: Sequence[str]
+    lengths: str
+    prompt_style: str
+    seed: int
+    augment: Sequence[str] = ()
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for unknown domains and styles, or sizes that a generator does not offer."""
+        if self.prompt_style not in PROMPT_STYLES:
+            raise ConfigError(f"prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got {self.prompt_style!r}")
+        for name in self.domains:
+            if name not in DOMAINS:
+                raise ConfigError(f"dataset: expected stream: and some of {', '.join(DOMAINS)}, got {name!r}")
+        if len({*self.domains}) < len(self.domains):
+            raise ConfigError(f"dataset: expected each domain once, got {', '.join(self.domains)}")
+        parse_lengths(self.lengths, "stream_lengths")
+        for name, sizes in parse_domain_sizes(self.sizes, "stream_sizes").items():
+            if name not in self.domains or not {*sizes} <= {*DOMAINS[name].sizes}:
+                expected = "a domain of the stream, and sizes that docs/datasets.md lists"
+                raise ConfigError(f"stream_sizes: expected {expected}, got {name}:{sizes[0]}-{sizes[-1]}")
+
+
+def stream_row(stream: Stream, number: int) -> Row:
+    """Return a row of a stream.
+
+    Args:
+        stream: a checked one.
+        number: of the row, from 0.
+
+    Raises:
+        DataError: hardly any problem of these sizes has a plan of these lengths.
+    """
+    domain = DOMAINS[stream.domains[number % len(stream.domains)]]
+    band = parse_lengths(stream.lengths)
+    usual = domain.train_sizes[: (len(domain.train_sizes) + 1) // 2]
+    sizes = parse_domain_sizes(stream.sizes).get(domain.name, usual)
+    rng = random.Random(f"{domain.name}/{stream.split}/{stream.seed}/{number}")
+    for _ in range(_MAX_DRAWS):
+        text = domain.generate_problem(rng.choice(sizes), rng, PROBLEM_NAME)
+        problem = parse_problem(text, parse_domain(domain.pddl))
+        if partition(problem) != SPLIT_PARTITIONS[stream.split]:
+            continue
+        plan = _shortest_plan(domain, problem, band[-1])
+        if plan is not None and len(plan) in band:
+            break
+    else:
+        raise DataError(
+            f"stream of {domain.name}, split {stream.split}: expected plans of {stream.lengths} steps from sizes "
+            f"{sizes[0]}-{sizes[-1]}, got none in {_MAX_DRAWS} draws; --stream_sizes takes others"
+        )
+    row = make_row(
+        id=f"{domain.name}-{stream.split}-{number}",
+        domain=domain.name,
+        split=stream.split,
+        domain_pddl=domain.pddl,
+        problem_pddl=text,
+        plan=plan,
+        prompt_style=stream.prompt_style,
+        planner=domain.planner if domain.solve is not None else planner_version("builtin-optimal"),
+    )
+    if not stream.augment:
+        return row
+    again = random.Random(f"{stream.seed}/0/{number}")
+    return renamed_row(row, domain.pools, again, names="names" in stream.augment, order="order" in stream.augment)
+
+
+def _shortest_plan(domain: PlanningDomain, problem: Problem, longest: int) -> tuple[Action, ...] | None:
+    """Find a shortest plan; None where it is longer, or would take too long to find."""
+    if domain.solve is not None:
+        return domain.solve(problem)
+    try:
+        return solve(problem, optimal=True, max_states=_MAX_STATES, longest=longest)
+    except SearchLimitError:
+        return None
+
+
+def distinct_rows(stream: Stream, n_rows: int) -> list[Row]:
+    """Return rows of a stream, no two of which are the same problem: as many of each domain, domain by domain.
+
+    Raises:
+        DataError: there are hardly any more.
+    """
+    rows = []
+    for position, name in enumerate(stream.domains):
+        numbers = range(position, 1 << 60, len(stream.domains))
+        rows += _distinct(stream, numbers, n_rows, f"{stream.split} of {name}")
+    return rows
+
+
+def _distinct(stream: Stream, numbers: Sequence[int], n_rows: int, what: str) -> Iterator[Row]:
+    forms: set[str] = set()
+    supply = Supply()
+    for number in numbers:
+        if len(forms) == n_rows:
+            return
+        if supply.is_exhausted:
+            raise DataError(
+                f"{what}: expected {n_rows} different problems, got hardly any new one after {len(forms)}; "
+                "ask for fewer, or for other sizes or lengths"
+            )
+        row = stream_row(stream, number)
+        form = canonical_form(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])))
+        supply.saw(form not in forms)
+        if form not in forms:
+            forms.add(form)
+            yield row

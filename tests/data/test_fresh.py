@@ -1,0 +1,112 @@
+"""Rows that are made when their step comes: other names in every epoch, and streams."""
+
+import numpy as np
+import pytest
+
+from jaxppo import data
+from jaxppo.config import DataConfig, SFTConfig
+from jaxppo.config.sources import replace
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
+from jaxppo.planning.datasets.rows import make_row
+from jaxppo.planning.datasets.stream import stream_row
+
+STREAM = DataConfig(dataset="stream:blocksworld,ferry", stream_sizes=("ferry:1-2",), stream_test_rows=3)
+
+
+def problem_of(row):
+    return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
+
+
+def of_epoch(rows_of, epoch, steps=5):
+    """All rows of an epoch of ten rows in batches of two, by the problem they are."""
+    rows = [row for step in range(epoch * steps, (epoch + 1) * steps) for row in rows_of(step)]
+    return {row["id"]: row for row in rows}
+
+
+@pytest.mark.parametrize("augment", [("names",), ("order",), ("names", "order")])
+def test_rows_are_drawn_anew_in_every_epoch(rows, augment):
+    first, second = (of_epoch(data.renamed_in_every_epoch(rows, 2, 7, augment), epoch) for epoch in (0, 1))
+    assert first.keys() == second.keys() == {row["id"] for row in rows}
+    plain = {row["id"]: row for row in rows}
+    changed = 0
+    for name, row in first.items():
+        assert canonical_form(problem_of(row)) == canonical_form(problem_of(plain[name]))
+        assert execute(problem_of(row), [*map(parse_action, row["reference_plan"])]).valid
+        same_names = problem_of(row).objects.keys() == problem_of(plain[name]).objects.keys()
+        assert same_names or "names" in augment
+        assert "names" in augment or row["completion"] == plain[name]["completion"]
+        assert "order" in augment or len(row["prompt"]) == len(plain[name]["prompt"])
+        changed += row["prompt"] != second[name]["prompt"]
+    assert changed >= 8
+    assert of_epoch(data.renamed_in_every_epoch(rows, 2, 7, augment), 1) == second
+    assert of_epoch(data.renamed_in_every_epoch(rows, 2, 8, augment), 1) != second
+
+
+def test_renamed_rows_take_the_names_of_their_data_where_the_domain_is_not_ours(rows):
+    domain = rows[0]["domain_pddl"].replace("blocksworld", "towers")
+    texts = [row["problem_pddl"].replace("blocksworld", "towers") for row in rows]
+    own = [
+        make_row(**{name: row[name] for name in ("id", "split", "prompt_style", "planner")}, domain="towers",
+                 domain_pddl=domain, problem_pddl=text, plan=list(map(parse_action, row["reference_plan"])))
+        for row, text in zip(rows, texts, strict=True)
+    ]  # fmt: skip
+    known = {name for row in own for name in problem_of(row).objects}
+    found = of_epoch(data.renamed_in_every_epoch(own, 2, 0, ("names",)), 0)
+    assert {name for row in found.values() for name in problem_of(row).objects} <= known
+
+
+def test_only_planning_problems_get_other_names():
+    with pytest.raises(DataError, match="augment: expected planning problems, got row 0 with columns id, prompt"):
+        data.renamed_in_every_epoch([{"id": "0", "prompt": "a"}], 1, 0, ("names",))
+
+
+def test_fresh_data_packs_as_fixed_rows_do(rows, tokenizer):
+    fixed = data.SupervisedData(rows, tokenizer, 4, 0, 64)
+    order = [data.row_order(len(rows), 0, 4 * step, 4) for step in range(3)]
+    fresh = data.FreshData(lambda step: [rows[at] for at in order[step]], tokenizer, 64)
+    for step in range(3):
+        expected, got = fixed.batch(step), fresh.batch(step)
+        np.testing.assert_array_equal(got.prompt_lengths, expected.prompt_lengths)
+        length = got.completion_ids.shape[1]
+        kept = [row[: sum(mask)].tolist() for row, mask in zip(got.completion_ids, got.completion_mask, strict=True)]
+        wanted = zip(expected.completion_ids, expected.completion_mask, strict=True)
+        assert length % 32 == 0 and kept == [row[: sum(mask)].tolist() for row, mask in wanted]
+        for row, other, n in zip(got.input_ids, expected.input_ids, got.prompt_lengths, strict=True):
+            np.testing.assert_array_equal(row[:n], other[:n])
+    short = data.FreshData(lambda step: rows, tokenizer, 64, most_tokens=fresh.longest - 1)
+    with pytest.raises(DataError, match=f"train_split: expected rows of at most {fresh.longest - 1} tokens"):
+        short.batch(1)
+    assert fresh.longest_batch().input_ids.shape == (4, data.bucket(fresh.longest))
+
+
+def test_splits_of_a_stream_are_drawn_once_and_its_words_are_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path))
+    rows = data.load_split(STREAM, "test")
+    assert [row["domain"] for row in rows] == ["blocksworld"] * 3 + ["ferry"] * 3
+    monkeypatch.setattr("jaxppo.data.stream.distinct_rows", None)  # a second call reads the cache
+    assert data.load_split(STREAM, "test") == rows
+    tokenizer = data.word_tokenizer(data.words_of_dataset(STREAM))
+    stream = data.stream_of(STREAM, "train")
+    data.SupervisedData([*rows, *(stream_row(stream, number) for number in range(40))], tokenizer, 4, 0, 512)
+    with pytest.raises(DataError, match="train_split: expected rl, test or test_longer, got train, which is endless"):
+        data.load_split(STREAM, "train")
+    with pytest.raises(DataError, match="expected one of train, rl, test, test_longer for a stream, got 'dev'"):
+        data.load_split(STREAM, "dev")
+    with pytest.raises(ConfigError, match=r"stream_long_lengths: expected lengths above .*1-10.*, got 9-20"):
+        data.stream_of(replace(STREAM, stream_long_lengths="9-20"), "test")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stream_lengths": "1-9"}, "stream_lengths: expected 1-10 unless dataset is a stream, got '1-9'"),
+        ({"dataset": "stream:ferry", "n_shots": 1}, "n_shots: expected 0 with a stream"),
+        ({"dataset": "stream:ferry", "filter_overlong_prompts": True}, "filter_overlong_prompts: expected False"),
+        ({"augment": "names,colours"}, "augment: expected none, or names, order or names,order, got 'names,colours'"),
+        ({"stream_workers": 0}, "stream_workers: expected"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(SFTConfig(), **changes)

@@ -1,0 +1,126 @@
+"""Streams: rows that are pure in their number, of one partition, with shortest plans, the same from any process."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
+from jaxppo.planning.datasets import candidates
+from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, partition
+from jaxppo.planning.datasets.stream import Stream, distinct_rows, stream_row
+from jaxppo.planning.datasets.stream_ahead import StreamAhead
+from jaxppo.planning.domains import DOMAINS
+from tests.planning.breadth_first import shortest_plan
+
+STREAM = Stream(
+    split="train",
+    domains=("blocksworld", "ferry", "gripper", "miconic"),
+    sizes=("ferry:1-2", "gripper:2-3"),
+    lengths="2-7",
+    prompt_style="atoms",
+    seed=3,
+)
+
+
+def problem_of(row):
+    return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
+
+
+def test_rows_are_a_function_of_their_number():
+    backwards = {number: stream_row(STREAM, number) for number in reversed(range(12))}
+    rows = [stream_row(STREAM, number) for number in range(12)]
+    assert rows == [backwards[number] for number in range(12)]
+    assert [row["domain"] for row in rows[:5]] == [*STREAM.domains, "blocksworld"]
+    assert len({row["prompt"] for row in rows}) == 12
+    assert rows[0] != stream_row(replace(STREAM, seed=4), 0)
+
+
+def test_rows_have_shortest_plans_within_the_band_and_are_of_the_partition():
+    for split in ("train", "rl", "test"):
+        for number in range(16):
+            row = stream_row(replace(STREAM, split=split), number)
+            problem, plan = problem_of(row), [parse_action(action) for action in row["reference_plan"]]
+            best = shortest_plan(problem)
+            assert best is not None and execute(problem, plan).valid
+            assert 2 <= len(plan) == len(best) == row["plan_length"] <= 7
+            assert COLUMNS.keys() <= row.keys() and partition(problem) == SPLIT_PARTITIONS[split]
+
+
+def test_augmented_rows_are_the_same_problems_in_other_words():
+    for number in range(8):
+        row, other = stream_row(STREAM, number), stream_row(replace(STREAM, augment=("names", "order")), number)
+        assert row["prompt"] != other["prompt"] and row["plan_length"] == other["plan_length"]
+        assert canonical_form(problem_of(row)) == canonical_form(problem_of(other))
+        assert execute(problem_of(other), [parse_action(action) for action in other["reference_plan"]]).valid
+
+
+def test_splits_share_no_problem_with_the_stream():
+    small = replace(STREAM, domains=("blocksworld", "ferry"), sizes=("blocksworld:2-4", "ferry:1-2"))
+    test = distinct_rows(replace(small, split="test"), 6)
+    forms = [canonical_form(problem_of(row)) for row in test]
+    assert len(set(forms)) == len({row["id"] for row in test}) == 12
+    assert [row["domain"] for row in test] == ["blocksworld"] * 6 + ["ferry"] * 6
+    assert not {*forms} & {canonical_form(problem_of(stream_row(small, number))) for number in range(100)}
+
+
+def test_processes_give_the_rows_of_the_stream_wherever_they_begin():
+    one, two = StreamAhead(STREAM, 5, 1), StreamAhead(STREAM, 5, 2)
+    expected = [[stream_row(STREAM, number)["prompt"] for number in range(5 * at, 5 * at + 5)] for at in range(4)]
+    assert [[row["prompt"] for row in two.batch(step)] for step in range(4)] == expected
+    assert [row["prompt"] for row in one.batch(2)] == expected[2]
+    assert [row["completion"] for row in two.batch(1)] == [stream_row(STREAM, n)["completion"] for n in range(5, 10)]
+    processes = [*one._processes, *two._processes]
+    one.close()
+    two.close()
+    assert all(process.returncode is not None for process in processes)
+
+
+def test_what_cannot_be_drawn_is_said(monkeypatch):
+    monkeypatch.setattr("jaxppo.planning.datasets.stream._MAX_DRAWS", 20)
+    impossible = replace(STREAM, domains=("blocksworld",), sizes=("blocksworld:2-2",), lengths="9-9")
+    with pytest.raises(DataError, match="expected plans of 9-9 steps from sizes 2-2, got none in 20 draws"):
+        stream_row(impossible, 0)
+    with pytest.raises(DataError, match="train_split: expected rows of the stream, got stream of blocksworld"):
+        StreamAhead(impossible, 2, 1).batch(0)
+    few = replace(STREAM, split="train", domains=("blocksworld",), sizes=("blocksworld:2-3",), lengths="1-20")
+    with pytest.raises(DataError, match="train of blocksworld: expected 90 different problems, got hardly any new one"):
+        distinct_rows(few, 90)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"domains": ("blocks",)}, "dataset: expected stream: and some of blocksworld, .*, got 'blocks'"),
+        ({"domains": ("ferry", "ferry"), "sizes": ()}, "dataset: expected each domain once"),
+        ({"sizes": ("ferry:1-99",)}, "stream_sizes: expected a domain of the stream, and sizes .*, got ferry:1-99"),
+        ({"sizes": ("hanoi:2-3",)}, "stream_sizes: expected a domain of the stream"),
+        ({"sizes": ("ferry",)}, "stream_sizes: expected DOMAIN:LOW-HIGH"),
+        ({"prompt_style": "prose"}, "prompt_style: expected one of atoms, pddl, nl, got 'prose'"),
+        ({"lengths": "5"}, "stream_lengths: expected a band"),
+    ],
+)
+def test_check_refuses_what_there_is_not(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(STREAM, **changes).check()
+
+
+def test_a_supply_is_exhausted_where_hardly_any_draw_is_new():
+    supply = candidates.Supply()
+    for number in range(candidates._WINDOW):
+        assert not supply.is_exhausted
+        supply.saw(number < candidates._LEAST_NEW - 1)
+    assert supply.is_exhausted
+    for is_new in [True] * candidates._LEAST_NEW:
+        supply.saw(is_new)
+    assert not supply.is_exhausted
+
+
+@pytest.mark.full
+def test_every_domain_has_a_stream():
+    for name in DOMAINS:
+        stream = replace(STREAM, domains=(name,), sizes=(), lengths="1-10")
+        rows = [stream_row(stream, number) for number in range(8)]
+        assert all(execute(problem_of(row), [*map(parse_action, row["reference_plan"])]).valid for row in rows)
+        assert all(a["prompt"] != b["prompt"] for a, b in itertools.pairwise(rows))
