@@ -437,10 +437,10 @@ def test_the_settings_are_kept_with_the_data(built):
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--help"], 0, "usage: python -m jaxppo.planning {build,import,inspect} [flags]"),
+        (["--help"], 0, "usage: python -m jaxppo.planning {build,import,inspect,push} [flags]"),
         (["build", "--help"], 0, "usage: python -m jaxppo.planning build"),
-        (["bild"], 2, "error: command: expected one of build, import, inspect, got 'bild', did you mean 'build'?\n"),
-        ([], 2, "error: command: expected one of build, import, inspect, got ''\n"),
+        (["bild"], 2, "error: command: expected one of build, import, inspect, push, got 'bild', did you mean 'build'?\n"),
+        ([], 2, "error: command: expected one of build, import, inspect, push, got ''\n"),
         (["build", "--n_train", "x"], 2, "error: "),
     ],
 )
