@@ -434,13 +434,16 @@ def test_the_settings_are_kept_with_the_data(built):
     assert settings["workers"] is None and "output_dir" not in settings
 
 
+COMMANDS = "expected one of build, import, inspect, push"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
         (["--help"], 0, "usage: python -m jaxppo.planning {build,import,inspect,push} [flags]"),
         (["build", "--help"], 0, "usage: python -m jaxppo.planning build"),
-        (["bild"], 2, "error: command: expected one of build, import, inspect, push, got 'bild', did you mean 'build'?\n"),
-        ([], 2, "error: command: expected one of build, import, inspect, push, got ''\n"),
+        (["bild"], 2, f"error: command: {COMMANDS}, got 'bild', did you mean 'build'?\n"),
+        ([], 2, f"error: command: {COMMANDS}, got ''\n"),
         (["build", "--n_train", "x"], 2, "error: "),
     ],
 )
