@@ -244,7 +244,7 @@ def test_prompts_without_plans_are_trained_on_a_function(run, tmp_path):
         metric_for_best_model="eval/test/mean_reward",
     )
     evals = json.loads((folder / "eval.json").read_text())
-    assert evals["before"]["test"].keys() == {"mean_reward", "reward", "ended"}
+    assert evals["before"]["test"].keys() == {"mean_reward", "reward", "ended", "mean_tokens"}
     for moment in ("before", "after"):
         reward = evals[moment]["test"]["reward"]
         assert reward["n"] == 8 and reward["low"] <= reward["mean"] == evals[moment]["test"]["mean_reward"]
@@ -313,7 +313,7 @@ def test_other_commands_report_the_mean_reward_of_data_without_plans(functions, 
         replace(EvaluateConfig(), **common, model=str(trained / "policy"), output_dir=str(tmp_path / "evaluate"))
     )
     first, second = (json.loads((folder / "eval.json").read_text()) for folder in (trained, judged))
-    assert first == second and set(first["test"]) == {"mean_reward", "reward", "ended"}
+    assert first == second and set(first["test"]) == {"mean_reward", "reward", "ended", "mean_tokens"}
     assert "mean reward" in (trained / "policy" / "README.md").read_text()
 
 
