@@ -6,7 +6,7 @@ field, and unique over all groups.
 
 from jaxppo.config import paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
-from jaxppo.config.checks import JsonMapping, require, require_repo_id
+from jaxppo.config.checks import JsonMapping, is_repo_id, require, require_repo_id
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, ReportConfig, RewardServerConfig
 from jaxppo.config.data import CurriculumConfig, DataConfig, parse_sizes
 from jaxppo.config.hub import HubConfig
@@ -42,6 +42,7 @@ __all__ = [
     "SamplingConfig",
     "SelfTrainConfig",
     "TrainConfig",
+    "is_repo_id",
     "parse_sizes",
     "paths",
     "reading",

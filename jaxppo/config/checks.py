@@ -42,15 +42,20 @@ def require_divisible(name: str, value: int, by_name: str, by: int) -> None:
         raise ConfigError(f"{name}: expected a multiple of {by_name} ({by}), got {value}")
 
 
-def require_repo_id(name: str, value: str) -> None:
-    """Raise a `ConfigError` unless a value is `user/name` as the Hugging Face hub allows it."""
+def is_repo_id(value: str) -> bool:
+    """Return whether the Hugging Face hub allows a name for a repository, with its user or without."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id  # slow to import, and seldom needed
 
     try:
         validate_repo_id(value)
-        well_formed = value.count("/") == 1
     except HFValidationError:
-        well_formed = False
+        return False
+    return True
+
+
+def require_repo_id(name: str, value: str) -> None:
+    """Raise a `ConfigError` unless a value is `user/name` as the Hugging Face hub allows it."""
+    well_formed = is_repo_id(value) and value.count("/") == 1
     require(well_formed, name, "user/name, as a repository of the Hugging Face hub", value)
 
 

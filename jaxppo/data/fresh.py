@@ -9,13 +9,12 @@ from typing import Any
 
 from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, longest_shapes, packed, row_order
 from jaxppo.data.chat_template import ChatTemplate
+from jaxppo.data.chats import Row
 from jaxppo.data.tokens import encode_completions, encode_prompts
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.renamed_rows import pools_of_rows, renamed_row
 from jaxppo.planning.datasets.rows import COLUMNS
 from jaxppo.types import Sequences
-
-Row = dict[str, Any]
 
 
 class FreshData:

@@ -1,15 +1,13 @@
 """Streams as data sets: the splits that are drawn once and kept in the cache, beside the endless one for training."""
 
 from collections.abc import Collection
-from typing import Any
 
 from jaxppo.config import DataConfig
 from jaxppo.data.builtin import cached_rows
+from jaxppo.data.chats import Row
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.config import parse_lengths
 from jaxppo.planning.datasets.stream import Stream, distinct_rows
-
-Row = dict[str, Any]
 
 _BANDS = {"test": "lengths", "test_longer": "long_lengths"}
 """Splits of one partition, which the lengths of their plans keep apart, and the settings of these."""

@@ -37,8 +37,10 @@ class Decoder:
         sampling: stop token and most tokens of a completion; the rest comes from `evaluation`.
 
     Attributes:
-        tokenizer: of the model.
-        template: how it gets the texts of a row.
+        model, tokenizer, parallel: as given.
+        batch_size: prompts completed at once.
+        prompt_length: most tokens of a prompt; see `make_room`.
+        template: how the model gets the texts of a row.
         length: most tokens of a completion.
         end_ids: tokens behind which a completion has ended, of which its text has none.
         stop_ids: tokens that end a completion.

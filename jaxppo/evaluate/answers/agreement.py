@@ -87,17 +87,8 @@ def _after_val(one: Judged) -> Reason:
 
 
 def _record(one: Judged, reason: Reason) -> dict[str, Any]:
-    answer = one.answer
-    return {
-        "source": answer.source,
-        "model": answer.model,
-        "domain": one.task.domain,
-        "prompt": answer.prompt,
-        "problem": one.task.id,
-        "recorded": answer.recorded,
-        "verdict": describe(one.verdict),
-        "reason": str(reason),
-    }
+    told = {"recorded": one.answer.recorded, "verdict": describe(one.verdict), "reason": str(reason)}
+    return one.named | told
 
 
 def second_opinions(judged: Sequence[Judged]) -> dict[str, Any]:

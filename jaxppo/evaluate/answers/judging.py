@@ -36,6 +36,13 @@ class Judged(NamedTuple):
     by_rule: tuple[PlanVerdict, ...]
     val: PlanVerdict | None = None
 
+    @property
+    def named(self) -> dict[str, str]:
+        """Return where the answer is from, and to what it is, as records of it begin."""
+        answer = self.answer
+        place = {"source": answer.source, "model": answer.model, "domain": self.task.domain, "prompt": answer.prompt}
+        return place | {"problem": self.task.id}
+
 
 class AnswerJudge:
     """Judges answers to any problems.

@@ -108,20 +108,15 @@ def answer_records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 
 
 def _record(one: Judged) -> dict[str, Any]:
-    answer, verdict = one.answer, one.verdict
-    return {
-        "source": answer.source,
-        "model": answer.model,
-        "domain": one.task.domain,
-        "prompt": answer.prompt,
-        "problem": one.task.id,
-        "answer": answer.text,
+    verdict = one.verdict
+    return one.named | {
+        "answer": one.answer.text,
         "plan": [" ".join(action) for action in one.plan.actions],
         "valid": verdict.valid,
         "error": None if verdict.error is None else verdict.error.value,
         "failed_step": verdict.failed_step,
         "failed_condition": verdict.failed_condition,
-        "recorded": answer.recorded,
+        "recorded": one.answer.recorded,
         "val": None if one.val is None else one.val.valid,
     }
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.reachability import reachable_steps
+from jaxppo.planning.validate.ground import Step
 
 State = frozenset[Atom]
 """The atoms that hold."""
@@ -29,12 +30,12 @@ class StateSpace:
 
     def applicable(self, state: State) -> list[Action]:
         """Return the actions whose preconditions hold, in the order of their names."""
-        return [action for action in self._steps if self.after(state, action) is not None]
+        return [action for action, step in self._steps.items() if _applies(step, state)]
 
     def after(self, state: State, action: Action) -> State | None:
         """Return the state behind an action; None where it does not apply."""
         step = self._steps.get(action)
-        if step is None or not (step.true <= state and step.false.isdisjoint(state)):
+        if step is None or not _applies(step, state):
             return None
         return (state - step.delete) | step.add
 
@@ -50,3 +51,7 @@ class StateSpace:
     def is_goal(self, state: State) -> bool:
         """Return whether the goal holds."""
         return all((literal.atom in state) is literal.positive for literal in self._goal)
+
+
+def _applies(step: Step, state: State) -> bool:
+    return step.true <= state and step.false.isdisjoint(state)
