@@ -28,6 +28,8 @@ MODEL = GPTNeoXConfig(
 )
 LENGTH, MOST = 14, 200
 ROWS = build_split("test", sizes={3: 4, 4: 3}, seed=0, unique=True)
+MORE_ROWS = build_split("test", sizes={5: 60}, seed=1, unique=True)
+"""More rows, with longer prompts, for the comparison with the loop."""
 
 
 def make_decoder(batch_size=4, num_devices=1):
@@ -53,7 +55,7 @@ def likeliest_applicable(logits_of, row):
         else:
             may = {rest[0] for rest in ahead}
         ids = TOKENIZER(" ".join([*prompt, *words]))["input_ids"]
-        padded = np.zeros((1, 64), np.int32)
+        padded = np.zeros((1, 80), np.int32)
         padded[0, : len(ids)] = ids
         logits = logits_of(padded)[0, len(ids) - 1]
         word = max(may, key=lambda word: logits[TOKENIZER.convert_tokens_to_ids(word)])
@@ -67,16 +69,17 @@ def likeliest_applicable(logits_of, row):
     return " ".join(words), False
 
 
-@pytest.mark.parametrize(("batch_size", "num_devices"), [(4, 1), (3, 2)])
+@pytest.mark.parametrize(("batch_size", "num_devices"), [(32, 1), (30, 2)])
 def test_applicable_writes_the_likeliest_tokens_that_keep_the_plan_executable(params, batch_size, num_devices):
     logits_of = jax.jit(lambda ids: models.apply(MODEL, params, ids).logits)
-    answers = decode_grounded("applicable", make_decoder(batch_size, num_devices), params, ROWS, MOST)
-    assert [answer[:2] for answer in answers] == [likeliest_applicable(logits_of, row) for row in ROWS]
+    rows = ROWS + MORE_ROWS
+    answers = decode_grounded("applicable", make_decoder(batch_size, num_devices), params, rows, MOST)
+    assert [answer[:2] for answer in answers] == [likeliest_applicable(logits_of, row) for row in rows]
     assert len({answer.text for answer in answers}) > 3  # else a batch in the wrong order would not show
     assert max(answer.tokens for answer in answers) == LENGTH
     whole = [text.rsplit(" ;", 1)[0] if not ended else text for text, ended, _ in answers]
     plans = [prompts.parse_completion(text).actions for text in whole]
-    for row, plan in zip(ROWS, plans, strict=True):
+    for row, plan in zip(rows, plans, strict=True):
         assert validate_actions(row["domain_pddl"], row["problem_pddl"], plan).failed_step is None
     assert max(map(len, plans)) > 2
 

@@ -56,6 +56,20 @@ def test_facts_keep_their_place_and_new_ones_come_behind():
     assert "(:goal (and (on a b)))" in text
 
 
+def test_what_must_not_hold_counts():
+    domain = parse_domain(
+        """(define (domain d) (:requirements :negative-preconditions) (:predicates (lit) (seen))
+        (:action light :parameters () :precondition (not (lit)) :effect (lit))
+        (:action look :parameters () :precondition (lit) :effect (and (seen) (not (lit)))))"""
+    )
+    problem = parse_problem("(define (problem p) (:domain d) (:init) (:goal (and (seen) (not (lit)))))", domain)
+    space = StateSpace(problem)
+    lit = space.after(space.start, ("light",))
+    assert space.applicable(space.start) == [("light",)] and space.applicable(lit) == [("look",)]
+    assert space.after(lit, ("light",)) is None
+    assert [space.is_goal(state) for state in (space.start, lit, space.after(lit, ("look",)))] == [False, False, True]
+
+
 def test_a_domain_beyond_strips_is_refused():
     domain = parse_domain(
         """(define (domain d) (:requirements :adl) (:predicates (p ?x) (q))
