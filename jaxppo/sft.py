@@ -81,7 +81,7 @@ def _plan(start: Start, supervised: Learned, config: SFTConfig, devices: list[An
     config.check_devices(parallel.row_shards)
     model = models.computing_in(start.model, config.dtype, config.run.attention)
     parallel.check_model(model)
-    learner = SFT(config, model, parallel)
+    learner = SFT(config, model, parallel, supervised.length_gaps)
     state = aot.placed(parallel, jax.eval_shape(learner.init_state, start.params))
     batch = jax.eval_shape(learner.weighted, supervised.longest_batch())
     step = aot.Program(learner.program, (state,), (aot.placed(parallel, batch, 2),))
@@ -152,7 +152,7 @@ def sft(config: SFTConfig) -> Path:
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-    learner = SFT(config, model, parallel)
+    learner = SFT(config, model, parallel, supervised.length_gaps)
     state = learner.init_state(params)
     steps = Steps(
         total=config.num_updates,

@@ -9,7 +9,7 @@ from jaxppo.config import SFTConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
-from jaxppo.rl import optimizer, update
+from jaxppo.rl import optimizer, padding, update
 from jaxppo.rl.supervised import SFT
 from tests.device_modes import MODEL
 
@@ -20,27 +20,36 @@ CONFIG = replace(SFTConfig(), batch_size=8, learning_rate=1e-2, total_episodes=8
 PARAMS = jax.device_get(models.init_params(MODEL, jax.random.key(0)))
 
 
-def one_step(num_devices: int):
+def one_step(num_devices: int, is_cut: bool = False):
     """What a step computes and leaves behind, and in how many micro-batches."""
     words = data.word_tokenizer({word for row in ROWS for word in f"{row['prompt']} {row['completion']}".split()})
     supervised = data.SupervisedData(ROWS, words, CONFIG.batch_size, 0, 64)
     parallel = DataParallel(devices=jax.devices()[:num_devices])
     state = update.init_state({"policy": jax.tree.map(np.copy, PARAMS)}, optimizer.make_optimizer(CONFIG.optimizer))
-    learner = SFT(CONFIG, MODEL, parallel)
+    learner = SFT(CONFIG, MODEL, parallel, supervised.length_gaps if is_cut else ())
     batch = learner.weighted(supervised.batch(0))
     after, stats = learner.program(parallel.put(state), parallel.put(batch, 2))
     return batch, jax.device_get(after.params), jax.device_get(stats)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_micro_batches_that_fit_the_cache_change_nothing(monkeypatch, num_devices):
+@pytest.mark.parametrize(("num_devices", "is_cut"), [(1, False), (2, False), (2, True)])
+def test_micro_batches_that_fit_the_cache_change_nothing(monkeypatch, num_devices, is_cut):
     (rows, weights), params, stats = one_step(1)
     assert weights.shape[:3] == (1, 1, 8)
     np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-6)
     assert stats["grad_norm"] > 0.01
     monkeypatch.setattr(memory, "rows_at_once", lambda *_: 2)
-    (cut, _), cut_params, cut_stats = one_step(num_devices)
+    monkeypatch.setattr(padding, "SEQUENCE_BUCKET", 1)
+    apply, columns = models.apply, set()
+
+    def spy(config, params, input_ids, **options):
+        columns.add(input_ids.shape[1])
+        return apply(config, params, input_ids, **options)
+
+    monkeypatch.setattr(models, "apply", spy)
+    (cut, _), cut_params, cut_stats = one_step(num_devices, is_cut)
+    assert (len(columns) > 1) == is_cut
     assert cut.input_ids.shape[:3] == (1, 4 // num_devices, 2 * num_devices)
     np.testing.assert_array_equal(cut.input_ids.reshape(8, -1), rows.input_ids.reshape(8, -1))
     for name, value in stats.items():

@@ -90,9 +90,9 @@ class Batch(NamedTuple):
         return repeat(self.texts), {name: repeat(values) for name, values in self.columns.items()}
 
 
-def length_gaps(prompt_lengths: Sequence[int]) -> tuple[int, ...]:
-    """Compute by how many tokens the prompts at the three quartiles are shorter than the longest: [N] -> 3 numbers."""
-    return tuple(max(prompt_lengths) - int(n) for n in np.percentile(prompt_lengths, (25, 50, 75), method="higher"))
+def length_gaps(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Compute by how many tokens the rows at the three quartiles are shorter than the longest: [N] -> 3 numbers."""
+    return tuple(max(lengths) - int(n) for n in np.percentile(lengths, (25, 50, 75), method="higher"))
 
 
 class PromptData:
@@ -142,9 +142,9 @@ class PromptData:
 
 
 class SupervisedData:
-    """Prompts with their reference completions, packed and right-padded; ordered as `PromptData`.
+    """Prompts with their reference completions, packed and right-padded; the rows of a step are those of `PromptData`.
 
-    A batch is no longer than the bucket of its longest row.
+    A batch is no longer than the bucket of its longest row, and sorted by length.
     """
 
     def __init__(
@@ -162,13 +162,14 @@ class SupervisedData:
         self._prompts = encode_prompts(tokenizer, rows, max_prompt_length, template=template)
         self._completions = encode_completions(tokenizer, rows, template)
         self._lengths = [len(p) + len(c) for p, c in zip(self._prompts, self._completions, strict=True)]
-        self.longest = max(self._lengths)
+        self.longest, self.length_gaps = max(self._lengths), length_gaps(self._lengths)
         self.length, self.completion_length = bucket(self.longest), bucket(max(map(len, self._completions)))
 
     def batch(self, step: int) -> Sequences:
         """Return the sequences of step `step` (0-based), numpy arrays."""
-        order = row_order(len(self._prompts), self.seed, step * self.batch_size, self.batch_size)
-        length = min(bucket(max(self._lengths[i] for i in order), SEQUENCE_BUCKET), self.length)
+        order = row_order(len(self._prompts), self.seed, step * self.batch_size, self.batch_size).tolist()
+        order.sort(key=self._lengths.__getitem__)
+        length = min(bucket(self._lengths[order[-1]], SEQUENCE_BUCKET), self.length)
         prompts, answers = [self._prompts[i] for i in order], [self._completions[i] for i in order]
         return packed(prompts, answers, length, self.completion_length, self._pad_id)
 

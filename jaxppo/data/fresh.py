@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, longest_shapes, packed, row_order
+from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, length_gaps, longest_shapes, packed, row_order
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.chats import Row
 from jaxppo.data.tokens import encode_completions, encode_prompts
@@ -29,6 +29,7 @@ class FreshData:
 
     Attributes:
         longest: tokens of the longest row of the first step; later ones may be longer.
+        length_gaps: `length_gaps` of the rows of the first step.
     """
 
     def __init__(
@@ -42,16 +43,17 @@ class FreshData:
         self._rows_of, self._tokenizer, self._template = rows_of, tokenizer, template
         self._max_prompt_length, self._most_tokens = max_prompt_length, most_tokens
         self._first = self._encoded(0)
-        self.longest = max(len(prompt) + len(answer) for prompt, answer in zip(*self._first, strict=True))
+        lengths = [len(prompt) + len(answer) for prompt, answer in zip(*self._first, strict=True)]
+        self.longest, self.length_gaps = lengths[-1], length_gaps(lengths)
 
     def batch(self, step: int) -> Sequences:
-        """Return the sequences of step `step` (0-based), numpy arrays.
+        """Return the sequences of step `step` (0-based), sorted by length; numpy arrays.
 
         Raises:
             DataError: a row has too many tokens, or as for its source.
         """
         prompts, answers = self._encoded(step)
-        longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+        longest = len(prompts[-1]) + len(answers[-1])
         if self._most_tokens is not None and longest > self._most_tokens:
             expected = f"rows of at most {self._most_tokens} tokens, which the model has positions for"
             raise DataError(f"train_split: expected {expected}, got {longest} in step {step + 1}")
@@ -66,7 +68,9 @@ class FreshData:
     def _encoded(self, step: int) -> tuple[list[list[int]], list[list[int]]]:
         rows = self._rows_of(step)
         prompts = encode_prompts(self._tokenizer, rows, self._max_prompt_length, template=self._template)
-        return prompts, encode_completions(self._tokenizer, rows, self._template)
+        both = zip(prompts, encode_completions(self._tokenizer, rows, self._template), strict=True)
+        prompts, answers = zip(*sorted(both, key=lambda row: len(row[0]) + len(row[1])), strict=True)
+        return list(prompts), list(answers)
 
 
 def renamed_in_every_epoch(

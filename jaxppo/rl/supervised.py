@@ -1,7 +1,7 @@
 """Steps on fixed rows, as `sft`, `self_train` and `reward_model` take them in the loop of a run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -35,11 +35,13 @@ class SFT:
         config: optimizer, gradient checkpointing, and over how many steps the learning rate decays.
         model: architecture, as it computes.
         parallel: devices.
+        length_gaps: `data.length_gaps` of the rows; default: micro-batches are not cut.
     """
 
     config: SFTConfig | SelfTrainConfig
     model: ModelConfig
     parallel: DataParallel
+    length_gaps: Sequence[int] = ()
 
     @property
     def _trained(self) -> ModelConfig:
@@ -54,6 +56,7 @@ class SFT:
             optimizer=optimizer.make_optimizer(self.config.optimizer),
             rates=optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates),
             axis_name=self.parallel.axes,
+            length_gaps=self.length_gaps,
         )
         return self.parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
 

@@ -145,7 +145,10 @@ def test_supervised_data_packs_prompts_and_completions_with_their_masks(rows, to
     supervised = SupervisedData(rows, tokenizer, batch_size=10, seed=0, max_prompt_length=64)
     batch = supervised.batch(0)
     assert batch.input_ids.shape == (10, supervised.length) and supervised.length % 8 == 0
-    for i, row in enumerate(row_order(10, 0, 0, 10)):
+    lengths = batch.prompt_lengths + batch.completion_mask.sum(axis=1)
+    assert list(lengths) == sorted(lengths)  # rows of similar length stand side by side
+    tokens = [len(tokenizer(row["prompt"])["input_ids"]) + len(tokenizer(row["completion"])["input_ids"]) for row in rows]
+    for i, row in enumerate(sorted(row_order(10, 0, 0, 10), key=lambda row: tokens[row])):
         prompt = tokenizer(rows[row]["prompt"])["input_ids"]
         completion = [*tokenizer(rows[row]["completion"])["input_ids"], tokenizer.eos_token_id]
         p, c = len(prompt), len(completion)
