@@ -56,6 +56,11 @@ class DataConfig:
     """Streams: lengths of shortest plans in rl; default: stream_lengths."""
     stream_long_lengths: str = "12-20"
     """Streams: lengths of shortest plans in test_longer."""
+    stream_names: Literal["shared", "domain"] = "shared"
+    """Streams: what objects are called: `o1` to `o48` in all domains, or by the domain, such as `car3` and `shore1`."""
+    stream_problems: int | None = None
+    """Streams: problems of each domain in train, which then come again under other names; `--augment order` gives them
+    another order too. Solving is what takes the time, so many more rows come in a second. Default: endless."""
     stream_rl_rows: int = 500
     """Streams: rows of split rl for each domain, built on first use and cached like the next ones; train is endless."""
     stream_test_rows: int = 50
@@ -105,6 +110,8 @@ class DataConfig:
 
     def _check_stream(self) -> None:
         require_positive(self, "stream_rl_rows", "stream_test_rows")
+        problems = self.stream_problems
+        require(problems is None or problems > 0, "stream_problems", "None or a number above 0", problems)
         if self.stream_domains is None:
             for spec in dataclasses.fields(self):
                 value, expected = getattr(self, spec.name), f"{spec.default} unless dataset is a stream"

@@ -40,6 +40,8 @@ def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> 
         lengths=lengths[split],
         prompt_style=config.prompt_style,
         seed=config.data_seed,
+        names=config.stream_names,
+        problems=config.stream_problems if split == "train" else None,
         augment=tuple(sorted(augment)),
     )
     stream.check()

@@ -32,9 +32,9 @@ def words_of_dataset(config: DataConfig) -> list[str]:
     if config.dataset == "blocksworld":
         return prompts.vocabulary([BLOCKSWORLD.pddl], BLOCKSWORLD.names, config.prompt_style)
     if config.stream_domains is not None:
-        domains = [DOMAINS[name] for name in stream_of(config, "train").domains]
-        names = [name for domain in domains for name in domain.names]
-        return prompts.vocabulary([domain.pddl for domain in domains], names, config.prompt_style)
+        stream = stream_of(config, "train")
+        domains = [DOMAINS[name].pddl for name in stream.domains]
+        return prompts.vocabulary(domains, stream.object_names, config.prompt_style)
     path = Path(config.dataset) / dataset_files.VOCABULARY_FILE
     if path.is_file():
         return _read_words(path)

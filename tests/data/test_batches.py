@@ -147,7 +147,9 @@ def test_supervised_data_packs_prompts_and_completions_with_their_masks(rows, to
     assert batch.input_ids.shape == (10, supervised.length) and supervised.length % 8 == 0
     lengths = batch.prompt_lengths + batch.completion_mask.sum(axis=1)
     assert list(lengths) == sorted(lengths)  # rows of similar length stand side by side
-    tokens = [len(tokenizer(row["prompt"])["input_ids"]) + len(tokenizer(row["completion"])["input_ids"]) for row in rows]
+    tokens = [
+        len(tokenizer(row["prompt"])["input_ids"]) + len(tokenizer(row["completion"])["input_ids"]) for row in rows
+    ]
     for i, row in enumerate(sorted(row_order(10, 0, 0, 10), key=lambda row: tokens[row])):
         prompt = tokenizer(rows[row]["prompt"])["input_ids"]
         completion = [*tokenizer(rows[row]["completion"])["input_ids"], tokenizer.eos_token_id]

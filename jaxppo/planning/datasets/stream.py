@@ -1,12 +1,14 @@
 """An endless stream of problems with shortest plans: every row is a pure function of the stream and the row's number.
 
 A stream draws from the partition of its split alone, so that it shares no problem with a split of another partition,
-whatever its seed and sizes.
+whatever its seed and sizes. Where the number of its problems is limited, they come again and again, with other names
+and in another order each time.
 """
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Supply
@@ -16,6 +18,7 @@ from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, Row, make_row, parti
 from jaxppo.planning.domains import DOMAINS, PlanningDomain
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.scope import ROOT_TYPE
 from jaxppo.planning.prompts import PROMPT_STYLES
 from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
@@ -25,6 +28,12 @@ from jaxppo.planning.transform.canonical import canonical_form
 _MAX_STATES = 3_000
 # Draws for one row. Where one in a hundred fits, a row is given up by mistake once in 10^8 times.
 _MAX_DRAWS = 2_000
+_KEPT_PROBLEMS = 200_000  # some 2 KB each
+
+SHARED_NAMES = tuple(f"o{number}" for number in range(1, 49))
+"""What objects of any domain are called where the names do not tell their kind: what is learned of one domain's
+names is learned for all."""
+_NAMES = ("shared", "domain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,8 @@ class Stream:
         lengths: band of lengths of shortest plans, such as `1-10`.
         prompt_style: how a problem is written as a prompt.
         seed: of the draws.
+        names: `shared` (`SHARED_NAMES`, whatever an object is) or `domain` (those of the generator: `car3`, `shore1`).
+        problems: how many of each domain there are, which then come again; None: endless.
         augment: of `names` and `order`, what is drawn once more for each row, beside what the generator draws.
     """
 
@@ -47,7 +58,17 @@ class Stream:
     lengths: str
     prompt_style: str
     seed: int
+    names: str = "shared"
+    problems: int | None = None
     augment: Sequence[str] = ()
+
+    @property
+    def object_names(self) -> list[str]:
+        """All names that objects may have."""
+        domains = [DOMAINS[name] for name in self.domains]
+        if self.names == "shared":
+            return [*SHARED_NAMES, *(name for domain in domains for name in domain.constants)]
+        return [name for domain in domains for name in domain.names]
 
     def check(self) -> None:
         """Raise a `ConfigError` for unknown domains and styles, or sizes that a generator does not offer."""
@@ -58,6 +79,8 @@ class Stream:
                 raise ConfigError(f"dataset: expected stream: and some of {', '.join(DOMAINS)}, got {name!r}")
         if len({*self.domains}) < len(self.domains):
             raise ConfigError(f"dataset: expected each domain once, got {', '.join(self.domains)}")
+        if self.names not in _NAMES:
+            raise ConfigError(f"stream_names: expected one of {', '.join(_NAMES)}, got {self.names!r}")
         parse_lengths(self.lengths, "stream_lengths")
         for name, sizes in parse_domain_sizes(self.sizes, "stream_sizes").items():
             if name not in self.domains or not {*sizes} <= {*DOMAINS[name].sizes}:
@@ -75,24 +98,12 @@ def stream_row(stream: Stream, number: int) -> Row:
     Raises:
         DataError: hardly any problem of these sizes has a plan of these lengths.
     """
-    domain = DOMAINS[stream.domains[number % len(stream.domains)]]
-    band = parse_lengths(stream.lengths)
+    turn, place = divmod(number, len(stream.domains))
+    domain = DOMAINS[stream.domains[place]]
+    drawn = number if stream.problems is None else turn % stream.problems * len(stream.domains) + place
     usual = domain.train_sizes[: (len(domain.train_sizes) + 1) // 2]
-    sizes = parse_domain_sizes(stream.sizes).get(domain.name, usual)
-    rng = random.Random(f"{domain.name}/{stream.split}/{stream.seed}/{number}")
-    for _ in range(_MAX_DRAWS):
-        text = domain.generate_problem(rng.choice(sizes), rng, PROBLEM_NAME)
-        problem = parse_problem(text, parse_domain(domain.pddl))
-        if partition(problem) != SPLIT_PARTITIONS[stream.split]:
-            continue
-        plan = _shortest_plan(domain, problem, band[-1])
-        if plan is not None and len(plan) in band:
-            break
-    else:
-        raise DataError(
-            f"stream of {domain.name}, split {stream.split}: expected plans of {stream.lengths} steps from sizes "
-            f"{sizes[0]}-{sizes[-1]}, got none in {_MAX_DRAWS} draws; --stream_sizes takes others"
-        )
+    sizes = tuple(parse_domain_sizes(stream.sizes).get(domain.name, usual))
+    text, plan = _problem(domain.name, stream.split, sizes, stream.lengths, stream.seed, drawn)
     row = make_row(
         id=f"{domain.name}-{stream.split}-{number}",
         domain=domain.name,
@@ -103,10 +114,33 @@ def stream_row(stream: Stream, number: int) -> Row:
         prompt_style=stream.prompt_style,
         planner=domain.planner if domain.solve is not None else planner_version("builtin-optimal"),
     )
-    if not stream.augment:
+    shared, again = stream.names == "shared", random.Random(f"{stream.seed}/0/{number}")
+    if not stream.augment and not shared:
         return row
-    again = random.Random(f"{stream.seed}/0/{number}")
-    return renamed_row(row, domain.pools, again, names="names" in stream.augment, order="order" in stream.augment)
+    pools = {ROOT_TYPE: SHARED_NAMES} if shared else domain.pools
+    names, order = shared or "names" in stream.augment, "order" in stream.augment
+    return renamed_row(row, pools, again, names=names, order=order)
+
+
+@lru_cache(maxsize=_KEPT_PROBLEMS)
+def _problem(
+    name: str, split: str, sizes: Sequence[int], lengths: str, seed: int, number: int
+) -> tuple[str, tuple[Action, ...]]:
+    """Draw until a problem is of the split's partition and has a plan that is short and long enough."""
+    domain, band = DOMAINS[name], parse_lengths(lengths)
+    rng = random.Random(f"{name}/{split}/{seed}/{number}")
+    for _ in range(_MAX_DRAWS):
+        text = domain.generate_problem(rng.choice(sizes), rng, PROBLEM_NAME)
+        problem = parse_problem(text, parse_domain(domain.pddl))
+        if partition(problem) != SPLIT_PARTITIONS[split]:
+            continue
+        plan = _shortest_plan(domain, problem, band[-1])
+        if plan is not None and len(plan) in band:
+            return text, plan
+    raise DataError(
+        f"stream of {name}, split {split}: expected plans of {lengths} steps from sizes {sizes[0]}-{sizes[-1]}, got "
+        f"none in {_MAX_DRAWS} draws; --stream_sizes takes others"
+    )
 
 
 def _shortest_plan(domain: PlanningDomain, problem: Problem, longest: int) -> tuple[Action, ...] | None:

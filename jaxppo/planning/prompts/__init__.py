@@ -11,6 +11,7 @@ from jaxppo.errors import ConfigError
 from jaxppo.planning.language.plans import Action, ParsedPlan
 from jaxppo.planning.prompts.answers import plan_span, plan_text
 from jaxppo.planning.prompts.atoms import ATOMS
+from jaxppo.planning.prompts.brief import BRIEF
 from jaxppo.planning.prompts.nl import NL
 from jaxppo.planning.prompts.pddl import PDDL
 from jaxppo.planning.prompts.style import PromptStyle
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 
-PROMPT_STYLES: dict[str, PromptStyle] = {style.name: style for style in (ATOMS, PDDL, NL)}
+PROMPT_STYLES: dict[str, PromptStyle] = {style.name: style for style in (ATOMS, BRIEF, PDDL, NL)}
 """Name to style."""
 
 

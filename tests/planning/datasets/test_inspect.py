@@ -120,7 +120,7 @@ def test_inspect_data_shows_rows_and_writes_json_where_asked(dataset, tmp_path, 
         ({"plan_length": 4}, ["plan_length: expected 3, got 4"]),
         ({"n_objects": 4}, ["n_objects: expected 3, got 4"]),
         ({"split": "train"}, ["split: expected test, got train"]),
-        ({"prompt_style": "prose"}, ["prompt_style: expected one of atoms, pddl, nl, got 'prose'"]),
+        ({"prompt_style": "prose"}, ["prompt_style: expected one of atoms, brief, pddl, nl, got 'prose'"]),
         (
             {"problem_pddl": "(define (problem x))"},
             [

@@ -93,7 +93,7 @@ def test_a_partition_that_holds_too_few_is_an_error():
     [
         ({"split": "tset"}, "split: expected one of train, rl, test, test_longer, got 'tset'"),
         ({"domain": "chess"}, "domain: expected one of blocksworld, got 'chess'"),
-        ({"prompt_style": "haiku"}, "prompt_style: expected one of atoms, pddl, nl, got 'haiku'"),
+        ({"prompt_style": "haiku"}, "prompt_style: expected one of atoms, brief, pddl, nl, got 'haiku'"),
         ({"sizes": {1: 1}}, "n_blocks: expected 2 to 16, got 1"),
     ],
 )

@@ -56,6 +56,26 @@ def test_augmented_rows_are_the_same_problems_in_other_words():
         assert execute(problem_of(other), [parse_action(action) for action in other["reference_plan"]]).valid
 
 
+@pytest.mark.parametrize("names", ["shared", "domain"])
+def test_objects_are_named_alike_in_all_domains_or_by_the_domain(names):
+    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), names=names)
+    for number in range(len(DOMAINS)):
+        row = stream_row(stream, number)
+        problem, plan = problem_of(row), [parse_action(action) for action in row["reference_plan"]]
+        assert {*problem.objects} <= {*stream.object_names} and execute(problem, plan).valid
+        generators = DOMAINS[row["domain"]].names
+        assert ({*problem.objects} <= {*generators}) == (names == "domain")
+
+
+def test_a_limited_stream_repeats_its_problems_under_other_names():
+    endless = [stream_row(STREAM, number) for number in range(12)]
+    limited = [stream_row(replace(STREAM, problems=2), number) for number in range(16)]
+    assert limited[:8] == endless[:8]
+    forms = [canonical_form(problem_of(row)) for row in limited]
+    assert forms[:8] == forms[8:]
+    assert not {row["prompt"] for row in limited[:8]} & {row["prompt"] for row in limited[8:]}
+
+
 def test_splits_share_no_problem_with_the_stream():
     small = replace(STREAM, domains=("blocksworld", "ferry"), sizes=("blocksworld:2-4", "ferry:1-2"))
     test = distinct_rows(replace(small, split="test"), 6)
@@ -97,7 +117,8 @@ def test_what_cannot_be_drawn_is_said(monkeypatch):
         ({"sizes": ("ferry:1-99",)}, "stream_sizes: expected a domain of the stream, and sizes .*, got ferry:1-99"),
         ({"sizes": ("hanoi:2-3",)}, "stream_sizes: expected a domain of the stream"),
         ({"sizes": ("ferry",)}, "stream_sizes: expected DOMAIN:LOW-HIGH"),
-        ({"prompt_style": "prose"}, "prompt_style: expected one of atoms, pddl, nl, got 'prose'"),
+        ({"prompt_style": "prose"}, "prompt_style: expected one of atoms, brief, pddl, nl, got 'prose'"),
+        ({"names": "short"}, "stream_names: expected one of shared, domain, got 'short'"),
         ({"lengths": "5"}, "stream_lengths: expected a band"),
     ],
 )

@@ -79,7 +79,7 @@ def test_every_ground_action_is_read_back_and_no_two_are_written_alike(name, sty
     actions, domain_pddl = tuple(ground_actions(name)), DOMAINS[name].pddl
     text = render_completion(actions, style, domain_pddl)
     assert parse_completion(text, style, domain_pddl) == ParsedPlan(actions)
-    steps = text.split(" ; ") if style == "atoms" else text.split("\n")
+    steps = text.split(" ; ") if style in ("atoms", "brief") else text.split("\n")
     assert len(steps) == len(set(steps)) == len(actions) > 10
 
 

@@ -106,7 +106,7 @@ def test_vocabulary_holds_constants_and_negation():
 
 
 def test_unknown_style_is_an_error():
-    with pytest.raises(ConfigError, match=r"^prompt_style: expected one of atoms, pddl, nl, got 'haiku'$"):
+    with pytest.raises(ConfigError, match=r"^prompt_style: expected one of atoms, brief, pddl, nl, got 'haiku'$"):
         parse_completion("", style="haiku")
 
 
