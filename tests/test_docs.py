@@ -81,7 +81,7 @@ OTHER_FLAGS = {
     "planning push": {"--hub_dataset_id", "--private"},
 }
 """Of commands without a configuration."""
-SHELL = {"export", "pip", "pytest"}
+SHELL = {"docker", "export", "pip", "pytest"}
 """Programs of the pages other than our commands and python."""
 LANGUAGES = {"bash", "json", "pddl", "python", "text", "yaml"}
 COMMAND = re.compile(r"\bpython3? -m jaxppo\.|\bpip install |\bpython \w+/")
@@ -160,7 +160,7 @@ def check_command(command: str) -> None:
         paths = [word for word in words[1:] if "/" in word]
         assert all((ROOT / path).exists() for path in paths), command
         return None
-    if program == "python" and words[1].startswith(("benchmarks/", "runs/")):
+    if program == "python" and words[1].startswith(("benchmarks/", "deploy/", "runs/")):
         text = (ROOT / words[1]).read_text(encoding="utf-8")
         flags = [word for word in words[2:] if word.startswith("--")]
         assert all(f'"{flag}"' in text or f'"{flag[2:]}"' in text for flag in flags), command

@@ -1,4 +1,4 @@
-"""docs/first_hour.ipynb: the page as a notebook, and all that it says carried out; then docs/troubleshooting.md."""
+"""docs/first_hour.md as a notebook: it is the page, and it works; docs/troubleshooting.md then reads its run."""
 
 import os
 import re
