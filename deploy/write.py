@@ -131,25 +131,6 @@ srun {train('"${FLAGS[@]}"', *["--distributed"] * several)}
 
 def jobset(machine: Machine) -> str:
     """Write a JobSet: the plan on any node first, then one pod per host."""
-    address, numbers = f"jaxppo-train-0-0.jaxppo:{PORT}", (str(machine.hosts), '"$JOB_COMPLETION_INDEX"')
-    name, resource = (
-        ("gke-tpu-accelerator", "google.com/tpu") if machine.is_tpu else ("gke-accelerator", "nvidia.com/gpu")
-    )
-    labels = {f"cloud.google.com/{name}": machine.names["gke"]}
-    if machine.is_tpu:
-        labels["cloud.google.com/gke-tpu-topology"] = machine.target.topology.partition(":")[2]
-    selector = "\n".join(f"                {label}: {value}" for label, value in labels.items())
-    # All hosts of a slice are of one node pool.
-    exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool"
-    together = f"        metadata: {{annotations: {{{exclusive}}}}}\n" if machine.is_tpu and machine.hosts > 1 else ""
-    planning = f"set -euo pipefail\n{plan(machine, '$FLAGS')}"
-    training = f"""\
-set -euo pipefail
-trap 'kill -TERM "$!"; wait "$!"' TERM  # Kubernetes tells the first process alone
-{train("$FLAGS", *meet(machine, address, *numbers))} &
-wait "$!" || status=$?
-{FINISHED} || exit "${{status:-{STOPPED}}}\""""
-    script = lambda text: textwrap.indent(text, " " * 20)  # noqa: E731
     return f"""\
 # {machine.head}
 # kubectl apply -f deploy/jobset/{machine.file}.yaml; image, claim, RUN and FLAGS are yours. JobSet 0.8 or newer.
@@ -165,6 +146,13 @@ spec:
         action: RestartJobSetAndIgnoreMaxRestarts
         onJobFailureReasons: [PodFailurePolicy]
   replicatedJobs:
+{plan_job(machine)}{train_job(machine)}"""
+
+
+def plan_job(machine: Machine) -> str:
+    """Write the job of a JobSet that asks whether the run fits, with what both jobs share."""
+    script = f"set -euo pipefail\n{plan(machine, '$FLAGS')}"
+    return f"""\
     - name: plan # on any node, before a device is asked for
       template:
         spec:
@@ -184,10 +172,32 @@ spec:
                   command: [bash, -c]
                   args:
                   - |
-{script(planning)}
+{textwrap.indent(script, " " * 20)}
               volumes: &volumes
                 - name: runs
                   persistentVolumeClaim: {{claimName: jaxppo-runs}} # ReadWriteMany
+"""
+
+
+def train_job(machine: Machine) -> str:
+    """Write the job of a JobSet that is the run; its first process is a shell, and the only one that gets SIGTERM."""
+    labels, resource = {"cloud.google.com/gke-accelerator": machine.names["gke"]}, "nvidia.com/gpu"
+    if machine.is_tpu:
+        labels = {"cloud.google.com/gke-tpu-accelerator": machine.names["gke"]}
+        labels["cloud.google.com/gke-tpu-topology"] = machine.target.topology.partition(":")[2]
+        resource = "google.com/tpu"
+    selector = "\n".join(f"{label}: {value}" for label, value in labels.items())
+    # All hosts of a slice are of one node pool.
+    exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool"
+    together = f"        metadata: {{annotations: {{{exclusive}}}}}\n" if machine.is_tpu and machine.hosts > 1 else ""
+    meeting = meet(machine, f"jaxppo-train-0-0.jaxppo:{PORT}", str(machine.hosts), '"$JOB_COMPLETION_INDEX"')
+    script = f"""\
+set -euo pipefail
+trap 'kill -TERM "$!"; wait "$!"' TERM
+{train("$FLAGS", *meeting)} &
+wait "$!" || status=$?
+{FINISHED} || exit "${{status:-{STOPPED}}}\""""
+    return f"""\
     - name: train
       dependsOn: [{{name: plan, status: Complete}}]
       template:
@@ -206,7 +216,7 @@ spec:
               terminationGracePeriodSeconds: {GRACE_S}
               securityContext: *user
               nodeSelector:
-{selector}
+{textwrap.indent(selector, " " * 16)}
               containers:
                 - name: train
                   image: *image
@@ -217,7 +227,7 @@ spec:
                   command: [bash, -c]
                   args:
                   - |
-{script(training)}
+{textwrap.indent(script, " " * 20)}
               volumes: *volumes
 """
 
