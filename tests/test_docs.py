@@ -19,7 +19,6 @@ import sys
 import threading
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -38,11 +37,11 @@ from jaxppo.run import metrics
 from tests import ROOT
 from tests.headless import CHROMIUM, Browser
 from tests.one_layer import ONE_LAYER
+from tests.pages import FENCE, Block, blocks, commands_of, source
 
 PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
 
 TRANSCRIPTS = [
-    ("docs/first_hour.md", "docs/troubleshooting.md"),
     ("docs/own_reward.md",),
     ("docs/own_domain.md",),
     ("docs/judge_plans.md",),
@@ -50,11 +49,13 @@ TRANSCRIPTS = [
 """What a newcomer does, command by command; the pages of an entry share a folder."""
 
 RUN_ELSEWHERE = {
+    "docs/first_hour.md": "tests/test_notebook.py",  # as a notebook
+    "docs/troubleshooting.md": "tests/test_notebook.py",  # needs that run
     "docs/evaluation.md": "tests/report/test_plan_page.py",  # needs plans to read
     "docs/reward_server.md": "tests/test_reward_server.py",  # needs a server
     "docs/rewards_elsewhere.md": "tests/reward_functions/test_elsewhere.py",  # needs plans, and TRL with a model
 }
-"""Pages whose python is run by other tests, which bring what it needs."""
+"""Pages that are run by other tests, which bring what it needs."""
 
 # The transcripts are made shorter by flags behind those of the page, by a model of one layer where the page takes the
 # shipped one, and by replacements in its text; by nothing else.
@@ -80,57 +81,14 @@ OTHER_FLAGS = {
     "planning push": {"--hub_dataset_id", "--private"},
 }
 """Of commands without a configuration."""
-SHELL = {"export", "pip", "pytest"}
+SHELL = {"docker", "export", "pip", "pytest"}
 """Programs of the pages other than our commands and python."""
 LANGUAGES = {"bash", "json", "pddl", "python", "text", "yaml"}
 COMMAND = re.compile(r"\bpython3? -m jaxppo\.|\bpip install |\bpython \w+/")
 
 
-class Block(NamedTuple):
-    """A fenced block of a page."""
-
-    page: str
-    line: int
-    language: str
-    title: str | None  # the name of the file that it is
-    text: str
-    not_run: str | None  # why it is not run
-
-    @property
-    def where(self) -> str:
-        return f"{self.page}:{self.line}"
-
-
-FENCE = re.compile(
-    r'^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n'
-    r"(?P<text>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
-
-
-@functools.cache
-def source(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
-
-
-@functools.cache
-def blocks(page: str) -> list[Block]:
-    text = source(page)
-    return [
-        Block(page, text.count("\n", 0, m.start()) + 1, m["language"], m["title"], m["text"], m["reason"])
-        for m in FENCE.finditer(text)
-    ]
-
-
 def all_blocks(language: str) -> list[Block]:
     return [block for page in PAGES for block in blocks(page) if block.language == language]
-
-
-def commands_of(block: Block) -> list[str]:
-    """The commands of a shell block, those over several lines as one, without comments."""
-    joined = block.text.replace("\\\n", " ")
-    lines = [line.strip() for line in joined.splitlines() if line.strip() and not line.startswith("#")]
-    return [command.strip() for line in lines for command in line.split(" && ")]
 
 
 # -------------------------------------------------------------------------------------------------------- what is there
@@ -202,7 +160,7 @@ def check_command(command: str) -> None:
         paths = [word for word in words[1:] if "/" in word]
         assert all((ROOT / path).exists() for path in paths), command
         return None
-    if program == "python" and words[1].startswith(("benchmarks/", "runs/")):
+    if program == "python" and words[1].startswith(("benchmarks/", "deploy/", "runs/")):
         text = (ROOT / words[1]).read_text(encoding="utf-8")
         flags = [word for word in words[2:] if word.startswith("--")]
         assert all(f'"{flag}"' in text or f'"{flag[2:]}"' in text for flag in flags), command
@@ -379,7 +337,7 @@ WITH_PYTHON = [
 ]
 
 
-FULL = {"docs/from_trl.md", "docs/first_hour.md", "docs/own_reward.md", "docs/own_domain.md"}
+FULL = {"docs/from_trl.md", "docs/own_reward.md", "docs/own_domain.md"}
 """Pages that take a while to follow."""
 
 

@@ -1,0 +1,302 @@
+"""deploy/ and Dockerfile: what the table says, parsed as those who read it would, and their scripts carried out.
+
+The scripts run in bash with stand-ins for `python`, `srun` and `scontrol`, which write down how they were called.
+"""
+
+import json
+import math
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jaxppo.config import TrainConfig
+from jaxppo.config.sources import parse_cli
+from jaxppo.profiling import targets
+from jaxppo.run.console import Console
+from jaxppo.run.folder import Run
+from tests import ROOT
+from tests.pages import blocks, commands_of
+
+WRITING = runpy.run_path(str(ROOT / "deploy" / "write.py"))
+NAMES = WRITING["TABLE"]["targets"]
+FILES = {path.relative_to(ROOT / "deploy").as_posix(): text for path, text in WRITING["files"](NAMES).items()}
+OTHERS = [*targets.NAMES, "tpu:v5p:2x2x4", "gpu:b200:4x8"]
+SEVERAL = ["slurm/gpu-h100-2x8.sbatch", "jobset/gpu-h100-2x8.yaml", "skypilot/gpu-h100-2x8.yaml"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+STAND_IN = """\
+#!{python} -IS
+import json, os, pathlib, signal, sys, time
+name, folder = pathlib.Path(sys.argv[0]).name, pathlib.Path(os.environ["CALLS"])
+with open(folder / "calls", "a") as file:
+    file.write(json.dumps([name, *sys.argv[1:]]) + "\\n")
+if name == "srun":
+    os.execvp(sys.argv[1], sys.argv[1:])
+if name == "python" and "--dry_run" in sys.argv:
+    print("it", os.environ["VERDICT"], flush=True)
+elif name == "python":
+    run = pathlib.Path(os.environ["CALLS"], "run")
+    run.mkdir(parents=True, exist_ok=True)
+    evals = {{"before": 1}}
+    if os.environ["ENDS"] == "stopped":
+        def stop(*_):
+            (run / "saved").touch()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, stop)
+        (folder / "ready").touch()
+        time.sleep(60)
+    if os.environ["ENDS"] == "finished":
+        evals["after"] = 1
+    (run / "eval.json").write_text(json.dumps(evals, indent=2))
+"""
+
+
+def scripts(name):
+    """The shell scripts of a file and the variables that it sets, the script that trains last."""
+    text = FILES[name]
+    kind = name.partition("/")[0]
+    if kind == "slurm":
+        return [text], {"SLURM_JOB_ID": "7"}
+    content = yaml.safe_load(text)
+    if kind == "skypilot":
+        ranks = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}
+        return [content["run"]], content["envs"] | ranks
+    pods = [job["template"]["spec"]["template"]["spec"]["containers"][0] for job in content["spec"]["replicatedJobs"]]
+    assert all(pod["command"] == ["bash", "-c"] and len(pod["args"]) == 1 for pod in pods)
+    settings = {setting["name"]: setting["value"] for pod in pods for setting in pod["env"]}
+    return [pod["args"][0] for pod in pods], settings | {"JOB_COMPLETION_INDEX": "1"}
+
+
+class Place:
+    """Where scripts run: a folder with stand-ins, one run, and what was called."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name in ("python", "srun", "scontrol"):
+            (folder / "bin").mkdir(exist_ok=True)
+            (folder / "bin" / name).write_text(STAND_IN.format(python=sys.executable))
+            (folder / "bin" / name).chmod(0o755)
+        (folder / "jaxppo" / "bin").mkdir(parents=True)
+        (folder / "jaxppo" / "bin" / "activate").touch()
+
+    def begin(self, script, settings, *, fits=True, ends="finished", flags=()):
+        """Start a script; the run folder of every file is the one of this place."""
+        script = re.sub(r"^RUN=.*$", 'RUN="$CALLS/run"', script, flags=re.MULTILINE)
+        values = {
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "CALLS": str(self.folder),
+            "VERDICT": "fits: 1 of 2 GiB" if fits else "does not fit: but --use_peft makes it fit",
+            "ENDS": ends,
+        }
+        settings = settings | ({"RUN": str(self.folder / "run")} if "RUN" in settings else {})
+        command = ["bash", "-c", script, "bash", *flags]
+        return subprocess.Popen(
+            command, env=settings | values, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def carry_out(self, name, **how):
+        """Run the scripts of a file in their order until one fails; returns the last status and output."""
+        texts, settings = scripts(name)
+        for text in texts:
+            process = self.begin(text, settings, **how)
+            output = process.communicate(timeout=60)[0]
+            if process.returncode != 0:
+                break
+        return process.returncode, output
+
+    @property
+    def calls(self):
+        return [json.loads(line) for line in (self.folder / "calls").read_text().splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def flags_of(call):
+    """The flags of `train`, from how it was called."""
+    words = call[1:] if call[0] == "srun" else call
+    assert words[:3] == ["python", "-m", "jaxppo.train"]
+    return parse_cli(TrainConfig, "train", words[3:])
+
+
+# ------------------------------------------------------------------------------------------------------- launch files
+
+
+def test_files_are_what_the_table_says():
+    found = {
+        path.relative_to(ROOT / "deploy").as_posix(): path.read_text(encoding="utf-8")
+        for kind in WRITING["KINDS"]
+        for path in (ROOT / "deploy" / kind).iterdir()
+    }
+    assert found == FILES, "python deploy/write.py"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_scripts_are_bash(name):
+    for text in scripts(name)[0]:
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_dry_run_comes_first_and_flags_are_those_of_train(name, place):
+    status, output = place.carry_out(name)
+    assert status == 0 and output == "it fits: 1 of 2 GiB\n" * (not name.startswith("jobset"))
+    dry, *runs = place.calls
+    planned, config = flags_of(dry), flags_of(runs[0])
+    target = targets.find(planned.run.target)
+    assert planned.run.dry_run and config.run.resume and Path(config.run.output_dir) == place.folder / "run"
+    assert (planned.rl, planned.dtype, planned.run.parallel) == (config.rl, config.dtype, config.run.parallel)
+    assert target.devices == 1 or config.run.parallel == "fsdp"
+    config.check_devices(target.devices)
+    several = target.devices > target.per_host
+    assert config.run.is_distributed == several
+    if config.run.coordinator_address is not None:
+        assert (config.run.num_processes, config.run.process_id) == (2, 1)
+        assert config.run.coordinator_address in ("jaxppo-train-0-0.jaxppo:8476", "10.0.0.1:8476")
+
+
+def devices_of(name, text):
+    """Hosts and devices of each, as SLURM, Kubernetes or SkyPilot read them."""
+    if name.startswith("slurm"):
+        options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
+        assert options["ntasks-per-node"] == "1" and options["signal"] == "TERM@300"
+        assert "#SBATCH --requeue\n" in text and text.startswith("#!/usr/bin/env bash\n")
+        kind, chip, count = options["gres"].split(":")
+        assert kind == "gpu" and chip in targets.CHIPS
+        return int(options["nodes"]), int(count)
+    content = yaml.safe_load(text)
+    if name.startswith("jobset"):
+        plan, train = content["spec"]["replicatedJobs"]
+        assert content["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and content["kind"] == "JobSet"
+        assert train["dependsOn"] == [{"name": plan["name"], "status": "Complete"}]
+        job = train["template"]["spec"]
+        pod = job["template"]["spec"]
+        (container,) = pod["containers"]
+        assert job["completions"] == job["parallelism"] and job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
+        assert job["podFailurePolicy"]["rules"][1]["onExitCodes"]["containerName"] == container["name"]
+        assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
+        ((resource, count),) = container["resources"]["limits"].items()
+        if resource == "google.com/tpu":
+            topology = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+            assert math.prod(map(int, topology.split("x"))) == job["completions"] * count
+        return job["completions"], count
+    resources = content["resources"]
+    assert resources["use_spot"] is True and resources["job_recovery"]["recover_on_exit_codes"] == [75]
+    assert f".[{'tpu' if 'accelerator_args' in resources else 'gpu'}]" in content["setup"]
+    if "accelerator_args" in resources:
+        return content["num_nodes"], int(resources["accelerators"].rpartition("-")[2])
+    return content["num_nodes"], int(resources["accelerators"].rpartition(":")[2])
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_every_target_has_its_machines(target):
+    sizes = targets.find(target)
+    written = WRITING["files"]([target])
+    assert len(written) == (2 if sizes.platform == "tpu" else 3)
+    for path, text in written.items():
+        hosts, count = devices_of(path.relative_to(ROOT / "deploy").as_posix(), text)
+        size = 2 if path.parent.name == "skypilot" and ":v5p:" in f":{sizes.topology}" else 1
+        assert hosts * count == sizes.devices * size
+        assert path.parent.name == "skypilot" or count == sizes.per_host
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_what_does_not_fit_is_not_started(name, place):
+    status, output = place.carry_out(name, fits=False)
+    assert status != 0 and output == "it does not fit: but --use_peft makes it fit\n"
+    assert len(place.calls) == 1
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_what_has_begun_is_not_planned_again(name, place):
+    (place.folder / "run").mkdir()
+    assert place.carry_out(name)[0] == 0
+    assert not any("--dry_run" in call for call in place.calls)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_run_that_was_stopped_is_started_again(name, place):
+    status, _ = place.carry_out(name, ends="before its end")
+    last = place.calls[-1]
+    assert (status, last) == (0, ["scontrol", "requeue", "7"]) if name.startswith("slurm") else status == 75
+
+
+def test_flags_of_sbatch_are_flags_of_train(place):
+    status, _ = place.carry_out("slurm/gpu-h100x8.sbatch", flags=["--sft_model_path", "my model"])
+    trained = [call for call in place.calls if "jaxppo.train" in call]
+    assert status == 0 and len(trained) == 3  # planned, and run through srun
+    assert all(call[call.index("--sft_model_path") + 1] == "my model" for call in trained)
+
+
+def test_the_first_process_of_a_pod_passes_sigterm_on(place):
+    texts, settings = scripts("jobset/tpu-v5e-16.yaml")
+    process = place.begin(texts[-1], settings, ends="stopped")
+    end = time.monotonic() + 60
+    while not (place.folder / "ready").exists():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert (place.folder / "run" / "saved").exists()
+    job = yaml.safe_load(FILES["jobset/tpu-v5e-16.yaml"])["spec"]["replicatedJobs"][1]["template"]["spec"]
+    assert process.returncode in job["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
+
+
+def test_what_the_files_take_for_finished_is_what_the_package_does(tmp_path):
+    measures = {"test": {"mean_reward": 1.0}}
+    for evals in ({"before": measures}, {"before": measures, "after": measures}):
+        run = Run(command="train", config=TrainConfig(), folder=tmp_path, console=Console(True), evals=evals)
+        run.write_evals(evals)
+        done = subprocess.run(["bash", "-c", WRITING["FINISHED"]], env=os.environ | {"RUN": str(tmp_path)}, check=False)
+        assert (done.returncode == 0) == run.is_finished() == ("after" in evals)
+
+
+# ----------------------------------------------------------------------------------------------------------- container
+
+
+def instructions():
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    return [line.split(maxsplit=1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def test_the_container_does_what_the_readme_says():
+    words = [word for word, _ in instructions()]
+    assert words == ["FROM", "ARG", "RUN", "WORKDIR", "COPY", "RUN", "USER", "CMD"]
+    (_, install), (_, user), (_, start) = instructions()[-3:]
+    assert user.isdecimal() and int(user) > 0
+    readme = next(block for block in blocks("README.md") if block.language == "bash")
+    for extra in ("", "gpu", "gpu-cuda12", "tpu"):
+        shell = ["bash", "-c", f"printf '%s ' {install}"]
+        said = subprocess.run(
+            shell, env=os.environ | {"EXTRA": extra}, capture_output=True, text=True, check=True
+        ).stdout
+        expected = [f"pip install -e .{f'[{extra}]' if extra else ''}", "python -m jaxppo.train"]
+        assert [said.replace("--no-cache-dir ", "").strip(), " ".join(json.loads(start))] == expected
+        assert not extra or extra in PROJECT["optional-dependencies"]
+    assert commands_of(readme) == ["pip install -e .", "python -m jaxppo.train"]
+
+
+def test_the_base_is_a_python_that_is_tested():
+    (word, image), *_ = instructions()
+    version = re.fullmatch(r"python:(3\.\d+)-slim-\w+", image)
+    assert word == "FROM" and f"Programming Language :: Python :: {version[1]}" in PROJECT["classifiers"]
+
+
+def test_the_container_gets_what_an_installation_takes_and_nothing_else():
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    first, *others = [line for line in lines if line and not line.startswith("#")]
+    kept = {line.removeprefix("!") for line in others if line.startswith("!")}
+    assert first == "*" and kept == {"jaxppo", "pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]}
