@@ -35,7 +35,8 @@ class DataConfig:
     eval_splits: tuple[str, ...] = ("test", "test_longer")
     """Splits to evaluate on (alias --splits); the first is the one called in-distribution."""
     prompt_style: str = "atoms"
-    """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), pddl, or nl (English)."""
+    """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), brief (in fewer
+    words), pddl, or nl (English)."""
     data_seed: int = 0
     """Seed of the built-in problem generators, and of the rows that eval_rows chooses (apart from --seed, so that runs
     share their problems)."""
