@@ -12,7 +12,15 @@ from jaxppo.planning.datasets.folder import write_dataset
 from jaxppo.planning.datasets.rows import COLUMNS, Row
 from jaxppo.planning.datasets.runs import claim_folder, command_line, is_finished, show_report
 from jaxppo.planning.datasets.terminal import Terminal
-from jaxppo.planning.prompts import UNKNOWN, conversation, find_fault, parse_completion, render_fault
+from jaxppo.planning.language.plans import ParsedPlan, format_action
+from jaxppo.planning.prompts import (
+    UNKNOWN,
+    conversation,
+    find_fault,
+    parse_completion,
+    render_completion,
+    render_fault,
+)
 from jaxppo.planning.validate.api import validate_actions
 
 HELD_OUT = "repair"
@@ -40,6 +48,8 @@ def build_repair(config: RepairDataConfig, rows: Sequence[Row], terminal: Termin
         return {}
     answers = read_answers(config.samples)
     own = [{name: row[name] for name in COLUMNS} for row in rows]
+    if config.learn_from == "own":
+        own = [with_own_plan(row, answers.get(row["id"], ())) for row in own]
     conversations = {row["id"]: repair_rows(row, answers.get(row["id"], ()), config) for row in own}
     count = sum(map(len, conversations.values()))
     if not count:
@@ -79,6 +89,18 @@ def read_answers(paths: Sequence[str]) -> dict[str, list[str]]:
     return {name: list(texts) for name, texts in answers.items()}
 
 
+def with_own_plan(row: Row, answers: Sequence[str]) -> Row:
+    """Return the row with the shortest valid answer in the place of its reference plan, where there is one."""
+    plans = [parse_completion(text, row["prompt_style"], row["domain_pddl"]) for text in answers]
+    valid = [plan.actions for plan in plans if _is_valid(row, plan)]
+    if not valid:
+        return row
+    best = min(valid, key=len)
+    written = render_completion(best, row["prompt_style"], row["domain_pddl"])
+    steps = {"reference_plan": list(map(format_action, best)), "plan_length": len(best)}
+    return row | {"completion": written, "planner": "self-training"} | steps
+
+
 def repair_rows(row: Row, answers: Sequence[str], config: RepairDataConfig) -> list[Row]:
     """Return conversations about a problem: after one of its invalid plans, after two of them, and so on.
 
@@ -106,7 +128,11 @@ def _said(row: Mapping[str, Any], answer: str, feedback: str) -> str | None:
     """Return what is said about an answer; None where it is a valid plan."""
     texts = row["domain_pddl"], row["problem_pddl"]
     plan = parse_completion(answer, row["prompt_style"], row["domain_pddl"])
-    if plan.error is None and validate_actions(*texts, plan.actions, "auto").valid:
+    if _is_valid(row, plan):
         return None
     fault = find_fault(*texts, plan) if feedback == "reason" else UNKNOWN
     return render_fault(fault, row["prompt_style"], row["domain_pddl"])
+
+
+def _is_valid(row: Mapping[str, Any], plan: ParsedPlan) -> bool:
+    return plan.error is None and validate_actions(row["domain_pddl"], row["problem_pddl"], plan.actions, "auto").valid

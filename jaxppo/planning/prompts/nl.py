@@ -136,7 +136,7 @@ def _joined(clauses: Iterable[str]) -> str:
 
 
 def render_fault(fault: Fault, domain_pddl: str) -> str:
-    """Write `This plan is not valid: step 3: stack block a on block b: this is not so: block b is clear`, and so on."""
+    """Write `This plan is not valid: step 3: stack block a on block b: this is not so: nothing is on block b.`."""
     domain = parse_domain(domain_pddl)
     clauses = Clauses(phrases_of(domain))
     literals = [(literal_of(condition, domain_pddl), condition) for condition in fault.missing]

@@ -1,0 +1,39 @@
+"""The table of `runs/repair.sh`: `python runs/repair_table.py FOLDER`."""
+
+import json
+import sys
+from pathlib import Path
+
+from jaxppo.evaluate.intervals import interval_text
+
+MODELS = {"policy": "the default run", "repair": "after the repair turns"}
+METHODS = {
+    "reason": "told what is wrong",
+    "sampled": "told what is wrong, sampled from round 1 on",
+    "plan": "told that it is not valid",
+    "greedy": "nothing said: greedy, then samples",
+    "samples": "nothing said: samples",
+}
+
+
+def cells(path: Path) -> list[str]:
+    """Validity by round, and what it cost: tokens for a problem, and those of them that were sampled."""
+    rounds = json.loads(path.read_text())["test_longer"]["repair"]
+    valid = [interval_text(one["validity"], with_interval=number in (0, 3)) for number, one in enumerate(rounds)]
+    sampled = sum(one["completion_tokens"] for one in rounds) / rounds[0]["asked"]
+    return [*valid, f"{rounds[-1]['mean_tokens']:.0f}", f"{sampled:.0f}"]
+
+
+def main(folder: Path) -> None:
+    """Print a row for each evaluation that is there."""
+    print("| model | asked again | seed | round 0 | 1 | 2 | 3 | tokens | sampled |\n|---|---|---|---|---|---|---|---|---|")
+    for model, name in MODELS.items():
+        for method, how in METHODS.items():
+            for seed in (1, 2, 3):
+                path = folder / f"{model}-{method}-{seed}" / "eval.json"
+                if path.is_file():
+                    print(f"| {' | '.join([name, how, str(seed), *cells(path)])} |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
