@@ -12,18 +12,17 @@ for seed in 1 2 3; do
   policy="$out/policy-$seed/policy"
   python -m jaxppo.train --seed "$seed" --quiet True --output_dir "$out/policy-$seed"
   # Its failures, on the problems that it was trained on, with what is wrong with them.
-  python -m jaxppo.evaluate --model "$policy" --eval_splits rl --num_samples 4 --eval_temperature 1 --seed "$seed" --quiet True \
+  python -m jaxppo.evaluate --model "$policy" --eval_splits rl --num_samples 4 --eval_temperature 1 --quiet True \
     --output_dir "$out/answers-$seed"
-  python -m jaxppo.planning repair --samples "$out/answers-$seed/samples.jsonl" --seed "$seed" --quiet True \
-    --output_dir "$out/data-$seed"
-  python -m jaxppo.sft --model_path "$policy" --dataset "$out/data-$seed" --eval_splits repair --learning_rate 1e-3 \
+  python -m jaxppo.planning repair --samples "$out/answers-$seed/samples.jsonl" --quiet True --output_dir "$out/data-$seed"
+  python -m jaxppo.sft --model_path "$policy" --dataset "$out/data-$seed" --eval_splits repair --learning_rate 5e-4 \
     --total_episodes 38400 --response_length 72 --save_steps 1000 --seed "$seed" --quiet True --output_dir "$out/repair-$seed"
+  repair="$out/repair-$seed/policy"
+  evaluate "repair-reason-$seed" "$repair"
+  evaluate "repair-plan-$seed" "$repair" --repair_with plan
   for model in policy repair; do
     folder="$out/$model-$seed/policy"
-    evaluate "$model-reason-$seed" "$folder"
-    evaluate "$model-plan-$seed" "$folder" --repair_with plan
     evaluate "$model-greedy-$seed" "$folder" --repair_with nothing --repair_temperature 1
     evaluate "$model-samples-$seed" "$folder" --repair_with nothing --eval_temperature 1
   done
-  evaluate "repair-sampled-$seed" "$out/repair-$seed/policy" --repair_temperature 1
 done

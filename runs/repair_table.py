@@ -9,7 +9,6 @@ from jaxppo.evaluate.intervals import interval_text
 MODELS = {"policy": "the default run", "repair": "after the repair turns"}
 METHODS = {
     "reason": "told what is wrong",
-    "sampled": "told what is wrong, sampled from round 1 on",
     "plan": "told that it is not valid",
     "greedy": "nothing said: greedy, then samples",
     "samples": "nothing said: samples",
@@ -26,7 +25,9 @@ def cells(path: Path) -> list[str]:
 
 def main(folder: Path) -> None:
     """Print a row for each evaluation that is there."""
-    print("| model | asked again | seed | round 0 | 1 | 2 | 3 | tokens | sampled |\n|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| model | asked again | seed | round 0 | 1 | 2 | 3 | tokens | sampled |\n|---|---|---|---|---|---|---|---|---|"
+    )
     for model, name in MODELS.items():
         for method, how in METHODS.items():
             for seed in (1, 2, 3):

@@ -216,9 +216,9 @@ class RepairDataConfig:
     """Folder for the data set."""
     feedback: Literal["reason", "plan"] = "reason"
     """What is said behind an invalid plan: what is wrong with it, or only that it is not valid."""
-    learn_from: Literal["reference", "own"] = "reference"
-    """The plans that are learned: reference plans, or the shortest of the model's own valid ones where a problem has
-    any."""
+    learn_from: Literal["own", "reference"] = "own"
+    """The plans that are learned: the shortest of the model's own valid ones where a problem has any, else the
+    reference plan; or reference plans alone."""
     most_failures: int = 3
     """Invalid plans in a conversation at most; there is one conversation of each length from 1 on."""
     held_out: float = 0.05

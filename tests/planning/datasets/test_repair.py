@@ -101,13 +101,17 @@ def test_own_plans_are_learned_where_there_are_valid_ones(source):
         ways[row["id"]] = [back + back + row["completion"], back + row["completion"]]
     lines = [{"id": name, "completion": text} for name, texts in ways.items() for text in ["", *texts]]
     write_jsonl(lines, source / "samples.jsonl")
-    made = {row["id"]: row for row in repair(source, "--learn_from", "own", "--held_out", "0")["train"]}
+    made = {row["id"]: row for row in repair(source, "--held_out", "0")["train"]}
     for name, (_, shorter) in ways.items():
         for row in (made[name], made[f"{name}-repair-1"]):
             assert row["completion"] == shorter and row["planner"] == "self-training"
             assert prompts.render_completion(map(parse_action, row["reference_plan"])) == shorter
             assert row["plan_length"] == len(row["reference_plan"])
     assert made[ROWS[4]["id"]]["completion"] == ROWS[4]["completion"]
+    (source / "made").rename(source / "own")
+    repair(source, "--held_out", "0", "--learn_from", "reference")
+    others = {row["id"]: row["completion"] for row in read_split(source / "made", "train")}
+    assert all(others[f"{row['id']}-repair-1"] == row["completion"] for row in ROWS[1:3])
 
 
 def test_without_a_reason_only_the_failure_is_told():
