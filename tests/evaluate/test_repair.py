@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from jaxppo import data, hf, models
-from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RepairConfig, RewardConfig, SamplingConfig
+from jaxppo.config import (
+    DataConfig,
+    EvalConfig,
+    EvaluateConfig,
+    RepairConfig,
+    RewardConfig,
+    SamplingConfig,
+    SFTConfig,
+)
 from jaxppo.config.sources import replace
 from jaxppo.data import Turn
 from jaxppo.errors import ConfigError
@@ -21,10 +29,12 @@ from jaxppo.evaluate.repair import attempt_records, check_styles, repair_plans, 
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.planning import __main__ as planning
 from jaxppo.planning import prompts
 from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.reward_functions.plan import PlanScoring
+from jaxppo.sft import sft
 from tests.data.test_chat_template import TEMPLATE, chat_tokenizer
 
 ROWS = build_split("test", sizes={3: 2, 4: 2}, seed=0, unique=True)
@@ -334,3 +344,16 @@ def test_a_style_without_turns_is_one_line_before_anything_is_written(folder, tm
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         replace(EvaluateConfig(), **settings)
+
+
+@pytest.mark.full
+def test_answers_become_rows_and_a_model_learns_from_them_and_is_repaired(folder, spoiled, tmp_path):
+    run(tmp_path / "answers", folder, model=(str(spoiled),), num_samples=3, eval_temperature=1.0)
+    words = ["--samples", str(tmp_path / "answers" / "samples.jsonl"), "--dataset", str(folder), "--held_out", "0.3"]
+    planning.run(["repair", *words, "--train_split", "test", "--output_dir", str(tmp_path / "data")])
+    settings = {"dataset": str(tmp_path / "data"), "eval_splits": ("repair",), "model_path": str(spoiled)}
+    small = {"total_episodes": 8, "batch_size": 4, "response_length": 40, "report_to": ("none",)}
+    learned = sft(replace(SFTConfig(), **settings | small, output_dir=str(tmp_path / "sft")))
+    assert "validity" in json.loads((learned / "eval.json").read_text())["repair"]
+    repaired, _ = run(tmp_path / "repaired", folder, model=(str(learned / "policy"),), repair_rounds=1)
+    assert len(repaired["test"]["repair"]) == 2

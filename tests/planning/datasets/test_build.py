@@ -462,4 +462,6 @@ def test_the_command_is_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "jaxppo.planning", "bild"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2 and done.stderr.startswith("error: command: expected one of build, import, repair, inspect")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: command: expected one of build, import, repair, inspect"
+    )
