@@ -28,18 +28,20 @@ for seed in 1 2 3; do
   rows data "$seed"
   learn repair "$seed" data
   evaluate "repair-reason-$seed" "repair-$seed" --repair_rounds 3
+  evaluate "repair-sampled-$seed" "repair-$seed" --repair_rounds 3 --repair_temperature 1
   evaluate "repair-plan-$seed" "repair-$seed" --repair_rounds 3 --repair_with plan
   evaluate "repair-six-$seed" "repair-$seed" --repair_rounds 6 "${nothing[@]}" --repair_temperature 1
+  # Turns that do not say why.
+  rows data-told "$seed" --feedback plan
+  learn told "$seed" data-told
+  evaluate "told-plan-$seed" "told-$seed" --repair_rounds 3 --repair_with plan
   for model in policy repair; do
     evaluate "$model-greedy-$seed" "$model-$seed" --repair_rounds 3 "${nothing[@]}" --repair_temperature 1
     evaluate "$model-samples-$seed" "$model-$seed" --repair_rounds 3 "${nothing[@]}" --eval_temperature 1
   done
 done
-# One seed: told without having seen it; turns without the reason; and the plain rows alone.
+# One seed: told without having seen it, and the plain rows alone.
 evaluate policy-reason-1 policy-1 --repair_rounds 3
-rows data-told 1 --feedback plan
-learn told 1 data-told
-evaluate told-plan-1 told-1 --repair_rounds 3 --repair_with plan
 mkdir -p "$out/data-plain-1"
 grep '"failures": 0}' "$out/data-1/train.jsonl" > "$out/data-plain-1/train.jsonl"
 cp "$out/data-1/repair.jsonl" "$out/data-plain-1"

@@ -14,6 +14,7 @@ MODELS = {
 }
 METHODS = {
     "reason": "what is wrong",
+    "sampled": "what is wrong; samples from round 1 on",
     "plan": "that it is not valid",
     "greedy": "nothing: greedy, then samples",
     "six": "nothing: greedy, then samples",
