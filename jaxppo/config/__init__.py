@@ -7,7 +7,7 @@ field, and unique over all groups.
 from jaxppo.config import paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
 from jaxppo.config.checks import JsonMapping, is_repo_id, require, require_repo_id
-from jaxppo.config.commands import EvaluateConfig, ExportConfig, ReportConfig, RewardServerConfig
+from jaxppo.config.commands import EvaluateConfig, ExportConfig, RepairConfig, ReportConfig, RewardServerConfig
 from jaxppo.config.data import CurriculumConfig, DataConfig, parse_sizes
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
@@ -33,6 +33,7 @@ __all__ = [
     "OptimizerConfig",
     "PeftConfig",
     "RLConfig",
+    "RepairConfig",
     "ReportConfig",
     "RewardConfig",
     "RewardModelConfig",

@@ -8,12 +8,35 @@ from typing import Literal
 
 import tyro
 
-from jaxppo.config.checks import require, require_positive
+from jaxppo.config.checks import require, require_finite, require_positive
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.run import RunConfig
 from jaxppo.config.sampling import EvalConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairConfig:
+    """What happens after a plan that is not valid."""
+
+    repair_rounds: int = 0
+    """After a plan that is not valid the model is told so and asked again, up to so many times; what it says first is
+    what every other number is about."""
+    repair_with: Literal["reason", "plan", "nothing"] = "reason"
+    """What the model is given when it is asked again: the problem, its plans and what is wrong with them; without what
+    is wrong (plan); or the problem alone, as a control, which samples another plan (nothing)."""
+    repair_temperature: float | None = None
+    """Temperature of the rounds behind the first answer; default: eval_temperature."""
+
+    def __post_init__(self) -> None:
+        require(self.repair_rounds >= 0, "repair_rounds", "an integer of at least 0", self.repair_rounds)
+        if self.repair_temperature is not None:
+            require_finite(self, "repair_temperature")
+        if self.repair_rounds == 0:
+            for name, usual in (("repair_with", "reason"), ("repair_temperature", None)):
+                value = getattr(self, name)
+                require(value == usual, name, f"{usual} without repair_rounds", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +47,7 @@ class EvaluateConfig:
     data: DataConfig = field(default_factory=DataConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    repair: RepairConfig = field(default_factory=RepairConfig)
     model: tuple[str, ...] | None = None
     """Hugging Face folder or hub id (user/name or user/name@revision), or `blocksworld-sft`, the default; several are
     seeds of one method: 0, 1, ..."""
@@ -77,10 +101,24 @@ class EvaluateConfig:
             require(greedy, "decoder", "plain with num_samples or eval_temperature: others are greedy", self.decoder)
             functions = self.reward.reward_funcs
             require(functions == ("plan",), "decoder", f"plain with reward_funcs {' '.join(functions)}", self.decoder)
+        if self.repair.repair_rounds:
+            self._check_repair()
         if self.num_samples > 1:
             temperature = self.evaluation.eval_temperature
             expected = "a number above 0 with num_samples above 1: greedy samples are all the same"
             require(temperature > 0.0, "eval_temperature", expected, temperature)
+
+    def _check_repair(self) -> None:
+        rounds, functions = self.repair.repair_rounds, self.reward.reward_funcs
+        require(self.plans is None, "repair_rounds", "0 without a model", rounds)
+        require(self.compare_with is None, "repair_rounds", "0 with compare_with", rounds)
+        require(self.decoder == "plain", "repair_rounds", f"0 with decoder {self.decoder}", rounds)
+        require(self.num_samples == 1, "repair_rounds", "0 with num_samples above 1", rounds)
+        require(functions == ("plan",), "repair_rounds", f"0 with reward_funcs {' '.join(functions)}", rounds)
+        later = self.repair.repair_temperature
+        temperature = self.evaluation.eval_temperature if later is None else later
+        expected = "a number above 0 with repair_with nothing: greedy answers to the same prompt are all the same"
+        require(self.repair.repair_with != "nothing" or temperature > 0.0, "repair_temperature", expected, temperature)
 
     def _check_sources(self) -> None:
         both = self.plans is not None and self.model is not None

@@ -37,6 +37,7 @@ from jaxppo.data.tokens import (
     word_tokenizer,
     words_of_dataset,
 )
+from jaxppo.data.turns import Turn, encode_turns
 
 __all__ = [
     "REQUESTS_FILE",
@@ -50,6 +51,7 @@ __all__ = [
     "Shuffled",
     "SuccessCurriculum",
     "SupervisedData",
+    "Turn",
     "bucket",
     "build_request",
     "built_in_request",
@@ -61,6 +63,7 @@ __all__ = [
     "decode",
     "encode_completions",
     "encode_prompts",
+    "encode_turns",
     "length_gaps",
     "load_split",
     "make_chat_template",

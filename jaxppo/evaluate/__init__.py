@@ -12,5 +12,6 @@ __all__ = [
     "plan_metrics",
     "predictions",
     "printing",
+    "repair",
     "sampled_plans",
 ]

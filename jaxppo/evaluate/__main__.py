@@ -3,7 +3,7 @@
 Answers of any models to any problems: `--plans RESULTS --pddl_dir INSTANCES`.
 
 Prints a table, and writes a run folder with `config.yaml`, `eval.json`, `samples.jsonl` and the page `eval.html`; with
-`--compare_with`, `samples_compared.jsonl` too.
+`--compare_with`, `samples_compared.jsonl` too, and with `--repair_rounds`, `repair.jsonl`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from jaxppo.config import EvaluateConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.data import Row
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.evaluate import plan_metrics
+from jaxppo.evaluate import plan_metrics, repair
 from jaxppo.evaluate.answers.printing import print_answers
 from jaxppo.evaluate.answers.results import answer_records, judge_answers
 from jaxppo.evaluate.comparison import COMPARISON_COLUMNS, check_ids, compare_splits, comparison_rows
@@ -45,6 +45,7 @@ from jaxppo.run.console import Console
 from jaxppo.types import Params
 
 SAMPLES_FILE, COMPARED_FILE, PAGE_FILE = "samples.jsonl", "samples_compared.jsonl", "eval.html"
+REPAIR_FILE = "repair.jsonl"
 
 Rows = Mapping[str, list[Row]]
 """{split: rows}."""
@@ -65,6 +66,7 @@ class Evaluated(NamedTuple):
     results: dict[str, dict[str, Any]]  # by split
     judged: list[JudgedRow]  # of all splits; none where the data are no planning problems
     records: list[dict[str, Any]]  # one per prediction, for a file
+    attempts: list[dict[str, Any]]  # one per attempt of all repair rounds, for a file
 
 
 class LoadedModel(NamedTuple):
@@ -144,6 +146,8 @@ class _Evaluation:
         self._parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
         self.validator = checked_validator(config.evaluation, config.reward)
         self.rows = load_rows(config.data, config.reward, self.validator)
+        if config.repair.repair_rounds:
+            repair.check_styles([row for of_split in self.rows.values() for row in of_split])
         self.methods = _methods(config)
         if len(self.methods) > 1 and self.validator is not None:
             check_ids([row for of_split in self.rows.values() for row in of_split])
@@ -163,13 +167,14 @@ class _Evaluation:
     def evaluated(self, method: Method) -> Evaluated:
         """Generate and score the predictions of one method."""
         predicted = self._plans[method.label] if method.is_file else self._predict(method)
-        results, judged, records = {}, [], []
+        results, judged, records, attempts = {}, [], [], []
         for split, of_split in predicted.items():
             edges = self.config.evaluation.length_edges
             results[split], rows = results_of(of_split, self.config.reward, self.validator, edges)
             judged += rows
             records += prediction_records(rows) if rows else _plain_records(of_split, split)
-        return Evaluated(method.label, results, judged, records)
+            attempts += repair.attempt_records(of_split.rows, of_split.repairs or [[]] * len(rows)) if rows else []
+        return Evaluated(method.label, results, judged, records, attempts)
 
     def _read(self, path: str, rows: Mapping[str, list[Row]]) -> dict[str, Predictions]:
         """Read the plans of a file for these rows of every split; it may hold those of other rows of the data."""
@@ -217,6 +222,8 @@ class _Evaluation:
         return {split: _joined(part) for split, part in parts.items()}
 
     def _predicted(self, evaluator: Evaluator, params: Params, split: str, seed: int) -> Predictions:
+        if self.config.repair.repair_rounds:
+            return evaluator.predict_repaired(params, split, self.config.repair, seed)
         if self.config.decoder == "plain":
             return evaluator.predict(params, split, num_samples=self.config.num_samples, seed=seed)
         return evaluator.predict_grounded(params, split, self.config.decoder, seed)
@@ -282,6 +289,8 @@ def _write(
     """Write all files; `eval.json` comes last, as it marks the evaluation as finished."""
     model, other = done[0], done[1] if len(done) > 1 else None
     write_jsonl(model.records, folder / SAMPLES_FILE)
+    if model.attempts:
+        write_jsonl(model.attempts, folder / REPAIR_FILE)
     content: dict[str, Any] = dict(model.results)
     if other is not None:
         write_jsonl(other.records, folder / COMPARED_FILE)
@@ -336,6 +345,8 @@ def _print(console: Console, folder: Path, done: Sequence[Evaluated], comparison
     if model.judged:
         console.result_table(model.label, *_table(model.results), 2)
         warn_of_failures(console, model.results)
+        if model.attempts:
+            console.result_table("repair rounds", repair.repair_rows(model.results), repair.TABLE_COLUMNS, 2)
     else:
         print_results(console, model.results)
     if comparison:

@@ -1,6 +1,7 @@
 """Complete prompts with a language model, a batch at a time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ class Decoder:
         sampling: SamplingConfig,
     ):
         self.model, self.tokenizer, self.parallel = model, tokenizer, parallel
+        self._settings = (data_config, evaluation, sampling)
         self.template, self.length = data.make_chat_template(tokenizer, data_config), sampling.response_length
         self.end_ids = model.ends_beside(self.template.end_id)
         self.stop_ids = sampling.stop_ids(self.end_ids) or self.end_ids  # a plan ends, however training samples
@@ -71,6 +73,14 @@ class Decoder:
             top_p=evaluation.eval_top_p,
         )
         self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
+
+    def at(self, temperature: float) -> "Decoder":
+        """Return a decoder that differs in the temperature alone."""
+        data_config, evaluation, sampling = self._settings
+        if temperature == evaluation.eval_temperature:
+            return self
+        other = replace(evaluation, eval_temperature=temperature)
+        return Decoder(self.model, self.tokenizer, self.parallel, data_config, other, sampling)
 
     def make_room(self, longest: int) -> None:
         """Take prompts of up to so many tokens; where they get longer, the program is compiled again.

@@ -14,6 +14,7 @@ from jaxppo.config import (
     DataConfig,
     EvalConfig,
     EvaluateConfig,
+    RepairConfig,
     RewardConfig,
     SamplingConfig,
     SelfTrainConfig,
@@ -26,6 +27,7 @@ from jaxppo.evaluate.grounded_decoding import decode_grounded
 from jaxppo.evaluate.intervals import clustered_wilson
 from jaxppo.evaluate.plan_metrics import grouped, split_results
 from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
+from jaxppo.evaluate.repair import Attempt, repair_plans, repair_results
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import aot
@@ -43,12 +45,14 @@ class Predictions(NamedTuple):
         predictions: one or more for each row.
         scores: what reward functions give each prediction; None where plans alone are judged.
         tokens: sampled for each prediction; None where that is not known.
+        repairs: the attempts that each prediction is the first of; None without repair rounds.
     """
 
     rows: list[Row]
     predictions: list[list[Prediction]]
     scores: list[list[float | None]] | None = None
     tokens: list[list[int]] | None = None
+    repairs: list[list[list[Attempt]]] | None = None
 
 
 class Evaluator:
@@ -187,6 +191,31 @@ class Evaluator:
         predictions = [[Prediction(answer.text, answer.ended, seed)] for answer in answers]
         return Predictions(rows, predictions, tokens=[[answer.tokens] for answer in answers])
 
+    def predict_repaired(self, params: Params, split: str, repair: RepairConfig, seed: int = 0) -> Predictions:
+        """Generate a prediction for each row of a split, and others after those that are not valid.
+
+        Args:
+            params: of the language model.
+            split: name of the split.
+            repair: how many rounds, and what is said.
+            seed: number of the model, noted in its predictions.
+        """
+        rows, first = self.rows[split], self.decoder
+        later = first if repair.repair_temperature is None else first.at(repair.repair_temperature)
+
+        def ask(number: int, chosen: Sequence[int], encoded: Sequence[list[int]]) -> list[Completion]:
+            decoder = later if number else first
+            decoder.make_room(max(map(len, encoded)))
+            return decoder(params, encoded, self._uniforms(split, number, chosen))
+
+        positions = first.model.max_length
+        most = self._longest if positions is None else min(self._longest, positions - first.length)
+        scoring = registry.plan_scoring(self._reward, self.validator or plan.default_validator())
+        attempts = repair_plans(rows, self._encoded[split], ask, first.template, repair, scoring, most, seed)
+        predictions = [[of_row[0].judged.prediction] for of_row in attempts]
+        tokens = [[of_row[0].tokens] for of_row in attempts]
+        return Predictions(rows, predictions, tokens=tokens, repairs=[[of_row] for of_row in attempts])
+
     def _score(
         self, rewards: Rewards, completions: Sequence[Completion], split: str, chosen: Sequence[int]
     ) -> Sequence[float | None]:
@@ -206,10 +235,13 @@ class Evaluator:
         """
         encoded = self._encoded[split]
         chosen = range(len(encoded)) if chosen is None else chosen
+        return self.decoder(params, [encoded[i] for i in chosen], self._uniforms(split, sample, chosen))
+
+    def _uniforms(self, split: str, sample: int, chosen: Sequence[int]) -> np.ndarray:
+        """Return what decides the samples of some rows."""
         key = jax.random.fold_in(ops.purpose_key(self._seed, ops.Purpose.EVALUATION), zlib.crc32(split.encode()))
         key = jax.random.fold_in(key, sample) if sample else key
-        uniforms = np.asarray(ops.row_uniforms(key, len(encoded), self.decoder.length))
-        return self.decoder(params, [encoded[i] for i in chosen], uniforms[np.asarray(chosen, int)])
+        return np.asarray(ops.row_uniforms(key, len(self.rows[split]), self.decoder.length))[np.asarray(chosen, int)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- input
@@ -279,8 +311,8 @@ def results_of(
 
     Returns:
         `plan_metrics.split_results` and "validator" for plans; "mean_reward" and "reward", with an interval of twice
-        the standard error, for other rewards than the plan reward alone; "ended"; and "mean_tokens", sampled for an
-        answer, where that is known.
+        the standard error, for other rewards than the plan reward alone; "ended"; "mean_tokens", sampled for an
+        answer, where that is known; and "repair", as from `repair_results`, where there are repair rounds.
     """
     judged: list[JudgedRow] = []
     ended = [[bool(prediction.ended) for prediction in predictions] for predictions in predicted.predictions]
@@ -290,6 +322,8 @@ def results_of(
         results = split_results(judged, edges) | {"validator": validator}
     if predicted.tokens is not None:
         results["mean_tokens"] = fmean(map(fmean, predicted.tokens))
+    if predicted.repairs is not None:
+        results["repair"] = repair_results(predicted.repairs)
     if predicted.scores is not None:
         results |= _reward_results(predicted.scores)
     return results, judged

@@ -1,18 +1,20 @@
-"""The command: python -m jaxppo.planning build|import|inspect|push [flags]."""
+"""The command: python -m jaxppo.planning build|import|repair|inspect|push [flags]."""
 
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jaxppo.config import require
 from jaxppo.config.sources import parse_cli, parse_flags
 from jaxppo.errors import ConfigError, did_you_mean
 from jaxppo.run import cli
 from jaxppo.run.console import Console
 
-_USAGE = """usage: python -m jaxppo.planning {build,import,inspect,push} [flags]
+_USAGE = """usage: python -m jaxppo.planning {build,import,repair,inspect,push} [flags]
 
   build    make a data set from the generators of this package
   import   make a data set from PDDL files, PlanBench or other rows
+  repair   make a data set of a model's invalid plans, what is wrong with them, and reference plans
   inspect  check a data set and show what it holds
   push     push a data set to the Hugging Face hub
 
@@ -35,6 +37,18 @@ def import_problems(arguments: list[str]) -> None:
 
     config = parse_cli(ImportConfig, "planning import", arguments)
     import_problems(config, Console(config.quiet))
+
+
+def repair(arguments: list[str]) -> None:
+    """Make a data set to learn repair from."""
+    from jaxppo.planning.datasets.config import RepairDataConfig
+    from jaxppo.planning.datasets.repair import build_repair
+
+    config = parse_cli(RepairDataConfig, "planning repair", arguments)
+    require(len(config.samples) > 0, "samples", "at least one file of answers", config.samples)
+    from jaxppo import data  # slow to import
+
+    build_repair(config, data.load_split(config.data, config.data.train_split), Console(config.quiet))
 
 
 def inspect(arguments: list[str]) -> None:
@@ -60,6 +74,7 @@ def push(arguments: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "build": build,
     "import": import_problems,
+    "repair": repair,
     "inspect": inspect,
     "push": push,
 }

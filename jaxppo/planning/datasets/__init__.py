@@ -10,6 +10,7 @@ __all__ = [
     "folder",
     "inspect",
     "renamed_rows",
+    "repair",
     "rows",
     "runs",
     "stream",

@@ -134,7 +134,8 @@ def _objections_to_plans(row: Row, plans: Sequence[tuple[Action, ...]], validato
 def _objections_to_texts(row: Row, plans: Sequence[tuple[Action, ...]]) -> Iterator[str]:
     """Check that prompt and completion say what the other columns do."""
     style, domain_pddl = row["prompt_style"], row["domain_pddl"]
-    if row["prompt"] != render_prompt(domain_pddl, row["problem_pddl"], style):
+    written = render_prompt(domain_pddl, row["problem_pddl"], style)
+    if row["prompt"] != written and not (row.get("failures") and row["prompt"].startswith(written)):
         yield f"prompt: expected the problem in the style {style}, got {row['prompt']!r:.60}"
     parsed = parse_completion(row["completion"], style, domain_pddl)
     if parsed.error is not None or parsed.actions not in plans:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from jaxppo.errors import DataError
 from jaxppo.planning.datasets.rows import Row, make_row, reference_plans
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
@@ -45,7 +46,10 @@ def renamed_row(
 
     Raises:
         ConfigError: as for `rename_objects`.
+        DataError: the prompt is a conversation, whose plans would keep their names.
     """
+    if row.get("failures"):
+        raise DataError(f"row {row['id']}: expected a prompt to write anew, got a conversation (repair rows)")
     problem_pddl, mapping = row["problem_pddl"], {}
     if names:
         problem_pddl, mapping = rename_objects(problem_pddl, parse_domain(row["domain_pddl"]), rng, pools)

@@ -55,7 +55,8 @@ def claim_folder(folder: Path, config: Any) -> None:
     """Make the folder with the settings, without those that only say how fast."""
     if (folder / CONFIG_FILE).exists():
         return
-    write_yaml(replace(config, **dict.fromkeys(_HOW_FAST)), folder / CONFIG_FILE)
+    free = [name for name in _HOW_FAST if name in flatten(config)]
+    write_yaml(replace(config, **dict.fromkeys(free)), folder / CONFIG_FILE)
 
 
 def settings_of(config: Any) -> dict[str, Any]:

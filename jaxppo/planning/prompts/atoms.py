@@ -8,6 +8,7 @@ from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, Spa
 from jaxppo.planning.language.scope import Atom, UnsupportedPddlError
 from jaxppo.planning.language.task import compares_numbers
 from jaxppo.planning.language.verdicts import PlanError
+from jaxppo.planning.prompts.repair import Fault, literal_of
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS
 
@@ -66,6 +67,21 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     return ParsedPlan(tuple(actions), spans=tuple(spans))
 
 
+def render_fault(fault: Fault, domain_pddl: str) -> str:
+    """Write ` not stack a b ; clear b <plan>`, ` not <goal> on a b <plan>`, or ` not <plan>`.
+
+    The words are those of prompts and plans, so facts and their negations are told, and no other conditions; and a step
+    is told by its action, as there are no words for numbers.
+    """
+    literals = [literal_of(condition, domain_pddl) for condition in fault.missing]
+    facts = [_literal_words(literal) for literal in literals if literal is not None and literal.atom[0] != "="]
+    if fault.action is not None:
+        said = [" ; ".join([" ".join(fault.action), *facts])]
+    else:
+        said = ["<goal>", " ; ".join(facts)] if facts else []
+    return " ".join(["", "not", *said, "<plan>"])
+
+
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect predicates, actions, names and what stands between them."""
     words = {*_WORDS, *names}
@@ -74,4 +90,6 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     return words
 
 
-ATOMS = PromptStyle("atoms", render_prompt, render_completion, parse_completion, vocabulary, gap=" ")
+ATOMS = PromptStyle(
+    "atoms", render_prompt, render_completion, parse_completion, vocabulary, gap=" ", render_fault=render_fault
+)

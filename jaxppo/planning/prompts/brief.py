@@ -14,7 +14,6 @@ from jaxppo.planning.language.parse import Domain, Problem, parse_domain, parse_
 from jaxppo.planning.language.scope import Atom
 from jaxppo.planning.language.task import ActionSchema
 from jaxppo.planning.prompts import atoms
-from jaxppo.planning.prompts.style import PromptStyle
 
 _OBJECTS = "<objects>"
 
@@ -110,4 +109,4 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     return {_OBJECTS, *types} | atoms.vocabulary(domains, names)
 
 
-BRIEF = PromptStyle("brief", render_prompt, atoms.render_completion, atoms.parse_completion, vocabulary, gap=" ")
+BRIEF = atoms.ATOMS._replace(name="brief", render_prompt=render_prompt, vocabulary=vocabulary)

@@ -5,11 +5,13 @@ from functools import lru_cache
 
 from jaxppo.planning.language.plans import Action, ParsedPlan, format_action, parse_plan_text
 from jaxppo.planning.language.sexpr import Form, read_form
+from jaxppo.planning.prompts.repair import Fault, turn
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
 
 _PROBLEM_MARK = "\n\nProblem:\n"
-_FRAME = "Planning domain:\n{domain}" + _PROBLEM_MARK + "{problem}\n\nPlan, one action a line:\n"
+_REQUEST = "Plan, one action a line:"
+_FRAME = "Planning domain:\n{domain}" + _PROBLEM_MARK + "{problem}\n\n" + _REQUEST + "\n"
 # Problems of a split are told apart by their names, which a model has no use for.
 _PROBLEM_NAME = "task"
 _PROBLEM = f"(define (problem {_PROBLEM_NAME}) (:domain) (:objects -) (:init) (:goal (and (not))))"
@@ -49,9 +51,20 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     return parse_plan_text(text)
 
 
+def render_fault(fault: Fault, _domain_pddl: str) -> str:
+    """Write `This plan is not valid: step 3: (stack a b): (clear b) does not hold.`, and the request again."""
+    action = "" if fault.action is None else format_action(fault.action)
+    missing = " and ".join(fault.missing) + (" does not hold" if len(fault.missing) == 1 else " do not hold")
+    return turn(fault, action, missing if fault.missing else "", _REQUEST)
+
+
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect the words of the domains and of problems that have these names; numbers are not among them."""
     return {*SPECIAL_WORDS, *names}.union(*map(split_words, [_FRAME, _PROBLEM, *map(_domain_text, domain_pddls)]))
 
 
-PDDL = PromptStyle("pddl", render_prompt, render_completion, parse_completion, vocabulary, problem_mark=_PROBLEM_MARK)
+PDDL = PromptStyle(
+    *("pddl", render_prompt, render_completion, parse_completion, vocabulary),
+    problem_mark=_PROBLEM_MARK,
+    render_fault=render_fault,
+)

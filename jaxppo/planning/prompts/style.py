@@ -1,9 +1,10 @@
-"""What a prompt style is: four functions and what they need."""
+"""What a prompt style is: its functions and what they need."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from jaxppo.planning.language.plans import Action, ParsedPlan
+from jaxppo.planning.prompts.repair import Fault
 
 
 class PromptStyle(NamedTuple):
@@ -19,6 +20,8 @@ class PromptStyle(NamedTuple):
         problem_mark: what stands in a prompt between the domain and the problem, the first words of the problem with
             it; None where prompts do not show the domain.
         gap: what stands between a prompt and its completion where both are one text.
+        render_fault: writes the turn behind a plan that is not valid, given the domain text: what is wrong, and up to
+            where the next plan begins. None: the style has no such turns.
     """
 
     name: str
@@ -29,3 +32,4 @@ class PromptStyle(NamedTuple):
     reads_domain: bool = False
     problem_mark: str | None = None
     gap: str = ""
+    render_fault: Callable[[Fault, str], str] | None = None

@@ -434,13 +434,13 @@ def test_the_settings_are_kept_with_the_data(built):
     assert settings["workers"] is None and "output_dir" not in settings
 
 
-COMMANDS = "expected one of build, import, inspect, push"
+COMMANDS = "expected one of build, import, repair, inspect, push"
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--help"], 0, "usage: python -m jaxppo.planning {build,import,inspect,push} [flags]"),
+        (["--help"], 0, "usage: python -m jaxppo.planning {build,import,repair,inspect,push} [flags]"),
         (["build", "--help"], 0, "usage: python -m jaxppo.planning build"),
         (["bild"], 2, f"error: command: {COMMANDS}, got 'bild', did you mean 'build'?\n"),
         ([], 2, f"error: command: {COMMANDS}, got ''\n"),
@@ -462,4 +462,6 @@ def test_the_command_is_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "jaxppo.planning", "bild"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2 and done.stderr.startswith("error: command: expected one of build, import, inspect")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: command: expected one of build, import, repair, inspect"
+    )
