@@ -76,6 +76,7 @@ def test_every_style_has_its_words_for_a_fault(fault, atoms, pddl, nl):
     said = {style: render_fault(fault, style, BLOCKSWORLD.pddl) for style in prompts.PROMPT_STYLES}
     assert said == {
         "atoms": atoms,
+        "brief": atoms,
         "pddl": f"\n\n{pddl}\nPlan, one action a line:\n",
         "nl": f"\n\n{nl}\nWrite the whole plan again.\nPlan:\n",
     }
@@ -118,6 +119,6 @@ def test_the_shipped_model_knows_every_word_of_a_conversation():
 def test_a_style_without_turns_is_one_line(monkeypatch):
     monkeypatch.setitem(prompts.PROMPT_STYLES, "mute", prompts.PROMPT_STYLES["nl"]._replace(render_fault=None))
     with pytest.raises(
-        ConfigError, match=r"prompt_style: expected one with repair turns \(atoms, pddl, nl\), got 'mute'"
+        ConfigError, match=r"prompt_style: expected one with repair turns \(atoms, brief, pddl, nl\), got 'mute'"
     ):
         render_fault(Fault(), "mute")
