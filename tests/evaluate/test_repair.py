@@ -311,7 +311,9 @@ def test_several_models_are_repaired_each_for_itself(folder, spoiled, tmp_path):
 def test_a_style_without_turns_is_one_line_before_anything_is_written(folder, tmp_path, monkeypatch):
     mute = prompts.PROMPT_STYLES["atoms"]._replace(render_fault=None)
     monkeypatch.setitem(prompts.PROMPT_STYLES, "atoms", mute)
-    with pytest.raises(ConfigError, match=r"prompt_style: expected one with repair turns \(brief, pddl, nl\), got 'atoms'"):
+    with pytest.raises(
+        ConfigError, match=r"prompt_style: expected one with repair turns \(brief, pddl, nl\), got 'atoms'"
+    ):
         run(tmp_path / "run", folder, repair_rounds=1)
     assert not (tmp_path / "run").exists()
     check_styles([])
