@@ -60,6 +60,7 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
     shared = config.num_key_value_heads
+    tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
     model = family_of(config.model_type).fresh(
         model_type=config.model_type,
         vocab_size=data.bucket(len(tokenizer)),
@@ -71,6 +72,7 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **tied,
     )
     return Start(model, models.init_params(model, ops.purpose_key(config.run.seed, ops.Purpose.INIT)), tokenizer, None)
 

@@ -76,3 +76,12 @@ def test_a_model_is_read_into_its_shards():
     start = sft.start_model(config, DataParallel("fsdp").placement)
     kernels = [leaf for leaf in jax.tree.leaves(start.params) if leaf.ndim == 2]
     assert kernels and all(leaf.addressable_shards[0].data.size * 4 == leaf.size for leaf in kernels)
+
+
+@pytest.mark.parametrize(
+    ("family", "tied", "has_head"), [("gpt_neox", None, True), ("gpt_neox", True, False), ("gpt2", None, False)]
+)
+def test_a_fresh_model_ties_its_embeddings_where_it_is_told_or_its_family_does(family, tied, has_head):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "dataset": "stream:ferry"}
+    start = sft.start_model(replace(SFTConfig(), model_type=family, tie_word_embeddings=tied, **sizes))
+    assert ("lm_head" in start.params) == has_head

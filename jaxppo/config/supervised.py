@@ -48,6 +48,9 @@ class SFTConfig:
     """Fresh model: heads of keys and values, in families that let others share them; default: as many."""
     rotary_pct: float = 1.0
     """Fresh GPT-NeoX: fraction of each head that rotates with the position."""
+    tie_word_embeddings: bool | None = None
+    """Fresh model: whether the language-model head is the embedding of the words, so that to copy a name need not be
+    learned for each one; default: as in the family."""
     total_episodes: int = 76800
     """Rows to learn from over the whole run, rounded up to whole steps; a row seen twice counts twice."""
     batch_size: int = 64
