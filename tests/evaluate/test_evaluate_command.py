@@ -11,11 +11,8 @@ from math import sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean
 
-import jax
-import numpy as np
 import pytest
 
-from jaxppo import hf
 from jaxppo.config import EvaluateConfig, TrainConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError, ModelError
@@ -24,6 +21,7 @@ from jaxppo.planning import find_val
 from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.planning.datasets.rows import build_split
 from tests import ROOT
+from tests.evaluate.small_models import write_spoiled
 from tests.headless import CHROMIUM, Browser
 from tests.lamps import lamp_row
 
@@ -49,13 +47,7 @@ def rows_of(dataset, *splits):
 
 @pytest.fixture(scope="module")
 def spoiled(tmp_path_factory):
-    """The shipped model with noise on its weights: it plans, but worse."""
-    policy = hf.load_policy("blocksworld-sft")
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: x + 0.03 * rng.standard_normal(x.shape, np.float32), policy.params)
-    folder = tmp_path_factory.mktemp("models") / "spoiled"
-    hf.save_pretrained(folder, policy.config, params, policy.tokenizer)
-    return folder
+    return write_spoiled(tmp_path_factory.mktemp("models") / "spoiled", 0.03)
 
 
 def run(folder, **settings):

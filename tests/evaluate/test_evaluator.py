@@ -27,24 +27,15 @@ from jaxppo.evaluate.evaluator import (
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.predictions import Prediction
 from jaxppo.evaluate.printing import print_before_and_after, summary_line
-from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.reward_functions import plan
 from jaxppo.run.console import Console
 from jaxppo.run.metrics import find
+from tests.evaluate.small_models import MODEL
 
 TOKENIZER = data.word_tokenizer()
-MODEL = GPTNeoXConfig(
-    vocab_size=32,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    initializer_range=1.0,
-    rotary_pct=1.0,
-)
 NUM_ROWS, LENGTH = 7, 8
 
 

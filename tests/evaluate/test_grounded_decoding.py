@@ -9,23 +9,14 @@ from jaxppo.config import DataConfig, EvalConfig, SamplingConfig
 from jaxppo.errors import DataError
 from jaxppo.evaluate.decoding import Completion, Decoder
 from jaxppo.evaluate.grounded_decoding import decode_grounded
-from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import parse_action, parse_domain, parse_problem, prompts, validate_actions
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.solve.walk import StateSpace
+from tests.evaluate.small_models import MODEL
 
 TOKENIZER = data.word_tokenizer()
-MODEL = GPTNeoXConfig(
-    vocab_size=32,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    initializer_range=1.0,
-    rotary_pct=1.0,
-)
 LENGTH, MOST = 14, 200
 ROWS = build_split("test", sizes={3: 4, 4: 3}, seed=0, unique=True)
 MORE_ROWS = build_split("test", sizes={5: 60}, seed=1, unique=True)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxppo import data, hf, models
+from jaxppo import data, models
 from jaxppo.config import (
     DataConfig,
     EvalConfig,
@@ -27,7 +27,6 @@ from jaxppo.evaluate.evaluator import Evaluator
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.repair import attempt_records, check_styles, repair_plans, repair_results, repair_rows
 from jaxppo.nn.gpt2 import GPT2Config
-from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import __main__ as planning
 from jaxppo.planning import prompts
@@ -36,6 +35,7 @@ from jaxppo.planning.datasets.rows import build_split
 from jaxppo.reward_functions.plan import PlanScoring
 from jaxppo.sft import sft
 from tests.data.test_chat_template import TEMPLATE, chat_tokenizer
+from tests.evaluate.small_models import MODEL, write_spoiled
 
 ROWS = build_split("test", sizes={3: 2, 4: 2}, seed=0, unique=True)
 TOKENIZER = data.word_tokenizer()
@@ -182,15 +182,6 @@ def test_rows_that_are_chats_go_on_as_chats():
 
 # --------------------------------------------------------------------------------------------------------- with a model
 
-MODEL = GPTNeoXConfig(
-    vocab_size=32,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    initializer_range=1.0,
-    rotary_pct=1.0,
-)
 SHORT = GPT2Config(
     vocab_size=32,
     hidden_size=16,
@@ -275,13 +266,7 @@ def run(folder, dataset, **settings):
 
 @pytest.fixture(scope="module")
 def spoiled(tmp_path_factory):
-    """The shipped model with noise on its weights: it plans, but worse."""
-    policy = hf.load_policy("blocksworld-sft")
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: x + 0.05 * rng.standard_normal(x.shape, np.float32), policy.params)
-    folder = tmp_path_factory.mktemp("models") / "spoiled"
-    hf.save_pretrained(folder, policy.config, params, policy.tokenizer)
-    return folder
+    return write_spoiled(tmp_path_factory.mktemp("models") / "spoiled", 0.05)
 
 
 def test_the_command_adds_rounds_and_leaves_every_other_number_as_it_is(folder, spoiled, tmp_path):

@@ -8,7 +8,7 @@ and in another order each time.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Supply
@@ -28,7 +28,6 @@ from jaxppo.planning.transform.canonical import canonical_form
 _MAX_STATES = 3_000
 # Draws for one row. Where one in a hundred fits, a row is given up by mistake once in 10^8 times.
 _MAX_DRAWS = 2_000
-_KEPT_PROBLEMS = 200_000  # some 2 KB each
 
 SHARED_NAMES = tuple(f"o{number}" for number in range(1, 49))
 """What objects of any domain are called where the names do not tell their kind: what is learned of one domain's
@@ -103,7 +102,8 @@ def stream_row(stream: Stream, number: int) -> Row:
     drawn = number if stream.problems is None else turn % stream.problems * len(stream.domains) + place
     usual = domain.train_sizes[: (len(domain.train_sizes) + 1) // 2]
     sizes = tuple(parse_domain_sizes(stream.sizes).get(domain.name, usual))
-    text, plan = _problem(domain.name, stream.split, sizes, stream.lengths, stream.seed, drawn)
+    draw = _draw if stream.problems is None else _draw_once  # what an endless stream has drawn never comes again
+    text, plan = draw(domain.name, stream.split, sizes, stream.lengths, stream.seed, drawn)
     row = make_row(
         id=f"{domain.name}-{stream.split}-{number}",
         domain=domain.name,
@@ -122,8 +122,7 @@ def stream_row(stream: Stream, number: int) -> Row:
     return renamed_row(row, pools, again, names=names, order=order)
 
 
-@lru_cache(maxsize=_KEPT_PROBLEMS)
-def _problem(
+def _draw(
     name: str, split: str, sizes: Sequence[int], lengths: str, seed: int, number: int
 ) -> tuple[str, tuple[Action, ...]]:
     """Draw until a problem is of the split's partition and has a plan that is short and long enough."""
@@ -141,6 +140,9 @@ def _problem(
         f"stream of {name}, split {split}: expected plans of {lengths} steps from sizes {sizes[0]}-{sizes[-1]}, got "
         f"none in {_MAX_DRAWS} draws; --stream_sizes takes others"
     )
+
+
+_draw_once = cache(_draw)  # some 2 KB a problem
 
 
 def _shortest_plan(domain: PlanningDomain, problem: Problem, longest: int) -> tuple[Action, ...] | None:

@@ -12,8 +12,8 @@ from functools import lru_cache
 from jaxppo.planning.language.conditions import Literal
 from jaxppo.planning.language.parse import Domain, Problem, parse_domain, parse_problem
 from jaxppo.planning.language.scope import Atom
-from jaxppo.planning.language.task import ActionSchema
 from jaxppo.planning.prompts import atoms
+from jaxppo.planning.validate.grounding import changing
 
 _OBJECTS = "<objects>"
 
@@ -75,16 +75,8 @@ def _line(pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 def _fixed(domain: Domain, arity: int) -> list[str]:
     """List the predicates of so many arguments that no action changes."""
-    changed = {
-        atom[0] for schema in domain.actions.values() for e in (schema, *schema.effects) for atom in e.add + e.delete
-    }
-    fixed = (name for name, places in domain.predicates.items() if len(places) == arity and name not in changed)
-    return [name for name in fixed if name not in domain.rules]
-
-
-def _changes(schema: ActionSchema) -> Iterator[Atom]:
-    for effect in (schema, *schema.effects):
-        yield from (*effect.add, *effect.delete)
+    fixed = domain.predicates.keys() - changing(domain) - domain.rules.keys()
+    return [name for name, places in domain.predicates.items() if name in fixed and len(places) == arity]
 
 
 @lru_cache(maxsize=256)
@@ -95,7 +87,8 @@ def _told_kinds(domain: Domain) -> Mapping[tuple[str, int], frozenset[str]]:
     for schema in domain.actions.values():
         asked = [part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive]
         own = {(atom[0], atom[1]) for atom in asked if atom[0] in kinds}
-        for atom in (*asked, *_changes(schema)):
+        changes = (atom for effect in (schema, *schema.effects) for atom in (*effect.add, *effect.delete))
+        for atom in (*asked, *changes):
             for place, name in enumerate(atom[1:]):
                 here = frozenset(kind for kind, who in own if who == name and kind != atom[0])
                 told[atom[0], place] = told.get((atom[0], place), here) & here

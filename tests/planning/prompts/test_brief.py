@@ -80,7 +80,8 @@ def test_objects_are_listed_where_their_places_leave_the_type_open(name, open_ki
         for kind, *names in parts(render_prompt(DOMAINS[name].pddl, text, "brief"))[0]:
             if named.intersection(names):  # the others stand in no fact, which leaves everything open
                 listed.add(kind)
-    assert listed - {"truck"} == open_kinds - {"truck"}  # in driverlog a truck is `empty`, or it is not
+    perhaps = {"truck"} if name == "driverlog" else set()  # its trucks are `empty`, or somebody drives them
+    assert open_kinds <= listed <= open_kinds | perhaps
 
 
 def test_a_relation_in_a_line_is_written_once():
