@@ -57,12 +57,13 @@ class DataConfig:
     """Streams: lengths of shortest plans in rl; default: stream_lengths."""
     stream_long_lengths: str = "12-20"
     """Streams: lengths of shortest plans in test_longer."""
-    stream_names: Literal["shared", "domain"] = "shared"
-    """Streams: what objects are called: `o1` to `o48` in all domains, or by the domain, such as `car3` and `shore1`."""
+    stream_names: Literal["numbered", "domain"] = "numbered"
+    """Streams: what objects are called: `o1`, `o2`, ... as the prompt mentions them, in all domains, or by the domain,
+    such as `car3` and `shore1`."""
     stream_problems: int | None = None
-    """Streams: problems of each domain in train, which then come again: under other names, if these are shared or
-    `--augment names` says so, and in another order with `--augment order`. Solving is what takes the time, so many more
-    rows come in a second. Default: endless."""
+    """Streams: problems of each domain in train, which then come again: in another order and so with other numbers, or,
+    with names by the domain, as `--augment` says. Solving is what takes the time, so many more rows come in a second.
+    Default: endless."""
     stream_rl_rows: int = 500
     """Streams: rows of split rl for each domain, built on first use and cached like the next ones; train is endless."""
     stream_test_rows: int = 50

@@ -8,7 +8,8 @@ from jaxppo.planning.datasets.rows import Row, make_row, reference_plans
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action, parse_action
-from jaxppo.planning.transform.renaming import permute_atoms, rename_objects, rename_plan
+from jaxppo.planning.prompts import split_words
+from jaxppo.planning.transform.renaming import permute_atoms, rename_objects, rename_plan, with_objects_renamed
 
 
 def renamed_rows(row: Row, pools: Mapping[str, Sequence[str]], count: int, seed: int) -> Iterator[Row]:
@@ -53,13 +54,45 @@ def renamed_row(
     problem_pddl, mapping = row["problem_pddl"], {}
     if names:
         problem_pddl, mapping = rename_objects(problem_pddl, parse_domain(row["domain_pddl"]), rng, pools)
+    return _rewritten(row, permute_atoms(problem_pddl, rng) if order else problem_pddl, mapping)
+
+
+NUMBERED = tuple(f"o{number}" for number in range(1, 49))
+"""Names of objects that say in which order a prompt mentions them, and nothing of their kind."""
+
+
+def numbered_row(row: Row, rng: random.Random) -> Row:
+    """Return a row with its atoms in another order, and its objects named `o1`, `o2`, ... as its prompt mentions them.
+
+    What stands where in a prompt is then called alike in all problems: in style `brief`, the shore that the ferry is
+    at is `o1`, whatever its name was.
+
+    Args:
+        row: a row with all columns; further ones are left out.
+        rng: decides the order.
+
+    Raises:
+        DataError: more objects than `NUMBERED` has names for, or as for `renamed_row`.
+    """
+    shuffled = renamed_row(row, {}, rng, names=False)
+    problem = parse_problem(shuffled["problem_pddl"], parse_domain(shuffled["domain_pddl"]))
+    objects = problem.objects.keys() - problem.domain.constants.keys() - problem.domain.late_constants
+    if len(objects) > len(NUMBERED):
+        raise DataError(f"row {row['id']}: expected at most {len(NUMBERED)} objects to be numbered, got {len(objects)}")
+    mentioned = [word for word in dict.fromkeys(split_words(shuffled["prompt"])) if word in objects]
+    mapping = dict(zip(dict.fromkeys([*mentioned, *sorted(objects)]), NUMBERED, strict=False))
+    return _rewritten(shuffled, with_objects_renamed(shuffled["problem_pddl"], mapping), mapping)
+
+
+def _rewritten(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
+    """Return a row with this text of its problem, whose objects have other names."""
     plans = [rename_plan(map(parse_action, plan), mapping) for plan in reference_plans(row["reference_plan"])]
     same = make_row(
         id=row["id"],
         domain=row["domain"],
         split=row["split"],
         domain_pddl=row["domain_pddl"],
-        problem_pddl=permute_atoms(problem_pddl, rng) if order else problem_pddl,
+        problem_pddl=problem_pddl,
         plan=plans[0],
         prompt_style=row["prompt_style"],
         planner=row["planner"],

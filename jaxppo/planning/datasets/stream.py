@@ -1,8 +1,8 @@
 """An endless stream of problems with shortest plans: every row is a pure function of the stream and the row's number.
 
 A stream draws from the partition of its split alone, so that it shares no problem with a split of another partition,
-whatever its seed and sizes. Where the number of its problems is limited, they come again and again, with other names
-and in another order each time.
+whatever its seed and sizes. Where the number of its problems is limited, they come again and again, numbered ones in
+another order each time.
 """
 
 import random
@@ -13,12 +13,11 @@ from functools import cache
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Supply
 from jaxppo.planning.datasets.config import parse_domain_sizes, parse_lengths
-from jaxppo.planning.datasets.renamed_rows import renamed_row
+from jaxppo.planning.datasets.renamed_rows import NUMBERED, numbered_row, renamed_row
 from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, Row, make_row, partition
 from jaxppo.planning.domains import DOMAINS, PlanningDomain
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
-from jaxppo.planning.language.scope import ROOT_TYPE
 from jaxppo.planning.prompts import PROMPT_STYLES
 from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
@@ -29,10 +28,7 @@ _MAX_STATES = 3_000
 # Draws for one row. Where one in a hundred fits, a row is given up by mistake once in 10^8 times.
 _MAX_DRAWS = 2_000
 
-SHARED_NAMES = tuple(f"o{number}" for number in range(1, 49))
-"""What objects of any domain are called where the names do not tell their kind: what is learned of one domain's
-names is learned for all."""
-_NAMES = ("shared", "domain")
+_NAMES = ("numbered", "domain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +42,11 @@ class Stream:
         lengths: band of lengths of shortest plans, such as `1-10`.
         prompt_style: how a problem is written as a prompt.
         seed: of the draws.
-        names: `shared` (`SHARED_NAMES`, whatever an object is) or `domain` (those of the generator: `car3`, `shore1`).
+        names: `numbered` (`o1`, `o2`, ... as the prompt mentions them, see `numbered_row`) or `domain` (those of the
+            generator: `car3`, `shore1`).
         problems: how many of each domain there are, which then come again; None: endless.
-        augment: of `names` and `order`, what is drawn once more for each row, beside what the generator draws.
+        augment: of `names` and `order`, what is drawn once more for each row named by the domain, beside what the
+            generator draws.
     """
 
     split: str
@@ -57,7 +55,7 @@ class Stream:
     lengths: str
     prompt_style: str
     seed: int
-    names: str = "shared"
+    names: str = "numbered"
     problems: int | None = None
     augment: Sequence[str] = ()
 
@@ -65,8 +63,8 @@ class Stream:
     def object_names(self) -> list[str]:
         """All names that objects may have."""
         domains = [DOMAINS[name] for name in self.domains]
-        if self.names == "shared":
-            return [*SHARED_NAMES, *(name for domain in domains for name in domain.constants)]
+        if self.names == "numbered":
+            return [*NUMBERED, *(name for domain in domains for name in domain.constants)]
         return [name for domain in domains for name in domain.names]
 
     def check(self) -> None:
@@ -80,6 +78,9 @@ class Stream:
             raise ConfigError(f"dataset: expected each domain once, got {', '.join(self.domains)}")
         if self.names not in _NAMES:
             raise ConfigError(f"stream_names: expected one of {', '.join(_NAMES)}, got {self.names!r}")
+        if self.augment and self.names == "numbered":
+            expected = "none with a stream of numbered objects, whose rows are in an order of their own in any case"
+            raise ConfigError(f"augment: expected {expected}, got {', '.join(self.augment)}")
         parse_lengths(self.lengths, "stream_lengths")
         for name, sizes in parse_domain_sizes(self.sizes, "stream_sizes").items():
             if name not in self.domains or not {*sizes} <= {*DOMAINS[name].sizes}:
@@ -114,12 +115,12 @@ def stream_row(stream: Stream, number: int) -> Row:
         prompt_style=stream.prompt_style,
         planner=domain.planner if domain.solve is not None else planner_version("builtin-optimal"),
     )
-    shared, again = stream.names == "shared", random.Random(f"{stream.seed}/0/{number}")
-    if not stream.augment and not shared:
+    again = random.Random(f"{stream.seed}/0/{number}")
+    if stream.names == "numbered":
+        return numbered_row(row, again)
+    if not stream.augment:
         return row
-    pools = {ROOT_TYPE: SHARED_NAMES} if shared else domain.pools
-    names, order = shared or "names" in stream.augment, "order" in stream.augment
-    return renamed_row(row, pools, again, names=names, order=order)
+    return renamed_row(row, domain.pools, again, names="names" in stream.augment, order="order" in stream.augment)
 
 
 def _draw(

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from jaxppo.planning.language.parse import Literal, Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, Span, trimmed
-from jaxppo.planning.language.scope import Atom, UnsupportedPddlError
+from jaxppo.planning.language.scope import UnsupportedPddlError
 from jaxppo.planning.language.task import compares_numbers
 from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.prompts.repair import Fault, literal_of
@@ -25,19 +25,19 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
         UnsupportedPddlError: the goal is more than a conjunction of literals, or numbers have a say in what is valid.
     """
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
-    return render_problem(problem, problem.init_order)
+    require_facts_alone(problem)
+    init = " ; ".join(map(" ".join, problem.init_order))
+    goal = " ; ".join(map(_literal_words, problem.goal))
+    return " ".join(part for part in ("<init>", init, "<goal>", goal, "<plan>") if part)
 
 
-def render_problem(problem: Problem, facts: Iterable[Atom]) -> str:
-    """Write a problem with these as the facts that hold at the start; see `render_prompt`."""
+def require_facts_alone(problem: Problem) -> None:
+    """Raise an `UnsupportedPddlError` for a problem whose plans depend on numbers."""
     if compares_numbers(problem):
         message = (
             "expected conditions without numbers, which the styles of facts as words cannot write, got a comparison"
         )
         raise UnsupportedPddlError(f"problem {problem.name}", 1, message)
-    init = " ; ".join(map(" ".join, facts))
-    goal = " ; ".join(map(_literal_words, problem.goal))
-    return " ".join(part for part in ("<init>", init, "<goal>", goal, "<plan>") if part)
 
 
 def _literal_words(literal: Literal) -> str:

@@ -1,7 +1,9 @@
-"""Style `brief`: what `atoms` says in fewer words, and what it leaves to the names of objects.
+"""Style `brief`: what `atoms` says in fewer words, in an order that puts together what belongs together.
 
-- In front stand the objects whose type the facts leave open: `<objects> truck o4 ; package o2 o9`. So names may be
-  drawn from one pool for objects of all kinds.
+- Every goal stands in front of the facts about its first object, so that where that is and where it is to go are side by
+  side. A goal that holds already is said once, as `<kept>`.
+- The other facts come first, each followed by those that share an object with it.
+- The type of an object stands before its first mention where the facts leave it open: `<init> at truck o4 o1`.
 - A fact that gives an object a kind is left out where another one tells it: in Gripper, what is `at` a place is a ball.
 - A fixed relation that puts its objects in a line is written once: `above f1 f2 f3` for its three pairs.
 """
@@ -15,20 +17,73 @@ from jaxppo.planning.language.scope import Atom
 from jaxppo.planning.prompts import atoms
 from jaxppo.planning.validate.grounding import changing
 
-_OBJECTS = "<objects>"
+_INIT, _GOAL, _KEPT, _OBJECTS = "<init>", "<goal>", "<kept>", "<objects>"
 
 
 def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
-    """Write `<objects> truck o4 ; package o2 o9 <init> at o4 o1 ; ... <goal> at o2 o1 <plan>`.
+    """Write `<init> at truck o1 o2 <goal> at package o3 o4 <init> at o3 o2 <kept> at package o5 o4 ... <plan>`.
 
     Raises:
         UnsupportedPddlError: as for `atoms`.
     """
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
-    parts = [atoms.render_problem(problem, _facts(problem))]
-    if kinds := _open_kinds(problem):
-        parts.insert(0, f"{_OBJECTS} " + " ; ".join(" ".join((kind, *names)) for kind, names in kinds.items()))
-    return " ".join(parts)
+    atoms.require_facts_alone(problem)
+    kinds = _open_kinds(problem)
+    words: list[str] = []
+    for mark, (predicate, *names) in _parts(problem):
+        words += mark, predicate
+        for name in names:
+            words += [kinds.pop(name), name] if name in kinds else [name]
+    unmentioned: dict[str, list[str]] = {}
+    for name, kind in kinds.items():
+        unmentioned.setdefault(kind, []).append(name)
+    first = [word for kind, names in unmentioned.items() for word in (_OBJECTS, kind, *names)]
+    return " ".join([*first, *words, "<plan>"])
+
+
+def _parts(problem: Problem) -> Iterator[tuple[str, Atom]]:
+    """Yield the facts and goals in the order of the prompt, each behind its mark."""
+    kept = {literal.atom for literal in problem.goal if literal.positive and literal.atom in problem.init}
+    about: dict[str, list[Atom]] = {name: [] for literal in problem.goal for name in literal.atom[1:2]}
+    lines: list[Atom] = []
+    others: list[Atom] = []
+    for fact in _facts(problem):
+        if len(fact) - 1 > len(problem.domain.predicates[fact[0]]):
+            lines.append(fact)
+        elif fact not in kept:
+            about.get(_subject(fact), others).append(fact)
+    for fact in (*lines, *_connected(others)):
+        yield _INIT, fact
+    for literal in problem.goal:
+        mark = _KEPT if (literal.atom in problem.init) == literal.positive else _GOAL
+        yield mark if literal.positive else f"{mark} not", literal.atom
+        for name in literal.atom[1:2]:
+            for fact in about.pop(name, ()):
+                yield _INIT, fact
+
+
+def _subject(atom: Atom) -> str:
+    return atom[1] if len(atom) > 1 else ""
+
+
+def _connected(facts: Iterable[Atom]) -> Iterator[Atom]:
+    """Put facts with the same first object together, and behind them the facts of objects that share one with them."""
+    records: dict[str, list[Atom]] = {}
+    for fact in facts:
+        records.setdefault(_subject(fact), []).append(fact)
+    for record in records.values():
+        record.sort(key=lambda fact: fact[0])
+    order = sorted(records, key=lambda name: [fact[0] for fact in records[name]])
+    mentioned_by: dict[str, list[str]] = {}
+    for name in order:
+        for word in dict.fromkeys(word for fact in records[name] for word in fact[1:]):
+            mentioned_by.setdefault(word, []).append(name)
+    stack = order[::-1]
+    while stack:
+        record = records.pop(stack.pop(), [])
+        yield from record
+        words = [word for fact in record for word in fact[1:]]
+        stack += [name for word in words for name in (word, *mentioned_by[word]) if name in records][::-1]
 
 
 def _mentions(problem: Problem) -> Iterator[tuple[str, str, int]]:
@@ -38,19 +93,19 @@ def _mentions(problem: Problem) -> Iterator[tuple[str, str, int]]:
             yield name, atom[0], place
 
 
-def _open_kinds(problem: Problem) -> dict[str, list[str]]:
-    """Return type to objects, for those that could be of another type by where they stand."""
+def _open_kinds(problem: Problem) -> dict[str, str]:
+    """Return the types of the objects that could be of another type by where they stand."""
     domain = problem.domain
     possible = {name: {*domain.ancestors} for name in problem.objects if name not in domain.constants}
     for name, predicate, place in _mentions(problem):
         if name in possible:
             wanted = domain.predicates[predicate][place]
             possible[name] = {kind for kind in possible[name] if domain.is_of_type((kind,), wanted)}
-    kinds: dict[str, list[str]] = {}
-    for name, others in possible.items():
-        if domain.typed and not others <= {*problem.objects[name]}:
-            kinds.setdefault(problem.objects[name][0], []).append(name)
-    return kinds
+    return {
+        name: problem.objects[name][0]
+        for name, others in possible.items()
+        if domain.typed and not others <= {*problem.objects[name]}
+    }
 
 
 def _facts(problem: Problem) -> list[Atom]:
@@ -99,7 +154,7 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect the words of `atoms`, and types."""
     domains = [*domain_pddls]
     types = {name for domain in map(parse_domain, domains) for name in domain.ancestors}
-    return {_OBJECTS, *types} | atoms.vocabulary(domains, names)
+    return {_OBJECTS, _KEPT, *types} | atoms.vocabulary(domains, names)
 
 
 BRIEF = atoms.ATOMS._replace(name="brief", render_prompt=render_prompt, vocabulary=vocabulary)

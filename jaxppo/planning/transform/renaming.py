@@ -73,7 +73,26 @@ def rename_objects(
         mapping = dict(zip(names, _random_words(rng, len(names), taken | set(names)), strict=True))
     else:
         mapping = _from_pools(problem, names, pools, taken, rng)
-    return write_definition(_with_objects_renamed(read_fast(problem_pddl, "<problem>"), mapping)), mapping
+    return with_objects_renamed(problem_pddl, mapping), mapping
+
+
+def with_objects_renamed(problem_pddl: str, mapping: Mapping[str, str]) -> str:
+    """Rename the objects of a problem, and leave the words alone that are spelt alike but are no objects.
+
+    Args:
+        problem_pddl: problem text.
+        mapping: old name to new name; different new names, none of which another object keeps.
+
+    Raises:
+        PddlError: the problem cannot be read.
+    """
+    sections = (":objects", ":init", ":goal", ":metric")
+    return write_definition(
+        [
+            _terms_renamed(section, mapping) if isinstance(section, list) and section[0] in sections else section
+            for section in read_fast(problem_pddl, "<problem>")
+        ]
+    )
 
 
 def permute_atoms(problem_pddl: str, rng: random.Random) -> str:
@@ -255,15 +274,6 @@ def _renamed(node: Node, mapping: Mapping[str, str]) -> Node:
     if isinstance(node, str):
         return mapping.get(node, node)
     return [_renamed(item, mapping) for item in node]
-
-
-def _with_objects_renamed(problem: Sequence[Node], mapping: Mapping[str, str]) -> list[Node]:
-    """Rename the objects of a problem, and leave the words alone that are spelt alike but are no objects."""
-    sections = (":objects", ":init", ":goal", ":metric")
-    return [
-        _terms_renamed(section, mapping) if isinstance(section, list) and section[0] in sections else section
-        for section in problem
-    ]
 
 
 def _terms_renamed(form: Sequence[Node], mapping: Mapping[str, str]) -> list[Node]:

@@ -12,6 +12,7 @@ from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, partition
 from jaxppo.planning.datasets.stream import Stream, distinct_rows, stream_row
 from jaxppo.planning.datasets.stream_ahead import StreamAhead
 from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.prompts import split_words
 from tests.planning.breadth_first import shortest_plan
 
 STREAM = Stream(
@@ -48,15 +49,19 @@ def test_rows_have_shortest_plans_within_the_band_and_are_of_the_partition():
             assert COLUMNS.keys() <= row.keys() and partition(problem) == SPLIT_PARTITIONS[split]
 
 
+BY_DOMAIN = replace(STREAM, names="domain")
+AUGMENTED = replace(BY_DOMAIN, augment=("names", "order"))
+
+
 def test_augmented_rows_are_the_same_problems_in_other_words():
     for number in range(8):
-        row, other = stream_row(STREAM, number), stream_row(replace(STREAM, augment=("names", "order")), number)
+        row, other = stream_row(BY_DOMAIN, number), stream_row(AUGMENTED, number)
         assert row["prompt"] != other["prompt"] and row["plan_length"] == other["plan_length"]
         assert canonical_form(problem_of(row)) == canonical_form(problem_of(other))
         assert execute(problem_of(other), [parse_action(action) for action in other["reference_plan"]]).valid
 
 
-@pytest.mark.parametrize("names", ["shared", "domain"])
+@pytest.mark.parametrize("names", ["numbered", "domain"])
 def test_objects_are_named_alike_in_all_domains_or_by_the_domain(names):
     stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), names=names)
     for number in range(len(DOMAINS)):
@@ -65,6 +70,25 @@ def test_objects_are_named_alike_in_all_domains_or_by_the_domain(names):
         assert {*problem.objects} <= {*stream.object_names} and execute(problem, plan).valid
         generators = DOMAINS[row["domain"]].names
         assert ({*problem.objects} <= {*generators}) == (names == "domain")
+
+
+@pytest.mark.parametrize("style", ["atoms", "brief", "pddl", "nl"])
+def test_objects_are_numbered_as_the_prompt_mentions_them(style):
+    stream = replace(STREAM, domains=("ferry", "logistics", "childsnack"), sizes=(), prompt_style=style)
+    for number in range(9):
+        row = stream_row(stream, number)
+        problem = problem_of(row)
+        numbered = [name for name in problem.objects if name not in problem.domain.constants]
+        mentioned = list(dict.fromkeys(word for word in split_words(row["prompt"]) if word in numbered))
+        assert mentioned == [f"o{n}" for n in range(1, len(mentioned) + 1)] and mentioned
+        assert {*numbered} == {f"o{n}" for n in range(1, len(numbered) + 1)}
+        assert execute(problem, [parse_action(action) for action in row["reference_plan"]]).valid
+
+
+def test_more_objects_than_names_are_refused(monkeypatch):
+    monkeypatch.setattr("jaxppo.planning.datasets.renamed_rows.NUMBERED", ("o1", "o2"))
+    with pytest.raises(DataError, match="row ferry-train-1: expected at most 2 objects to be numbered, got [3-9]"):
+        stream_row(STREAM, 1)
 
 
 def test_a_limited_stream_repeats_its_problems_under_other_names():
@@ -118,8 +142,9 @@ def test_what_cannot_be_drawn_is_said(monkeypatch):
         ({"sizes": ("hanoi:2-3",)}, "stream_sizes: expected a domain of the stream"),
         ({"sizes": ("ferry",)}, "stream_sizes: expected DOMAIN:LOW-HIGH"),
         ({"prompt_style": "prose"}, "prompt_style: expected one of atoms, brief, pddl, nl, got 'prose'"),
-        ({"names": "short"}, "stream_names: expected one of shared, domain, got 'short'"),
+        ({"names": "short"}, "stream_names: expected one of numbered, domain, got 'short'"),
         ({"lengths": "5"}, "stream_lengths: expected a band"),
+        ({"augment": ("order",)}, "augment: expected none with a stream of numbered objects, .*, got order"),
     ],
 )
 def test_check_refuses_what_there_is_not(changes, message):
