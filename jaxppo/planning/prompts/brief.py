@@ -1,7 +1,7 @@
 """Style `brief`: what `atoms` says in fewer words, in an order that puts together what belongs together.
 
-- Every goal stands in front of the facts about its first object, so that where that is and where it is to go are side by
-  side. A goal that holds already is said once, as `<kept>`.
+- Every goal stands in front of the facts about its first object, so that where that is and where it is to go are side
+  by side. A goal that holds already is said once, as `<kept>`.
 - The other facts come first, each followed by those that share an object with it.
 - The type of an object stands before its first mention where the facts leave it open: `<init> at truck o4 o1`.
 - A fact that gives an object a kind is left out where another one tells it: in Gripper, what is `at` a place is a ball.

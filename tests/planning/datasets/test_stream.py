@@ -87,7 +87,7 @@ def test_objects_are_numbered_as_the_prompt_mentions_them(style):
 
 def test_more_objects_than_names_are_refused(monkeypatch):
     monkeypatch.setattr("jaxppo.planning.datasets.renamed_rows.NUMBERED", ("o1", "o2"))
-    with pytest.raises(DataError, match="row ferry-train-1: expected at most 2 objects to be numbered, got [3-9]"):
+    with pytest.raises(DataError, match=r"row ferry-train-1: expected at most 2 objects to be numbered, got [3-9]"):
         stream_row(STREAM, 1)
 
 

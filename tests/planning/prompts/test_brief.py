@@ -120,7 +120,8 @@ def test_a_goal_stands_before_the_facts_about_its_first_object_and_types_at_the_
 
 def test_facts_that_share_objects_follow_one_another():
     domain = DOMAINS["satellite"].pddl
-    problem = """(define (problem p) (:domain satellite) (:objects s t - satellite i j - instrument m n - mode d e - direction)
+    problem = """(define (problem p) (:domain satellite) (:objects s t - satellite i j - instrument m n - mode
+        d e - direction)
       (:init (supports i m) (supports j n) (calibration_target j e) (on_board i s) (on_board j t) (pointing s d)
         (pointing t e) (power_avail t) (power_avail s) (calibration_target i d)) (:goal (and (have_image e m))))"""
     prompt = render_prompt(domain, problem, "brief")
