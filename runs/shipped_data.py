@@ -1,13 +1,24 @@
-"""Write the splits that the default run uses, ready made: python runs/shipped_data.py, after a change of their rows."""
+"""Write the splits that presets of `train` use, ready made, after a change of their rows.
+
+python runs/shipped_data.py default planning-multi
+"""
 
 import json
+import sys
 
-from jaxppo.config import DataConfig
-from jaxppo.data import REQUESTS_FILE, SHIPPED_DATA, build_request, built_in_request
+from jaxppo.config import TrainConfig
+from jaxppo.config.sources import parse_cli
+from jaxppo.data import REQUESTS_FILE, SHIPPED_DATA, drawn_split
 from jaxppo.planning.datasets.folder import write_parquet
 
-requests = {split: built_in_request(DataConfig(), split) for split in ("rl", "test", "test_longer")}
-SHIPPED_DATA.mkdir(exist_ok=True)
-for split, request in requests.items():
-    write_parquet(build_request(request), SHIPPED_DATA / f"{split}.parquet")
-(SHIPPED_DATA / REQUESTS_FILE).write_text(json.dumps(requests, indent=2) + "\n", encoding="utf-8")
+for preset in sys.argv[1:]:
+    config = parse_cli(TrainConfig, "train", ["--preset", preset]).data
+    folder = SHIPPED_DATA / preset
+    folder.mkdir(exist_ok=True)
+    requests = {}
+    for split in ("rl", *config.eval_splits):
+        drawn = drawn_split(config, split)
+        assert drawn is not None, f"{preset}: expected a data set that is drawn"
+        write_parquet(drawn.make(), folder / f"{split}.parquet")
+        requests[split] = drawn.request
+    (folder / REQUESTS_FILE).write_text(json.dumps(requests, indent=2) + "\n", encoding="utf-8")

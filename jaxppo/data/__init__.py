@@ -18,11 +18,11 @@ from jaxppo.data.batches import (
     right_padded,
     row_order,
 )
-from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA, build_request, built_in_request
+from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
-from jaxppo.data.rows import Row, check_same, column_names, columns_of, load_split, read_rows
+from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, read_rows
 from jaxppo.data.stream import stream_of
 from jaxppo.data.tokens import (
     cut_prompts,
@@ -53,14 +53,13 @@ __all__ = [
     "SupervisedData",
     "Turn",
     "bucket",
-    "build_request",
-    "built_in_request",
     "check_same",
     "chunks",
     "column_names",
     "columns_of",
     "cut_prompts",
     "decode",
+    "drawn_split",
     "encode_completions",
     "encode_prompts",
     "encode_turns",

@@ -1,15 +1,16 @@
-"""The built-in data set: its splits are shipped, or built once and kept in the cache."""
+"""Splits drawn from their settings alone: shipped, or made once and kept in the cache. Among them the built-in data."""
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxppo import planning
 from jaxppo.config import DataConfig, parse_sizes
 from jaxppo.config.paths import cache_dir
+from jaxppo.errors import DataError
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.run.made_once import made_once
@@ -17,47 +18,67 @@ from jaxppo.run.made_once import made_once
 Row = dict[str, Any]
 
 SHIPPED_DATA, REQUESTS_FILE = Path(__file__).parent / "shipped", "requests.json"
-"""The splits of the default run, ready made; `runs/shipped_data.py` writes them."""
+"""A folder for the splits of each preset that has them ready made; `runs/shipped_data.py` writes them."""
 
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of the built-in domain."""
 
 
-def read_split(config: DataConfig, split: str) -> list[Row]:
-    """Read a split from what is shipped or cached, or build it."""
-    request = built_in_request(config, split)
-    if request == _shipped_requests().get(split):
-        return dataset_files.read_split(SHIPPED_DATA, split)
-    return cached_rows("blocksworld", split, request, lambda: build_request(request))
+class Drawn(NamedTuple):
+    """A split that its settings decide, together with the code of `planning`.
+
+    Attributes:
+        data: what it is of, `blocksworld` or `stream`.
+        split: its name.
+        request: everything that decides the rows, as JSON keeps it.
+        make: draws and solves the problems.
+    """
+
+    data: str
+    split: str
+    request: Mapping[str, Any]
+    make: Callable[[], Sequence[Row]]
+
+    def read(self) -> list[Row]:
+        """Read the rows from what is shipped or cached, or make them."""
+        for folder, requests in _shipped().items():
+            if self.request == requests.get(self.split):
+                return dataset_files.read_split(folder, self.split)
+        folder = cache_dir() / "datasets" / f"{self.data}-{self.split}-{_digest(self.request)}"
+        made_once(folder, lambda made: dataset_files.write_jsonl(self.make(), made / f"{self.split}.jsonl"))
+        return dataset_files.read_jsonl(folder / f"{self.split}.jsonl")
 
 
-def cached_rows(data: str, split: str, request: Mapping[str, Any], make: Callable[[], Sequence[Row]]) -> list[Row]:
-    """Read a split from the cache, or make it: what a request makes changes with the code of `planning` alone."""
-    folder = cache_dir() / "datasets" / f"{data}-{split}-{_digest(request)}"
-    made_once(folder, lambda made: dataset_files.write_jsonl(make(), made / f"{split}.jsonl"))
-    return dataset_files.read_jsonl(folder / f"{split}.jsonl")
+def built_in(config: DataConfig, split: str) -> Drawn:
+    """Return a split of the built-in data set.
 
-
-def built_in_request(config: DataConfig, split: str) -> dict[str, Any]:
-    """Return everything that decides the rows of a split of the built-in data set, as JSON keeps it."""
-    return {
+    Raises:
+        DataError: it has no such split, or no such configuration.
+    """
+    if split not in SPLITS:
+        expected = f"one of {', '.join(SPLITS)} for blocksworld"
+        raise DataError(f"train_split, eval_splits: expected {expected}, got {split!r}")
+    if config.dataset_config is not None:
+        raise DataError(f"dataset_config: expected none for blocksworld, got {config.dataset_config!r}")
+    request = {
         "split": split,
         "sizes": getattr(config, f"{split}_sizes"),
         "seed": config.data_seed,
         "prompt_style": config.prompt_style,
         "unique": split != "train",
     }
+    return Drawn("blocksworld", split, request, partial(_build, request))
 
 
-def build_request(request: Mapping[str, Any]) -> list[Row]:
-    """Draw and solve the problems of a request."""
+def _build(request: Mapping[str, Any]) -> list[Row]:
     return datasets.build_split(**{**request, "sizes": parse_sizes(request["sizes"])})
 
 
 @cache
-def _shipped_requests() -> dict[str, dict[str, Any]]:
-    """Read from which request each shipped split was built."""
-    return json.loads((SHIPPED_DATA / REQUESTS_FILE).read_text(encoding="utf-8"))
+def _shipped() -> dict[Path, dict[str, dict[str, Any]]]:
+    """Read from which requests the shipped splits were made."""
+    files = sorted(SHIPPED_DATA.glob(f"*/{REQUESTS_FILE}"))
+    return {file.parent: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
 def _digest(request: Mapping[str, Any]) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 
 from jaxppo import toys
 from jaxppo.config import DataConfig
-from jaxppo.data import builtin, stream
+from jaxppo.data.builtin import Drawn, built_in
 from jaxppo.data.chats import plain_row
+from jaxppo.data.stream import drawn_stream
 from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
 from jaxppo.parallel import processes
 from jaxppo.planning import find_val, needs_time_stamps, parse_action, prompts
@@ -43,15 +44,8 @@ def load_split(
         DataError: the data set or the split is missing, or a row is malformed.
         PddlError: the PDDL of a row has a syntax error, or is beyond the validator.
     """
-    if config.dataset == "blocksworld":
-        if split not in builtin.SPLITS:
-            expected = f"one of {', '.join(builtin.SPLITS)} for blocksworld"
-            raise DataError(f"train_split, eval_splits: expected {expected}, got {split!r}")
-        if config.dataset_config is not None:
-            raise DataError(f"dataset_config: expected none for blocksworld, got {config.dataset_config!r}")
-        return builtin.read_split(config, split)
-    if config.stream_domains is not None:
-        return stream.read_stream_split(config, split)
+    if (drawn := drawn_split(config, split)) is not None:
+        return drawn.read()
     if validator is None:
         return _text_rows(config, split, columns)
     try:
@@ -62,6 +56,17 @@ def load_split(
     for row in rows:
         check_row(row, f"{config.dataset}, split {split}, row {row['id']}", validator)
     return rows
+
+
+def drawn_split(config: DataConfig, split: str) -> Drawn | None:
+    """Return a split of the built-in data set or of a stream; None for data that are read.
+
+    Raises:
+        ConfigError, DataError: there is no such split.
+    """
+    if config.dataset == "blocksworld":
+        return built_in(config, split)
+    return None if config.stream_domains is None else drawn_stream(config, split)
 
 
 def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> list[Row]:

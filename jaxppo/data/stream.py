@@ -1,10 +1,11 @@
 """Streams as data sets: the splits that are drawn once and kept in the cache, beside the endless one for training."""
 
+import json
 from collections.abc import Collection
+from dataclasses import asdict
 
 from jaxppo.config import DataConfig
-from jaxppo.data.builtin import cached_rows
-from jaxppo.data.chats import Row
+from jaxppo.data.builtin import Drawn
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.config import parse_lengths
 from jaxppo.planning.datasets.stream import Stream, distinct_rows
@@ -48,11 +49,15 @@ def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> 
     return stream
 
 
-def read_stream_split(config: DataConfig, split: str) -> list[Row]:
-    """Read a split of a stream from the cache, or draw its rows: different problems, as many of each domain."""
+def drawn_stream(config: DataConfig, split: str) -> Drawn:
+    """Return a finite split of a stream: different problems, as many of each domain.
+
+    Raises:
+        ConfigError, DataError: as for `stream_of`; or the split is the endless one.
+    """
     if split == "train":
         raise DataError("train_split: expected rl, test or test_longer, got train, which is endless: for sft alone")
     stream = stream_of(config, split)
     count = config.stream_rl_rows if split == "rl" else config.stream_test_rows
-    request = {name: getattr(stream, name) for name in Stream.__slots__} | {"rows": count}
-    return cached_rows("stream", split, request, lambda: distinct_rows(stream, count))
+    request = json.loads(json.dumps(asdict(stream) | {"rows": count}))
+    return Drawn("stream", split, request, lambda: distinct_rows(stream, count))

@@ -33,7 +33,8 @@ def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
 )
 def test_the_shipped_splits_are_what_would_be_built(split, monkeypatch):
     config = DataConfig()
-    built = data.build_request(data.built_in_request(config, split))
+    drawn = data.drawn_split(config, split)
+    built = drawn.make()
     with monkeypatch.context() as patch:
         patch.setattr(datasets, "build_split", lambda **_: pytest.fail("built"))
         assert data.load_split(config, split) == built
