@@ -106,7 +106,8 @@ def _learned(
     rows = data.without_overlong(tokenizer, rows, config.data, template)
     data.tell_left_out(console.print, config.data, {split: count - len(rows)})
     if config.augmented:
-        renamed = data.renamed_in_every_epoch(rows, size, seed, config.augmented)
+        numbered = config.data.numbers_objects
+        renamed = data.renamed_in_every_epoch(rows, size, seed, config.augmented, numbered=numbered)
         fresh = data.FreshData(renamed, tokenizer, longest, template, model.max_length)
         return fresh, f"{len(rows)}, each drawn anew in every epoch"
     return data.SupervisedData(rows, tokenizer, size, seed, longest, template), str(len(rows))

@@ -5,7 +5,7 @@ set -euo pipefail
 out=${1:-outputs/recipes}
 seeds=${SEEDS:-1 2 3}
 
-for toy in toy-reviews-gpt2 toy-reviews-classifier toy-tldr-sft toy-tldr-reward toy-tldr-reward-lora toy-planning-sft \
+for toy in toy-reviews-gpt2 toy-reviews-classifier toy-tldr-sft toy-tldr-reward toy-tldr-reward-lora \
   toy-qwen2-plans toy-qwen3-chat; do
   start=$SECONDS
   python -c "import sys; from jaxppo import toys; toys.find(sys.argv[1])" "$toy"
@@ -28,7 +28,7 @@ run tldr-rloo-offline-1 --preset tldr-rloo-offline --seed 1
 run lora-reward-offline-1 --preset lora-reward-offline --seed 1
 run paper-qwen2-7b-offline-1 --preset paper-qwen2-7b-offline --seed 1
 run qwen3-planning-offline-1 --preset qwen3-planning-offline --seed 1
-run planning-multi-offline-1 --preset planning-multi-offline --seed 1
+run planning-multi-1 --preset planning-multi --seed 1
 
 python -m jaxppo.reward_server --preset api-reward-offline &
 server=$!

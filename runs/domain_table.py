@@ -1,33 +1,30 @@
-"""Print the table "Four domains" of docs/results.md from the folder of runs/planning_multi.sh."""
+"""Valid plans by domain, before and after runs of `python -m jaxppo.train`: python runs/domain_table.py RUN RUN ..."""
 
 import json
 import sys
 from pathlib import Path
-
-from table import cell
-
-SPLITS = ("test", "test_longer", "test_larger")
+from typing import Any
 
 
-def rows(model: str, results: dict) -> list[str]:
-    """A line for all domains and one for each."""
-    lines = []
-    for name in ("all", *results[SPLITS[0]]["domains"]):
-        parts = [results[split] if name == "all" else results[split]["domains"][name] for split in SPLITS]
-        lines.append(f"| {model} | {name} | {' | '.join(map(cell, parts))} |")
-    return lines
+def cell(result: dict[str, Any]) -> str:
+    """Validity with its interval, in percent."""
+    return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * result["validity"][name] for name in ("rate", "low", "high")))
 
 
-def main(folder: Path) -> None:
-    """Print the warm start, then every run of PPO and RLOO."""
-    print("| model | domain | `test` | `test_longer` | `test_larger` |", "|---|---|---|---|---|", sep="\n")
-    runs = sorted([*folder.glob("ppo-?"), *folder.glob("rloo-?")])
-    evaluations = {run.name: json.loads((run / "eval.json").read_text(encoding="utf-8")) for run in runs}
-    print(*rows("warm start", next(iter(evaluations.values()))["before"]), sep="\n")
-    for name, evaluation in evaluations.items():
-        algorithm, _, seed = name.rpartition("-")
-        print(*rows(f"{algorithm.upper()}, seed {seed}", evaluation["after"]), sep="\n")
+def main(runs: list[Path]) -> None:
+    """Print a line for the start and one for each run, split by split."""
+    results = {run.name: json.loads((run / "eval.json").read_text(encoding="utf-8")) for run in runs}
+    models = {"start": next(iter(results.values()))["before"]} | {
+        name: result["after"] for name, result in results.items()
+    }
+    for split, first in models["start"].items():
+        domains = sorted(first["domains"])
+        print(f"| `{split}` | all | {' | '.join(domains)} |", f"|---{'|---' * (1 + len(domains))}|", sep="\n")
+        for name, splits in models.items():
+            of_domains = [splits[split]["domains"][domain] for domain in domains]
+            print(f"| {name} | {' | '.join(map(cell, (splits[split], *of_domains)))} |")
+        print()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(folder) for folder in sys.argv[1:]])

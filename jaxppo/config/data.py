@@ -37,6 +37,9 @@ class DataConfig:
     prompt_style: str = "atoms"
     """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), brief (in fewer
     words), pddl, or nl (English)."""
+    number_objects: bool | None = None
+    """Name the objects of planning problems `o1`, `o2`, ... in the order in which the prompt mentions them, and put
+    their facts into a random order. Default: in streams."""
     data_seed: int = 0
     """Seed of the built-in problem generators, and of the rows that eval_rows chooses (apart from --seed, so that runs
     share their problems)."""
@@ -57,13 +60,10 @@ class DataConfig:
     """Streams: lengths of shortest plans in rl; default: stream_lengths."""
     stream_long_lengths: str = "12-20"
     """Streams: lengths of shortest plans in test_longer."""
-    stream_names: Literal["numbered", "domain"] = "numbered"
-    """Streams: what objects are called: `o1`, `o2`, ... as the prompt mentions them, in all domains, or by the domain,
-    such as `car3` and `shore1`."""
     stream_problems: int | None = None
     """Streams: problems of each domain in train, which then come again: in another order and so with other numbers, or,
-    with names by the domain, as `--augment` says. Solving is what takes the time, so many more rows come in a second.
-    Default: endless."""
+    where objects are not numbered, as `--augment` says. Solving is what takes the time, so many more rows come in a
+    second. Default: endless."""
     stream_rl_rows: int = 500
     """Streams: rows of split rl for each domain, built on first use and cached like the next ones; train is endless."""
     stream_test_rows: int = 50
@@ -124,6 +124,11 @@ class DataConfig:
             require(not self.filter_overlong_prompts, "filter_overlong_prompts", expected, True)
             require(self.n_shots == 0, "n_shots", "0 with a stream, whose split train is endless", self.n_shots)
             require(self.dataset_config is None, "dataset_config", "none with a stream", self.dataset_config)
+
+    @property
+    def numbers_objects(self) -> bool:
+        """Whether objects are numbered as the prompt mentions them."""
+        return self.stream_domains is not None if self.number_objects is None else self.number_objects
 
     @property
     def stream_domains(self) -> tuple[str, ...] | None:

@@ -66,6 +66,8 @@ class SFTConfig:
     def __post_init__(self) -> None:
         known = self.augment == "none" or {*self.augmented} <= {"names", "order"}
         require(known, "augment", "none, or names, order or names,order", self.augment)
+        named = "names" in self.augmented and self.data.numbers_objects
+        require(not named, "augment", "none or order with number_objects", self.augment)
         require_positive(self, "stream_workers")
         sizes = (
             "hidden_size",

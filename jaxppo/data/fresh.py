@@ -10,10 +10,10 @@ from typing import Any
 from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, length_gaps, longest_shapes, packed, row_order
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.chats import Row
+from jaxppo.data.rows import require_problem
 from jaxppo.data.tokens import encode_completions, encode_prompts
 from jaxppo.errors import DataError
-from jaxppo.planning.datasets.renamed_rows import pools_of_rows, renamed_row
-from jaxppo.planning.datasets.rows import COLUMNS
+from jaxppo.planning.datasets.renamed_rows import numbered_row, pools_of_rows, renamed_row
 from jaxppo.types import Sequences
 
 
@@ -74,7 +74,7 @@ class FreshData:
 
 
 def renamed_in_every_epoch(
-    rows: Sequence[Row], batch_size: int, seed: int, augment: Collection[str]
+    rows: Sequence[Row], batch_size: int, seed: int, augment: Collection[str], *, numbered: bool = False
 ) -> Callable[[int], list[Row]]:
     """Return the function from a step to rows in the order of `row_order`, each drawn anew by (seed, epoch, row).
 
@@ -83,26 +83,25 @@ def renamed_in_every_epoch(
         batch_size: rows of a step.
         seed: of the order, and of the names.
         augment: some of `names` and `order`.
+        numbered: whether objects are numbered as the prompt mentions them, see `numbered_row`.
 
     Raises:
         DataError: rows that are not planning problems, or are chats.
     """
     for row in rows:
-        if not COLUMNS.keys() <= row.keys() or "messages" in row:
-            raise DataError(f"augment: expected planning problems, got row {row['id']} with columns {', '.join(row)}")
-    pools = pools_of_rows(rows)
+        require_problem(row, "augment")
+    pools = {} if numbered else pools_of_rows(rows)
+
+    def drawn_anew(row: Row, rng: random.Random) -> Row:
+        if numbered:
+            return numbered_row(row, rng)
+        return renamed_row(row, pools[row["domain"]], rng, names="names" in augment, order="order" in augment)
 
     def rows_of(step: int) -> list[Row]:
         places = range(step * batch_size, (step + 1) * batch_size)
         order = row_order(len(rows), seed, places[0], batch_size).tolist()
         return [
-            renamed_row(
-                rows[number],
-                pools[rows[number]["domain"]],
-                random.Random(f"{seed}/{place // len(rows)}/{number}"),
-                names="names" in augment,
-                order="order" in augment,
-            )
+            drawn_anew(rows[number], random.Random(f"{seed}/{place // len(rows)}/{number}"))
             for place, number in zip(places, order, strict=True)
         ]
 

@@ -1,6 +1,7 @@
 """Rows of data sets: read from a folder, a toy, the hub or the built-in domain, and checked."""
 
 import json
+import random
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from jaxppo.parallel import processes
 from jaxppo.planning import find_val, needs_time_stamps, parse_action, prompts
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
+from jaxppo.planning.datasets.renamed_rows import numbered_row
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 
 Row = dict[str, Any]
@@ -44,6 +46,25 @@ def load_split(
         DataError: the data set or the split is missing, or a row is malformed.
         PddlError: the PDDL of a row has a syntax error, or is beyond the validator.
     """
+    rows = _read_split(config, split, validator, columns)
+    if not config.numbers_objects or config.stream_domains is not None:  # a stream has numbered its rows already
+        return rows
+    return [_numbered(row, config.data_seed) for row in rows]
+
+
+def _numbered(row: Row, seed: int) -> Row:
+    """Return a planning row with its objects numbered, further columns as they are."""
+    require_problem(row, "number_objects")
+    return row | numbered_row(row, random.Random(f"{seed}/{row['id']}"))
+
+
+def require_problem(row: Row, setting: str) -> None:
+    """Raise a `DataError` that names the setting, unless the row is a planning problem as the generators write it."""
+    if not datasets.COLUMNS.keys() <= row.keys() or "messages" in row:
+        raise DataError(f"{setting}: expected planning problems, got row {row['id']} with columns {', '.join(row)}")
+
+
+def _read_split(config: DataConfig, split: str, validator: str | None, columns: Mapping[str, type]) -> list[Row]:
     if (drawn := drawn_split(config, split)) is not None:
         return drawn.read()
     if validator is None:

@@ -41,7 +41,7 @@ def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> 
         lengths=lengths[split],
         prompt_style=config.prompt_style,
         seed=config.data_seed,
-        names=config.stream_names,
+        numbered=config.numbers_objects,
         problems=config.stream_problems if split == "train" else None,
         augment=tuple(sorted(augment)),
     )

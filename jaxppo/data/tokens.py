@@ -15,6 +15,7 @@ from jaxppo.data.stream import stream_of
 from jaxppo.errors import DataError, first_line
 from jaxppo.planning import prompts
 from jaxppo.planning.datasets import files as dataset_files
+from jaxppo.planning.datasets.renamed_rows import NUMBERED
 from jaxppo.planning.domains import BLOCKSWORLD, DOMAINS
 
 # --- fresh tokenizers
@@ -24,23 +25,26 @@ def words_of_dataset(config: DataConfig) -> list[str]:
     """Return the words that a fresh word-level tokenizer needs for a data set.
 
     They are those of all problems of the built-in domain or of a stream; those of the list in `vocabulary.json` of a
-    folder that has one; else those of the rows of `train_split` and `eval_splits`.
+    folder that has one; else those of the rows of `train_split` and `eval_splits`. Where objects are numbered, all
+    numbers are among them.
 
     Raises:
         DataError: the file is no list of words, or a row is malformed.
     """
+    numbers = NUMBERED if config.numbers_objects else ()
     if config.dataset == "blocksworld":
-        return prompts.vocabulary([BLOCKSWORLD.pddl], BLOCKSWORLD.names, config.prompt_style)
+        return prompts.vocabulary([BLOCKSWORLD.pddl], numbers or BLOCKSWORLD.names, config.prompt_style)
     if config.stream_domains is not None:
         stream = stream_of(config, "train")
         domains = [DOMAINS[name].pddl for name in stream.domains]
         return prompts.vocabulary(domains, stream.object_names, config.prompt_style)
     path = Path(config.dataset) / dataset_files.VOCABULARY_FILE
     if path.is_file():
-        return _read_words(path)
+        return [*_read_words(path), *numbers]
     splits = dict.fromkeys((config.train_split, *config.eval_splits))
     rows = [row for split in splits for row in load_split(config, split, None)]
-    return prompts.words_of(row[column] for row in rows for column in ("prompt", "completion") if row.get(column))
+    texts = (row[column] for row in rows for column in ("prompt", "completion") if row.get(column))
+    return prompts.words_of((*texts, *numbers))
 
 
 def _read_words(path: Path) -> list[str]:

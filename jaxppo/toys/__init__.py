@@ -42,11 +42,9 @@ TOYS = {
     "toy-tldr-sft": Toy("sft", "policy", "model: a GPT-NeoX that summarises such posts, often badly"),
     "toy-tldr-reward": Toy("reward_model", "reward_model", "model: scores summaries, learned from the preferences"),
     "toy-tldr-reward-lora": Toy("reward_model", "adapters/reward_model", "adapter: the same for toy-tldr-sft"),
-    "toy-planning": Toy("planning build", "", "data: planning problems of three domains"),
     "toy-chat-words": Toy("toys", "", "tokenizer: the words of Blocksworld, with a chat template"),
     "toy-qwen2-plans": Toy("sft", "policy", "model: a Qwen2 that plans in Blocksworld, with mistakes"),
     "toy-qwen3-chat": Toy("sft", "policy", "model: a Qwen3 that answers chats with such plans"),
-    "toy-planning-sft": Toy("sft", "policy", "model: a GPT-NeoX that plans in these domains, with mistakes"),
 }
 
 
@@ -67,7 +65,7 @@ def command_of(name: str, folder: Path | str) -> list[str]:
     """Return the arguments of `python` that make a toy in a folder."""
     command = TOYS[name].command
     chosen = [name] if command == "toys" else ["--preset", name]
-    return ["-m", *f"jaxppo.{command}".split(), *chosen, "--output_dir", str(folder)]
+    return ["-m", f"jaxppo.{command}", *chosen, "--output_dir", str(folder)]
 
 
 def _make(name: str, made: Path, folder: Path) -> None:

@@ -43,6 +43,17 @@ def test_rows_are_drawn_anew_in_every_epoch(rows, augment):
     assert of_epoch(data.renamed_in_every_epoch(rows, 2, 8, augment), 1) != second
 
 
+def test_numbered_rows_get_other_numbers_in_every_epoch(rows):
+    numbered = data.renamed_in_every_epoch(rows, 2, 7, ("order",), numbered=True)
+    first, second = (of_epoch(numbered, epoch) for epoch in (0, 1))
+    plain = {row["id"]: row for row in rows}
+    for name, row in first.items():
+        assert canonical_form(problem_of(row)) == canonical_form(problem_of(plain[name]))
+        assert execute(problem_of(row), [*map(parse_action, row["reference_plan"])]).valid
+        assert problem_of(row).objects.keys() == {f"o{n}" for n in range(1, row["n_objects"] + 1)}
+    assert sum(row["prompt"] != second[name]["prompt"] for name, row in first.items()) >= 6
+
+
 def test_renamed_rows_take_the_names_of_their_data_where_the_domain_is_not_ours(rows):
     domain = rows[0]["domain_pddl"].replace("blocksworld", "towers")
     texts = [row["problem_pddl"].replace("blocksworld", "towers") for row in rows]
@@ -103,6 +114,11 @@ def test_splits_of_a_stream_are_drawn_once_and_its_words_are_known(tmp_path, mon
         ({"stream_lengths": "1-9"}, "stream_lengths: expected 1-10 unless dataset is a stream, got '1-9'"),
         ({"dataset": "stream:ferry", "n_shots": 1}, "n_shots: expected 0 with a stream"),
         ({"dataset": "stream:ferry", "filter_overlong_prompts": True}, "filter_overlong_prompts: expected False"),
+        (
+            {"augment": "names", "number_objects": True},
+            "augment: expected none or order with number_objects, got 'names'",
+        ),
+        ({"augment": "names", "dataset": "stream:ferry"}, "augment: expected none or order with number_objects"),
         ({"augment": "names,colours"}, "augment: expected none, or names, order or names,order, got 'names,colours'"),
         ({"stream_workers": 0}, "stream_workers: expected"),
     ],

@@ -11,6 +11,7 @@ from jaxppo.config import DataConfig
 from jaxppo.data import rows as row_module
 from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.parallel import processes
+from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets import files as dataset_files
 
 SMALL = DataConfig(train_sizes="3:4", rl_sizes="3:2", test_sizes="3:3", test_longer_sizes="4:2")
@@ -128,6 +129,27 @@ def write_split(rows, tmp_path):
 def test_load_split_reads_a_folder_and_keeps_unknown_columns(write_split, rows):
     loaded = data.load_split(write_split("", json.dumps(rows[2] | {"note": {"any": 1}})), "dev")
     assert loaded == [rows[0], rows[1], rows[2] | {"note": {"any": 1}}]
+
+
+def test_the_objects_of_any_planning_rows_can_be_numbered(write_split, rows, tmp_path):
+    config = replace(write_split(json.dumps(rows[2] | {"note": 3})), number_objects=True)
+    for config_, split in ((config, "dev"), (replace(SMALL, number_objects=True), "test")):
+        loaded, plain = data.load_split(config_, split), data.load_split(replace(config_, number_objects=None), split)
+        assert [row["id"] for row in loaded] == [row["id"] for row in plain] and len(loaded) == 3
+        assert data.load_split(config_, split) == loaded
+        for row, before in zip(loaded, plain, strict=True):
+            problem, old = (
+                parse_problem(which["problem_pddl"], parse_domain(which["domain_pddl"])) for which in (row, before)
+            )
+            assert canonical_form(problem) == canonical_form(old)
+            assert problem.objects.keys() == {f"o{n}" for n in range(1, row["n_objects"] + 1)}
+            assert execute(problem, [*map(parse_action, row["reference_plan"])]).valid
+            assert row.keys() == before.keys()
+        words = {*data.words_of_dataset(replace(config_, train_split=split, eval_splits=(split,)))}
+        assert words >= {"o1", "o48", *loaded[0]["prompt"].split()}
+    text = replace(config, dataset=text_split(tmp_path, "a", column="prompt"))
+    with pytest.raises(DataError, match="number_objects: expected planning problems, got row train-0 with columns id"):
+        data.load_split(text, "train", None)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,12 @@ import pytest
 from jaxppo import config, data, hf, toys
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, ModelError, ToyError
-from jaxppo.planning.datasets.config import BuildConfig
 from jaxppo.reward_functions.sentiment import make_sentiment_reward
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.toys import __main__ as toys_command
 from jaxppo.toys import classifier, texts
 
-CONFIGS = {"sft": config.SFTConfig, "reward_model": config.RewardModelConfig, "planning build": BuildConfig}
+CONFIGS = {"sft": config.SFTConfig, "reward_model": config.RewardModelConfig}
 ROWS = texts.summary_rows("test", 400, seed=1)
 COLUMNS = {name: [row[name] for row in ROWS] for name in texts.FACTS}
 
@@ -32,7 +31,7 @@ def test_every_toy_is_made_by_a_command_that_exists(name):
         assert module == "jaxppo.toys" and arguments == [name, "--output_dir", "somewhere"]
         assert name in toys_command.MAKERS
     else:
-        parse_cli(CONFIGS[command], command, [word for word in arguments if word != "build"])
+        parse_cli(CONFIGS[command], command, arguments)
 
 
 def test_a_toy_is_a_data_set_and_has_a_tokenizer_and_is_made_once(own_cache, monkeypatch, capfd):

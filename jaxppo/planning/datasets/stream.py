@@ -28,8 +28,6 @@ _MAX_STATES = 3_000
 # Draws for one row. Where one in a hundred fits, a row is given up by mistake once in 10^8 times.
 _MAX_DRAWS = 2_000
 
-_NAMES = ("numbered", "domain")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
@@ -42,10 +40,10 @@ class Stream:
         lengths: band of lengths of shortest plans, such as `1-10`.
         prompt_style: how a problem is written as a prompt.
         seed: of the draws.
-        names: `numbered` (`o1`, `o2`, ... as the prompt mentions them, see `numbered_row`) or `domain` (those of the
-            generator: `car3`, `shore1`).
+        numbered: whether objects are `o1`, `o2`, ... as the prompt mentions them, see `numbered_row`, or have the names
+            of the generator: `car3`, `shore1`.
         problems: how many of each domain there are, which then come again; None: endless.
-        augment: of `names` and `order`, what is drawn once more for each row named by the domain, beside what the
+        augment: of `names` and `order`, what is drawn once more for each row that is not numbered, beside what the
             generator draws.
     """
 
@@ -55,7 +53,7 @@ class Stream:
     lengths: str
     prompt_style: str
     seed: int
-    names: str = "numbered"
+    numbered: bool = True
     problems: int | None = None
     augment: Sequence[str] = ()
 
@@ -63,7 +61,7 @@ class Stream:
     def object_names(self) -> list[str]:
         """All names that objects may have."""
         domains = [DOMAINS[name] for name in self.domains]
-        if self.names == "numbered":
+        if self.numbered:
             return [*NUMBERED, *(name for domain in domains for name in domain.constants)]
         return [name for domain in domains for name in domain.names]
 
@@ -76,11 +74,6 @@ class Stream:
                 raise ConfigError(f"dataset: expected stream: and some of {', '.join(DOMAINS)}, got {name!r}")
         if len({*self.domains}) < len(self.domains):
             raise ConfigError(f"dataset: expected each domain once, got {', '.join(self.domains)}")
-        if self.names not in _NAMES:
-            raise ConfigError(f"stream_names: expected one of {', '.join(_NAMES)}, got {self.names!r}")
-        if self.augment and self.names == "numbered":
-            expected = "none with a stream of numbered objects, whose rows are in an order of their own in any case"
-            raise ConfigError(f"augment: expected {expected}, got {', '.join(self.augment)}")
         parse_lengths(self.lengths, "stream_lengths")
         for name, sizes in parse_domain_sizes(self.sizes, "stream_sizes").items():
             if name not in self.domains or not {*sizes} <= {*DOMAINS[name].sizes}:
@@ -116,7 +109,7 @@ def stream_row(stream: Stream, number: int) -> Row:
         planner=domain.planner if domain.solve is not None else planner_version("builtin-optimal"),
     )
     again = random.Random(f"{stream.seed}/0/{number}")
-    if stream.names == "numbered":
+    if stream.numbered:
         return numbered_row(row, again)
     if not stream.augment:
         return row

@@ -49,7 +49,7 @@ def test_rows_have_shortest_plans_within_the_band_and_are_of_the_partition():
             assert COLUMNS.keys() <= row.keys() and partition(problem) == SPLIT_PARTITIONS[split]
 
 
-BY_DOMAIN = replace(STREAM, names="domain")
+BY_DOMAIN = replace(STREAM, numbered=False)
 AUGMENTED = replace(BY_DOMAIN, augment=("names", "order"))
 
 
@@ -61,15 +61,15 @@ def test_augmented_rows_are_the_same_problems_in_other_words():
         assert execute(problem_of(other), [parse_action(action) for action in other["reference_plan"]]).valid
 
 
-@pytest.mark.parametrize("names", ["numbered", "domain"])
-def test_objects_are_named_alike_in_all_domains_or_by_the_domain(names):
-    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), names=names)
+@pytest.mark.parametrize("numbered", [True, False])
+def test_objects_are_named_alike_in_all_domains_or_by_the_domain(numbered):
+    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), numbered=numbered)
     for number in range(len(DOMAINS)):
         row = stream_row(stream, number)
         problem, plan = problem_of(row), [parse_action(action) for action in row["reference_plan"]]
         assert {*problem.objects} <= {*stream.object_names} and execute(problem, plan).valid
         generators = DOMAINS[row["domain"]].names
-        assert ({*problem.objects} <= {*generators}) == (names == "domain")
+        assert ({*problem.objects} <= {*generators}) == (not numbered)
 
 
 @pytest.mark.parametrize("style", ["atoms", "brief", "pddl", "nl"])
@@ -142,9 +142,7 @@ def test_what_cannot_be_drawn_is_said(monkeypatch):
         ({"sizes": ("hanoi:2-3",)}, "stream_sizes: expected a domain of the stream"),
         ({"sizes": ("ferry",)}, "stream_sizes: expected DOMAIN:LOW-HIGH"),
         ({"prompt_style": "prose"}, "prompt_style: expected one of atoms, brief, pddl, nl, got 'prose'"),
-        ({"names": "short"}, "stream_names: expected one of numbered, domain, got 'short'"),
         ({"lengths": "5"}, "stream_lengths: expected a band"),
-        ({"augment": ("order",)}, "augment: expected none with a stream of numbered objects, .*, got order"),
     ],
 )
 def test_check_refuses_what_there_is_not(changes, message):
