@@ -28,7 +28,6 @@ run tldr-rloo-offline-1 --preset tldr-rloo-offline --seed 1
 run lora-reward-offline-1 --preset lora-reward-offline --seed 1
 run paper-qwen2-7b-offline-1 --preset paper-qwen2-7b-offline --seed 1
 run qwen3-planning-offline-1 --preset qwen3-planning-offline --seed 1
-run planning-multi-1 --preset planning-multi --seed 1
 
 python -m jaxppo.reward_server --preset api-reward-offline &
 server=$!
