@@ -76,11 +76,12 @@ def numbered_row(row: Row, rng: random.Random) -> Row:
     """
     shuffled = renamed_row(row, {}, rng, names=False)
     problem = parse_problem(shuffled["problem_pddl"], parse_domain(shuffled["domain_pddl"]))
-    objects = problem.objects.keys() - problem.domain.constants.keys() - problem.domain.late_constants
-    if len(objects) > len(NUMBERED):
-        raise DataError(f"row {row['id']}: expected at most {len(NUMBERED)} objects to be numbered, got {len(objects)}")
+    kept = problem.domain.constants.keys() | problem.domain.late_constants
+    objects, numbers = problem.objects.keys() - kept, [name for name in NUMBERED if name not in kept]
+    if len(objects) > len(numbers):
+        raise DataError(f"row {row['id']}: expected at most {len(numbers)} objects to be numbered, got {len(objects)}")
     mentioned = [word for word in dict.fromkeys(split_words(shuffled["prompt"])) if word in objects]
-    mapping = dict(zip(dict.fromkeys([*mentioned, *sorted(objects)]), NUMBERED, strict=False))
+    mapping = dict(zip(dict.fromkeys([*mentioned, *sorted(objects)]), numbers, strict=False))
     return _rewritten(shuffled, with_objects_renamed(shuffled["problem_pddl"], mapping), mapping)
 
 

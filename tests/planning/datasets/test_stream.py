@@ -1,6 +1,7 @@
 """Streams: rows that are pure in their number, of one partition, with shortest plans, the same from any process."""
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets import candidates
-from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, partition
+from jaxppo.planning.datasets.renamed_rows import numbered_row
+from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, make_row, partition
 from jaxppo.planning.datasets.stream import Stream, distinct_rows, stream_row
 from jaxppo.planning.datasets.stream_ahead import StreamAhead
 from jaxppo.planning.domains import DOMAINS
@@ -83,6 +85,17 @@ def test_objects_are_numbered_as_the_prompt_mentions_them(style):
         assert mentioned == [f"o{n}" for n in range(1, len(mentioned) + 1)] and mentioned
         assert {*numbered} == {f"o{n}" for n in range(1, len(numbered) + 1)}
         assert execute(problem, [parse_action(action) for action in row["reference_plan"]]).valid
+
+
+def test_no_object_gets_the_name_of_a_constant():
+    row = make_row(
+        id="r", domain="d", split="test", prompt_style="brief", planner="p", plan=[("go", "a", "o1")],
+        domain_pddl="""(define (domain d) (:constants o1) (:predicates (at ?x ?y))
+          (:action go :parameters (?x ?y) :precondition (not (at ?x ?y)) :effect (at ?x ?y)))""",
+        problem_pddl="(define (problem p) (:domain d) (:objects a b) (:init (at b o1)) (:goal (and (at a o1))))",
+    )  # fmt: skip
+    numbered = numbered_row(row, random.Random(0))
+    assert numbered["prompt"] == "<init> at o2 o1 <goal> at o3 o1 <plan>" and numbered["completion"] == "go o3 o1"
 
 
 def test_more_objects_than_names_are_refused(monkeypatch):
