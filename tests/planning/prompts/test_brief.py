@@ -130,6 +130,15 @@ def test_facts_that_share_objects_follow_one_another():
     assert max(where[0][:3]) < min(where[1][:3])
 
 
+def test_facts_of_objects_that_share_a_third_follow_one_another():
+    problem = """(define (problem p) (:domain logistics) (:objects a b c d - location x y - city k - package)
+      (:init (in-city a x) (in-city b y) (in-city c x) (in-city d y) (at k a)) (:goal (and (at k c))))"""
+    assert render_prompt(DOMAINS["logistics"].pddl, problem, "brief") == (
+        "<init> in-city location a x <init> in-city location c x <init> in-city location b y <init> in-city location d y "
+        "<goal> at package k c <init> at k a <plan>"
+    )
+
+
 def test_kinds_that_change_the_plan_stay():
     text, domain = problems("childsnack")[0], parse_domain(DOMAINS["childsnack"].pddl)
     facts = {fact[0] for fact in parts(render_prompt(DOMAINS["childsnack"].pddl, text, "brief"), domain)[1]}
