@@ -134,8 +134,8 @@ def test_facts_of_objects_that_share_a_third_follow_one_another():
     problem = """(define (problem p) (:domain logistics) (:objects a b c d - location x y - city k - package)
       (:init (in-city a x) (in-city b y) (in-city c x) (in-city d y) (at k a)) (:goal (and (at k c))))"""
     assert render_prompt(DOMAINS["logistics"].pddl, problem, "brief") == (
-        "<init> in-city location a x <init> in-city location c x <init> in-city location b y <init> in-city location d y "
-        "<goal> at package k c <init> at k a <plan>"
+        "<init> in-city location a x <init> in-city location c x <init> in-city location b y "
+        "<init> in-city location d y <goal> at package k c <init> at k a <plan>"
     )
 
 
