@@ -3,12 +3,8 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-
-def cell(result: dict[str, Any]) -> str:
-    """Validity with its interval, in percent."""
-    return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * result["validity"][name] for name in ("rate", "low", "high")))
+from table import cell
 
 
 def main(runs: list[Path]) -> None:

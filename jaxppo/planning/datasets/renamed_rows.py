@@ -8,7 +8,7 @@ from jaxppo.planning.datasets.rows import Row, make_row, reference_plans
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action, parse_action
-from jaxppo.planning.prompts import split_words
+from jaxppo.planning.prompts import render_prompt, split_words
 from jaxppo.planning.transform.renaming import permute_atoms, rename_objects, rename_plan, with_objects_renamed
 
 
@@ -49,8 +49,7 @@ def renamed_row(
         ConfigError: as for `rename_objects`.
         DataError: the prompt is a conversation, whose plans would keep their names.
     """
-    if row.get("failures"):
-        raise DataError(f"row {row['id']}: expected a prompt to write anew, got a conversation (repair rows)")
+    _require_no_conversation(row)
     problem_pddl, mapping = row["problem_pddl"], {}
     if names:
         problem_pddl, mapping = rename_objects(problem_pddl, parse_domain(row["domain_pddl"]), rng, pools)
@@ -74,15 +73,22 @@ def numbered_row(row: Row, rng: random.Random) -> Row:
     Raises:
         DataError: more objects than `NUMBERED` has names for, or as for `renamed_row`.
     """
-    shuffled = renamed_row(row, {}, rng, names=False)
-    problem = parse_problem(shuffled["problem_pddl"], parse_domain(shuffled["domain_pddl"]))
+    _require_no_conversation(row)
+    shuffled = permute_atoms(row["problem_pddl"], rng)
+    problem = parse_problem(shuffled, parse_domain(row["domain_pddl"]))
     kept = problem.domain.constants.keys() | problem.domain.late_constants
     objects, numbers = problem.objects.keys() - kept, [name for name in NUMBERED if name not in kept]
     if len(objects) > len(numbers):
         raise DataError(f"row {row['id']}: expected at most {len(numbers)} objects to be numbered, got {len(objects)}")
-    mentioned = [word for word in dict.fromkeys(split_words(shuffled["prompt"])) if word in objects]
+    prompt = render_prompt(row["domain_pddl"], shuffled, row["prompt_style"])
+    mentioned = [word for word in dict.fromkeys(split_words(prompt)) if word in objects]
     mapping = dict(zip(dict.fromkeys([*mentioned, *sorted(objects)]), numbers, strict=False))
-    return _rewritten(shuffled, with_objects_renamed(shuffled["problem_pddl"], mapping), mapping)
+    return _rewritten(row, with_objects_renamed(shuffled, mapping), mapping)
+
+
+def _require_no_conversation(row: Row) -> None:
+    if row.get("failures"):
+        raise DataError(f"row {row['id']}: expected a prompt to write anew, got a conversation (repair rows)")
 
 
 def _rewritten(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:

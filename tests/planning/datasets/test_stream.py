@@ -104,6 +104,11 @@ def test_more_objects_than_names_are_refused(monkeypatch):
         stream_row(STREAM, 1)
 
 
+def test_a_conversation_is_not_numbered():
+    with pytest.raises(DataError, match="expected a prompt to write anew, got a conversation"):
+        numbered_row(stream_row(BY_DOMAIN, 0) | {"failures": ["wrong"]}, random.Random(0))
+
+
 def test_a_limited_stream_repeats_its_problems_under_other_names():
     endless = [stream_row(STREAM, number) for number in range(12)]
     limited = [stream_row(replace(STREAM, problems=2), number) for number in range(16)]
