@@ -49,8 +49,8 @@ class EvaluateConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     repair: RepairConfig = field(default_factory=RepairConfig)
     model: tuple[str, ...] | None = None
-    """Hugging Face folder or hub id (user/name or user/name@revision), or `blocksworld-sft`, the default; several are
-    seeds of one method: 0, 1, ..."""
+    """Hugging Face folder or hub id (user/name or user/name@revision), or a shipped model (`blocksworld-sft`, the
+    default, or `planning-multi-sft`); several are seeds of one method: 0, 1, ..."""
     plans: str | None = None
     """Instead of a model, plans made by anything: a file with a JSON object a line with `id`, and `plan` or
     `completion`; with pddl_dir or columns, PlanBench's result files, JSON lines, CSV, Parquet or files of plans, one or

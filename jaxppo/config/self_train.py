@@ -25,8 +25,8 @@ class SelfTrainConfig:
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     hub: HubConfig = field(default_factory=HubConfig)
     sft_model_path: str = "blocksworld-sft"
-    """Policy to start from: a Hugging Face folder, a hub id (user/name or user/name@revision), or the shipped model
-    `blocksworld-sft`."""
+    """Policy to start from: a Hugging Face folder, a hub id (user/name or user/name@revision), or a shipped model
+    (`blocksworld-sft`, `planning-multi-sft`)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False

@@ -27,8 +27,7 @@ class SFTConfig:
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     hub: HubConfig = field(default_factory=HubConfig)
     model_path: str | None = None
-    """Hugging Face folder or hub id to go on from (or `blocksworld-sft`); default: a fresh GPT-NeoX of the sizes
-    below."""
+    """Hugging Face folder, hub id or shipped model to go on from; default: a fresh GPT-NeoX of the sizes below."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False

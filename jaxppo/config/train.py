@@ -36,7 +36,7 @@ class TrainConfig:
     hub: HubConfig = field(default_factory=HubConfig)
     sft_model_path: str = "blocksworld-sft"
     """Policy to start from, also the reference: a Hugging Face folder, a hub id (user/name or user/name@revision), or
-    the shipped model `blocksworld-sft`."""
+    a shipped model (`blocksworld-sft`, `planning-multi-sft`)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers that all models compute in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False

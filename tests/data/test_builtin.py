@@ -1,10 +1,13 @@
-"""The built-in data set: shipped, built once, and built again when the code that builds it changes."""
+"""Splits that are drawn: shipped, built once, and built again when the code that builds them changes."""
+
+from dataclasses import replace
 
 import pytest
 
 from jaxppo import data, planning
-from jaxppo.config import DataConfig
+from jaxppo.config import DataConfig, SFTConfig, TrainConfig
 from jaxppo.config.paths import cache_dir
+from jaxppo.config.sources import parse_cli
 from jaxppo.data import builtin
 from jaxppo.planning.datasets import rows as datasets
 
@@ -43,6 +46,18 @@ def test_the_shipped_splits_are_what_would_be_built(split, monkeypatch):
         assert data.load_split(
             DataConfig(data_seed=1, rl_sizes="3:2", test_sizes="3:2", test_longer_sizes="3:2"), split
         )
+
+
+@pytest.mark.parametrize("split", ["rl", "test", "test_longer"])
+def test_the_shipped_splits_of_a_stream_begin_with_what_would_be_drawn(split, monkeypatch):
+    config = parse_cli(TrainConfig, "train", ["--preset", "planning-multi"]).data
+    few = data.drawn_split(replace(config, stream_rl_rows=2, stream_test_rows=2), split).make()
+    monkeypatch.setattr(builtin, "made_once", lambda *_: pytest.fail("drawn"))
+    rows = data.load_split(config, split)
+    per_domain = len(rows) // len(config.stream_domains)
+    assert [row for start in range(0, len(rows), per_domain) for row in rows[start : start + 2]] == few
+    if split != "rl":  # `sft` is evaluated on the same
+        assert data.load_split(parse_cli(SFTConfig, "sft", ["--preset", "planning-multi"]).data, split) == rows
 
 
 def test_load_split_builds_again_when_the_code_that_builds_it_changes(monkeypatch, tmp_path):

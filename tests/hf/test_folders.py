@@ -1090,8 +1090,9 @@ def test_find_model_offline_says_all_it_tried(name, tmp_path, monkeypatch):
     with pytest.raises(ModelError) as error:
         hf.find_model(name)
     message = str(error.value)
-    expected = "expected a shipped model (blocksworld-sft), a model folder or a hub id, got no such folder, and from"
-    assert message.startswith(f"{name.partition('@')[0]}: {expected} the hub: LocalEntryNotFoundError: ")
+    shipped = "blocksworld-sft, planning-multi-sft"
+    expected = f"expected a shipped model ({shipped}), a model folder or a hub id, got no such folder, and from the hub"
+    assert message.startswith(f"{name.partition('@')[0]}: {expected}: LocalEntryNotFoundError: ")
     assert "\n" not in message
 
 
