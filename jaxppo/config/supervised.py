@@ -56,17 +56,21 @@ class SFTConfig:
     """Rows per optimizer step, over all devices."""
     augment: str = "none"
     """What is drawn anew for every planning problem in every epoch, by seed, epoch and row: names (of its objects; the
-    plan is renamed with them), order (of its atoms), or names,order."""
+    plan is renamed with them), order (of its atoms), states (of a stream: with which state of its plan it begins), or
+    some of them with commas between."""
     stream_workers: int = 1
     """Processes that make the rows of a stream ahead; their number does not change the rows."""
     response_length: int = 64
     """Most tokens of a completion in the evaluation at the end."""
 
     def __post_init__(self) -> None:
-        known = self.augment == "none" or {*self.augmented} <= {"names", "order"}
-        require(known, "augment", "none, or names, order or names,order", self.augment)
+        known = self.augment == "none" or {*self.augmented} <= {"names", "order", "states"}
+        require(known, "augment", "none, or some of names,order,states", self.augment)
         named = "names" in self.augmented and self.data.numbers_objects
-        require(not named, "augment", "none or order with number_objects", self.augment)
+        require(not named, "augment", "no names with number_objects", self.augment)
+        endless = self.data.stream_domains is not None and self.data.train_split == "train"
+        fits = endless or "states" not in self.augmented
+        require(fits, "augment", "no states but with train_split train of a stream", self.augment)
         require_positive(self, "stream_workers")
         sizes = (
             "hidden_size",
@@ -96,7 +100,7 @@ class SFTConfig:
 
     @property
     def augmented(self) -> tuple[str, ...]:
-        """What is drawn anew for every row of every epoch: some of `names` and `order`."""
+        """What is drawn anew for every row of every epoch: some of `names`, `order` and `states`."""
         return () if self.augment == "none" else tuple(part.strip() for part in self.augment.split(","))
 
     @property

@@ -22,6 +22,8 @@ from jaxppo.planning.prompts import PROMPT_STYLES
 from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.transform.canonical import canonical_form
+from jaxppo.planning.transform.restart import from_state
+from jaxppo.planning.validate.grounding import Grounder
 
 # A problem whose shortest plan takes a longer search than this is drawn again: a second or two.
 _MAX_STATES = 3_000
@@ -43,8 +45,8 @@ class Stream:
         numbered: whether objects are `o1`, `o2`, ... as the prompt mentions them, see `numbered_row`, or have the names
             of the generator: `car3`, `shore1`.
         problems: how many of each domain there are, which then come again; None: endless.
-        augment: of `names` and `order`, what is drawn once more for each row that is not numbered, beside what the
-            generator draws.
+        augment: what is drawn once more for each row, beside what the generator draws: `states` (the state on its plan
+            that it begins with), and for those not numbered `names` and `order`.
     """
 
     split: str
@@ -98,6 +100,9 @@ def stream_row(stream: Stream, number: int) -> Row:
     sizes = tuple(parse_domain_sizes(stream.sizes).get(domain.name, usual))
     draw = _draw if stream.problems is None else _draw_once  # what an endless stream has drawn never comes again
     text, plan = draw(domain.name, stream.split, sizes, stream.lengths, stream.seed, drawn)
+    again = random.Random(f"{stream.seed}/0/{number}")
+    if "states" in stream.augment:
+        text, plan = _from_later(domain, stream, text, plan, again)
     row = make_row(
         id=f"{domain.name}-{stream.split}-{number}",
         domain=domain.name,
@@ -108,7 +113,6 @@ def stream_row(stream: Stream, number: int) -> Row:
         prompt_style=stream.prompt_style,
         planner=domain.planner if domain.solve is not None else planner_version("builtin-optimal"),
     )
-    again = random.Random(f"{stream.seed}/0/{number}")
     if stream.numbered:
         return numbered_row(row, again)
     if not stream.augment:
@@ -137,6 +141,28 @@ def _draw(
 
 
 _draw_once = cache(_draw)  # some 2 KB a problem
+
+
+def _from_later(
+    domain: PlanningDomain, stream: Stream, text: str, plan: tuple[Action, ...], rng: random.Random
+) -> tuple[str, tuple[Action, ...]]:
+    """Let a problem begin with a state on its shortest plan, of which the rest is then a shortest one.
+
+    Generators put the hand empty and the truck unloaded; on the way it is otherwise. A problem stays as it is where the
+    later one is of another partition.
+    """
+    done = rng.randint(0, len(plan) - parse_lengths(stream.lengths)[0])
+    if not done:
+        return text, plan
+    problem = parse_problem(text, parse_domain(domain.pddl))
+    grounder, facts = Grounder(problem), problem.init
+    for action in plan[:done]:
+        step = grounder.step(action)
+        facts = (facts - step.delete) | step.add
+    later = from_state(text, facts)
+    if partition(parse_problem(later, problem.domain)) != SPLIT_PARTITIONS[stream.split]:
+        return text, plan
+    return later, plan[done:]
 
 
 def _shortest_plan(domain: PlanningDomain, problem: Problem, longest: int) -> tuple[Action, ...] | None:

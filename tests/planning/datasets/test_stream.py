@@ -63,6 +63,37 @@ def test_augmented_rows_are_the_same_problems_in_other_words():
         assert execute(problem_of(other), [parse_action(action) for action in other["reference_plan"]]).valid
 
 
+def test_problems_begin_with_a_state_on_their_plans():
+    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), lengths="1-5")
+    before, after = [], []
+    for number in range(3 * len(DOMAINS)):
+        whole, row = stream_row(stream, number), stream_row(replace(stream, augment=("states",)), number)
+        problem, plan = problem_of(row), [parse_action(action) for action in row["reference_plan"]]
+        assert partition(problem) == SPLIT_PARTITIONS["train"] and execute(problem, plan).valid
+        names = [parse_action(action)[0] for action in whole["reference_plan"]]
+        assert plan and [action[0] for action in plan] == names[-len(plan) :]
+        before.append(len(names))
+        after.append(len(plan))
+    assert any(map(int.__eq__, before, after)) and 0.4 * sum(before) < sum(after) < 0.9 * sum(before)
+
+
+def test_a_later_state_of_another_partition_is_not_taken(monkeypatch):
+    stream = replace(STREAM, augment=("states",))
+    whole = [stream_row(STREAM, number) for number in range(12)]
+    first = {canonical_form(problem_of(row)) for row in whole}
+    own = SPLIT_PARTITIONS["train"]
+    of_form = lambda problem: own if canonical_form(problem) in first else "test"  # noqa: E731
+    monkeypatch.setattr("jaxppo.planning.datasets.stream.partition", of_form)
+    taken = [stream_row(stream, number) for number in range(12)]
+    assert [row["plan_length"] for row in taken] == [row["plan_length"] for row in whole]
+
+
+def test_a_later_problem_keeps_to_the_band():
+    stream = replace(STREAM, lengths="4-7", augment=("states",))
+    lengths = [stream_row(stream, number)["plan_length"] for number in range(40)]
+    assert min(lengths) == 4 and len({*lengths}) > 2
+
+
 @pytest.mark.parametrize("numbered", [True, False])
 def test_objects_are_named_alike_in_all_domains_or_by_the_domain(numbered):
     stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), numbered=numbered)
