@@ -70,7 +70,7 @@ class SFTConfig:
         require(not named, "augment", "no names with number_objects", self.augment)
         endless = self.data.stream_domains is not None and self.data.train_split == "train"
         fits = endless or "states" not in self.augmented
-        require(fits, "augment", "no states but with train_split train of a stream", self.augment)
+        require(fits, "augment", "states only with train_split train of a stream", self.augment)
         require_positive(self, "stream_workers")
         sizes = (
             "hidden_size",

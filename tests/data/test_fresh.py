@@ -120,6 +120,11 @@ def test_splits_of_a_stream_are_drawn_once_and_its_words_are_known(tmp_path, mon
         ),
         ({"augment": "names", "dataset": "stream:ferry"}, "augment: expected no names with number_objects"),
         ({"augment": "names,colours"}, "augment: expected none, or some of names,order,states, got 'names,colours'"),
+        ({"augment": "states"}, "augment: expected states only with train_split train of a stream, got 'states'"),
+        (
+            {"augment": "order,states", "dataset": "stream:ferry", "train_split": "rl"},
+            "augment: expected states only with train_split train of a stream, got 'order,states'",
+        ),
         ({"stream_workers": 0}, "stream_workers: expected"),
     ],
 )

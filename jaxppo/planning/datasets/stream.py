@@ -23,7 +23,7 @@ from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.transform.canonical import canonical_form
 from jaxppo.planning.transform.restart import from_state
-from jaxppo.planning.validate.grounding import Grounder
+from jaxppo.planning.validate.validator import visit
 
 # A problem whose shortest plan takes a longer search than this is drawn again: a second or two.
 _MAX_STATES = 3_000
@@ -148,17 +148,14 @@ def _from_later(
 ) -> tuple[str, tuple[Action, ...]]:
     """Let a problem begin with a state on its shortest plan, of which the rest is then a shortest one.
 
-    Generators put the hand empty and the truck unloaded; on the way it is otherwise. A problem stays as it is where the
-    later one is of another partition.
+    Generators begin with an empty hand and unloaded trucks; states on the way may have something in them. A problem
+    stays as it is where the later one is of another partition.
     """
     done = rng.randint(0, len(plan) - parse_lengths(stream.lengths)[0])
     if not done:
         return text, plan
     problem = parse_problem(text, parse_domain(domain.pddl))
-    grounder, facts = Grounder(problem), problem.init
-    for action in plan[:done]:
-        step = grounder.step(action)
-        facts = (facts - step.delete) | step.add
+    facts, _ = visit(problem, plan[:done])[-1].state
     later = from_state(text, facts)
     if partition(parse_problem(later, problem.domain)) != SPLIT_PARTITIONS[stream.split]:
         return text, plan

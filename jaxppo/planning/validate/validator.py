@@ -7,7 +7,7 @@ Source: Howey, Long and Fox, VAL: automatic plan validation, ICTAI 2004; Fox and
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class Visit(NamedTuple):
         goals: how many there are.
     """
 
-    state: Hashable
+    state: tuple[frozenset[Atom], frozenset[tuple[Atom, float]]]
     goals_reached: int
     goals: int
 

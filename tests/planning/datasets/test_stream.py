@@ -81,9 +81,11 @@ def test_a_later_state_of_another_partition_is_not_taken(monkeypatch):
     stream = replace(STREAM, augment=("states",))
     whole = [stream_row(STREAM, number) for number in range(12)]
     first = {canonical_form(problem_of(row)) for row in whole}
-    own = SPLIT_PARTITIONS["train"]
-    of_form = lambda problem: own if canonical_form(problem) in first else "test"  # noqa: E731
-    monkeypatch.setattr("jaxppo.planning.datasets.stream.partition", of_form)
+
+    def partition_of(problem):
+        return SPLIT_PARTITIONS["train"] if canonical_form(problem) in first else SPLIT_PARTITIONS["test"]
+
+    monkeypatch.setattr("jaxppo.planning.datasets.stream.partition", partition_of)
     taken = [stream_row(stream, number) for number in range(12)]
     assert [row["plan_length"] for row in taken] == [row["plan_length"] for row in whole]
 
