@@ -93,6 +93,7 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
     data.check_same(config.data.dataset, config.data.train_split, rows)
     models, start = load_start(config, parallel, console)
     template = data.make_chat_template(models.tokenizer, config.data)
+    rows = data.with_begun_plans(rows, config.drawing, config.data.data_seed, template)
     fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
     data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
     config = config.with_episodes(len(fitting)).with_best_metric()

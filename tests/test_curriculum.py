@@ -20,6 +20,7 @@ KINDS = [
     pytest.param([], id="sync"),
     pytest.param(ASYNC, id="async"),
     pytest.param(["--algorithm", "rloo"], id="groups", marks=pytest.mark.full),
+    pytest.param(["--reference_prefixes", "2"], id="begun plans"),
 ]
 
 
@@ -51,7 +52,9 @@ def samples_of(folder):
 def test_prompts_are_those_of_seed_and_past_scores(whole):
     folder, flags = whole
     config = config_of(folder, *DRAWN, *flags)
+    template = data.make_chat_template(data.word_tokenizer(), config.data)
     rows = data.load_split(config.data, config.data.train_split, None)
+    rows = data.with_begun_plans(rows, config.drawing, config.data.data_seed, template)
     lengths = [row["plan_length"] for row in rows]
     prompts = data.PromptData(rows, data.word_tokenizer(), config.num_prompts, config.run.seed, 512)
     curriculum = data.make_curriculum(config.drawing, prompts, ahead=config.rl.async_rollouts > 0)
@@ -60,6 +63,9 @@ def test_prompts_are_those_of_seed_and_past_scores(whole):
     for step, (samples, record) in enumerate(zip(samples_of(folder), records, strict=True)):
         drawn = [rows[row]["id"] for row in known.rows for _ in range(copies)]
         assert [sample["id"] for sample in samples] == drawn
+        assert [sample["prompt"] for sample in samples] == [
+            rows[row]["prompt"] for row in known.rows for _ in range(copies)
+        ]
         assert max(lengths[row] for row in known.rows) <= max(record["curriculum/plan_length"], known.limit)
         scores = [sample["score"] for sample in samples]
         known, metrics = curriculum.after(known, scores, step)

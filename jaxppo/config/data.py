@@ -156,8 +156,12 @@ class CurriculumConfig:
     curriculum_threshold: float = 0.8
     """Longer plans are drawn, too, once this share of the recent completions succeeds; rows without a `plan_length`
     are drawn from the beginning."""
+    reference_prefixes: int = 0
+    """Further rows for each problem of train_split, whose prompts go on with the first steps of its reference plan, as
+    many in each as are drawn by data_seed: a model that fails at whole plans can begin with their last steps."""
 
     def __post_init__(self) -> None:
+        require(self.reference_prefixes >= 0, "reference_prefixes", "0 or a positive number", self.reference_prefixes)
         finite = math.isfinite(self.curriculum_success)
         require(finite, "curriculum_success", "a finite number", self.curriculum_success)
         fits = 0.0 < self.curriculum_threshold <= 1.0
@@ -165,7 +169,8 @@ class CurriculumConfig:
         if self.curriculum == "none":
             for spec in dataclasses.fields(self):
                 value, expected = getattr(self, spec.name), f"{spec.default} with curriculum none"
-                require(value == spec.default, spec.name, expected, value)
+                fits = value == spec.default or not spec.name.startswith("curriculum_")
+                require(fits, spec.name, expected, value)
 
 
 def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:

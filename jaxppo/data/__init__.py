@@ -20,7 +20,7 @@ from jaxppo.data.batches import (
 )
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
-from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum
+from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_begun_plans
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
 from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, read_rows
 from jaxppo.data.stream import stream_of
@@ -79,6 +79,7 @@ __all__ = [
     "tell_left_out",
     "token_ids",
     "token_scores",
+    "with_begun_plans",
     "without_overlong",
     "word_tokenizer",
     "words_of_dataset",

@@ -10,7 +10,10 @@ import numpy as np
 
 from jaxppo.config import CurriculumConfig
 from jaxppo.data.batches import PromptData
-from jaxppo.data.rows import Row
+from jaxppo.data.chat_template import ChatTemplate
+from jaxppo.data.rows import Row, require_problem
+from jaxppo.errors import ConfigError
+from jaxppo.planning.datasets.begun_rows import begun_rows
 from jaxppo.types import Curriculum
 
 PRIOR = 1.0
@@ -144,6 +147,28 @@ class Shuffled:
     def after(self, known: None, scores: Sequence[float | None], step: int) -> tuple[None, dict[str, float]]:
         """See `SuccessCurriculum.after`."""
         return None, {}
+
+
+def with_begun_plans(rows: list[Row], config: CurriculumConfig, seed: int, template: ChatTemplate) -> list[Row]:
+    """Return the rows, each followed by its `reference_prefixes` begun ones (see `begun_row`), or all as they are.
+
+    Source: training from states near the end of a demonstration, C. Florensa et al. 2017, "Reverse curriculum
+    generation for reinforcement learning"; for language models Z. Xi et al. 2024, "Training large language models for
+    reasoning through reverse curriculum reinforcement learning". With `--curriculum success` the shortest rests of
+    plans come first; without it, all are mixed.
+
+    Raises:
+        ConfigError: the model has a chat template, by which a plan would begin in the user's turn.
+        DataError: rows that are not planning problems, or as for `begun_row`.
+    """
+    if config.reference_prefixes == 0:
+        return rows
+    if template.templated:
+        expected = "0 for a model with a chat template, or use_chat_template False"
+        raise ConfigError(f"reference_prefixes: expected {expected}, got {config.reference_prefixes}")
+    for row in rows:
+        require_problem(row, "reference_prefixes")
+    return [one for row in rows for one in (row, *begun_rows(row, config.reference_prefixes, seed))]
 
 
 def make_curriculum(config: CurriculumConfig, prompts: PromptData, ahead: bool) -> SuccessCurriculum | Shuffled:

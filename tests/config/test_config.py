@@ -132,6 +132,10 @@ CONTRADICTIONS = {
         {"curriculum_success": 0.5},
         "curriculum_success: expected 1.0 with curriculum none, got 0.5",
     ),
+    "fewer than no prefixes": (
+        {"reference_prefixes": -1},
+        "reference_prefixes: expected 0 or a positive number, got -1",
+    ),
     "no output": ({"output_min_length": 0}, "output_min_length: expected 1 to response_length (53), got 0"),
     "too long an output": ({"output_min_length": 54}, "output_min_length: expected 1 to response_length (53), got 54"),
     "lengths without an upper end": ({"input_min_text_length": 3}, "input_min_text_length, input_max_text_length: "),
@@ -208,6 +212,7 @@ ACCEPTED = {
     "clipped": {"reward_clip_range": (-1.0, 1.0)},
     "normalised": {"algorithm": "rloo", "normalize_advantages": True},
     "no stop token": {"stop_token": "none"},
+    "prefixes without a curriculum": {"reference_prefixes": 2},
     "a curriculum": {"curriculum": "success", "curriculum_success": -2.0, "curriculum_threshold": 1.0},
     "one output length": {"output_min_length": 53},
     "one input length": {"input_min_text_length": 3, "input_max_text_length": 3},

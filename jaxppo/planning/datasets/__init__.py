@@ -4,6 +4,7 @@ In: generators. Out: folders of rows with a card.
 """
 
 __all__ = [
+    "begun_rows",
     "build",
     "config",
     "files",

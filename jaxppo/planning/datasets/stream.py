@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from jaxppo.errors import ConfigError, DataError
+from jaxppo.planning.datasets.begun_rows import problem_after
 from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Supply
 from jaxppo.planning.datasets.config import parse_domain_sizes, parse_lengths
 from jaxppo.planning.datasets.renamed_rows import NUMBERED, numbered_row, renamed_row
@@ -22,8 +23,6 @@ from jaxppo.planning.prompts import PROMPT_STYLES
 from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.transform.canonical import canonical_form
-from jaxppo.planning.transform.restart import from_state
-from jaxppo.planning.validate.validator import visit
 
 # A problem whose shortest plan takes a longer search than this is drawn again: a second or two.
 _MAX_STATES = 3_000
@@ -154,10 +153,8 @@ def _from_later(
     done = rng.randint(0, len(plan) - parse_lengths(stream.lengths)[0])
     if not done:
         return text, plan
-    problem = parse_problem(text, parse_domain(domain.pddl))
-    facts, _ = visit(problem, plan[:done])[-1].state
-    later = from_state(text, facts)
-    if partition(parse_problem(later, problem.domain)) != SPLIT_PARTITIONS[stream.split]:
+    later = problem_after(text, domain.pddl, plan[:done])
+    if partition(parse_problem(later, parse_domain(domain.pddl))) != SPLIT_PARTITIONS[stream.split]:
         return text, plan
     return later, plan[done:]
 

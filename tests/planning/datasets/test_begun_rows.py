@@ -1,0 +1,107 @@
+"""Begun rows: the first steps of the plan stand in the prompt, and a completion is judged as the rest of it."""
+
+import dataclasses
+
+import pytest
+
+from jaxppo import data
+from jaxppo.errors import DataError
+from jaxppo.planning import execute, parse_action, parse_domain, parse_problem
+from jaxppo.planning.datasets.begun_rows import begun_row, begun_rows, problem_after
+from jaxppo.planning.datasets.rows import COLUMNS, make_row
+from jaxppo.planning.datasets.stream import Stream, stream_row
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.prompts import PROMPT_STYLES, parse_completion
+
+STREAM = Stream(
+    split="rl", domains=tuple(DOMAINS), sizes=(), lengths="3-6", prompt_style="brief", seed=5, numbered=False
+)
+FLIGHT = """(define (domain flight) (:requirements :typing :fluents) (:predicates (at ?x) (far ?x)) (:functions (fuel))
+ (:action go :parameters (?x) :precondition (and (far ?x) (>= (fuel) 1)) :effect (and (at ?x) (decrease (fuel) 1))))"""
+FLIGHT_TASK = """(define (problem trip) (:domain flight) (:objects a b)
+ (:init (far a) (far b) (= (fuel) 2)) (:goal (and (at a) (at b))))"""
+
+
+def judged(row, actions):
+    return execute(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])), actions)
+
+
+@pytest.mark.parametrize("style", PROMPT_STYLES)
+@pytest.mark.parametrize("number", range(len(DOMAINS)), ids=DOMAINS)
+def test_prompt_and_completion_are_the_whole_plan_and_the_rest_is_judged_alike(number, style):
+    row = stream_row(dataclasses.replace(STREAM, prompt_style=style), number)
+    plan = [parse_action(action) for action in row["reference_plan"]]
+    for done in range(1, len(plan)):
+        begun = begun_row(row, done)
+        assert begun["prompt"].startswith(row["prompt"])
+        written = begun["prompt"].removeprefix(row["prompt"]) + " " + begun["completion"]
+        assert list(parse_completion(written, style, row["domain_pddl"]).actions) == plan
+        assert [parse_action(action) for action in begun["reference_plan"]] == plan[done:]
+        assert begun["plan_length"] == len(plan) - done and begun.keys() == row.keys() >= COLUMNS.keys()
+        others = plan[done:], plan[done + 1 :], [*plan[done:], plan[-1]], [*reversed(plan[done:])], []
+        for rest in others:
+            whole = judged(row, [*plan[:done], *rest])
+            assert judged(begun, rest).valid == whole.valid, rest
+
+
+def test_tokens_are_those_of_the_whole_plan():
+    row = stream_row(dataclasses.replace(STREAM, domains=("blocksworld",), prompt_style="atoms"), 0)
+    tokenizer, whole = data.word_tokenizer(), lambda row: tokens(tokenizer, row)
+    for done in range(1, row["plan_length"]):
+        assert whole(begun_row(row, done)) == whole(row)
+
+
+def tokens(tokenizer, row):
+    (prompt,), (completion,) = (
+        data.encode_prompts(tokenizer, [row], 512),
+        data.encode_completions(tokenizer, [row]),
+    )
+    return [*prompt, *completion]
+
+
+def test_numbers_of_steps_are_different_and_follow_from_seed_and_row():
+    row = stream_row(dataclasses.replace(STREAM, lengths="5-6"), 0)
+    steps = row["plan_length"]
+    rows = begun_rows(row, 3, 1)
+    lengths = [begun["plan_length"] for begun in rows]
+    assert len(set(lengths)) == 3 and set(lengths) <= set(range(1, steps)) and rows == begun_rows(row, 3, 1)
+    assert len({begun["id"] for begun in [row, *rows]}) == 4
+    drawn = {tuple(begun["plan_length"] for begun in begun_rows(row, 3, seed)) for seed in range(20)}
+    assert len(drawn) > 1 and {length for lengths in drawn for length in lengths} == set(range(1, steps))
+    assert [begun["plan_length"] for begun in begun_rows(row, 99, 1)] == [*range(steps - 1, 0, -1)]
+    assert begun_rows(begun_row(row, steps - 1), 3, 1) == []
+
+
+def test_of_several_reference_plans_the_first_is_begun():
+    row = stream_row(STREAM, 0)
+    begun = begun_row(row | {"reference_plan": [row["reference_plan"], ["(put-down zz)"]]}, 2)
+    assert begun == begun_row(row, 2)
+
+
+def test_a_plan_that_cannot_be_carried_out_is_named():
+    row = stream_row(STREAM, 0)
+    first = row["reference_plan"][0]
+    expected = f"row {row['id']}: reference_plan: expected steps that can be carried out, got {first} as step 2"
+    with pytest.raises(DataError) as error:
+        begun_row(row | {"reference_plan": [first, first, *row["reference_plan"]]}, 3)
+    assert str(error.value) == expected
+
+
+def test_problems_whose_conditions_compare_numbers_are_refused():
+    plan = [("go", "a"), ("go", "b")]
+    row = make_row(
+        **{"id": "trip", "domain": "flight", "split": "rl", "prompt_style": "pddl", "planner": "by hand"},
+        domain_pddl=FLIGHT,
+        problem_pddl=FLIGHT_TASK,
+        plan=plan,
+    )
+    assert judged(row, plan).valid
+    with pytest.raises(DataError, match="row trip: problem_pddl: expected no numbers that conditions compare"):
+        begun_row(row, 1)
+
+
+def test_a_problem_behind_no_step_is_the_same():
+    row = stream_row(STREAM, 1)
+    text = problem_after(row["problem_pddl"], row["domain_pddl"], [])
+    domain = parse_domain(row["domain_pddl"])
+    assert parse_problem(text, domain).init == parse_problem(row["problem_pddl"], domain).init
