@@ -5,19 +5,27 @@ The run is one of `python -m jaxppo.train`; its `--length_edges` say which lengt
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
+from jaxppo.evaluate.intervals import wilson
+
 MOMENTS = (("before", "#8A8F98"), ("after", "#0072B2"))
 
 
 def points(splits: dict[str, Any], domain: str) -> dict[str, dict[str, float]]:
-    """Return label of the lengths to rate and interval, shorter plans first."""
-    bins = [(label, bin_) for result in splits.values() for label, bin_ in result["domains"][domain]["bins"].items()]
-    known = [(label, bin_["validity"]) for label, bin_ in bins if bin_["rows"]]
-    return dict(sorted(known, key=lambda pair: int(pair[0].partition("-")[0].rstrip("+"))))
+    """Return label of the lengths to rate and interval over the rows of all splits, shorter plans first."""
+    valid: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
+    for result in splits.values():
+        for label, bin_ in result["domains"][domain]["bins"].items():
+            valid[label] += round(bin_["validity"]["rate"] * bin_["validity"]["n"])
+            rows[label] += bin_["validity"]["n"]
+    known = sorted((label for label in rows if rows[label]), key=lambda label: int(label.partition("-")[0].rstrip("+")))
+    return {label: wilson(valid[label], rows[label]) for label in known}
 
 
 def main(run: Path, picture: Path) -> None:
