@@ -157,8 +157,8 @@ class CurriculumConfig:
     """Longer plans are drawn, too, once this share of the recent completions succeeds; rows without a `plan_length`
     are drawn from the beginning."""
     reference_prefixes: int = 0
-    """Further rows for each problem of train_split, whose prompts go on with the first steps of its reference plan, as
-    many in each as are drawn by data_seed: a model that fails at whole plans can begin with their last steps."""
+    """Further rows for each problem of train_split, whose prompts go on with the first steps of its reference plan,
+    another number of them in each, drawn by data_seed: a model that fails at whole plans learns their ends first."""
 
     def __post_init__(self) -> None:
         require(self.reference_prefixes >= 0, "reference_prefixes", "0 or a positive number", self.reference_prefixes)

@@ -2,13 +2,11 @@
 
 import random
 
-from jaxppo.errors import DataError
+from jaxppo.errors import DataError, PddlError
 from jaxppo.planning.datasets.rows import Row, reference_plans
-from jaxppo.planning.language.parse import parse_domain, parse_problem
-from jaxppo.planning.language.plans import Action, format_action, parse_action
+from jaxppo.planning.language.plans import format_action, parse_action
 from jaxppo.planning.prompts import render_completion
-from jaxppo.planning.transform.restart import from_state
-from jaxppo.planning.validate.validator import visit
+from jaxppo.planning.transform.restart import problem_after
 
 
 def begun_rows(row: Row, count: int, seed: int) -> list[Row]:
@@ -34,7 +32,7 @@ def begun_row(row: Row, done: int) -> Row:
         done: number of steps, at least 1 and fewer than the plan has.
 
     Raises:
-        DataError: the plan cannot be carried out so far, or numbers matter to the problem.
+        DataError: the row, and why its plan cannot be begun, see `problem_after`.
     """
     plan = [parse_action(action) for action in reference_plans(row["reference_plan"])[0]]
     style, domain_pddl, rest = row["prompt_style"], row["domain_pddl"], plan[done:]
@@ -43,7 +41,7 @@ def begun_row(row: Row, done: int) -> Row:
     prompt = row["prompt"]
     try:
         later = problem_after(row["problem_pddl"], domain_pddl, plan[:done])
-    except DataError as error:
+    except (DataError, PddlError) as error:
         raise DataError(f"row {row['id']}: {error}") from None
     return row | {
         "id": f"{row['id']}-begun-{done}",
@@ -53,20 +51,3 @@ def begun_row(row: Row, done: int) -> Row:
         "problem_pddl": later,
         "plan_length": len(rest),
     }
-
-
-def problem_after(problem_pddl: str, domain_pddl: str, actions: list[Action] | tuple[Action, ...]) -> str:
-    """Return a problem that begins where these actions lead.
-
-    Raises:
-        DataError: they cannot be carried out, or there are numbers that conditions compare.
-    """
-    problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
-    visits = visit(problem, actions)
-    facts, values = visits[-1].state
-    if len(visits) <= len(actions):
-        step = format_action(actions[len(visits) - 1])
-        raise DataError(f"reference_plan: expected steps that can be carried out, got {step} as step {len(visits)}")
-    if values:
-        raise DataError("problem_pddl: expected no numbers that conditions compare, to begin behind a step, got some")
-    return from_state(problem_pddl, facts)

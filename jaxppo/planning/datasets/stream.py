@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning.datasets.begun_rows import problem_after
 from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Supply
 from jaxppo.planning.datasets.config import parse_domain_sizes, parse_lengths
 from jaxppo.planning.datasets.renamed_rows import NUMBERED, numbered_row, renamed_row
@@ -23,6 +22,7 @@ from jaxppo.planning.prompts import PROMPT_STYLES
 from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.transform.canonical import canonical_form
+from jaxppo.planning.transform.restart import problem_after
 
 # A problem whose shortest plan takes a longer search than this is drawn again: a second or two.
 _MAX_STATES = 3_000

@@ -1,10 +1,13 @@
 """The same problem from another state."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from jaxppo.planning.language.parse import Atom
+from jaxppo.errors import DataError
+from jaxppo.planning.language.parse import Atom, parse_domain, parse_problem
+from jaxppo.planning.language.plans import Action, format_action
 from jaxppo.planning.language.sexpr import Node, read_fast
 from jaxppo.planning.transform.renaming import write_definition
+from jaxppo.planning.validate.validator import visit
 
 
 def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
@@ -24,3 +27,21 @@ def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
             new: list[Node] = [list[Node](fact) for fact in sorted(set(facts) - known)]
             form[number] = [":init", *kept, *new]
     return write_definition(form)
+
+
+def problem_after(problem_pddl: str, domain_pddl: str, actions: Sequence[Action]) -> str:
+    """Return a problem that begins where these actions lead.
+
+    Raises:
+        DataError: they cannot be carried out, or there are numbers that conditions compare.
+        PddlError: the built-in validator cannot read the texts.
+    """
+    problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
+    visits = visit(problem, actions)
+    facts, values = visits[-1].state
+    if len(visits) <= len(actions):
+        step = format_action(actions[len(visits) - 1])
+        raise DataError(f"reference_plan: expected steps that can be carried out, got {step} as step {len(visits)}")
+    if values:
+        raise DataError("problem_pddl: expected no numbers that conditions compare, to begin behind a step, got some")
+    return from_state(problem_pddl, facts)

@@ -7,11 +7,12 @@ import pytest
 from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.planning import execute, parse_action, parse_domain, parse_problem
-from jaxppo.planning.datasets.begun_rows import begun_row, begun_rows, problem_after
+from jaxppo.planning.datasets.begun_rows import begun_row, begun_rows
 from jaxppo.planning.datasets.rows import COLUMNS, make_row
 from jaxppo.planning.datasets.stream import Stream, stream_row
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES, parse_completion
+from jaxppo.planning.transform.restart import problem_after
 
 STREAM = Stream(
     split="rl", domains=tuple(DOMAINS), sizes=(), lengths="3-6", prompt_style="brief", seed=5, numbered=False
@@ -46,16 +47,13 @@ def test_prompt_and_completion_are_the_whole_plan_and_the_rest_is_judged_alike(n
 
 def test_tokens_are_those_of_the_whole_plan():
     row = stream_row(dataclasses.replace(STREAM, domains=("blocksworld",), prompt_style="atoms"), 0)
-    tokenizer, whole = data.word_tokenizer(), lambda row: tokens(tokenizer, row)
     for done in range(1, row["plan_length"]):
-        assert whole(begun_row(row, done)) == whole(row)
+        assert tokens(begun_row(row, done)) == tokens(row)
 
 
-def tokens(tokenizer, row):
-    (prompt,), (completion,) = (
-        data.encode_prompts(tokenizer, [row], 512),
-        data.encode_completions(tokenizer, [row]),
-    )
+def tokens(row):
+    tokenizer = data.word_tokenizer()
+    (prompt,), (completion,) = data.encode_prompts(tokenizer, [row], 512), data.encode_completions(tokenizer, [row])
     return [*prompt, *completion]
 
 
@@ -98,6 +96,13 @@ def test_problems_whose_conditions_compare_numbers_are_refused():
     assert judged(row, plan).valid
     with pytest.raises(DataError, match="row trip: problem_pddl: expected no numbers that conditions compare"):
         begun_row(row, 1)
+
+
+def test_pddl_beyond_the_validator_names_the_row():
+    row = stream_row(STREAM, 0)
+    broken = row["problem_pddl"].replace("(:init", "(:init (flies) ")
+    with pytest.raises(DataError, match=rf"row {row['id']}: <problem>:\d+: .*flies"):
+        begun_row(row | {"problem_pddl": broken}, 1)
 
 
 def test_a_problem_behind_no_step_is_the_same():
