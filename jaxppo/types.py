@@ -110,8 +110,8 @@ class Curriculum(NamedTuple):
 
     successes: Array | np.ndarray  # [N] fp32, completions that succeeded, older ones counting less
     trials: Array | np.ndarray  # [N] fp32, completions that had a score, in the same way
-    recent: Array | np.ndarray  # [2] fp32, weighted successes and tries of the last updates
-    limit: Array | np.ndarray  # [] int32, steps of the longest plan that may be drawn; -1: rows have none
+    recent: Array | np.ndarray  # [D, 2] fp32, weighted successes and tries of each domain's last updates
+    limits: Array | np.ndarray  # [D] int32, steps of each domain's longest plans that are drawn; -1: rows have none
     rows: Array | np.ndarray  # [G] int32, drawn for the next update
 
 

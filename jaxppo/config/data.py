@@ -150,12 +150,12 @@ class CurriculumConfig:
 
     curriculum: Literal["none", "success"] = "none"
     """none: all, shuffled anew in every epoch. success: with a probability proportional to p (1 - p) of a running
-    estimate p of their success, short plans first."""
+    estimate p of their success, as many of each domain, short plans first."""
     curriculum_success: float = 1.0
     """A completion with at least this score is a success (1: a valid plan, under the default reward)."""
     curriculum_threshold: float = 0.8
-    """Longer plans are drawn, too, once this share of the recent completions succeeds; rows without a `plan_length`
-    are drawn from the beginning."""
+    """Longer plans of a domain are drawn, too, once this share of its recent completions succeeds; rows without a
+    `plan_length` are drawn from the beginning."""
     reference_prefixes: int = 0
     """Further rows for each problem of train_split, whose prompts go on with the first steps of its reference plan,
     another number of them in each, drawn by data_seed: a model that fails at whole plans learns their ends first."""

@@ -31,23 +31,30 @@ def plan_lengths(rows: Sequence[Row]) -> np.ndarray | None:
     return np.array(lengths, np.int32) if all(isinstance(length, int) for length in lengths) else None
 
 
+def domain_numbers(rows: Sequence[Row]) -> np.ndarray:
+    """Number the rows' domains, [N] int32, from 0 in the order of their names; rows without one are of one domain."""
+    names = [str(row.get("domain", "")) for row in rows]
+    return np.unique(names, return_inverse=True)[1].astype(np.int32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessCurriculum:
-    """Draws the prompts of every update.
+    """Draws the prompts of every update, as many of each domain.
 
     With s successes in n tries of a prompt, older ones counting less,
 
         p = (s + 1) / (n + 2)           its estimate, 1/2 while it is untried
-        P(prompt) ~ p (1 - p)           how often it is drawn, among prompts whose plan is no longer than the limit
+        P(prompt) ~ p (1 - p)           how often it is drawn, among its domain's prompts whose plan is no longer than
+                                        the domain's limit
 
-    and after each of its updates s = 0.8 s + successes, n = 0.8 n + tries. The limit begins with the shortest plans, as
-    many as prompts in a batch, and takes in the next longer ones, at least as many, whenever the share of success over
-    the last updates is at least `threshold`; in it a completion weighs 1 / (p (1 - p)), for prompts were not drawn
-    alike.
+    and after each of its updates s = 0.8 s + successes, n = 0.8 n + tries. The limit of a domain begins with its
+    shortest plans, as many as it has prompts in a batch, and takes in the next longer ones, at least as many, whenever
+    the domain's share of success over the last updates is at least `threshold`; in it a completion weighs
+    1 / (p (1 - p)), for prompts were not drawn alike.
 
     Attributes:
         lengths: [N] steps of the rows' reference plans; None: they have none, and all rows are drawn.
-        num_rows: N.
+        domains: [N] number of each row's domain, one of 0 to D - 1.
         batch_size: G, prompts of an update.
         seed: of the draws.
         success: the score from which on a completion is a success.
@@ -56,7 +63,7 @@ class SuccessCurriculum:
     """
 
     lengths: np.ndarray | None
-    num_rows: int
+    domains: np.ndarray
     batch_size: int
     seed: int
     success: float
@@ -65,19 +72,21 @@ class SuccessCurriculum:
 
     def start(self) -> Curriculum:
         """Return what is known before the first update, with its prompts."""
-        none = np.zeros(self.num_rows, np.float32)
-        known = Curriculum(none, none, np.zeros(2, np.float32), self._longer(-1), np.zeros(0, np.int32))
+        none, num_domains = np.zeros(len(self.domains), np.float32), int(self.domains.max()) + 1
+        limits = self._longer(np.full(num_domains, -1, np.int32))
+        known = Curriculum(none, none, np.zeros((num_domains, 2), np.float32), limits, np.zeros(0, np.int32))
         return self.drawn(known, 0)
 
     def drawn(self, known: Curriculum, step: int) -> Curriculum:
-        """Draw the rows of an update: each G times its share of the weights, rounded up or down.
+        """Draw the rows of an update: each G times its share of the weights, up or down; every domain as often.
 
         Source: systematic sampling, W. G. Madow 1949, "On the theory of systematic sampling, II": equally spaced points
         with one random start, on a line on which each row has a piece as long as its weight.
         """
-        generator = np.random.default_rng((self.seed, step, self.num_rows))
+        generator = np.random.default_rng((self.seed, step, len(self.domains)))
         order = generator.permutation(np.flatnonzero(self.available(known)))
-        edges = np.cumsum(weights(known)[order])
+        weight, domains = weights(known)[order], self.domains[order]
+        edges = np.cumsum(weight / np.bincount(domains, weight)[domains])
         points = (np.arange(self.batch_size) + generator.random()) / self.batch_size * edges[-1]
         places = np.minimum(np.searchsorted(edges, points, side="right"), len(order) - 1)  # the last could round up
         return known._replace(rows=order[places].astype(np.int32))
@@ -98,24 +107,25 @@ class SuccessCurriculum:
         metrics = {
             "curriculum/mean_estimate": float(estimate.mean()),
             "curriculum/between": float(((estimate >= BETWEEN[0]) & (estimate <= BETWEEN[1])).mean()),
-            "curriculum/recent_success": float(observed.recent[0] / observed.recent[1]),
+            "curriculum/recent_success": float(np.mean(shares(observed))),
         }
         if self.lengths is not None:
-            metrics["curriculum/plan_length"] = int(observed.limit)
+            metrics["curriculum/plan_length"] = float(np.mean(observed.limits))
         return after._replace(rows=self.drawn(known if self.ahead else after, step + 1).rows), metrics
 
     def available(self, known: Curriculum) -> np.ndarray:
         """Return which rows may be drawn, [N] bool."""
-        return np.ones(self.num_rows, bool) if self.lengths is None else self.lengths <= known.limit
+        return np.ones(len(self.domains), bool) if self.lengths is None else self.lengths <= known.limits[self.domains]
 
     def _observed(self, known: Curriculum, scores: Sequence[float | None]) -> Curriculum:
         """Count the scores of the rows that were drawn."""
         rows = np.repeat(known.rows, len(scores) // self.batch_size)
         won = [score is not None and score >= self.success for score in scores]
-        wins = np.bincount(rows, won, self.num_rows)
-        tries = np.bincount(rows, [score is not None for score in scores], self.num_rows)
+        wins = np.bincount(rows, won, len(self.domains))
+        tries = np.bincount(rows, [score is not None for score in scores], len(self.domains))
         kept, weight = np.where(tries > 0, KEPT, 1.0), weights(known)
-        recent = KEPT * known.recent + np.array([np.sum(wins / weight), np.sum(tries / weight)])
+        of_update = [np.bincount(self.domains, counts / weight) for counts in (wins, tries)]
+        recent = KEPT * known.recent + np.stack(of_update, axis=1)
         return known._replace(
             successes=(kept * known.successes + wins).astype(np.float32),
             trials=(kept * known.trials + tries).astype(np.float32),
@@ -123,16 +133,21 @@ class SuccessCurriculum:
         )
 
     def _lengthened(self, known: Curriculum) -> Curriculum:
-        """Take in longer plans where most of the recent completions succeeded, and begin to count them anew."""
-        longer = self._longer(int(known.limit))
-        if longer == known.limit or known.recent[0] < self.threshold * known.recent[1]:
-            return known
-        return known._replace(limit=longer, recent=np.zeros(2, np.float32))
+        """Take in longer plans where most of a domain's recent completions succeeded, and begin to count them anew."""
+        limits = np.asarray(known.limits)
+        longer = np.where(shares(known) >= self.threshold, self._longer(limits), limits)
+        recent = np.where((longer > limits)[:, None], np.float32(0), known.recent)
+        return known._replace(limits=longer, recent=recent)
 
-    def _longer(self, limit: int) -> np.ndarray:
-        """Return the limit that takes in the next longer plans, at least as many as prompts in a batch."""
-        longer = [] if self.lengths is None else np.sort(self.lengths[self.lengths > limit])
-        return np.array(longer[min(self.batch_size, len(longer)) - 1] if len(longer) else limit, np.int32)
+    def _longer(self, limits: np.ndarray) -> np.ndarray:
+        """Return limits that take in each domain's next longer plans, at least as many as its prompts in a batch."""
+        if self.lengths is None:
+            return limits
+        share, found = -(-self.batch_size // len(limits)), []
+        for domain, limit in enumerate(limits):
+            longer = np.sort(self.lengths[(self.domains == domain) & (self.lengths > limit)])
+            found.append(longer[min(share, len(longer)) - 1] if len(longer) else limit)
+        return np.array(found, np.int32)
 
 
 class Shuffled:
@@ -183,7 +198,7 @@ def make_curriculum(config: CurriculumConfig, prompts: PromptData, ahead: bool) 
         return Shuffled()
     return SuccessCurriculum(
         lengths=plan_lengths(prompts.rows),
-        num_rows=len(prompts.rows),
+        domains=domain_numbers(prompts.rows),
         batch_size=prompts.batch_size,
         seed=prompts.seed,
         success=config.curriculum_success,
@@ -201,3 +216,9 @@ def weights(known: Curriculum) -> np.ndarray:
     """Compute p (1 - p) of every row, [N], in (0, 1/4]: what its share of the draws is proportional to."""
     p = estimates(known)
     return p * (1.0 - p)
+
+
+def shares(known: Curriculum) -> np.ndarray:
+    """Compute each domain's share of success over the last updates, [D]; 0 where no completion had a score."""
+    successes, tries = np.asarray(known.recent, np.float64).T
+    return successes / np.where(tries > 0, tries, 1.0)

@@ -8,23 +8,27 @@ import pytest
 from jaxppo import data
 from jaxppo.config import CurriculumConfig, DataConfig
 from jaxppo.data import PromptData, SuccessCurriculum
-from jaxppo.data.curriculum import estimates, plan_lengths, weights
+from jaxppo.data.curriculum import domain_numbers, estimates, plan_lengths, weights
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.begun_rows import begun_rows
 from jaxppo.types import Curriculum
 
 LENGTHS = np.array([3, 2, 2, 6, 2, 4, 8, 4, 2, 6, 4, 2], np.int32)
+ONE_DOMAIN = np.zeros(12, np.int32)
+TWO_DOMAINS = np.array([0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 0, 0], np.int32)
+DOMAINS = pytest.mark.parametrize("domains", [ONE_DOMAIN, TWO_DOMAINS], ids=["one domain", "two domains"])
 G = 4
 
 
-def make(lengths=LENGTHS, *, num_rows=12, seed=0, batch_size=G, success=1.0, threshold=0.8, ahead=False):
-    sizes = {"num_rows": num_rows, "batch_size": batch_size}
-    return SuccessCurriculum(lengths=lengths, **sizes, seed=seed, success=success, threshold=threshold, ahead=ahead)
+def make(lengths=LENGTHS, domains=ONE_DOMAIN, *, seed=0, batch_size=G, success=1.0, threshold=0.8, ahead=False):
+    drawing = {"seed": seed, "success": success, "threshold": threshold, "ahead": ahead}
+    return SuccessCurriculum(lengths=lengths, domains=domains, batch_size=batch_size, **drawing)
 
 
-def known_of(successes, trials, limit=99, rows=()):
+def known_of(successes, trials, limits=(99,), rows=()):
     arrays = np.array(successes, np.float32), np.array(trials, np.float32)
-    return Curriculum(*arrays, np.zeros(2, np.float32), np.array(limit, np.int32), np.array(rows, np.int32))
+    recent = np.zeros((len(limits), 2), np.float32)
+    return Curriculum(*arrays, recent, np.array(limits, np.int32), np.array(rows, np.int32))
 
 
 def assert_equal(a, b):
@@ -37,27 +41,31 @@ def assert_equal(a, b):
 # ------------------------------------------------------------------------------------------------------------- drawing
 
 
-def shares_by_hand(known, lengths):
+def shares_by_hand(known, lengths, domains):
     """What a batch of one prompt has for each row."""
-    shares = []
+    shares, of_domain = [], {}
     for row in range(len(known.trials)):
         p = (float(known.successes[row]) + 1) / (float(known.trials[row]) + 2)
-        shares.append(0.0 if lengths is not None and lengths[row] > known.limit else p * (1 - p))
-    return [share / sum(shares) for share in shares]
+        too_long = lengths is not None and lengths[row] > known.limits[domains[row]]
+        shares.append(0.0 if too_long else p * (1 - p))
+        of_domain[domains[row]] = of_domain.get(domains[row], 0.0) + shares[-1]
+    return [share / of_domain[domain] / len(of_domain) for share, domain in zip(shares, domains, strict=True)]
 
 
 CASES = {
-    "untried": known_of([0] * 12, [0] * 12),
-    "tried": known_of(range(12), [11] * 12),
-    "short plans": known_of(range(12), [11] * 12, limit=2),
-    "fewer than a batch": known_of([0, 3] * 6, [3] * 12, limit=2),
+    "untried": (known_of([0] * 12, [0] * 12), ONE_DOMAIN),
+    "tried": (known_of(range(12), [11] * 12), ONE_DOMAIN),
+    "short plans": (known_of(range(12), [11] * 12, limits=[2]), ONE_DOMAIN),
+    "fewer than a batch": (known_of([0, 3] * 6, [3] * 12, limits=[2]), ONE_DOMAIN),
+    "two domains": (known_of(range(12), [11] * 12, limits=[2, 4]), TWO_DOMAINS),
 }
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, None], ids=["lengths", "no lengths"])
-@pytest.mark.parametrize("known", CASES.values(), ids=CASES)
-def test_rows_are_drawn_as_often_as_their_share_says(known, lengths):
-    curriculum, shares, steps = make(lengths, batch_size=7), shares_by_hand(known, lengths), 3000
+@pytest.mark.parametrize(("known", "domains"), CASES.values(), ids=CASES)
+def test_rows_are_drawn_as_often_as_their_share_says(known, domains, lengths):
+    curriculum, steps = make(lengths, domains, batch_size=7), 3000
+    shares = shares_by_hand(known, lengths, domains)
     total = np.zeros(12)
     for step in range(steps):
         counts = np.bincount(curriculum.drawn(known, step).rows, minlength=12)
@@ -69,11 +77,11 @@ def test_rows_are_drawn_as_often_as_their_share_says(known, lengths):
 
 
 def test_what_is_drawn_depends_on_seed_step_and_estimates_alone():
-    known = CASES["tried"]
+    known, untried = CASES["tried"][0], CASES["untried"][0]
     draw = lambda seed=0, step=5, known=known: make(seed=seed).drawn(known, step).rows.tolist()  # noqa: E731
     assert draw() == draw() and draw(step=6) != draw() != draw(seed=1)
     assert make().drawn(known, 5).rows.dtype == np.int32
-    assert draw(known=CASES["untried"]) != draw()
+    assert draw(known=untried) != draw()
 
 
 def test_a_prompt_in_between_is_drawn_most_and_none_is_forgotten():
@@ -91,9 +99,9 @@ def test_a_prompt_in_between_is_drawn_most_and_none_is_forgotten():
 # -------------------------------------------------------------------------------------------------------------- counts
 
 
-def by_hand(known, scores, lengths, success, threshold, batch_size):
-    """One update: counts, recent share and limit, completion by completion."""
-    copies = len(scores) // batch_size
+def by_hand(known, scores, lengths, domains, success, threshold, batch_size):
+    """One update: counts, recent shares and limits, completion by completion."""
+    copies, num_domains = len(scores) // batch_size, len(known.limits)
     wins, tries = {}, {}
     for place, score in enumerate(scores):
         row = int(known.rows[place // copies])
@@ -101,58 +109,82 @@ def by_hand(known, scores, lengths, success, threshold, batch_size):
             tries[row] = tries.get(row, 0) + 1
             wins[row] = wins.get(row, 0) + (score >= success)
     s, n = list(map(float, known.successes)), list(map(float, known.trials))
-    top, bottom = 0.8 * float(known.recent[0]), 0.8 * float(known.recent[1])
+    recent = [[0.8 * float(number) for number in of_domain] for of_domain in known.recent]
     for row in tries:
         p = (s[row] + 1) / (n[row] + 2)
-        top, bottom = top + wins[row] / (p * (1 - p)), bottom + tries[row] / (p * (1 - p))
+        of_domain = recent[domains[row]]
+        of_domain[0], of_domain[1] = of_domain[0] + wins[row] / (p * (1 - p)), of_domain[1] + tries[row] / (p * (1 - p))
         s[row], n[row] = 0.8 * s[row] + wins[row], 0.8 * n[row] + tries[row]
-    share, limit = top / bottom, int(known.limit)
-    longer = sorted(length for length in (() if lengths is None else lengths) if length > limit)
-    if longer and share >= threshold:
-        limit, top, bottom = longer[min(batch_size, len(longer)) - 1], 0.0, 0.0
-    return s, n, (top, bottom), limit, share
+    shares, limits = [top / bottom if bottom else 0.0 for top, bottom in recent], list(map(int, known.limits))
+    for domain in range(num_domains):
+        of_domain = [] if lengths is None else lengths[domains == domain]
+        longer = sorted(length for length in of_domain if length > limits[domain])
+        if longer and shares[domain] >= threshold:
+            limits[domain] = longer[min(math.ceil(batch_size / num_domains), len(longer)) - 1]
+            recent[domain] = [0.0, 0.0]
+    return s, n, recent, limits, shares
 
 
+@DOMAINS
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("lengths", [LENGTHS, None], ids=["lengths", "no lengths"])
-def test_counts_and_limit_are_those_of_a_loop(lengths, copies):
-    curriculum, rng = make(lengths, success=0.5, threshold=0.6), np.random.default_rng(3)
+def test_counts_and_limits_are_those_of_a_loop(lengths, copies, domains):
+    curriculum, rng = make(lengths, domains, success=0.5, threshold=0.6), np.random.default_rng(3)
     known = curriculum.start()
-    limits = [int(known.limit)]
-    for step in range(30):
+    seen = [known.limits.tolist()]
+    for step in range(40):
         scores = [None if rng.random() < 0.1 else float(rng.random() < 0.7) for _ in range(G * copies)]
         scores[0] = 0.5  # just a success
-        s, n, recent, limit, share = by_hand(known, scores, lengths, 0.5, 0.6, G)
+        s, n, recent, limits, shares = by_hand(known, scores, lengths, domains, 0.5, 0.6, G)
         before, (known, metrics) = known, curriculum.after(known, scores, step)
         np.testing.assert_allclose(known.successes, s, rtol=1e-6)
         np.testing.assert_allclose(known.trials, n, rtol=1e-6)
         np.testing.assert_allclose(known.recent, recent, rtol=1e-6)
-        assert int(known.limit) == limit
+        assert known.limits.tolist() == limits
         np.testing.assert_array_equal(known.rows, curriculum.drawn(known, step + 1).rows)
-        allowed = [i for i in range(12) if lengths is None or lengths[i] <= before.limit]
+        allowed = [i for i in range(12) if lengths is None or lengths[i] <= before.limits[domains[i]]]
         p = [(s[i] + 1) / (n[i] + 2) for i in allowed]
         expected = {
             "curriculum/mean_estimate": sum(p) / len(p),
             "curriculum/between": sum(0.2 <= each <= 0.8 for each in p) / len(p),
-            "curriculum/recent_success": share,
-        } | ({} if lengths is None else {"curriculum/plan_length": int(before.limit)})
+            "curriculum/recent_success": sum(shares) / len(shares),
+        } | ({} if lengths is None else {"curriculum/plan_length": sum(before.limits) / len(before.limits)})
         assert metrics == pytest.approx(expected, rel=1e-6)
-        limits.append(limit)
-    assert sorted(limits) == limits
-    assert (limits[0], limits[-1]) == ((-1, -1) if lengths is None else (2, 8))
+        seen.append(limits)
+    for domain, of_domain in enumerate(zip(*seen, strict=True)):
+        longest = -1 if lengths is None else max(lengths[domains == domain])
+        assert sorted(of_domain) == list(of_domain) and of_domain[-1] == longest
+        assert of_domain[0] == (-1 if lengths is None else 2)
+
+
+def test_each_domain_goes_on_by_its_own_success():
+    """Domain 0 always succeeds, domain 1 never: only the first comes to its longest plans, and both are drawn alike."""
+    curriculum = make(domains=TWO_DOMAINS)
+    known = curriculum.start()
+    for step in range(8):
+        of_rows = TWO_DOMAINS[known.rows]
+        assert np.bincount(of_rows).tolist() == [2, 2]
+        known, metrics = curriculum.after(known, [float(domain == 0) for domain in of_rows], step)
+    assert known.limits.tolist() == [8, 2] and metrics["curriculum/plan_length"] == 5.0
+
+
+def test_a_domain_whose_completions_have_no_scores_stays_where_it_is():
+    curriculum = make(threshold=0.5)
+    known, metrics = curriculum.after(curriculum.start(), [None] * G, 0)
+    assert known.limits.tolist() == [2] and metrics["curriculum/recent_success"] == 0.0
 
 
 def test_it_begins_with_the_shortest_plans_and_takes_in_at_least_a_batch():
     curriculum = make(batch_size=3, threshold=0.8)
     known = curriculum.start()
-    seen = [int(known.limit)]
+    seen = known.limits.tolist()
     while seen[-1] < LENGTHS.max():
         known, _ = curriculum.after(known, [1.0] * 3, len(seen))
-        assert all(LENGTHS[known.rows] <= known.limit)
-        seen.append(int(known.limit))
+        assert all(LENGTHS[known.rows] <= known.limits[0])
+        seen += known.limits.tolist()
     assert seen == [2, 4, 8]  # five rows of 2, four of 4; two of 6 are fewer than three, so that 8 comes with them
     known, _ = curriculum.after(known, [1.0] * 3, 9)
-    assert int(known.limit) == 8 and known.recent[1] > 0  # nothing is longer
+    assert known.limits.tolist() == [8] and known.recent[0, 1] > 0  # nothing is longer
 
 
 def test_it_stays_with_short_plans_while_most_fail():
@@ -160,7 +192,7 @@ def test_it_stays_with_short_plans_while_most_fail():
     known = curriculum.start()
     for step in range(20):
         known, metrics = curriculum.after(known, [1.0, 1.0, 0.0, 1.0], step)
-        assert metrics["curriculum/recent_success"] < 0.8 and int(known.limit) == 2
+        assert metrics["curriculum/recent_success"] < 0.8 and known.limits.tolist() == [2]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -199,6 +231,11 @@ def test_plan_lengths_are_those_of_the_rows_or_of_none(rows):
     assert plan_lengths(rows).tolist() == [row["plan_length"] for row in rows]
     assert plan_lengths([*rows, {"prompt": "p"}]) is None
     assert plan_lengths([*rows, {"prompt": "p", "plan_length": None}]) is None
+
+
+def test_domains_are_numbered_by_name_and_a_row_without_one_is_of_one_of_them():
+    assert domain_numbers([{"domain": "b"}, {"domain": "a"}, {"domain": "b"}]).tolist() == [1, 0, 1]
+    assert domain_numbers([{}, {}]).tolist() == [0, 0]
 
 
 def test_a_drawn_batch_holds_the_rows_of_its_numbers(rows, tokenizer):
