@@ -4,11 +4,17 @@
 set -euo pipefail
 out=outputs/planning-multi
 start=planning-multi-sft
+sft() {  # FOLDER FLAGS: a supervised run, or what is left of it
+  local folder=$out/$1 resume
+  resume=$([ -d "$folder/checkpoints" ] && echo --resume || true)
+  python -m jaxppo.sft --preset planning-multi --seed 1 --output_dir "$folder" "${@:2}" $resume
+}
 if [ "${1:-}" = start ]; then
-  resume=$([ -d "$out/sft/checkpoints" ] && echo --resume || true)
-  python -m jaxppo.sft --preset planning-multi --seed 1 --output_dir "$out/sft" $resume
-  python runs/loss_log.py "$out/sft" > "$out/sft.csv"
-  start=$out/sft/policy
+  sft sft
+  sft sft-2 --model_path "$out/sft/policy" --data_seed 1 --stream_problems 12000 --learning_rate 1.2e-3 --total_episodes 390400 \
+    --stream_test_rows 10 --eval_splits test
+  python runs/loss_log.py "$out/sft" "$out/sft-2" > "$out/sft.csv"
+  start=$out/sft-2/policy
 fi
 for seed in 1 2 3; do
   python -m jaxppo.train --preset planning-multi --sft_model_path "$start" --seed "$seed" --output_dir "$out/ppo-$seed"
