@@ -1,4 +1,4 @@
-"""Print the loss of a run, mean over every 100 steps, as CSV: python runs/loss_log.py RUN [ANOTHER THAT GOES ON ...]."""
+"""Print the loss of a run, mean over every 100 steps, as CSV: python runs/loss_log.py RUN [ANOTHER THAT GOES ON]..."""
 
 import sys
 from pathlib import Path
