@@ -39,7 +39,7 @@ def domain_numbers(rows: Sequence[Row]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessCurriculum:
-    """Draws the prompts of every update, as many of each domain.
+    """Draws the prompts of every update, on average as many of each domain.
 
     With s successes in n tries of a prompt, older ones counting less,
 
@@ -48,7 +48,7 @@ class SuccessCurriculum:
                                         the domain's limit
 
     and after each of its updates s = 0.8 s + successes, n = 0.8 n + tries. The limit of a domain begins with its
-    shortest plans, as many as it has prompts in a batch, and takes in the next longer ones, at least as many, whenever
+    shortest plans, as many as its share of a batch, and takes in the next longer ones, at least as many, whenever
     the domain's share of success over the last updates is at least `threshold`; in it a completion weighs
     1 / (p (1 - p)), for prompts were not drawn alike.
 
@@ -78,7 +78,7 @@ class SuccessCurriculum:
         return self.drawn(known, 0)
 
     def drawn(self, known: Curriculum, step: int) -> Curriculum:
-        """Draw the rows of an update: each G times its share of the weights, up or down; every domain as often.
+        """Draw the rows of an update: each G times its share, rounded up or down; those of a domain add up to 1 / D.
 
         Source: systematic sampling, W. G. Madow 1949, "On the theory of systematic sampling, II": equally spaced points
         with one random start, on a line on which each row has a piece as long as its weight.
@@ -140,7 +140,7 @@ class SuccessCurriculum:
         return known._replace(limits=longer, recent=recent)
 
     def _longer(self, limits: np.ndarray) -> np.ndarray:
-        """Return limits that take in each domain's next longer plans, at least as many as its prompts in a batch."""
+        """Return limits that take in each domain's next longer plans, at least as many as its share of a batch."""
         if self.lengths is None:
             return limits
         share, found = -(-self.batch_size // len(limits)), []
