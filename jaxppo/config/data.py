@@ -57,7 +57,7 @@ class DataConfig:
     stream_lengths: str = "1-10"
     """Streams: lengths of shortest plans in train, rl and test."""
     stream_rl_lengths: str | None = None
-    """Streams: lengths of shortest plans in rl; default: stream_lengths."""
+    """Streams: lengths of shortest plans in rl, and of those that augment states begins; default: stream_lengths."""
     stream_long_lengths: str = "12-20"
     """Streams: lengths of shortest plans in test_longer."""
     stream_problems: int | None = None
@@ -150,7 +150,7 @@ class CurriculumConfig:
 
     curriculum: Literal["none", "success"] = "none"
     """none: all, shuffled anew in every epoch. success: with a probability proportional to p (1 - p) of a running
-    estimate p of their success, on average as many of each domain, short plans first."""
+    estimate p of their success, as many of each domain, short plans first."""
     curriculum_success: float = 1.0
     """A completion with at least this score is a success (1: a valid plan, under the default reward)."""
     curriculum_threshold: float = 0.8

@@ -56,8 +56,8 @@ class SFTConfig:
     """Rows per optimizer step, over all devices."""
     augment: str = "none"
     """What is drawn anew for every planning problem in every epoch, by seed, epoch and row: names (of its objects; the
-    plan is renamed with them), order (of its atoms), states (of a stream: with which state of its plan it begins), or
-    some of them with commas between."""
+    plan is renamed with them), order (of its atoms), states (of a stream: with which state of its plan every other
+    problem begins), or some of them with commas between."""
     stream_workers: int = 1
     """Processes that make the rows of a stream ahead; their number does not change the rows."""
     response_length: int = 64

@@ -39,7 +39,7 @@ def domain_numbers(rows: Sequence[Row]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessCurriculum:
-    """Draws the prompts of every update, on average as many of each domain.
+    """Draws the prompts of every update, as many of each domain.
 
     With s successes in n tries of a prompt, older ones counting less,
 
@@ -78,18 +78,19 @@ class SuccessCurriculum:
         return self.drawn(known, 0)
 
     def drawn(self, known: Curriculum, step: int) -> Curriculum:
-        """Draw the rows of an update: each G times its share, rounded up or down; those of a domain add up to 1 / D.
+        """Draw the rows of an update: each G times its share, rounded up or down; and so the G / D of each domain.
 
         Source: systematic sampling, W. G. Madow 1949, "On the theory of systematic sampling, II": equally spaced points
         with one random start, on a line on which each row has a piece as long as its weight.
         """
         generator = np.random.default_rng((self.seed, step, len(self.domains)))
         order = generator.permutation(np.flatnonzero(self.available(known)))
+        order = order[np.argsort(self.domains[order], kind="stable")]
         weight, domains = weights(known)[order], self.domains[order]
         edges = np.cumsum(weight / np.bincount(domains, weight)[domains])
         points = (np.arange(self.batch_size) + generator.random()) / self.batch_size * edges[-1]
         places = np.minimum(np.searchsorted(edges, points, side="right"), len(order) - 1)  # the last could round up
-        return known._replace(rows=order[places].astype(np.int32))
+        return known._replace(rows=generator.permutation(order[places]).astype(np.int32))
 
     def after(
         self, known: Curriculum, scores: Sequence[float | None], step: int

@@ -44,6 +44,7 @@ def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> 
         numbered=config.numbers_objects,
         problems=config.stream_problems if split == "train" else None,
         augment=tuple(sorted(augment)),
+        begun_lengths=config.stream_rl_lengths if "states" in augment else None,
     )
     stream.check()
     return stream

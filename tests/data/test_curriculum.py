@@ -71,6 +71,8 @@ def test_rows_are_drawn_as_often_as_their_share_says(known, domains, lengths):
         counts = np.bincount(curriculum.drawn(known, step).rows, minlength=12)
         for count, share in zip(counts, shares, strict=True):
             assert math.floor(7 * share - 1e-9) <= count <= math.ceil(7 * share + 1e-9)
+        of_domains = np.bincount(domains, counts)
+        assert of_domains.max() - of_domains.min() <= 1
         total += counts
     # Counts of a step are 0 or 1 beyond the whole part: their mean has a standard error of at most 1/2 / sqrt(steps).
     np.testing.assert_allclose(total / steps, 7 * np.array(shares), atol=4 * 0.5 / math.sqrt(steps))
@@ -82,6 +84,13 @@ def test_what_is_drawn_depends_on_seed_step_and_estimates_alone():
     assert draw() == draw() and draw(step=6) != draw() != draw(seed=1)
     assert make().drawn(known, 5).rows.dtype == np.int32
     assert draw(known=untried) != draw()
+
+
+def test_the_domains_of_a_batch_are_mixed():
+    curriculum = make(domains=TWO_DOMAINS)
+    of_draws = [TWO_DOMAINS[curriculum.drawn(curriculum.start(), step).rows].tolist() for step in range(20)]
+    assert all(sum(numbers) == G // 2 for numbers in of_draws)
+    assert len({*map(tuple, of_draws)}) > 2
 
 
 def test_a_prompt_in_between_is_drawn_most_and_none_is_forgotten():

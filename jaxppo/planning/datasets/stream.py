@@ -44,8 +44,10 @@ class Stream:
         numbered: whether objects are `o1`, `o2`, ... as the prompt mentions them, see `numbered_row`, or have the names
             of the generator: `car3`, `shore1`.
         problems: how many of each domain there are, which then come again; None: endless.
-        augment: what is drawn once more for each row, beside what the generator draws: `states` (the state on its plan
-            that it begins with), and for those not numbered `names` and `order`.
+        augment: what is drawn once more for each row, beside what the generator draws: `states` (with which state on
+            its plan every other problem begins), and for those not numbered `names` and `order`.
+        begun_lengths: band of lengths of the plans that are begun with `states`, whose rests are of `lengths`; default:
+            `lengths`.
     """
 
     split: str
@@ -57,6 +59,7 @@ class Stream:
     numbered: bool = True
     problems: int | None = None
     augment: Sequence[str] = ()
+    begun_lengths: str | None = None
 
     @property
     def object_names(self) -> list[str]:
@@ -75,7 +78,10 @@ class Stream:
                 raise ConfigError(f"dataset: expected stream: and some of {', '.join(DOMAINS)}, got {name!r}")
         if len({*self.domains}) < len(self.domains):
             raise ConfigError(f"dataset: expected each domain once, got {', '.join(self.domains)}")
-        parse_lengths(self.lengths, "stream_lengths")
+        lengths = parse_lengths(self.lengths, "stream_lengths")
+        if self.begun_lengths is not None and parse_lengths(self.begun_lengths, "stream_rl_lengths")[0] < lengths[0]:
+            expected = f"lengths of at least {lengths[0]}, the first of stream_lengths, with augment states"
+            raise ConfigError(f"stream_rl_lengths: expected {expected}, got {self.begun_lengths}")
         for name, sizes in parse_domain_sizes(self.sizes, "stream_sizes").items():
             if name not in self.domains or not {*sizes} <= {*DOMAINS[name].sizes}:
                 expected = "a domain of the stream, and sizes that docs/datasets.md lists"
@@ -94,13 +100,15 @@ def stream_row(stream: Stream, number: int) -> Row:
     """
     turn, place = divmod(number, len(stream.domains))
     domain = DOMAINS[stream.domains[place]]
-    drawn = number if stream.problems is None else turn % stream.problems * len(stream.domains) + place
+    turn = turn if stream.problems is None else turn % stream.problems
+    begun = "states" in stream.augment and turn % 2 == 1
     usual = domain.train_sizes[: (len(domain.train_sizes) + 1) // 2]
     sizes = tuple(parse_domain_sizes(stream.sizes).get(domain.name, usual))
     draw = _draw if stream.problems is None else _draw_once  # what an endless stream has drawn never comes again
-    text, plan = draw(domain.name, stream.split, sizes, stream.lengths, stream.seed, drawn)
+    lengths = (stream.begun_lengths if begun else None) or stream.lengths
+    text, plan = draw(domain.name, stream.split, sizes, lengths, stream.seed, turn * len(stream.domains) + place)
     again = random.Random(f"{stream.seed}/0/{number}")
-    if "states" in stream.augment:
+    if begun:
         text, plan = _from_later(domain, stream, text, plan, again)
     row = make_row(
         id=f"{domain.name}-{stream.split}-{number}",
@@ -148,15 +156,15 @@ def _from_later(
     """Let a problem begin with a state on its shortest plan, of which the rest is then a shortest one.
 
     Generators begin with an empty hand and unloaded trucks; states on the way may have something in them. A problem
-    stays as it is where the later one is of another partition.
+    stays as it is where no later one is of its partition.
     """
-    done = rng.randint(0, len(plan) - parse_lengths(stream.lengths)[0])
-    if not done:
-        return text, plan
-    later = problem_after(text, domain.pddl, plan[:done])
-    if partition(parse_problem(later, parse_domain(domain.pddl))) != SPLIT_PARTITIONS[stream.split]:
-        return text, plan
-    return later, plan[done:]
+    rests = [rest for rest in parse_lengths(stream.lengths) if rest <= len(plan)]
+    for rest in rng.sample(rests, len(rests)):
+        done = len(plan) - rest
+        later = problem_after(text, domain.pddl, plan[:done])
+        if partition(parse_problem(later, parse_domain(domain.pddl))) == SPLIT_PARTITIONS[stream.split]:
+            return later, plan[done:]
+    return text, plan
 
 
 def _shortest_plan(domain: PlanningDomain, problem: Problem, longest: int) -> tuple[Action, ...] | None:

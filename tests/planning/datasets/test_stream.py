@@ -63,18 +63,35 @@ def test_augmented_rows_are_the_same_problems_in_other_words():
         assert execute(problem_of(other), [parse_action(action) for action in other["reference_plan"]]).valid
 
 
-def test_problems_begin_with_a_state_on_their_plans():
-    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), lengths="1-5")
+@pytest.mark.parametrize("problems", [None, 6], ids=["endless", "coming again"])
+def test_every_other_problem_begins_with_a_state_on_its_plan(problems):
+    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), lengths="1-5", problems=problems)
     before, after = [], []
-    for number in range(3 * len(DOMAINS)):
+    for number in range(10 * len(DOMAINS)):
         whole, row = stream_row(stream, number), stream_row(replace(stream, augment=("states",)), number)
         problem, plan = problem_of(row), [parse_action(action) for action in row["reference_plan"]]
         assert partition(problem) == SPLIT_PARTITIONS["train"] and execute(problem, plan).valid
         names = [parse_action(action)[0] for action in whole["reference_plan"]]
         assert plan and [action[0] for action in plan] == names[-len(plan) :]
-        before.append(len(names))
-        after.append(len(plan))
+        if number // len(DOMAINS) % 2 == 0:
+            assert row == whole
+        else:
+            before.append(len(names))
+            after.append(len(plan))
     assert any(map(int.__eq__, before, after)) and 0.4 * sum(before) < sum(after) < 0.9 * sum(before)
+
+
+def test_begun_problems_may_have_longer_plans_whose_rests_are_of_the_band():
+    stream = replace(BY_DOMAIN, lengths="2-4", augment=("states",), begun_lengths="6-8")
+    longer = replace(BY_DOMAIN, lengths="6-8")
+    rests = []
+    for number in range(4 * len(stream.domains)):
+        row, whole = stream_row(stream, number), stream_row(longer, number)
+        rests.append(row["plan_length"])
+        if number // len(stream.domains) % 2:
+            assert row["reference_plan"] == whole["reference_plan"][-len(row["reference_plan"]) :]
+            assert row["plan_length"] < whole["plan_length"]
+    assert {*rests} == {2, 3, 4}
 
 
 def test_a_later_state_of_another_partition_is_not_taken(monkeypatch):
@@ -194,6 +211,10 @@ def test_what_cannot_be_drawn_is_said(monkeypatch):
         ({"sizes": ("ferry",)}, "stream_sizes: expected DOMAIN:LOW-HIGH"),
         ({"prompt_style": "prose"}, "prompt_style: expected one of atoms, brief, pddl, nl, got 'prose'"),
         ({"lengths": "5"}, "stream_lengths: expected a band"),
+        (
+            {"begun_lengths": "1-6"},
+            "stream_rl_lengths: expected lengths of at least 2, .* with augment states, got 1-6",
+        ),
     ],
 )
 def test_check_refuses_what_there_is_not(changes, message):
