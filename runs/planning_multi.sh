@@ -13,8 +13,10 @@ if [ "${1:-}" = start ]; then
   sft sft
   sft sft-2 --model_path "$out/sft/policy" --data_seed 1 --stream_problems 12000 --learning_rate 1.2e-3 --total_episodes 390400 \
     --stream_test_rows 10 --eval_splits test
-  python runs/loss_log.py "$out/sft" "$out/sft-2" > "$out/sft.csv"
-  start=$out/sft-2/policy
+  sft sft-3 --model_path "$out/sft-2/policy" --data_seed 2 --augment states --stream_lengths 4-10 --stream_rl_lengths 11-16 \
+    --stream_problems 4096 --stream_workers 2 --learning_rate 1.2e-3 --total_episodes 268800 --stream_test_rows 10 --eval_splits test
+  python runs/loss_log.py "$out/sft" "$out/sft-2" "$out/sft-3" > "$out/sft.csv"
+  start=$out/sft-3/policy
 fi
 for seed in 1 2 3; do
   python -m jaxppo.train --preset planning-multi --sft_model_path "$start" --seed "$seed" --output_dir "$out/ppo-$seed"
