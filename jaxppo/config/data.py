@@ -57,7 +57,7 @@ class DataConfig:
     stream_lengths: str = "1-10"
     """Streams: lengths of shortest plans in train, rl and test."""
     stream_rl_lengths: str | None = None
-    """Streams: lengths of shortest plans in rl, and of those that augment states begins; default: stream_lengths."""
+    """Streams: lengths of shortest plans in rl, and of those that --augment states begins; default: stream_lengths."""
     stream_long_lengths: str = "12-20"
     """Streams: lengths of shortest plans in test_longer."""
     stream_problems: int | None = None

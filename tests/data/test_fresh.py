@@ -108,6 +108,12 @@ def test_splits_of_a_stream_are_drawn_once_and_its_words_are_known(tmp_path, mon
         data.stream_of(replace(STREAM, stream_long_lengths="9-20"), "test")
 
 
+def test_plans_of_the_rl_lengths_are_those_that_states_begins():
+    config = replace(STREAM, stream_rl_lengths="6-8")
+    assert data.stream_of(config, "train", ["states"]).begun_lengths == "6-8"
+    assert data.stream_of(config, "train").begun_lengths is None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
