@@ -16,8 +16,9 @@ from jaxppo.errors import ConfigError
 from jaxppo.planning.datasets.begun_rows import begun_rows
 from jaxppo.types import Curriculum
 
-PRIOR = 1.0
-"""Successes, and failures, that every prompt is taken to have had: Beta(1, 1), so that what is unknown is 1/2."""
+PRIOR = 2.0
+"""Tries that every prompt is taken to have had, with as much success as others of its domain and length; these count
+as one success and one failure more, so that what is unknown is 1/2."""
 KEPT = 0.8
 """What is left of older counts when a prompt is tried again, and of the recent successes in every update: about the
 last five count."""
@@ -41,9 +42,11 @@ def domain_numbers(rows: Sequence[Row]) -> np.ndarray:
 class SuccessCurriculum:
     """Draws the prompts of every update, as many of each domain.
 
-    With s successes in n tries of a prompt, older ones counting less,
+    With s successes in n tries of a prompt, older ones counting less, and S in N of all prompts of its domain whose
+    plan is as long,
 
-        p = (s + 1) / (n + 2)           its estimate, 1/2 while it is untried
+        m = (S + 1) / (N + 2)           their success, 1/2 while all are untried
+        p = (s + 2 m) / (n + 2)         its estimate
         P(prompt) ~ p (1 - p)           how often it is drawn, among its domain's prompts whose plan is no longer than
                                         the domain's limit
 
@@ -86,7 +89,7 @@ class SuccessCurriculum:
         generator = np.random.default_rng((self.seed, step, len(self.domains)))
         order = generator.permutation(np.flatnonzero(self.available(known)))
         order = order[np.argsort(self.domains[order], kind="stable")]
-        weight, domains = weights(known)[order], self.domains[order]
+        weight, domains = self.weights(known)[order], self.domains[order]
         edges = np.cumsum(weight / np.bincount(domains, weight)[domains])
         points = (np.arange(self.batch_size) + generator.random()) / self.batch_size * edges[-1]
         places = np.minimum(np.searchsorted(edges, points, side="right"), len(order) - 1)  # the last could round up
@@ -104,7 +107,7 @@ class SuccessCurriculum:
         """
         observed = self._observed(known, scores)
         after = self._lengthened(observed)
-        estimate = estimates(observed)[self.available(observed)]
+        estimate = self.estimates(observed)[self.available(observed)]
         metrics = {
             "curriculum/mean_estimate": float(estimate.mean()),
             "curriculum/between": float(((estimate >= BETWEEN[0]) & (estimate <= BETWEEN[1])).mean()),
@@ -113,6 +116,19 @@ class SuccessCurriculum:
         if self.lengths is not None:
             metrics["curriculum/plan_length"] = float(np.mean(observed.limits))
         return after._replace(rows=self.drawn(known if self.ahead else after, step + 1).rows), metrics
+
+    def estimates(self, known: Curriculum) -> np.ndarray:
+        """Compute p of every row, [N], in (0, 1)."""
+        lengths = np.zeros_like(self.domains) if self.lengths is None else self.lengths
+        kinds = np.unique(np.stack((self.domains, lengths)), axis=1, return_inverse=True)[1].ravel()
+        successes, trials = (np.asarray(counts, np.float64) for counts in (known.successes, known.trials))
+        of_kinds = (np.bincount(kinds, successes) + PRIOR / 2) / (np.bincount(kinds, trials) + PRIOR)
+        return (successes + PRIOR * of_kinds[kinds]) / (trials + PRIOR)
+
+    def weights(self, known: Curriculum) -> np.ndarray:
+        """Compute p (1 - p) of every row, [N], in (0, 1/4]: what its share of the draws is proportional to."""
+        p = self.estimates(known)
+        return p * (1.0 - p)
 
     def available(self, known: Curriculum) -> np.ndarray:
         """Return which rows may be drawn, [N] bool."""
@@ -124,7 +140,7 @@ class SuccessCurriculum:
         won = [score is not None and score >= self.success for score in scores]
         wins = np.bincount(rows, won, len(self.domains))
         tries = np.bincount(rows, [score is not None for score in scores], len(self.domains))
-        kept, weight = np.where(tries > 0, KEPT, 1.0), weights(known)
+        kept, weight = np.where(tries > 0, KEPT, 1.0), self.weights(known)
         of_update = [np.bincount(self.domains, counts / weight) for counts in (wins, tries)]
         recent = KEPT * known.recent + np.stack(of_update, axis=1)
         return known._replace(
@@ -206,17 +222,6 @@ def make_curriculum(config: CurriculumConfig, prompts: PromptData, ahead: bool) 
         threshold=config.curriculum_threshold,
         ahead=ahead,
     )
-
-
-def estimates(known: Curriculum) -> np.ndarray:
-    """Compute p of every row, [N], in (0, 1)."""
-    return (np.asarray(known.successes, np.float64) + PRIOR) / (np.asarray(known.trials, np.float64) + 2 * PRIOR)
-
-
-def weights(known: Curriculum) -> np.ndarray:
-    """Compute p (1 - p) of every row, [N], in (0, 1/4]: what its share of the draws is proportional to."""
-    p = estimates(known)
-    return p * (1.0 - p)
 
 
 def shares(known: Curriculum) -> np.ndarray:

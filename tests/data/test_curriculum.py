@@ -8,7 +8,7 @@ import pytest
 from jaxppo import data
 from jaxppo.config import CurriculumConfig, DataConfig
 from jaxppo.data import PromptData, SuccessCurriculum
-from jaxppo.data.curriculum import domain_numbers, estimates, plan_lengths, weights
+from jaxppo.data.curriculum import domain_numbers, plan_lengths
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.begun_rows import begun_rows
 from jaxppo.types import Curriculum
@@ -41,11 +41,20 @@ def assert_equal(a, b):
 # ------------------------------------------------------------------------------------------------------------- drawing
 
 
+def estimates_by_hand(successes, trials, lengths, domains):
+    """Estimate of each row: of its own tries, and of two with the success of all rows of its domain and length."""
+    s, n, of_kind = list(map(float, successes)), list(map(float, trials)), {}
+    kinds = [(domain, 0 if lengths is None else lengths[row]) for row, domain in enumerate(domains)]
+    for row, kind in enumerate(kinds):
+        top, bottom = of_kind.get(kind, (1.0, 2.0))
+        of_kind[kind] = top + s[row], bottom + n[row]
+    return [(s[row] + 2 * of_kind[kind][0] / of_kind[kind][1]) / (n[row] + 2) for row, kind in enumerate(kinds)]
+
+
 def shares_by_hand(known, lengths, domains):
     """What a batch of one prompt has for each row."""
     shares, of_domain = [], {}
-    for row in range(len(known.trials)):
-        p = (float(known.successes[row]) + 1) / (float(known.trials[row]) + 2)
+    for row, p in enumerate(estimates_by_hand(known.successes, known.trials, lengths, domains)):
         too_long = lengths is not None and lengths[row] > known.limits[domains[row]]
         shares.append(0.0 if too_long else p * (1 - p))
         of_domain[domains[row]] = of_domain.get(domains[row], 0.0) + shares[-1]
@@ -99,10 +108,20 @@ def test_a_prompt_in_between_is_drawn_most_and_none_is_forgotten():
     for step in range(40):  # row 0 always fails, row 1 every other time, the others never
         known = known._replace(rows=np.array([0, 1, 2, 3], np.int32))
         known, _ = curriculum.after(known, [0.0, float(step % 2), 1.0, 1.0], step)
-    weight = weights(known)
-    assert weight[4:].tolist() == [0.25] * 8  # untried
-    assert weight[0] == pytest.approx(weight[2]) and 0.1 < weight[0] < 0.13 and weight[1] > 0.22
-    np.testing.assert_allclose(estimates(known)[[0, 2]], [1 / 7, 6 / 7], rtol=1e-3)  # five tries' worth is kept
+    # Five tries' worth is kept of each row: all in all, of 20 tries some 12.8 succeeded.
+    estimates, of_all = curriculum.estimates(known), (12.8 + 1) / (20 + 2)
+    np.testing.assert_allclose(estimates[4:], of_all, rtol=0.01)  # untried
+    np.testing.assert_allclose(estimates[[0, 2]], [2 * of_all / 7, (5 + 2 * of_all) / 7], rtol=0.01)
+    weight = curriculum.weights(known)
+    np.testing.assert_allclose(weight, estimates * (1 - estimates), rtol=1e-12)
+    assert weight[2] < weight[0] < min(weight[1], weight[4]) and weight[2] > 0.08
+
+
+def test_a_prompt_that_is_untried_is_taken_to_be_like_those_of_its_domain_and_length():
+    lengths, domains = np.array([3, 3, 3, 5, 5, 3], np.int32), np.array([0, 0, 0, 0, 0, 1], np.int32)
+    known = known_of([8, 0, 0, 0, 0, 0], [8, 0, 0, 8, 0, 0], limits=(5, 5))
+    found = make(lengths, domains).estimates(known)
+    np.testing.assert_allclose(found, [9.8 / 10, 0.9, 0.9, 0.2 / 10, 0.1, 0.5])
 
 
 # -------------------------------------------------------------------------------------------------------------- counts
@@ -119,8 +138,9 @@ def by_hand(known, scores, lengths, domains, success, threshold, batch_size):
             wins[row] = wins.get(row, 0) + (score >= success)
     s, n = list(map(float, known.successes)), list(map(float, known.trials))
     recent = [[0.8 * float(number) for number in of_domain] for of_domain in known.recent]
+    estimates = estimates_by_hand(s, n, lengths, domains)
     for row in tries:
-        p = (s[row] + 1) / (n[row] + 2)
+        p = estimates[row]
         of_domain = recent[domains[row]]
         of_domain[0], of_domain[1] = of_domain[0] + wins[row] / (p * (1 - p)), of_domain[1] + tries[row] / (p * (1 - p))
         s[row], n[row] = 0.8 * s[row] + wins[row], 0.8 * n[row] + tries[row]
@@ -152,7 +172,8 @@ def test_counts_and_limits_are_those_of_a_loop(lengths, copies, domains):
         assert known.limits.tolist() == limits
         np.testing.assert_array_equal(known.rows, curriculum.drawn(known, step + 1).rows)
         allowed = [i for i in range(12) if lengths is None or lengths[i] <= before.limits[domains[i]]]
-        p = [(s[i] + 1) / (n[i] + 2) for i in allowed]
+        of_rows = estimates_by_hand(s, n, lengths, domains)
+        p = [of_rows[i] for i in allowed]
         expected = {
             "curriculum/mean_estimate": sum(p) / len(p),
             "curriculum/between": sum(0.2 <= each <= 0.8 for each in p) / len(p),
@@ -200,7 +221,7 @@ def test_it_stays_with_short_plans_while_most_fail():
     curriculum = make(threshold=0.8)
     known = curriculum.start()
     for step in range(20):
-        known, metrics = curriculum.after(known, [1.0, 1.0, 0.0, 1.0], step)
+        known, metrics = curriculum.after(known, [1.0, 0.0, 0.0, 1.0], step)
         assert metrics["curriculum/recent_success"] < 0.8 and known.limits.tolist() == [2]
 
 
