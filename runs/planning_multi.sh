@@ -10,13 +10,14 @@ sft() {  # FOLDER FLAGS: a supervised run, or what is left of it
   python -m jaxppo.sft --preset planning-multi --seed 1 --output_dir "$folder" "${@:2}" $resume
 }
 if [ "${1:-}" = start ]; then
+  further=(--learning_rate 1.2e-3 --stream_test_rows 10 --eval_splits test)
+  large=(--augment states --stream_rl_lengths 11-16 --stream_problems 4096 --stream_workers 2 --total_episodes 268800)
   sft sft
-  sft sft-2 --model_path "$out/sft/policy" --data_seed 1 --stream_problems 12000 --learning_rate 1.2e-3 --total_episodes 390400 \
-    --stream_test_rows 10 --eval_splits test
-  sft sft-3 --model_path "$out/sft-2/policy" --data_seed 2 --augment states --stream_lengths 4-10 --stream_rl_lengths 11-16 \
-    --stream_problems 4096 --stream_workers 2 --learning_rate 1.2e-3 --total_episodes 268800 --stream_test_rows 10 --eval_splits test
-  python runs/loss_log.py "$out/sft" "$out/sft-2" "$out/sft-3" > "$out/sft.csv"
-  start=$out/sft-3/policy
+  sft sft-2 --model_path "$out/sft/policy" --data_seed 1 --stream_problems 12000 --total_episodes 390400 "${further[@]}"
+  sft sft-3 --model_path "$out/sft-2/policy" --data_seed 2 --stream_lengths 4-10 "${large[@]}" "${further[@]}"
+  sft sft-4 --model_path "$out/sft-3/policy" --data_seed 3 --stream_lengths 1-10 "${large[@]}" "${further[@]}"
+  python runs/loss_log.py "$out/sft" "$out/sft-2" "$out/sft-3" "$out/sft-4" > "$out/sft.csv"
+  start=$out/sft-4/policy
 fi
 for seed in 1 2 3; do
   python -m jaxppo.train --preset planning-multi --sft_model_path "$start" --seed "$seed" --output_dir "$out/ppo-$seed"
