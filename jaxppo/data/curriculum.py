@@ -43,7 +43,7 @@ class SuccessCurriculum:
     """Draws the prompts of every update, as many of each domain.
 
     With s successes in n tries of a prompt, older ones counting less, and S in N of all prompts of its domain whose
-    plan is as long,
+    plan is as long (without lengths: of its domain),
 
         m = (S + 1) / (N + 2)           their success, 1/2 while all are untried
         p = (s + 2 m) / (n + 2)         its estimate
@@ -119,8 +119,9 @@ class SuccessCurriculum:
 
     def estimates(self, known: Curriculum) -> np.ndarray:
         """Compute p of every row, [N], in (0, 1)."""
-        lengths = np.zeros_like(self.domains) if self.lengths is None else self.lengths
-        kinds = np.unique(np.stack((self.domains, lengths)), axis=1, return_inverse=True)[1].ravel()
+        kinds = self.domains  # numbers of domain and length
+        if self.lengths is not None:
+            kinds = kinds * (self.lengths.max() + 1) + self.lengths
         successes, trials = (np.asarray(counts, np.float64) for counts in (known.successes, known.trials))
         of_kinds = (np.bincount(kinds, successes) + PRIOR / 2) / (np.bincount(kinds, trials) + PRIOR)
         return (successes + PRIOR * of_kinds[kinds]) / (trials + PRIOR)
