@@ -24,3 +24,15 @@ for seed in 1 2 3; do
 done
 python runs/domain_table.py "$out"/ppo-?
 python runs/length_figure.py "$out/ppo-1" "$out/lengths.png"
+# What decoders that look at the state make of the start and of what PPO made of it; and larger problems than either has seen.
+larger=(blocksworld:7-8 ferry:6-7 gripper:7-8 miconic:7-8 logistics:5-6 satellite:6-7)
+judge() {  # MODEL NAME FLAGS
+  python -m jaxppo.evaluate --preset planning-multi --model "$1" --output_dir "$out/$2" --quiet True "${@:3}"
+}
+for name in start ppo-1; do
+  model=$([ "$name" = start ] && echo "$start" || echo "$out/$name/policy")
+  for decoder in plain applicable reground; do
+    judge "$model" "$decoder-$name" --decoder "$decoder"
+  done
+  judge "$model" "larger-$name" --stream_test_rows 100 --stream_sizes "${larger[@]}"
+done

@@ -2,13 +2,15 @@
 
 - `applicable`: greedy decoding in which only actions that apply may be written, or the end.
 - `reground`: the model writes a plan, its first action is done, and the model is asked again from the state behind it,
-  until the goal holds. Each prompt is one more problem of the kind that the model knows.
+  until the goal holds. Each prompt is one more problem of the kind that the model knows: where objects are numbered as
+  the prompt mentions them, they get new numbers.
 
 Both know the domain, and `reground` sees that the goal holds: a number that uses them says so. Source: applicability
 filtering and regrounding of SymTED, arXiv:2508.07743 (2025).
 """
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,8 +23,10 @@ from jaxppo.errors import DataError
 from jaxppo.evaluate.decoding import Decoder
 from jaxppo.nn import ModelConfig
 from jaxppo.planning import parse_domain, parse_problem, prompts
+from jaxppo.planning.datasets.renamed_rows import is_numbered, numbered_problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.walk import StateSpace
+from jaxppo.planning.transform.renaming import inverse, rename_plan
 from jaxppo.planning.transform.restart import from_state
 from jaxppo.run import preemption
 from jaxppo.types import Array, Params, PromptBatch
@@ -75,18 +79,19 @@ def _reground(decoder: Decoder, params: Params, rows: Sequence[Row], most: int) 
         if row["prompt"] != prompts.render_prompt(row["domain_pddl"], row["problem_pddl"], row["prompt_style"]):
             expected = f"the prompt that style {row['prompt_style']} makes of the problem, to write it for other states"
             raise DataError(f"decoder: expected {expected}, got another one in row {row['id']}")
+    numbered = list(map(is_numbered, rows))
     while waiting:
-        asked = [rows[i] if not plans[i] else _from(rows[i], states[i]) for i in waiting]
-        encoded = data.encode_prompts(decoder.tokenizer, asked, most, template=decoder.template)
+        asked = [_from(rows[i], states[i], len(plans[i]), numbered[i]) for i in waiting]
+        encoded = data.encode_prompts(decoder.tokenizer, [one.row for one in asked], most, template=decoder.template)
         decoder.make_room(max(map(len, encoded)))
         greedy = np.zeros((len(encoded), decoder.length), np.float32)
         going = []
-        for i, completion in zip(waiting, decoder(params, encoded, greedy), strict=True):
+        for i, one, completion in zip(waiting, asked, decoder(params, encoded, greedy), strict=True):
             tokens[i] += len(completion.ids)
             written = prompts.parse_completion(completion.text, rows[i]["prompt_style"], rows[i]["domain_pddl"])
             if not written.actions:
                 continue
-            action = written.actions[0]
+            [action] = rename_plan(written.actions[:1], one.names)
             plans[i].append(action)
             reached = spaces[i].after(states[i], action)
             if reached is None or spaces[i].is_goal(reached):
@@ -98,13 +103,23 @@ def _reground(decoder: Decoder, params: Params, rows: Sequence[Row], most: int) 
     return [Answer(_write(row, plan), True, count) for row, plan, count in zip(rows, plans, tokens, strict=True)]
 
 
-def _from(row: Row, state: frozenset[Any]) -> Row:
-    problem = from_state(row["problem_pddl"], state)
-    prompt = prompts.render_prompt(row["domain_pddl"], problem, row["prompt_style"])
-    return {name: value for name, value in row.items() if name != "messages"} | {
-        "problem_pddl": problem,
-        "prompt": prompt,
-    }
+class _Asked(NamedTuple):
+    """What the model is given, and the objects that its names stand for, where these are others."""
+
+    row: Row
+    names: Mapping[str, str]
+
+
+def _from(row: Row, state: frozenset[Any], done: int, numbered: bool) -> _Asked:
+    """Return the problem from the state behind some actions."""
+    if not done:
+        return _Asked(row, {})
+    later, names = row | {"problem_pddl": from_state(row["problem_pddl"], state)}, {}
+    if numbered:
+        problem, numbers = numbered_problem(later, random.Random(f"{row['id']}/{done}"))
+        later, names = later | {"problem_pddl": problem}, inverse(numbers)
+    prompt = prompts.render_prompt(row["domain_pddl"], later["problem_pddl"], row["prompt_style"])
+    return _Asked({name: value for name, value in later.items() if name != "messages"} | {"prompt": prompt}, names)
 
 
 def _ids(decoder: Decoder, row: Row, plans: Sequence[Sequence[Action]]) -> list[list[int]]:

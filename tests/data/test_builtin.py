@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jaxppo import data, planning
-from jaxppo.config import DataConfig, SFTConfig, TrainConfig
+from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig
 from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import parse_cli
 from jaxppo.data import builtin
@@ -56,8 +56,9 @@ def test_the_shipped_splits_of_a_stream_begin_with_what_would_be_drawn(split, mo
     rows = data.load_split(config, split)
     per_domain = len(rows) // len(config.stream_domains)
     assert [row for start in range(0, len(rows), per_domain) for row in rows[start : start + 2]] == few
-    if split != "rl":  # `sft` is evaluated on the same
-        assert data.load_split(parse_cli(SFTConfig, "sft", ["--preset", "planning-multi"]).data, split) == rows
+    if split != "rl":  # `sft` and `evaluate` have the same
+        for config_type, command in (SFTConfig, "sft"), (EvaluateConfig, "evaluate"):
+            assert data.load_split(parse_cli(config_type, command, ["--preset", "planning-multi"]).data, split) == rows
 
 
 def test_load_split_builds_again_when_the_code_that_builds_it_changes(monkeypatch, tmp_path):

@@ -1,5 +1,8 @@
 """Decoders that look at the state: against a loop without cache, and with a planner in the place of the model."""
 
+import random
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -11,8 +14,10 @@ from jaxppo.evaluate.decoding import Completion, Decoder
 from jaxppo.evaluate.grounded_decoding import decode_grounded
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import parse_action, parse_domain, parse_problem, prompts, validate_actions
+from jaxppo.planning.datasets.renamed_rows import NUMBERED, numbered_row
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.solve import search
 from jaxppo.planning.solve.walk import StateSpace
 from tests.evaluate.small_models import MODEL
 
@@ -89,7 +94,7 @@ class Planner:
 
     def __call__(self, params, encoded, uniforms):
         assert (len(encoded), LENGTH) == uniforms.shape
-        asked = [TOKENIZER.decode(ids) for ids in encoded]
+        asked = [self.tokenizer.decode(ids) for ids in encoded]
         self.asked += asked
         return [Completion(text, True, text.split()) for text in map(self.answers, asked)]
 
@@ -121,6 +126,35 @@ def test_reground_does_the_first_action_and_asks_again_from_there_until_the_goal
     assert sum(answer.tokens for answer in answers) == sum(
         len(prompts.render_completion(known[key(prompt)]).split()) for prompt in planner.asked
     )
+
+
+class NumberedPlanner(Planner):
+    """Solves problems whose objects are numbered as the prompt mentions them, and knows no others."""
+
+    tokenizer = data.word_tokenizer([*TOKENIZER.get_vocab(), *NUMBERED[:4]])
+    template = data.make_chat_template(tokenizer)
+
+    def __init__(self):
+        super().__init__(self.solve)
+
+    @staticmethod
+    def solve(prompt):
+        init, goal = (part.strip().split(" ; ") for part in re.split("<init>|<goal>|<plan>", prompt)[1:3])
+        blocks = list(dict.fromkeys(re.findall(r"o\d+", prompt)))
+        assert blocks == list(NUMBERED[: len(blocks)])
+        parts = (" ".join(blocks), *(" ".join(f"({fact})" for fact in facts) for facts in (init, goal)))
+        problem = "(define (problem p) (:domain blocksworld) (:objects {}) (:init {}) (:goal (and {})))".format(*parts)
+        plan = search.solve(parse_problem(problem, parse_domain(BLOCKSWORLD.pddl)), optimal=True)
+        return prompts.render_completion(plan)
+
+
+def test_reground_numbers_the_objects_of_each_state_anew_where_those_of_the_problem_are_numbered():
+    rows = [numbered_row(row, random.Random(row["id"])) for row in ROWS if len(row["reference_plan"]) <= 4]
+    planner = NumberedPlanner()
+    for row, answer in zip(rows, decode_grounded("reground", planner, None, rows, MOST), strict=True):
+        plan = prompts.parse_completion(answer.text).actions
+        assert validate_actions(row["domain_pddl"], row["problem_pddl"], plan).valid
+    assert len(planner.asked) == sum(len(row["reference_plan"]) for row in rows) > len(rows)
 
 
 @pytest.mark.parametrize(

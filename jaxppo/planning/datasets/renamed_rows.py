@@ -71,19 +71,40 @@ def numbered_row(row: Row, rng: random.Random) -> Row:
         rng: decides the order.
 
     Raises:
-        DataError: more objects than `NUMBERED` has names for, or as for `renamed_row`.
+        DataError: as for `numbered_problem` and `renamed_row`.
     """
     _require_no_conversation(row)
+    return _rewritten(row, *numbered_problem(row, rng))
+
+
+def numbered_problem(row: Row, rng: random.Random) -> tuple[str, dict[str, str]]:
+    """Do to a row's problem what `numbered_row` does; returns its new text, and old name to new name.
+
+    Raises:
+        DataError: more objects than `NUMBERED` has names for.
+    """
     shuffled = permute_atoms(row["problem_pddl"], rng)
-    problem = parse_problem(shuffled, parse_domain(row["domain_pddl"]))
+    numbers = _numbers(row | {"problem_pddl": shuffled})
+    return with_objects_renamed(shuffled, numbers), numbers
+
+
+def is_numbered(row: Row) -> bool:
+    """Return whether the objects of a row are numbered as its prompt mentions them."""
+    domain = parse_domain(row["domain_pddl"])
+    named = parse_problem(row["problem_pddl"], domain).objects.keys() - domain.constants.keys()
+    return named <= set(NUMBERED) and all(old == new for old, new in _numbers(row).items())
+
+
+def _numbers(row: Row) -> dict[str, str]:
+    """Return a name of `NUMBERED` for each object, in the order in which the prompt of the row's problem has them."""
+    problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
     kept = problem.domain.constants.keys() | problem.domain.late_constants
     objects, numbers = problem.objects.keys() - kept, [name for name in NUMBERED if name not in kept]
     if len(objects) > len(numbers):
         raise DataError(f"row {row['id']}: expected at most {len(numbers)} objects to be numbered, got {len(objects)}")
-    prompt = render_prompt(row["domain_pddl"], shuffled, row["prompt_style"])
+    prompt = render_prompt(row["domain_pddl"], row["problem_pddl"], row["prompt_style"])
     mentioned = [word for word in dict.fromkeys(split_words(prompt)) if word in objects]
-    mapping = dict(zip(dict.fromkeys([*mentioned, *sorted(objects)]), numbers, strict=False))
-    return _rewritten(row, with_objects_renamed(shuffled, mapping), mapping)
+    return dict(zip(dict.fromkeys([*mentioned, *sorted(objects)]), numbers, strict=False))
 
 
 def _require_no_conversation(row: Row) -> None:
