@@ -77,8 +77,8 @@ class EvalConfig:
     eval_batch_size: int = 256
     """Completions decoded at once."""
     eval_rows: int | None = None
-    """Evaluations every eval_steps look at no more than this many rows of each split: always the same ones, as many of
-    each domain as can be. Those before and after training look at all. Default: all."""
+    """The command evaluate, and evaluations every eval_steps, look at no more than this many rows of each split: always
+    the same ones, as many of each domain as can be. Those before and after training look at all. Default: all."""
     length_edges: tuple[int, ...] = (0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129)
     """Lengths of the reference plan at which the bins of the results begin; the last bin has no end."""
 

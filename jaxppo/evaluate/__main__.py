@@ -23,6 +23,7 @@ from jaxppo.evaluate.evaluator import (
     Evaluator,
     Predictions,
     checked_validator,
+    choose_fixed,
     load_rows,
     make_evaluator,
     results_of,
@@ -153,16 +154,20 @@ class _Evaluation:
             check_ids([row for of_split in self.rows.values() for row in of_split])
         sources = [source for method in self.methods if not method.is_file for source in method.sources]
         self._ready = {source: self._open(source) for source in sources[:1]}
-        predicted = self._ready[sources[0]].evaluator.rows if sources else self.rows
+        predicted = self._ready[sources[0]].evaluator.fixed_rows if sources else self._fixed_rows()
         for source in sources[1:]:
             loaded = self._open(source)
             loaded.rewards.close()  # it is read again in its turn
-            if _ids(loaded.evaluator.rows) != _ids(predicted):
+            if _ids(loaded.evaluator.fixed_rows) != _ids(predicted):
                 got = f"others for {source} than for {sources[0]}"
                 raise DataError(f"filter_overlong_prompts: expected the same rows left out for all models, got {got}")
         self._plans = {
             method.label: self._read(method.sources[0], predicted) for method in self.methods if method.is_file
         }
+
+    def _fixed_rows(self) -> dict[str, list[Row]]:
+        most, seed = self.config.evaluation.eval_rows, self.config.data.data_seed
+        return {split: [rows[i] for i in choose_fixed(rows, most, seed)] for split, rows in self.rows.items()}
 
     def evaluated(self, method: Method) -> Evaluated:
         """Generate and score the predictions of one method."""
@@ -225,7 +230,8 @@ class _Evaluation:
         if self.config.repair.repair_rounds:
             return evaluator.predict_repaired(params, split, self.config.repair, seed)
         if self.config.decoder == "plain":
-            return evaluator.predict(params, split, num_samples=self.config.num_samples, seed=seed)
+            num_samples, rows = self.config.num_samples, evaluator.fixed[split]
+            return evaluator.predict(params, split, num_samples=num_samples, seed=seed, rows=rows)
         return evaluator.predict_grounded(params, split, self.config.decoder, seed)
 
 

@@ -63,7 +63,7 @@ class Evaluator:
         tokenizer: its tokenizer.
         parallel: devices.
         data_config: which splits.
-        evaluation: batch size, temperature, validator, rows of evaluations during training.
+        evaluation: batch size, temperature, validator, how many rows are fixed.
         reward: how plans are scored.
         sampling: stop token and most tokens of a completion; the rest comes from `evaluation`.
         seed: of the sampling, where the temperature is above 0.
@@ -73,6 +73,7 @@ class Evaluator:
     Attributes:
         rows: of each split, those with an overlong prompt left out where the data settings say so.
         left_out: how many were left out.
+        fixed: indices of the rows of each split that `eval_rows` asks for.
         validator: which validator judges plans; None where the data are no planning problems.
         decoder: completes prompts.
     """
@@ -102,8 +103,8 @@ class Evaluator:
             self.left_out[split] = len(loaded) - len(self.rows[split])
             if self._rewards is not None:
                 self._rewards.check_columns([*data.column_names(self.rows[split]), "prompt_ids"])
-        self._fixed = {
-            split: fixed_rows(of_split, evaluation.eval_rows, data_config.data_seed)
+        self.fixed = {
+            split: choose_fixed(of_split, evaluation.eval_rows, data_config.data_seed)
             for split, of_split in self.rows.items()
         }
         self.decoder.make_room(max(len(ids) for encoded in self._encoded.values() for ids in encoded))
@@ -113,7 +114,7 @@ class Evaluator:
 
         Args:
             params: of the language model.
-            fixed_rows_only: look at the `eval_rows` rows that evaluations during training look at.
+            fixed_rows_only: look at the `fixed` rows alone, as evaluations during training do.
         """
         return self.with_samples(params, fixed_rows_only=fixed_rows_only)[0]
 
@@ -123,16 +124,21 @@ class Evaluator:
         """Return the same, and {split: samples}, as from `samples_of`."""
         results, samples = {}, {}
         for split in self.rows:
-            predicted = self.predict(params, split, rows=self._fixed[split] if fixed_rows_only else None)
+            predicted = self.predict(params, split, rows=self.fixed[split] if fixed_rows_only else None)
             of_split, judged = results_of(predicted, self._reward, self.validator, self._config.length_edges)
             results[split], samples[split] = of_split, samples_of(predicted, judged)
         return results, samples
 
     @property
+    def fixed_rows(self) -> dict[str, list[Row]]:
+        """Return the fixed rows of each split."""
+        return {split: [self.rows[split][i] for i in chosen] for split, chosen in self.fixed.items()}
+
+    @property
     def metric_names(self) -> set[str]:
         """Return the names that `eval_metrics` has for an evaluation of the fixed rows."""
         names = {f"eval/{split}/mean_reward" for split in self.rows}
-        for split, chosen in self._fixed.items() if self.validator is not None else ():
+        for split, chosen in self.fixed.items() if self.validator is not None else ():
             domains = {self.rows[split][i]["domain"] for i in chosen}
             names |= {f"eval/{split}/validity"}
             names |= {f"eval/{split}/{domain}/validity" for domain in domains if len(domains) > 1}
@@ -178,7 +184,7 @@ class Evaluator:
         return Predictions([self.rows[split][i] for i in chosen], predictions, scores, tokens)
 
     def predict_grounded(self, params: Params, split: str, how: str, seed: int = 0) -> Predictions:
-        """Generate a prediction for each row of a split by a decoder that looks at the state of the problem.
+        """Generate a prediction for each fixed row of a split by a decoder that looks at the state of the problem.
 
         Args:
             params: of the language model.
@@ -186,13 +192,13 @@ class Evaluator:
             how: see `grounded_decoding`.
             seed: number of the model, noted in its predictions.
         """
-        rows = self.rows[split]
+        rows = self.fixed_rows[split]
         answers = decode_grounded(how, self.decoder, params, rows, self._longest)
         predictions = [[Prediction(answer.text, answer.ended, seed)] for answer in answers]
         return Predictions(rows, predictions, tokens=[[answer.tokens] for answer in answers])
 
     def predict_repaired(self, params: Params, split: str, repair: RepairConfig, seed: int = 0) -> Predictions:
-        """Generate a prediction for each row of a split, and others after those that are not valid.
+        """Generate a prediction for each fixed row of a split, and others after those that are not valid.
 
         Args:
             params: of the language model.
@@ -200,18 +206,19 @@ class Evaluator:
             repair: how many rounds, and what is said.
             seed: number of the model, noted in its predictions.
         """
-        rows, first = self.rows[split], self.decoder
+        fixed, first = self.fixed[split], self.decoder
         later = first if repair.repair_temperature is None else first.at(repair.repair_temperature)
 
         def ask(number: int, chosen: Sequence[int], encoded: Sequence[list[int]]) -> list[Completion]:
             decoder = later if number else first
             decoder.make_room(max(map(len, encoded)))
-            return decoder(params, encoded, self._uniforms(split, number, chosen))
+            return decoder(params, encoded, self._uniforms(split, number, [fixed[i] for i in chosen]))
 
         positions = first.model.max_length
         most = self._longest if positions is None else min(self._longest, positions - first.length)
         scoring = registry.plan_scoring(self._reward, self.validator or plan.default_validator())
-        attempts = repair_plans(rows, self._encoded[split], ask, first.template, repair, scoring, most, seed)
+        rows, encoded = self.fixed_rows[split], [self._encoded[split][i] for i in fixed]
+        attempts = repair_plans(rows, encoded, ask, first.template, repair, scoring, most, seed)
         predictions = [[of_row[0].judged.prediction] for of_row in attempts]
         tokens = [[of_row[0].tokens] for of_row in attempts]
         return Predictions(rows, predictions, tokens=tokens, repairs=[[of_row] for of_row in attempts])
@@ -267,7 +274,7 @@ def load_rows(config: DataConfig, reward: RewardConfig, validator: str | None) -
     return {split: [row | {"split": split} for row in rows] for split, rows in splits.items()}
 
 
-def fixed_rows(rows: Sequence[Row], most: int | None, seed: int) -> list[int]:
+def choose_fixed(rows: Sequence[Row], most: int | None, seed: int) -> list[int]:
     """Choose the indices of at most `most` rows, evenly over the domains; `seed` alone decides which.
 
     Each domain's rows are shuffled, and the domains take turns; so fewer rows are always among more. Rows without the

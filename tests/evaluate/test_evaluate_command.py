@@ -196,6 +196,26 @@ def test_a_decoder_that_looks_at_the_state_writes_plans_that_can_be_carried_out(
     assert "Greedy decoding by the decoder applicable" in (folder / "eval.html").read_text()
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_samples": 2, "eval_temperature": 0.7},
+        {"decoder": "applicable"},
+        {"repair_rounds": 1, "repair_with": "nothing", "repair_temperature": 1.0},
+    ],
+)
+def test_eval_rows_asks_about_some_rows_with_the_answers_that_they_have_among_all(how, dataset, tmp_path, spoiled):
+    settings = {"dataset": str(dataset), "eval_splits": ("test",)}
+    every, _, _ = run(tmp_path / "every", model=(str(spoiled),), **settings, **how)
+    few, results, _ = run(tmp_path / "few", model=(str(spoiled),), eval_rows=4, **settings, **how)
+    records = records_of(few / "samples.jsonl")
+    ids = {record["id"] for record in records}
+    assert records == [record for record in records_of(every / "samples.jsonl") if record["id"] in ids]
+    assert [domain["rows"] for domain in results["test"]["domains"].values()] == [2, 2]
+    _, again, _ = run(tmp_path / "again", plans=str(every / "samples.jsonl"), eval_rows=4, **settings)
+    assert again["test"]["validity"] == results["test"]["validity"]
+
+
 def test_evaluate_finds_out_about_the_second_model_before_the_first_answers(dataset, tmp_path, spoiled):
     broken = tmp_path / "broken"
     broken.mkdir()

@@ -19,8 +19,8 @@ from jaxppo.evaluate.decoding import Completion
 from jaxppo.evaluate.evaluator import (
     Evaluator,
     Predictions,
+    choose_fixed,
     eval_metrics,
-    fixed_rows,
     make_evaluator,
     samples_of,
 )
@@ -209,10 +209,10 @@ def test_complete_above_temperature_0_does_not_depend_on_the_batch_size(folder, 
 def test_fixed_rows_are_balanced_over_domains_and_nested(sizes, most, seed, order):
     rows = [{"domain": f"d{i}"} for i, size in enumerate(sizes) for _ in range(size)]
     order.shuffle(rows)
-    chosen = fixed_rows(rows, most, seed)
-    assert chosen == sorted(set(chosen)) == fixed_rows(rows, most, seed)
+    chosen = choose_fixed(rows, most, seed)
+    assert chosen == sorted(set(chosen)) == choose_fixed(rows, most, seed)
     assert len(chosen) == min(most, len(rows)) and set(chosen) <= set(range(len(rows)))
-    assert set(chosen) <= set(fixed_rows(rows, most + 1, seed))
+    assert set(chosen) <= set(choose_fixed(rows, most + 1, seed))
     counts = Counter(rows[i]["domain"] for i in chosen)
     short = [counts[f"d{i}"] for i, size in enumerate(sizes) if counts[f"d{i}"] < size]
     # A domain that is not exhausted has as many as any other, give or take one.
@@ -221,8 +221,8 @@ def test_fixed_rows_are_balanced_over_domains_and_nested(sizes, most, seed, orde
 
 def test_fixed_rows_are_chosen_by_the_seed_and_need_no_domain():
     rows = [{"prompt": str(i)} for i in range(50)]
-    assert fixed_rows(rows, None, 0) == fixed_rows(rows, 50, 0) == list(range(50))
-    first, second = fixed_rows(rows, 10, 0), fixed_rows(rows, 10, 1)
+    assert choose_fixed(rows, None, 0) == choose_fixed(rows, 50, 0) == list(range(50))
+    first, second = choose_fixed(rows, 10, 0), choose_fixed(rows, 10, 1)
     assert first != second and first != list(range(10))
 
 
@@ -243,7 +243,7 @@ def small_evaluator(folder):
 
 def test_evaluations_in_training_look_at_the_fixed_rows_as_whole_ones_do(folder, params):
     made = small_evaluator(folder)
-    chosen = fixed_rows(made.rows["test"], 3, 0)
+    chosen = choose_fixed(made.rows["test"], 3, 0)
     assert len(chosen) == 3 and made(params, fixed_rows_only=True)["test"]["rows"] == 3
     assert made(params)["test"]["rows"] == NUM_ROWS
     whole = made.predict(params, "test")
