@@ -16,8 +16,9 @@ if [ "${1:-}" = start ]; then
   sft sft-2 --model_path "$out/sft/policy" --data_seed 1 --stream_problems 12000 --total_episodes 390400 "${further[@]}"
   sft sft-3 --model_path "$out/sft-2/policy" --data_seed 2 --stream_lengths 4-10 "${large[@]}" "${further[@]}"
   sft sft-4 --model_path "$out/sft-3/policy" --data_seed 3 --stream_lengths 1-10 "${large[@]}" "${further[@]}"
-  python runs/loss_log.py "$out/sft" "$out/sft-2" "$out/sft-3" "$out/sft-4" > "$out/sft.csv"
-  start=$out/sft-4/policy
+  sft sft-5 --model_path "$out/sft-4/policy" --data_seed 4 --stream_lengths 1-10 "${large[@]}" "${further[@]}"
+  python runs/loss_log.py "$out"/sft{,-2,-3,-4,-5} > "$out/sft.csv"
+  start=$out/sft-5/policy
 fi
 for seed in 1 2 3; do
   python -m jaxppo.train --preset planning-multi --sft_model_path "$start" --seed "$seed" --output_dir "$out/ppo-$seed"
