@@ -33,7 +33,7 @@ judge() {  # MODEL NAME FLAGS
 for name in start ppo-1; do
   model=$([ "$name" = start ] && echo "$start" || echo "$out/$name/policy")
   for decoder in plain applicable reground; do
-    judge "$model" "$decoder-$name" --decoder "$decoder"
+    judge "$model" "$decoder-$name" --decoder "$decoder" --eval_rows 600
   done
   judge "$model" "larger-$name" --stream_test_rows 100 --stream_sizes "${larger[@]}"
 done
