@@ -149,6 +149,8 @@ class EvaluateConfig:
             require(self.compare_with is None, "compare_with", "none with files of answers", self.compare_with)
             for name in ("allow_missing_plans", "allow_unknown_plans"):
                 require(not getattr(self, name), name, "False with files of answers", True)
+            rows = self.evaluation.eval_rows
+            require(rows is None, "eval_rows", "none with files of answers, which are all judged", rows)
             return
         for name in ("pddl_dir", "columns"):
             require(getattr(self, name) is None, name, "None without plans", getattr(self, name))

@@ -208,9 +208,11 @@ def test_eval_rows_asks_about_some_rows_with_the_answers_that_they_have_among_al
     settings = {"dataset": str(dataset), "eval_splits": ("test",)}
     every, _, _ = run(tmp_path / "every", model=(str(spoiled),), **settings, **how)
     few, results, _ = run(tmp_path / "few", model=(str(spoiled),), eval_rows=4, **settings, **how)
-    records = records_of(few / "samples.jsonl")
-    ids = {record["id"] for record in records}
-    assert records == [record for record in records_of(every / "samples.jsonl") if record["id"] in ids]
+    ids = {record["id"] for record in records_of(few / "samples.jsonl")}
+    for name in ("samples.jsonl", "repair.jsonl")[: 1 + ("repair_rounds" in how)]:
+        records = records_of(every / name)
+        assert records_of(few / name) == [record for record in records if record["id"] in ids]
+        assert len({record["id"] for record in records}) > 4
     assert [domain["rows"] for domain in results["test"]["domains"].values()] == [2, 2]
     _, again, _ = run(tmp_path / "again", plans=str(every / "samples.jsonl"), eval_rows=4, **settings)
     assert again["test"]["validity"] == results["test"]["validity"]
@@ -509,6 +511,10 @@ def test_flags_have_aliases():
         ({"length_edges": (5, 5)}, r"length_edges: expected increasing plan lengths from 0 on, got \(5, 5\)"),
         ({"length_edges": (-1, 5)}, "length_edges: expected increasing plan lengths from 0 on"),
         ({"eval_rows": 0}, "eval_rows: expected a number above 0, got 0"),
+        (
+            {"eval_rows": 4, "plans": "p.csv"},
+            "eval_rows: expected none with files of answers, which are all judged, got 4",
+        ),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

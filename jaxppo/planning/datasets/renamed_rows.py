@@ -84,27 +84,27 @@ def numbered_problem(row: Row, rng: random.Random) -> tuple[str, dict[str, str]]
         DataError: more objects than `NUMBERED` has names for.
     """
     shuffled = permute_atoms(row["problem_pddl"], rng)
-    numbers = _numbers(row | {"problem_pddl": shuffled})
-    return with_objects_renamed(shuffled, numbers), numbers
+    objects, numbers = _as_mentioned(row | {"problem_pddl": shuffled})
+    if len(objects) > len(numbers):
+        raise DataError(f"row {row['id']}: expected at most {len(numbers)} objects to be numbered, got {len(objects)}")
+    mapping = dict(zip(objects, numbers, strict=False))
+    return with_objects_renamed(shuffled, mapping), mapping
 
 
 def is_numbered(row: Row) -> bool:
     """Return whether the objects of a row are numbered as its prompt mentions them."""
-    domain = parse_domain(row["domain_pddl"])
-    named = parse_problem(row["problem_pddl"], domain).objects.keys() - domain.constants.keys()
-    return named <= set(NUMBERED) and all(old == new for old, new in _numbers(row).items())
+    objects, numbers = _as_mentioned(row)
+    return objects == numbers[: len(objects)]
 
 
-def _numbers(row: Row) -> dict[str, str]:
-    """Return a name of `NUMBERED` for each object, in the order in which the prompt of the row's problem has them."""
+def _as_mentioned(row: Row) -> tuple[list[str], list[str]]:
+    """List a row's objects as the prompt of its problem mentions them, and the names of `NUMBERED` for them."""
     problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
     kept = problem.domain.constants.keys() | problem.domain.late_constants
-    objects, numbers = problem.objects.keys() - kept, [name for name in NUMBERED if name not in kept]
-    if len(objects) > len(numbers):
-        raise DataError(f"row {row['id']}: expected at most {len(numbers)} objects to be numbered, got {len(objects)}")
+    objects = problem.objects.keys() - kept
     prompt = render_prompt(row["domain_pddl"], row["problem_pddl"], row["prompt_style"])
-    mentioned = [word for word in dict.fromkeys(split_words(prompt)) if word in objects]
-    return dict(zip(dict.fromkeys([*mentioned, *sorted(objects)]), numbers, strict=False))
+    mentioned = [word for word in split_words(prompt) if word in objects]
+    return list(dict.fromkeys([*mentioned, *sorted(objects)])), [name for name in NUMBERED if name not in kept]
 
 
 def _require_no_conversation(row: Row) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets import candidates
-from jaxppo.planning.datasets.renamed_rows import numbered_row
+from jaxppo.planning.datasets.renamed_rows import is_numbered, numbered_row
 from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, make_row, partition
 from jaxppo.planning.datasets.stream import Stream, distinct_rows, stream_row
 from jaxppo.planning.datasets.stream_ahead import StreamAhead
@@ -152,6 +153,26 @@ def test_more_objects_than_names_are_refused(monkeypatch):
     monkeypatch.setattr("jaxppo.planning.datasets.renamed_rows.NUMBERED", ("o1", "o2"))
     with pytest.raises(DataError, match=r"row ferry-train-1: expected at most 2 objects to be numbered, got [3-9]"):
         stream_row(STREAM, 1)
+
+
+@pytest.mark.parametrize("constants", ["(:constants home)", ""])
+def test_what_is_numbered_is_told_from_what_has_other_names_or_another_order(constants, monkeypatch):
+    row = make_row(
+        id="r", domain="d", split="test", prompt_style="brief", planner="p", plan=[("go", "o1")],
+        domain_pddl=f"""(define (domain d) {constants} (:predicates (at ?x ?y))
+          (:action go :parameters (?x) :precondition (not (at ?x home)) :effect (at ?x home)))""",
+        problem_pddl="(define (problem p) (:domain d) (:objects o1 o2 HOME) (:init (at o1 o2)) (:goal (at o1 home)))",
+    )  # fmt: skip
+    if constants:
+        row["problem_pddl"] = row["problem_pddl"].replace("HOME", "")
+    others = {"o1": "o2", "o2": "o1"}
+    swapped = row | {"problem_pddl": re.sub("o[12]", lambda name: others[name[0]], row["problem_pddl"])}
+    named = row | {"problem_pddl": row["problem_pddl"].replace("o2", "depot")}
+    assert [is_numbered(each) for each in (row, swapped, named)] == [True, False, False]
+    assert is_numbered(numbered_row(named, random.Random(0)))
+    assert is_numbered(stream_row(STREAM, 1)) and not is_numbered(stream_row(BY_DOMAIN, 1))
+    monkeypatch.setattr("jaxppo.planning.datasets.renamed_rows.NUMBERED", ("o1",))
+    assert not is_numbered(row)  # more objects than names
 
 
 def test_a_conversation_is_not_numbered():
