@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# "Six domains, one language" of docs/results.md: PPO over 3 seeds on the shipped start, and the table by domain. With `start` as its
-# argument it makes that start first (runs/planning_multi_sft.csv is its loss), and goes on where it was stopped.
+# "Six domains, one language" of docs/results.md: PPO over 3 seeds on the shipped start, what it is compared with, and the table by
+# domain. With `start` as its argument it makes that start first (runs/planning_multi_sft.csv is its loss), and goes on where it was stopped.
 set -euo pipefail
 out=outputs/planning-multi
 start=planning-multi-sft
@@ -22,8 +22,20 @@ if [ "${1:-}" = start ]; then
 fi
 for seed in 1 2 3; do
   python -m jaxppo.train --preset planning-multi --sft_model_path "$start" --seed "$seed" --output_dir "$out/ppo-$seed"
+  # The same with LCCS for plans that are not valid.
+  python -m jaxppo.train --preset planning-multi --sft_model_path "$start" --partial_scale 1 --seed "$seed" \
+    --output_dir "$out/lccs-$seed"
 done
-python runs/domain_table.py "$out"/ppo-?
+# Controls: 20 minutes of two cores spent otherwise. Learning from the valid ones among as many plans ...
+python -m jaxppo.self_train --preset planning-multi --sft_model_path "$start" --seed 1 --output_dir "$out/self-1"
+# ... more of what the start was trained on last ...
+control=(--preset planning-multi --model_path "$start" --total_episodes 76800 --seed 1)
+python -m jaxppo.sft "${control[@]}" --data_seed 5 --augment states --stream_rl_lengths 11-16 --stream_problems 2048 \
+  --learning_rate 1.2e-3 --output_dir "$out/sft-more-1"
+# ... and PPO's own problems, with their shortest plans as targets.
+python -m jaxppo.sft "${control[@]}" --train_split rl --learning_rate 5e-4 --lr_scheduler_type linear --warmup_steps 20 \
+  --output_dir "$out/sft-rl-1"
+python runs/domain_table.py "$out"/{ppo,lccs}-? "$out"/self-1 "$out"/sft-{more,rl}-1
 python runs/length_figure.py "$out/ppo-1" "$out/lengths.png"
 # What decoders that look at the state make of the start and of what PPO made of it; and larger problems than either has seen.
 larger=(blocksworld:7-8 ferry:6-7 gripper:7-8 miconic:7-8 logistics:5-6 satellite:6-7)
@@ -33,7 +45,7 @@ judge() {  # MODEL NAME FLAGS
 for name in start ppo-1; do
   model=$([ "$name" = start ] && echo "$start" || echo "$out/$name/policy")
   for decoder in plain applicable reground; do
-    judge "$model" "$decoder-$name" --decoder "$decoder" --eval_rows 600
+    judge "$model" "$decoder-$name" --decoder "$decoder" --eval_rows 300
   done
   judge "$model" "larger-$name" --stream_test_rows 100 --stream_sizes "${larger[@]}"
 done

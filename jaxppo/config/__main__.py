@@ -88,8 +88,11 @@ def _command_section(name: str, command: type) -> str:
 
 
 def _presets() -> str:
-    text = "## Presets\n\nNamed settings that come with jaxppo; what they leave out has its default.\n"
-    for command in COMMANDS:
+    text = (
+        "## Presets\n\nNamed settings that come with jaxppo; what they leave out has its default, or what the presets\n"
+    )
+    text += "say that they name, where `data/NAME` is a data set that several commands share.\n"
+    for command in [*COMMANDS, "data"]:
         folder = resources.files("jaxppo.config") / "presets" / command.replace(" ", "_")
         for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
             name = file.name.removesuffix(".yaml")

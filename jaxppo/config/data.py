@@ -63,7 +63,7 @@ class DataConfig:
     stream_problems: int | None = None
     """Streams: problems of each domain in train, which then come again: in another order and so with other numbers, or,
     where objects are not numbered, as `--augment` says. Solving is what takes the time, so many more rows come in a
-    second. Default: endless."""
+    second. Default: endless. Commands other than sft need it for train, and get each problem once."""
     stream_rl_rows: int = 500
     """Streams: rows of split rl for each domain, built on first use and cached like the next ones; train is endless."""
     stream_test_rows: int = 50

@@ -38,6 +38,8 @@ PLACES = (
 )
 """Settings that say on which devices a run is carried out; its numbers do not depend on them."""
 
+_DATA_PRESETS = "data/"
+
 CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet", "profile", "peak_tflops", "report_to")
 CALL_ONLY += ("target", "allow_changes", "push_to_hub", "hub_model_id", "hub_private", *PLACES)
 """Settings of one call, which are not saved with a run and may change on resume."""
@@ -198,7 +200,9 @@ def _comment(text: str) -> str:
 
 
 def preset_values(command: str, name: str) -> dict[str, Any]:
-    """Read the flat values of a shipped preset, over those of the one that it names as its own `preset`.
+    """Read the flat values of a shipped preset, over those of the ones that it names as its own `preset`.
+
+    These are of the same command, or `data/NAME`: a data set that presets of several commands share.
 
     Raises:
         ConfigError: no such preset; the message lists those there are.
@@ -210,8 +214,7 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
             f"preset: expected one of {', '.join(names)} for {command}, got {name!r}{did_you_mean(str(name), names)}"
         )
     values = read_yaml(str(folder / f"{name}.yaml"))
-    base = values.pop("preset", None)
-    return values if base is None else _over(preset_values(command, base), values)
+    return _over_presets(command, values.pop("preset", None), values)
 
 
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
@@ -289,10 +292,18 @@ def _base_config(config_class: type[Config], command: str, args: list[str]) -> C
         config_file = str(saved) if saved.exists() else None
     values = {"preset": "default"} if config_file is None else read_yaml(config_file)
     in_file = values.pop("preset", None)
-    if (preset := preset or in_file) is not None:
-        values = _over(preset_values(command, preset), values)
+    values = _over_presets(command, preset or in_file, values)
     named = {name for name in ("num_train_epochs", "total_episodes") if _flag_value(args, name) is not None}
     return replace(config_class(), **_without_episodes(values, named))
+
+
+def _over_presets(command: str, presets: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Lay values over a preset, or over several, of which the later ones go over the earlier."""
+    for name in reversed(presets if isinstance(presets, list) else [presets] if presets is not None else []):
+        of_data = str(name).startswith(_DATA_PRESETS)
+        lower = preset_values("data", name.removeprefix(_DATA_PRESETS)) if of_data else preset_values(command, name)
+        values = _over(lower, values)
+    return values
 
 
 def _over(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Streams as data sets: the splits that are drawn once and kept in the cache, beside the endless one for training."""
+"""Streams as data sets: splits that are drawn once and kept in the cache, beside the endless one for training."""
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from jaxppo.config import DataConfig
 from jaxppo.data.builtin import Drawn
@@ -54,11 +54,13 @@ def drawn_stream(config: DataConfig, split: str) -> Drawn:
     """Return a finite split of a stream: different problems, as many of each domain.
 
     Raises:
-        ConfigError, DataError: as for `stream_of`; or the split is the endless one.
+        ConfigError, DataError: as for `stream_of`; or the split is endless: train without `stream_problems`.
     """
-    if split == "train":
-        raise DataError("train_split: expected rl, test or test_longer, got train, which is endless: for sft alone")
-    stream = stream_of(config, split)
-    count = config.stream_rl_rows if split == "rl" else config.stream_test_rows
+    counts = {"train": config.stream_problems, "rl": config.stream_rl_rows}
+    count = counts.get(split, config.stream_test_rows)
+    if count is None:
+        expected = "a number of problems of split train, which is endless for sft alone"
+        raise DataError(f"stream_problems: expected {expected}, got None")
+    stream = replace(stream_of(config, split), problems=None)  # each of them once
     request = json.loads(json.dumps(asdict(stream) | {"rows": count}))
     return Drawn("stream", split, request, lambda: distinct_rows(stream, count))

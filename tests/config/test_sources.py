@@ -145,7 +145,7 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
         ('"a\\nb": 2', [r"'a\nb': expected the name of a setting"]),
         ("config: other.yaml", ["given.yaml", "'config'"]),
         ("preset: huge", ["preset", "default, ", "'huge'"]),
-        ("preset: [tiny]", ["preset", "default, ", "['tiny']"]),
+        ("preset: [[tiny]]", ["preset", "default, ", "['tiny']"]),
         ("- seed", ["given.yaml", "flag: value", "list"]),
         ("", ["given.yaml", "NoneType"]),
         ("seed: [1", ["given.yaml", "not YAML"]),
@@ -261,6 +261,31 @@ def test_write_yaml_leaves_secrets_out(tmp_path):
     assert saved["dataset"] == "https://<redacted>@host/x"
     assert saved["eval_splits"] == ["test_longer", "<redacted>"]
     assert saved["stop_token_id"] is None and saved["seed"] == 42
+
+
+def test_a_preset_goes_over_those_that_it_names_the_later_over_the_earlier():
+    shared = preset_values("data", "planning-multi")
+    for command in "train", "self_train", "sft", "evaluate":
+        values = preset_values(command, "planning-multi")
+        assert "preset" not in values and shared.items() <= values.items()
+    values, default = preset_values("train", "planning-multi"), preset_values("train", "default")
+    assert values["batch_size"] == default["batch_size"]  # of the first base
+    assert values["learning_rate"] != default["learning_rate"]  # its own over both
+
+
+def test_of_two_bases_the_later_one_wins(tmp_path, monkeypatch):
+    for name, text in {
+        "train/low": "kl_coef: 0.1\nlam: 0.1\nseed: 1\n",
+        "data/high": "lam: 0.2\nseed: 2\n",
+        "train/own": "preset: [low, data/high]\nseed: 3\n",
+    }.items():
+        path = tmp_path / "presets" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(sources.resources, "files", lambda _: tmp_path)
+    assert preset_values("train", "own") == {"kl_coef": 0.1, "lam": 0.2, "seed": 3}
+    with pytest.raises(ConfigError, match="preset: expected one of low, own for train, got 'high'"):
+        preset_values("train", "high")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,7 +8,7 @@ from jaxppo.config import DataConfig, SFTConfig
 from jaxppo.config.sources import replace
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
-from jaxppo.planning.datasets.rows import make_row
+from jaxppo.planning.datasets.rows import make_row, partition
 from jaxppo.planning.datasets.stream import stream_row
 
 STREAM = DataConfig(dataset="stream:blocksworld,ferry", stream_sizes=("ferry:1-2",), stream_test_rows=3)
@@ -100,12 +100,23 @@ def test_splits_of_a_stream_are_drawn_once_and_its_words_are_known(tmp_path, mon
     tokenizer = data.word_tokenizer(data.words_of_dataset(STREAM))
     stream = data.stream_of(STREAM, "train")
     data.SupervisedData([*rows, *(stream_row(stream, number) for number in range(40))], tokenizer, 4, 0, 512)
-    with pytest.raises(DataError, match="train_split: expected rl, test or test_longer, got train, which is endless"):
+    with pytest.raises(DataError, match="stream_problems: expected a number of problems of split train"):
         data.load_split(STREAM, "train")
     with pytest.raises(DataError, match="expected one of train, rl, test, test_longer for a stream, got 'dev'"):
         data.load_split(STREAM, "dev")
     with pytest.raises(ConfigError, match=r"stream_long_lengths: expected lengths above .*1-10.*, got 9-20"):
         data.stream_of(replace(STREAM, stream_long_lengths="9-20"), "test")
+
+
+def test_train_of_a_stream_is_finite_with_a_number_of_problems(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path))
+    rows = data.load_split(replace(STREAM, stream_problems=4), "train")
+    assert [row["domain"] for row in rows] == ["blocksworld"] * 4 + ["ferry"] * 4
+    problems = [parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])) for row in rows]
+    assert len({canonical_form(problem) for problem in problems}) == 8
+    assert {partition(problem) for problem in problems} == {"train"}
+    endless = data.stream_of(STREAM, "train")
+    assert [rows[0], rows[4]] == [stream_row(endless, 0), stream_row(endless, 1)]
 
 
 def test_plans_of_the_rl_lengths_are_those_that_states_begins():
