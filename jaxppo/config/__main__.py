@@ -37,7 +37,7 @@ A setting is a flag and, under the same name, a line of a YAML file. What is sai
 
 1. the default of the table;
 2. the preset: `--preset NAME`, or the preset `default` where neither a preset nor a file is named;
-3. the file: `--config FILE.yaml`;
+3. the file: `--config FILE.yaml`, which may name its presets itself: `preset: [default, data/planning-multi]`;
 4. the flags.
 
 ```bash
