@@ -1,4 +1,7 @@
-"""Valid plans by domain, before and after runs of `python -m jaxppo.train`: python runs/domain_table.py RUN RUN ..."""
+"""Valid plans by domain, of a start and after runs from it: python runs/domain_table.py RUN RUN ...
+
+The first run is of `train` or `self_train`, whose results have the start's beside them; the others may be of `sft`, too.
+"""
 
 import json
 import sys
@@ -11,7 +14,7 @@ def main(runs: list[Path]) -> None:
     """Print a line for the start and one for each run, split by split."""
     results = {run.name: json.loads((run / "eval.json").read_text(encoding="utf-8")) for run in runs}
     models = {"start": next(iter(results.values()))["before"]} | {
-        name: result["after"] for name, result in results.items()
+        name: result.get("after", result) for name, result in results.items()
     }
     for split, first in models["start"].items():
         domains = sorted(first["domains"])

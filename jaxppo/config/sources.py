@@ -299,7 +299,9 @@ def _base_config(config_class: type[Config], command: str, args: list[str]) -> C
 
 def _over_presets(command: str, presets: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Lay values over a preset, or over several, of which the later ones go over the earlier."""
-    for name in reversed(presets if isinstance(presets, list) else [presets] if presets is not None else []):
+    if not isinstance(presets, list):
+        presets = [] if presets is None else [presets]
+    for name in reversed(presets):
         of_data = str(name).startswith(_DATA_PRESETS)
         lower = preset_values("data", name.removeprefix(_DATA_PRESETS)) if of_data else preset_values(command, name)
         values = _over(lower, values)
