@@ -110,13 +110,13 @@ def test_splits_of_a_stream_are_drawn_once_and_its_words_are_known(tmp_path, mon
 
 def test_train_of_a_stream_is_finite_with_a_number_of_problems(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path))
-    rows = data.load_split(replace(STREAM, stream_problems=4), "train")
-    assert [row["domain"] for row in rows] == ["blocksworld"] * 4 + ["ferry"] * 4
+    rows = data.load_split(replace(STREAM, stream_problems=20), "train")  # so many draws have one twice
+    assert [row["domain"] for row in rows] == ["blocksworld"] * 20 + ["ferry"] * 20
     problems = [parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])) for row in rows]
-    assert len({canonical_form(problem) for problem in problems}) == 8
+    assert len({canonical_form(problem) for problem in problems}) == 40
     assert {partition(problem) for problem in problems} == {"train"}
     endless = data.stream_of(STREAM, "train")
-    assert [rows[0], rows[4]] == [stream_row(endless, 0), stream_row(endless, 1)]
+    assert [rows[0], rows[20]] == [stream_row(endless, 0), stream_row(endless, 1)]
 
 
 def test_plans_of_the_rl_lengths_are_those_that_states_begins():
