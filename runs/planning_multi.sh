@@ -48,5 +48,5 @@ for name in start ppo-1; do
   for decoder in plain applicable reground; do
     judge "$model" "$decoder-$name" --decoder "$decoder" --eval_rows 300
   done
-  judge "$model" "larger-$name" --stream_test_rows 100 --stream_sizes "${larger[@]}"
+  judge "$model" "larger-$name" --eval_splits test_longer --stream_test_rows 50 --stream_sizes "${larger[@]}"
 done
