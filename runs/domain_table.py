@@ -1,6 +1,6 @@
 """Valid plans by domain, of a start and after runs from it: python runs/domain_table.py RUN RUN ...
 
-The first run is of `train` or `self_train`, whose results have the start's beside them; the others may be of `sft`, too.
+The first run is of `train` or `self_train`, whose results have the start's beside them; others may be of `sft`, too.
 """
 
 import json
