@@ -88,10 +88,9 @@ def _command_section(name: str, command: type) -> str:
 
 
 def _presets() -> str:
-    text = (
-        "## Presets\n\nNamed settings that come with jaxppo; what they leave out has its default, or what the presets\n"
-    )
-    text += "say that they name, where `data/NAME` is a data set that several commands share.\n"
+    text = "## Presets\n\nNamed settings that come with jaxppo; what they leave out has its default.\n"
+    text += "One that names others in `preset` goes over them, the later over the earlier; `data/NAME` is a data set for\n"
+    text += "several commands.\n"
     for command in [*COMMANDS, "data"]:
         folder = resources.files("jaxppo.config") / "presets" / command.replace(" ", "_")
         for file in sorted(folder.iterdir(), key=lambda entry: entry.name):

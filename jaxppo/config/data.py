@@ -65,7 +65,7 @@ class DataConfig:
     where objects are not numbered, as `--augment` says. Solving is what takes the time, so many more rows come in a
     second. Default: endless. Commands other than sft need it for train, and get each problem once."""
     stream_rl_rows: int = 500
-    """Streams: rows of split rl for each domain, built on first use and cached like the next ones; train is endless."""
+    """Streams: rows of split rl for each domain, built on first use and cached like the next ones."""
     stream_test_rows: int = 50
     """Streams: rows of test and of test_longer for each domain."""
     prompt_column: str = "prompt"

@@ -145,6 +145,7 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
         ('"a\\nb": 2', [r"'a\nb': expected the name of a setting"]),
         ("config: other.yaml", ["given.yaml", "'config'"]),
         ("preset: huge", ["preset", "default, ", "'huge'"]),
+        ("preset: [tiny, data/huge]", ["preset", "expected one of planning-multi for data", "'huge'"]),
         ("preset: [[tiny]]", ["preset", "default, ", "['tiny']"]),
         ("- seed", ["given.yaml", "flag: value", "list"]),
         ("", ["given.yaml", "NoneType"]),
