@@ -89,8 +89,8 @@ def _command_section(name: str, command: type) -> str:
 
 def _presets() -> str:
     text = "## Presets\n\nNamed settings that come with jaxppo; what they leave out has its default.\n"
-    text += "One that names others in `preset` goes over them, the later over the earlier; `data/NAME` is a data set for\n"
-    text += "several commands.\n"
+    text += "One that names others in `preset` goes over them, the later over the earlier; `data/NAME` is a data set\n"
+    text += "for several commands.\n"
     for command in [*COMMANDS, "data"]:
         folder = resources.files("jaxppo.config") / "presets" / command.replace(" ", "_")
         for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
