@@ -85,12 +85,12 @@ class Programs:
 
 
 def _held() -> int:
-    """Bytes of all arrays on the first device."""
+    """Bytes of all arrays on the first device; arrays that share a buffer count once."""
     import jax
 
     first = jax.local_devices()[0]
-    shards = (shard for array in jax.live_arrays() for shard in array.addressable_shards)
-    return sum(shard.data.nbytes for shard in shards if shard.device == first)
+    shards = (shard.data for array in jax.live_arrays() for shard in array.addressable_shards if shard.device == first)
+    return sum({data.unsafe_buffer_pointer(): data.nbytes for data in shards}.values())
 
 
 def _analysis(program: Any, args: tuple[Any, ...]) -> dict[str, int]:

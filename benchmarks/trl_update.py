@@ -80,7 +80,7 @@ def main() -> None:
         stop_token="eos",
         missing_eos_penalty=1.0,
         num_sample_generations=0,
-        local_rollout_forward_batch_size=batch // work["parts"],
+        local_rollout_forward_batch_size=batch,
         bf16=work["dtype"] == "bfloat16",
         gradient_checkpointing=False,
         report_to=[],

@@ -67,6 +67,8 @@ class Module:
         self.names: dict[str, list[ast.stmt]] = {}
         self.stars: list[ast.ImportFrom] = []
         self.deprecations: dict[str, ast.expr] = {}
+        self.warning = ""
+        """What it says of its own deprecation when it is imported."""
         self._collect(parse(file).body)
 
     def _collect(self, statements: Sequence[ast.stmt]) -> None:
@@ -81,6 +83,11 @@ class Module:
             if "_deprecations" in _bound(node) and isinstance(value := getattr(node, "value", None), ast.Dict):
                 keys = (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
                 self.deprecations |= dict(zip(keys, value.values, strict=False))
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                call = node.value
+                words = [*call.args, *(keyword.value for keyword in call.keywords)]
+                if any(isinstance(word, ast.Name) and word.id == "DeprecationWarning" for word in words):
+                    self.warning = _text(call)
 
     def source_of(self, node: ast.ImportFrom) -> str:
         """The full name of the module that is imported from."""
@@ -148,9 +155,12 @@ class Sources:
 
     def _within(self, where: str, parts: list[str], seen: frozenset[tuple[str, str]]) -> Answer:
         """Look up `parts` in the module `where`."""
+        module = self.module(where)
+        if module is not None and module.warning:
+            return Answer(DEPRECATED, module.warning)
         if not parts:
             return Answer(FOUND)
-        module, (name, *rest) = self.module(where), parts
+        name, *rest = parts
         below = f"{where}.{name}"
         if module is None:
             if not self.is_folder(where):  # compiled, or of a package that is not looked at
@@ -200,8 +210,11 @@ def _deprecated(value: ast.expr) -> Answer:
     """What a table of deprecations says: (message, what it stands for or None)."""
     message, stands_for = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == 2 else (value, None)
     gone = isinstance(stands_for, ast.Constant) and stands_for.value is None
-    words = [n.value for n in ast.walk(message) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    return Answer(MISSING if gone else DEPRECATED, "".join(words))
+    return Answer(MISSING if gone else DEPRECATED, _text(message))
+
+
+def _text(node: ast.expr) -> str:
+    return "".join(n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
 def check(sources: Sources, use: Use) -> Answer:

@@ -1,4 +1,7 @@
-"""Four forced host devices, caches in a folder of the test run, and compiled programs dropped after each module."""
+"""Four forced host devices, caches in a folder of the test run, and compiled programs dropped after each module.
+
+JAXPPO_TEST_PLATFORM=cuda,cpu (or tpu,cpu) runs tests on an accelerator: tests/nn and tests/rl are meant for it.
+"""
 
 import getpass
 import os
@@ -11,13 +14,17 @@ import pytest
 
 from tests.headless import CHROMIUM, Browser
 
+PLATFORMS = os.environ.get("JAXPPO_TEST_PLATFORM", "cpu")
+ON_CPU = PLATFORMS == "cpu"
+os.environ["JAX_PLATFORMS"] = PLATFORMS
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share a GPU
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=4",
         # Of machine code, not of how programs are split. Most programs run once or twice: tests take half the time.
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_backend_optimization_level=0" if ON_CPU else "",
+        "--xla_llvm_disable_expensive_passes=true" if ON_CPU else "",
         # These take half of the time of a compilation. From jaxlib 0.11 on there is no other way, and an unknown flag
         # ends the process.
         "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
@@ -25,7 +32,6 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300",
     ]
 ).strip()
-os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("JAXPPO_CACHE", os.path.join(tempfile.gettempdir(), f"jaxppo-tests-{getpass.getuser()}"))

@@ -30,6 +30,7 @@ type Tree[T] = dict[str, T]
     "jax/numpy/linalg.py": "if True:\n    from ..._src.api import jit as det\nelse:\n    _inv = 1\n",
     "jax/_src/numpy.py": "__all__ = ['zeros']\ndef zeros(shape, dtype=None): ...\ndef hidden(): ...\n",
     "jax/tree.pyi": "class Kind:\n    Leaf: int\n    def walk(self): ...\n",
+    "jax/attention.py": "import warnings\nwarnings.warn('use tokamax', DeprecationWarning)\ndef mha(): ...\n",
     "jaxlib/__init__.py": "from jaxlib import _compiled as compiled\n",
     "jaxlib/_compiled.cpython-312-x86_64-linux-gnu.so": "",
 }
@@ -57,6 +58,8 @@ def wheel(tmp_path):
         ("jax.jit", "found"),
         ("jax.numpy.zeros", "found"),
         ("jax.numpy.hidden", "missing"),
+        ("jax.attention", "deprecated"),
+        ("jax.attention.mha", "deprecated"),
         ("jax.numpy.linalg.det", "found"),
         ("jax.numpy.linalg.inv", "missing"),
         ("jax.tree.Kind.Leaf", "found"),

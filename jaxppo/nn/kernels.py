@@ -6,6 +6,7 @@ as `matmul_precision` says.
 Shape letters: B rows, T tokens, H heads, G heads of keys and values, K head size.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,9 @@ def triton(
 
     Source: FlashAttention (arXiv:2205.14135).
     """
-    from jax.experimental.pallas.ops.gpu import attention
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # since JAX 0.11, in favour of another package (tokamax)
+        from jax.experimental.pallas.ops.gpu import attention
 
     assert window is None
     t, copies = q_bhtk.shape[2], q_bhtk.shape[1] // k_bgtk.shape[1]

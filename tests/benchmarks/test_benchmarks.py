@@ -131,6 +131,8 @@ def test_accelerator_runs_where_there_is_none(monkeypatch):
     for program in line["programs"].values():
         assert line["compiler_peak_bytes"] > program["held_bytes"] >= program["argument_bytes"] > 0
         assert program["temp_bytes"] > 0
+    # Between the two only a batch is added; in the first update the reference shares the policy's weights.
+    assert line["programs"]["update"]["held_bytes"] < 1.1 * line["programs"]["generate"]["held_bytes"]
     assert line["trl_over_jaxppo"] > 0 and line["device"] == "cpu"
 
 

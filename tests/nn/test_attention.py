@@ -89,6 +89,25 @@ def test_kernels_are_plain(name, mask):
     assert_close(value_and_gradients(kernel, q, k, v, real), reference, 1e-4)
 
 
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("mask", masks(565), ids=["all real", "left padding", "right padding"])
+def test_the_kernel_of_this_device_is_plain(mask, head_size):
+    form = {"gpu": "triton", "tpu": "splash"}.get(jax.default_backend())
+    if form is None:
+        pytest.skip("no GPU or TPU, see tests/conftest.py")
+    arguments = arrays(h=4, g=2, t=565, k=head_size, dtype=jnp.bfloat16)
+    in_float32 = [x.astype(jnp.float32) for x in arguments]
+    real = np.ones((2, 565)) if mask is None else mask
+    scale = head_size**-0.5
+    kernel = lambda *x: kernels.attend(form, *x, mask, scale, None)  # noqa: E731
+    reference = value_and_gradients(lambda *x: plain(*x, jnp.arange(565)[None], mask, scale), *in_float32, real)
+    _, gradients = value_and_gradients(kernel, *arguments, real)
+    assert_close(gradients, reference[1], 0.02)
+    attended = kernel(*arguments) * jnp.asarray(real, jnp.bfloat16)[:, None, :, None]
+    expected = plain(*in_float32, jnp.arange(565)[None], mask, scale) * jnp.asarray(real)[:, None, :, None]
+    assert_close(attended, expected, 0.02)
+
+
 def test_splash_attention_has_windows():
     q, k, v = arrays(h=2, g=1, t=70, k=16)
     reference = value_and_gradients(lambda *x: plain(*x, jnp.arange(70)[None], None, 0.3, window=9), q, k, v)

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# "Which reward" of docs/results.md: seven rewards by PPO and RLOO, three seeds, 40 updates each on the start of six domains.
+# With arguments, some of them alone: runs/which_reward.sh ALGORITHM SEED [REWARD ...]. What is finished is left as it is.
+set -euo pipefail
+out=outputs/which-reward
+run() {  # ALGORITHM SEED REWARD
+  local folder=$out/$1-$3-$2 flags=(--partial_scale 1)
+  case $1 in rloo) flags+=(--algorithm rloo --num_generations 4) ;; esac
+  case $3 in
+    valid) flags+=(--partial_scale 0) ;;
+    lccs) ;;
+    lccs_reference) flags+=(--normalise_by reference) ;;
+    lcs | prefix | goal) flags+=(--partial "$3") ;;
+    step) flags+=(--reward_level step) ;;
+  esac
+  [ -e "$folder/eval.json" ] || python -m jaxppo.train --preset planning-multi --total_episodes 10240 --eval_splits test_longer \
+    --seed "$2" --quiet True --output_dir "$folder" "${flags[@]}"
+}
+rewards=("${@:3}")
+[ ${#rewards[@]} -gt 0 ] || rewards=(valid lccs lccs_reference lcs prefix goal step)
+for algorithm in ${1:-ppo rloo}; do
+  for seed in ${2:-1 2 3}; do
+    for reward in "${rewards[@]}"; do
+      run "$algorithm" "$seed" "$reward"
+    done
+  done
+done
