@@ -1,0 +1,55 @@
+"""What rewards made of one start, over seeds: python runs/reward_table.py FOLDER, whose runs are ALGORITHM-REWARD-SEED.
+
+Of `test_longer`: plans that are valid and that can be carried out, the length of valid ones over the reference, valid plans by
+domain. Of training: the share of groups whose samples all earn the same, where there are groups.
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+SPLIT = "test_longer"
+
+
+def measures(run: Path) -> dict[str, Any]:
+    """The figures of one run."""
+    after = json.loads((run / "eval.json").read_text(encoding="utf-8"))["after"][SPLIT]
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    silent = [step["reward/zero_variance_groups"] for step in steps if "reward/zero_variance_groups" in step]
+    return {
+        "valid": after["validity"]["rate"],
+        "executable": after["executability"]["rate"],
+        "length": after["length_ratio"]["mean"],
+        "silent": fmean(silent) if silent else None,
+        "domains": {name: domain["validity"]["rate"] for name, domain in sorted(after["domains"].items())},
+    }
+
+
+def main(folder: Path) -> None:
+    """Print a line for each algorithm and reward."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in sorted(folder.iterdir()):
+        if (run / "eval.json").is_file() and '"after"' in (run / "eval.json").read_text(encoding="utf-8"):
+            algorithm, reward, _ = run.name.split("-")
+            found.setdefault((algorithm, reward), []).append(measures(run))
+    domains = sorted({name for runs in found.values() for run in runs for name in run["domains"]})
+    heads = ("algorithm", "reward", "valid by seed", "mean", "executable", "length", "groups without signal", *domains)
+    print(f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", sep="\n")
+    percent = lambda values: f"{fmean(values):.1%}"  # noqa: E731
+    for (algorithm, reward), runs in found.items():
+        silent = [run["silent"] for run in runs if run["silent"] is not None]
+        cells = [
+            ", ".join(f"{run['valid']:.1%}" for run in runs),
+            percent([run["valid"] for run in runs]),
+            percent([run["executable"] for run in runs]),
+            f"{fmean(run['length'] for run in runs):.2f}",
+            percent(silent) if silent else "",
+            *(percent([run["domains"][name] for run in runs]) for name in domains),
+        ]
+        print(f"| {algorithm} | {reward} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
