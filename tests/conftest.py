@@ -1,6 +1,6 @@
 """Four forced host devices, caches in a folder of the test run, and compiled programs dropped after each module.
 
-JAXPPO_TEST_PLATFORM=cuda,cpu (or tpu,cpu) runs tests on an accelerator: tests/nn and tests/rl are meant for it.
+With JAXPPO_TEST_PLATFORM=cuda,cpu, or tpu,cpu, tests compute on an accelerator; those of nn and rl are meant for it.
 """
 
 import getpass
