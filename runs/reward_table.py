@@ -1,7 +1,7 @@
 """What rewards made of one start, over seeds: python runs/reward_table.py FOLDER, whose runs are ALGORITHM-REWARD-SEED.
 
-Of `test_longer`: plans that are valid and that can be carried out, the length of valid ones over the reference, valid plans by
-domain. Of training: the share of groups whose samples all earn the same, where there are groups.
+Of `test_longer`: plans that are valid and that can be carried out, the length of valid ones over the reference, and
+valid plans by domain. Of training: the share of groups whose samples all earn the same, where there are groups.
 """
 
 import json
