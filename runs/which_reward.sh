@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # "Which reward" of docs/results.md: seven rewards by PPO and RLOO, three seeds, 40 updates each on the start of six domains.
-# With arguments, some of them alone: runs/which_reward.sh ALGORITHM SEED [REWARD ...]. What is finished is left as it is.
+# With arguments, some of them alone: runs/which_reward.sh ALGORITHM SEED [REWARD ...]. What is finished is left as it is, what is not is gone on with.
 set -euo pipefail
 out=outputs/which-reward
 run() {  # ALGORITHM SEED REWARD
   local folder=$out/$1-$3-$2 flags=(--partial_scale 1)
+  [ -d "$folder/policy" ] && return
+  [ -d "$folder/checkpoints" ] && flags+=(--resume)
   case $1 in rloo) flags+=(--algorithm rloo --num_generations 4) ;; esac
   case $3 in
     valid) flags+=(--partial_scale 0) ;;
@@ -13,8 +15,8 @@ run() {  # ALGORITHM SEED REWARD
     lcs | prefix | goal) flags+=(--partial "$3") ;;
     step) flags+=(--reward_level step) ;;
   esac
-  [ -e "$folder/eval.json" ] || python -m jaxppo.train --preset planning-multi --total_episodes 10240 --eval_splits test_longer \
-    --seed "$2" --quiet True --output_dir "$folder" "${flags[@]}"
+  python -m jaxppo.train --preset planning-multi --total_episodes 10240 --eval_splits test_longer --seed "$2" --quiet True \
+    --output_dir "$folder" "${flags[@]}"
 }
 rewards=("${@:3}")
 [ ${#rewards[@]} -gt 0 ] || rewards=(valid lccs lccs_reference lcs prefix goal step)
