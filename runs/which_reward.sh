@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# "Which reward" of docs/results.md: seven rewards by PPO and RLOO, three seeds, 40 updates each on the start of six domains.
-# With arguments, some of them alone: runs/which_reward.sh ALGORITHM SEED [REWARD ...]. What is finished is left as it is, what is not is gone on with.
+# "Which reward" of docs/results.md: seven rewards by PPO, and six by RLOO, three seeds, 40 updates each on the start of six
+# domains.
+# With arguments, some of them alone: runs/which_reward.sh ALGORITHM SEED [REWARD ...]. What is finished is left as it is, what is
+# not is gone on with.
 set -euo pipefail
 out=outputs/which-reward
 run() {  # ALGORITHM SEED REWARD
   local folder=$out/$1-$3-$2 flags=(--partial_scale 1)
   [ -d "$folder/policy" ] && return
+  [ "$1 $3" = "rloo step" ] && return  # it weighs completions as a whole
   [ -d "$folder/checkpoints" ] && flags+=(--resume)
   case $1 in rloo) flags+=(--algorithm rloo --num_generations 4) ;; esac
   case $3 in
