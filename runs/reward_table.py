@@ -13,9 +13,8 @@ from typing import Any
 SPLIT = "test_longer"
 
 
-def measures(run: Path) -> dict[str, Any]:
-    """The figures of one run."""
-    after = json.loads((run / "eval.json").read_text(encoding="utf-8"))["after"][SPLIT]
+def measures(run: Path, after: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one run, whose results at its end are `after`."""
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     silent = [step["reward/zero_variance_groups"] for step in steps if "reward/zero_variance_groups" in step]
     return {
@@ -30,10 +29,11 @@ def measures(run: Path) -> dict[str, Any]:
 def main(folder: Path) -> None:
     """Print a line for each algorithm and reward."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in sorted(folder.iterdir()):
-        if (run / "eval.json").is_file() and '"after"' in (run / "eval.json").read_text(encoding="utf-8"):
-            algorithm, reward, _ = run.name.split("-")
-            found.setdefault((algorithm, reward), []).append(measures(run))
+    for file in sorted(folder.glob("*/eval.json")):
+        results = json.loads(file.read_text(encoding="utf-8"))
+        if "after" in results:  # else it has not ended
+            algorithm, reward, _ = file.parent.name.split("-")
+            found.setdefault((algorithm, reward), []).append(measures(file.parent, results["after"][SPLIT]))
     domains = sorted({name for runs in found.values() for run in runs for name in run["domains"]})
     heads = ("algorithm", "reward", "valid by seed", "mean", "executable", "length", "groups without signal", *domains)
     print(f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", sep="\n")

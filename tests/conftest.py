@@ -15,16 +15,16 @@ import pytest
 from tests.headless import CHROMIUM, Browser
 
 PLATFORMS = os.environ.get("JAXPPO_TEST_PLATFORM", "cpu")
-ON_CPU = PLATFORMS == "cpu"
+FEW_OPTIMISATIONS = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
+"""Of machine code, not of how programs are split. Most programs run once or twice: tests take half the time."""
+
 os.environ["JAX_PLATFORMS"] = PLATFORMS
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share a GPU
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=4",
-        # Of machine code, not of how programs are split. Most programs run once or twice: tests take half the time.
-        "--xla_backend_optimization_level=0" if ON_CPU else "",
-        "--xla_llvm_disable_expensive_passes=true" if ON_CPU else "",
+        *(FEW_OPTIMISATIONS if PLATFORMS == "cpu" else ()),
         # These take half of the time of a compilation. From jaxlib 0.11 on there is no other way, and an unknown flag
         # ends the process.
         "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",

@@ -137,6 +137,15 @@ def test_accelerator_runs_where_there_is_none(monkeypatch):
 
 
 @pytest.mark.full
+def test_attention_times_what_runs_here(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    lines = {line["form"]: line for line in run("attention.py", "--rows", "2", "--heads", "2", "--tokens", "20")}
+    for form in ("plain", "blocks", "xla"):
+        assert lines[form]["forward_ms"] > 0 and lines[form]["gradient_ms"] > 0
+    assert "CPU" in lines["triton"]["forward_ms"] and "cuDNN" in lines["cudnn"]["gradient_ms"]
+
+
+@pytest.mark.full
 def test_logprobs_reports_memory_and_time():
     sizes = {"rows": 2, "tokens": 64, "vocab": 4096, "hidden": 32, "turns": 1}
     lines = run("logprobs.py", *(text for name, value in sizes.items() for text in (f"--{name}", str(value))))

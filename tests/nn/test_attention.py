@@ -92,8 +92,8 @@ def test_kernels_are_plain(name, mask):
 @pytest.mark.parametrize("head_size", [64, 128, 256])
 @pytest.mark.parametrize("mask", masks(565), ids=["all real", "left padding", "right padding"])
 def test_the_kernel_of_this_device_is_plain(mask, head_size):
-    form = {"gpu": "triton", "tpu": "splash"}.get(jax.default_backend())
-    if form is None:
+    form = models.computing_in(NEOX, "bfloat16").attention
+    if form == "plain":
         pytest.skip("no GPU or TPU, see tests/conftest.py")
     arguments = arrays(h=4, g=2, t=565, k=head_size, dtype=jnp.bfloat16)
     in_float32 = [x.astype(jnp.float32) for x in arguments]
