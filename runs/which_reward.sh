@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# "Which reward" of docs/results.md: seven rewards by PPO, and six by RLOO, three seeds, 40 updates each on the start of six
+# "Which reward" of docs/results.md: eight rewards by PPO, and seven by RLOO, three seeds, 40 updates each on the start of six
 # domains.
 # With arguments, some of them alone: runs/which_reward.sh ALGORITHM SEED [REWARD ...]. What is finished is left as it is, what is
 # not is gone on with.
@@ -16,13 +16,14 @@ run() {  # ALGORITHM SEED REWARD
     lccs) ;;
     lccs_reference) flags+=(--normalise_by reference) ;;
     lcs | prefix | goal) flags+=(--partial "$3") ;;
+    goal_prefix) flags+=(--partial goal --reward_funcs plan runs.prefix_reward:prefix --reward_weights 0.5 0.5) ;;
     step) flags+=(--reward_level step) ;;
   esac
   python -m jaxppo.train --preset planning-multi --total_episodes 10240 --eval_splits test_longer --seed "$2" --quiet True \
     --output_dir "$folder" "${flags[@]}"
 }
 rewards=("${@:3}")
-[ ${#rewards[@]} -gt 0 ] || rewards=(valid lccs lccs_reference lcs prefix goal step)
+[ ${#rewards[@]} -gt 0 ] || rewards=(valid lccs lccs_reference lcs prefix goal goal_prefix step)
 for algorithm in ${1:-ppo rloo}; do
   for seed in ${2:-1 2 3}; do
     for reward in "${rewards[@]}"; do
