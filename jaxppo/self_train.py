@@ -251,11 +251,12 @@ def self_train(config: SelfTrainConfig) -> Path:
 def _carry_out(run: run_folder.Run, setup: Setup) -> None:
     """Evaluate, carry out the rounds that are left, export; what the run folder has already is not done again."""
     config, console, evals, first = setup.config, run.console, run.evals, processes.is_first()
+    run.keep_settings()
     evals["headline_split"] = config.headline_split
     if "before" not in evals:
         console.stage(f"Evaluation before self-training ({setup.evaluator.validator})")
         results, samples = setup.evaluator.with_samples(setup.start)
-        _keep_samples(run, "before", samples)
+        run.keep_samples("before", samples)
         evals["before"] = results
     printing.print_results(console, evals["before"])
     run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
@@ -270,7 +271,7 @@ def _carry_out(run: run_folder.Run, setup: Setup) -> None:
     for this in every[max(0, done - 1) :]:  # of the last one that is done the policy is needed
         policy, record = _carry_out_round(run, setup, this, every[: this.number - 1], policy)
     last = every[-1].stages["evaluation"]
-    _keep_samples(run, "after", last["samples"])
+    run.keep_samples("after", last["samples"])
     evals["after"] = last["results"]
     console.stage("Saving")
     params = stacks.unstacked(setup.sft.parallel.to_host({"policy": policy}))
@@ -319,13 +320,6 @@ def _log(run: run_folder.Run, this: Round, record: dict[str, Any]) -> None:
             for line in lines:
                 log.append(line)
     run.trackers.log(this.number, record)
-
-
-def _keep_samples(run: run_folder.Run, moment: str, samples: dict[str, Any]) -> None:
-    """Keep some of the answers of an evaluation."""
-    if processes.is_first():
-        path = run.folder / run_folder.EVAL_SAMPLES_FILE
-        run_folder.write_json(path, run_folder.read_json(path) | {moment: samples})
 
 
 if __name__ == "__main__":

@@ -376,9 +376,7 @@ def _evaluate(run: run_folder.Run, setup: Setup, moment: str, state: TrainState)
     run.console.stage(f"Evaluation {moment} {setup.config.rl.algorithm.upper()} ({judge})")
     results, samples = setup.evaluator.with_samples(setup.ppo.models_of(state)["policy"])
     printing.print_results(run.console, results)
-    if processes.is_first():
-        path = run.folder / run_folder.EVAL_SAMPLES_FILE
-        run_folder.write_json(path, run_folder.read_json(path) | {moment: samples})
+    run.keep_samples(moment, samples)
     return results
 
 

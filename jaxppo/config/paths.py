@@ -22,3 +22,8 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_partial(path: Path, name: str) -> bool:
+    """Return whether a path is what a process left that was killed while it wrote a file of this name."""
+    return path.name.startswith(".") and path.name.lstrip(".").startswith(f"{name}.")

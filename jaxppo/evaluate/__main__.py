@@ -95,6 +95,7 @@ def evaluate(config: EvaluateConfig) -> Path:
         console.print(f"would evaluate {names} on {', '.join(evaluation.rows)} into {folder}")
         return folder
     with run.claimed():
+        run.keep_settings()
         done = [evaluation.evaluated(method) for method in evaluation.methods]
         comparison = compare_splits(done[1].judged, done[0].judged) if len(done) > 1 else {}
         if processes.is_first():
@@ -112,6 +113,7 @@ def _judge_answers(config: EvaluateConfig, run: run_folder.Run) -> Path:
     results = judge_answers(config)
     title, note = f"Plans of {config.label or config.plans}", "Judged by the built-in validator"
     with run.claimed():
+        run.keep_settings()
         if processes.is_first():
             write_jsonl(answer_records(results.judged), folder / SAMPLES_FILE)
             answers_page.write_page(results, folder / PAGE_FILE, title=title, note=f"{note}, rule {config.extract}.")

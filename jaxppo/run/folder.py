@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config import RunConfig
-from jaxppo.config.paths import write_atomically
+from jaxppo.config.paths import is_partial, write_atomically
 from jaxppo.config.reading import parse_json
 from jaxppo.config.redact import redact_command
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
@@ -99,6 +99,17 @@ class Run:
         finally:
             lock.release()
 
+    def keep_settings(self) -> None:
+        """Let `config.yaml` say what `allow_changes` let in, once nothing of the run to resume speaks against it."""
+        if self.config.run.allow_changes and processes.is_first() and (self.folder / CONFIG_FILE).exists():
+            write_yaml(self.config, self.folder / CONFIG_FILE, command_line())
+
+    def keep_samples(self, moment: str, samples: dict[str, Any]) -> None:
+        """Keep some of the answers of an evaluation in `eval_samples.json`, in the first process."""
+        if processes.is_first():
+            path = self.folder / EVAL_SAMPLES_FILE
+            write_json(path, read_json(path) | {moment: samples})
+
     def write_evals(self, evals: dict[str, Any]) -> None:
         """Write `eval.json`, in the first process."""
         if processes.is_first():
@@ -173,15 +184,11 @@ def check(folder: Path, config: Any, run: RunConfig) -> bool:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output_dir: expected a folder, got the file {folder}")
     # A process killed while it claimed the folder may have left the configuration half-written.
-    if folder.exists() and any(not _is_partial_config(entry) for entry in folder.iterdir()):
+    if folder.exists() and any(not is_partial(entry, CONFIG_FILE) for entry in folder.iterdir()):
         raise ConfigError(
             f"output_dir: expected a new or empty folder, got {folder} that holds other files; name another"
         )
     return False
-
-
-def _is_partial_config(path: Path) -> bool:
-    return path.name.startswith(f".{CONFIG_FILE}.")
 
 
 def _evaluations(folder: Path, trains: bool) -> tuple[dict[str, Any], list[str]]:
@@ -254,8 +261,6 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
         ConfigError: as for `check`, or the folder cannot be made.
     """
     if check(folder, config, run):
-        if run.allow_changes:
-            write_yaml(config, folder / CONFIG_FILE, command_line())
         return
     partial = folder / f".{CONFIG_FILE}.{os.getpid()}"
     try:

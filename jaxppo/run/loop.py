@@ -72,6 +72,7 @@ class TrainingLoop:
         self.start = self._saved
         if self.start:
             processes.on_first(self._check_settings)
+        run.keep_settings()
         self._state = state if state.ahead is None else state._replace(ahead=self._placed(state.ahead))
 
     def run(self) -> tuple[TrainState, dict[str, Any]]:

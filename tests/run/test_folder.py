@@ -1,10 +1,11 @@
 """Who may write into a run folder."""
 
 import json
+import shutil
 
 import pytest
 
-from jaxppo.config import RunConfig, SFTConfig, TrainConfig
+from jaxppo.config import RunConfig, SFTConfig, TrainConfig, paths
 from jaxppo.config.sources import read_yaml, replace
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.run import folder as run_folder
@@ -176,10 +177,23 @@ def test_read_evals_names_a_file_of_another_shape(tmp_path, change):
         run_folder.read_evals(tmp_path / "eval.json")
 
 
-def test_claim_takes_over_a_folder_whose_claim_was_killed(tmp_path):
-    (tmp_path / ".config.yaml.123").write_text("seed")
-    claim(tmp_path)
-    assert (tmp_path / "config.yaml").exists()
+def test_claim_takes_over_a_folder_whose_claim_was_killed(tmp_path, monkeypatch):
+    """At whatever moment: while the settings are written, and while they are given their name."""
+
+    def killed(*_):
+        left.append(next(tmp_path.iterdir()).name)
+        shutil.copytree(tmp_path, tmp_path.with_name(f"killed{len(left)}"))
+        raise KeyboardInterrupt
+
+    left = []
+    for module, moment in ((paths.os, "replace"), (run_folder.os, "link")):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(module, moment, killed)
+            claim(tmp_path)
+    assert len(set(left)) == 2
+    for number in (1, 2):
+        claim(tmp_path.with_name(f"killed{number}"))
+        assert (tmp_path.with_name(f"killed{number}") / "config.yaml").exists()
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "a file system without links"])

@@ -108,6 +108,16 @@ def test_a_checkpoint_is_not_resumed_under_an_edited_configuration(folder):
     assert logged(folder)[-1][0] == 5
 
 
+def test_a_refused_resume_leaves_the_settings_as_they_were(folder):
+    """Else the next one, which changes nothing, would be refused for what this one was to change."""
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace("kl_coef: 0.05", "kl_coef: 0.5"))
+    before = path.read_text()
+    with pytest.raises(ConfigError, match=r"got kl_coef 0.5 \(was 0.05\); "):
+        resume(folder, kl_coef=0.5, save_steps=3, allow_changes=("save_steps",))
+    assert path.read_text() == before
+
+
 def test_a_checkpoint_is_not_resumed_under_a_part_of_its_configuration(tmp_path):
     """The settings that were cut off would silently be the defaults."""
     folder = tmp_path / "run"

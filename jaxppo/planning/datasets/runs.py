@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxppo.config.paths import is_partial
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
 from jaxppo.planning.datasets.card import leak_text
@@ -34,7 +35,7 @@ def is_finished(folder: Path, config: Any) -> bool:
         raise ConfigError(f"output_dir: expected a folder, got the file {folder}")
     if not (folder / CONFIG_FILE).exists():
         # A process killed while it claimed the folder may have left the settings half-written.
-        if folder.exists() and any(not path.name.startswith(f".{CONFIG_FILE}.") for path in folder.iterdir()):
+        if folder.exists() and any(not is_partial(path, CONFIG_FILE) for path in folder.iterdir()):
             raise ConfigError(f"output_dir: expected a new or empty folder, got {folder} that holds other files")
         return False
     before, now = read_yaml(folder / CONFIG_FILE), settings_of(config)
