@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import require, require_fraction, require_positive
+from jaxppo.config.checks import require, require_finite, require_fraction, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,7 @@ class RewardConfig:
         for name in ("reward_timeout_s", "soft_punish_cache"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
+                require_finite(self, name)
         require((self.reward_cache_size or 0) >= 0, "reward_cache_size", "at least 0", self.reward_cache_size)
         for name in ("on_error", "on_timeout"):
             value = getattr(self, name)

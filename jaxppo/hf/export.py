@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 
-from jaxppo import __version__, hf
+from jaxppo import __version__, hf, toys
 from jaxppo.errors import ModelError
 from jaxppo.hf import Loaded
 from jaxppo.hf.card import license_of, model_card
+from jaxppo.hf.card_metadata import is_shipped
 from jaxppo.hf.files import read_json
 from jaxppo.hf.peft import save_adapter
 from jaxppo.nn import ModelConfig, lora
@@ -147,8 +148,8 @@ def _config(info: dict[str, Any], reward_bias: float | None) -> ModelConfig:
 
 
 def _path_of(base: str) -> str:
-    """Return where PEFT finds a base model: the path of a shipped one, whose name only jaxppo knows."""
-    return str(hf.find_model(base)) if (hf.ASSETS / base).is_dir() else base
+    """Return where PEFT finds a base model: the path of a shipped one or a toy, whose names only jaxppo knows."""
+    return str(hf.find_model(base)) if is_shipped(base) or base in toys.TOYS else base
 
 
 def _lora_config(fields: dict[str, Any]) -> LoraConfig:

@@ -90,8 +90,9 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
 
 
 def _as_read(config: ModelConfig) -> ModelConfig:
-    """Return the model without what its `config.json` does not say."""
-    return dataclasses.replace(config, compute_dtype=None, num_tokens=None, end_ids=())
+    """Return the model without what its `config.json` does not say: how it computes, and what its tokenizer adds."""
+    computing = {"compute_dtype": None, "gradient_checkpointing": False, "accelerated": False, "attention": "plain"}
+    return dataclasses.replace(config, num_tokens=None, end_ids=(), **computing)
 
 
 def _with_older_keys(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
+from jaxppo.hf.card_metadata import hub_id
 from jaxppo.hf.files import (
     complete_folder,
     existing_folder,
@@ -110,13 +111,15 @@ def save_adapter(
 def _peft_config(
     config: ModelConfig, lora: LoraConfig, adapted: list[str], score: bool, base_model: str
 ) -> dict[str, Any]:
+    repo, _, revision = base_model.partition("@") if hub_id(base_model) else (base_model, "", "")
     targets = lora.target_modules
     if targets is None:  # not "all-linear", which PEFT reads as including heads for some models
         targets = sorted({name.split(".", 3)[-1] for name in adapted})
     return {
         "peft_type": "LORA",
         "task_type": _TASKS["score" if score else "lm"],
-        "base_model_name_or_path": base_model,
+        "base_model_name_or_path": repo,
+        "revision": revision or None,
         "r": lora.r,
         "lora_alpha": lora.lora_alpha,
         "lora_dropout": 0.0,

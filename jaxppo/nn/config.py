@@ -186,7 +186,7 @@ class HfName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One `model_type`: all that `models.py` and `hf.py` need to know of it.
+    """One `model_type`: all that `models.py` and the room `hf/` need to know of it.
 
     Attributes:
         config: its class of configuration.

@@ -16,7 +16,7 @@ from jaxppo.config.paths import is_partial, write_atomically
 from jaxppo.config.reading import parse_json
 from jaxppo.config.redact import redact_command
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
-from jaxppo.errors import ConfigError, DataError
+from jaxppo.errors import ConfigError, DataError, did_you_mean
 from jaxppo.parallel import platform, processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.run.console import Console
@@ -330,8 +330,11 @@ def check_settings(before: Mapping[str, Any], now: Mapping[str, Any], config: An
         of: whose settings those before are, for the message.
 
     Raises:
-        ConfigError: other settings differ; the message names each.
+        ConfigError: other settings differ, and the message names each; or `allow_changes` names what is no setting.
     """
+    for name in config.run.allow_changes:
+        if name not in now and name not in before:
+            raise ConfigError(f"allow_changes: expected names of settings, got {name!r}{did_you_mean(name, now)}")
     differences = [
         f"{name} {now[name]!r} (was {value!r})" if name in now else f"no {name} (was {value!r})"
         for name, value in changed_settings(before, now, config).items()

@@ -49,11 +49,6 @@ class Preemption:
         """Whether this process was asked to stop."""
         return self._signum is not None
 
-    @property
-    def requested(self) -> bool:
-        """Whether the run was asked to stop, on any of its processes."""
-        return self._agree(self._signum or 0) != 0
-
     def check(self) -> None:
         """Do nothing, or stop.
 

@@ -239,6 +239,15 @@ def test_config_to_hf_writes_the_dtype_under_both_keys_where_a_file_has_both():
     assert (raw["dtype"], raw["torch_dtype"]) == ("float32", "float32")
 
 
+@pytest.mark.parametrize("family", OLD_CONFIGS)
+def test_config_to_hf_does_not_depend_on_where_a_model_computes(family):
+    config = hf.config_from_hf(OLD_CONFIGS[family])
+    on_a_gpu = dataclasses.replace(
+        config, accelerated=True, attention="triton", compute_dtype="bfloat16", gradient_checkpointing=True
+    )
+    assert hf.config_to_hf(on_a_gpu, "lm") == hf.config_to_hf(config, "lm") == OLD_CONFIGS[family]
+
+
 def test_config_to_hf_writes_a_change_over_old_keys():
     transformers = pytest.importorskip("transformers")
     old = OLD_CONFIGS["gpt_neox"]

@@ -139,6 +139,11 @@ def test_settings_may_change_that_are_named(folder):
     count(configured(folder, resume=True, **changes))  # the last checkpoint has them
 
 
+def test_a_setting_that_is_none_cannot_change(folder):
+    with pytest.raises(ConfigError, match=r"allow_changes: expected names of settings, got 'kl_coeff', did you mean 'kl_coef'"):
+        resume(folder, allow_changes=("kl_coeff",))
+
+
 def test_settings_may_change_on_a_resume_alone():
     with pytest.raises(ConfigError, match=r"allow_changes: expected --resume with it, got \('kl_coef',\)"):
         replace(TrainConfig(), allow_changes=("kl_coef",))

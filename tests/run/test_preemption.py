@@ -34,9 +34,9 @@ def test_a_signal_is_noted_and_raised_at_the_next_check(handlers, signum, name, 
     with pytest.raises(Preempted) as stop, Preemption(RESUME) as noted:
         noted.check()
         preemption.check()
-        assert not noted.requested and preemption.notice() is None
+        assert not noted.noted and preemption.notice() is None
         send(signum)
-        assert noted.requested and "a second Ctrl-C ends at once" in str(preemption.notice())
+        assert noted.noted and "a second Ctrl-C ends at once" in str(preemption.notice())
         preemption.check()
     assert str(stop.value) == f"stopped by {name}; to go on from the last checkpoint: {RESUME}"
     assert stop.value.exit_status == status
@@ -76,7 +76,7 @@ def test_ignored_signals_stay_ignored():
     mine = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Preemption(RESUME) as noted:
         send(signal.SIGINT)
-        assert not noted.requested
+        assert not noted.noted
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     assert signal.signal(signal.SIGINT, mine) is signal.SIG_IGN
 
@@ -88,7 +88,7 @@ def test_outside_the_main_thread_nothing_happens():
         before = signal.getsignal(signal.SIGTERM)
         with Preemption(RESUME) as noted:
             preemption.check()
-            failed.append(noted.requested or signal.getsignal(signal.SIGTERM) is not before)
+            failed.append(noted.noted or signal.getsignal(signal.SIGTERM) is not before)
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -31,8 +31,6 @@ PLANBENCH: Columns = {
 }
 """Of PlanBench's result files; model, domain and prompt are in the path."""
 
-NO_COLUMNS: Mapping[str, str] = {}
-
 
 def parse_columns(text: str | None) -> Mapping[str, str]:
     """Read `plan=answer,problem=task`.
