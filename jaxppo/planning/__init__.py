@@ -19,7 +19,7 @@ from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.prompts import parse_completion, render_completion, render_prompt, vocabulary, words_of
 from jaxppo.planning.subprocesses import kill_group
 from jaxppo.planning.transform.canonical import canonical_form
-from jaxppo.planning.validate.api import VALIDATORS, validate_actions, validate_plan
+from jaxppo.planning.validate.api import VALIDATORS, validate_actions, validate_many, validate_plan
 from jaxppo.planning.validate.audit import Audit, AuditResult
 from jaxppo.planning.validate.val import HOW_TO_GET_VAL, find_val, run_val, run_val_many
 from jaxppo.planning.validate.validator import Visit, execute, visit
@@ -61,6 +61,7 @@ __all__ = [
     "run_val",
     "run_val_many",
     "validate_actions",
+    "validate_many",
     "validate_plan",
     "visit",
     "vocabulary",

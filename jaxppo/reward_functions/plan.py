@@ -6,8 +6,9 @@ where its beginning is a plan: otherwise a plan followed by junk would be reward
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from jaxppo.errors import ValidatorError
@@ -19,8 +20,8 @@ from jaxppo.planning import (
     parse_completion,
     parse_domain,
     parse_problem,
-    run_val_many,
     validate_actions,
+    validate_many,
 )
 from jaxppo.planning.datasets.rows import reference_plans
 from jaxppo.planning.domains import BLOCKSWORLD
@@ -98,6 +99,7 @@ class PlanJudge:
     def __init__(self, scoring: PlanScoring, cache_size: int = 0):
         self.scoring, self._size = scoring, cache_size
         self._known: OrderedDict[_Case, PlanOutcome] = OrderedDict()
+        self._lock = Lock()  # a reward server calls it in several threads
 
     def __call__(
         self,
@@ -112,15 +114,23 @@ class PlanJudge:
         references = map(reference_plans, reference_plan)
         rows = zip(completions, domain_pddl, problem_pddl, references, prompt_style, strict=True)
         cases = [_Case(*row) for row in rows]
-        unknown = list(dict.fromkeys(case for case in cases if case not in self._known))
-        found = {case: self._known[case] for case in cases if case in self._known}
-        for case in found:
-            self._known.move_to_end(case)
-        found |= zip(unknown, _judge(unknown, self.scoring), strict=True)
-        self._known |= {case: found[case] for case in unknown}
-        while len(self._known) > self._size:
-            self._known.popitem(last=False)
+        with self._lock:
+            known = {case: self._known[case] for case in cases if case in self._known}
+        unknown = list(dict.fromkeys(case for case in cases if case not in known))
+        judged = dict(zip(unknown, _judge(unknown, self.scoring), strict=True))
+        self._keep(known | judged)
+        found = known | judged
         return [found[case] for case in cases], len(cases) - len(unknown)
+
+    def _keep(self, found: Mapping[_Case, PlanOutcome]) -> None:
+        """Keep the outcomes, as the latest; that VAL gave no verdict this time is none."""
+        with self._lock:
+            for case, outcome in found.items():
+                if self.scoring.validator == "builtin" or outcome.verdict.error not in VALIDATOR_FAILURES:
+                    self._known[case] = outcome
+                    self._known.move_to_end(case)
+            while len(self._known) > self._size:
+                self._known.popitem(last=False)
 
 
 def judge_plans(completions: Sequence[str], scoring: PlanScoring | None = None, **columns: Any) -> list[PlanOutcome]:
@@ -150,10 +160,7 @@ def _verdicts(cases: Sequence[_Case], plans: Sequence[ParsedPlan], scoring: Plan
     verdicts = [_unreadable(plan) for plan in plans]
     readable = [i for i, plan in enumerate(plans) if plan.error is None]
     tasks = [(cases[i].domain_pddl, cases[i].problem_pddl, plans[i].actions) for i in readable]
-    if scoring.validator == "val":
-        judged = run_val_many(tasks, timeout_s=scoring.val_timeout_s)
-    else:
-        judged = [validate_actions(*task, validator=scoring.validator) for task in tasks]
+    judged = validate_many(tasks, scoring.validator, scoring.val_timeout_s)
     for i, verdict in zip(readable, judged, strict=True):
         verdicts[i] = verdict
     return verdicts

@@ -91,7 +91,10 @@ CONTRADICTIONS = {
         {"length_penalty": 0.5},
         "partial_scale: expected at most 1 - length_penalty = 0.5, so that",
     ),
-    "endless time": ({"reward_timeout_s": math.inf}, "reward_timeout_s: expected a finite number of at least 0, got inf"),
+    "endless time": (
+        {"reward_timeout_s": math.inf},
+        "reward_timeout_s: expected a finite number of at least 0, got inf",
+    ),
     "no time": ({"reward_timeout_s": 0.0}, "reward_timeout_s: expected a number above 0, got 0.0"),
     "an audit of more than all": ({"audit_rate": 1.5}, "audit_rate: expected a number in [0, 1], got 1.5"),
     "a negative profile": ({"profile": -1}, "profile: expected an integer of at least 0, got -1"),

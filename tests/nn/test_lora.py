@@ -556,9 +556,7 @@ def test_save_adapter_keeps_the_bias_of_a_score_head(bases, tmp_path):
 )
 def test_save_adapter_names_the_revision_of_its_base_as_peft_reads_it(bases, tmp_path, base_model, written):
     config, shape = CONFIGS["gpt2"], LoraConfig(r=4)
-    hf.peft.save_adapter(
-        tmp_path, config, shape, random_adapter(config, shape), bases["gpt2", "lm"][1], base_model
-    )
+    hf.peft.save_adapter(tmp_path, config, shape, random_adapter(config, shape), bases["gpt2", "lm"][1], base_model)
     raw = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (raw["base_model_name_or_path"], raw["revision"]) == written
 

@@ -523,8 +523,8 @@ def test_an_empty_plan_is_1_only_where_the_goal_holds():
 
 def test_plan_judge_knows_repeated_completions_and_forgets_the_oldest(monkeypatch):
     calls = []
-    original = plan_reward.validate_actions
-    monkeypatch.setattr(plan_reward, "validate_actions", lambda *a, **k: calls.append(a) or original(*a, **k))
+    original = plan_reward.validate_many
+    monkeypatch.setattr(plan_reward, "validate_many", lambda cases, *how: calls.extend(cases) or original(cases, *how))
     judge_with_memory = plan_reward.PlanJudge(plan_reward.PlanScoring(), cache_size=2)
     texts = [SOLUTION, "unstack b a", SOLUTION]
     first, known = judge_with_memory(texts, **columns_for(texts))
@@ -536,6 +536,22 @@ def test_plan_judge_knows_repeated_completions_and_forgets_the_oldest(monkeypatc
     assert known == 0 and len(calls) == 1
     _, known = judge_with_memory([SOLUTION], **columns_for("x"))  # the least recently used is gone
     assert known == 0 and len(calls) == 2
+
+
+@pytest.mark.parametrize("error", [PlanError.VALIDATOR_TIMEOUT, PlanError.VALIDATOR_CRASH])
+def test_plan_judge_asks_again_where_val_gave_no_verdict(error, monkeypatch):
+    original, asked = plan_reward.validate_many, []
+
+    def fails_once(cases, *how):
+        asked.extend(how for _ in cases)
+        return [plan_reward.PlanVerdict.refused(error)] if len(asked) == 1 else original(cases)
+
+    monkeypatch.setattr(plan_reward, "validate_many", fails_once)
+    scoring = plan_reward.PlanScoring(validator="auto", val_timeout_s=2.5)
+    judge_with_memory = plan_reward.PlanJudge(scoring, cache_size=10)
+    verdicts = [judge_with_memory([SOLUTION], **columns_for("x"))[0][0].verdict for _ in range(3)]
+    assert [verdict.valid for verdict in verdicts] == [False, True, True]
+    assert asked == [("auto", 2.5)] * 2
 
 
 def test_plan_judge_tells_problems_apart():
@@ -577,7 +593,7 @@ def test_plan_reward_has_val_judge_a_sample_again(tmp_path, monkeypatch):
     reward(**arguments, log_metric=metrics.__setitem__)
     assert (metrics["reward/val_audited"], metrics["reward/val_disagreements"]) == (3, 0)
     lying = plan_reward.PlanVerdict.executed(goal_reached=True)
-    monkeypatch.setattr(plan_reward, "validate_actions", lambda *_, **__: lying)
+    monkeypatch.setattr(plan_reward, "validate_many", lambda cases, *_: [lying] * len(cases))
     reward(**arguments, log_metric=metrics.__setitem__)
     assert (metrics["reward/val_audited"], metrics["reward/val_disagreements"]) == (3, 2)
     assert len(list(tmp_path.glob("*/plan.txt"))) == 2

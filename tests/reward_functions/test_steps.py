@@ -466,7 +466,7 @@ def test_plan_reward_reports_where_plans_break():
 
 def test_a_verdict_that_says_nothing_of_the_plan_leaves_its_reward_whole(monkeypatch):
     refused = plan_reward.PlanVerdict.refused(plan_reward.PlanError.VALIDATOR_TIMEOUT)
-    monkeypatch.setattr(plan_reward, "validate_actions", lambda *_, **__: refused)
+    monkeypatch.setattr(plan_reward, "validate_many", lambda cases, *_: [refused] * len(cases))
     outcome = one(SOLUTION)
     assert outcome.reward == one(SOLUTION).reward
     assert outcome.steps == (((len(SOLUTION), len(SOLUTION), outcome.reward, "characters"),), None)
@@ -476,7 +476,7 @@ def test_a_verdict_that_says_nothing_of_the_plan_leaves_its_reward_whole(monkeyp
 def test_the_validator_says_where_a_plan_breaks(monkeypatch, step, parts):
     """Where VAL says otherwise than the states of this process; where it names no step, they decide."""
     refused = plan_reward.PlanVerdict.refused(plan_reward.PlanError.PRECONDITION, step)
-    monkeypatch.setattr(plan_reward, "validate_actions", lambda *_, **__: refused)
+    monkeypatch.setattr(plan_reward, "validate_many", lambda cases, *_: [refused] * len(cases))
     outcome = one(SOLUTION)
     assert outcome.steps.breaks_at == step
     assert [part.reward for part in outcome.steps.parts][: len(parts)] == parts

@@ -140,7 +140,9 @@ def test_settings_may_change_that_are_named(folder):
 
 
 def test_a_setting_that_is_none_cannot_change(folder):
-    with pytest.raises(ConfigError, match=r"allow_changes: expected names of settings, got 'kl_coeff', did you mean 'kl_coef'"):
+    with pytest.raises(
+        ConfigError, match=r"allow_changes: expected names of settings, got 'kl_coeff', did you mean 'kl_coef'"
+    ):
         resume(folder, allow_changes=("kl_coeff",))
 
 

@@ -1,6 +1,7 @@
 """Rows of JSON lines, CSV and Parquet, with the place of each."""
 
 import csv
+import io
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def _csv(path: Path, label: str) -> Rows:
     """Read what spreadsheets write; a cell is text, whatever it begins with, and an empty one says nothing."""
     before = csv.field_size_limit(_MOST_CHARACTERS)
     try:
-        reader = csv.DictReader(read_text(path).splitlines(keepends=True))
+        reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
         for row in reader:
             cells = {name: value or None for name, value in row.items() if isinstance(name, str)}
             yield f"{label}:{reader.line_num}", cells

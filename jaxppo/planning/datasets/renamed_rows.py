@@ -102,8 +102,11 @@ def _as_mentioned(row: Row) -> tuple[list[str], list[str]]:
     problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
     kept = problem.domain.constants.keys() | problem.domain.late_constants
     objects = problem.objects.keys() - kept
-    prompt = render_prompt(row["domain_pddl"], row["problem_pddl"], row["prompt_style"])
-    mentioned = [word for word in split_words(prompt) if word in objects]
+    marks = {name: f"object--{number:03}" for number, name in enumerate(sorted(objects))}  # no words of a sentence
+    marked = with_objects_renamed(row["problem_pddl"], marks)
+    names = {mark: name for name, mark in marks.items()}
+    words = split_words(render_prompt(row["domain_pddl"], marked, row["prompt_style"]))
+    mentioned = [names[word] for word in words if word in names]
     return list(dict.fromkeys([*mentioned, *sorted(objects)])), [name for name in NUMBERED if name not in kept]
 
 

@@ -9,7 +9,7 @@ from jaxppo.errors import DataError
 from jaxppo.planning.datasets.config import RepairDataConfig
 from jaxppo.planning.datasets.files import read_jsonl
 from jaxppo.planning.datasets.folder import write_dataset
-from jaxppo.planning.datasets.rows import COLUMNS, Row
+from jaxppo.planning.datasets.rows import COLUMNS, Row, form_of
 from jaxppo.planning.datasets.runs import claim_folder, command_line, is_finished, show_report
 from jaxppo.planning.datasets.terminal import Terminal
 from jaxppo.planning.language.plans import ParsedPlan, format_action
@@ -58,6 +58,8 @@ def build_repair(config: RepairDataConfig, rows: Sequence[Row], terminal: Termin
         raise DataError(f"samples: expected an invalid plan for a row of split {config.data.train_split}, got {got}")
     failed = sorted(name for name, made in conversations.items() if made)
     held_out = {*random.Random(f"repair/{config.seed}").sample(failed, round(config.held_out * len(failed)))}
+    alike = {form_of(row) for row in own if row["id"] in held_out}
+    held_out |= {row["id"] for row in own if form_of(row) in alike}
     train = [row | {"split": "train", "failures": 0} for row in own if row["id"] not in held_out]
     train += [made | {"split": "train"} for name in failed if name not in held_out for made in conversations[name]]
     tests = [made | {"split": HELD_OUT} for name in sorted(held_out) for made in conversations[name]]

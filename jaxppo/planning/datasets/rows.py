@@ -89,6 +89,11 @@ def build_split(
     return rows
 
 
+def form_of(row: Row) -> str:
+    """Return the canonical form of a row's problem."""
+    return canonical_form(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])))
+
+
 def partition(problem: Problem) -> str:
     """Name the only partition (`train` 60 %, `rl` 20 %, `test` 20 %) that a problem may enter."""
     return partition_of_form(canonical_form(problem))

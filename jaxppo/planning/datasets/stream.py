@@ -14,14 +14,13 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Supply
 from jaxppo.planning.datasets.config import parse_domain_sizes, parse_lengths
 from jaxppo.planning.datasets.renamed_rows import NUMBERED, numbered_row, renamed_row
-from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, Row, make_row, partition
+from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, Row, form_of, make_row, partition
 from jaxppo.planning.domains import DOMAINS, PlanningDomain
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.prompts import PROMPT_STYLES
 from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
-from jaxppo.planning.transform.canonical import canonical_form
 from jaxppo.planning.transform.restart import problem_after
 
 # A problem whose shortest plan takes a longer search than this is drawn again: a second or two.
@@ -202,7 +201,7 @@ def _distinct(stream: Stream, numbers: Sequence[int], n_rows: int, what: str) ->
                 "ask for fewer, or for other sizes or lengths"
             )
         row = stream_row(stream, number)
-        form = canonical_form(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])))
+        form = form_of(row)
         supply.saw(form not in forms)
         if form not in forms:
             forms.add(form)

@@ -8,12 +8,14 @@
 - A fixed relation that puts its objects in a line is written once: `above f1 f2 f3` for its three pairs.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import combinations
 
 from jaxppo.planning.language.conditions import Literal
 from jaxppo.planning.language.parse import Domain, Problem, parse_domain, parse_problem
-from jaxppo.planning.language.scope import Atom
+from jaxppo.planning.language.scope import Atom, UnsupportedPddlError
 from jaxppo.planning.prompts import atoms
 from jaxppo.planning.validate.grounding import changing
 
@@ -24,7 +26,7 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
     """Write `<init> at truck o1 o2 <goal> at package o3 o4 <init> at o3 o2 <kept> at package o5 o4 ... <plan>`.
 
     Raises:
-        UnsupportedPddlError: as for `atoms`.
+        UnsupportedPddlError: as for `atoms`; or an object lacks a kind that its place in another fact tells.
     """
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
     atoms.require_facts_alone(problem)
@@ -111,6 +113,9 @@ def _open_kinds(problem: Problem) -> dict[str, str]:
 def _facts(problem: Problem) -> list[Atom]:
     told = _told_kinds(problem.domain)
     known = {(kind, name) for name, predicate, place in _mentions(problem) for kind in told.get((predicate, place), ())}
+    if untrue := sorted(known - problem.init):
+        message = f"expected ({' '.join(untrue[0])}) among the facts, which other ones would tell a reader, got none"
+        raise UnsupportedPddlError(f"problem {problem.name}", 1, message)
     facts = dict.fromkeys(atom for atom in problem.init_order if atom not in known)
     for predicate in _fixed(problem.domain, arity=2):
         pairs = [atom for atom in facts if atom[0] == predicate]
@@ -121,11 +126,9 @@ def _facts(problem: Problem) -> list[Atom]:
 
 def _line(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Return the objects of a relation in order, if it puts each two of them in one."""
-    behind = dict.fromkeys((name for pair in pairs for name in pair), 0)
-    for before, _ in pairs:
-        behind[before] += 1
-    line = sorted(behind, key=behind.__getitem__, reverse=True)
-    return line if [behind[name] for name in line] == list(range(len(line)))[::-1] else []
+    behind = Counter(before for before, _ in pairs)
+    line = sorted({name for pair in pairs for name in pair}, key=behind.__getitem__, reverse=True)
+    return line if {*pairs} == {*combinations(line, 2)} else []
 
 
 def _fixed(domain: Domain, arity: int) -> list[str]:

@@ -53,7 +53,7 @@ def canonical_form(problem: Problem) -> str:
 
 def _structure(problem: Problem) -> _Structure:
     index = {name: number for number, name in enumerate(problem.objects)}
-    constants = problem.domain.constants
+    constants = problem.domain.constants.keys() | problem.domain.late_constants
     kinds = tuple(
         name if name in constants else f"? - {'|'.join(sorted(types))}" for name, types in problem.objects.items()
     )

@@ -22,8 +22,9 @@ def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
     form = read_fast(problem_pddl, "<problem>")
     for number, section in enumerate(form):
         if isinstance(section, list) and section[:1] == [":init"]:
-            known = {tuple(fact) for fact in section[1:] if "=" not in fact[:1]}
-            kept = [fact for fact in section[1:] if "=" in fact[:1] or tuple(fact) in facts]
+            told = [fact for fact in section[1:] if fact[:1] != ["not"]]  # what is not said does not hold, either
+            known = {tuple(fact) for fact in told if "=" not in fact[:1]}
+            kept = [fact for fact in told if "=" in fact[:1] or tuple(fact) in facts]
             new: list[Node] = [list[Node](fact) for fact in sorted(set(facts) - known)]
             form[number] = [":init", *kept, *new]
     return write_definition(form)

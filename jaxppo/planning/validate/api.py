@@ -1,14 +1,17 @@
 """Judge a plan: in this process, by VAL, or by whichever of the two covers the problem."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import ParsedTimedPlan, TimedAction
 from jaxppo.planning.language.temporal import Plan, parse_plan_for
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
-from jaxppo.planning.validate.val import HOW_TO_GET_VAL, run_val
+from jaxppo.planning.validate.val import HOW_TO_GET_VAL, Case, run_val_many
 from jaxppo.planning.validate.validator import execute
+
+VALIDATORS = ("builtin", "val", "auto")
+"""In this process, by VAL, or by whichever of the two covers the problem."""
 
 
 def validate_plan(domain_pddl: str, problem_pddl: str, plan_text: str, validator: str = "builtin") -> PlanVerdict:
@@ -28,38 +31,47 @@ def validate_plan(domain_pddl: str, problem_pddl: str, plan_text: str, validator
         PddlError: the domain or the problem cannot be read; `UnsupportedPddlError` where only VAL may cover it.
         ValidatorError: VAL is needed and missing or broken.
     """
-    validate = _validator(validator)
+    _check(validator)
     plan = parse_plan_for(domain_pddl, problem_pddl, plan_text)
     steps = plan.steps if isinstance(plan, ParsedTimedPlan) else plan.actions
     if plan.error is None or (validator == "builtin" and isinstance(plan, ParsedTimedPlan)):
-        return validate(domain_pddl, problem_pddl, steps)  # `builtin` says which plans it cannot judge at all
+        return validate_actions(
+            domain_pddl, problem_pddl, steps, validator
+        )  # `builtin` says which plans it cannot judge at all
     return PlanVerdict.refused(plan.error, plan.error_step)
 
 
 def validate_actions(domain_pddl: str, problem_pddl: str, actions: Plan, validator: str = "builtin") -> PlanVerdict:
     """Validate a plan given as actions (timed ones where time matters); see `validate_plan`."""
-    return _validator(validator)(domain_pddl, problem_pddl, actions)
+    return validate_many([(domain_pddl, problem_pddl, actions)], validator)[0]
 
 
-def _validator(name: str) -> Callable[[str, str, Plan], PlanVerdict]:
-    if name not in VALIDATORS:
-        raise ConfigError(f"validator: expected one of {', '.join(VALIDATORS)}, got '{name}'")
-    return VALIDATORS[name]
+def validate_many(cases: Sequence[Case], validator: str = "builtin", val_timeout_s: float = 30.0) -> list[PlanVerdict]:
+    """Validate many plans, each with its domain and problem; see `validate_plan`.
+
+    Args:
+        cases: (domain text, problem text, actions) each.
+        validator: see there.
+        val_timeout_s: limit of a VAL process, of which several run beside each other.
+    """
+    _check(validator)
+    verdicts: dict[int, PlanVerdict] = {}
+    for number, case in enumerate(cases) if validator != "val" else ():
+        try:
+            verdicts[number] = _execute(*case)
+        except UnsupportedPddlError as error:
+            if validator == "builtin":
+                fix = f"--validator val or auto may cover it ({HOW_TO_GET_VAL})"
+                raise UnsupportedPddlError(error.source, error.line, f"{error.message}; {fix}") from None
+    left = [number for number in range(len(cases)) if number not in verdicts]
+    by_val = run_val_many([cases[number] for number in left], val_timeout_s) if left else []
+    verdicts |= zip(left, by_val, strict=True)
+    return [verdicts[number] for number in range(len(cases))]
 
 
-def _validate_builtin(domain_pddl: str, problem_pddl: str, plan: Plan) -> PlanVerdict:
-    try:
-        return _execute(domain_pddl, problem_pddl, plan)
-    except UnsupportedPddlError as error:
-        fix = f"--validator val or auto may cover it ({HOW_TO_GET_VAL})"
-        raise UnsupportedPddlError(error.source, error.line, f"{error.message}; {fix}") from None
-
-
-def _validate_auto(domain_pddl: str, problem_pddl: str, plan: Plan) -> PlanVerdict:
-    try:
-        return _execute(domain_pddl, problem_pddl, plan)
-    except UnsupportedPddlError:
-        return run_val(domain_pddl, problem_pddl, plan)
+def _check(validator: str) -> None:
+    if validator not in VALIDATORS:
+        raise ConfigError(f"validator: expected one of {', '.join(VALIDATORS)}, got '{validator}'")
 
 
 def _execute(domain_pddl: str, problem_pddl: str, plan: Plan) -> PlanVerdict:
@@ -70,10 +82,3 @@ def _execute(domain_pddl: str, problem_pddl: str, plan: Plan) -> PlanVerdict:
         first = next(number for number, step in enumerate(plan, 1) if isinstance(step, TimedAction))
         return PlanVerdict.refused(PlanError.SYNTAX, first)
     return execute(problem, actions)
-
-
-VALIDATORS: dict[str, Callable[[str, str, Plan], PlanVerdict]] = {
-    "builtin": _validate_builtin,
-    "val": run_val,
-    "auto": _validate_auto,
-}

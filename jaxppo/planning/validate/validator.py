@@ -9,6 +9,7 @@ Source: Howey, Long and Fox, VAL: automatic plan validation, ICTAI 2004; Fox and
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from threading import Lock
 from typing import NamedTuple
 
 from jaxppo.planning.language.conditions import Binding, Condition, Literal, write_condition
@@ -33,13 +34,14 @@ class _Goal(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """What is computed once per problem; `steps` grows with the legal actions that plans use."""
+    """What is computed once per problem; `steps` and `grounder` grow with what plans use, in one thread at a time."""
 
     problem: Problem
     goal: _Goal
     grounder: Grounder
     rules: Rules
     steps: dict[Action, Step]
+    lock: Lock
 
 
 class Visit(NamedTuple):
@@ -80,13 +82,14 @@ def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
     task = _task(problem)
-    legal, wrong = _legal_steps(task, actions)
-    state = State(problem, task.rules)
-    try:
-        stop = _run(task, state, actions, legal)
-        return _verdict(task, state, len(legal), wrong, stop)
-    except WorkLimitError:
-        return PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
+    with task.lock:
+        legal, wrong = _legal_steps(task, actions)
+        state = State(problem, task.rules)
+        try:
+            stop = _run(task, state, actions, legal)
+            return _verdict(task, state, len(legal), wrong, stop)
+        except WorkLimitError:
+            return PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
 
 
 def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
@@ -99,18 +102,18 @@ def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
     Raises:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
-    task = _task(problem)
-    legal, _ = _legal_steps(task, actions)
-    state = State(problem, task.rules)
-    numbers_matter = compares_numbers(problem)
+    task, numbers_matter = _task(problem), compares_numbers(problem)
     visits: list[Visit] = []
-    try:
-        for number in range(len(legal) + 1):
-            visits.append(_visit(task, state, numbers_matter))
-            if number == len(legal) or _run(task, state, actions[number : number + 1], legal[number : number + 1]):
-                break
-    except WorkLimitError:
-        pass  # the states so far are as good as any
+    with task.lock:
+        legal, _ = _legal_steps(task, actions)
+        state = State(problem, task.rules)
+        try:
+            for number in range(len(legal) + 1):
+                visits.append(_visit(task, state, numbers_matter))
+                if number == len(legal) or _run(task, state, actions[number : number + 1], legal[number : number + 1]):
+                    break
+        except WorkLimitError:
+            pass  # the states so far are as good as any
     return visits
 
 
@@ -122,7 +125,7 @@ def _visit(task: _Task, state: State, numbers_matter: bool) -> Visit:
 @lru_cache(maxsize=4096)
 def _task(problem: Problem) -> _Task:
     grounder = Grounder(problem)
-    return _Task(problem, _goal(problem, grounder), grounder, Rules(problem, grounder), {})
+    return _Task(problem, _goal(problem, grounder), grounder, Rules(problem, grounder), {}, Lock())
 
 
 def _goal(problem: Problem, grounder: Grounder) -> _Goal:

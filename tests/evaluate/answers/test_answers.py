@@ -372,6 +372,14 @@ def test_names_of_problems_never_leave_the_folder(tmp_path, name):
     assert len(records) == 1 and content["answers"]["not_judged"] == 4
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1c"], ids=ascii)
+def test_a_cell_of_a_csv_file_ends_where_the_writer_ended_it(tmp_path, mark):
+    pddl_dir = write_instances(tmp_path, instances())
+    table = [row | {"plan": f"{row['plan']}{mark}and so on"} for row in rows()]
+    _, records, _, _ = run(tmp_path, write_table(tmp_path / "answers.csv", table), pddl_dir=pddl_dir)
+    assert [record["answer"] for record in records] == [row["plan"] for row in table]
+
+
 SCRIPT = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 
 

@@ -110,3 +110,12 @@ def test_a_problem_behind_no_step_is_the_same():
     text = problem_after(row["problem_pddl"], row["domain_pddl"], [])
     domain = parse_domain(row["domain_pddl"])
     assert parse_problem(text, domain).init == parse_problem(row["problem_pddl"], domain).init
+
+
+def test_what_a_problem_says_not_to_hold_is_left_out_behind_a_step():
+    row = stream_row(dataclasses.replace(STREAM, domains=("blocksworld",)), 0)
+    held = parse_action(row["reference_plan"][0])[1]
+    said = row["problem_pddl"].replace("(:init ", f"(:init (not (holding {held})) ")
+    assert said != row["problem_pddl"]
+    plan = [parse_action(row["reference_plan"][0])]
+    assert problem_after(said, row["domain_pddl"], plan) == problem_after(row["problem_pddl"], row["domain_pddl"], plan)

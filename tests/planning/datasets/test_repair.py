@@ -15,7 +15,7 @@ from jaxppo.planning.datasets.files import read_split, write_jsonl
 from jaxppo.planning.datasets.inspect import inspect_data
 from jaxppo.planning.datasets.renamed_rows import renamed_row
 from jaxppo.planning.datasets.repair import repair_rows
-from jaxppo.planning.datasets.rows import build_split
+from jaxppo.planning.datasets.rows import build_split, form_of
 from jaxppo.run.console import Console
 
 ROWS = build_split("rl", sizes={3: 2, 4: 10}, seed=0, unique=True)
@@ -70,6 +70,14 @@ def test_conversations_hold_the_models_own_failures_and_end_in_a_reference_plan(
     assert len(held_out) == 3 and {*plain} == by_id.keys() - held_out and ROWS[0]["id"] in plain
     lengths = [row["failures"] for row in made["train"] if row["id"].startswith(f"{plain[-1]}-repair-")]
     assert lengths == [1, 2, 3]
+
+
+def test_no_problem_is_in_both_splits_whatever_its_objects_are_called(source):
+    pools = {"object": [f"x{number}" for number in range(9)]}
+    copies = [renamed_row(row, pools, random.Random(row["id"])) | {"id": f"{row['id']}-copy"} for row in ROWS]
+    write_jsonl([*ROWS, *copies], source / "rl.jsonl")
+    made = repair(source, "--held_out", "0.3")
+    assert made["repair"] and not {*map(form_of, made["train"])} & {*map(form_of, made["repair"])}
 
 
 def test_a_finished_data_set_is_left_alone_and_others_are_refused(source, capsys):

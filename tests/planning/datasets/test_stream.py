@@ -149,6 +149,22 @@ def test_no_object_gets_the_name_of_a_constant():
     assert numbered["prompt"] == "<init> at o2 o1 <goal> at o3 o1 <plan>" and numbered["completion"] == "go o3 o1"
 
 
+def test_words_of_a_sentence_are_no_objects():
+    problem = "(define (problem p) (:domain blocksworld) (:objects {}) (:init (handempty) {}) (:goal (and (on {} {}))))"
+    facts = "(clear {0}) (ontable {0}) (clear {1}) (ontable {1})"
+    prompts = set()
+    for names in (("a", "b"), ("b", "a"), ("is", "x"), ("c", "d")):
+        row = make_row(
+            id="r", domain="blocksworld", split="test", prompt_style="nl", planner="p",
+            domain_pddl=DOMAINS["blocksworld"].pddl, plan=[("pick-up", names[1]), ("stack", *names[::-1])],
+            problem_pddl=problem.format(" ".join(names), facts.format(*names), *names[::-1]),
+        )  # fmt: skip
+        numbered = numbered_row(row, random.Random(0))
+        prompts.add(numbered["prompt"])
+        assert is_numbered(numbered)
+    assert len(prompts) == 1
+
+
 def test_more_objects_than_names_are_refused(monkeypatch):
     monkeypatch.setattr("jaxppo.planning.datasets.renamed_rows.NUMBERED", ("o1", "o2"))
     with pytest.raises(DataError, match=r"row ferry-train-1: expected at most 2 objects to be numbered, got [3-9]"):

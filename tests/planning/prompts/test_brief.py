@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from jaxppo.planning import parse_domain, parse_problem, render_prompt, vocabulary
+from jaxppo.planning import UnsupportedPddlError, parse_domain, parse_problem, render_prompt, vocabulary
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.transform.renaming import rename_objects
 
@@ -137,6 +137,32 @@ def test_facts_of_objects_that_share_a_third_follow_one_another():
         "<init> in-city location a x <init> in-city location c x <init> in-city location b y "
         "<init> in-city location d y <goal> at package k c <init> at k a <plan>"
     )
+
+
+ROADS = """(define (domain roads) (:requirements :strips :typing) (:types city)
+ (:predicates (road ?a - city ?b - city) (at ?a - city))
+ (:action go :parameters (?a - city ?b - city) :precondition (and (at ?a) (road ?a ?b)) :effect (at ?b)))"""
+
+
+@pytest.mark.parametrize(
+    ("roads", "written"),
+    [
+        ("(road a b) (road a c) (road b c)", "<init> road a b c"),
+        ("(road a b) (road a c) (road b a)", "<init> road b a <init> road a b <init> road a c"),
+    ],
+)
+def test_a_relation_is_a_line_where_each_stands_before_all_behind_it(roads, written):
+    text = f"(define (problem p) (:domain roads) (:objects a b c - city) (:init {roads}) (:goal (and (at c))))"
+    assert render_prompt(ROADS, text, "brief") == f"{written} <goal> at c <plan>"
+
+
+def test_a_kind_that_is_not_among_the_facts_cannot_be_told():
+    facts = "(room r1) (room r2) {} (gripper g) (at-robby r1) (free g) (at x r1)"
+    text = f"(define (problem p) (:domain gripper) (:objects r1 r2 x g) (:init {facts}) (:goal (and (at x r2))))"
+    pddl = DOMAINS["gripper"].pddl
+    assert "ball" not in render_prompt(pddl, text.format("(ball x)"), "brief")
+    with pytest.raises(UnsupportedPddlError, match=r"problem p:1: expected \(ball x\) among the facts"):
+        render_prompt(pddl, text.format(""), "brief")
 
 
 def test_kinds_that_change_the_plan_stay():

@@ -188,3 +188,14 @@ def test_canonical_form_copes_with_groups_of_objects_that_are_alike():
         moved = [("q", seated[0], "z"), *init[1:]]
         assert canonical_form(_plain_problem(objects, moved, [("p", "w")])) not in forms
     assert len(forms) == 1
+
+
+def test_names_that_the_actions_of_an_untyped_domain_use_are_no_objects():
+    domain = parse_domain("""(define (domain roads) (:predicates (at ?x) (road ?x ?y))
+      (:action home :parameters (?x) :precondition (and (at ?x) (road ?x hub)) :effect (at hub)))""")
+    task = "(define (problem p) (:domain roads) (:objects hub {0}) (:init (at {1}) (road {1} {2})) (:goal (at {2})))"
+    to_hub, from_hub, from_c = (
+        canonical_form(parse_problem(task.format(*names), domain))
+        for names in (("b", "b", "hub"), ("b", "hub", "b"), ("c", "c", "hub"))
+    )
+    assert to_hub == from_c != from_hub

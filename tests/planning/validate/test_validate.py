@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning import PlanError, validate_actions, validate_plan
+from jaxppo.planning import PlanError, UnsupportedPddlError, validate_actions, validate_many, validate_plan
 from jaxppo.planning.language.plans import parse_plan_text
+from jaxppo.planning.validate import api
 from tests.planning.validate.test_validator import DOMAIN, PROBLEM, SOLUTION, VALID, refused
 
 
@@ -27,6 +29,38 @@ def test_unknown_validator_is_an_error(text):
         validate_plan(DOMAIN, PROBLEM, text, validator="oracle")
     with pytest.raises(ConfigError):
         validate_actions(DOMAIN, PROBLEM, (), validator="oracle")
+
+
+def test_many_plans_are_judged_like_each_alone_and_val_gets_what_is_left(monkeypatch):
+    """Together, within the given time; without VAL where the other validator covers all."""
+    asked = []
+
+    def by_val(cases, timeout_s):
+        asked.append((list(cases), timeout_s))
+        return [refused(PlanError.SYNTAX, number) for number in range(len(cases))]
+
+    monkeypatch.setattr(api, "run_val_many", by_val)
+    plan = parse_plan_text(SOLUTION).actions
+    plain, beyond = (DOMAIN, PROBLEM, plan), (DOMAIN, PROBLEM.replace("(:goal", "(:constraints (and)) (:goal"), plan)
+    assert validate_many([plain, plain]) == validate_many([plain, plain], "auto") == [VALID, VALID]
+    assert asked == []
+    judged = validate_many([beyond, plain, beyond], "auto", 2.5)
+    assert judged == [refused(PlanError.SYNTAX, 0), VALID, refused(PlanError.SYNTAX, 1)]
+    assert validate_many([plain], "val") == [refused(PlanError.SYNTAX, 0)]
+    assert asked == [([beyond, beyond], 2.5), ([plain], 30.0)]
+    with pytest.raises(UnsupportedPddlError, match="--validator val or auto may cover it"):
+        validate_many([plain, beyond])
+
+
+def test_threads_judge_the_same_problem():
+    """A condition about all pairs of 150 objects takes a while, so that they do so at the same time."""
+    domain = """(define (domain d) (:requirements :adl) (:predicates (on ?a ?b) (done)) (:action finish :parameters ()
+      :precondition (forall (?a ?b) (not (on ?a ?b))) :effect (done)))"""
+    objects = " ".join(f"o{number}" for number in range(150))
+    problem = f"(define (problem p) (:domain d) (:objects {objects}) (:init) (:goal (done)))"
+    with ThreadPoolExecutor(4) as pool:
+        verdicts = list(pool.map(lambda _: validate_actions(domain, problem, [("finish",)]).valid, range(4)))
+    assert verdicts == [True] * 4
 
 
 def test_planning_imports_no_array_or_model_library():
