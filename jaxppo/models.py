@@ -97,13 +97,13 @@ def init_score_head(config: ModelConfig, key: jax.Array, scale: float | None = N
     return head
 
 
-def init_cache(config: ModelConfig, batch_size: int, length: int, dtype: Any = None) -> Cache:
+def init_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
     """Make an empty cache of `length` slots per row: per layer, keys and values of [B, G, S, K].
 
-    Its dtype is by default the configuration's `compute_dtype`, or float32.
+    Its dtype is the configuration's `compute_dtype`, or float32.
     """
     shape = (batch_size, config.num_key_value_heads, length, config.head_dim)
-    dtype = dtype or config.compute_dtype or jnp.float32
+    dtype = config.compute_dtype or jnp.float32
     empty = lambda: partition.over_tensor(jnp.zeros(shape, dtype), axis=1)  # noqa: E731
     return tuple((empty(), empty()) for _ in range(config.num_hidden_layers))
 
@@ -271,17 +271,16 @@ def lm_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Arr
     return jnp.where(jnp.arange(config.vocab_size) < config.num_tokens, logits, -jnp.inf)
 
 
-def scores(params: Params, hidden: jax.Array, head: str = "score") -> jax.Array:
+def scores(params: Params, hidden: jax.Array) -> jax.Array:
     """Compute one number per hidden state, hidden @ kernel (+ bias): [..., D] -> [...] float32.
 
     Args:
-        params: nested dict of arrays that holds the head under the name `head`.
+        params: nested dict of arrays that holds the head, under the name `score`.
         hidden: [..., D] hidden states from `apply`.
-        head: name of the head, for instance "value_head" where it shares the policy's trunk.
     """
-    kernel = params[head]["kernel"][:, 0]
-    result = jnp.matmul(hidden, kernel, preferred_element_type=jnp.float32)
-    return result + params[head]["bias"][0] if "bias" in params[head] else result
+    head = params["score"]
+    result = jnp.matmul(hidden, head["kernel"][:, 0], preferred_element_type=jnp.float32)
+    return result + head["bias"][0] if "bias" in head else result
 
 
 class _Graphs(NamedTuple):

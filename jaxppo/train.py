@@ -211,9 +211,9 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
         **(learned.judged.scores.metrics | drawn),
     }
     done = time.monotonic()
-    record |= stage_times(sampled, ahead.sampled, learned.judged.at, done)
-    prompt_ids, input_ids = learned.prompts.prompt_ids, sequences.input_ids
-    record |= setup.meter.throughput(prompt_ids, learned.judged.mask, input_ids, done - began)
+    record |= stage_times(sampled, ahead.sampled, learned.judged.at, done, learned.resampling)
+    shapes = learned.prompts.prompt_ids, learned.judged.mask, sequences.input_ids
+    record |= setup.meter.throughput(*shapes, done - began, int(record.get("reward/extra_batches", 0)))
     return Step(state, record, learned.judged.samples(step + 1), trajectories)
 
 
@@ -241,6 +241,7 @@ class _Batch(NamedTuple):
     prompts: PromptBatch
     experience: Experience
     judged: Judged
+    resampling: float = 0.0  # seconds of sampling for `dynamic_sampling`
 
 
 def _informative(setup: Setup, state: TrainState, reference: Params | None, first: _Batch, step: int) -> _Batch:
@@ -251,16 +252,18 @@ def _informative(setup: Setup, state: TrainState, reference: Params | None, firs
     """
     ppo, copies, known = setup.ppo, setup.config.rl.group_size, jax.device_get(state.curriculum)
     prompts, rollouts, judged = [first.prompts], [ppo.parallel.to_host(first.experience.rollout)], [first.judged]
-    equal = [first.judged.equal_groups(copies)]
+    equal, resampling = [first.judged.equal_groups(copies)], 0.0
     for again in range(1, setup.config.rl.max_resample + 1):
         if np.sum(equal[0]) <= sum(np.sum(~more) for more in equal[1:]):
             break
         number = step + again * setup.config.num_updates
         batch = setup.prompts.batch(number, setup.curriculum.drawn(known, number))
+        began = time.monotonic()
         rollout = ppo.generate(state, batch.prompts, number)
+        rollouts.append(ppo.parallel.to_host(rollout))
+        resampling += time.monotonic() - began
         judged.append(setup.judge(setup.judge.answers(batch, rollout), processes.gather))
         prompts.append(batch.prompts)
-        rollouts.append(ppo.parallel.to_host(rollout))
         equal.append(judged[-1].equal_groups(copies))
     chosen = chosen_groups(equal)
     chosen_judged = of_groups(judged, chosen, copies)
@@ -273,7 +276,7 @@ def _informative(setup: Setup, state: TrainState, reference: Params | None, firs
     chosen_prompts = jax.tree.map(taken(chosen), *prompts)
     sequences = ppo.pack(chosen_prompts, rollout)
     scored = ppo.score(state, reference, sequences, rollout)
-    return _Batch(chosen_prompts, Experience(rollout, sequences, scored), chosen_judged)
+    return _Batch(chosen_prompts, Experience(rollout, sequences, scored), chosen_judged, resampling)
 
 
 def train(config: TrainConfig) -> Path:

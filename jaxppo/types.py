@@ -71,7 +71,7 @@ class Trajectories(NamedTuple):
     sequences: Sequences
     logprobs: Array  # [B, C] fp32, old
     rewards: Array  # [B, C] fp32, or [B] (without values)
-    advantages: Array  # [B, C] fp32, whitened, or [B] (RLOO)
+    advantages: Array  # [B, C] fp32, or [B] (RLOO)
     values: Array | None = None  # [B, C] fp32, old
     returns: Array | None = None  # [B, C] fp32
     value_mask: Array | None = None  # [B, C] bool, where values are trained

@@ -385,9 +385,9 @@ def test_scores_are_those_of_sequence_classification(family, side, tmp_path):
 def test_scores_of_a_value_head_on_the_policy_trunk(small):
     params = models.init_params(small, jax.random.key(0))
     head = models.init_score_head(small, jax.random.key(1), use_bias=True)
-    params["value_head"] = head | {"bias": jnp.array([3.0])}
+    params["score"] = head | {"bias": jnp.array([3.0])}
     output = apply(small, params, jnp.arange(5)[None])
-    values = models.scores(params, output.hidden, head="value_head")
+    values = models.scores(params, output.hidden)
     np.testing.assert_allclose(values, (output.hidden @ head["kernel"])[..., 0] + 3.0, rtol=1e-6)
     assert output.logits is not None
 

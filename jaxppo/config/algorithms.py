@@ -20,7 +20,8 @@ class Algorithm(NamedTuple):
         kl: where the KL penalty is: in the reward, or a term of the loss.
         num_generations: completions per prompt, where the settings do not say.
         min_generations: fewest completions per prompt.
-        unused: settings of `RLConfig` that it does not read; another value than their default is an error.
+        unused: settings of `RLConfig` in which another value than their default is an error: it would not be read. The
+            numbers of a critic's loss (`lam`, `vf_coef` and so on) may stay where an algorithm has none.
     """
 
     needs_values: bool

@@ -134,6 +134,11 @@ class TrainConfig:
         return "sampler" if self.dtype == "float32" else "recompute"
 
     @property
+    def scores_policy(self) -> bool:
+        """Whether the policy's log-probabilities or entropies are computed behind the rollout."""
+        return self.logprobs == "recompute" or self.rl.top_entropy_quantile < 1.0
+
+    @property
     def num_updates(self) -> int:
         """Rollout batches in the whole run."""
         if self.total_episodes is None:

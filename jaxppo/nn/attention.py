@@ -37,7 +37,7 @@ BLOCK_SCORES = 2**25
 """Scores that `blocks` computes at once, 128 MiB in fp32: products large enough for a GPU or TPU."""
 
 KEPT = "kept"
-"""Name of what the gradient of a layer keeps where it does not keep everything, see `layers.run_layers`."""
+"""Name of what the gradient of a layer keeps where it does not keep everything, see `depth.run_layers`."""
 
 
 class Seen(NamedTuple):

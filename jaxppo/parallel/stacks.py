@@ -26,15 +26,22 @@ def is_stacked(layers: dict[str, Any]) -> bool:
 
 
 def can_stack(tree: Any) -> bool:
-    """Return whether in every model of the tree all layers have the same weights."""
-    answers: list[bool] = []
+    """Return whether a model, or a model and what goes on it, has the same weights in all layers, and has all layers.
+
+    Args:
+        tree: a model, an adapter, or a tuple of both: one that is on some layers alone cannot be stacked with them.
+    """
+    kinds: list[bool] = []
+    numbers: set[frozenset[str]] = set()
 
     def note(layers: dict[str, Any]) -> dict[str, Any]:
-        answers.append(is_stacked(layers) or len({kind_of(layer) for layer in layers.values()}) == 1)
+        if not is_stacked(layers):
+            kinds.append(len({kind_of(layer) for layer in layers.values()}) == 1)
+            numbers.add(frozenset(layers))
         return layers
 
     _over_layers(note, tree)
-    return all(answers)
+    return all(kinds) and len(numbers) <= 1
 
 
 def kind_of(layer: Any) -> Any:

@@ -124,11 +124,11 @@ def sampling(policy: Products, shapes: Shapes) -> int:
 
 
 def scoring(config: TrainConfig, models: Models, shapes: Shapes) -> int:
-    """Forward passes of the policy where its log-probabilities are recomputed, of the reference and the value model."""
+    """Forward passes of the policy where `scores_policy` says so, of the reference and the value model."""
     size = _size(shapes)
     policy = forward(models.policy, size)
     reference = forward(models.policy._replace(adapter=0), size)
-    total = policy if config.logprobs == "recompute" else 0
+    total = policy if config.scores_policy else 0
     if config.rl.kl_coef > 0:
         total += reference
         if config.rl.kl_estimator == "full":
@@ -147,9 +147,18 @@ def learning(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     return config.rl.num_ppo_epochs * total
 
 
-def of_update(config: TrainConfig, models: Models, shapes: Shapes) -> int:
-    """Count the operations of an update: sampling, scoring and learning; rewards are not counted."""
-    return sampling(models.policy, shapes) + scoring(config, models, shapes) + learning(config, models, shapes)
+def of_update(config: TrainConfig, models: Models, shapes: Shapes, extra_batches: int = 0) -> int:
+    """Count the operations of an update: sampling, scoring and learning; rewards are not counted.
+
+    Args:
+        config: hyper-parameters.
+        models: shapes of its models.
+        shapes: of its batch.
+        extra_batches: sampled for `dynamic_sampling`, taken to be like it; what comes of them is scored once more.
+    """
+    batches, scored = 1 + extra_batches, 1 + (extra_batches > 0)
+    total = batches * sampling(models.policy, shapes) + scored * scoring(config, models, shapes)
+    return total + learning(config, models, shapes)
 
 
 def _size(shapes: Shapes) -> Pass:

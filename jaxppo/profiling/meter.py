@@ -50,7 +50,9 @@ class UpdateMeter:
         """Note when arrays are ready, see `FinishClock.finish_time`."""
         return self._clock.finish_time(arrays)
 
-    def throughput(self, prompt_ids: Any, mask: Any, input_ids: Any, seconds: float) -> dict[str, float]:
+    def throughput(
+        self, prompt_ids: Any, mask: Any, input_ids: Any, seconds: float, extra_batches: int
+    ) -> dict[str, float]:
         """Return what an update achieved, see `Throughput.metrics`.
 
         Args:
@@ -58,8 +60,9 @@ class UpdateMeter:
             mask: [B, C] of its completions.
             input_ids: [B, T] of its sequences.
             seconds: its wall time.
+            extra_batches: see there.
         """
-        return self._throughput.metrics(flops.shapes_of(prompt_ids, mask, input_ids), seconds)
+        return self._throughput.metrics(flops.shapes_of(prompt_ids, mask, input_ids), seconds, extra_batches)
 
     @contextmanager
     def watching(self, start: int, console: Console, folder: Path) -> Iterator["WatchedUpdates"]:

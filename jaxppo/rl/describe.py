@@ -1,6 +1,5 @@
 """Describe a run before it begins: its size, the memory it will take, settings that rarely do good."""
 
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jaxppo.rl import optimizer, programs
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start
 from jaxppo.run.folder import Run
-from jaxppo.types import PromptBatch, TrainState
+from jaxppo.types import PromptBatch
 
 
 def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length: int) -> None:
@@ -82,29 +81,11 @@ def budget_of(ppo: PPO, start: Start, prompt_length: int) -> memory.Budget:
         prompt_length: tokens of a prompt, padding included.
     """
     state = jax.eval_shape(ppo.init_state, *start)
-    held = ppo.parallel.shards(held_by(ppo, start, state))
+    held = ppo.parallel.shards(programs.held_by(ppo, state, start.policy, start.value))
     trained = ppo.parallel.shards(state.params)
     weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
     shards, mesh = ppo.parallel.row_shards, ppo.parallel.sizes
     return memory.budget(ppo.config, ppo.learned, held, trained, weights, prompt_length, shards, mesh, ppo.room)
-
-
-def held_by(ppo: PPO, start: Start, state: TrainState) -> dict[str, Any]:
-    """Return what is on the devices throughout a run, by name: trees of shapes.
-
-    Args:
-        ppo: its programs and settings.
-        start: parameters, or their shapes.
-        state: shapes of what `init_state` makes of them.
-    """
-    held = {f"{name} to train": tree for name, tree in state.params.items()} | {"optimizer": state.opt_state}
-    if state.frozen is not None:  # one set of arrays may lie under several adapters
-        held["frozen base"] = state.frozen["policy"]
-        if start.value is not None and "trunk" in start.value:
-            held["frozen value base"] = state.frozen["value"]
-    elif ppo.config.rl.kl_coef > 0:
-        held["reference"] = jax.eval_shape(ppo.reference, state, start.policy)
-    return held
 
 
 def plan_of(ppo: PPO, start: Start, prompt_length: int) -> aot.Plan:
@@ -119,7 +100,7 @@ def plan_of(ppo: PPO, start: Start, prompt_length: int) -> aot.Plan:
     reference = jax.eval_shape(ppo.reference, state, start.policy)
     prompts = [jax.ShapeDtypeStruct((ppo.config.num_prompts, prompt_length), dtype) for dtype in (jnp.int32, bool)]
     stages = programs.of_update(ppo, state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
-    held = sizes.tree_bytes(ppo.parallel.shards(held_by(ppo, start, state)))
+    held = sizes.tree_bytes(ppo.parallel.shards(programs.held_by(ppo, state, start.policy, start.value)))
     config, shards = ppo.config, ppo.parallel.row_shards
     length = prompt_length + config.sampling.response_length
     return aot.Plan(

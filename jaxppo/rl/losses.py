@@ -39,7 +39,7 @@ def kl_estimate(logprobs: Array, ref_logprobs: Array, estimator: str) -> Array:
     Args:
         logprobs: [...] fp32.
         ref_logprobs: [...] fp32.
-        estimator: "k1", "k2", "k3", "abs" or "mse"; the exact KL needs distributions, see `logprobs.token_kl`.
+        estimator: "k1", "k2", "k3", "abs" or "mse"; the exact KL needs distributions, see `head_logprobs.token_kl`.
 
     Raises:
         ValueError: another estimator.

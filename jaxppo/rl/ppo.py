@@ -369,8 +369,11 @@ class PPO:
         if token_scores is not None:
             token_scores = np.asarray(token_scores, np.float32)
             shape = sequences.completion_mask.shape
-            if token_scores.shape != shape or np.isinf(token_scores).any():
-                raise DataError(f"token_scores: expected {shape} finite numbers, got the shape {token_scores.shape}")
+            if token_scores.shape != shape:
+                raise DataError(f"token_scores: expected {shape} numbers, got the shape {token_scores.shape}")
+        for name, given in (("scores", values), ("token_scores", token_scores)):
+            if given is not None and np.isinf(given).any():
+                raise DataError(f"{name}: expected finite numbers, and NaN where there is none, got an infinite one")
         on_devices = self.parallel.put((values, token_scores), 0)
         given = state.controls, state.step, scored, rollout, sequences, *on_devices
         controls, result, stats = self._trajectories(*given)

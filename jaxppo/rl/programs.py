@@ -44,7 +44,7 @@ def of_update(
     learned = place(jax.eval_shape(ppo._mini_batches, batch, key), 2)
     prompts, packed = place(prompts, 0), place(packed, 0)
     scoring = [Program(ppo._values, (params,), (packed,))] if ppo.has_value_model else []
-    if config.logprobs == "recompute":
+    if config.scores_policy:
         scoring.append(Program(ppo._logprobs, (params["policy"],), (packed,)))
     if reference is not None:
         scoring.append(Program(ppo._logprobs, (reference,), (packed,)))
@@ -60,15 +60,33 @@ def of_update(
     return {name: programs for name, programs in stages.items() if programs}
 
 
+def held_by(ppo: "PPO", state: TrainState, policy: Params, value: Params | None) -> dict[str, Any]:
+    """Return what is on the devices throughout a run, by name: trees of shapes.
+
+    Args:
+        ppo: its programs and settings.
+        state: shapes of what `init_state` makes of these models.
+        policy: shapes of the policy.
+        value: shapes of a value model of its own; None: it has the policy's trunk, or a copy of it.
+    """
+    held = {f"{name} to train": tree for name, tree in state.params.items()} | {"optimizer": state.opt_state}
+    if state.frozen is not None:  # one set of arrays may lie under several adapters
+        held["frozen base"] = state.frozen["policy"]
+        if value is not None and "trunk" in value:
+            held["frozen value base"] = state.frozen["value"]
+    elif ppo.config.rl.kl_coef > 0:
+        held["reference"] = jax.eval_shape(ppo.reference, state, policy)
+    return held
+
+
 def room_to_learn(ppo: "PPO") -> int | None:
     """Return the bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
     if platform.current().memory_bytes is None:
         return None
     policy = jax.eval_shape(lambda: models.init_params(ppo.model, jax.random.key(0)))
     value = jax.eval_shape(lambda: models.init_params(ppo.value_model, jax.random.key(0), "score"))
-    shared = ppo.config.value_model == "shared"
-    state = jax.eval_shape(ppo.init_state, policy, None if shared else value)
-    reference = None if state.frozen is not None else jax.eval_shape(ppo.reference, state, policy)
-    held, trained = ppo.parallel.shards((state, reference)), ppo.parallel.shards(state.params)
+    start = policy, None if ppo.config.value_model_path is None else value
+    state = jax.eval_shape(ppo.init_state, *start)
+    held, trained = ppo.parallel.shards(held_by(ppo, state, *start)), ppo.parallel.shards(state.params)
     weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
     return memory.room_to_learn(ppo.learned, held, trained, weights, ppo.parallel.sizes)

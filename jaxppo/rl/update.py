@@ -253,7 +253,8 @@ def _averages(steps: _Step) -> Stats:
     averages = {name: mean(values) for name, values in steps.stats.items()}
     if "val/ratio" not in averages:
         return averages
-    first = {f"{name}_first": steps.stats[name][0] for name in ("val/ratio", "policy/approxkl_avg")}
+    of_first = lambda name: jnp.where(steps.counts[0], steps.stats[name][0], jnp.nan)  # noqa: E731
+    first = {f"{name}_first": of_first(name) for name in ("val/ratio", "policy/approxkl_avg")}
     return averages | first | {"val/ratio_var": ops.masked_var(steps.stats["val/ratio"], steps.counts)}
 
 

@@ -57,6 +57,12 @@ def test_layers_that_differ_cannot_be_stacked():
     assert not stacks.can_stack({"policy": model(), "value": tree})
 
 
+@pytest.mark.parametrize(("layers", "can"), [("012", True), ("01", False), ("1", False)])
+def test_layers_are_not_stacked_under_an_adapter_on_some_of_them(layers, can):
+    adapter = {"trunk": {"layers": {number: {"dense": {"lora_a": jnp.zeros((4, 1))}} for number in layers}}}
+    assert stacks.can_stack((model(), adapter)) == can
+
+
 @pytest.mark.parametrize("mode", ["shard_map", "fsdp"])
 def test_stacked_like_gives_the_places_of_the_other_and_deletes_what_it_stacked(mode):
     parallel = DataParallel(mode, devices=jax.devices()[:2])

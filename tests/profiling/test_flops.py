@@ -110,6 +110,16 @@ def test_of_update_agrees_with_the_products_of_the_benchmark(name, tmp_path):
     assert found == pytest.approx(workloads.flops(work) - reward_model, rel=0.005)
 
 
+def test_scoring_counts_the_policy_where_its_entropies_are_needed():
+    size = Shapes(8, 16, 8, 16, 12, 32)
+    models = flops.Models(flops.Products(trunk=1000, last=400, adapter=0, head=500, attention=16, layers=2), None)
+    sampler, entropies, recompute = (
+        flops.scoring(replace(TrainConfig(), **changes), models, size)
+        for changes in ({}, {"top_entropy_quantile": 0.2}, {"logprobs": "recompute"})
+    )
+    assert sampler < entropies == recompute
+
+
 @pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, partial(LlamaConfig, num_key_value_heads=2)])
 def test_forward_agrees_with_what_xla_counts(family):
     config = family(vocab_size=2048, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)

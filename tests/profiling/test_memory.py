@@ -173,6 +173,17 @@ PYTHIA_160M = GPTNeoXConfig(
 PUBLISHED = replace(TrainConfig(), response_length=53, dtype="bfloat16", total_episodes=640, num_mini_batches=1)
 
 
+def test_the_room_of_adapters_counts_the_weights_under_them_once():
+    """The value model is an adapter on the policy's trunk, too."""
+    rooms = {}
+    with platform.compiling_for(platform.Platform("gpu", 8 * 2**30)):
+        for value_model in ("separate", "shared"):
+            config = replace(PUBLISHED, use_peft=True, value_model=value_model)
+            rooms[value_model] = PPO(config, PYTHIA_160M, 0, 1, DataParallel(devices=jax.devices()[:1])).room
+    base = sizes.tree_bytes(jax.eval_shape(partial(models.init_params, PYTHIA_160M), jax.random.key(0)))
+    assert 0 < rooms["shared"] - rooms["separate"] < 0.6 * base  # its copy in bfloat16, and no other trunk
+
+
 @pytest.mark.parametrize(("gib", "parts"), [(None, 1), (60, 1), (15.75, 2), (8, 64)])
 def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts):
     with platform.compiling_for(platform.Platform("gpu", None if gib is None else int(gib * 2**30))):

@@ -3,6 +3,7 @@ import pytest
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import flops
 from jaxppo.profiling.flops import Models, Products, Shapes, of_update
 from jaxppo.profiling.throughput import Throughput, peak_tflops
 
@@ -46,6 +47,13 @@ def test_metrics_of_an_unknown_device_have_no_utilisation():
     found = Throughput(config, MODELS, DataParallel()).metrics(SHAPES, seconds=2.0)
     tflops = of_update(config, MODELS, SHAPES) / 2.0 / 1e12
     assert found == {"throughput/samples_per_s": 4.0, "throughput/tflops": pytest.approx(tflops)}
+
+
+def test_batches_sampled_in_the_place_of_others_count():
+    config = TrainConfig()
+    once, scoring = of_update(config, MODELS, SHAPES), flops.scoring(config, MODELS, SHAPES)
+    more = of_update(config, MODELS, SHAPES, extra_batches=3)
+    assert more - once == 3 * flops.sampling(MODELS.policy, SHAPES) + scoring > scoring > 0
 
 
 def test_the_peak_that_a_user_gives_is_that_of_one_device():

@@ -324,6 +324,14 @@ def test_update_reports_the_variance_of_the_ratio_over_the_steps_that_count():
     assert run_update(only(mini_batches(ratio=ratios), [1]))[1]["val/ratio_var"] == 0.0
 
 
+def test_the_first_ratio_is_not_0_where_the_first_mini_batch_has_nothing():
+    """0 would say that sampler and learner disagree."""
+    rows, mask = mini_batches()
+    _, stats = run_update((rows, mask & (np.arange(4) > 0)[:, None, None]))
+    assert np.isnan(stats["val/ratio_first"]) and np.isnan(stats["policy/approxkl_avg_first"])
+    assert stats["val/ratio"] == pytest.approx(1.0)
+
+
 # --- the losses of PPO and RLOO
 
 MODEL = GPTNeoXConfig(
