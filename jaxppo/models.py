@@ -24,7 +24,7 @@ from flax import nnx
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxppo.errors import ModelError
-from jaxppo.nn import FAMILIES, ModelConfig, depth
+from jaxppo.nn import FAMILIES, ModelConfig, depth, lora
 from jaxppo.nn import layers as blocks
 from jaxppo.nn.attention import Cache
 from jaxppo.nn.layers import with_adapters
@@ -232,16 +232,7 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
 
     W + A B takes the place of W, A and B. What devices hold shards of is gathered, once for all steps.
     """
-
-    def merged(tree: Params) -> Params:
-        if "lora_a" not in tree:
-            return {name: merged(child) if isinstance(child, dict) else child for name, child in tree.items()}
-        rest = {name: child for name, child in tree.items() if name not in ("lora_a", "lora_b")}
-        kernel = tree["kernel"]
-        product = partition.shard_of(tree["lora_a"] @ tree["lora_b"], kernel.shape)
-        return rest | {"kernel": (kernel + product).astype(kernel.dtype)}
-
-    parts = {name: merged(stacks.unstacked(params[name])) for name in ("trunk", "lm_head") if name in params}
+    parts = {name: lora.merged(stacks.unstacked(params[name])) for name in ("trunk", "lm_head") if name in params}
     return params | partition.whole(parts, config.hidden_size, config.compute_dtype)
 
 

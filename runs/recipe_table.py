@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+from jaxppo.evaluate.intervals import interval_text
 from jaxppo.run.jsonl import read_metrics
 
 TIMES = ("time/rollout_s", "time/reward_s", "time/update_s")
@@ -11,9 +12,7 @@ TIMES = ("time/rollout_s", "time/reward_s", "time/update_s")
 
 def cell(result: dict) -> str:
     """Validity or mean reward with its interval."""
-    if "validity" in result:
-        return "{rate:.1%} [{low:.1%}, {high:.1%}]".format(**result["validity"])
-    return "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**result["reward"])
+    return interval_text(result["validity" if "validity" in result else "reward"])
 
 
 def line(run: Path) -> str:

@@ -186,10 +186,11 @@ class _Evaluation:
     def _read(self, path: str, rows: Mapping[str, list[Row]]) -> dict[str, Predictions]:
         """Read the plans of a file for these rows of every split; it may hold those of other rows of the data."""
         every, kept = ({name for names in _ids(each).values() for name in names} for each in (self.rows, rows))
+        left_out = every - kept
         predictions = iter(
             match_plans(
                 [row for of_split in rows.values() for row in of_split],
-                {name: plans for name, plans in read_plans(path).items() if name not in every - kept},
+                {name: plans for name, plans in read_plans(path).items() if name not in left_out},
                 allow_missing=self.config.allow_missing_plans,
                 allow_unknown=self.config.allow_unknown_plans,
             )

@@ -1,9 +1,8 @@
 """Generate on the evaluation splits and score the results, for all commands that evaluate."""
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ from jaxppo.config import (
 from jaxppo.data import Row
 from jaxppo.evaluate.decoding import Completion, Decoder
 from jaxppo.evaluate.grounded_decoding import decode_grounded
-from jaxppo.evaluate.intervals import clustered_wilson
+from jaxppo.evaluate.intervals import clustered_wilson, mean_interval
 from jaxppo.evaluate.plan_metrics import grouped, split_results
 from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
 from jaxppo.evaluate.repair import Attempt, repair_plans, repair_results
@@ -353,10 +352,8 @@ def samples_of(predicted: Predictions, judged: Sequence[JudgedRow], most: int = 
 def _reward_results(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:
     """Compute the mean over rows of their average score, with its interval; what has no score is left out."""
     known = [[value for value in values if value is not None] for values in scores]
-    numbers = [fmean(values) for values in known if values]
-    error = 2.0 * stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
-    mean = fmean(numbers)
-    return {"mean_reward": mean, "reward": {"mean": mean, "low": mean - error, "high": mean + error, "n": len(numbers)}}
+    reward = mean_interval([fmean(values) for values in known if values])
+    return {"mean_reward": reward["mean"], "reward": reward}
 
 
 def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:

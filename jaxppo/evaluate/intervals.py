@@ -133,15 +133,16 @@ def mcnemar(only_a: int, only_b: int) -> float:
 def paired_z(differences: Sequence[float]) -> float:
     """Return the two-sided p value of mean = 0 for paired differences, by the normal distribution: for many pairs.
 
-    z = mean / (s / sqrt(n)); p = erfc(|z| / sqrt(2)). Differences that are all 0, and fewer than two, give 1; those
-    that are all alike otherwise give 0.
+    z = mean / (s / sqrt(n)); p = erfc(|z| / sqrt(2)), but at least 2 / 2^n: with either sign equally likely, all n
+    differences have one sign that often. Differences that are all 0, and fewer than two, give 1.
     """
     n = len(differences)
     mean = math.fsum(differences) / n if n else 0.0
     if n < 2 or mean == 0.0:
         return 1.0
     variance = math.fsum((value - mean) ** 2 for value in differences) / (n - 1)
-    return math.erfc(abs(mean) / math.sqrt(2.0 * variance / n)) if variance > 0.0 else 0.0
+    by_normal = math.erfc(abs(mean) / math.sqrt(2.0 * variance / n)) if variance > 0.0 else 0.0
+    return max(by_normal, 2.0 ** (1 - n))
 
 
 def bootstrap_mean(values: Sequence[float], resamples: int = BOOTSTRAP_RESAMPLES, seed: int = 0) -> dict[str, Any]:

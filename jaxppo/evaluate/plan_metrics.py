@@ -7,7 +7,7 @@ denominator.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from math import comb, inf
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
@@ -161,10 +161,10 @@ def _by_seed(judged: Sequence[JudgedRow]) -> dict[str, Any]:
 
     All intervals are over problems: only this says how much training runs differ from one another.
     """
-    valid: dict[int, list[bool]] = {}
-    for row in judged:
-        for prediction in row.predictions:
-            valid.setdefault(prediction.prediction.seed, []).append(prediction.outcome.verdict.valid)
+    valid: dict[int, list[float]] = {}
+    for samples in chain.from_iterable(map(_samples_by_seed, judged)):
+        rate = fmean(sample.outcome.verdict.valid for sample in samples)
+        valid.setdefault(_seed_of(samples[0]), []).append(rate)
     if len(valid) < 2:
         return {}
     rates = {str(seed): fmean(values) for seed, values in sorted(valid.items())}

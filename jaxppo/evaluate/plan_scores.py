@@ -45,15 +45,23 @@ def _unknown_progress(judged: JudgedPrediction) -> float | None:
 OVERLAPS: tuple[str, ...] = ("lcs", "lccs", "lcs_by_reference", "lccs_by_reference")
 
 
-def overlaps(row: JudgedRow, judged: JudgedPrediction) -> dict[str, float]:
+def exact_match(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+    """Return whether the plan is a reference; None where none is known."""
+    return judged.is_readable and judged.outcome.actions in row.references if row.references else None
+
+
+def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | None]:
     """Return the steps in common with the reference plan (of several the best), as a fraction of a plan's length.
 
     LCS is the longest common subsequence (gaps allowed), LCCS the longest common contiguous run; divided by max(|plan|,
     |reference|) they are 1 only for the reference. "_by_reference" is the paper's: divided by |reference|, so that junk
-    around the common steps costs nothing. 0 for text that is no plan, and where the divisor is 0.
+    around the common steps costs nothing. 0 for text that is no plan, and where the divisor is 0; None where no
+    reference is known.
 
     Source: "Chasing Progress, Not Perfection" (ICAPS 2025) and its code; `rewards.lccs`.
     """
+    if not row.references:
+        return dict.fromkeys(OVERLAPS)
     best: dict[str, float] = dict.fromkeys(OVERLAPS, 0.0)
     for reference in row.references if judged.is_readable else ():
         actions = judged.outcome.actions
@@ -94,7 +102,7 @@ RATES: Mapping[str, Score] = {
     "validity": lambda row, judged: judged.outcome.verdict.valid,
     "executability": lambda row, judged: judged.outcome.verdict.executable,
     "readable": lambda row, judged: judged.is_readable,
-    "exact_match": lambda row, judged: judged.is_readable and judged.outcome.actions in row.references,
+    "exact_match": exact_match,
     "ended": lambda row, judged: judged.prediction.ended,
 }
 """Rates: valid plans; plans whose steps can all be carried out; text that is a plan; plans equal to a reference;

@@ -65,7 +65,9 @@ class JudgedRow:
 
     @cached_property
     def references(self) -> tuple[tuple[Action, ...], ...]:
-        """Return the reference plans."""
+        """Return the reference plans; () where none is known."""
+        if self.row["reference_plan"] is None:
+            return ()
         return tuple(tuple(map(parse_action, plan)) for plan in reference_plans(self.row["reference_plan"]))
 
     @cached_property

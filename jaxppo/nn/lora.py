@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxppo.errors import ModelError
 from jaxppo.nn import ModelConfig, family_of, trunk_shapes
+from jaxppo.parallel import partition
 from jaxppo.types import Params
 
 
@@ -133,17 +134,17 @@ def attach(base: Params, adapter: Params, scale: float) -> Params:
 
 def merge(base: Params, adapter: Params, scale: float) -> Params:
     """Merge an adapter into the parameters of its base: W + s A B in place of W, in its dtype."""
-    result = dict(base)
-    for name, value in adapter.items():
-        if not isinstance(value, dict):
-            result[name] = value
-        elif "lora_a" in value:
-            kernel = base[name]["kernel"]
-            merged = kernel + scale * (value["lora_a"] @ value["lora_b"])
-            result[name] = base[name] | {"kernel": merged.astype(kernel.dtype)}
-        else:
-            result[name] = merge(base.get(name, {}), value, scale)
-    return result
+    return merged(attach(base, adapter, scale))
+
+
+def merged(params: Params) -> Params:
+    """Put W + A B in the place of W, A and B where adapters are attached; W, and the sum, may be a device's shard."""
+    if "lora_a" not in params:
+        return {name: merged(child) if isinstance(child, dict) else child for name, child in params.items()}
+    rest = {name: child for name, child in params.items() if name not in ("lora_a", "lora_b")}
+    kernel = params["kernel"]
+    product = partition.shard_of(params["lora_a"] @ params["lora_b"], kernel.shape)
+    return rest | {"kernel": (kernel + product).astype(kernel.dtype)}
 
 
 def fingerprint(base: Params) -> str:

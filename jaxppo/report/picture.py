@@ -148,9 +148,12 @@ def _draw_bar(axes: Any, place: float, width: float, result: Mapping[str, Any], 
         value, low, high = (100 * result["validity"][name] for name in ("rate", "low", "high"))
     else:
         value, low, high = (result["reward"][name] for name in ("mean", "low", "high"))
-    errors = [[max(value - low, 0)], [max(high - value, 0)]]
     axes.bar(place, value, width, color=colour)
-    axes.errorbar(place, value, errors, color="#30343B", capsize=4, linewidth=1.3)
+    if low is None:  # of a single row there is no interval
+        low = high = value
+    else:
+        errors = [[max(value - low, 0)], [max(high - value, 0)]]
+        axes.errorbar(place, value, errors, color="#30343B", capsize=4, linewidth=1.3)
     text = f"{value:.1f}" if "validity" in result else f"{value:.2f}"
     axes.annotate(text, (place, max(high, value)), (0, 4), textcoords="offset points", ha="center", fontsize=10)
 

@@ -1,6 +1,5 @@
 """Describe a run before it begins: its size, the memory it will take, settings that rarely do good."""
 
-
 import jax
 import jax.numpy as jnp
 

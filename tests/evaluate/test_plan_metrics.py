@@ -5,6 +5,7 @@ import math
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -138,6 +139,20 @@ def test_seeds_are_kept_apart_for_what_is_about_samples():
     assert cell["validity_sd_over_seeds"] == pytest.approx(math.sqrt(1 / 8))
     assert cell["validity"]["n"] == 2
     assert "validity_by_seed" not in measure(several([RIGHT, BAD]))
+
+
+def test_a_problem_counts_once_in_the_validity_of_a_seed():
+    rows = [lamp_row("p0"), lamp_row("p1")]
+    answers = [(RIGHT, 0), (RIGHT, 0), (RIGHT, 0), (RIGHT, 1)], [(BAD, 0), (BAD, 1)]
+    cell = measure(judge_rows(rows, [[Prediction(text, seed=seed) for text, seed in each] for each in answers]))
+    assert cell["validity_by_seed"] == {"0": 0.5, "1": 0.5} and cell["validity_sd_over_seeds"] == 0.0
+
+
+def test_without_a_known_reference_nothing_is_measured_by_it():
+    cell = measure([replace(one, row=one.row | {"reference_plan": None}) for one in judged(RIGHT, "", SHORT)])
+    by_reference = ("exact_match", "lccs", "lcs", "lccs_by_reference", "length_ratio", "quality")
+    assert [cell[name] for name in by_reference] == [None] * len(by_reference)
+    assert cell["validity"]["rate"] == pytest.approx(1 / 3)
 
 
 def test_equal_seeds_say_no_more_than_one():

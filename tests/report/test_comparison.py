@@ -61,9 +61,24 @@ def test_write_comparison_of_runs_with_other_batches_counts_episodes(tmp_path):
 
 
 def test_write_comparison_says_that_results_are_of_other_problems(tmp_path):
-    a, b = (write_run(tmp_path / name, before=splits(0.2), data_seed=seed) for seed, name in enumerate("ab"))
-    _, page = compared(tmp_path, a, b)
-    assert "Not measured in the same way: the runs differ in data_seed." in page.texts["p"]
+    others = {"data_seed": 1, "max_prompt_length": 99, "response_length": 32, "eval_validator": "val"}
+    a, *runs = (
+        write_run(tmp_path / f"run{number}", before=splits(0.2), **changes)
+        for number, changes in enumerate([{}, *({name: value} for name, value in others.items())])
+    )
+    for name, run in zip(others, runs, strict=True):
+        _, page = compared(tmp_path, a, run)
+        assert f"Not measured in the same way: the runs differ in {name}." in page.texts["p"]
+
+
+def test_rewards_are_compared_where_they_are_the_same(tmp_path):
+    measured = {"test": {"mean_reward": 0.5, "reward": {"mean": 0.5, "low": None, "high": None, "n": 1}}}
+    for before, warned in ((measured, True), (splits(0.2), False)):
+        folder = tmp_path / str(warned)
+        runs = [write_run(folder / name, before=before, reward_weights=[w]) for name, w in (("a", 1.0), ("b", 5.0))]
+        _, page = compared(folder, *runs)
+        text = "Not measured in the same way: the runs differ in reward_weights."
+        assert (text in page.texts["p"]) == warned
 
 
 def test_write_comparison_tells_folders_of_one_name_apart(tmp_path):

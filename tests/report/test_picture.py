@@ -47,6 +47,7 @@ def picture(folder, metrics, evals):
         (FULL[:1], {"before": {}, "after": {"test": scores(0.0, n=16)}}),
         ([{"step": 1}, {"step": 2, "objective/kl": None}], {}),
         ([], {}),
+        ([], {"after": {"test": {"reward": {"mean": 0.5, "low": None, "high": None, "n": 1}}}}),
     ],
 )
 def test_plot_curves_draws_what_there_is(tmp_path, metrics, evals):

@@ -11,6 +11,7 @@ from jaxppo.planning.answers.answer import Answer, Unread
 from jaxppo.planning.answers.extraction import MOST_CHARACTERS, RULES, Rule
 from jaxppo.planning.answers.problems import Problems, Task
 from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
+from jaxppo.planning.language.temporal import parse_plan_for
 from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import PlanOutcome
 
@@ -91,7 +92,8 @@ class AnswerJudge:
         if task.problem is None:
             verdict = validate_plan(task.domain_pddl, task.problem_pddl, text, "val")
             error = verdict.error if verdict.error is PlanError.SYNTAX else None
-            return [(ParsedPlan((), error), verdict)] * len(RULES)
+            steps = parse_plan_for(task.domain_pddl, task.problem_pddl, text).actions
+            return [(ParsedPlan(steps, error), verdict)] * len(RULES)
         strict = task.reader.read(text, "strict")
         if strict.error is None:
             return [(strict, self._verdict(task, strict))] * len(RULES)
@@ -169,7 +171,7 @@ def _row(prompt: str, domain: str, answers: Sequence[Judged], problems: Problems
         "domain": domain,
         "domain_pddl": task.domain_pddl,
         "problem_pddl": task.problem_pddl,
-        "reference_plan": [list(plan) for plan in references if plan],
+        "reference_plan": [list(plan) for plan in references if plan] or None,
         "prompt_style": "pddl",
     }
     return JudgedRow(row, tuple(map(_prediction, answers)))

