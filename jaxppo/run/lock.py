@@ -4,6 +4,7 @@ import datetime
 import logging
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -41,29 +42,19 @@ class FolderLock:
         Raises:
             ConfigError: another process holds it; the message names host, process and start.
         """
-        while self._file is None:
-            file = self._path.open("a+", encoding="utf-8")
-            try:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                with file:
-                    file.seek(0)
-                    holder = file.read().strip() or "another process"
-                raise ConfigError(
-                    f"output_dir: expected a run that nobody works on, got {self._path.parent}, on which {holder} "
-                    "works; wait for its end, or stop it"
-                ) from None
-            except OSError:
-                _LOG.info("%s: this file system has no locks", self._path)
-            if self._is_there(file):
-                self._file = file
-            else:  # its holder has released it between the two lines above
-                file.close()
+        self._file = locked(self._path, self._refuse)
         self._file.truncate(0)
         started = datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
         self._file.write(f"process {os.getpid()} on {socket.gethostname()} since {started}\n")
         self._file.flush()
+
+    def _refuse(self, file: TextIO) -> None:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        raise ConfigError(
+            f"output_dir: expected a run that nobody works on, got {self._path.parent}, on which {holder} works; wait "
+            "for its end, or stop it"
+        )
 
     def release(self) -> None:
         """Give the lock back, and remove its file; nothing where it is not held."""
@@ -72,15 +63,47 @@ class FolderLock:
             self._file.close()
             self._file = None
 
-    def _is_there(self, file: TextIO) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
-        except FileNotFoundError:
-            return False
-
     def __enter__(self) -> "FolderLock":
         self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def locked(path: Path, busy: Callable[[TextIO], None]) -> TextIO:
+    """Return an open and locked file at a path; whoever is done with it removes and closes it.
+
+    Args:
+        path: of the file, which is made where it is missing.
+        busy: called with it where another process holds it; it raises, or the lock is waited for.
+    """
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            _lock(file, busy)
+        except OSError:
+            _LOG.info("%s: this file system has no locks", path)
+        except BaseException:
+            file.close()
+            raise
+        if _is_at(path, file):
+            return file
+        file.close()  # its holder has removed it between the lines above
+
+
+def _lock(file: TextIO, busy: Callable[[TextIO], None]) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        busy(file)
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

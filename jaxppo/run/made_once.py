@@ -5,15 +5,11 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from jaxppo.run import checksums
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
+from jaxppo.run.lock import locked
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,32 +56,10 @@ def _is_whole(folder: Path) -> bool:
 def _held(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder while the block runs; its file is gone afterwards."""
     path = folder.with_name(f".{folder.name}.lock")
-    file = _locked(path, folder)
+    told = f"waiting for another process that makes {folder}"
+    file = locked(path, lambda _: print(told, file=sys.stderr, flush=True))
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
-        os.close(file)
-
-
-def _locked(path: Path, folder: Path) -> int:
-    """Return an open and locked file at a path: not one that whoever had the lock before has taken away since."""
-    while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT)
-        if fcntl is None:
-            return file
-        with suppress(OSError):  # this file system has no locks
-            _wait_for(file, folder)
-        with suppress(FileNotFoundError):
-            if os.fstat(file).st_ino == path.stat().st_ino:
-                return file
-        os.close(file)
-
-
-def _wait_for(file: int, folder: Path) -> None:
-    assert fcntl is not None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"waiting for another process that makes {folder}", file=sys.stderr, flush=True)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        file.close()
