@@ -55,6 +55,9 @@ STOP_TIMEOUT_S = 20.0
 _log = logging.getLogger(__name__)
 
 
+_GONE = "the client went away"
+
+
 class Refusal(Exception):
     """A request that is answered with an error.
 
@@ -170,12 +173,14 @@ class _Endpoint:
     async def _in_turn(self, request: "Request", body: bytearray) -> bytes:
         async with self._turns:
             if await request.is_disconnected():  # others wait for this turn
-                raise Refusal(400, "the client went away")
+                raise Refusal(400, _GONE)
             return await _in_thread(lambda: answer(self._reward, body))
 
 
 async def _body(request: "Request", keep: int) -> tuple[bytearray, int]:
     """Read the body of a request; return it (empty where it is longer than `keep` bytes) and its length."""
+    from starlette.requests import ClientDisconnect
+
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -187,6 +192,8 @@ async def _body(request: "Request", keep: int) -> tuple[bytearray, int]:
                     body.clear()
     except TimeoutError:
         raise Refusal(408, f"body: expected all of it within {BODY_TIMEOUT_S:g} s") from None
+    except ClientDisconnect:
+        raise Refusal(400, _GONE) from None
     return body, size
 
 

@@ -316,6 +316,17 @@ def test_server_does_not_wait_for_ever_for_a_body(monkeypatch):
             assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
 
 
+def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_failure_of_the_server(caplog, monkeypatch):
+    with running(length) as url:
+        monkeypatch.setattr(logging.getLogger("uvicorn.error"), "handlers", [caplog.handler])
+        head = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=PATIENCE_S) as connection:
+            connection.sendall(head.encode())
+            time.sleep(0.2)  # until the server reads the body
+        assert httpx2.get(url + "/health", **PLAIN).status_code == 200
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 @pytest.mark.parametrize(
     "given", [None, "Bearer wrong", f"Basic {TOKEN}", f"bearer {TOKEN}", f"Bearer {TOKEN}x", TOKEN, "Bearer \xfc"]
 )
