@@ -333,19 +333,15 @@ def _how(config: EvaluateConfig, validator: str | None) -> str:
 
 def _table(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[dict[str, str]], tuple[str, ...]]:
     """Return rows and columns of the table, with pass@k for as many samples as every problem has."""
-    rows = plan_metrics.summary_rows(results)
     most = min(int(k) for result in results.values() for k in [*result["pass_at_k"]][-1:])
     if most == 1:
-        return rows, plan_metrics.TABLE_COLUMNS
-    cells = [
-        cell["pass_at_k"][str(most)]
-        for result in results.values()
-        for cell in (result, *(result["domains"].values() if len(result["domains"]) > 1 else ()))
-    ]
-    shown = [
-        row | {f"pass@{most}": interval_text(cell, with_interval=False)} for row, cell in zip(rows, cells, strict=True)
-    ]
-    return shown, (*plan_metrics.TABLE_COLUMNS, f"pass@{most}")
+        return plan_metrics.summary_rows(results), plan_metrics.TABLE_COLUMNS
+
+    def cells(cell: Mapping[str, Any]) -> dict[str, str]:
+        solved = interval_text(cell["pass_at_k"][str(most)], with_interval=False)
+        return plan_metrics.cells(cell) | {f"pass@{most}": solved}
+
+    return plan_metrics.split_rows(results, cells), (*plan_metrics.TABLE_COLUMNS, f"pass@{most}")
 
 
 def _print(console: Console, folder: Path, done: Sequence[Evaluated], comparison: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jaxppo.errors import DataError
 from jaxppo.evaluate.intervals import bootstrap_mean, clustered_wilson, interval_text, mcnemar, paired_z
-from jaxppo.evaluate.plan_metrics import grouped
+from jaxppo.evaluate.plan_metrics import grouped, split_rows
 from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning.datasets.rows import Row
 
@@ -129,13 +129,8 @@ COMPARISON_COLUMNS = ("split", "domain", "n", "A", "B", "B - A", "A better", "B 
 
 
 def comparison_rows(comparison: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the rows of the terminal's table: a split, and its domains below it where there are several."""
-    rows = []
-    for split, result in comparison.items():
-        rows.append({"split": split, "domain": "all", **_cells(result)})
-        if len(result["domains"]) > 1:
-            rows += [{"split": split, "domain": name, **_cells(cell)} for name, cell in result["domains"].items()]
-    return rows
+    """Return the rows of the terminal's table."""
+    return split_rows(comparison, _cells)
 
 
 def _cells(result: Mapping[str, Any]) -> dict[str, str]:

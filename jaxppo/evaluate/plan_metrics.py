@@ -239,19 +239,28 @@ TABLE_COLUMNS += ("length", "C*/C")
 
 
 def summary_rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the rows of the terminal's table: a split, and its domains below it where there are several.
+    """Return the rows of the terminal's table, for `Console.result_table(title, rows, plan_metrics.TABLE_COLUMNS)`."""
+    return split_rows(results, cells)
 
-    For `Console.result_table(title, rows, plan_metrics.TABLE_COLUMNS)`.
+
+def split_rows(
+    results: Mapping[str, Mapping[str, Any]], cells: Callable[[Mapping[str, Any]], dict[str, str]]
+) -> list[dict[str, str]]:
+    """Return the rows of a table: a split, and its domains below it where there are several.
+
+    Args:
+        results: by split, each with those of its `domains`.
+        cells: writes a result.
     """
     rows = []
     for split, result in results.items():
-        rows.append({"split": split, "domain": "all", **_cells(result)})
-        if len(result["domains"]) > 1:
-            rows += [{"split": split, "domain": name, **_cells(cell)} for name, cell in result["domains"].items()]
+        domains = result["domains"].items() if len(result["domains"]) > 1 else ()
+        rows += [{"split": split, "domain": name, **cells(cell)} for name, cell in [("all", result), *domains]]
     return rows
 
 
-def _cells(cell: Mapping[str, Any]) -> dict[str, str]:
+def cells(cell: Mapping[str, Any]) -> dict[str, str]:
+    """Write the measures of some rows."""
     rates = {"exec": "executability", "exact": "exact_match", "read": "readable", "ended": "ended"}
     means = {"prefix": "prefix", "goal": "goal", "LCCS": "lccs", "length": "length_ratio", "C*/C": "quality"}
     return {
