@@ -21,13 +21,13 @@ from jaxppo.run.jsonl import read_metrics
 
 def export(config: ExportConfig) -> Path:
     """Write the models of a checkpoint, and push them where that is asked for; returns the folder that holds them."""
-    console, run = Console(config.run.quiet), Path(config.run_dir or "")
+    console, run = Console(config.quiet), Path(config.run_dir or "")
     repo_id = hub.destination(config.hub, run) if config.hub.push_to_hub else None
     as_they_are = repo_id is not None and not config.says_what and config.run_dir is not None and hub.has_models(run)
     folder = run if as_they_are else _write(config, run, console)
     if repo_id is not None:
         console.print(f"from {folder} to {repo_id} on the hub")
-        if not config.run.dry_run:
+        if not config.dry_run:
             console.result(f"models at {hub.push_models(folder, repo_id, config.hub.hub_private)}")
     return folder
 
@@ -40,9 +40,9 @@ def _write(config: ExportConfig, run: Path, console: Console) -> Path:
         )
     params, meta, step = Checkpoints(run / "checkpoints", keep=1).restore_params(config.step, console.warn)
     frozen = None if meta["models"]["adapter"] is None else frozen_weights(meta["models"], params)
-    folder = Path(config.run.output_dir or run / "exports" / str(step))
+    folder = Path(config.output_dir or run / "exports" / str(step))
     console.print(f"update {step} of {run}: {', '.join(params)}, into {folder}")
-    if config.run.dry_run:
+    if config.dry_run:
         return folder
     evals = run_folder.read_json(run / run_folder.EVAL_FILE)
     if step != len(read_metrics(run / run_folder.METRICS_FILE)):  # evaluated was the last update

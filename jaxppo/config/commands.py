@@ -175,17 +175,26 @@ class EvaluateConfig:
 class ExportConfig:
     """The models of a checkpoint as Hugging Face folders."""
 
-    run: RunConfig = field(default_factory=RunConfig)
+    preset: str | None = None
+    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
+    config: str | None = None
+    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
     hub: HubConfig = field(default_factory=HubConfig)
     run_dir: str | None = None
-    """Run folder; the folders go to --output_dir, by default to <run_dir>/exports/<step>. With --push_to_hub and
-    nothing said of what to export, the models that a finished run has written are pushed as they are."""
+    """Run folder. With --push_to_hub and nothing said of what to export, the models that a finished run has written are
+    pushed as they are."""
+    output_dir: str | None = None
+    """Where the folders of the models go; default: <run_dir>/exports/<step>."""
     step: int | None = None
     """Updates done at the checkpoint; default: the latest."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Numbers of the weights; trained were float32."""
     max_shard_size: str = "5GB"
     """Largest weights file."""
+    dry_run: bool = False
+    """Say what would be written, and stop."""
+    quiet: bool = False
+    """Print results and warnings only."""
 
     def __post_init__(self) -> None:
         well_formed = re.fullmatch(r"[1-9]\d*\s*([KMGT]i?)?B", self.max_shard_size, re.IGNORECASE) is not None
@@ -195,8 +204,8 @@ class ExportConfig:
     def says_what(self) -> bool:
         """Whether anything is said of which weights to export, how, or to where."""
         usual = {spec.name: spec.default for spec in dataclasses.fields(self)}
-        names = ("step", "dtype", "max_shard_size")
-        return self.run.output_dir is not None or any(getattr(self, name) != usual[name] for name in names)
+        names = ("output_dir", "step", "dtype", "max_shard_size")
+        return any(getattr(self, name) != usual[name] for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
