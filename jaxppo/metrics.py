@@ -8,8 +8,9 @@ _INTRODUCTION = """\
 Every update of `python -m jaxppo.train` appends one line to `metrics.jsonl`: a JSON object with the metrics below.
 Names are those of TRL 1.x where TRL has the metric; the last column gives TRL 0.11's name where it differs. All means
 are over the real tokens or rows of the whole batch, over all devices; padding never counts, and under
-`mask_truncated_completions` the tokens of a completion that was cut are padding to everything but scores, lengths and
-`objective/entropy`. Means over optimizer steps leave out the steps that were not finite and those after an early stop.
+`mask_truncated_completions` the tokens of a completion that was cut are padding to everything but scores, lengths,
+`objective/entropy`, the KL to the reference and `policy/sampler_...`. Means over optimizer steps leave out the steps
+that were not finite and those after an early stop.
 A metric that does not apply to a run is absent; NaN and infinities are written as `null`.
 
 This page is printed by `python -m jaxppo.metrics`.

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import chain
 from numbers import Real
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
 from jaxppo.config.redact import redact
@@ -231,7 +231,7 @@ class Rewards:
         terms = {reward: reward(completions) for reward in self.rewards}
         if gather is not None:
             everywhere = zip(*gather(list(terms.values())), strict=True)
-            terms = {reward: _of_all_processes(scores) for reward, scores in zip(self.rewards, everywhere, strict=True)}
+            terms = {reward: joined(scores) for reward, scores in zip(self.rewards, everywhere, strict=True)}
         values = [self._sum(row) for row in zip(*(scores.values for scores in terms.values()), strict=True)]
         metrics: dict[str, float] = {}
         extras: dict[str, list[Any]] = {}
@@ -241,13 +241,13 @@ class Rewards:
             metrics |= {name: value for name, value in scores.metrics.items() if name not in _COUNTS}
             if numbers := [value for value in scores.values if value is not None]:  # under TRL's names
                 metrics[f"rewards/{reward.name}/mean"] = fmean(numbers)
-                metrics[f"rewards/{reward.name}/std"] = pstdev(numbers)
+                metrics[f"rewards/{reward.name}/std"] = stdev(numbers) if len(numbers) > 1 else 0.0
             extras |= scores.extras | ({f"reward_{reward.name}": scores.values} if len(terms) > 1 else {})
         if values and all(value is None for value in values):
             reasons = [value for column in extras.values() for value in column if isinstance(value, str)]
             raise DataError(f"reward: expected a number for at least one completion, got none ({reasons[:1]})")
         unscored = sum(value is None for value in values)
-        metrics |= dict(counts) | {"reward/not_scorable": unscored}
+        metrics |= dict(counts) | {_UNSCORED: unscored}
         return Scores(values, metrics, extras, self._weighted_parts(list(terms.values())))
 
     def check_columns(self, names: Sequence[str]) -> None:
@@ -279,12 +279,7 @@ class Rewards:
 
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
-
-
-def _of_all_processes(processes: Sequence[Scores]) -> Scores:
-    counts = {name: sum(scores.metrics[name] for scores in processes) for name in _COUNTS}
-    scores = joined(processes)
-    return scores._replace(metrics=scores.metrics | counts)
+_UNSCORED = "reward/not_scorable"
 
 
 def name_of(reward: RewardFunction) -> str:
@@ -501,10 +496,11 @@ def reason_of(error: BaseException) -> str:
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
-    """Join the scores of consecutive completions; a metric is the mean over the parts that have it."""
+    """Join the scores of consecutive completions; a metric is the mean over the parts that have it, a count the sum."""
     names = dict.fromkeys(name for part in parts for name in part.metrics)
     columns = dict.fromkeys(column for part in parts for column in part.extras)
-    metrics = {name: fmean(part.metrics[name] for part in parts if name in part.metrics) for name in names}
+    over_parts = lambda name: sum if name in (*_COUNTS, _UNSCORED) else fmean  # noqa: E731
+    metrics = {name: over_parts(name)([part.metrics[name] for part in parts if name in part.metrics]) for name in names}
     extras = {
         column: [value for part in parts for value in part.extras.get(column, [None] * len(part.values))]
         for column in columns

@@ -55,7 +55,9 @@ def test_groups_of_one_score_give_way_to_others(whole):
         left = np.mean(np.ptp(groups, axis=1) < 1e-6)
         assert record["reward/zero_variance_groups"] == pytest.approx(left)
         assert record["objective/scores"] == pytest.approx(groups.mean(), abs=1e-6)
-        assert record["reward/extra_batches"] == (2 if left else record["reward/extra_batches"])
+        extra = record["reward/extra_batches"]
+        assert extra == 2 if left else extra in (0, 1, 2)
+        assert (extra == 0) == (not left and record["reward/resampled_groups"] == 0)
         for group in np.array([row["prompt"] for row in rows]).reshape(-1, 4):
             assert len(set(group)) == 1
     replaced = [record["reward/resampled_groups"] for record in records]

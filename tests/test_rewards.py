@@ -599,7 +599,7 @@ def test_rewards_are_a_weighted_sum():
     scores = Rewards([lengths, Reward("half", constant(0.5, "half"), weight=-1.0)])(batch())
     assert scores.values == [1.5, 3.5, 5.5]
     assert scores.metrics["rewards/lengths/mean"] == 2.0 and scores.metrics["rewards/half/mean"] == 0.5
-    assert scores.metrics["rewards/lengths/std"] == pytest.approx(np.std([1, 2, 3]))
+    assert scores.metrics["rewards/lengths/std"] == pytest.approx(np.std([1, 2, 3], ddof=1))
     assert scores.metrics["rewards/half/std"] == 0.0
     assert scores.extras == {"reward_lengths": [1.0, 2.0, 3.0], "reward_half": [0.5] * 3}
 

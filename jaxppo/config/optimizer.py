@@ -17,7 +17,7 @@ class OptimizerConfig:
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
     """Decay to 0 over the run, after the warm-up."""
     warmup_steps: int = 0
-    """Updates over which the learning rate rises from 0."""
+    """Updates over which the learning rate rises; that of the first is the peak divided by them."""
     adam_beta1: float = 0.9
     """Decay of Adam's first moment."""
     adam_beta2: float = 0.999

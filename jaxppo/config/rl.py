@@ -32,11 +32,12 @@ class RLConfig:
     max_resample: int = 3
     """Most batches that dynamic_sampling samples for an update beside its own."""
     gradient_accumulation_steps: int | None = None
-    """Micro-batches that a mini-batch is cut into to save memory; the optimizer step is the same. Default: 1 on
-    accelerators, on a CPU as many as keep a layer's activations in its cache."""
+    """Micro-batches that a mini-batch is cut into to save memory; the optimizer step is the same. Default: on
+    accelerators as few as leave a fifth of a device free, on a CPU as many as keep a layer's activations in its
+    cache."""
     local_rollout_forward_batch_size: int | None = None
-    """Completions per device scored at once, to save memory. Default: all on accelerators, on a CPU as many as its
-    cache takes."""
+    """Completions per device scored at once, to save memory. Default: on accelerators as many as leave a fifth of it
+    free, on a CPU as many as its cache takes."""
     cliprange: float = 0.2
     """Policy ratio is clipped to 1 +- this (alias --epsilon)."""
     cliprange_high: float | None = None

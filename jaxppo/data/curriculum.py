@@ -143,7 +143,8 @@ class SuccessCurriculum:
         tries = np.bincount(rows, [score is not None for score in scores], len(self.domains))
         kept, weight = np.where(tries > 0, KEPT, 1.0), self.weights(known)
         of_update = [np.bincount(self.domains, counts / weight) for counts in (wins, tries)]
-        recent = KEPT * known.recent + np.stack(of_update, axis=1)
+        drawn_before = known.recent[:, 1:] < 0  # longer plans came in
+        recent = np.where(drawn_before, 0.0, KEPT * known.recent + np.stack(of_update, axis=1))
         return known._replace(
             successes=(kept * known.successes + wins).astype(np.float32),
             trials=(kept * known.trials + tries).astype(np.float32),
@@ -151,10 +152,14 @@ class SuccessCurriculum:
         )
 
     def _lengthened(self, known: Curriculum) -> Curriculum:
-        """Take in longer plans where most of a domain's recent completions succeeded, and begin to count them anew."""
+        """Take in longer plans where most of a domain's recent completions succeeded, and begin to count them anew.
+
+        With `ahead` the next batch was drawn without them, and is not counted: -1 tries until then.
+        """
         limits = np.asarray(known.limits)
         longer = np.where(shares(known) >= self.threshold, self._longer(limits), limits)
-        recent = np.where((longer > limits)[:, None], np.float32(0), known.recent)
+        anew = np.array([0, -1 if self.ahead else 0], np.float32)
+        recent = np.where((longer > limits)[:, None], anew, known.recent)
         return known._replace(limits=longer, recent=recent)
 
     def _longer(self, limits: np.ndarray) -> np.ndarray:
@@ -227,5 +232,5 @@ def make_curriculum(config: CurriculumConfig, prompts: PromptData, ahead: bool) 
 
 def shares(known: Curriculum) -> np.ndarray:
     """Compute each domain's share of success over the last updates, [D]; 0 where no completion had a score."""
-    successes, tries = np.asarray(known.recent, np.float64).T
+    successes, tries = np.asarray(known.recent, np.float64).T  # -1 tries: see `_lengthened`
     return successes / np.where(tries > 0, tries, 1.0)

@@ -21,7 +21,7 @@ from jaxppo.run.folder import Run
 
 _OURS = {
     "model": re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(value|adapters)/.*"),
-    "dataset": re.compile(r"(train|rl|test(_\w+)?)\.(jsonl|parquet)"),
+    "dataset": re.compile(r"(train|rl|repair|test(_\w+)?)\.(jsonl|parquet)"),
 }
 """Files of an earlier push that would not belong to this one: of another number of shards, of splits that are gone."""
 

@@ -120,7 +120,7 @@ def chosen_groups(equal: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def of_groups(batches: Sequence[Judged], chosen: np.ndarray, num_generations: int) -> Judged:
-    """Return the completions of some groups of several batches; metrics are the means over the batches.
+    """Return the completions of some groups of several batches; metrics are those of all batches.
 
     Args:
         batches: each with G groups.

@@ -15,6 +15,7 @@ class Advantages(NamedTuple):
     advantages: Array  # [B, C] fp32
     returns: Array  # [B, C] fp32
     rewards: Array  # [B, C] fp32
+    mean: Array  # [] fp32, of the advantages before whitening
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
@@ -207,7 +208,8 @@ def whitened_gae(
     advantages, returns = gae(rewards, values, values_mask, gamma, lam)
     if lam_value is not None:
         _, returns = gae(rewards, values, values_mask, gamma, lam_value)
-    return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns, rewards)
+    mean = masked_mean(advantages, mask, axis_name)
+    return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns, rewards, mean)
 
 
 # -------------------------------------------------------------------------------------------------------------- groups

@@ -186,7 +186,9 @@ def loss_weights(trajectories: Trajectories, level: str, loss_type: str, respons
         policy = mask / jnp.float32(rows * response_length)
     else:
         policy = mask * (mask.shape[0] / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0))
-    return Weights(tokens, policy, tokens if level == "token" else by_sequence, values, positive)
+    real_rows = jnp.sum(jnp.any(mask, axis=-1), axis=-1, dtype=jnp.float32)[..., None, None]
+    of_sequences = ops.mean_weights(mask, -1) / jnp.maximum(real_rows, 1.0)  # one without a token has no ratio
+    return Weights(tokens, policy, tokens if level == "token" else of_sequences, values, positive)
 
 
 def value_loss(values: Array, old_values: Array, returns: Array, weights: Array, cliprange_value: float) -> ValueLoss:

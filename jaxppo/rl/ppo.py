@@ -261,7 +261,9 @@ class PPO:
         return self._attached(state.frozen, state.params)
 
     def reference(self, state: TrainState, policy: Params) -> Params | None:
-        """Return the reference policy on all devices: the start of the run or frozen weights; None with kl_coef 0.
+        """Return the reference on all devices, the policy at the start of the run; None with kl_coef 0.
+
+        Frozen weights are shared with it, and an adapter that the policy starts from is copied.
 
         Args:
             state: before the first update.
@@ -270,7 +272,9 @@ class PPO:
         if self.config.rl.kl_coef == 0:
             return None
         if state.frozen is not None:
-            return state.frozen["policy"]
+            if self.config.peft.lora_path is None:  # a fresh adapter is 0
+                return state.frozen["policy"]
+            return self._attached(state.frozen, {"policy": jax.tree.map(jnp.copy, state.params["policy"])})["policy"]
         return self.parallel.put(models.cast(self.model, models.for_training(self.learned[0], policy)))
 
     def generate(self, state: TrainState, prompts: PromptBatch, step: int) -> Rollout:

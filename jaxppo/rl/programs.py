@@ -72,6 +72,8 @@ def held_by(ppo: "PPO", state: TrainState, policy: Params, value: Params | None)
     held = {f"{name} to train": tree for name, tree in state.params.items()} | {"optimizer": state.opt_state}
     if state.frozen is not None:  # one set of arrays may lie under several adapters
         held["frozen base"] = state.frozen["policy"]
+        if ppo.config.peft.lora_path is not None and ppo.config.rl.kl_coef > 0:
+            held["adapter of the reference"] = state.params["policy"]
         if value is not None and "trunk" in value:
             held["frozen value base"] = state.frozen["value"]
     elif ppo.config.rl.kl_coef > 0:

@@ -120,7 +120,8 @@ def _with_parts(
 ) -> Rewarded:
     """Scale parts as scores; what else was done to a score counts where the completion ends.
 
-    It is a step there, unless it is the rounding of the sum alone (below 1e-6); a score as a whole is one, be it 0.
+    It is a step there, unless it is the rounding of the sum alone (below 1e-6 of what is added, or of 1); a score as a
+    whole is one, be it 0.
     """
     rl, has_part = config.rl, ~jnp.isnan(token_scores)
     parts = jnp.where(has_part, token_scores, 0.0)
@@ -131,7 +132,9 @@ def _with_parts(
     complete = advantages.complete_token_scores(parts, rewarded.scores, places)
     at_last = places & ~jnp.pad(places[:, 1:], ((0, 0), (0, 1)))
     whole = ~jnp.any(has_part & places, axis=1, keepdims=True)
-    steps = places & (has_part | (at_last & whole) | (jnp.abs(complete - parts) > 1e-6))
+    added = jnp.sum(jnp.abs(parts), axis=1, keepdims=True) + jnp.abs(rewarded.scores)[:, None]
+    is_left_over = jnp.abs(complete - parts) > 1e-6 * jnp.maximum(1.0, added)
+    steps = places & (has_part | (at_last & whole) | is_left_over)
     return rewarded._replace(token_scores=complete, steps=steps)
 
 

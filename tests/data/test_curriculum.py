@@ -226,6 +226,19 @@ def test_it_stays_with_short_plans_while_most_fail():
 
 
 @pytest.mark.parametrize("ahead", [False, True])
+def test_longer_plans_come_in_once_those_before_were_tried(ahead):
+    """With `ahead` a batch is drawn before the plans come in that the batch before it has earned."""
+    lengths = np.repeat(np.arange(2, 11, 2), 8).astype(np.int32)
+    curriculum = make(lengths, np.zeros(40, np.int32), batch_size=8, ahead=ahead)
+    known, tried = curriculum.start(), set()
+    for step in range(30):
+        of_batch = lengths[known.rows]
+        tried |= {*of_batch.tolist()}
+        known, _ = curriculum.after(known, [float(length == 2) for length in of_batch], step)
+    assert tried == {2, 4} and known.limits.tolist() == [4]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 def test_the_next_prompts_come_from_what_was_known_when_they_were_drawn(ahead):
     curriculum, differing = make(None, batch_size=8, ahead=ahead), 0
     known = curriculum.start()

@@ -1,4 +1,7 @@
+import sys
+
 import jax
+import pytest
 
 from jaxppo.parallel import platform
 from jaxppo.parallel.platform import Platform
@@ -24,3 +27,35 @@ def test_current_takes_the_smallest_device(monkeypatch):
         jax, "local_devices", lambda: [Device({"bytes_limit": 7}), Device({"bytes_limit": 5}), Device(None)]
     )
     assert platform.current().memory_bytes == 5
+
+
+@pytest.mark.parametrize(
+    ("compilers", "device", "vendor", "on_cpu"),
+    [
+        (True, False, None, True),
+        (True, True, None, False),  # in a container, say, that shows no bus
+        (True, False, "0x10de", False),
+        (True, False, "0x8086", True),  # a card of another maker
+        (False, False, None, False),  # JAX has nothing but the CPU
+    ],
+)
+def test_jax_stays_on_the_cpu_where_its_compilers_have_no_device(
+    compilers, device, vendor, on_cpu, tmp_path, monkeypatch
+):
+    chosen = []
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(platform, "_has_compilers", lambda: compilers)
+    monkeypatch.setattr(platform, "_DEVICES", (str(tmp_path / "nvidia0"),))
+    monkeypatch.setattr(platform, "_PCI", tmp_path / "bus")
+    monkeypatch.setattr(jax.config, "update", lambda *given: chosen.append(given))
+    if device:
+        (tmp_path / "nvidia0").touch()
+    if vendor is not None:
+        (tmp_path / "bus" / "0000:00").mkdir(parents=True)
+        (tmp_path / "bus" / "0000:00" / "vendor").write_text(f"{vendor}\n")
+    platform.leave_out_absent()
+    assert chosen == ([("jax_platforms", "cpu")] if on_cpu and sys.platform == "linux" else [])
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    chosen.clear()
+    platform.leave_out_absent()
+    assert chosen == []

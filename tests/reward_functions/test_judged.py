@@ -59,6 +59,8 @@ def test_completions_of_chosen_groups_keep_all_that_belongs_to_them():
     assert taken.scores.metrics == {"reward/mean": 4.0}
     np.testing.assert_array_equal(taken.ids, [*second.ids[:2], *first.ids[2:]])
     np.testing.assert_array_equal(taken.mask, [*second.mask[:2], *first.mask[2:]])
+    counted = [judged_of([0.0] * 4, metrics={"reward/timeouts": count, "reward/x": count}) for count in (4, 0, 1)]
+    assert of_groups(counted, np.array([0, 1]), 2).scores.metrics == {"reward/timeouts": 5, "reward/x": 5 / 3}
     whole = of_groups([first], np.array([0, 1]), 2)
     assert whole.scores.parts is None and whole.texts == first.texts
 

@@ -226,6 +226,13 @@ def test_whitened_gae_has_mean_0_and_variance_1_over_the_mask(whiten_rewards):
     assert not np.any(result.advantages[~MASK])
 
 
+@pytest.mark.parametrize("lam_value", [None, 1.0])
+def test_whitened_gae_tells_the_mean_of_the_plain_estimates(lam_value):
+    result = whitened_gae(REWARDS, VALUES, MASK, MASK, gamma=0.9, lam=0.5, lam_value=lam_value)
+    plain = np.asarray(gae(REWARDS, VALUES, MASK, 0.9, 0.5)[0])[MASK]
+    np.testing.assert_allclose(result.mean, plain.mean(), rtol=1e-5)
+
+
 def test_whitened_gae_leaves_rewards_and_returns_as_they_are():
     whitened = whitened_gae(REWARDS, VALUES, MASK, MASK, gamma=0.9, lam=0.8)
     np.testing.assert_array_equal(whitened.returns, gae(REWARDS, VALUES, MASK, 0.9, 0.8)[1])
@@ -343,7 +350,9 @@ def test_normalise_is_global_over_devices(mode, num_devices):
 def test_whitened_gae_is_global_over_devices(mode, num_devices):
     rewards, values, mask = (np.concatenate([x, x[::-1]]) for x in (REWARDS, VALUES, MASK))
     rows = (rewards + LEVELS[:, None], values, mask, advantages.value_mask(mask, "after", 6))
-    program = partial(advantages.whitened_gae, gamma=0.9, lam=0.8, whiten_rewards=True)
-    several = of_devices(num_devices, mode, program, 0, *rows)
+    program = lambda *rows, **on: tuple(  # noqa: E731
+        advantages.whitened_gae(*rows, **on, gamma=0.9, lam=0.8, whiten_rewards=True)
+    )
+    several = of_devices(num_devices, mode, program, (0, 0, 0, None), *rows)
     for ours, expected in zip(several, whitened_gae(*rows, gamma=0.9, lam=0.8, whiten_rewards=True), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)

@@ -55,9 +55,18 @@ def test_loss_weights_equal_a_loop(loss_type, level):
     weights = losses.loss_weights(batch_of(REAL, ONES), level, loss_type, 7)
     np.testing.assert_allclose(weights.policy, loop_weights(loss_type, 7), rtol=1e-6)
     np.testing.assert_allclose(weights.tokens, loop_weights("bnpo", 7), rtol=1e-6)
-    logged = loop_weights("bnpo" if level == "token" else "grpo", 7)
+    of_sequences = loop_weights("grpo", 7) * COUNTS.shape[1] / np.sum(COUNTS > 0, axis=1)[:, None, None]
+    logged = loop_weights("bnpo", 7) if level == "token" else of_sequences
     np.testing.assert_allclose(weights.ratios, logged, rtol=1e-6)
     assert weights.values is weights.positive is None
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "completion"])
+def test_a_completion_without_tokens_takes_nothing_from_the_mean_ratio(level):
+    real = REAL.copy()
+    real[0, 0] = False
+    weights = losses.loss_weights(batch_of(real, ONES if level != "completion" else ONES[..., 0]), level, "bnpo", 7)
+    np.testing.assert_allclose(np.sum(weights.ratios, axis=(1, 2) if level != "completion" else 1), 1.0, rtol=1e-6)
 
 
 def test_loss_weights_of_completions_count_every_one_alike():

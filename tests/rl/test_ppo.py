@@ -499,7 +499,8 @@ def test_adapters_of_policy_and_value_share_one_frozen_base_with_the_reference(r
 
 
 def test_a_given_adapter_is_where_the_policy_starts(recorded):
-    ppo = make_ppo(replace(VARIANTS["lora"], logprobs="recompute"))
+    """And the reference stays there."""
+    ppo = make_ppo(replace(VARIANTS["lora"], logprobs="recompute", lora_path="folder"))
     fresh = ppo.init_state(POLICY).params["policy"]
     given = jax.tree.map(lambda x: x + 0.3, fresh)
     state = ppo.init_state(POLICY, adapter=given)
@@ -507,8 +508,12 @@ def test_a_given_adapter_is_where_the_policy_starts(recorded):
     base, adapter = (tree["trunk"]["layers"]["0"]["attention"]["dense"] for tree in (POLICY, given))
     np.testing.assert_array_equal(whole["kernel"], base["kernel"])
     np.testing.assert_allclose(whole["lora_b"], adapter["lora_b"] * 32.0 / 4, rtol=1e-6)
-    *_, stats = one_update(ppo, state, ppo.reference(state, POLICY), recorded)
-    assert stats["objective/kl_k3"] > 0.01
+    reference = ppo.reference(state, POLICY)
+    assert reference["trunk"]["embed_in"]["embedding"] is state.frozen["policy"]["trunk"]["embed_in"]["embedding"]
+    state, _, stats = one_update(ppo, state, reference, recorded)
+    assert abs(stats["objective/kl_k3"]) < 1e-6
+    *_, stats = one_update(ppo, state, reference, recorded)  # the update has not taken the adapter's memory
+    assert stats["objective/kl_k3"] > 1e-5
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """From scores to trajectories against plain loops in float64, for PPO and RLOO, on any number of devices."""
 
+import math
 from functools import partial
 
 import jax
@@ -385,6 +386,21 @@ def test_rewarded_token_scores_add_up_to_the_scores(changes, algorithm, monkeypa
     assert rewarded.token_scores.dtype == jnp.float32 and plain.token_scores is None
     if algorithm == "rloo":
         assert not np.any(np.array(rewarded.token_scores)[~MASK])
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 1e4])
+def test_the_rounding_of_a_sum_is_no_step_however_large_the_parts(size, monkeypatch):
+    """They end before the last token, and are the whole score."""
+    seen = []
+    formulas = formulas_of("grpo")
+    original = formulas.make_trajectories
+    monkeypatch.setattr(formulas, "make_trajectories", lambda *a, **k: seen.append(a[0]) or original(*a, **k))
+    parts = np.where(np.arange(LENGTH)[None, :] < LENGTHS[:, None] - 1, size * (0.1 + parts_of(SCORES, 1) ** 2), np.nan)
+    parts = np.where(MASK, parts, np.nan).astype(np.float32)
+    scores = np.array([np.float32(math.fsum(row[~np.isnan(row)])) for row in parts])
+    some = LENGTHS > 1
+    make(make_config(algorithm="grpo", num_generations=2, kl_coef=0.0), scores=scores, parts=parts)
+    np.testing.assert_array_equal(np.array(seen[0].steps)[some], ~np.isnan(parts)[some])
 
 
 def test_make_trajectories_of_parts_at_the_last_token_are_those_without():

@@ -36,8 +36,7 @@ def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) 
         axis_name=axis_name,
     )
     stats = _value_stats(values, estimates.returns, values_mask, axis_name)
-    # Before whitening, as whitened ones have mean 0: R - V is the plain estimate.
-    stats["policy/advantages_mean"] = ops.masked_mean(estimates.returns - values, mask, axis_name)
+    stats["policy/advantages_mean"] = estimates.mean
     trajectories = Trajectories(
         sequences=sequences,
         logprobs=rewarded.scored.logprobs,
