@@ -55,9 +55,6 @@ STOP_TIMEOUT_S = 20.0
 _log = logging.getLogger(__name__)
 
 
-_GONE = "the client went away"
-
-
 class Refusal(Exception):
     """A request that is answered with an error.
 
@@ -173,7 +170,7 @@ class _Endpoint:
     async def _in_turn(self, request: "Request", body: bytearray) -> bytes:
         async with self._turns:
             if await request.is_disconnected():  # others wait for this turn
-                raise Refusal(400, _GONE)
+                raise Refusal(400, "the client went away")
             return await _in_thread(lambda: answer(self._reward, body))
 
 
@@ -193,7 +190,7 @@ async def _body(request: "Request", keep: int) -> tuple[bytearray, int]:
     except TimeoutError:
         raise Refusal(408, f"body: expected all of it within {BODY_TIMEOUT_S:g} s") from None
     except ClientDisconnect:
-        raise Refusal(400, _GONE) from None
+        raise Refusal(400, "the client went away") from None
     return body, size
 
 

@@ -481,7 +481,7 @@ def cast(params, dtype):
 def test_apply_computes_in_the_dtype_of_the_parameters(default_model):
     _, config, params = default_model
     ids = jnp.asarray(ragged_batch("right")[0])
-    cache = models.init_cache(config, *ids.shape, dtype=jnp.bfloat16)
+    cache = cast(models.init_cache(config, *ids.shape), jnp.bfloat16)
     output = apply(config, cast(params, jnp.bfloat16), ids, cache=cache)
     assert output.hidden.dtype == output.cache[0][0].dtype == jnp.bfloat16
     assert output.logits.dtype == jnp.float32
