@@ -58,8 +58,9 @@ def build_repair(config: RepairDataConfig, rows: Sequence[Row], terminal: Termin
         raise DataError(f"samples: expected an invalid plan for a row of split {config.data.train_split}, got {got}")
     failed = sorted(name for name, made in conversations.items() if made)
     held_out = {*random.Random(f"repair/{config.seed}").sample(failed, round(config.held_out * len(failed)))}
-    alike = {form_of(row) for row in own if row["id"] in held_out}
-    held_out |= {row["id"] for row in own if form_of(row) in alike}
+    forms = {row["id"]: form_of(row) for row in own}
+    alike = {forms[name] for name in held_out}  # with other names for their objects, too
+    held_out = {name for name, form in forms.items() if form in alike}
     train = [row | {"split": "train", "failures": 0} for row in own if row["id"] not in held_out]
     train += [made | {"split": "train"} for name in failed if name not in held_out for made in conversations[name]]
     tests = [made | {"split": HELD_OUT} for name in sorted(held_out) for made in conversations[name]]

@@ -114,7 +114,7 @@ def _facts(problem: Problem) -> list[Atom]:
     told = _told_kinds(problem.domain)
     known = {(kind, name) for name, predicate, place in _mentions(problem) for kind in told.get((predicate, place), ())}
     if untrue := sorted(known - problem.init):
-        message = f"expected ({' '.join(untrue[0])}) among the facts, which other ones would tell a reader, got none"
+        message = f"expected the fact ({' '.join(untrue[0])}), which this style takes other facts to imply, got none"
         raise UnsupportedPddlError(f"problem {problem.name}", 1, message)
     facts = dict.fromkeys(atom for atom in problem.init_order if atom not in known)
     for predicate in _fixed(problem.domain, arity=2):

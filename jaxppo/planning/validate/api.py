@@ -34,10 +34,9 @@ def validate_plan(domain_pddl: str, problem_pddl: str, plan_text: str, validator
     _check(validator)
     plan = parse_plan_for(domain_pddl, problem_pddl, plan_text)
     steps = plan.steps if isinstance(plan, ParsedTimedPlan) else plan.actions
+    # `builtin` says which plans it cannot judge at all.
     if plan.error is None or (validator == "builtin" and isinstance(plan, ParsedTimedPlan)):
-        return validate_actions(
-            domain_pddl, problem_pddl, steps, validator
-        )  # `builtin` says which plans it cannot judge at all
+        return validate_actions(domain_pddl, problem_pddl, steps, validator)
     return PlanVerdict.refused(plan.error, plan.error_step)
 
 

@@ -161,7 +161,7 @@ def test_a_kind_that_is_not_among_the_facts_cannot_be_told():
     text = f"(define (problem p) (:domain gripper) (:objects r1 r2 x g) (:init {facts}) (:goal (and (at x r2))))"
     pddl = DOMAINS["gripper"].pddl
     assert "ball" not in render_prompt(pddl, text.format("(ball x)"), "brief")
-    with pytest.raises(UnsupportedPddlError, match=r"problem p:1: expected \(ball x\) among the facts"):
+    with pytest.raises(UnsupportedPddlError, match=r"p:1: expected the fact \(ball x\), which this style takes"):
         render_prompt(pddl, text.format(""), "brief")
 
 

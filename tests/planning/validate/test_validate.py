@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 
@@ -55,12 +56,24 @@ def test_many_plans_are_judged_like_each_alone_and_val_gets_what_is_left(monkeyp
 def test_threads_judge_the_same_problem():
     """A condition about all pairs of 150 objects takes a while, so that they do so at the same time."""
     domain = """(define (domain d) (:requirements :adl) (:predicates (on ?a ?b) (done)) (:action finish :parameters ()
-      :precondition (forall (?a ?b) (not (on ?a ?b))) :effect (done)))"""
+      :precondition (forall (?a ?b) (not (on ?a ?b))) :effect (done))
+      (:action put :parameters (?a ?b) :precondition (and) :effect (on ?a ?b)))"""
     objects = " ".join(f"o{number}" for number in range(150))
     problem = f"(define (problem p) (:domain d) (:objects {objects}) (:init) (:goal (done)))"
-    with ThreadPoolExecutor(4) as pool:
-        verdicts = list(pool.map(lambda _: validate_actions(domain, problem, [("finish",)]).valid, range(4)))
-    assert verdicts == [True] * 4
+    assert not validate_actions(domain, problem, []).valid  # from here on the problem is known
+    together = Barrier(8)
+
+    def judge(_):
+        together.wait()
+        return validate_actions(domain, problem, [("finish",)]).valid
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(judge, range(8))) == [True] * 8
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_planning_imports_no_array_or_model_library():
