@@ -27,8 +27,8 @@ CONNECT_S = 900
 STOPPED = 75
 """Exit status of a run that was stopped and can go on; sysexits.h calls it EX_TEMPFAIL."""
 
-FITS = "awk '{ print } /^it fits/ { fits = 1 } END { exit !fits }'"
-"""Shows what `--target` says, and fails unless it says this."""
+FITS = "awk '{ print } /^it fits|.fits.: true/ { fits = 1 } END { exit !fits }'"
+"""Shows what `--target` says, and fails unless it says this, in words or (`--quiet`) as JSON."""
 FINISHED = """grep -qs '"after"' "$RUN/eval.json\""""
 """The last thing that a run writes is its evaluation after training."""
 

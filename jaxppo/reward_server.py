@@ -15,23 +15,22 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from jaxppo.config import RewardServerConfig
 from jaxppo.config.redact import redact
 from jaxppo.config.sources import parse_cli
-from jaxppo.errors import ConfigError, DataError
+from jaxppo.errors import ConfigError, DataError, first_line
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions.http_contract import (
     TOKEN_VARIABLE,
-    Batch,
-    check_lengths,
     dumps,
     environment_token,
     is_finite,
     read_request,
 )
-from jaxppo.reward_functions.registry import Context, make_rewards, text_reward_model_loader
-from jaxppo.rewards import Completions, Failed, Scores, arguments_of, checked, missing_column, name_of
+from jaxppo.reward_functions.registry import Context, check, make_rewards, text_reward_model_loader
+from jaxppo.rewards import Completions, Failed, call, missing_column, name_of
 from jaxppo.run import cli
 from jaxppo.run.console import sanitize
 
@@ -41,7 +40,10 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 BODY_TIMEOUT_S = 60.0
-"""Longest time that a client may take to send a request."""
+"""Longest time that a client may take to send a request, or to read on in an answer."""
+
+LOOK_AGAIN_S = 1.0
+"""How often it is asked whether the client of a waiting request is still there."""
 
 HEADER_TIMEOUT_S = 10.0
 """Longest time that a connection may take for the headers of a request, the first or another one."""
@@ -84,41 +86,23 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
         raise Refusal(400, f"body: expected JSON, got: {redact(str(error))}") from None
     if not batch.completions:
         return dumps({"scores": []})
-    metrics: dict[str, Any] = {}
-    extras: dict[str, Any] = {}
-    arguments = _arguments(reward, batch, {"log_metric": metrics.__setitem__, "log_extra": extras.__setitem__})
+    if (needed := missing_column(reward, batch.columns)) is not None:
+        got = ", ".join(sorted(batch.columns)) or "none"
+        raise Refusal(422, f"reward {name_of(reward)}: expected a column {needed!r}, got {got}")
+    completions = Completions(batch.prompts, batch.completions, batch.completion_ids, batch.columns)
     try:
-        scores = _checked_scores(name_of(reward), reward(**arguments), len(batch.completions))
-        check_lengths(extras, len(batch.completions))
-        reported = {"metrics": {name: _number(value) for name, value in metrics.items()}, "extras": extras}
+        scores = call(name_of(reward), reward, completions)
+        for row, score in enumerate(scores.values):
+            if isinstance(score, Failed):
+                raise DataError(f"expected a finite number or None for row {row}, got {score.reason}")
+        # JSON has no NaN and no infinity.
+        metrics = {name: value if is_finite(value) else None for name, value in scores.metrics.items()}
+        reported = {"metrics": metrics, "extras": scores.extras}
         parts = {} if scores.parts is None else {"parts": [parts or None for parts in scores.parts]}
         return dumps({"scores": scores.values} | reported | parts)
     except Exception as error:  # whatever a user's function raises is an answer to the client
         _log.error("%s", "\n".join(map(sanitize, redact(traceback.format_exc()).splitlines())))
         raise Refusal(500, f"reward {name_of(reward)}: {type(error).__name__}: {redact(str(error))}") from None
-
-
-def _arguments(reward: Callable[..., Any], batch: Batch, reporting: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that the function takes, by the names of its parameters."""
-    if (needed := missing_column(reward, batch.columns)) is not None:
-        got = ", ".join(sorted(batch.columns)) or "none"
-        raise Refusal(422, f"reward {name_of(reward)}: expected a column {needed!r}, got {got}")
-    completions = Completions(batch.prompts, batch.completions, batch.completion_ids, batch.columns)
-    return arguments_of(reward, completions, **reporting)
-
-
-def _checked_scores(name: str, values: Any, expected: int) -> Scores:
-    scores = checked(name, values, expected)
-    for row, score in enumerate(scores.values):
-        if isinstance(score, Failed):
-            raise DataError(f"expected a finite number or None for row {row}, got {score.reason}")
-    return scores
-
-
-def _number(value: Any) -> float | None:
-    """Return a metric as JSON can hold it, which has no NaN and no infinity."""
-    number = float(value)
-    return number if is_finite(number) else None
 
 
 class _Endpoint:
@@ -154,7 +138,7 @@ class _Endpoint:
     def _admission(self, request: "Request") -> Refusal | None:
         if self._token is None:
             # Web pages can ask a server on this machine through the browser, under another name of it.
-            if not is_loopback(request.url.hostname or ""):
+            if not is_loopback(_host_of(request)):
                 return Refusal(403, f"host: expected a loopback address where {TOKEN_VARIABLE} is not set")
         else:
             given = request.headers.get("authorization", "").encode("latin-1")
@@ -168,10 +152,24 @@ class _Endpoint:
         return None
 
     async def _in_turn(self, request: "Request", body: bytearray) -> bytes:
-        async with self._turns:
-            if await request.is_disconnected():  # others wait for this turn
-                raise Refusal(400, "the client went away")
+        turn = asyncio.create_task(self._turns.acquire())
+        try:
+            while not turn.done():
+                await asyncio.wait({turn}, timeout=LOOK_AGAIN_S)
+                if await request.is_disconnected():  # others wait for this turn, or for this place in the queue
+                    raise Refusal(400, "the client went away")
             return await _in_thread(lambda: answer(self._reward, body))
+        finally:
+            if not turn.cancel():
+                self._turns.release()
+
+
+def _host_of(request: "Request") -> str:
+    """Return the name that a request was sent to; starlette would put the server's own for one that it cannot read."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
 
 
 async def _body(request: "Request", keep: int) -> tuple[bytearray, int]:
@@ -256,7 +254,9 @@ def make_app(
     endpoint = _Endpoint(reward, token, workers, max_body_mib, max_waiting)
     routes = [Route(path, endpoint.score, methods=["POST"]) for path in ("/", "/score")]
     routes.append(Route("/health", endpoint.health, methods=["GET"]))
-    return Starlette(routes=routes, exception_handlers={Refusal: _refuse, HTTPException: _refuse})
+    app = Starlette(routes=routes, exception_handlers={Refusal: _refuse, HTTPException: _refuse})
+    app.router.redirect_slashes = False  # an answer without words
+    return app
 
 
 def _missing(error: ImportError) -> ConfigError:
@@ -327,9 +327,10 @@ def _protocol() -> type:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Bounded(H11Protocol):
-        """HTTP with a deadline for headers, and a limit of connections."""
+        """HTTP with deadlines for headers and for reading the answers, and a limit of connections."""
 
         _deadline: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -343,7 +344,21 @@ def _protocol() -> type:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
+            self._read()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(BODY_TIMEOUT_S, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self._read()
+            super().resume_writing()
+
+        def _read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
 
         def _watch(self) -> None:
             in_headers = self.cycle is None or self.cycle.response_complete
@@ -364,8 +379,8 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigError(f"host, port: expected a free address, got {host}:{port} ({error.strerror})") from None
+    except (OSError, UnicodeError) as error:  # the second for what can be no name
+        raise ConfigError(f"host, port: expected a free address, got {host}:{port} ({first_line(error)})") from None
 
 
 def _address(listener: socket.socket) -> str:
@@ -387,6 +402,7 @@ def _stop_by_signal(server: Any) -> None:
 
 def make_function(config: RewardServerConfig) -> Callable[..., Any]:
     """Make the one function of `reward_funcs`; its weight and its failures are up to the client."""
+    check(config.reward, config.validator)
     load_model = text_reward_model_loader(DataParallel())
     (reward,) = make_rewards(config.reward, Context(config.validator, load_model=load_model)).rewards
     return reward.function

@@ -32,7 +32,10 @@ run qwen3-planning-offline-1 --preset qwen3-planning-offline --seed 1
 python -m jaxppo.reward_server --preset api-reward-offline &
 server=$!
 trap 'kill "$server"' EXIT
-until python -c "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health')" 2>/dev/null; do sleep 1; done
+until python -c "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health')" 2>/dev/null; do
+  kill -0 "$server"  # fails, and ends this, where the server did not start
+  sleep 1
+done
 run api-reward-offline-1 --preset api-reward-offline --seed 1
 
 python runs/recipe_table.py "$out"

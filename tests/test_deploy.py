@@ -168,6 +168,21 @@ def test_the_dry_run_comes_first_and_flags_are_those_of_train(name, place):
         assert config.run.coordinator_address in ("jaxppo-train-0-0.jaxppo:8476", "10.0.0.1:8476")
 
 
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("compiled\nit fits: 1 of 2 GiB\n", 0),
+        ("it does not fit: but --use_peft makes it fit\n", 1),
+        ('{"target": "gpu-h100x1", "fits": true, "memory_bytes": 1}\n', 0),
+        ('{"target": "gpu-h100x1", "fits": false, "memory_bytes": 1}\n', 1),
+        ("", 1),
+    ],
+)
+def test_a_dry_run_is_understood_in_words_and_as_json(said, status):
+    done = subprocess.run(["bash", "-c", WRITING["FITS"]], input=said, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (status, said)
+
+
 def devices_of(name, text):
     """Hosts and devices of each, as SLURM, Kubernetes or SkyPilot read them."""
     if name.startswith("slurm"):

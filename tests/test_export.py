@@ -213,13 +213,16 @@ def test_export_of_adapters_refuses_a_base_that_is_gone_or_has_changed(adapted, 
         (["--run_dir", "nowhere"], "run_dir: expected a run folder with checkpoints, got nowhere"),
         (["--run_dir", "RUN", "--step", "7"], "step: expected one of"),
         (["--run_dir", "RUN", "--max_shard_size", "big"], "max_shard_size: expected a size such as 5GB"),
+        (["--run_dir", "RUN", "--max_shard_size", "5GiB"], "max_shard_size: expected a size such as 5GB"),
+        (["--run_dir", "RUN", "--output_dir", "OTHER"], "output_dir: expected no models of another export in"),
         (["--run_dir", "RUN", "--output_dir", "TAKEN"], "expected a new or empty folder or one with config.json"),
     ],
 )
 def test_export_of_bad_input_is_one_line(args, message, shared, tmp_path, capsys):
     (tmp_path / "taken" / "policy").mkdir(parents=True)
     (tmp_path / "taken" / "policy" / "mine.txt").write_text("mine")
-    names = {"RUN": str(shared), "TAKEN": str(tmp_path / "taken")}
+    (tmp_path / "other" / "reward_model").mkdir(parents=True)
+    names = {"RUN": str(shared), "TAKEN": str(tmp_path / "taken"), "OTHER": str(tmp_path / "other")}
     argv = [names.get(arg, arg) for arg in args]
     with pytest.raises(SystemExit) as stop:
         cli.main(lambda: export(parse_cli(ExportConfig, "export", argv)))

@@ -24,7 +24,7 @@ import uvicorn
 from jaxppo import reward_server
 from jaxppo.config import RewardServerConfig
 from jaxppo.config.sources import parse_cli, replace
-from jaxppo.errors import ConfigError, DataError
+from jaxppo.errors import ConfigError, DataError, ValidatorError
 from jaxppo.planning import parse_action
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
@@ -126,6 +126,16 @@ def test_server_gives_a_function_everything_it_takes():
             "metrics": {"reward/grade": 0.375, "reward/odd": None},
             "extras": {"ids": [[1, 2], [3]]},
         }
+
+
+def test_server_takes_what_a_run_takes():
+    async def awaited(completions, log_extra):
+        log_extra("odd", iter([float("nan"), {1}]))
+        return [1.0, None]
+
+    with running(awaited) as url:
+        answer = post(url, {"messages": ["a", "b"]}).json()
+    assert answer == {"scores": [1.0, None], "metrics": {}, "extras": {"odd": [None, "{1}"]}}
 
 
 def test_server_passes_prompts_and_completions_apart():
@@ -358,6 +368,10 @@ def test_server_with_a_token_answers_a_client_that_has_it(monkeypatch, token_ser
         ("evil.example:8000", 403),
         ("10.0.0.1", 403),
         ("localhost.evil.example", 403),
+        ("a{b.evil.example", 403),
+        ('a"b.evil.example', 403),
+        ("evil.example:99999", 403),
+        ("[::1", 403),
         ("localhost", 200),
         ("127.0.0.1:9", 200),
         ("[::1]:9", 200),
@@ -377,7 +391,8 @@ def test_server_refuses_what_a_web_page_could_send(kind, open_server):
 
 def test_server_answers_unknown_paths_and_methods_in_json(open_server):
     url, _ = open_server
-    assert post(url + "/nowhere", {}).status_code == 404 and "error" in post(url + "/nowhere", {}).json()
+    for path in ("/nowhere", "/score/"):
+        assert post(url + path, {}).status_code == 404 and "error" in post(url + path, {}).json()
     answer = httpx2.get(url + "/score", **PLAIN)
     assert answer.status_code == 405 and "error" in answer.json()
 
@@ -397,8 +412,11 @@ def broken(completions, **columns):
         (lambda completions, **columns: None, "expected 2 values, got NoneType"),
         (lambda completions, **columns: [1.0, float("nan")], "expected a finite number or None for row 1, got nan"),
         (lambda completions, **columns: [1.0, "high"], "expected a finite number or None for row 1, got 'high'"),
-        (lambda completions, log_extra: log_extra("e", [1]) or [1.0, 2.0], "column e: expected a list of 2 values"),
-        (lambda completions, log_extra: log_extra("e", [1, {2}]) or [1.0, 2.0], "a set"),
+        (
+            lambda completions, log_extra: log_extra("e", [1]) or [1.0, 2.0],
+            "expected 2 values, one for each completion",
+        ),
+        (lambda completions, log_metric: log_metric("m", "x") or [1.0, 2.0], "expected a number for log_metric 'm'"),
     ],
 )
 def test_server_says_how_a_function_failed_without_its_traceback(reward, named, caplog):
@@ -463,6 +481,23 @@ def test_server_tells_a_client_to_come_again_when_too_many_wait():
     assert gate.calls == ["first", "third"]
 
 
+def test_a_client_that_leaves_while_it_waits_gives_its_place_to_others(monkeypatch):
+    monkeypatch.setattr(reward_server, "LOOK_AGAIN_S", 0.05)
+    gate = Gate()
+    with running(gate, max_waiting=1) as url, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(post, url, {"messages": ["first"]})
+        assert gate.entered.acquire(timeout=PATIENCE_S)
+        with pytest.raises(httpx2.ReadTimeout):
+            httpx2.post(url, json={"messages": ["gone"]}, timeout=0.3, **PLAIN)
+        time.sleep(1.0)
+        second = pool.submit(post, url, {"messages": ["second"]})
+        with pytest.raises(TimeoutError):  # it waits, and is not refused
+            second.result(timeout=0.5)
+        gate.opened.set()
+        assert first.result().status_code == second.result().status_code == 200
+    assert gate.calls == ["first", "second"]
+
+
 def connected(url):
     return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=PATIENCE_S)
 
@@ -525,6 +560,28 @@ def test_server_has_a_limit_of_connections(monkeypatch):
                 break
             except httpx2.TransportError:
                 assert time.monotonic() < deadline
+
+
+def test_server_closes_connections_whose_client_does_not_read(monkeypatch):
+    monkeypatch.setattr(reward_server, "BODY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(reward_server, "MAX_CONNECTIONS", 1)
+
+    def talkative(completions, log_extra):
+        log_extra("long", ["x" * 2**25])
+        return [1.0]
+
+    with running(talkative) as url, connected(url) as silent:
+        body = b'{"messages": ["x"]}'
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+        silent.sendall(head + str(len(body)).encode() + b"\r\n\r\n" + body)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:  # as soon as the server has given up
+            try:
+                assert httpx2.get(url + "/health", timeout=PATIENCE_S, **PLAIN).status_code == 200
+                break
+            except httpx2.TransportError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
 
 
 def test_server_refuses_what_is_no_list_of_numbers():
@@ -598,6 +655,15 @@ def test_config_takes_one_function():
     assert make_function(config_of("--reward_funcs", "plan")).__name__ == "plan"
     with pytest.raises(ConfigError, match="reward_funcs: expected one function"):
         config_of("--reward_funcs", "plan", "a:b")
+
+
+def test_the_validator_is_tried_before_anybody_asks(tmp_path, monkeypatch):
+    broken = tmp_path / "Validate"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("JAXPPO_VAL", str(broken))
+    with pytest.raises(ValidatorError, match="validator val: expected"):
+        make_function(config_of("--reward_funcs", "plan", "--validator", "val"))
 
 
 def test_config_has_no_place_for_a_token():

@@ -507,6 +507,15 @@ def test_an_async_function_has_its_time_limit_for_every_completion(on_timeout, i
         run_reward(sleepy, timeout_s=0.3, on_timeout="stop")
 
 
+def test_a_time_limit_of_the_function_itself_is_an_error_of_it():
+    async def broken(completions):
+        raise TimeoutError("database: no answer")
+
+    scores = run_reward(broken, timeout_s=30.0, on_timeout="stop", on_error="skip")
+    assert scores.values == [None] * 3 and scores.metrics["reward/errors"] == 3
+    assert scores.extras["broken_failed"] == ["TimeoutError: database: no answer"] * 3
+
+
 def test_async_completions_wait_at_the_same_time():
     async def meeting(completions):
         arrived.append(completions)

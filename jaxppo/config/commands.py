@@ -197,7 +197,7 @@ class ExportConfig:
     """Print results and warnings only."""
 
     def __post_init__(self) -> None:
-        well_formed = re.fullmatch(r"[1-9]\d*\s*([KMGT]i?)?B", self.max_shard_size, re.IGNORECASE) is not None
+        well_formed = re.fullmatch(r"[1-9]\d*\s*[KMGT]B", self.max_shard_size, re.IGNORECASE) is not None
         require(well_formed, "max_shard_size", "a size such as 5GB or 200MB", self.max_shard_size)
 
     @property

@@ -4,17 +4,12 @@ In: a folder or hub id. Out: configuration, parameters and tokenizer; and the wa
 """
 
 from jaxppo.hf import card, files, peft
-from jaxppo.hf.files import CONFIG_FILE, GENERATION_FILE, existing_folder
+from jaxppo.hf.files import GENERATION_FILE
 from jaxppo.hf.folders import (
     ASSETS,
-    CARD_FILE,
-    DTYPES,
     MAX_SHARD_SIZE,
-    VALUE_HEAD_FILE,
     Loaded,
     Placement,
-    Policy,
-    check_replaceable,
     find_model,
     load_model,
     load_policy,
@@ -24,29 +19,20 @@ from jaxppo.hf.folders import (
     save_pretrained,
     save_value_head,
 )
-from jaxppo.hf.names import REWARD_BIAS, Expected, config_from_hf, config_to_hf, reward_bias
-from jaxppo.hf.tokenizer import check_end, check_tokenizer, load_padding_tokenizer, load_tokenizer, save_tokenizer
+from jaxppo.hf.names import REWARD_BIAS, config_from_hf, config_to_hf, reward_bias
+from jaxppo.hf.tokenizer import check_tokenizer, load_padding_tokenizer, load_tokenizer, save_tokenizer
 
 __all__ = [
     "ASSETS",
-    "CARD_FILE",
-    "CONFIG_FILE",
-    "DTYPES",
     "GENERATION_FILE",
     "MAX_SHARD_SIZE",
     "REWARD_BIAS",
-    "VALUE_HEAD_FILE",
-    "Expected",
     "Loaded",
     "Placement",
-    "Policy",
     "card",
-    "check_end",
-    "check_replaceable",
     "check_tokenizer",
     "config_from_hf",
     "config_to_hf",
-    "existing_folder",
     "export",
     "files",
     "find_model",

@@ -24,9 +24,8 @@ from jaxppo.hf.card_metadata import (
     moments_of,
     splits_of,
 )
+from jaxppo.hf.files import CARD_FILE
 from jaxppo.run.console import sanitize
-
-CARD_FILE = "README.md"
 
 TRIED_WITH = ("4.57.1", "5.23.0")
 """The versions of transformers that the tests read exports with: an older one, and that of `requirements.lock`."""
@@ -141,8 +140,7 @@ def model_card(
     Args:
         title: heading.
         kind: what the folder holds; it decides how the card says to load it.
-        base_model: where the weights came from: a hub id, a folder or the name of a shipped model; None, or "none":
-            from scratch.
+        base_model: where the weights came from: a hub id, a folder or the name of a shipped model; None: from scratch.
         base_license: its licence, as from `license_of`; None: not stated.
         dataset: what it was trained on.
         dataset_license: its licence; None: not stated.
@@ -157,7 +155,7 @@ def model_card(
     Returns:
         Markdown with YAML metadata, a newline at its end.
     """
-    base_model = None if base_model in (None, "", "none") else redact(base_model)
+    base_model = None if base_model is None else redact(base_model)
     origin = "scratch" if base_model is None else _code(base_model)
     how = f" with {_inline(redact(algorithm).upper())}" if algorithm else ""
     parts = [
@@ -231,7 +229,7 @@ def _licences(base_model: str | None, base_license: str | None, dataset: str, da
 
 
 def _stated(license_name: str | None) -> str:
-    return "not stated by its folder" if license_name is None else _code(license_name)
+    return "not known" if license_name is None else _code(license_name)
 
 
 def _results(evals: dict[str, Any]) -> str:

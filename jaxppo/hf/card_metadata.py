@@ -11,6 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
+from jaxppo import toys
 from jaxppo.config import is_repo_id
 from jaxppo.config.redact import redact
 from jaxppo.run.console import sanitize
@@ -129,9 +130,9 @@ def _shown(text: str) -> str:
 
 
 def hub_id(name: str | None) -> str | None:
-    """Return the hub id in `user/name` or `user/name@revision`; None for a folder or a shipped model."""
+    """Return the hub id in `user/name` or `user/name@revision`; None for a folder, a shipped model or a toy."""
     repo = (name or "").partition("@")[0]
-    return None if not is_repo_id(repo) or Path(repo).exists() or is_shipped(repo) else repo
+    return None if not is_repo_id(repo) or Path(repo).exists() or is_shipped(repo) or repo in toys.TOYS else repo
 
 
 def is_shipped(name: str) -> bool:

@@ -6,6 +6,7 @@ and, for a run with LoRA, `adapters/policy` and so on (PEFT) beside the merged m
 """
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ TOKENIZER_FOLDER = "tokenizer"
 
 REWARD_MODEL = "reward_model"
 """In a run folder of `reward_model`: what it trained."""
+
+ADAPTERS = "adapters"
+"""In a run folder: what a run with LoRA trained, beside the merged models."""
 
 _ADAPTERS = {"policy": "adapter", "value": "value_adapter", "reward": "reward_adapter"}
 """What a model card calls the adapter of a model."""
@@ -77,7 +81,7 @@ def models_meta(
         "policy": policy,
         "value": value,
         "adapter": None if adapter is None else dataclasses.asdict(adapter),
-        "dataset": dataset,
+        "dataset": os.path.join(os.curdir, dataset) if Path(dataset).is_dir() else dataset,  # else it may be a hub id
         "dataset_license": "apache-2.0" if dataset == "blocksworld" else license_of(Path(dataset)),
         "command": run_folder.command_line(),
     }
@@ -123,7 +127,7 @@ def write_models(
     for name, tree in params.items():
         info = models[name] or models["policy"]
         kind = info.get("kind", name)
-        target, bias = (REWARD_MODEL, evals.get(hf.REWARD_BIAS)) if kind == "reward" else (name, None)
+        target, bias = _folder_of(name, info), evals.get(hf.REWARD_BIAS) if kind == "reward" else None
         config, card = _config(info, bias), _card(kind, info, meta, evals)
         if "trunk" not in tree:
             hf.save_value_head(folder / target, tree["score"], _card("value_head", info, meta, evals))
@@ -133,12 +137,28 @@ def write_models(
             assert frozen is not None
             base = _path_of(info["base"] or models["policy"]["base"])
             adapter_card = _card(_ADAPTERS[kind], info | {"base": base}, meta, evals)
-            save_adapter(folder / "adapters" / target, config, adapter, tree, frozen[name], base, adapter_card, bias)
+            save_adapter(folder / ADAPTERS / target, config, adapter, tree, frozen[name], base, adapter_card, bias)
             whole = lora.merge(frozen[name], tree, adapter.scale)
         generation = info["generation_config"] if kind == "policy" else False
         hf.save_pretrained(
             folder / target, config, whole, tokenizer, generation, dtype=dtype, max_shard_size=max_shard_size, card=card
         )
+
+
+def check_left_over(folder: Path, models: dict[str, Any], params: Params) -> None:
+    """Raise a `ModelError` where a folder has models that `write_models` would leave beside its own."""
+    written = {_folder_of(name, models[name] or models["policy"]) for name in params}
+    written |= {ADAPTERS} if models["adapter"] is not None else set()
+    left = sorted(name for name in {"policy", "value", REWARD_MODEL, ADAPTERS} - written if (folder / name).exists())
+    if left:
+        came = ", ".join(f"{name}/" for name in left)
+        raise ModelError(
+            f"output_dir: expected no models of another export in {folder}, got {came}; name another folder"
+        )
+
+
+def _folder_of(name: str, info: dict[str, Any]) -> str:
+    return REWARD_MODEL if info.get("kind") == "reward" else name
 
 
 def _config(info: dict[str, Any], reward_bias: float | None) -> ModelConfig:
@@ -163,7 +183,7 @@ def _card(kind: Any, info: dict[str, Any], meta: dict[str, Any], evals: dict[str
     return model_card(
         title=f"{kind} after update {meta['step']}",
         kind=kind,
-        base_model=info["base"] or models["policy"]["base"] or "none",
+        base_model=info["base"] or models["policy"]["base"],
         base_license=info["license"] if info["base"] else models["policy"]["license"],
         dataset=models["dataset"],
         dataset_license=models["dataset_license"],

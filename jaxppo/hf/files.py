@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError, ModelError, first_line
 
+CARD_FILE = "README.md"
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -86,8 +87,19 @@ class _MappedTensor:
         return part
 
 
+_TORCH_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+"""torch's names of the types that weights have."""
+
+
 class _TorchTensor:
-    """A tensor of a `pytorch_model.bin`, read as numpy."""
+    """A tensor of a `pytorch_model.bin`, read as numpy; weights that are sparse, or of no device, are not read."""
 
     def __init__(self, tensor: Any):
         self._tensor = tensor
@@ -96,15 +108,17 @@ class _TorchTensor:
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        return "F" if self._tensor.is_floating_point() else str(self._tensor.dtype).removeprefix("torch.")
+        layout, name = (str(about).removeprefix("torch.") for about in (self._tensor.layout, self._tensor.dtype))
+        if layout != "strided" or self._tensor.is_meta:
+            return f"{name} ({'meta' if self._tensor.is_meta else layout})"
+        return _TORCH_DTYPES.get(name, name)
 
     def __getitem__(self, index: Any) -> np.ndarray:
         import torch
 
         part = self._tensor[index].detach().contiguous()
-        if part.dtype == torch.bfloat16:  # which torch does not hand to numpy
-            return part.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-        return part.numpy()
+        numbers = part.reshape(-1).view(torch.uint8).numpy()  # numpy has not all types, torch hands over no others
+        return numbers.view(_DTYPES[self.get_dtype()]).reshape(part.shape)
 
 
 def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
@@ -140,13 +154,30 @@ def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
         known = ", ".join(_DTYPES)
         raise ModelError(f"{name}: expected numbers of type {known}, got {tensor.get_dtype()}; convert the weights")
     array = tensor[index]
-    numbers = array.reshape(-1)  # no copy: it was just read
-    if not all(np.isfinite(numbers[i : i + _BLOCK]).all() for i in range(0, numbers.size, _BLOCK)):
+    if not _is_finite(array):
         raise ModelError(
             f"{name}: expected finite weights, got NaN or infinite ones; the file is damaged, or the training that "
             "wrote it failed: take another checkpoint"
         )
     return array
+
+
+def cast(array: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
+    """Return finite floating-point numbers as another such type.
+
+    Raises:
+        ModelError: one of them is beyond the largest number of that type.
+    """
+    with np.errstate(over="ignore"):
+        result = array.astype(dtype)
+    if ml_dtypes.finfo(result.dtype).max < ml_dtypes.finfo(array.dtype).max and not _is_finite(result):
+        raise ModelError(f"expected numbers that {result.dtype} can hold, got larger ones; take a wider dtype")
+    return result
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    numbers = array.reshape(-1)  # no copy, if it is contiguous
+    return all(np.isfinite(numbers[i : i + _BLOCK]).all() for i in range(0, numbers.size, _BLOCK))
 
 
 def _files(folder: Path, name: str) -> list[Path] | None:
@@ -159,7 +190,10 @@ def _files(folder: Path, name: str) -> list[Path] | None:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ModelError(f"{index.name}: expected an object 'weight_map', got {type(weight_map).__name__}")
-    return [folder / Path(str(file)).name for file in dict.fromkeys(weight_map.values())]
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
+            raise ModelError(f"{index.name}, {tensor}: expected the name of a file beside it, got {file!r}")
+    return [folder / file for file in dict.fromkeys(weight_map.values())]
 
 
 def read_metadata(file: Path) -> dict[str, str]:

@@ -14,10 +14,12 @@ from jaxppo import toys
 from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError, first_line, hub_fix
 from jaxppo.hf.files import (
+    CARD_FILE,
     CONFIG_FILE,
     GENERATION_FILE,
     WEIGHTS_FILE,
     Tensor,
+    cast,
     complete_folder,
     existing_folder,
     naming,
@@ -46,7 +48,6 @@ from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.parallel import stacks
 
-CARD_FILE = "README.md"
 VALUE_HEAD_FILE = "value_head.safetensors"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -57,6 +58,8 @@ ASSETS = Path(__file__).parent / "assets"
 
 Placement = Callable[[tuple[str, ...], tuple[int, ...]], jax.sharding.Sharding]
 """(path of a parameter, its shape) -> where its parts go."""
+
+_ROWS = 4096  # of an embedding, compared together
 
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", CARD_FILE]
@@ -200,6 +203,8 @@ def load_model(
         fresh = tuple(name for name, e in expected.items() if e.path[0] == "score" and name not in tensors)
         expected = {name: e for name, e in expected.items() if name not in fresh}
         unused = check_tensors(config, head, expected, tensors)
+        if not shapes_only and head == "lm" and config.tie_word_embeddings:
+            _check_tied(config, expected, tensors)
         params: Params = {}
         for name, entry in expected.items():
             array_dtype = None if dtype == "auto" else dtype
@@ -209,6 +214,23 @@ def load_model(
             else:
                 _put(params, entry.path, _read(name, tensors[name], entry, array_dtype, placement))
     return Loaded(config, params, folder, tuple(expected), fresh, unused, shapes_only)
+
+
+def _check_tied(config: ModelConfig, expected: dict[str, Expected], tensors: dict[str, Tensor]) -> None:
+    """Raise a `ModelError` where a folder with a tied head has another one: transformers 5 takes it, 4 does not."""
+    head = family_of(config.model_type).names["lm_head/kernel"].name
+    embedding = next(name for name, entry in expected.items() if entry.path == ("trunk", "embed_in", "embedding"))
+    if head not in tensors:
+        return
+    shape = expected[embedding].shape
+    rows = range(0, shape[0], _ROWS)
+    if tuple(tensors[head].get_shape()) != shape or not all(
+        np.array_equal(tensors[head][i : i + _ROWS], tensors[embedding][i : i + _ROWS]) for i in rows
+    ):
+        fix = "set it to false to use them"
+        raise ModelError(
+            f"{head}: expected the numbers of {embedding}, as tie_word_embeddings is true, got others; {fix}"
+        )
 
 
 def read_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, str | None]:
@@ -262,7 +284,7 @@ def save_pretrained(
             extra = {} if generation_config is True else generation_config
             write_json(partial / GENERATION_FILE, redact(special_tokens(config) | extra))
         sizes = {name: array.leaf.size * dtypes[name].itemsize for name, array in arrays.items()}
-        write_tensors(partial, sizes, lambda name: arrays[name].stored(dtypes[name]), max_shard_size)
+        write_tensors(partial, sizes, lambda name: arrays[name].stored(name, dtypes[name]), max_shard_size)
         if tokenizer is not None:
             save_tokenizer(tokenizer, partial)
         if card is not None:
@@ -330,16 +352,17 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
     if head != "lm":
         architecture = family_of(config.model_type).architectures["lm"]
         raise ModelError(f"{folder}: expected a language model ({architecture}), got one without lm_head")
-    model = load_model(folder, placement=placement, shapes_only=shapes_only)
     tokenizer = load_padding_tokenizer(folder)
     check_tokenizer(tokenizer, config, str(folder))
+    model = load_model(folder, placement=placement, shapes_only=shapes_only)
     return Policy(with_tokens(config, tokenizer, folder), model.params, tokenizer, model)
 
 
 def _read(name: str, tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None) -> jax.Array:
     def part(index: Any) -> np.ndarray:
         array = read_weights(name, tensor, index[::-1] if entry.transpose else index)
-        return (array.T if entry.transpose else array).astype(dtype or array.dtype)
+        with naming(name):
+            return cast(array.T if entry.transpose else array, dtype or array.dtype)
 
     shape = entry.shape[::-1] if entry.transpose else entry.shape
     if placement is None:

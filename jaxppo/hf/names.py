@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
-from jaxppo.hf.files import Tensor, is_floating
+from jaxppo.hf.files import Tensor, cast, is_floating, naming
 from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
 
@@ -47,6 +47,8 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
     family = family_of(raw.get("model_type"))
     if raw.get("quantization_config"):
         raise ModelError("quantization_config: expected none (quantised weights are not supported), got one")
+    if not raw.get("is_causal", True):
+        raise ModelError(f"is_causal: expected true (no token sees a later one), got {raw['is_causal']!r}")
     fields = family.from_hf(raw)
     size = fields["vocab_size"]
     for name in ("bos_token_id", "eos_token_id"):
@@ -209,9 +211,10 @@ class HfArray(NamedTuple):
     leaf: jax.Array
     transpose: bool
 
-    def stored(self, dtype: np.dtype) -> np.ndarray:
-        """Return the array as the folder holds it."""
-        array = np.asarray(self.leaf).astype(dtype)
+    def stored(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Return the array as the folder holds it under this name."""
+        with naming(name):
+            array = cast(np.asarray(self.leaf), dtype)
         return array.T if self.transpose else array
 
 

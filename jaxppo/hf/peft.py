@@ -1,5 +1,6 @@
 """PEFT folders in and out: `adapter_config.json` and `adapter_model.safetensors`. Source of names and keys: PEFT."""
 
+import functools
 import math
 import os
 from pathlib import Path
@@ -13,8 +14,10 @@ from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
 from jaxppo.hf.card_metadata import hub_id
 from jaxppo.hf.files import (
+    CARD_FILE,
     complete_folder,
     existing_folder,
+    is_floating,
     naming,
     open_tensors,
     read_json,
@@ -23,7 +26,7 @@ from jaxppo.hf.files import (
     write_file,
     write_json,
 )
-from jaxppo.hf.folders import CARD_FILE, check_replaceable
+from jaxppo.hf.folders import check_replaceable
 from jaxppo.hf.names import REWARD_BIAS
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.nn.lora import LoraConfig, fingerprint, linear_layers, put
@@ -164,8 +167,12 @@ def load_adapter(
             came = tuple(tensor.get_shape())
             if came != shape:
                 raise ModelError(f"{name}: expected shape {shape} on this base, got {came}")
+            if not is_floating(tensor):
+                raise ModelError(f"{name}: expected floating-point weights, got {tensor.get_dtype()}")
             put(adapter, path, jnp.asarray(read_weights(name, tensor).astype(np.float32).T))
         _check_complete(adapter)
+        if lora.target_modules is not None:
+            _check_targets(adapter, layers, lora)
     return lora, adapter
 
 
@@ -193,13 +200,25 @@ def _read_config(raw: dict[str, Any]) -> LoraConfig:
     for name, plain in _PLAIN.items():
         if raw.get(name, plain[0]) not in plain:
             raise ModelError(f"{name}: expected {plain[0]!r} (others are not supported), got {raw[name]!r}")
-    targets = raw.get("target_modules")
+    targets, scaled = raw.get("target_modules"), raw.get("use_rslora")
+    names = targets if isinstance(targets, list) else [targets]
+    if targets is not None and not all(isinstance(name, str) for name in names):
+        raise ModelError(f"target_modules: expected names of layers or a regular expression, got {targets!r}")
+    if scaled not in (None, False, True):
+        raise ModelError(f"use_rslora: expected true or false, got {scaled!r}")
     fields: dict[str, Any] = {name: raw.get(name) for name in ("r", "lora_alpha")}
     return LoraConfig(
         **fields,
         target_modules=tuple(sorted(targets)) if isinstance(targets, list) else targets,
-        use_rslora=bool(raw.get("use_rslora")),
+        use_rslora=bool(scaled),
     )
+
+
+def _check_targets(adapter: Params, layers: dict[str, Any], lora: LoraConfig) -> None:
+    for name, (path, _) in layers.items():
+        given = functools.reduce(lambda tree, part: tree.get(part, {}), path, adapter)
+        if lora.targets(name) and not given:
+            raise ModelError(f"{WEIGHTS_FILE}: expected an adapter for {name}, as target_modules say, got none")
 
 
 def _check_base(trained_on: str, base: str) -> None:

@@ -61,8 +61,9 @@ def load_padding_tokenizer(folder: str | os.PathLike[str]) -> Any:
 def check_tokenizer(tokenizer: Any, config: ModelConfig, where: str) -> None:
     """Raise a `ModelError` unless a tokenizer has an end of sequence, and no more tokens than the model."""
     check_end(tokenizer, where)
-    if len(tokenizer) > config.vocab_size:
-        raise ModelError(f"{where}: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}")
+    count = _ids(tokenizer)
+    if count > config.vocab_size:
+        raise ModelError(f"{where}: expected at most vocab_size={config.vocab_size} tokens, got {count}")
 
 
 def with_tokens(config: ModelConfig, tokenizer: Any, folder: Path) -> ModelConfig:
@@ -76,7 +77,7 @@ def with_tokens(config: ModelConfig, tokenizer: Any, folder: Path) -> ModelConfi
     Raises:
         ModelError: that lists an end of a text which is no token of the model.
     """
-    count = max(tokenizer.get_vocab().values()) + 1  # more than its length where ids are left out in between
+    count = _ids(tokenizer)
     end_ids = config.eos_token_ids if "eos_token_id" in (config.original or {}) else ()
     file = folder / GENERATION_FILE
     if file.is_file():
@@ -85,6 +86,11 @@ def with_tokens(config: ModelConfig, tokenizer: Any, folder: Path) -> ModelConfi
             end_ids += dataclasses.replace(config, eos_token_id=listed).eos_token_ids
     num_tokens = count if count < config.vocab_size else None
     return dataclasses.replace(config, num_tokens=num_tokens, end_ids=tuple(dict.fromkeys(end_ids)))
+
+
+def _ids(tokenizer: Any) -> int:
+    """Return the largest token id + 1: more than the number of tokens where ids are left out in between."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def check_end(tokenizer: Any, where: str) -> None:

@@ -171,7 +171,9 @@ def _unrotated(given: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _windows(kind: Kind, given: Mapping[str, Any], unrotated: tuple[int, ...]) -> tuple[int | None, tuple[int, ...]]:
     """Read the window and the layers that have it; (None, ()) where none has."""
-    layers, window, kinds = range(given["num_hidden_layers"]), given.get("sliding_window"), None
+    if "sliding_window" not in kind.defaults:  # transformers passes over the key there
+        return None, ()
+    layers, window, kinds = range(given["num_hidden_layers"]), given["sliding_window"], None
     if kind.layers_slide:
         check_bool("use_sliding_window", given["use_sliding_window"])
         window, kinds = window if given["use_sliding_window"] else None, given.get("layer_types")

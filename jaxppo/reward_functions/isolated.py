@@ -97,13 +97,16 @@ class Concurrent:
 
     async def _score_row(self, row: Completions) -> Scores:
         reports = Reports(self._name, 1)
+        limit = asyncio.timeout(self._timeout_s)
         try:
-            awaited = self._function(**arguments_of(self._function, row, **reports.arguments))
-            scores = checked(self._name, await asyncio.wait_for(awaited, self._timeout_s), 1)
-        except TimeoutError:
-            scores = Scores([Failed("timeouts", f"no answer within {self._timeout_s:g} s")], {}, {})
+            async with limit:
+                values = await self._function(**arguments_of(self._function, row, **reports.arguments))
+            scores = checked(self._name, values, 1)
         except Exception as error:
-            scores = Scores([Failed("errors", reason_of(error))], {}, {})
+            failed = Failed("errors", reason_of(error))  # also a TimeoutError of the function's own
+            if limit.expired():
+                failed = Failed("timeouts", f"no answer within {self._timeout_s:g} s")
+            scores = Scores([failed], {}, {})
         return scores._replace(metrics=reports.metrics, extras=reports.extras)
 
 

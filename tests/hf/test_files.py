@@ -141,6 +141,15 @@ def test_open_tensors_names_what_it_looked_for(tmp_path):
         ("[]", r"model.safetensors.index.json: expected a JSON object, got list"),
         ("{}", r"model.safetensors.index.json: expected an object 'weight_map', got NoneType"),
         ('{"weight_map": {"a": "gone.safetensors"}}', r"gone.safetensors: expected a readable .*No such file"),
+        (
+            '{"weight_map": {"a": ["x"]}}',
+            r"model.safetensors.index.json, a: expected the name of a file .*, got \['x'\]",
+        ),
+        (
+            '{"weight_map": {"a": ""}}',
+            r"model.safetensors.index.json, a: expected the name of a file beside it, got ''",
+        ),
+        ('{"weight_map": {"a": ".."}}', r"model.safetensors.index.json, a: expected the name of a file .*, got '..'"),
     ],
 )
 def test_open_tensors_names_the_damaged_index(content, message, tmp_path):
@@ -153,7 +162,7 @@ def test_open_tensors_stays_in_the_folder(tmp_path):
     save_file(TENSORS, tmp_path / "outside.safetensors")
     (tmp_path / "model").mkdir()
     write_index(tmp_path / "model", "model.safetensors", dict.fromkeys(TENSORS, "../outside.safetensors"))
-    with pytest.raises(ModelError, match=r"outside.safetensors: expected a readable safetensors file"):
+    with pytest.raises(ModelError, match=r"half: expected the name of a file beside it, got '../outside.safetensors'"):
         model_files.open_tensors(tmp_path / "model")
 
 
@@ -188,6 +197,39 @@ def test_open_tensors_reads_parameters_and_views(tmp_path):
     torch.save({"parameter": matrix, "transposed": matrix.detach().T}, tmp_path / "pytorch_model.bin")
     expected = {"parameter": TENSORS["plain"], "transposed": TENSORS["plain"].T}
     assert_same_tensors(model_files.open_tensors(tmp_path), expected)
+
+
+def test_open_tensors_reads_the_short_types_of_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+    numbers = torch.tensor([[1.5, -0.25], [0.0, 96.0]])
+    types = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16")
+    torch.save({name: numbers.to(getattr(torch, name)) for name in types}, tmp_path / "pytorch_model.bin")
+    tensors = model_files.open_tensors(tmp_path)
+    for name in types:
+        np.testing.assert_array_equal(tensors[name][1:].astype(np.float32), numbers.numpy()[1:])
+        assert tensors[name][...].dtype.name == name and model_files.is_floating(tensors[name])
+
+
+def test_open_tensors_says_what_torch_has_no_numbers_of(tmp_path):
+    torch = pytest.importorskip("torch")
+    odd = {"sparse": torch.eye(3).to_sparse(), "meta": torch.empty(3, device="meta")}
+    torch.save(odd, tmp_path / "pytorch_model.bin")
+    tensors = model_files.open_tensors(tmp_path)
+    assert {name: tensor.get_dtype() for name, tensor in tensors.items()} == {
+        "sparse": "float32 (sparse_coo)",
+        "meta": "float32 (meta)",
+    }
+    assert not any(map(model_files.is_floating, tensors.values()))
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(65520.0, "float16"), (3.4e38, "bfloat16"), (np.float64(1e300), "float32")]
+)
+def test_cast_names_the_type_that_is_too_narrow(number, dtype):
+    array = np.array([1.0, -number], np.result_type(type(number), np.float32))
+    with pytest.raises(ModelError, match=f"^expected numbers that {dtype} can hold, got larger ones"):
+        model_files.cast(array, dtype)
+    np.testing.assert_array_equal(model_files.cast(array[:1], dtype).astype(np.float32), [1.0])
 
 
 class Attack:

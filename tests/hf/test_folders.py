@@ -457,6 +457,17 @@ def test_load_pretrained_ignores_a_repeated_tied_embedding(tmp_path):
     assert loaded.unused == ()
 
 
+@pytest.mark.parametrize("change", [lambda x: x.at[3, 1].add(1), lambda x: x[:, :-1]], ids=["numbers", "shape"])
+def test_load_pretrained_refuses_another_head_than_the_tied_one(change, tmp_path):
+    config = GPTNeoXConfig(**SIZES, tie_word_embeddings=True)
+    params = models.init_params(config, jax.random.key(0))
+    hf.save_pretrained(tmp_path / "model", config, params)
+    edit_tensors(tmp_path / "model", **{"embed_out.weight": np.array(change(params["trunk"]["embed_in"]["embedding"]))})
+    message = "embed_out.weight: expected the numbers of gpt_neox.embed_in.weight, as tie_word_embeddings is true"
+    with pytest.raises(ModelError, match=message):
+        hf.load_model(tmp_path / "model")
+
+
 # ---------------------------------------------------------------------------------------------- heads
 
 
@@ -639,6 +650,7 @@ def test_load_pretrained_counts_the_problems_it_does_not_list(saved):
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type: .*, got 'longrope'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor: expected a finite number .*, got None"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: expected none"),
+        ({"is_causal": False}, "is_causal: expected true .*, got False"),
         ({"vocab_size": "61"}, "vocab_size: expected an integer >= 1, got '61'"),
         ({"architectures": "GPTNeoXForCausalLM"}, "architectures: expected a list of names, got 'GPTNeoXForCausalLM'"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, got 1"),
@@ -954,11 +966,13 @@ def test_save_pretrained_writes_the_generation_config(tmp_path):
     }
 
 
-def word_tokenizer(size=5, **special):
+def word_tokenizer(size=5, last=None, **special):
+    """A tokenizer of `size` words, the last of which may have another id than size - 1."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     words = ["<s>", "<pad>", "</s>", "put-down", "b1", *(f"w{i}" for i in range(5, size))]
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<s>"))
+    ids = {word: i for i, word in enumerate(words)} | {words[-1]: last or size - 1}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<s>"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
@@ -1027,6 +1041,9 @@ def test_load_policy_names_what_does_not_fit(tmp_path):
     params = models.init_params(CONFIG, jax.random.key(0))
     folder = tmp_path / "model"
     hf.save_pretrained(folder, CONFIG, params, word_tokenizer(size=62, eos_token="</s>"))
+    with pytest.raises(ModelError, match=rf"^{folder}: expected at most vocab_size=61 tokens, got 62"):
+        hf.load_policy(folder)
+    hf.save_pretrained(folder, CONFIG, params, word_tokenizer(size=50, last=61, eos_token="</s>"))
     with pytest.raises(ModelError, match=rf"^{folder}: expected at most vocab_size=61 tokens, got 62"):
         hf.load_policy(folder)
     hf.save_pretrained(folder, CONFIG, params, word_tokenizer())

@@ -48,6 +48,7 @@ CONFIGURATIONS = {
         "hidden_size": 66,
         "tie_word_embeddings": True,
     },
+    "llama key of others": {"model_type": "llama", "sliding_window": 8},
     "llama linear": {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 3.0}, "rope_theta": 500.0},
     "llama dynamic": {
         "model_type": "llama",
@@ -103,6 +104,11 @@ def close(ours, theirs, share):
     largest = np.abs(theirs).max()
     np.testing.assert_allclose(ours, theirs, atol=share * largest, rtol=0)
     return largest
+
+
+def test_a_key_that_the_kind_has_not_means_nothing():
+    config = hf.config_from_hf(raw_of("llama key of others"))
+    assert (config.sliding_window, config.window_layers) == (None, ())
 
 
 @in_turns

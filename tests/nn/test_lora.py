@@ -672,6 +672,10 @@ def test_load_adapter_takes_what_only_changed_the_first_draw(value, saved):
         ({"r": 0}, "r: expected an integer >= 1, got 0"),
         ({"lora_alpha": None}, "lora_alpha: expected a finite number above 0, got None"),
         ({"target_modules": "(("}, "target_modules: expected a regular expression, got: "),
+        ({"target_modules": 5}, "target_modules: expected names of layers or a regular expression, got 5"),
+        ({"target_modules": ["dense", 1]}, "target_modules: expected names of layers or .*, got .'dense', 1."),
+        ({"target_modules": [None]}, "target_modules: expected names of layers or .*, got .None."),
+        ({"use_rslora": "false"}, "use_rslora: expected true or false, got 'false'"),
     ],
 )
 def test_load_adapter_names_the_config_key(changes, message, saved):
@@ -692,6 +696,11 @@ B = A.replace("lora_A", "lora_B")
         ({B: None}, "expected both factors of trunk/layers/1/attention/dense, got lora_a alone"),
         ({A: np.zeros((4, 31), np.float32)}, rf"{A}: expected shape \(4, 32\) on this base, got \(4, 31\)"),
         ({B: np.zeros((4, 32), np.float32)}, rf"{B}: expected shape \(32, 4\) on this base, got \(4, 32\)"),
+        (
+            {A: None, B: None},
+            "expected an adapter for gpt_neox.layers.1.attention.dense, as target_modules say, got none",
+        ),
+        ({A: np.zeros((4, 32), np.int8)}, f"{A}: expected floating-point weights, got I8"),
         (
             {"base_model.model.lm_head.weight": np.zeros((61, 32), np.float32)},
             "base_model.model.lm_head.weight: expected an adapter for a linear layer of this gpt_neox model",
