@@ -189,7 +189,7 @@ def _limit(processes: Sequence[Process], n_bytes: int) -> None:
 def _read_only(processes: Sequence[Process], folder: Path, rng: random.Random) -> None:
     """Let nothing be written into the output folder for some seconds, whichever process is struck."""
     del processes
-    folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    folders = [Path(path) for path, _, _ in os.walk(folder)]  # which passes over what is removed meanwhile
     for mode, seconds in ((0o555, rng.uniform(0.5, 4.0)), (0o755, 0.0)):
         for path in folders:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile

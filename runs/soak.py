@@ -89,7 +89,8 @@ def observe(run: int, server: int, updates: int, temporary: Path) -> dict[str, f
     row |= {f"run: {name}": value for name, value in measure(run).items()}
     row |= {f"server: {name}": value for name, value in measure(server).items()}
     row["processes under the run"] = len(tree(run)) - 1
-    row["temporary files"] = sum(1 for _ in temporary.rglob("*"))
+    # os.walk passes over what is removed meanwhile.
+    row["temporary files"] = sum(len(folders) + len(files) for _, folders, files in os.walk(temporary))
     return row
 
 
@@ -107,21 +108,27 @@ def soak(folder: Path, updates: int, every: int, port: int) -> list[dict[str, fl
     """
     with tempfile.TemporaryDirectory() as temporary:
         environment = os.environ | {"TMPDIR": temporary, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
-        server = _start(["jaxppo.reward_server", "--port", port, "--reward_funcs", f"{MODULE}:steady"], environment)
+        started = [_start(["jaxppo.reward_server", "--port", port, "--reward_funcs", f"{MODULE}:steady"], environment)]
         try:
+            (server,) = started
             _await_server(port, server)
             settings = SETTINGS.format(module=MODULE, port=port).split()
             flags = [*settings, "--total_episodes", updates * EPISODES, "--output_dir", folder]
-            run = _start(["jaxppo.train", *flags], environment)
+            started.append(run := _start(["jaxppo.train", *flags], environment))
             rows, due = [], every + every // 4  # not while a checkpoint is written
             while run.poll() is None:
                 if (done := updates_of(folder)) >= due:
-                    rows.append(observe(run.pid, server.pid, done, Path(temporary)))
+                    try:
+                        rows.append(observe(run.pid, server.pid, done, Path(temporary)))
+                    except (OSError, KeyError):  # it has just ended
+                        break
                     due += every
                 time.sleep(0.2)
+            run.wait()
         finally:
-            server.terminate()
-            server.wait()
+            for process in started:
+                process.terminate()
+                process.wait()
     if run.returncode:
         raise SystemExit(f"soak: the run ended with status {run.returncode}")
     return rows
