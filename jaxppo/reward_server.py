@@ -97,9 +97,8 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
                 raise DataError(f"expected a finite number or None for row {row}, got {score.reason}")
         # JSON has no NaN and no infinity.
         metrics = {name: value if is_finite(value) else None for name, value in scores.metrics.items()}
-        reported = {"metrics": metrics, "extras": scores.extras}
         parts = {} if scores.parts is None else {"parts": [parts or None for parts in scores.parts]}
-        return dumps({"scores": scores.values} | reported | parts)
+        return dumps({"scores": scores.values, "metrics": metrics, "extras": scores.extras} | parts)
     except Exception as error:  # whatever a user's function raises is an answer to the client
         _log.error("%s", "\n".join(map(sanitize, redact(traceback.format_exc()).splitlines())))
         raise Refusal(500, f"reward {name_of(reward)}: {type(error).__name__}: {redact(str(error))}") from None
@@ -115,10 +114,9 @@ class _Endpoint:
         self._max_bytes, self._max_waiting = int(max_body_mib * 2**20), max_waiting
         self._workers, self._turns, self._inside = workers, asyncio.Semaphore(workers), 0
 
-    async def health(self, request: "Request") -> "Response":
+    async def health(self, _: "Request") -> "Response":
         """Answer that the server is up, also while rewards are computed, and without a token."""
-        del request
-        return _json(200, {"status": "ok", "reward": name_of(self._reward)})
+        return _response(200, dumps({"status": "ok", "reward": name_of(self._reward)}))
 
     async def score(self, request: "Request") -> "Response":
         """Answer a request for scores."""
@@ -206,23 +204,18 @@ async def _in_thread(function: Callable[[], bytes]) -> bytes:
     return await asyncio.wrap_future(future)
 
 
-def _json(status: int, content: Any, headers: Mapping[str, str] | None = None) -> "Response":
-    return _response(status, dumps(content), headers)
-
-
 def _response(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> "Response":
     from starlette.responses import Response
 
     return Response(body, status, headers, "application/json")
 
 
-async def _refuse(request: "Request", error: Exception) -> "Response":
+async def _refuse(_: "Request", error: Exception) -> "Response":
     """Answer a refused request, or one for an unknown path or method."""
-    del request
     status, message = getattr(error, "status_code", 500), getattr(error, "detail", "the server failed")
     if isinstance(error, Refusal):
         status, message = error.status, str(error)
-    return _json(status, {"error": message}, getattr(error, "headers", None))
+    return _response(status, dumps({"error": message}), getattr(error, "headers", None))
 
 
 def make_app(
@@ -292,11 +285,7 @@ def serve(reward: Callable[..., Any], config: RewardServerConfig) -> None:
     if token is None and not is_loopback(config.host):
         raise ConfigError(f"host: expected a loopback address without {TOKEN_VARIABLE} set, got {config.host!r}")
     app = make_app(
-        reward,
-        token=token,
-        workers=config.workers,
-        max_body_mib=config.max_body_mib,
-        max_waiting=config.max_waiting,
+        reward, token=token, workers=config.workers, max_body_mib=config.max_body_mib, max_waiting=config.max_waiting
     )
     server = uvicorn.Server(server_config(app))
     with _listening(config.host, config.port) as listener:
@@ -330,7 +319,7 @@ def _protocol() -> type:
         """HTTP with deadlines for headers and for reading the answers, and a limit of connections."""
 
         _deadline: asyncio.TimerHandle | None = None
-        _unread: asyncio.TimerHandle | None = None
+        _limit: float | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -342,35 +331,28 @@ def _protocol() -> type:
             super().data_received(data)
             self._watch()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._forget()
-            self._read()
-            super().connection_lost(exc)
-
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._unread = self.loop.call_later(BODY_TIMEOUT_S, self.transport.abort)
+            self._watch()
 
         def resume_writing(self) -> None:
-            self._read()
             super().resume_writing()
+            self._watch()
 
-        def _read(self) -> None:
-            if self._unread is not None:
-                self._unread.cancel()
-                self._unread = None
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._set_limit(None)
+            super().connection_lost(exc)
 
         def _watch(self) -> None:
             in_headers = self.cycle is None or self.cycle.response_complete
-            if not in_headers:
-                self._forget()
-            elif self._deadline is None:
-                self._deadline = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.close)
+            self._set_limit(BODY_TIMEOUT_S if self.flow.write_paused else HEADER_TIMEOUT_S if in_headers else None)
 
-        def _forget(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
+        def _set_limit(self, seconds: float | None) -> None:
+            if seconds != self._limit:
+                if self._deadline is not None:
+                    self._deadline.cancel()
+                self._limit = seconds
+                self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
     return Bounded
 

@@ -256,7 +256,9 @@ def text_reward_model_loader(parallel: DataParallel) -> ModelLoader:
     def load(path: str) -> RewardFunction:
         reward = load_reward_model(path, None, parallel, append_eos=True)
 
-        def model(prompts: list[str], completions: list[str], *, log_metric: Any = None, **_: Any) -> list[float]:
+        def model(
+            prompts: list[str], completions: list[str], completion_ids: Any = None, *, log_metric: Any = None, **_: Any
+        ) -> list[float]:
             ids = reward.encode([prompt + text for prompt, text in zip(prompts, completions, strict=True)])
             return reward(prompts, completions, ids, prompt_ids=[[]] * len(ids), log_metric=log_metric)
 
