@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxppo import __version__
-from jaxppo.config.redact import redact
 from jaxppo.doctor import checks, self_test
 from jaxppo.doctor.checks import REPORT_IT, Check, Probe, has_extra, reason_of
 from jaxppo.errors import JaxppoError
@@ -73,7 +72,15 @@ def probes(output_dir: Path, network: bool) -> dict[str, dict[str, Probe]]:
 
 
 def examine(groups: dict[str, dict[str, Probe]]) -> Iterator[tuple[str, Check]]:
-    """Yield every check with the title of its group as soon as it is made, without secrets."""
+    """Yield every check with the title of its group as soon as it is made, without secrets.
+
+    Where a package is missing without which secrets are not known, it is the packages alone.
+    """
+    try:
+        from jaxppo.config.redact import redact
+    except ModuleNotFoundError as error:
+        missing = Check("settings", "failed", f"cannot be read: {error}", "pip install --force-reinstall jaxppo")
+        redact, groups = str, {"Installation": {"packages": checks.packages, "settings": lambda: iter([missing])}}
     for title, group in groups.items():
         for name, probe in group.items():
             for check in _guarded(name, probe):

@@ -224,7 +224,7 @@ def test_unknown_flag_is_one_line(capsys):
 def test_the_doctor_imports_nothing_that_may_be_missing():
     import subprocess
 
-    code = "import sys, jaxppo.doctor; print(*sys.modules)"
+    code = "import sys, jaxppo.doctor.__main__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     outside = {name.split(".")[0] for name in done.stdout.split()} & {
         "numpy",
@@ -235,3 +235,16 @@ def test_the_doctor_imports_nothing_that_may_be_missing():
         "packaging",
     }
     assert not outside and Path(doctor.__file__).exists()
+
+
+@pytest.mark.parametrize("package", ["tyro", "yaml", "platformdirs"])
+def test_a_package_that_all_of_jaxppo_needs_is_named_when_it_is_missing(package, tmp_path):
+    import subprocess
+
+    code = f"import sys, runpy; sys.modules[{package!r}] = None; runpy.run_module('jaxppo.doctor', run_name='__main__')"
+    secret = {"JAXPPO_CACHE": f"{tmp_path}/hf_abcdefghijklmnopqrstuvwxyz"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | secret, check=False
+    )
+    assert done.returncode == 1 and done.stderr == "" and "What is required does not work" in done.stdout
+    assert f"cannot be read: import of {package} halted" in done.stdout and "hf_abc" not in done.stdout
