@@ -74,11 +74,11 @@ def probes(output_dir: Path, network: bool) -> dict[str, dict[str, Probe]]:
 def examine(groups: dict[str, dict[str, Probe]]) -> Iterator[tuple[str, Check]]:
     """Yield every check with the title of its group as soon as it is made, without secrets.
 
-    Where a package is missing without which secrets are not known, it is the packages alone.
+    Where a package cannot be imported without which secrets are not known, it is the packages alone.
     """
     try:
         from jaxppo.config.redact import redact
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing = Check("settings", "failed", f"cannot be read: {error}", "pip install --force-reinstall jaxppo")
         redact, groups = str, {"Installation": {"packages": checks.packages, "settings": lambda: iter([missing])}}
     for title, group in groups.items():

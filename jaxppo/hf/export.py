@@ -81,10 +81,15 @@ def models_meta(
         "policy": policy,
         "value": value,
         "adapter": None if adapter is None else dataclasses.asdict(adapter),
-        "dataset": os.path.join(os.curdir, dataset) if Path(dataset).is_dir() else dataset,  # else it may be a hub id
+        "dataset": _named_as_path(dataset),
         "dataset_license": "apache-2.0" if dataset == "blocksworld" else license_of(Path(dataset)),
         "command": run_folder.command_line(),
     }
+
+
+def _named_as_path(dataset: str) -> str:
+    """Return the name of data for a card: a relative path gets `./`, as from another folder it could be a hub id."""
+    return os.path.join(os.curdir, dataset) if "/" in dataset and Path(dataset).exists() else dataset
 
 
 def _ending_with(stop_ids: tuple[int, ...], generation: dict[str, Any]) -> dict[str, Any]:

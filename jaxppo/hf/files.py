@@ -148,8 +148,10 @@ def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
     """Read a part of a tensor.
 
     Raises:
-        ModelError: a number in it is NaN or infinite, or of a type that numpy does not have.
+        ModelError: a number in it is NaN or infinite, no floating-point number, or of a type that numpy does not have.
     """
+    if not is_floating(tensor):
+        raise ModelError(f"{name}: expected floating-point weights, got {tensor.get_dtype()}")
     if isinstance(tensor, _MappedTensor) and tensor.get_dtype() not in _DTYPES:
         known = ", ".join(_DTYPES)
         raise ModelError(f"{name}: expected numbers of type {known}, got {tensor.get_dtype()}; convert the weights")
@@ -162,8 +164,8 @@ def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
     return array
 
 
-def cast(array: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
-    """Return finite floating-point numbers as another such type.
+def cast(name: str, array: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
+    """Return the finite floating-point numbers of a tensor as another such type.
 
     Raises:
         ModelError: one of them is beyond the largest number of that type.
@@ -171,7 +173,7 @@ def cast(array: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
         result = array.astype(dtype)
     if ml_dtypes.finfo(result.dtype).max < ml_dtypes.finfo(array.dtype).max and not _is_finite(result):
-        raise ModelError(f"expected numbers that {result.dtype} can hold, got larger ones; take a wider dtype")
+        raise ModelError(f"{name}: expected numbers that {result.dtype} can hold, got larger ones; take a wider dtype")
     return result
 
 

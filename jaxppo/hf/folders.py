@@ -321,7 +321,7 @@ def load_value_head(folder: str | os.PathLike[str], config: ModelConfig) -> Para
             if came != shape:
                 raise ModelError(f"{name}: expected shape {shape}, got {came}")
         return {
-            ours: jnp.asarray(read_weights(name, tensors[name]).astype(np.float32).T)
+            ours: jnp.asarray(cast(name, read_weights(name, tensors[name]), "float32").T)
             for name, ours in VALUE_HEAD_NAMES.items()
         }
 
@@ -361,8 +361,8 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
 def _read(name: str, tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None) -> jax.Array:
     def part(index: Any) -> np.ndarray:
         array = read_weights(name, tensor, index[::-1] if entry.transpose else index)
-        with naming(name):
-            return cast(array.T if entry.transpose else array, dtype or array.dtype)
+        array = cast(name, array, dtype or array.dtype)
+        return array.T if entry.transpose else array
 
     shape = entry.shape[::-1] if entry.transpose else entry.shape
     if placement is None:

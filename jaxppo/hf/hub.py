@@ -14,7 +14,7 @@ from jaxppo import __version__
 from jaxppo.config import HubConfig, require_repo_id
 from jaxppo.config.redact import redact, redact_command
 from jaxppo.errors import ConfigError, DataError, HubError
-from jaxppo.hf.export import REWARD_MODEL
+from jaxppo.hf.export import ADAPTERS, REWARD_MODEL
 from jaxppo.parallel import processes
 from jaxppo.run.console import sanitize
 from jaxppo.run.folder import Run
@@ -102,7 +102,7 @@ def model_files(folder: Path) -> dict[str, Path]:
     if not has_models(folder):
         raise DataError(f"{folder}: expected the models of a finished run, policy/ or {REWARD_MODEL}/, got none")
     top = next(folder / name for name in ("policy", REWARD_MODEL) if (folder / name).is_dir())
-    places = {"": top, "value/": folder / "value", "adapters/": folder / "adapters"}
+    places = {"": top, "value/": folder / "value", f"{ADAPTERS}/": folder / ADAPTERS}
     return {
         f"{place}{path.relative_to(root).as_posix()}": path
         for place, root in places.items()

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
-from jaxppo.hf.files import Tensor, cast, is_floating, naming
+from jaxppo.hf.files import Tensor, cast, is_floating
 from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
 
@@ -213,8 +213,7 @@ class HfArray(NamedTuple):
 
     def stored(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Return the array as the folder holds it under this name."""
-        with naming(name):
-            array = cast(np.asarray(self.leaf), dtype)
+        array = cast(name, np.asarray(self.leaf), dtype)
         return array.T if self.transpose else array
 
 

@@ -15,9 +15,9 @@ from jaxppo.errors import ModelError
 from jaxppo.hf.card_metadata import hub_id
 from jaxppo.hf.files import (
     CARD_FILE,
+    cast,
     complete_folder,
     existing_folder,
-    is_floating,
     naming,
     open_tensors,
     read_json,
@@ -167,9 +167,7 @@ def load_adapter(
             came = tuple(tensor.get_shape())
             if came != shape:
                 raise ModelError(f"{name}: expected shape {shape} on this base, got {came}")
-            if not is_floating(tensor):
-                raise ModelError(f"{name}: expected floating-point weights, got {tensor.get_dtype()}")
-            put(adapter, path, jnp.asarray(read_weights(name, tensor).astype(np.float32).T))
+            put(adapter, path, jnp.asarray(cast(name, read_weights(name, tensor), "float32").T))
         _check_complete(adapter)
         if lora.target_modules is not None:
             _check_targets(adapter, layers, lora)

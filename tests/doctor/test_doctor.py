@@ -14,6 +14,7 @@ from jaxppo.doctor.checks import Check
 from jaxppo.errors import ValidatorError
 from jaxppo.planning.language.verdicts import PlanVerdict
 from jaxppo.planning.validate import audit, val
+from tests import ROOT
 from tests.one_layer import ONE_LAYER
 
 
@@ -248,3 +249,13 @@ def test_a_package_that_all_of_jaxppo_needs_is_named_when_it_is_missing(package,
     )
     assert done.returncode == 1 and done.stderr == "" and "What is required does not work" in done.stdout
     assert f"cannot be read: import of {package} halted" in done.stdout and "hf_abc" not in done.stdout
+
+
+def test_a_package_that_is_broken_is_named(tmp_path):
+    import subprocess
+
+    (tmp_path / "platformdirs.py").write_text("raise ImportError('libfolders.so: cannot open')")
+    where = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, "-m", "jaxppo.doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | where, cwd=ROOT, check=False)
+    assert done.returncode == 1 and done.stderr == "" and "cannot be read: libfolders.so: cannot open" in done.stdout

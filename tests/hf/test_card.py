@@ -19,6 +19,7 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.redact import REDACTED, redact_command
 from jaxppo.config.sources import CALL_ONLY, flatten, write_yaml
 from jaxppo.hf.card import TRIED_WITH, license_of, model_card
+from jaxppo.hf.export import models_meta
 from tests.config.test_redact import OPAQUE, SECRET_NAMES, SHAPED, hidden_secrets
 
 ASSET = f"{jaxppo.__path__[0]}/hf/assets/blocksworld-sft"
@@ -207,10 +208,23 @@ def test_model_card_calls_hub_id_only_what_can_be_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "first").mkdir(parents=True)
     names = {"user/name": "user/name", "user/name@v1.0": "user/name", "gpt2": "gpt2"}
-    names |= dict.fromkeys(["runs/first", "/a/b", "a/b/c", "../a", "user/na me", "a--b/c", "x\n/y", "blocksworld-sft"])
+    names |= dict.fromkeys(
+        ["runs/first", "/a/b", "a/b/c", "../a", "user/na me", "a--b/c", "x\n/y", "blocksworld-sft", "toy-reviews-gpt2"]
+    )
     assert {name: metadata(card_of(base_model=name)).get("base_model") for name in names} == names
     names |= {"gpt2": None, "blocksworld": None}  # data sets without a user are built in
     assert {name: metadata(card_of(dataset=name)).get("datasets") for name in names} == names
+
+
+def test_a_relative_path_of_data_is_no_hub_id_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    (tmp_path / "blocksworld").mkdir()
+    policy = {"base": None, "generation_config": {}}
+    names = {name: models_meta(policy, None, None, (), name)["dataset"] for name in ("data/mine", "a/b", "blocksworld")}
+    assert names == {"data/mine": "./data/mine", "a/b": "a/b", "blocksworld": "blocksworld"}
+    monkeypatch.chdir("/")
+    assert "datasets" not in metadata(card_of(dataset=names["data/mine"]))
 
 
 def test_model_card_of_a_model_from_scratch():

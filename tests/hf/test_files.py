@@ -227,9 +227,9 @@ def test_open_tensors_says_what_torch_has_no_numbers_of(tmp_path):
 )
 def test_cast_names_the_type_that_is_too_narrow(number, dtype):
     array = np.array([1.0, -number], np.result_type(type(number), np.float32))
-    with pytest.raises(ModelError, match=f"^expected numbers that {dtype} can hold, got larger ones"):
-        model_files.cast(array, dtype)
-    np.testing.assert_array_equal(model_files.cast(array[:1], dtype).astype(np.float32), [1.0])
+    with pytest.raises(ModelError, match=f"^w: expected numbers that {dtype} can hold, got larger ones"):
+        model_files.cast("w", array, dtype)
+    np.testing.assert_array_equal(model_files.cast("w", array[:1], dtype).astype(np.float32), [1.0])
 
 
 class Attack:

@@ -1075,6 +1075,9 @@ def test_load_value_head_names_what_does_not_fit(saved, tmp_path):
     folder, _ = saved
     with pytest.raises(ModelError, match=rf"^{folder}: v_head.summary.weight: expected shape \(1, 32\), got no tensor"):
         hf.load_value_head(folder, CONFIG)
+    hf.save_value_head(tmp_path / "head", {"kernel": jnp.zeros((32, 1), jnp.int8), "bias": jnp.zeros(1)})
+    with pytest.raises(ModelError, match=r"v_head.summary.weight: expected floating-point weights, got I8"):
+        hf.load_value_head(tmp_path / "head", CONFIG)
     hf.save_value_head(tmp_path / "head", {"kernel": jnp.zeros((16, 1)), "bias": jnp.zeros(1)})
     with pytest.raises(ModelError, match=r"v_head.summary.weight: expected shape \(1, 32\), got \(1, 16\)"):
         hf.load_value_head(tmp_path / "head", CONFIG)
