@@ -57,9 +57,9 @@ def main(folder: Path) -> None:
         others = found.get((algorithm, "valid"), {})
         more = mean_interval([run["valid"] - others[seed]["valid"] for seed, run in runs.items() if seed in others])
         if reward != "valid" and more["low"] is not None:
-            low, high = more["low"], more["high"]
+            mean, low, high = (100 * more[name] for name in ("mean", "low", "high"))
             print(
-                f"{algorithm}, {reward} against valid: {more['mean']:+.1%} [{low:+.1%}, {high:+.1%}], {more['n']} seeds"
+                f"{algorithm}, {reward} against valid: {mean:+.1f} points [{low:+.1f}, {high:+.1f}], {more['n']} seeds"
             )
 
 
