@@ -43,16 +43,13 @@ def config_of(folder, *flags):
     return parse_cli(TrainConfig, "train", [*SMALL, *map(str, flags), "--output_dir", str(folder)])
 
 
-@pytest.fixture
-def carry_out(monkeypatch):
-    """Carry out a run in this process, under a reward of the test."""
-
-    def run(folder, *flags, reward=score):
-        monkeypatch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
+def carry_out(folder, *flags, reward=score):
+    """Carry out a run in this process, under a reward of the test and without its picture, which takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
+        patch.setattr(train, "plot_run", lambda *_: None)
         train.train(config_of(folder, *flags))
-        return folder
-
-    return run
+    return folder
 
 
 def comparable(folder):
@@ -111,7 +108,7 @@ def by_hand(folder, *flags):
     [["--num_ppo_epochs", "1"], ["--algorithm", "rloo"], ["--dtype", "bfloat16"], ["--use_peft", "--lora_r", "4"]],
     ids=["ppo", "rloo", "bf16", "lora"],
 )
-def test_the_run_is_that_of_a_loop_one_step_off_policy(carry_out, tmp_path, monkeypatch, flags):
+def test_the_run_is_that_of_a_loop_one_step_off_policy(tmp_path, monkeypatch, flags):
     states = []
     train_step = train.train_step
 
@@ -134,7 +131,7 @@ def test_the_run_is_that_of_a_loop_one_step_off_policy(carry_out, tmp_path, monk
     assert max(kl[:2]) < 1e-4 < min(kl[2:]) and moved[0] < min(moved[1:]) / 2
 
 
-def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(carry_out, tmp_path, monkeypatch):
+def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(tmp_path, monkeypatch):
     begun, threads, events = [threading.Event() for _ in range(UPDATES)], [], []
     generate, update = PPO.generate, PPO.update
 
@@ -188,11 +185,8 @@ def failure():
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The uninterrupted run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: score)
-        folder = tmp_path_factory.mktemp("async") / "whole"
-        train.train(config_of(folder, *CHANGING, *ASYNC, "--save_steps", "1", "--save_total_limit", "9"))
-    return folder
+    flags = [*CHANGING, *ASYNC, "--save_steps", "1", "--save_total_limit", "9"]
+    return carry_out(tmp_path_factory.mktemp("async") / "whole", *flags)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +198,7 @@ def whole(tmp_path_factory):
         pytest.param(failure, 2, DataError, marks=pytest.mark.full),
     ],
 )
-def test_a_run_that_ends_within_its_rewards_goes_on_exactly(carry_out, whole, tmp_path, strike, update, error):
+def test_a_run_that_ends_within_its_rewards_goes_on_exactly(whole, tmp_path, strike, update, error):
     calls = []
 
     def struck(completion_ids, **_):
@@ -226,7 +220,7 @@ def test_a_run_that_ends_within_its_rewards_goes_on_exactly(carry_out, whole, tm
 
 
 @pytest.mark.full
-def test_sampling_behind_rewards_that_need_the_devices_gives_the_same_run(carry_out, whole, tmp_path, monkeypatch):
+def test_sampling_behind_rewards_that_need_the_devices_gives_the_same_run(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(train.registry, "need_devices", lambda _: True)
     folder = carry_out(tmp_path / "run", *CHANGING, *ASYNC, "--save_steps", "1", "--save_total_limit", "9")
     assert_same_run(folder, whole)
@@ -253,7 +247,7 @@ FLAGS = [*CHANGING, "--save_total_limit", "9", "--resume"]
 
 
 @pytest.mark.full
-def test_settings_of_the_loop_may_change_and_the_batch_is_kept(carry_out, whole, stopped, capsys):
+def test_settings_of_the_loop_may_change_and_the_batch_is_kept(whole, stopped, capsys):
     changes = ["--save_steps", "2", "--allow_changes", "save_steps"]
     assert_same_run(carry_out(stopped, *FLAGS, *ASYNC, *changes), whole)
     assert "sampled anew" not in capsys.readouterr().out
@@ -267,7 +261,7 @@ def test_settings_of_the_loop_may_change_and_the_batch_is_kept(carry_out, whole,
         ([*ASYNC, "--batch_size", "8", "--missing_eos_penalty", "0.2"], ["batch_size", "missing_eos_penalty"]),
     ],
 )
-def test_under_other_settings_the_batch_is_sampled_anew(carry_out, whole, stopped, capsys, flags, names):
+def test_under_other_settings_the_batch_is_sampled_anew(whole, stopped, capsys, flags, names):
     flags = [*FLAGS, *flags, "--save_steps", "1"]
     with pytest.raises(ConfigError, match=names[0]):
         carry_out(stopped, *flags)
@@ -280,7 +274,7 @@ def test_under_other_settings_the_batch_is_sampled_anew(carry_out, whole, stoppe
 
 
 @pytest.mark.full
-def test_a_run_that_was_on_policy_can_go_on_one_step_off(carry_out, tmp_path):
+def test_a_run_that_was_on_policy_can_go_on_one_step_off(tmp_path):
     flags = ["--save_steps", "1", "--total_episodes", str(2 * ROWS)]
     folder = carry_out(tmp_path / "run", *flags)
     (folder / "eval.json").unlink()
@@ -291,7 +285,7 @@ def test_a_run_that_was_on_policy_can_go_on_one_step_off(carry_out, tmp_path):
 
 
 @pytest.mark.full
-def test_a_damaged_batch_is_noticed(carry_out, whole, stopped, capsys):
+def test_a_damaged_batch_is_noticed(whole, stopped, capsys):
     largest = max((stopped / "checkpoints" / "2" / "ahead").rglob("*"), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
@@ -329,7 +323,9 @@ def two_processes(folder: Path, *flags: str) -> list[str]:
 
 @pytest.mark.full
 def test_two_processes_do_what_one_does_and_resume_exactly(tmp_path):
-    flags = ["--save_steps", "1", "--save_total_limit", "9"]
+    """Also which prompts they draw, which follows from the scores of both."""
+    flags = ["--curriculum", "success", "--curriculum_success", "0.05", "--curriculum_threshold", "0.3"]
+    flags += ["--save_steps", "1", "--save_total_limit", "9"]
     both, again, alone = (tmp_path / name for name in ("both", "again", "alone"))
     two_processes(both, *flags)
     shutil.copytree(both, again)

@@ -11,8 +11,8 @@ import pytest
 from jaxppo import data, train
 from jaxppo.errors import DataError
 from jaxppo.run.preemption import Preempted
-from tests.processes_of import outputs_of, started
-from tests.test_async_rollouts import ASYNC, ROWS, SMALL, UPDATES, comparable, config_of, score, two_processes
+from tests import test_async_rollouts
+from tests.test_async_rollouts import ASYNC, ROWS, UPDATES, comparable, config_of, score
 
 DRAWN = ["--curriculum", "success", "--curriculum_success", "0.5", "--curriculum_threshold", "0.3"]
 SAVED = ["--save_steps", "1", "--save_total_limit", "9"]
@@ -25,10 +25,7 @@ KINDS = [
 
 
 def carry_out(folder, *flags, reward=score):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
-        train.train(config_of(folder, *DRAWN, *flags))
-    return folder
+    return test_async_rollouts.carry_out(folder, *DRAWN, *flags, reward=reward)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -75,22 +72,21 @@ def test_prompts_are_those_of_seed_and_past_scores(whole):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("update", range(UPDATES))
-def test_a_run_that_is_stopped_goes_on_exactly(whole, tmp_path, update):
-    calls = []
-
-    def struck(completion_ids, **_):
-        if len(completion_ids) == ROWS:
-            calls.append(None)
-            if len(calls) == update + 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-        return score(completion_ids)
-
+def test_a_run_that_is_stopped_in_every_update_goes_on_exactly(whole, tmp_path):
+    """Each time in the run that goes on from the stop before, which first finishes the update that was stopped."""
     reference, flags = whole
     folder = tmp_path / "run"
-    with pytest.raises(Preempted):
-        carry_out(folder, *flags, reward=struck)
-    assert len(comparable(folder)) == update
+    for update in range(UPDATES):
+        batches = itertools.count(0 if update else 1)
+
+        def struck(completion_ids, batches=batches, **_):
+            if len(completion_ids) == ROWS and next(batches) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return score(completion_ids)
+
+        with pytest.raises(Preempted):
+            carry_out(folder, *flags, *(["--resume"] if update else []), reward=struck)
+        assert len(comparable(folder)) == update
     assert_same_run(carry_out(folder, *flags, "--resume"), reference)
 
 
@@ -129,19 +125,3 @@ def test_a_checkpoint_without_counts_is_refused_in_one_line(tmp_path):
     changes = ["--allow_changes", "curriculum", "curriculum_success", "curriculum_threshold", "--resume"]
     with pytest.raises(DataError, match=r"^rest\.curriculum\.\w+: expected \w+ \[\d+\] .*, got no such array"):
         carry_out(folder, *flags, *changes)
-
-
-@pytest.mark.full
-def test_two_processes_draw_what_one_does_and_resume_exactly(tmp_path):
-    flags = ["--curriculum", "success", "--curriculum_success", "0.05", "--curriculum_threshold", "0.3", *SAVED]
-    both, again, alone = (tmp_path / name for name in ("both", "again", "alone"))
-    two_processes(both, *flags)
-    shutil.copytree(both, again)
-    (again / "eval.json").unlink()
-    for step in (3, 4):
-        shutil.rmtree(again / "checkpoints" / str(step))
-    two_processes(again, *flags, "--resume")
-    assert comparable(again) == comparable(both)
-    with started([["-m", "jaxppo.train", *SMALL, *ASYNC, *flags, "--output_dir", alone]], num_devices=4) as one:
-        outputs_of(one, timeout_s=600)
-    assert (alone / "samples.jsonl").read_text() == (both / "samples.jsonl").read_text()

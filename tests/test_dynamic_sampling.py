@@ -13,7 +13,8 @@ from jaxppo import train
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError
 from jaxppo.run.preemption import Preempted
-from tests.test_async_rollouts import ROWS, SMALL, UPDATES, comparable, config_of
+from tests import test_async_rollouts
+from tests.test_async_rollouts import ROWS, SMALL, UPDATES, comparable
 
 FLAGS = ["--algorithm", "grpo", "--num_generations", "4", "--dynamic_sampling", "True", "--max_resample", "2"]
 FLAGS += ["--missing_eos_penalty", "None"]  # which would tell completions apart
@@ -29,10 +30,7 @@ def score(completion_ids, prompts, **_):
 
 
 def carry_out(folder, *flags, reward=score):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
-        train.train(config_of(folder, *FLAGS, *flags))
-    return folder
+    return test_async_rollouts.carry_out(folder, *FLAGS, *flags, reward=reward)
 
 
 @pytest.fixture(scope="module")

@@ -43,20 +43,23 @@ LOSS_TYPES, SCALES, LEVELS = (
     ("group", "batch", "none"),
     ("token", "sequence"),
 )
-GRID = {
-    f"{loss}-{scale}-{level}-{steps}-{beta}": {
-        "loss_type": loss,
-        "scale_rewards": scale,
-        "importance_sampling_level": level,
-        "num_iterations": steps,
-        "beta": beta,
-    }
-    | ({"epsilon_high": 1.01} if loss == "cispo" else {})
-    for loss, scale, level, steps, beta in itertools.product(LOSS_TYPES, SCALES, LEVELS, (1, 3), (0.0, 0.3))
-}
+GRID, OTHER_SCALES = {}, set()
+"""Every combination. A scale acts on the advantages alone: for each combination of the others one of them, in turn, is
+in the full tests; the other two are slow tests."""
+for number, (loss, level, steps, beta) in enumerate(itertools.product(LOSS_TYPES, LEVELS, (1, 3), (0.0, 0.3))):
+    for turn, scale in enumerate(SCALES):
+        name = f"{loss}-{scale}-{level}-{steps}-{beta}"
+        GRID[name] = {
+            "loss_type": loss,
+            "scale_rewards": scale,
+            "importance_sampling_level": level,
+            "num_iterations": steps,
+            "beta": beta,
+        } | ({"epsilon_high": 1.01} if loss == "cispo" else {})
+        if turn != number % len(SCALES):
+            OTHER_SCALES.add(name)
+QUICK = ["dapo-group-token-3-0.3", "dr_grpo-none-sequence-3-0.0"]
 CASES = {
-    "dapo-group-token-3-0.3": GRID.pop("dapo-group-token-3-0.3"),
-    "dr_grpo-none-sequence-3-0.0": GRID.pop("dr_grpo-none-sequence-3-0.0"),
     **GRID,
     "plain-kl": {"beta": 0.3, "use_bias_correction_kl": False, "num_iterations": 2},
     "two-sided": {"delta": 1.035, "num_iterations": 4, "learning_rate": 3e-3},
@@ -67,7 +70,13 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=quick_first(2, CASES))
+def params():
+    rest = [name for name in CASES if name not in QUICK]
+    slow = pytest.mark.slow
+    return [*QUICK, *(pytest.param(name, marks=slow) if name in OTHER_SCALES else name for name in rest)]
+
+
+@pytest.fixture(scope="module", params=quick_first(len(QUICK), params()))
 def case(request, saved_by_name, tmp_path_factory):
     options, saved = BASE | CASES[request.param], saved_by_name.get(request.param, saved_by_name["gpt_neox"])
     names = {OURS_OF_TRL.get(name, name): value for name, value in options.items()}
