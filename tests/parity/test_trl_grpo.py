@@ -43,22 +43,21 @@ LOSS_TYPES, SCALES, LEVELS = (
     ("group", "batch", "none"),
     ("token", "sequence"),
 )
-GRID, OTHER_SCALES = {}, set()
-"""Every combination. A scale acts on the advantages alone: for each combination of the others one of them, in turn, is
-in the full tests; the other two are slow tests."""
-for number, (loss, level, steps, beta) in enumerate(itertools.product(LOSS_TYPES, LEVELS, (1, 3), (0.0, 0.3))):
-    for turn, scale in enumerate(SCALES):
-        name = f"{loss}-{scale}-{level}-{steps}-{beta}"
-        GRID[name] = {
-            "loss_type": loss,
-            "scale_rewards": scale,
-            "importance_sampling_level": level,
-            "num_iterations": steps,
-            "beta": beta,
-        } | ({"epsilon_high": 1.01} if loss == "cispo" else {})
-        if turn != number % len(SCALES):
-            OTHER_SCALES.add(name)
+GRID = {
+    f"{loss}-{scale}-{level}-{steps}-{beta}": {
+        "loss_type": loss,
+        "scale_rewards": scale,
+        "importance_sampling_level": level,
+        "num_iterations": steps,
+        "beta": beta,
+    }
+    | ({"epsilon_high": 1.01} if loss == "cispo" else {})
+    for loss, level, steps, beta, scale in itertools.product(LOSS_TYPES, LEVELS, (1, 3), (0.0, 0.3), SCALES)
+}
 QUICK = ["dapo-group-token-3-0.3", "dr_grpo-none-sequence-3-0.0"]
+OTHER_SCALES = {name for i, name in enumerate(GRID) if i % len(SCALES) != i // len(SCALES) % len(SCALES)}
+"""A scale acts on the advantages alone: of each combination of the rest one is a full test, with the scales in turn;
+the other two are slow tests."""
 CASES = {
     **GRID,
     "plain-kl": {"beta": 0.3, "use_bias_correction_kl": False, "num_iterations": 2},
@@ -70,13 +69,13 @@ CASES = {
 }
 
 
-def params():
+def in_order():
+    """The quick cases first, and what is slow."""
     rest = [name for name in CASES if name not in QUICK]
-    slow = pytest.mark.slow
-    return [*QUICK, *(pytest.param(name, marks=slow) if name in OTHER_SCALES else name for name in rest)]
+    return [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) if name in OTHER_SCALES else name for name in rest)]
 
 
-@pytest.fixture(scope="module", params=quick_first(len(QUICK), params()))
+@pytest.fixture(scope="module", params=quick_first(len(QUICK), in_order()))
 def case(request, saved_by_name, tmp_path_factory):
     options, saved = BASE | CASES[request.param], saved_by_name.get(request.param, saved_by_name["gpt_neox"])
     names = {OURS_OF_TRL.get(name, name): value for name, value in options.items()}
