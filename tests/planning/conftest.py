@@ -1,6 +1,5 @@
-"""A program in VAL's place, and timed tests that other tests' garbage does not slow down."""
+"""A program in VAL's place."""
 
-import gc
 import stat
 import sys
 
@@ -19,12 +18,3 @@ def fake_val(tmp_path, monkeypatch):
         monkeypatch.setenv("JAXPPO_VAL", str(program))
 
     return install
-
-
-@pytest.fixture(scope="module")
-def only_our_garbage():
-    """Keep what earlier tests left in memory out of the garbage collector's rounds, which would be timed as ours."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()

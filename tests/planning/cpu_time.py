@@ -1,0 +1,33 @@
+"""Limits of processor time that hold on slow machines, too: what is limited is the work that an input causes."""
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+QUIET_S = 0.06
+"""What `_yardstick` takes on a quiet machine; the limits are in seconds of that one."""
+
+
+@contextmanager
+def within(limit_s: float, about: object = "") -> Iterator[None]:
+    """Fail if the body takes more than `limit_s` of processor time; a slower machine has as much more.
+
+    The collector's rounds wait: most of their time goes into objects that the body did not make.
+    """
+    gc.disable()
+    try:
+        start = time.process_time()
+        yield
+        took = time.process_time() - start
+    finally:
+        gc.enable()
+    assert took < limit_s or took < limit_s * _yardstick() / QUIET_S, (took, about)
+
+
+def _yardstick() -> float:
+    """Seconds of processor time for a fixed piece of Python."""
+    start, total = time.process_time(), 0
+    for number in range(1_000_000):
+        total += number * number % 7
+    return time.process_time() - start
