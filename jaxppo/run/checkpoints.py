@@ -31,6 +31,9 @@ from jaxppo.types import Experience, Params, Rollout, Scored, Sequences, TrainSt
 PARAMS, OPT_STATE, REST, AHEAD, META = ITEMS = ("params", "opt_state", "rest", "ahead", "meta")
 """Folders of a checkpoint: an item can be read without the others. `ahead` is there with `async_rollouts` alone."""
 
+_LEAST_SLICE_BYTES = 2**20
+"""Of an array that all devices have, each copies a part to the host, unless the parts are smaller than this."""
+
 _ORBAX = os.path.join("orbax", "checkpoint", "")
 
 Warn = Callable[[str], None]
@@ -227,6 +230,8 @@ class Checkpoints:
                 post_finalization_callback=self._write_checksums, barrier_sync_fn=self._meet
             ),
         )
+        writer = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_SLICE_BYTES)
+        ocp.type_handlers.register_type_handler(jax.Array, writer, override=True)
         return ocp.CheckpointManager(self._folder, options=options)
 
     def _write_checksums(self) -> None:

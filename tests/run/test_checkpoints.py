@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 
 from jaxppo.config import OptimizerConfig, RLConfig
 from jaxppo.errors import DataError
@@ -189,6 +190,21 @@ def test_restore_takes_another_sharding_than_that_of_the_save(tmp_path, saved_ro
     params = restored(tmp_path, like=state._replace(params=placed[wanted_rows])).params
     assert params["kernel"].sharding == placed[wanted_rows]["kernel"].sharding
     assert_equal_bits(params, whole)
+
+
+def test_devices_share_the_writing_of_large_arrays_alone(tmp_path):
+    """A part of each of hundreds of small arrays from each device takes more time than all of them from one."""
+    state = make_state(0)
+    state.params["policy"] |= {"small": jnp.zeros((8, 4)), "large": jnp.zeros((2048, 1024))}
+    with Checkpoints(tmp_path, 1) as checkpoints:
+        checkpoints.save(1, DataParallel().put(state), META)
+    base = {"driver": "file", "path": f"{tmp_path}/1/params/"}
+    chunks = {}
+    for name in ("small", "large"):
+        place = {"driver": "ocdbt", "base": base, "path": f"policy.{name}/"}
+        array = tensorstore.open({"driver": "zarr", "kvstore": place}).result()
+        chunks[name] = array.chunk_layout.write_chunk.shape
+    assert chunks == {"small": (8, 4), "large": (512, 1024)}
 
 
 @pytest.mark.full
