@@ -6,7 +6,14 @@ from typing import NamedTuple
 
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
-from jaxppo.planning import PlanVerdict, find_val, run_val_many, validate_plan
+from jaxppo.planning import (
+    PlanVerdict,
+    UnsupportedPddlError,
+    find_val,
+    run_val_many,
+    validate_actions,
+    validate_plan,
+)
 from jaxppo.planning.answers.answer import Answer, Unread
 from jaxppo.planning.answers.extraction import MOST_CHARACTERS, RULES, Rule
 from jaxppo.planning.answers.problems import Problems, Task
@@ -105,7 +112,12 @@ class AnswerJudge:
             return _refused(plan)
         key = (id(task), plan.actions)
         if key not in self._verdicts:
-            self._verdicts[key] = execute(task.problem, plan.actions)
+            try:
+                self._verdicts[key] = execute(task.problem, plan.actions)
+            except UnsupportedPddlError:
+                if find_val() is None:
+                    raise
+                self._verdicts[key] = validate_actions(task.domain_pddl, task.problem_pddl, plan.actions, "val")
         return self._verdicts[key]
 
 

@@ -68,8 +68,9 @@ class Sentences:
         for match in self._anywhere.finditer(text):
             outer = match.lastindex or 1  # the group around a template closes last
             parts = templates[int((match.lastgroup or "_0")[1:])]
-            phrases = [match[outer + place] for place in range(1, len(parts))]
-            yield match.span(), self._chosen(parts, [names[" ".join(phrase.lower().split())] for phrase in phrases])
+            phrases = [" ".join(match[outer + place].lower().split()) for place in range(1, len(parts))]
+            if names.keys() >= {*phrases}:  # a pattern takes the long s for an s in any case, and is no name then
+                yield match.span(), self._chosen(parts, [names[phrase] for phrase in phrases])
 
     def _folded(self) -> dict[str, str]:
         return {phrase.lower(): name for phrase, name in self._names.items()}

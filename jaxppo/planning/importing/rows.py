@@ -88,6 +88,9 @@ def _own_row(row: Row, where: str, split: str) -> SourceProblem | Rejected:
             )
     except DataError as error:
         return Rejected(str(row.get("id", "")), str(row.get("domain", "")), split, where, f"unreadable: {error}")
+    if row.get("failures"):
+        reason = "a conversation (repair rows): its prompt would be written anew"
+        return Rejected(row["id"], row["domain"], str(row.get("split") or split), where, reason)
     found = SourceProblem(
         id=row["id"],
         domain=row["domain"],

@@ -113,10 +113,10 @@ def parse_action(text: str) -> Action:
     """Read one action written as PDDL.
 
     Raises:
-        ValueError: the text is not exactly one action.
+        ValueError: the text is not exactly one action, or no text.
     """
-    plan = parse_plan_text(text)
-    if plan.error is not None or len(plan.actions) != 1:
+    plan = parse_plan_text(text) if isinstance(text, str) else None
+    if plan is None or plan.error is not None or len(plan.actions) != 1:
         raise ValueError(f"expected one action such as '(pick-up a)', got {text!r}")
     return plan.actions[0]
 

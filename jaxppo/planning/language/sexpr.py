@@ -48,10 +48,12 @@ def read_fast(text: str, source: str) -> list[Node]:
         PddlError: a missing or spare parenthesis, or text outside the form.
     """
     _check_size(text, source)
-    plain = _COMMENT.sub("", text).lower() if ";" in text else text.lower()
+    plain = _COMMENT.sub("", text) if ";" in text else text
+    if not plain.isascii():  # asked before letters become small: that of the kelvin sign is k
+        raise PddlError(source, 1, "expected ASCII characters outside comments")
     current: list[Node] = []
     stack: list[list[Node]] = []
-    for token in _TOKEN.findall(plain):
+    for token in _TOKEN.findall(plain.lower()):
         if token == "(":
             form: list[Node] = []
             current.append(form)
@@ -65,7 +67,7 @@ def read_fast(text: str, source: str) -> list[Node]:
             current = stack.pop()
         else:
             raise PddlError(source, 1, "expected no spare parenthesis")
-    if stack or len(current) != 1 or isinstance(current[0], str) or not plain.isascii():
+    if stack or len(current) != 1 or isinstance(current[0], str):
         raise PddlError(source, 1, "expected one '(define ...)'")
     return current[0]
 

@@ -104,7 +104,7 @@ def _open_kinds(problem: Problem) -> dict[str, str]:
             wanted = domain.predicates[predicate][place]
             possible[name] = {kind for kind in possible[name] if domain.is_of_type((kind,), wanted)}
     return {
-        name: problem.objects[name][0]
+        name: (problem.objects[name] or ("object",))[0]
         for name, others in possible.items()
         if domain.typed and not others <= {*problem.objects[name]}
     }

@@ -393,6 +393,18 @@ def test_plans_that_only_val_understands_keep_their_steps(tmp_path):
     assert cell["distinct_valid_plans"]["mean"] == 2 and cell["exact_match"] is None and cell["lccs"] is None
 
 
+@needs_val
+def test_val_judges_where_filling_in_objects_would_take_too_long(tmp_path):
+    domain = """(define (domain d) (:requirements :adl) (:predicates (r ?x ?y) (done))
+      (:action go :parameters (?x) :precondition (forall (?a ?b ?c) (or (r ?a ?b) (not (r ?a ?c)))) :effect (done)))"""
+    names = " ".join(f"o{number}" for number in range(60))
+    problem = f"(define (problem p) (:domain d) (:objects {names}) (:init) (:goal (done)))"
+    files = write_files(tmp_path / "pddl", {"domain.pddl": domain, "p.pddl": problem})
+    table = [{"plan": text, "problem": "p"} for text in ("(go o1)", "(go o1 o2)")]
+    content, records, _, _ = run(tmp_path, write_table(tmp_path / "answers.csv", table), pddl_dir=files)
+    assert [record["valid"] for record in records] == [True, False] and content["not_judged"] == []
+
+
 @pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1c"], ids=ascii)
 def test_a_cell_of_a_csv_file_ends_where_the_writer_ended_it(tmp_path, mark):
     pddl_dir = write_instances(tmp_path, instances())

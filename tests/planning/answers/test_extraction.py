@@ -135,3 +135,12 @@ def test_find_reads_back_what_the_templates_write():
         text = f"Then {written}."
         (((start, end), found),) = Sentences(CONFIG, problem).find(text)
         assert (found, text[start:end]) == (action, written)
+
+
+def test_find_takes_letters_that_are_alike_in_one_case_for_other_letters():
+    problem = parse_problem(PROBLEM, parse_domain(STACKS))
+    config = CONFIG | {"encoded_objects": {"a": "silver block", "b": "pink block"}}
+    sentences = Sentences(config, problem)
+    for name in ("\u017filver block", "p\u0131nk block"):
+        assert list(sentences.find(f"pick up the {name}")) == []
+    assert [action for _, action in sentences.find("PICK UP THE SILVER BLOCK")] == [("pick-up", "a")]

@@ -741,6 +741,8 @@ def test_import_problems_lists_what_is_wrong_with_our_rows(tmp_path):
         {**row, "id": "wrong-plan", "reference_plan": ["(pass l0 l1)"]},
         {key: value for key, value in row.items() if key != "problem_pddl"},
         {**row, "id": "elsewhere", "split": "../test"},
+        {**row, "id": "no-text", "reference_plan": [[1]]},
+        {**row, "id": "repair", "failures": 1},
     ]
     source = write_files(tmp_path / "rows", {"test.jsonl": json_lines(spoiled), "train.jsonl": "{broken"})
     rows, rejected, _ = import_into(tmp_path / "two", source, split="keep")
@@ -750,6 +752,8 @@ def test_import_problems_lists_what_is_wrong_with_our_rows(tmp_path):
         "test.jsonl:3": "invalid plan at step 1: precondition (on l0)",
         "test.jsonl:4": "unreadable: test.jsonl:4: field 'problem_pddl': expected str, got nothing",
         "test.jsonl:5": "unreadable: test.jsonl:5: field 'split': expected letters, digits, '_' and '-', got '../test'",
+        "test.jsonl:6": "unreadable plan: expected one action such as '(pick-up a)', got 1",
+        "test.jsonl:7": "a conversation (repair rows): its prompt would be written anew",
         "train.jsonl:1": "unreadable: broken JSON (Expecting property name enclosed in double quotes: line 1 column 2 "
         "(char 1))",
     }

@@ -173,6 +173,7 @@ def test_parse_domain_refuses_what_needs_val_by_name(section, feature):
         ("(at ?t hub)", "(exists (?e) (= ?e hub))", 16, "a type for every variable"),
         (":strips :typing", ":strips typing", 3, "a requirement ':keyword'"),
         (":strips", "é", 3, "ASCII characters outside comments, got '\\\\xe9'"),
+        ("truck box - thing", "truc\u212a box - thing", 5, "ASCII characters outside comments, got 'truc\\\\u212a'"),
         ("(shut ?p - place)", "(shut ?p - object)", 12, None),
     ],
 )

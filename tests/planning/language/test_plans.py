@@ -205,7 +205,7 @@ def test_format_timed_action_writes_plain_decimals(step, text):
 
 def test_parse_action_refuses_anything_but_one_action():
     assert parse_action("(Put-Down A)") == B
-    for text in ("", "put-down a", "(a) (b)"):
+    for text in ("", "put-down a", "(a) (b)", 1, None):
         with pytest.raises(ValueError, match="expected one action"):
             parse_action(text)
 

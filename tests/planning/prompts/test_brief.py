@@ -94,6 +94,14 @@ def test_objects_are_listed_where_their_places_leave_the_type_open(name, open_ki
     assert open_kinds <= listed <= open_kinds | perhaps
 
 
+def test_an_object_without_a_type_is_an_object():
+    domain = DOMAINS["driverlog"].pddl
+    objects, rest = problems("driverlog", 1)[0].split("(:init")
+    problem = f"{objects.rstrip().removesuffix(')')} spare) (:init{rest}"
+    assert parse_problem(problem, parse_domain(domain)).objects["spare"] == ()
+    assert "object spare" in render_prompt(domain, problem, "brief")
+
+
 def test_a_relation_in_a_line_is_written_once():
     domain = DOMAINS["miconic"]
     problem = """(define (problem p) (:domain miconic) (:objects a b c - floor p - passenger)
