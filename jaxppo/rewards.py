@@ -280,6 +280,7 @@ class Rewards:
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
 _UNSCORED = "reward/not_scorable"
+_SUMMED = (*_COUNTS, _UNSCORED, "reward/val_audited", "reward/val_disagreements", "reward/val_failed")
 
 
 def name_of(reward: RewardFunction) -> str:
@@ -358,10 +359,13 @@ class Reports:
             expected = "a name for log_metric of at most 100 printable characters that the run does not use, reward/..."
             raise DataError(f"reward {self._name}: expected {expected} for instance, got {name!r:.120}")
         try:
-            self.metrics[name] = float(value)
+            number = float(value)
         except (TypeError, ValueError):
+            number = None
+        if number is None or (name in _COUNTS and not math.isfinite(number)):
             expected = f"a number for log_metric {name!r}"
-            raise DataError(f"reward {self._name}: expected {expected}, got {value!r:.80}") from None
+            raise DataError(f"reward {self._name}: expected {expected}, got {value!r:.80}")
+        self.metrics[name] = number
 
     def _log_extra(self, column: str, values: Sequence[Any]) -> None:
         if column in SAMPLE_COLUMNS:
@@ -499,7 +503,7 @@ def joined(parts: Sequence[Scores]) -> Scores:
     """Join the scores of consecutive completions; a metric is the mean over the parts that have it, a count the sum."""
     names = dict.fromkeys(name for part in parts for name in part.metrics)
     columns = dict.fromkeys(column for part in parts for column in part.extras)
-    over_parts = lambda name: sum if name in (*_COUNTS, _UNSCORED) else fmean  # noqa: E731
+    over_parts = lambda name: sum if name in _SUMMED else fmean  # noqa: E731
     metrics = {name: over_parts(name)([part.metrics[name] for part in parts if name in part.metrics]) for name in names}
     extras = {
         column: [value for part in parts for value in part.extras.get(column, [None] * len(part.values))]
@@ -514,4 +518,4 @@ def _hashable(value: Any) -> Any:
         return tuple((name, _hashable(entry)) for name, entry in value.items())
     if isinstance(value, list | tuple):
         return tuple(map(_hashable, value))
-    return value if getattr(value, "__hash__", None) else repr(value)
+    return (type(value), value) if getattr(value, "__hash__", None) else repr(value)  # True == 1 == 1.0

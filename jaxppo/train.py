@@ -31,7 +31,7 @@ from jaxppo.profiling.meter import UpdateMeter
 from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
-from jaxppo.reward_functions.judged import Judge, Judged, chosen_groups, of_groups, rows_of
+from jaxppo.reward_functions.judged import Judge, Judged, chosen_groups, failed_samples, of_groups, rows_of
 from jaxppo.rewards import Rewards
 from jaxppo.rl.ahead import AheadSampler, Sampled, stage_times
 from jaxppo.rl.describe import plan_of, print_plan
@@ -363,7 +363,9 @@ def _run_updates(
             watched.begin(number)
             step = train_step(setup, state, reference, number)
             step.record.update(watched.end(number, step.trajectories.sequences.input_ids.shape[1]))
-            return StepOutput(step.state, step.record, step.samples if config.samples_at(number) else (), step)
+            is_due, failed = config.samples_at(number), failed_samples(step.samples, config.reward.reward_funcs)
+            samples, noted = (step.samples, ()) if is_due else ((), failed)
+            return StepOutput(step.state, step.record, samples, noted, step)
 
         return loop.run()
 

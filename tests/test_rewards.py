@@ -15,7 +15,7 @@ from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
 from jaxppo.reward_functions.isolated import Concurrent
-from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, call
+from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, Scores, call, joined
 
 
 def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
@@ -410,6 +410,7 @@ def test_an_error_of_our_own_functions_keeps_its_traceback(monkeypatch):
         ),
         (lambda metric, extra: extra("score", [1, 2, 3]), "other than step, id, .*, got 'score'"),
         (lambda metric, extra: metric("reward/x", None), "a number for log_metric 'reward/x', got None"),
+        (lambda metric, extra: metric("cache/reward_hits", math.nan), "a number for .* 'cache/reward_hits', got nan"),
     ],
 )
 def test_reports_that_no_log_could_hold_are_refused(report, named):
@@ -422,6 +423,7 @@ def test_reports_that_no_log_could_hold_are_refused(report, named):
 
 
 OWN_NAMES = ["step", "episode", "epoch", "objective/kl", "time/reward_s", "eval/test/validity", "rewards/f/mean"]
+OWN_NAMES += ["reward/extra_batches", "reward/not_scorable"]
 
 
 @pytest.mark.parametrize("name", [*OWN_NAMES, "", "a\x1b[2J", "two\nlines", "x" * 101, 7])
@@ -592,6 +594,20 @@ def test_columns_of_any_kind_can_be_remembered():
 
     reward = Reward("counted", counted, policy=Policy(cache_size=10))
     assert reward(batch(["x"] * 3, columns, ["p"] * 3)).values == [2.0, 3.0, 2.0] and calls == [2]
+
+
+def test_numbers_and_truths_are_not_remembered_for_each_other():
+    def kind(completions, answer):
+        return [float(isinstance(value, bool)) + 2.0 * isinstance(value, float) for value in answer]
+
+    reward = Reward("kind", kind, policy=Policy(cache_size=10))
+    columns = {"answer": [1, True, 1.0, [1], [True], 1]}
+    assert reward(batch(["x"] * 6, columns, ["p"] * 6)).values == [0.0, 1.0, 2.0, 0.0, 0.0, 0.0]
+
+
+def test_counts_are_summed_over_processes_and_batches():
+    parts = [Scores([1.0], {"reward/val_disagreements": n, "reward/plan_valid": n}, {}) for n in (0.0, 1.0)]
+    assert joined(parts).metrics == {"reward/val_disagreements": 1.0, "reward/plan_valid": 0.5}
 
 
 # --- several functions

@@ -45,6 +45,11 @@ def troubled(completions):
         return [None]
     return [1.0]
 
+def clumsy(completions):
+    if any(fate(text) < 3 for text in completions):
+        raise ValueError("bad luck")
+    return [1.0] * len(completions)
+
 def unlucky(completions):
     raise ValueError("bad luck")
 
@@ -190,6 +195,14 @@ def test_a_run_goes_on_without_the_completions_whose_reward_fails(run):
             assert sample["score"] == pytest.approx(sample["reward_plan"] + 0.5 * (expected or 0.0))
         assert record["rewards/plan/mean"] == pytest.approx(record["reward/mean"])
         assert np.isfinite(record["loss/policy_avg"])
+
+
+@pytest.mark.full
+def test_reasons_of_failures_are_in_the_samples_of_updates_without_others(run):
+    folder = run(reward_funcs=("train_rewards_functions:clumsy",), on_error="skip", num_sample_generations=0)
+    for record, samples in records_and_samples(folder):
+        assert len(samples) == record["reward/errors"] > 0
+        assert {sample["clumsy_failed"] for sample in samples} == {"ValueError: bad luck"}
 
 
 def test_a_run_stops_where_that_is_asked_for(run, tmp_path):

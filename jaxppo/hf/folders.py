@@ -347,7 +347,7 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
         ModelError: as for `load_model` and `load_tokenizer`, or the folder holds no language model, the tokenizer
             has no end of sequence, or more tokens than the model, or a file lists ends of a text that are none.
     """
-    folder = find_model(str(name))
+    folder = find_model(str(name), weights=not shapes_only)
     config, head = read_config(folder)
     if head != "lm":
         architecture = family_of(config.model_type).architectures["lm"]

@@ -141,9 +141,10 @@ def _verdict(console: Console, config: Any, measured: Measured, memory_bytes: in
     takes = f"{measured.on_device(fullest) / GIB:,.2f} of {memory_bytes / GIB:,.2f} GiB"
     if measured.fits(memory_bytes):
         return f"it fits: {fullest} takes most, {takes} on each device"
-    memory = memory_bytes / aot.gpu_fraction() * MOST_OF_GPU
-    if targets.find(config.run.target).platform == "gpu" and memory > memory_bytes and measured.fits(int(memory)):
-        variable = f"the environment variable {aot.GPU_FRACTION_VARIABLE}={MOST_OF_GPU}"
+    target = targets.find(config.run.target)
+    memory = int(target.chip.memory_bytes * MOST_OF_GPU)
+    if target.platform == "gpu" and memory > memory_bytes and measured.fits(memory):
+        variable = f"the environment variable {aot.gpu_fraction_variable()}={MOST_OF_GPU}"
         return f"it does not fit: {fullest} takes {takes} on each device; {variable} makes it fit"
     change = fitting.smallest_change(config, measured, memory_bytes, build, console.print)
     if change is None:

@@ -26,8 +26,8 @@ from jaxppo.profiling.targets import Target
 
 GPU_FRACTION = 0.75
 """Share of a GPU's memory that JAX takes. Source: JAX's page on GPU memory allocation."""
-GPU_FRACTION_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-"""Where another share is said."""
+_FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""Where another share is said; the second is the older name, and JAX takes but one of them."""
 
 _WHEELS = {"tpu": ("libtpu",), "gpu": ("jax_plugins.xla_cuda13", "nvidia.cu13")}
 _OLDER = {"gpu": ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")}
@@ -137,11 +137,20 @@ def memory_of(target: Target) -> int:
 
 def gpu_fraction() -> float:
     """Return the share of a GPU's memory that JAX takes."""
-    text = os.environ.get(GPU_FRACTION_VARIABLE, str(GPU_FRACTION))
+    name = gpu_fraction_variable()
+    text = os.environ.get(name) or str(GPU_FRACTION)
     try:
-        return float(text)
+        share = float(text)
     except ValueError:
-        raise ConfigError(f"{GPU_FRACTION_VARIABLE}: expected a share of the memory, got {text!r}") from None
+        share = math.nan
+    if not 0 < share < math.inf:
+        raise ConfigError(f"{name}: expected a share of the memory above 0, got {text!r}")
+    return share
+
+
+def gpu_fraction_variable() -> str:
+    """Return the name of the environment variable that says the share: the one that is set, or the newer one."""
+    return next((name for name in _FRACTION_VARIABLES if os.environ.get(name)), _FRACTION_VARIABLES[0])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The completions of a batch on the host, and their scores: between a rollout and what is learned from it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +51,12 @@ class Judged(NamedTuple):
             | {column: values[row] for column, values in self.scores.extras.items()}
             for row, (name, prompt, text, value) in enumerate(rows)
         ]
+
+
+def failed_samples(samples: Iterable[dict[str, Any]], reward_funcs: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rows of samples.jsonl for which one of these functions failed or took too long."""
+    columns = [f"{name.rpartition(':')[2]}_failed" for name in reward_funcs]
+    return [sample for sample in samples if any(sample.get(column) for column in columns)]
 
 
 class Judge:

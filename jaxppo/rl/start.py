@@ -78,7 +78,7 @@ def _value_model(
     """Return architecture, parameters and origin of the value function's start; None where all of it is fresh."""
     if config.value_model_path is None:
         return model, None, None
-    folder = hf.find_model(config.value_model_path)
+    folder = hf.find_model(config.value_model_path, weights=config.value_model == "shared" or not shapes_only)
     if config.value_model == "shared":
         head = hf.load_value_head(folder, model)
         console.print(f"value head from {folder}")

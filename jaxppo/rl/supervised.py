@@ -13,7 +13,9 @@ from jaxppo.config import SelfTrainConfig, SFTConfig
 from jaxppo.data import FreshData, SupervisedData
 from jaxppo.errors import TrainingError
 from jaxppo.nn import ModelConfig
+from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
 from jaxppo.rl import ops, optimizer, rollout, update
 from jaxppo.run.loop import StepOutput
@@ -65,10 +67,21 @@ class SFT:
         params = models.for_training(self._trained, params)
         return update.init_state({"policy": params}, optimizer.make_optimizer(self.config.optimizer))
 
+    @cached_property
+    def room(self) -> int | None:
+        """See `memory.room_to_learn`."""
+        if platform.current().memory_bytes is None:
+            return None
+        params = jax.eval_shape(lambda: models.init_params(self.model, jax.random.key(0)))
+        state = jax.eval_shape(self.init_state, params)
+        held, trained = self.parallel.shards((state.params, state.opt_state)), self.parallel.shards(state.params)
+        return memory.room_to_learn([self._trained], held, trained, {"policy": params}, self.parallel.sizes)
+
     def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
-        """Return the rows of a step and each token's share of the mean, in micro-batches of the fastest size."""
+        """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
         rows, length = batch.input_ids.shape
-        parts = memory.parts_at_once([self.model], rows // self.parallel.row_shards, length)
+        on_device, tensor = rows // self.parallel.row_shards, self.parallel.sizes[TENSOR]
+        parts = memory.parts_at_once([self._trained], on_device, length, self.room, tensor)
         return in_parts((batch, ops.mean_weights(batch.completion_mask, (0, 1))), parts)
 
     def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, int], StepOutput]:

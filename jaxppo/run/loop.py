@@ -23,7 +23,8 @@ class StepOutput(NamedTuple):
 
     state: TrainState
     record: dict[str, Any]  # for metrics.jsonl
-    samples: Sequence[dict[str, Any]] = ()  # for samples.jsonl; none where none are due
+    samples: Sequence[dict[str, Any]] = ()  # for samples.jsonl, and shown; none where none are due
+    noted: Sequence[dict[str, Any]] = ()  # for samples.jsonl alone
     watched: Any = None  # for `Steps.watch`
 
 
@@ -170,9 +171,9 @@ class TrainingLoop:
         steps, record = self._steps, output.record
         done = int(record["step"])
         self._log(record, metrics)
+        for sample in (*output.samples, *output.noted):
+            samples.append(sample)
         if output.samples and steps.show is not None:
-            for sample in output.samples:
-                samples.append(sample)
             self._run.trackers.samples(done, output.samples)
             steps.show(progress, output.samples)
         if self._config.saves_at(done, steps.total) or steps.is_over(record):

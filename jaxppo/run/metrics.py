@@ -148,11 +148,17 @@ def find(name: str) -> Metric | None:
     return next((metric for metric in METRICS if _covers(metric.name, name)), None)
 
 
+_COUNTED_BY_RUN = (
+    *("reward/errors", "reward/timeouts", "reward/not_scorable"),
+    *("reward/zero_variance_groups", "reward/resampled_groups", "reward/extra_batches"),
+)
+
+
 def may_report(name: Any) -> bool:
     """Return whether a reward function may report under a name: it is a part of the reward, or no metric of a run."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
         return False
-    of_reward = prefix_of(name) == "reward" or name == "cache/reward_hits"
+    of_reward = (prefix_of(name) == "reward" and name not in _COUNTED_BY_RUN) or name == "cache/reward_hits"
     return of_reward or (name not in COUNTERS and find(name) is None)
 
 

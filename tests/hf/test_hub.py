@@ -4,6 +4,7 @@ import io
 import shlex
 from pathlib import Path
 
+import jax
 import pytest
 from huggingface_hub import HfApi, snapshot_download
 
@@ -65,6 +66,9 @@ def test_pushed_models_come_back_as_they_were_and_can_be_loaded(hub, tmp_path):
     expected = policy | {f"value/{name}": data for name, data in contents(run / "value").items()}
     assert pulled == expected | {"adapters/policy/a.json": b"[]"}
     assert sorted(changed) == sorted(pulled) and len(hub.stored) == 2
+    shapes = jax.tree.leaves(hf.load_policy("me/mine", shapes_only=True).params)
+    assert shapes and all(isinstance(each, jax.ShapeDtypeStruct) for each in shapes)
+    assert not (hf.find_model("me/mine", weights=False) / "model.safetensors").exists()
     found = hf.find_model("me/mine")
     assert (found / "model.safetensors").read_bytes() == policy["model.safetensors"]
     assert not (found / "value" / "model.safetensors").exists()

@@ -150,13 +150,19 @@ def test_a_refusal_says_how_much(message, size):
 
 def test_a_gpu_has_the_share_that_jax_takes(monkeypatch):
     target, memory_bytes = targets.find("gpu-h100x1"), targets.CHIPS["h100"].memory_bytes
-    monkeypatch.delenv(aot.GPU_FRACTION_VARIABLE, raising=False)
-    assert aot.memory_of(target) == int(0.75 * memory_bytes)
-    monkeypatch.setenv(aot.GPU_FRACTION_VARIABLE, ".9")
+    newer, older = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    for name in (newer, older):
+        monkeypatch.delenv(name, raising=False)
+    assert aot.memory_of(target) == int(0.75 * memory_bytes) and aot.gpu_fraction_variable() == newer
+    monkeypatch.setenv(older, ".5")
+    assert aot.memory_of(target) == int(0.5 * memory_bytes) and aot.gpu_fraction_variable() == older
+    monkeypatch.setenv(older, "")
+    monkeypatch.setenv(newer, ".9")
     assert aot.memory_of(target) == int(0.9 * memory_bytes)
     with aot.aiming_at(target):
         assert platform.current() == platform.Platform("gpu", int(0.9 * memory_bytes))
     assert platform.current().name == jax.default_backend()
-    monkeypatch.setenv(aot.GPU_FRACTION_VARIABLE, "much")
-    with pytest.raises(ConfigError, match="XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        aot.memory_of(target)
+    for wrong in ("much", "0", "nan"):
+        monkeypatch.setenv(newer, wrong)
+        with pytest.raises(ConfigError, match=f"XLA_CLIENT_MEM_FRACTION: expected a share .* got '{wrong}'"):
+            aot.memory_of(target)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxppo import models
-from jaxppo.config import TrainConfig
+from jaxppo.config import SFTConfig, TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
@@ -22,6 +22,7 @@ from jaxppo.profiling.memory import MIB, Budget
 from jaxppo.rl.describe import budget_of
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start
+from jaxppo.rl.supervised import SFT
 from jaxppo.types import Sequences, Trajectories
 
 SIZES = {"vocab_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
@@ -199,6 +200,18 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
         assert ppo.scored_rows(565) == max(1, ppo.room // sizes.layer_bytes(ppo.model, 1, 565))
         own = PPO(replace(PUBLISHED, gradient_accumulation_steps=32), PYTHIA_160M, 0, 1, ppo.parallel)
         assert own.micro_batches(565) == 32
+
+
+@pytest.mark.parametrize(("gib", "parts"), [(None, 1), (60, 1), (8, 4), (4, 64)])
+def test_supervised_steps_too(gib, parts):
+    with platform.compiling_for(platform.Platform("gpu", None if gib is None else int(gib * 2**30))):
+        model = models.computing_in(PYTHIA_160M, "bfloat16", "auto")
+        learner = SFT(replace(SFTConfig(), total_episodes=64), model, DataParallel(devices=jax.devices()[:1]))
+        numbers = np.zeros((64, 53), np.int32)
+        batch = Sequences(np.zeros((64, 565), np.int32), np.zeros(64, np.int32), numbers, numbers == 0)
+        assert jax.eval_shape(learner.weighted, batch)[0].input_ids.shape == (1, parts, 64 // parts, 565)
+        if parts == 4:
+            assert sizes.activation_bytes(model, 16, 565) <= learner.room < sizes.activation_bytes(model, 32, 565)
 
 
 # GiB on a device by the compilers of JAX 0.10.2, as `--dry_run --target` said them: 64 rows of 512 + 53 tokens.

@@ -397,7 +397,8 @@ def test_plans_that_only_val_understands_keep_their_steps(tmp_path):
 def test_val_judges_where_filling_in_objects_would_take_too_long(tmp_path):
     domain = """(define (domain d) (:requirements :adl) (:predicates (r ?x ?y) (done))
       (:action mark :parameters (?x ?y) :precondition () :effect (r ?x ?y))
-      (:action go :parameters (?x) :precondition (forall (?a ?b ?c ?d) (or (r ?a ?b) (not (r ?c ?d)))) :effect (done)))"""
+      (:action go :parameters (?x) :precondition (forall (?a ?b ?c ?d) (or (r ?a ?b) (not (r ?c ?d))))
+       :effect (done)))"""
     names = " ".join(f"o{number}" for number in range(20))
     problem = f"(define (problem p) (:domain d) (:objects {names}) (:init) (:goal (done)))"
     files = write_files(tmp_path / "pddl", {"domain.pddl": domain, "p.pddl": problem})
