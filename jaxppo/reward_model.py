@@ -118,7 +118,8 @@ def start_model(config: RewardModelConfig, placement: hf.Placement | None = None
 
     Source: of the head, OpenAI's summarize-from-feedback.
     """
-    folder = hf.find_model(config.model_path or config.tokenizer_path, weights=config.model_path is not None)
+    is_read = config.model_path is not None and config.run.target is None
+    folder = hf.find_model(config.model_path or config.tokenizer_path, weights=is_read)
     tokenizer = hf.load_tokenizer(folder)
     loaded = None if config.model_path is None else _read(config, folder, placement)
     model = _fresh_config(config, tokenizer) if loaded is None else loaded.config

@@ -248,7 +248,8 @@ class ReportConfig:
     """The report of a run as one HTML file, or the comparison of several runs."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Run folders of `train`, `sft` or `reward_model`, finished or not; of several, the page compares them."""
+    """Run folders of `train`, `sft`, `self_train` or `reward_model`, finished or not; of several, the page compares
+    them."""
     output: str | None = None
     """The HTML file; default: report.html in the folder of one run, for several report.html in the current folder."""
 

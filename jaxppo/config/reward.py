@@ -47,7 +47,7 @@ class RewardConfig:
     """Tokens before response_length over which soft_overlong_punishment falls from 0 to -1."""
     reward_timeout_s: float | None = None
     """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or
-    for one request to the server (default 30)."""
+    for each of up to four attempts to ask the server (default 30)."""
     reward_workers: int = 2
     """Processes of each module:function that has a time limit."""
     on_error: Literal["stop", "skip"] | float = "stop"

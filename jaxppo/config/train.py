@@ -58,7 +58,7 @@ class TrainConfig:
     headline_split: str = "test_longer"
     """The evaluation split that the run is about."""
     num_sample_generations: int = 10
-    """How many times in the run sample completions are shown."""
+    """About how many times in the run sample completions are shown, beside those of the last update."""
     max_bad_updates: int = 3
     """Stop after this many updates in a row with a loss or gradient that was not finite."""
     old_metric_names: bool = False

@@ -1,7 +1,7 @@
 """Write the report of a run, or compare several: `python -m jaxppo.report RUN [RUN2 ...]`.
 
-Every run of `train`, `sft` and `reward_model` writes its `report.html` at its end; this command writes it again, also
-while a run goes on, or compares runs.
+Every run of `train`, `sft`, `self_train` and `reward_model` writes its `report.html` at its end; this command writes it
+again, also while a run goes on, or compares runs.
 """
 
 from pathlib import Path
