@@ -83,10 +83,26 @@ def test_other_commands_are_compiled(command):
 
 @pytest.mark.full
 @needs_gpu_compiler
-def test_what_does_not_fit_is_told_with_what_would():
-    """Twelve layers on 49,152 rows, more than an H100 has: most of it is what the gradient keeps of the layers."""
+def test_supervised_steps_are_cut_into_micro_batches_that_fit():
+    """Twelve layers on 49,152 rows: at once, what the gradient keeps of the layers would be more than an H100 has."""
     sizes = "--num_hidden_layers 12 --hidden_size 128 --batch_size 49152 --total_episodes 49152 --dtype bfloat16"
-    command = ["jaxppo.sft", "--preset", "tiny", *sizes.split(), "--target", "gpu-h100x1"]
+    done = run("jaxppo.sft", "--preset", "tiny", *sizes.split(), "--target", "gpu-h100x1")
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"it fits: update takes most, ([\d.]+) of 59\.33 GiB .*", done.stdout.splitlines()[-1])
+    assert found is not None, done.stdout
+    assert 0.2 * 59.33 < float(found[1]) < 0.8 * 59.33
+
+
+@pytest.mark.full
+@needs_gpu_compiler
+def test_what_does_not_fit_is_told_with_what_would(tmp_path):
+    """Twelve layers on 8,192 pairs, more than an H100 has: most of it is what the gradient keeps of the layers."""
+    row = json.dumps({"prompt": "clear a", "chosen": "clear b " * 24, "rejected": "on a b " * 24})
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(f"{row}\n" * 8192)
+    sizes = "--num_hidden_layers 12 --hidden_size 512 --num_attention_heads 4 --batch_size 8192 --total_episodes 8192"
+    command = ["jaxppo.reward_model", "--dataset", tmp_path, "--tokenizer_path", "blocksworld-sft", *sizes.split()]
+    command += ["--dtype", "bfloat16", "--target", "gpu-h100x1"]
     done = run(*command)
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(
