@@ -151,8 +151,9 @@ def test_waiting_for_the_others_is_bounded(tmp_path, number):
 def test_a_full_disk_of_one_process_ends_both_with_its_reason(tmp_path, full, monkeypatch):
     """The first fails at its logs, the second, which writes plans for VAL too, at its part of a checkpoint."""
     monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")  # it would keep cut programs
-    flags = ("--total_episodes", "96", "--save_steps", "1", "--num_sample_generations", "0", "--eval_splits", "test")
-    with started(commands(tmp_path / "run", *flags, "--headline_split", "test"), num_devices=1) as both:
+    flags = ["--total_episodes", "96", "--save_steps", "1", "--num_sample_generations", "0", "--eval_splits", "test"]
+    flags += ["--headline_split", "test", "--parallel", "fsdp"]  # of small arrays that both have the first writes all
+    with started(commands(tmp_path / "run", *flags), num_devices=1) as both:
         limit = time.monotonic() + 600
         while not (tmp_path / "run" / "config.yaml").exists():
             assert time.monotonic() < limit and both[0].poll() is None, both[0].communicate()[0][-3000:]
