@@ -6,14 +6,7 @@ from typing import NamedTuple
 
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
-from jaxppo.planning import (
-    PlanVerdict,
-    UnsupportedPddlError,
-    find_val,
-    run_val_many,
-    validate_actions,
-    validate_plan,
-)
+from jaxppo.planning import PlanVerdict, UnsupportedPddlError, find_val, run_val_many, validate_plan
 from jaxppo.planning.answers.answer import Answer, Unread
 from jaxppo.planning.answers.extraction import MOST_CHARACTERS, RULES, Rule
 from jaxppo.planning.answers.problems import Problems, Task
@@ -117,7 +110,7 @@ class AnswerJudge:
             except UnsupportedPddlError:
                 if find_val() is None:
                     raise
-                self._verdicts[key] = validate_actions(task.domain_pddl, task.problem_pddl, plan.actions, "val")
+                (self._verdicts[key],) = run_val_many([(task.domain_pddl, task.problem_pddl, plan.actions)])
         return self._verdicts[key]
 
 
