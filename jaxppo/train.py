@@ -363,9 +363,10 @@ def _run_updates(
             watched.begin(number)
             step = train_step(setup, state, reference, number)
             step.record.update(watched.end(number, step.trajectories.sequences.input_ids.shape[1]))
-            is_due, failed = config.samples_at(number), failed_samples(step.samples, config.reward.reward_funcs)
-            samples, noted = (step.samples, ()) if is_due else ((), failed)
-            return StepOutput(step.state, step.record, samples, noted, step)
+            if config.samples_at(number):
+                return StepOutput(step.state, step.record, samples=step.samples, watched=step)
+            noted = failed_samples(step.samples, config.reward.reward_funcs)
+            return StepOutput(step.state, step.record, noted=noted, watched=step)
 
         return loop.run()
 

@@ -125,6 +125,15 @@ def test_compilers_alone_do_not_disturb_a_run_on_a_cpu():
     assert "1 cpu device(s)" in done.stdout
 
 
+@needs_tpu_compiler
+def test_compilers_alone_do_not_disturb_the_doctor():
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    code = "from jaxppo.doctor import checks; print(*checks.devices())"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "cpu" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

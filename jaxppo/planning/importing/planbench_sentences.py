@@ -69,7 +69,7 @@ class Sentences:
             outer = match.lastindex or 1  # the group around a template closes last
             parts = templates[int((match.lastgroup or "_0")[1:])]
             phrases = [" ".join(match[outer + place].lower().split()) for place in range(1, len(parts))]
-            if names.keys() >= {*phrases}:  # a pattern takes the long s for an s in any case, and is no name then
+            if names.keys() >= {*phrases}:  # in any case, the pattern also takes the long s for an s
                 yield match.span(), self._chosen(parts, [names[phrase] for phrase in phrases])
 
     def _folded(self) -> dict[str, str]:
