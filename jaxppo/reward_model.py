@@ -6,7 +6,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `reward
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,18 +27,19 @@ from jaxppo.nn import FAMILIES, ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import aot
+from jaxppo.parallel.partition import TENSOR
+from jaxppo.profiling import aot, memory
 from jaxppo.profiling.aim import show
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
 from jaxppo.rl.start import adapter_of
-from jaxppo.rl.supervised import check_finite, in_parts, supervised_step
+from jaxppo.rl.supervised import check_finite, in_parts, room_to_learn, supervised_step
 from jaxppo.run import cli, preemption
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run, begin
 from jaxppo.run.loop import Steps, TrainingLoop
-from jaxppo.types import Array, Axes, Params, Stats, TrainState
+from jaxppo.types import Array, Params, Stats, TrainState
 
 MODEL = "policy"
 """Name of the model in the state: the one under which the update program knows a model that is trained alone."""
@@ -50,9 +51,8 @@ def preference_loss(
     margins: Array,
     weights: Array,
     center_rewards_coefficient: float | None = None,
-    axis_name: Axes = None,
 ) -> tuple[Array, Stats]:
-    """Bradley-Terry loss of score pairs, and TRL's metrics; this device's part of both.
+    """Bradley-Terry loss of score pairs, and TRL's metrics; these pairs' part of both.
 
     loss = mean(-log sigmoid(r_chosen - r_rejected - margin)) + c mean((r_chosen + r_rejected)^2). A pair with equal
     scores counts as wrong in the accuracy.
@@ -61,12 +61,11 @@ def preference_loss(
         chosen: [B] fp32 scores.
         rejected: [B] fp32 scores.
         margins: [B] fp32.
-        weights: [B] fp32, each pair's share of the mean: 1 in sum over all devices.
+        weights: [B] fp32, each pair's share of the mean: 1 in sum over micro-batches and devices.
         center_rewards_coefficient: c; None for 0.
-        axis_name: mapped device axis.
 
     Returns:
-        Loss and {"loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward"}, to be summed over devices.
+        Loss and {"loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward"}, see `update.Loss`.
 
     Source: TRL 1.12 RewardTrainer.compute_loss; Bradley and Terry 1952; centering: arXiv:2312.09244.
     """
@@ -74,16 +73,13 @@ def preference_loss(
     loss = ops.weighted_sum(-jax.nn.log_sigmoid(difference - margins), weights)
     if center_rewards_coefficient is not None:
         loss += center_rewards_coefficient * ops.weighted_sum((chosen + rejected) ** 2, weights)
-    devices = 1 if axis_name is None else jax.lax.psum(1, axis_name)
-    seen = jax.lax.stop_gradient(both)
     return loss, {
         "loss": loss,
         "accuracy": ops.weighted_sum((difference > 0).astype(jnp.float32), weights),
         "margin": ops.weighted_sum(difference, weights),
-        # Every device knows these two, and the sum over devices is to give them back.
-        "min_reward": -ops.global_max(-seen, axis_name) / devices,
+        "min_reward": jnp.min(both),
         "mean_reward": ops.weighted_sum(0.5 * (chosen + rejected), weights),
-        "max_reward": ops.global_max(seen, axis_name) / devices,
+        "max_reward": jnp.max(both),
     }
 
 
@@ -150,7 +146,8 @@ def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
     )
 
 
-class Training(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Training:
     """The model and what its training consists of."""
 
     config: RewardModelConfig
@@ -158,9 +155,13 @@ class Training(NamedTuple):
     adapter: LoraConfig | None  # None: all weights are trained
     parallel: DataParallel
 
+    @property
+    def _trained(self) -> ModelConfig:
+        return models.with_checkpointing(self.model, self.config.gradient_checkpointing)
+
     def init_state(self, params: Params) -> TrainState:
         """Return the state before the first step: of a model, or of an adapter and score head on a frozen trunk."""
-        frozen, model = None, models.with_checkpointing(self.model, self.config.gradient_checkpointing)
+        frozen, model = None, self._trained
         if self.adapter is None:
             params = models.for_training(model, params)
         else:
@@ -179,6 +180,23 @@ class Training(NamedTuple):
             return trained[MODEL]
         return lora.attach(frozen[MODEL], trained[MODEL], self.adapter.scale)
 
+    @cached_property
+    def room(self) -> int | None:
+        """See `memory.room_to_learn`."""
+
+        def start() -> tuple[TrainState, Params]:
+            state = self.init_state(models.init_params(self.model, jax.random.key(0), "score"))
+            return state, stacks.unstacked(self.whole(state.params, state.frozen))
+
+        return room_to_learn(self._trained, start, self.parallel)
+
+    def weighted(self, batch: PairBatch) -> tuple[PairBatch, Array]:
+        """Return the pairs of a step and each one's share of the mean, in the fastest micro-batches that fit."""
+        count, length = batch.chosen_ids.shape
+        most = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
+        weights = np.full(count, 1 / count, np.float32)
+        return in_parts((batch, weights), None if most is None else max(1, most // 2), self.parallel)
+
     def make_step(self, num_steps: int) -> Any:
         """Compile the optimizer step: (state, pairs with their weights) -> (state, stats)."""
         rates = optimizer.make_learning_rates(self.config.optimizer, num_steps)
@@ -189,10 +207,8 @@ class Training(NamedTuple):
         self, state: TrainState, mini_batches: tuple[PairBatch, Array], *, rates: optimizer.LearningRates
     ) -> tuple[TrainState, Stats]:
         def loss(trained: Params, batch: PairBatch, weights: Array) -> tuple[Array, Stats]:
-            model = models.with_checkpointing(self.model, self.config.gradient_checkpointing)
-            chosen, rejected = pair_scores(self.whole(trained, state.frozen), batch, model=model)
-            coefficient = self.config.center_rewards_coefficient
-            return preference_loss(chosen, rejected, batch.margins, weights, coefficient, self.parallel.axes)
+            chosen, rejected = pair_scores(self.whole(trained, state.frozen), batch, model=self._trained)
+            return preference_loss(chosen, rejected, batch.margins, weights, self.config.center_rewards_coefficient)
 
         optimiser = optimizer.make_optimizer(self.config.optimizer)
         axes = self.parallel.axes
@@ -210,7 +226,7 @@ def _plan(
     training = Training(config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel)
     state = aot.placed(parallel, jax.eval_shape(training.init_state, start.params))
     batch = PreferenceData(pairs, config.batch_size, config.run.seed, training.model.max_length).longest_batch()
-    weighted = jax.eval_shape(in_parts, (batch, jax.ShapeDtypeStruct((config.batch_size,), np.float32)))
+    weighted = jax.eval_shape(training.weighted, batch)
     step = aot.Program(training.make_step(num_steps), (state,), (aot.placed(parallel, weighted, 2),))
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
@@ -346,12 +362,9 @@ def _train(run: Run, training: Training, start: Start, splits: dict[str, Pairs],
         "too_long": {split: found.too_long for split, found in splits.items()},
     }
     data = PreferenceData(pairs, config.batch_size, config.run.seed, training.model.max_length)
-    weights = np.full(config.batch_size, 1 / config.batch_size, np.float32)
     steps = Steps(
         total=num_steps,
-        step=supervised_step(
-            training.make_step(num_steps), lambda step: in_parts((data.batch(step), weights)), parallel
-        ),
+        step=supervised_step(training.make_step(num_steps), lambda step: training.weighted(data.batch(step)), parallel),
         evaluate=lambda state: eval_metrics(evaluator(whole(state))),
         meta=_meta(run, training, start),
         title="reward model",

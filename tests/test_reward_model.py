@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +15,16 @@ import pytest
 
 from jaxppo import hf, models
 from jaxppo.config import ExportConfig, RewardModelConfig
-from jaxppo.config.sources import parse_cli
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.data.preferences import PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import ConfigError, DataError, ModelError
 from jaxppo.export import export
-from jaxppo.parallel.devices import DATA, DataParallel
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.profiling import memory
 from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model
-from jaxppo.reward_model import preference_loss, start_model, train_reward_model
+from jaxppo.reward_model import Training, preference_loss, start_model, train_reward_model
+from jaxppo.rl import update
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
 from tests.data.test_preferences import word_tokenizer, write_rows
@@ -85,28 +89,29 @@ def test_preference_loss_is_that_of_trl_and_finite_far_out():
     np.testing.assert_allclose(grads[1], r.grad, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("mode", ["shard_map", "pmap"])
-def test_preference_loss_is_a_sum_over_devices(mode):
+@pytest.mark.parametrize(("mode", "parts"), [("shard_map", 1), ("shard_map", 2), ("pmap", 2)])
+def test_preference_loss_adds_up_over_micro_batches_and_devices(mode, parts):
     generator = np.random.default_rng(1)
-    chosen, rejected, margins = (generator.normal(size=8).astype(np.float32) for _ in range(3))
+    # Far from 0, on either side of it: neither the least nor the largest score may come from anything but a pair.
+    chosen, rejected, margins = (generator.normal(size=8).astype(np.float32) + by for by in (5.0, 4.0, 0.0))
     weights = np.full(8, 1 / 8, np.float32)
 
-    def program(*rows):
-        (_, stats), grads = jax.value_and_grad(preference_loss, has_aux=True)(*rows, 0.2, DATA)
-        return jax.lax.psum(stats, DATA), grads
+    def loss(params, pairs, weights):
+        return preference_loss(params["sign"] * pairs[0], params["sign"] * pairs[1], pairs[2], weights, 0.2)
 
     parallel = DataParallel(mode)
     assert parallel.num_devices == 4
-    stats, grads = parallel.map(program, (0, 0, 0, 0), (None, 0))(
-        *parallel.put((chosen, rejected, margins, weights), 0)
-    )
-    alone = jax.value_and_grad(preference_loss, has_aux=True)(
-        *map(jnp.array, (chosen, rejected, margins, weights)), 0.2
-    )
-    assert {name: float(x) for name, x in stats.items()} == pytest.approx(
-        {name: float(x) for name, x in alone[0][1].items()}, rel=1e-5
-    )
-    np.testing.assert_allclose(np.asarray(grads), alone[1], rtol=1e-5)
+    program = parallel.map(partial(update.gradients, loss, axis_name=parallel.axes), (None, 1), None)
+    batch = (chosen, rejected, margins), weights
+    for sign in (1.0, -1.0):
+        params = {"sign": jnp.float32(sign)}
+        cut = jax.tree.map(lambda x: x.reshape(parts, -1), batch)
+        found = program(parallel.put(params), parallel.put(cut, 1))
+        (_, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *jax.tree.map(jnp.array, batch))
+        assert {name: float(x) for name, x in found.stats.items()} == pytest.approx(
+            {name: float(x) for name, x in stats.items()}, rel=1e-5
+        )
+        np.testing.assert_allclose(found.grads["sign"], grads["sign"], rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------- learning
@@ -377,6 +382,38 @@ def test_further_splits_are_evaluated_too_and_the_seed_decides(whole, small_pref
     assert record["eval_train_accuracy"] == record["eval/train/accuracy"]
     assert {"eval_loss", "eval_train_loss", "eval/test/accuracy"} <= set(record)
     assert comparable(folder)[0]["loss"] != comparable(whole)[0]["loss"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("num_devices", "use_peft"), [(1, False), (2, False), (2, True)])
+def test_micro_batches_change_nothing(small_preferences, monkeypatch, num_devices, use_peft):
+    pairs = encode_pairs(word_tokenizer(WORDS), load_rows(small_preferences, "train"), 100, "train").kept
+    model = CONFIGS["gpt_neox"]
+    params = jax.device_get(models.init_params(model, jax.random.key(0), "score"))
+    config = replace(RewardModelConfig(), batch_size=8, learning_rate=1e-2, center_rewards_coefficient=0.1)
+
+    def one_step(num_devices):
+        parallel = DataParallel(devices=jax.devices()[:num_devices])
+        training = Training(
+            config,
+            model,
+            LoraConfig(r=2, lora_alpha=4.0) if use_peft else None,
+            parallel,
+        )
+        batch = training.weighted(PreferenceData(pairs, 8, 0).batch(0))
+        state = parallel.put(training.init_state(jax.tree.map(np.copy, params)))
+        after, stats = training.make_step(10)(state, parallel.put(batch, 2))
+        return batch, jax.device_get(after.params), jax.device_get(stats)
+
+    (rows, weights), learned, stats = one_step(1)
+    assert weights.shape == (1, 1, 8) and stats["grad_norm"] > 0.01
+    monkeypatch.setattr(memory, "rows_at_once", lambda *_: 5)  # texts, two of a pair
+    (cut, _), cut_learned, cut_stats = one_step(num_devices)
+    assert cut.chosen_ids.shape[:3] == (1, 4 // num_devices, 2 * num_devices)
+    np.testing.assert_array_equal(cut.chosen_ids.reshape(8, -1), rows.chosen_ids.reshape(8, -1))
+    for name, value in stats.items():
+        np.testing.assert_allclose(cut_stats[name], value, rtol=0, atol=1e-5, err_msg=name)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), cut_learned, learned)
 
 
 def test_dry_run_writes_nothing(small_preferences, tokenizer_folder, tmp_path):

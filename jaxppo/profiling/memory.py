@@ -75,15 +75,12 @@ def micro_batches(
     """Micro-batches of a mini-batch: as configured, or the fewest that `rows_at_once` takes on every device."""
     if config.rl.gradient_accumulation_steps is not None:
         return config.rl.gradient_accumulation_steps
-    return parts_at_once(models, config.mini_batch_size // row_shards, length, room, tensor)
+    return equal_parts(config.mini_batch_size // row_shards, rows_at_once(models, length, room, tensor))
 
 
-def parts_at_once(
-    models: Sequence[ModelConfig], rows: int, length: int, room: int | None = None, tensor: int = 1
-) -> int:
-    """Return into how many equal parts `rows_at_once` cuts the rows of a device."""
-    most = rows_at_once(models, length, room, tensor) or rows
-    return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= most)
+def equal_parts(rows: int, most: int | None) -> int:
+    """Return the fewest equal parts of some rows that have at most so many each; None: any number."""
+    return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= (most or rows))
 
 
 def room_to_learn(

@@ -70,19 +70,17 @@ class SFT:
     @cached_property
     def room(self) -> int | None:
         """See `memory.room_to_learn`."""
-        if platform.current().memory_bytes is None:
-            return None
-        params = jax.eval_shape(lambda: models.init_params(self.model, jax.random.key(0)))
-        state = jax.eval_shape(self.init_state, params)
-        held, trained = self.parallel.shards((state.params, state.opt_state)), self.parallel.shards(state.params)
-        return memory.room_to_learn([self._trained], held, trained, {"policy": params}, self.parallel.sizes)
+
+        def start() -> tuple[TrainState, Params]:
+            params = models.init_params(self.model, jax.random.key(0))
+            return self.init_state(params), params
+
+        return room_to_learn(self._trained, start, self.parallel)
 
     def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
         """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
-        rows, length = batch.input_ids.shape
-        on_device, tensor = rows // self.parallel.row_shards, self.parallel.sizes[TENSOR]
-        parts = memory.parts_at_once([self._trained], on_device, length, self.room, tensor)
-        return in_parts((batch, ops.mean_weights(batch.completion_mask, (0, 1))), parts)
+        most = memory.rows_at_once([self._trained], batch.input_ids.shape[1], self.room, self.parallel.sizes[TENSOR])
+        return in_parts((batch, ops.mean_weights(batch.completion_mask, (0, 1))), most, self.parallel)
 
     def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, int], StepOutput]:
         """Return the step of a run that learns from these rows."""
@@ -118,6 +116,32 @@ def check_finite(output: StepOutput) -> None:
         )
 
 
-def in_parts(batch: Any, parts: int = 1) -> Any:
-    """Reshape the mini-batch of a step as the update program takes it: [B, ...] -> [1, parts, B / parts, ...]."""
+def room_to_learn(
+    model: ModelConfig, start: Callable[[], tuple[TrainState, Params]], parallel: DataParallel
+) -> int | None:
+    """Return what `memory.room_to_learn` does for a model that is trained alone.
+
+    Args:
+        model: as it is trained.
+        start: gives what is on the devices from the first step to the last, and the whole model with its layers one by
+            one; nothing but their shapes is computed.
+        parallel: devices.
+    """
+    if platform.current().memory_bytes is None:
+        return None
+    state, weights = jax.eval_shape(start)
+    held, trained = parallel.shards((state.params, state.frozen, state.opt_state)), parallel.shards(state.params)
+    return memory.room_to_learn([model], held, trained, {"policy": weights}, parallel.sizes)
+
+
+def in_parts(batch: Any, most: int | None, parallel: DataParallel) -> Any:
+    """Reshape the mini-batch of a step as the update program takes it: [B, ...] -> [1, M, B / M, ...].
+
+    Args:
+        batch: tree of arrays.
+        most: rows of a micro-batch on each device; None: any number.
+        parallel: devices.
+    """
+    rows = jax.tree.leaves(batch)[0].shape[0] // parallel.row_shards
+    parts = memory.equal_parts(rows, most)
     return jax.tree.map(lambda x: x.reshape(1, parts, -1, *x.shape[1:]), batch)

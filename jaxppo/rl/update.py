@@ -16,7 +16,10 @@ from jaxppo.rl.optimizer import LearningRates, apply_gradients
 from jaxppo.types import Array, Axes, Controls, Params, Stats, TrainState, Trajectories, Weights
 
 Loss = Callable[[Params, Any, Any], tuple[Array, Stats]]
-"""(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device."""
+"""(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device.
+
+Statistics named `min_...` and `max_...` are the least and the largest of these rows instead.
+"""
 
 
 class SkipRules(NamedTuple):
@@ -147,15 +150,25 @@ def gradients(
     def of_one(micro_batch: tuple[Any, Any]) -> MiniBatch:
         return padding.cut_to_longest(of_columns, micro_batch, length_gaps, axis_name)
 
-    def add(total: MiniBatch, micro_batch: tuple[Any, Any]) -> tuple[MiniBatch, None]:
-        return jax.tree.map(jnp.add, total, of_one(micro_batch)), None
+    def add(total: MiniBatch, micro_batch: tuple[Any, Any]) -> tuple[MiniBatch, Stats]:
+        part = of_one(micro_batch)
+        return jax.tree.map(jnp.add, total, part), _extremes(part.stats, lambda x: x)
 
     one = jax.tree.map(lambda x: x[0], micro_batches)
     if jax.tree.leaves(micro_batches)[0].shape[0] == 1:
         total = of_columns(one)
     else:
-        total, _ = jax.lax.scan(add, _zeros(of_one, one), micro_batches)
-    return partition.total(total, axis_name)
+        total, parts = jax.lax.scan(add, _zeros(of_one, one), micro_batches)
+        total = total._replace(stats=total.stats | _extremes(parts, partial(jnp.max, axis=0)))
+    extremes = _extremes(total.stats, partial(ops.global_max, axis_name=axis_name))
+    total = partition.total(total, axis_name)
+    return total._replace(stats=total.stats | extremes)
+
+
+def _extremes(stats: Stats, largest: Callable[[Array], Array]) -> Stats:
+    """Return the statistics that are not sums, each reduced by a function that gives the largest of several."""
+    least = {name: -largest(-x) for name, x in stats.items() if name.startswith("min_")}
+    return least | {name: largest(x) for name, x in stats.items() if name.startswith("max_")}
 
 
 def _zeros(function: Callable[..., MiniBatch], *args: Any) -> MiniBatch:

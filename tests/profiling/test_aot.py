@@ -83,10 +83,19 @@ def test_other_commands_are_compiled(command):
 
 @pytest.mark.full
 @needs_gpu_compiler
-def test_supervised_steps_are_cut_into_micro_batches_that_fit():
-    """Twelve layers on 49,152 rows: at once, what the gradient keeps of the layers would be more than an H100 has."""
-    sizes = "--num_hidden_layers 12 --hidden_size 128 --batch_size 49152 --total_episodes 49152 --dtype bfloat16"
-    done = run("jaxppo.sft", "--preset", "tiny", *sizes.split(), "--target", "gpu-h100x1")
+@pytest.mark.parametrize("command", ["sft", "reward_model"])
+def test_steps_on_fixed_rows_are_cut_into_micro_batches_that_fit(command, tmp_path):
+    """Twelve layers on 49,152 rows, 8,192 pairs: what a gradient keeps of all of them is more than an H100 has."""
+    row = json.dumps({"prompt": "clear a", "chosen": "clear b " * 24, "rejected": "on a b " * 24})
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(f"{row}\n" * 8192)
+    flags = {
+        "sft": "--preset tiny --hidden_size 128 --batch_size 49152 --total_episodes 49152",
+        "reward_model": f"--dataset {tmp_path} --tokenizer_path blocksworld-sft --hidden_size 512 "
+        "--num_attention_heads 4 --batch_size 8192 --total_episodes 8192",
+    }[command]
+    common = "--num_hidden_layers 12 --dtype bfloat16 --target gpu-h100x1"
+    done = run(f"jaxppo.{command}", *flags.split(), *common.split())
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(r"it fits: update takes most, ([\d.]+) of 59\.33 GiB .*", done.stdout.splitlines()[-1])
     assert found is not None, done.stdout
@@ -95,23 +104,19 @@ def test_supervised_steps_are_cut_into_micro_batches_that_fit():
 
 @pytest.mark.full
 @needs_gpu_compiler
-def test_what_does_not_fit_is_told_with_what_would(tmp_path):
-    """Twelve layers on 8,192 pairs, more than an H100 has: most of it is what the gradient keeps of the layers."""
-    row = json.dumps({"prompt": "clear a", "chosen": "clear b " * 24, "rejected": "on a b " * 24})
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text(f"{row}\n" * 8192)
-    sizes = "--num_hidden_layers 12 --hidden_size 512 --num_attention_heads 4 --batch_size 8192 --total_episodes 8192"
-    command = ["jaxppo.reward_model", "--dataset", tmp_path, "--tokenizer_path", "blocksworld-sft", *sizes.split()]
-    command += ["--dtype", "bfloat16", "--target", "gpu-h100x1"]
-    done = run(*command)
+def test_what_does_not_fit_is_told_with_what_would():
+    """49,152 rows in one micro-batch, as somebody has set, are more than an H100 has."""
+    sizes = "--batch_size 49152 --num_mini_batches 1 --total_episodes 49152 --response_length 8 --dtype bfloat16"
+    command = ["jaxppo.train", "--preset", "tiny", "--sft_model_path", ONE_LAYER, *sizes.split()]
+    command += ["--target", "gpu-h100x1", "--gradient_accumulation_steps"]
+    done = run(*command, "1")
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(
-        r"it does not fit: update takes ([\d.]+) of 59\.33 GiB on each device; (--\S+) makes it fit "
-        r"\(update then takes most, ([\d.]+) GiB\)",
+        r"it does not fit: update takes ([\d.]+) of 59\.33 GiB on each device; "
+        r"--gradient_accumulation_steps (\d+) makes it fit \(update then takes most, ([\d.]+) GiB\)",
         done.stdout.splitlines()[-1],
     )
     assert found is not None, done.stdout
-    assert found[2] == "--gradient_checkpointing"
     assert float(found[1]) > 59.33 > float(found[3]) > 0.5
     done = run(*command, found[2])
     assert done.returncode == 0, done.stderr

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 from jaxppo import models
-from jaxppo.config import SFTConfig, TrainConfig
+from jaxppo.config import RewardModelConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import replace
+from jaxppo.data.preferences import PairBatch
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
+from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import FSDP, TENSOR
 from jaxppo.profiling import memory, peak, sizes
 from jaxppo.profiling.memory import MIB, Budget
+from jaxppo.reward_model import Training
 from jaxppo.rl.describe import budget_of
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start
@@ -212,6 +215,25 @@ def test_supervised_steps_too(gib, parts):
         assert jax.eval_shape(learner.weighted, batch)[0].input_ids.shape == (1, parts, 64 // parts, 565)
         if parts == 4:
             assert sizes.activation_bytes(model, 16, 565) <= learner.room < sizes.activation_bytes(model, 32, 565)
+
+
+@pytest.mark.parametrize(
+    ("gib", "use_peft", "parts"),
+    [(None, False, 1), (60, False, 1), (8, False, 2), (3, False, 32), (None, True, 1), (60, True, 1), (4, True, 4)],
+)
+def test_steps_on_pairs_too(gib, use_peft, parts):
+    """Both texts of a pair are read at once; adapters leave more room."""
+    with platform.compiling_for(platform.Platform("gpu", None if gib is None else int(gib * 2**30))):
+        model = models.computing_in(PYTHIA_160M, "bfloat16", "auto")
+        parallel = DataParallel(devices=jax.devices()[:1])
+        learner = Training(RewardModelConfig(), model, LoraConfig() if use_peft else None, parallel)
+        texts, numbers = np.zeros((32, 565), np.int32), np.zeros(32, np.int32)
+        pairs = PairBatch(texts, numbers, texts, numbers, np.zeros(32, np.float32))
+        assert jax.eval_shape(learner.weighted, pairs)[0].chosen_ids.shape == (1, parts, 32 // parts, 565)
+        if 1 < parts < 32:
+            texts_at_once = 2 * 32 // parts
+            assert sizes.activation_bytes(model, texts_at_once, 565) <= learner.room
+            assert learner.room < sizes.activation_bytes(model, 2 * texts_at_once, 565)
 
 
 # GiB on a device by the compilers of JAX 0.10.2, as `--dry_run --target` said them: 64 rows of 512 + 53 tokens.
