@@ -105,8 +105,8 @@ def test_steps_on_fixed_rows_are_cut_into_micro_batches_that_fit(command, tmp_pa
 @pytest.mark.full
 @needs_gpu_compiler
 def test_what_does_not_fit_is_told_with_what_would():
-    """49,152 rows in one micro-batch, as somebody has set, are more than an H100 has."""
-    sizes = "--batch_size 49152 --num_mini_batches 1 --total_episodes 49152 --response_length 8 --dtype bfloat16"
+    """262,144 rows in one micro-batch, as somebody has set, are more than an H100 has."""
+    sizes = "--batch_size 262144 --num_mini_batches 1 --total_episodes 262144 --response_length 64 --dtype bfloat16"
     command = ["jaxppo.train", "--preset", "tiny", "--sft_model_path", ONE_LAYER, *sizes.split()]
     command += ["--target", "gpu-h100x1", "--gradient_accumulation_steps"]
     done = run(*command, "1")
