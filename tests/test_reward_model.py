@@ -394,12 +394,7 @@ def test_micro_batches_change_nothing(small_preferences, monkeypatch, num_device
 
     def one_step(num_devices):
         parallel = DataParallel(devices=jax.devices()[:num_devices])
-        training = Training(
-            config,
-            model,
-            LoraConfig(r=2, lora_alpha=4.0) if use_peft else None,
-            parallel,
-        )
+        training = Training(config, model, LoraConfig(r=2, lora_alpha=4.0) if use_peft else None, parallel)
         batch = training.weighted(PreferenceData(pairs, 8, 0).batch(0))
         state = parallel.put(training.init_state(jax.tree.map(np.copy, params)))
         after, stats = training.make_step(10)(state, parallel.put(batch, 2))

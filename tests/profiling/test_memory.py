@@ -219,7 +219,7 @@ def test_supervised_steps_too(gib, parts):
 
 @pytest.mark.parametrize(
     ("gib", "use_peft", "parts"),
-    [(None, False, 1), (60, False, 1), (8, False, 2), (3, False, 32), (None, True, 1), (60, True, 1), (4, True, 4)],
+    [(None, False, 1), (60, False, 1), (8, False, 2), (3, False, 32), (None, True, 1), (60, True, 1), (4.5, True, 4)],
 )
 def test_steps_on_pairs_too(gib, use_peft, parts):
     """Both texts of a pair are read at once; adapters leave more room."""
