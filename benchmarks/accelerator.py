@@ -42,18 +42,6 @@ PROGRAMS = {"generate": "_generate", "update": "_update"}
 """The programs whose memory the compiler is asked for, and the attributes of `PPO` that hold them."""
 
 
-CHIPS = {
-    "NVIDIA A100-SXM4-80GB": "a100",
-    "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA H200": "h200",
-    "NVIDIA B200": "b200",
-    "TPU v5 lite": "v5e",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-}
-"""What JAX calls a kind of device -> its name in the table of targets."""
-
-
 class Peaks(NamedTuple):
     """What a device could do, of those in one process together."""
 
@@ -63,8 +51,8 @@ class Peaks(NamedTuple):
 
 def peaks(kind: str) -> Peaks:
     """Published peaks of one device by the name that JAX has for its kind; None: look them up, and use the flags."""
-    chip = targets.CHIPS.get(CHIPS.get(kind, ""))
-    return Peaks(None, None) if chip is None else Peaks(chip.bfloat16, chip.bandwidth)
+    chip = next((chip for chip in targets.CHIPS.values() if chip.device_kind == kind), None)
+    return Peaks(None, None) if chip is None else Peaks(chip.peak_flops("bfloat16"), chip.bandwidth)
 
 
 class Programs:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
+from jaxppo.errors import ConfigError  # noqa: E402
 from jaxppo.profiling import targets  # noqa: E402
 
 TABLE = tomllib.loads((FOLDER / "machines.toml").read_text(encoding="utf-8"))
@@ -290,7 +291,11 @@ def files(names: list[str]) -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    for path, text in files(sys.argv[1:] or TABLE["targets"]).items():
+    try:
+        written = files(sys.argv[1:] or TABLE["targets"])
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
+    for path, text in written.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(FOLDER.parent))

@@ -143,6 +143,13 @@ def test_files_are_what_the_table_says():
     assert found == FILES, "python deploy/write.py"
 
 
+def test_what_is_no_target_is_refused_in_one_line():
+    command = [sys.executable, str(ROOT / "deploy" / "write.py"), "gpu-h100"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"target: expected .* got 'gpu-h100'\n", done.stderr)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_scripts_are_bash(name):
     for text in scripts(name)[0]:

@@ -37,7 +37,7 @@ def of(compiled: Compiled, target: Target, sizes: Mapping[str, int], dtype: str)
         dtype: what models compute in, "float32" or "bfloat16".
     """
     chip = target.chip
-    peak = chip.bfloat16 if dtype == "bfloat16" else chip.float32
+    peak = chip.peak_flops(dtype)
     count = compiled.counted
     return Roofline(count.flops / peak, count.bytes / chip.bandwidth, network_seconds(compiled.sent, target, sizes))
 

@@ -1,4 +1,4 @@
-"""Accelerators that programs can be compiled for without having one: what their makers publish about them.
+"""What makers publish about their accelerators, and those that programs can be compiled for without having one.
 
 A new card or slice is a row of a table here. All bandwidths are in one direction; a gigabyte is 10^9 bytes.
 """
@@ -14,14 +14,71 @@ GB = 1e9
 TERA = 1e12
 
 
+class Peak(NamedTuple):
+    """Most operations per second of one device, dense matrix products, in TFLOP/s."""
+
+    device_kind: str  # regular expression, found anywhere in JAX's `device_kind`
+    bfloat16: float
+    tensorfloat32: float  # float32 at a matmul precision below "highest"
+    float32: float  # float32 at the matmul precision "highest", which the commands set
+
+
+def _tpu_peak(device_kind: str, bfloat16: float) -> Peak:
+    """Return the peak of a TPU: products in bfloat16, six of them for one of float32 at "highest".
+
+    Source of the passes: jax.lax.Precision and XLA's BF16_BF16_F32_X6.
+    """
+    return Peak(device_kind, bfloat16, bfloat16, bfloat16 / 6)
+
+
+PEAKS = (
+    # NVIDIA's data sheets of B200, H100, H200, A100, L4, V100 and T4, and the white paper of the Ada architecture (RTX
+    # 4090, with float32 accumulation); where a sheet gives numbers with sparsity, half of them.
+    Peak(r"\bB200\b", 2250.0, 1125.0, 75.0),
+    Peak(r"\bH100 PCIe", 756.5, 378.0, 51.0),
+    Peak(r"\bH[12]00 NVL", 835.5, 417.5, 60.0),
+    Peak(r"\bH[12]00\b", 989.5, 494.5, 67.0),  # SXM
+    Peak(r"\bA100\b", 312.0, 156.0, 19.5),
+    Peak(r"\bL4$", 121.0, 60.0, 30.3),
+    Peak(r"RTX 4090$", 165.2, 82.6, 82.6),
+    # These have neither bfloat16 nor TF32 units: both are computed in float32.
+    Peak(r"\bV100-PCIE", 14.0, 14.0, 14.0),
+    Peak(r"\bV100-", 15.7, 15.7, 15.7),
+    Peak(r"\bT4$", 8.1, 8.1, 8.1),
+    # cloud.google.com/tpu/docs: v4, v5e, v5p, v6e; per chip, which is one device of JAX.
+    _tpu_peak(r"^TPU v4$", 275.0),
+    _tpu_peak(r"^TPU v5 ?(lite|e)", 197.0),
+    _tpu_peak(r"^TPU v5p?$", 459.0),
+    _tpu_peak(r"^TPU v6 ?(lite|e)", 918.0),
+)
+"""Known devices; the first that fits counts."""
+
+
+def peak_tflops(device_kind: str, dtype: str, precision: str | None) -> float | None:
+    """Return the peak operations per second of one device, in TFLOP/s; None where it is not known.
+
+    Args:
+        device_kind: as JAX names it.
+        dtype: "float32" or "bfloat16", what models compute in.
+        precision: JAX's default matmul precision.
+    """
+    if "MIG" in device_kind:  # a slice of a GPU, of which JAX does not say how large it is
+        return None
+    for peak in PEAKS:
+        if re.search(peak.device_kind, device_kind):
+            if dtype == "bfloat16":
+                return peak.bfloat16
+            return peak.float32 if precision in ("highest", "float32") else peak.tensorfloat32
+    return None
+
+
 class Chip(NamedTuple):
     """One device of JAX.
 
     Attributes:
         platform: "tpu" or "gpu".
+        device_kind: as JAX names it.
         memory_bytes: all that programs of any framework may use.
-        bfloat16: operations per second of matrix products.
-        float32: the same at the matmul precision "highest", which the commands set.
         bandwidth: bytes per second between memory and processor.
         links: bytes per second that a device sends to the others of its host, or of its slice.
         network: bytes per second that a device sends to other hosts; a TPU's slice is one network.
@@ -29,13 +86,18 @@ class Chip(NamedTuple):
     """
 
     platform: str
+    device_kind: str
     memory_bytes: int
-    bfloat16: float
-    float32: float
     bandwidth: float
     links: float
     network: float
     config: str = ""
+
+    def peak_flops(self, dtype: str) -> float:
+        """Return the operations per second of matrix products, in float32 at the precision that the commands set."""
+        peak = peak_tflops(self.device_kind, dtype, "highest")
+        assert peak is not None, self.device_kind
+        return peak * TERA
 
 
 class Target(NamedTuple):
@@ -54,10 +116,9 @@ class Target(NamedTuple):
         return self.chip.platform
 
 
-def _tpu(memory_gib: float, tflops: float, bandwidth_gb: float, links_gb: float) -> Chip:
-    """Return a TPU, with the memory that its compiler fills at most; a float32 product takes six of bfloat16."""
-    bandwidths = bandwidth_gb * GB, links_gb * GB, links_gb * GB
-    return Chip("tpu", int(memory_gib * GIB), tflops * TERA, tflops / 6 * TERA, *bandwidths)
+def _tpu(device_kind: str, memory_gib: float, bandwidth_gb: float, links_gb: float) -> Chip:
+    """Return a TPU, with the memory that its compiler fills at most."""
+    return Chip("tpu", device_kind, int(memory_gib * GIB), bandwidth_gb * GB, links_gb * GB, links_gb * GB)
 
 
 class _Card(NamedTuple):
@@ -73,12 +134,10 @@ class _Card(NamedTuple):
     shared_of_block: int
 
 
-def _gpu(
-    card: _Card, memory: int, tflops: float, tflops_float32: float, bandwidth: float, links: float, network: float
-) -> Chip:
+def _gpu(card: _Card, memory: int, bandwidth: float, links: float, network: float) -> Chip:
     """Return a GPU; bandwidths in GB/s."""
-    speeds = tflops * TERA, tflops_float32 * TERA, bandwidth * GB, links * GB, network * GB
-    return Chip("gpu", memory, *speeds, config=_gpu_config(card, memory, bandwidth * GB))
+    config = _gpu_config(card, memory, bandwidth * GB)
+    return Chip("gpu", card.name, memory, bandwidth * GB, links * GB, network * GB, config)
 
 
 def _gpu_config(card: _Card, memory: int, bandwidth: float) -> str:
@@ -115,22 +174,22 @@ def _gpu_config(card: _Card, memory: int, bandwidth: float) -> str:
 
 _A100 = _Card("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 41_943_040, 167_936, 166_912)
 _H100 = _Card("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 52_428_800, 233_472, 232_448)
-_H200 = _H100._replace(name="NVIDIA H200 141GB HBM3e")
+_H200 = _H100._replace(name="NVIDIA H200")
 _B200 = _Card("NVIDIA B200", (10, 0), 148, 128, 1.965, 132_644_864, 233_472, 232_448)
 
 CHIPS = {
-    # https://cloud.google.com/tpu/docs/v5e, /v5p, /v6e: peak, HBM bandwidth, and half of the bidirectional inter-chip
+    # https://cloud.google.com/tpu/docs/v5e, /v5p, /v6e: HBM bandwidth, and half of the bidirectional inter-chip
     # bandwidth per chip. Memory: what libtpu says is there when a program does not fit.
-    "v5e": _tpu(15.75, 197, 819, 200),
-    "v5p": _tpu(95.74, 459, 2765, 600),
-    "v6e": _tpu(31.25, 918, 1640, 400),
-    # NVIDIA's data sheets and architecture white papers of A100, H100, H200 and B200 (SXM): dense products, NVLink in
-    # one direction; the network cards per GPU of its DGX systems. What a driver reports as memory, and the sizes that
-    # a kernel is made for, are those of XLA's descriptions of the cards (xla/backends/gpu/target_config/specs).
-    "a100": _gpu(_A100, 85_100_068_864, 312, 19.5, 2039, 300, 25),
-    "h100": _gpu(_H100, 84_942_979_072, 989.5, 67, 3352, 450, 50),
-    "h200": _gpu(_H200, 151_397_597_184, 989.5, 67, 4800, 450, 50),
-    "b200": _gpu(_B200, 191_514_411_008, 2250, 75, 7672, 900, 50),
+    "v5e": _tpu("TPU v5 lite", 15.75, 819, 200),
+    "v5p": _tpu("TPU v5", 95.74, 2765, 600),
+    "v6e": _tpu("TPU v6 lite", 31.25, 1640, 400),
+    # NVIDIA's data sheets and architecture white papers of A100, H100, H200 and B200 (SXM): bandwidths, NVLink's in one
+    # direction; the network cards per GPU of its DGX systems. What a driver reports as memory, and the sizes that a
+    # kernel is made for, are those of XLA's descriptions of the cards (xla/backends/gpu/target_config/specs).
+    "a100": _gpu(_A100, 85_100_068_864, 2039, 300, 25),
+    "h100": _gpu(_H100, 84_942_979_072, 3352, 450, 50),
+    "h200": _gpu(_H200, 151_397_597_184, 4800, 450, 50),
+    "b200": _gpu(_B200, 191_514_411_008, 7672, 900, 50),
 }
 """Devices by the name that a target has for them."""
 

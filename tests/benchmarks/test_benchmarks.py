@@ -119,6 +119,7 @@ def test_accelerator_compares_with_the_peaks(benchmark):
     assert (line["peak_bytes"], line["compiler_peak_bytes"]) == (99, 119)
     unknown = accelerator.summary("x", work, results, [note], accelerator.peaks("cpu"))
     assert unknown["mfu_update"] is unknown["decode_limit_tokens_per_s"] is None
+    assert accelerator.peaks("NVIDIA H200") == accelerator.Peaks(flops=989.5e12, bandwidth=4.8e12)
 
 
 @pytest.mark.slow

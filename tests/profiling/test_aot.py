@@ -61,6 +61,13 @@ def test_an_update_is_compiled_for_a_tpu():
     assert found["programs"]["generate"]["sent_bytes"] == {}
 
 
+@needs_tpu_compiler
+@pytest.mark.parametrize("name", ["tpu-v5e-1", "tpu-v5p-8", "tpu-v6e-8"])
+def test_chips_have_the_names_that_jax_has_for_them(name):
+    target = targets.find(name)
+    assert {device.device_kind for device in aot.devices_of(target)} == {target.chip.device_kind}
+
+
 @pytest.mark.full
 @needs_gpu_compiler
 @pytest.mark.parametrize("flags", ["", "--parallel fsdp --algorithm rloo --num_generations 2"])

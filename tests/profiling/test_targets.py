@@ -3,7 +3,7 @@
 import pytest
 
 from jaxppo.errors import ConfigError
-from jaxppo.profiling import targets, throughput
+from jaxppo.profiling import targets
 
 
 @pytest.mark.parametrize("name", targets.NAMES)
@@ -32,19 +32,36 @@ def test_what_is_no_target_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("chip", "kind"),
+    ("device_kind", "bfloat16", "full", "fast"),
     [
-        ("v5e", "TPU v5 lite"),
-        ("v5p", "TPU v5"),
-        ("v6e", "TPU v6 lite"),
-        ("a100", "NVIDIA A100-SXM4-80GB"),
-        ("h100", "NVIDIA H100 80GB HBM3"),
-        ("h200", "NVIDIA H200 141GB HBM3e"),
-        ("b200", "NVIDIA B200"),
+        ("NVIDIA H100 80GB HBM3", 989.5, 67.0, 494.5),
+        ("NVIDIA H100 PCIe", 756.5, 51.0, 378.0),
+        ("NVIDIA H100 NVL", 835.5, 60.0, 417.5),
+        ("NVIDIA H200", 989.5, 67.0, 494.5),
+        ("NVIDIA A100-SXM4-80GB", 312.0, 19.5, 156.0),
+        ("NVIDIA A100 80GB PCIe", 312.0, 19.5, 156.0),
+        ("NVIDIA L4", 121.0, 30.3, 60.0),
+        ("NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6),
+        ("Tesla V100-SXM2-16GB", 15.7, 15.7, 15.7),
+        ("Tesla V100-PCIE-16GB", 14.0, 14.0, 14.0),
+        ("Tesla T4", 8.1, 8.1, 8.1),
+        ("TPU v4", 275.0, 275.0 / 6, 275.0),
+        ("TPU v5 lite", 197.0, 197.0 / 6, 197.0),
+        ("TPU v5p", 459.0, 459.0 / 6, 459.0),
+        ("TPU v5", 459.0, 459.0 / 6, 459.0),
+        ("TPU v6 lite", 918.0, 918.0 / 6, 918.0),
+        ("cpu", None, None, None),
+        ("NVIDIA L40S", None, None, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None, None),
     ],
 )
-def test_peaks_are_those_of_throughput(chip, kind):
-    found = targets.CHIPS[chip]
-    assert found.bfloat16 == throughput.peak_tflops(kind, "bfloat16", "highest") * 1e12
-    assert found.float32 == throughput.peak_tflops(kind, "float32", "highest") * 1e12
-    assert kind in found.config or found.platform == "tpu"
+def test_peak_tflops_knows_the_device_by_its_name(device_kind, bfloat16, full, fast):
+    assert targets.peak_tflops(device_kind, "bfloat16", "highest") == bfloat16
+    assert targets.peak_tflops(device_kind, "float32", "highest") == full
+    assert targets.peak_tflops(device_kind, "float32", None) == fast
+
+
+@pytest.mark.parametrize("chip", targets.CHIPS.values(), ids=targets.CHIPS)
+def test_the_peak_of_a_chip_is_known(chip):
+    assert 0 < chip.peak_flops("float32") < chip.peak_flops("bfloat16") < 1e16
