@@ -232,8 +232,8 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
 
     W + A B takes the place of W, A and B. What devices hold shards of is gathered, once for all steps.
     """
-    parts = {name: lora.merged(stacks.unstacked(params[name])) for name in ("trunk", "lm_head") if name in params}
-    return params | partition.whole(parts, config.hidden_size, config.compute_dtype)
+    dtype, parts = config.compute_dtype, {name: params[name] for name in ("trunk", "lm_head") if name in params}
+    return params | partition.whole(lora.merged(stacks.unstacked(parts), dtype), config.hidden_size, dtype)
 
 
 def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:

@@ -365,6 +365,17 @@ def test_merge_adds_the_scaled_product():
     assert attached["score"]["kernel"] is adapter["score"]["kernel"]
 
 
+@pytest.mark.parametrize(("dtype", "precision"), [(None, "HIGHEST"), ("bfloat16", "DEFAULT")])
+def test_a_sum_that_is_rounded_needs_no_product_in_full_precision(dtype, precision):
+    """Which a TPU's compiler takes seconds for, each."""
+    params = {"kernel": jnp.ones((4, 6)), "lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((2, 6))}
+    with jax.default_matmul_precision("highest"):  # as in every command
+        found = jax.make_jaxpr(partial(lora.merged, dtype=dtype))(params)
+    (product,) = (step for step in found.eqns if step.primitive.name == "dot_general")
+    assert {each.name for each in product.params["precision"]} == {precision}
+    assert [kernel.dtype for kernel in found.out_avals] == [dtype or "float32"]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_merge_keeps_the_dtype_of_the_base(dtype, bases):
     config, shape = CONFIGS["gpt2"], LoraConfig(r=4)
