@@ -20,10 +20,9 @@ from jaxppo.rl.ppo import PPO
 from jaxppo.run import folder as run_folder
 from jaxppo.run.console import Console
 from jaxppo.run.jsonl import read_metrics
-from jaxppo.run.metrics import MAY_DIFFER
 from jaxppo.run.preemption import Preempted
+from tests.commands import comparable, free_port, outputs_of, started
 from tests.one_layer import ONE_LAYER
-from tests.processes_of import free_port, outputs_of, started
 from tests.run.test_resume import run_struck
 
 UPDATES, ROWS = 4, 16
@@ -50,13 +49,6 @@ def carry_out(folder, *flags, reward=score):
         patch.setattr(train, "plot_run", lambda *_: None)
         train.train(config_of(folder, *flags))
     return folder
-
-
-def comparable(folder):
-    return [
-        {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
-        for record in read_metrics(folder / "metrics.jsonl")
-    ]
 
 
 def assert_same_run(folder, reference):

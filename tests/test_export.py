@@ -19,10 +19,9 @@ from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.run import cli
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.folder import Run
-from jaxppo.run.jsonl import read_metrics
-from jaxppo.run.metrics import MAY_DIFFER
 from jaxppo.sft import SFTConfig, sft
 from tests import one_layer
+from tests.commands import comparable
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -252,11 +251,6 @@ def test_sft_checkpoints_are_exported_too(tmp_path):
         True,
         False,
     ]  # those of the last step are not of an early one
-
-
-def comparable(run):
-    records = read_metrics(run / "metrics.jsonl")
-    return [{k: v for k, v in record.items() if not k.startswith(MAY_DIFFER)} for record in records]
 
 
 @pytest.mark.full

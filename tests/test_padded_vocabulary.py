@@ -10,9 +10,8 @@ from safetensors.numpy import load_file, save_file
 from jaxppo import hf, train
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
-from jaxppo.run.jsonl import read_metrics
-from jaxppo.run.metrics import MAY_DIFFER
 from tests import one_layer
+from tests.commands import comparable
 
 TOKENS, ROWS = 32, 40
 ENDS = [1, 5]
@@ -51,11 +50,6 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(base, tmp_path_factory):
     return run(tmp_path_factory.mktemp("runs") / "whole", "--sft_model_path", base)
-
-
-def comparable(folder):
-    records = read_metrics(folder / "metrics.jsonl")
-    return [{k: v for k, v in record.items() if not k.startswith(MAY_DIFFER)} for record in records]
 
 
 @pytest.mark.full

@@ -32,7 +32,7 @@ from jaxppo.run.jsonl import read_metrics
 from jaxppo.toys import texts
 from jaxppo.toys.__main__ import byte_level_bpe
 from tests import ROOT
-from tests.processes_of import environment
+from tests.commands import environment
 
 PRESETS = ROOT / "jaxppo" / "config" / "presets"
 RECIPES = "blocksworld planning-multi paper-qwen2-7b qwen3-planning tldr-pythia-1b tldr-rloo imdb-gpt2".split()  # noqa: SIM905

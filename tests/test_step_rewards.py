@@ -13,8 +13,8 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.rl.ppo import PPO
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.metrics import find
+from tests.commands import outputs_of, started
 from tests.parallel.test_processes import commands
-from tests.processes_of import outputs_of, started
 from tests.test_async_rollouts import ASYNC, CHANGING, ROWS, UPDATES, comparable, config_of
 
 # The shipped model, which writes plans: some whole, some broken, some cut.

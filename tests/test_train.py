@@ -25,9 +25,8 @@ from jaxppo.rl.ppo import PPO
 from jaxppo.run import cli, metrics
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
-from jaxppo.run.metrics import MAY_DIFFER
+from tests.commands import comparable, environment
 from tests.one_layer import ONE_LAYER
-from tests.processes_of import environment
 
 # Whatever an update hands to the next one beside the models changes in these runs: KL coefficient, score moments.
 TINY = [
@@ -59,13 +58,6 @@ def run_command(name, *args):
     process = start_command(name, *args)
     out, err = process.communicate(timeout=600)
     return process.returncode, out, err
-
-
-def comparable(folder):
-    return [
-        {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
-        for record in read_metrics(folder / "metrics.jsonl")
-    ]
 
 
 def snapshot(folder):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import ROOT
-from tests.processes_of import free_port, outputs_of, started
+from tests.commands import free_port, outputs_of, started
 
 SCRIPT = ROOT / "tests" / "device_modes.py"
 MESHES = ["pmap", "shard_map", "fsdp", "fsdp:fsdp=4,tensor=2", "fsdp:data=2,fsdp=2,tensor=2"]

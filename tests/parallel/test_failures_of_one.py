@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import free_port, outputs_of, started
 from tests.one_layer import ONE_LAYER
 from tests.parallel.test_processes import commands, steps_of
-from tests.processes_of import free_port, outputs_of, started
 
 pytestmark = pytest.mark.full
 

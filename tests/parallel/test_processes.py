@@ -14,8 +14,8 @@ from jaxppo.config import RunConfig
 from jaxppo.errors import ConfigError
 from jaxppo.parallel import processes
 from jaxppo.run.metrics import MAY_DIFFER
+from tests.commands import free_port, outputs_of, started
 from tests.one_layer import ONE_LAYER
-from tests.processes_of import free_port, outputs_of, started
 
 
 def commands(folder: Path, *flags: str, each: tuple[tuple[str, ...], ...] = ((), ())) -> list[list[object]]:

@@ -16,12 +16,11 @@ from jaxppo.errors import ConfigError
 from jaxppo.evaluate import evaluator
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
-from jaxppo.run.metrics import MAY_DIFFER
 from jaxppo.run.preemption import Preempted
 from tests import ROOT
+from tests.commands import comparable, environment
 from tests.event_files import read_events, shown_by_tensorboard
 from tests.one_layer import ONE_LAYER
-from tests.processes_of import environment
 
 # Whatever an update hands to the next one beside the models changes in these runs: KL coefficient, score moments.
 TINY = ["--preset", "tiny", "--adap_kl_ctrl", "--kl_target", "6", "--kl_horizon", "100"]
@@ -99,13 +98,6 @@ def resume(folder):
     code, out, err = run("-m", "jaxppo.train", "--output_dir", folder, "--resume")
     assert (code, err) == (0, "")
     return out
-
-
-def comparable(folder):
-    return [
-        {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
-        for record in read_metrics(folder / "metrics.jsonl")
-    ]
 
 
 def assert_same_run(folder, reference):

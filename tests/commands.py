@@ -1,4 +1,4 @@
-"""Starts processes with a number of devices of their own, for tests of what depends on it."""
+"""Start commands with a number of devices of their own, and read what must be equal in equal runs."""
 
 import os
 import re
@@ -7,7 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from jaxppo.run.jsonl import read_metrics
+from jaxppo.run.metrics import MAY_DIFFER
 from tests import ROOT
 
 
@@ -49,3 +53,11 @@ def started(commands: Sequence[Sequence[object]], num_devices: int) -> Iterator[
 def outputs_of(processes: Sequence[subprocess.Popen], timeout_s: float = 900) -> list[str]:
     """What they print, waiting for their ends."""
     return [process.communicate(timeout=timeout_s)[0] for process in processes]
+
+
+def comparable(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, an update each, without times and what else may differ between equal runs."""
+    return [
+        {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
+        for record in read_metrics(folder / "metrics.jsonl")
+    ]
