@@ -5,11 +5,14 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from jaxppo.run import cli
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.metrics import MAY_DIFFER
 from tests import ROOT
@@ -53,6 +56,44 @@ def started(commands: Sequence[Sequence[object]], num_devices: int) -> Iterator[
 def outputs_of(processes: Sequence[subprocess.Popen], timeout_s: float = 900) -> list[str]:
     """What they print, waiting for their ends."""
     return [process.communicate(timeout=timeout_s)[0] for process in processes]
+
+
+def start_command(name: str, *args: object) -> subprocess.Popen:
+    """Start `python -m jaxppo.<name>` on one device; standard output and standard error apart."""
+    command = [sys.executable, "-m", f"jaxppo.{name}", *map(str, args)]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run_command(name: str, *args: object, timeout_s: float = 600) -> tuple[int, str, str]:
+    """Run `python -m jaxppo.<name>` on one device: status, standard output, standard error."""
+    process = start_command(name, *args)
+    out, err = process.communicate(timeout=timeout_s)
+    return process.returncode, out, err
+
+
+def refusal_of(command: Callable[[], object], capture: pytest.CaptureFixture[str]) -> str:
+    """Carry out a command in this process, which saves the imports; return the one line with which it refuses.
+
+    Args:
+        command: what `python -m jaxppo.<name>` would carry out.
+        capture: pytest's `capsys` or `capfd`.
+    """
+    capture.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command)
+    return one_line(stop.value.code, capture.readouterr().err)
+
+
+def one_line(status: object, err: str) -> str:
+    """The line with which a command refused: status 2 and nothing else on standard error."""
+    assert status == 2, err
+    assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n"), err
+    return err
+
+
+def snapshot(folder: Path) -> dict[Path, int]:
+    """The files of a folder and when each was written."""
+    return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 def comparable(folder: Path) -> list[dict[str, Any]]:

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from jaxppo import train
-from jaxppo.config import TrainConfig
-from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.rl.ppo import PPO
 from jaxppo.run import folder as run_folder
@@ -22,40 +20,8 @@ from jaxppo.run.console import Console
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
 from tests.commands import comparable, free_port, outputs_of, started
-from tests.one_layer import ONE_LAYER
 from tests.run.test_resume import run_struck
-
-UPDATES, ROWS = 4, 16
-SMALL = ["--preset", "tiny", "--sft_model_path", ONE_LAYER, "--response_length", "16", "--quiet", "True"]
-SMALL += ["--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--num_sample_generations", "4", "--warmup_steps", "0"]
-# What an update hands to the next one beside the models changes, too.
-CHANGING = ["--adap_kl_ctrl", "--kl_target", "6", "--kl_horizon", "100", "--use_score_scaling", "--use_score_norm"]
-ASYNC = ["--async_rollouts", "1"]
-
-
-def score(completion_ids, **_):
-    """A reward that anybody can compute: the fraction of even token ids."""
-    return [float(np.mean(np.array(ids) % 2 == 0)) for ids in completion_ids]
-
-
-def config_of(folder, *flags):
-    return parse_cli(TrainConfig, "train", [*SMALL, *map(str, flags), "--output_dir", str(folder)])
-
-
-def carry_out(folder, *flags, reward=score):
-    """Carry out a run in this process, under a reward of the test and without its picture, which takes a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
-        patch.setattr(train, "plot_run", lambda *_: None)
-        train.train(config_of(folder, *flags))
-    return folder
-
-
-def assert_same_run(folder, reference):
-    assert comparable(folder) == comparable(reference) and len(comparable(folder)) == UPDATES
-    assert (folder / "samples.jsonl").read_text() == (reference / "samples.jsonl").read_text()
-    assert json.loads((folder / "eval.json").read_text()) == json.loads((reference / "eval.json").read_text())
-
+from tests.small_runs import ASYNC, CHANGING, ROWS, SMALL, UPDATES, assert_same_run, carry_out, config_of, score
 
 # ----------------------------------------------------------------------------------------------------------- semantics
 

@@ -11,8 +11,9 @@ import pytest
 from jaxppo import data, train
 from jaxppo.errors import DataError
 from jaxppo.run.preemption import Preempted
-from tests import test_async_rollouts
-from tests.test_async_rollouts import ASYNC, ROWS, UPDATES, comparable, config_of, score
+from tests import small_runs
+from tests.commands import comparable
+from tests.small_runs import ASYNC, ROWS, UPDATES, config_of, score
 
 DRAWN = ["--curriculum", "success", "--curriculum_success", "0.5", "--curriculum_threshold", "0.3"]
 SAVED = ["--save_steps", "1", "--save_total_limit", "9"]
@@ -25,7 +26,7 @@ KINDS = [
 
 
 def carry_out(folder, *flags, reward=score):
-    return test_async_rollouts.carry_out(folder, *DRAWN, *flags, reward=reward)
+    return small_runs.carry_out(folder, *DRAWN, *flags, reward=reward)
 
 
 @pytest.fixture(scope="module", params=KINDS)

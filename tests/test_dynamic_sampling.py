@@ -13,8 +13,9 @@ from jaxppo import train
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError
 from jaxppo.run.preemption import Preempted
-from tests import test_async_rollouts
-from tests.test_async_rollouts import ROWS, SMALL, UPDATES, comparable
+from tests import small_runs
+from tests.commands import comparable
+from tests.small_runs import ROWS, SMALL, UPDATES
 
 FLAGS = ["--algorithm", "grpo", "--num_generations", "4", "--dynamic_sampling", "True", "--max_resample", "2"]
 FLAGS += ["--missing_eos_penalty", "None"]  # which would tell completions apart
@@ -30,7 +31,7 @@ def score(completion_ids, prompts, **_):
 
 
 def carry_out(folder, *flags, reward=score):
-    return test_async_rollouts.carry_out(folder, *FLAGS, *flags, reward=reward)
+    return small_runs.carry_out(folder, *FLAGS, *flags, reward=reward)
 
 
 @pytest.fixture(scope="module")
