@@ -71,6 +71,15 @@ def run_command(name: str, *args: object, timeout_s: float = 600) -> tuple[int, 
     return process.returncode, out, err
 
 
+def run_code(code: str, *args: object, num_devices: int = 1, timeout_s: float = 600) -> tuple[int, str, str]:
+    """Run `python -c CODE ...`: status, standard output, standard error."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment(num_devices), stdout=pipe, stderr=pipe, text=True)
+    out, err = process.communicate(timeout=timeout_s)
+    return process.returncode, out, err
+
+
 def refusal_of(command: Callable[[], object], capture: pytest.CaptureFixture[str]) -> str:
     """Carry out a command in this process, which saves the imports; return the one line with which it refuses.
 
