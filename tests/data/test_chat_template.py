@@ -2,64 +2,31 @@
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from tokenizers import models as tokenizer_models
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
 from jaxppo.data import chat_template, make_chat_template
 from jaxppo.data.tokens import encode_completions
 from jaxppo.errors import ConfigError, DataError
-
-WORDS = (
-    "<pad> <eos> <s> <|system|> <|user|> <|assistant|> <|end|> be brief on b a unstack stack ; ### prompt completion"
-)
-SPECIAL = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
-TURN = "<|{{ message['role'] }}|>\n{{ message['content'] }} <|end|>\n"
-ASKED = "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-TEMPLATE = "<s> {% for message in messages %}" + TURN + "{% endfor %}" + ASKED
+from tests.data.tokenizers import TEMPLATE, chat_tokenizer, words
 
 ROWS = [{"id": "r-0", "prompt": "on b a", "completion": "unstack b a"}, {"id": "r-1", "prompt": "b", "completion": ""}]
 
 
-def chat_tokenizer(template=TEMPLATE, eos="<eos>", words=WORDS):
-    """A word-level tokenizer that puts `<s>` in front where it is asked for special tokens."""
-    core = Tokenizer(tokenizer_models.WordLevel({word: i for i, word in enumerate(words.split())}))
-    core.pre_tokenizer = WhitespaceSplit()
-    core.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<s>", eos_token=eos, pad_token="<pad>", padding_side="left"
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": [word for word in SPECIAL if word != eos]})
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-def words(tokenizer, ids):
-    return " ".join(tokenizer.convert_ids_to_tokens(ids))
-
-
-def test_prompts_become_the_users_turn_with_one_start_token():
+def test_prompts_become_the_users_turn_with_one_start_token_and_the_system_prompt_before_it():
     tokenizer = chat_tokenizer()
     template = make_chat_template(tokenizer, DataConfig())
     assert template.prompt_text(ROWS[0]) == "<s> <|user|>\non b a <|end|>\n<|assistant|>\n"
     first, second = data.encode_prompts(tokenizer, ROWS, 64, template=template)
     assert words(tokenizer, first) == "<s> <|user|> on b a <|end|> <|assistant|>"
     assert words(tokenizer, second) == "<s> <|user|> b <|end|> <|assistant|>"
-
-
-def test_the_system_prompt_is_the_first_turn():
-    tokenizer = chat_tokenizer()
     template = make_chat_template(tokenizer, DataConfig(system_prompt="be brief"))
-    ids = data.encode_prompts(tokenizer, ROWS[:1], 64, template=template)[0]
+    (ids,) = data.encode_prompts(tokenizer, ROWS[:1], 64, template=template)
     assert words(tokenizer, ids) == "<s> <|system|> be brief <|end|> <|user|> on b a <|end|> <|assistant|>"
 
 
 @pytest.mark.parametrize("eos", ["<eos>", "<|end|>"])
-def test_completions_end_with_the_first_special_token_behind_the_assistants_turn(eos):
+def test_completions_end_with_the_first_special_token_after_the_assistants_turn(eos):
     tokenizer = chat_tokenizer(eos=eos)
     template = make_chat_template(tokenizer, DataConfig())
     encoded = encode_completions(tokenizer, ROWS, template)
@@ -81,26 +48,19 @@ def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_completion():
 def test_decode_strips_exactly_the_end_marker():
     tokenizer = chat_tokenizer()
     end = make_chat_template(tokenizer, DataConfig()).end_id
-    texts = [
-        "stack b a <|end|>",
-        "stack b a <eos>",
-        "stack <|end|> <|end|>",
-        "stack b <|user|>",
-        "<|end|>",
-        "stack b a",
-    ]
-    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    expected = {
+        "stack b a <|end|>": "stack b a",
+        "stack b a <eos>": "stack b a <eos>",
+        "stack <|end|> <|end|>": "stack <|end|>",
+        "stack b <|user|>": "stack b <|user|>",
+        "<|end|>": "",
+        "stack b a": "stack b a",
+    }
+    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in expected]
     ids, mask = np.zeros((len(rows), 4), np.int32), np.zeros((len(rows), 4), bool)
     for i, row in enumerate(rows):
         ids[i, : len(row)], mask[i, : len(row)] = row, True
-    assert data.decode(tokenizer, ids, mask, (end,)) == [
-        "stack b a",
-        "stack b a <eos>",
-        "stack <|end|>",
-        "stack b <|user|>",
-        "",
-        "stack b a",
-    ]
+    assert data.decode(tokenizer, ids, mask, (end,)) == list(expected.values())
 
 
 def test_blanks_between_a_prompt_and_its_completion_are_kept():
@@ -109,9 +69,9 @@ def test_blanks_between_a_prompt_and_its_completion_are_kept():
     assert template.completion_text(ROWS[0]) == "\tunstack b a"
 
 
-@pytest.mark.parametrize("behind", ["", "\n"])
-def test_a_turn_without_an_end_marker_ends_with_the_end_of_sequence(behind):
-    template = "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}" + behind + "{% endfor %}"
+@pytest.mark.parametrize("tail", ["", "\n"])
+def test_a_turn_without_an_end_marker_ends_with_the_end_of_sequence(tail):
+    template = "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}" + tail + "{% endfor %}"
     tokenizer = chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|> {% endif %}")
     assert make_chat_template(tokenizer).end_id == tokenizer.eos_token_id
 
@@ -128,17 +88,12 @@ def test_a_turn_without_an_end_marker_ends_with_the_end_of_sequence(behind):
 def test_texts_stay_as_they_are_without_a_chat_template(template, config):
     tokenizer = chat_tokenizer(template)
     template = make_chat_template(tokenizer, config)
-    plain = data.encode_prompts(tokenizer, ROWS, 64), encode_completions(tokenizer, ROWS)
-    assert (
-        data.encode_prompts(tokenizer, ROWS, 64, template=template),
-        encode_completions(tokenizer, ROWS, template),
-    ) == (plain)
-    assert [words(tokenizer, ids) for ids in plain[0] + plain[1]] == [
-        "<s> on b a",  # as the tokenizer itself begins a text
-        "<s> b",
-        "unstack b a <eos>",
-        "<eos>",
-    ]
+    prompts, completions = data.encode_prompts(tokenizer, ROWS, 64), encode_completions(tokenizer, ROWS)
+    assert data.encode_prompts(tokenizer, ROWS, 64, template=template) == prompts
+    assert encode_completions(tokenizer, ROWS, template) == completions
+    # As the tokenizer itself begins a text.
+    assert [words(tokenizer, ids) for ids in prompts] == ["<s> on b a", "<s> b"]
+    assert [words(tokenizer, ids) for ids in completions] == ["unstack b a <eos>", "<eos>"]
     assert not template.templated and template.end_id == tokenizer.eos_token_id
 
 
@@ -150,70 +105,39 @@ WORDS_BEFORE_END = TEMPLATE.replace(" <|end|>", " ### <|end|>")
 
 
 @pytest.mark.parametrize(
-    ("template", "config", "message"),
+    ("name", "template", "config"),
     [
-        (None, {"use_chat_template": True}, "use_chat_template: expected a tokenizer with a chat template, got one"),
-        (None, {"system_prompt": "be brief"}, "system_prompt: expected None without a chat template, got a text"),
-        (
-            TEMPLATE,
-            {"use_chat_template": False, "system_prompt": "be brief"},
-            "system_prompt: expected None without a chat template, got a text",
-        ),
-        (
-            REFUSING,
-            {"system_prompt": "be brief"},
-            "use_chat_template: expected a chat template for the turns system, user, got TemplateError: no system turn",
-        ),
-        (
-            OTHER_START,
-            {},
-            "use_chat_template: expected False, or a chat template that writes the same prompt with a",
-        ),
-        (
-            SHOUTING,
-            {},
-            "use_chat_template: expected False, or a chat template that writes the same prompt with a completion",
-        ),
-        (
-            WORDY_END,
-            {},
-            "use_chat_template: expected False, or a chat template that ends a completion with a special token, got",
-        ),
-        (
-            WORDS_BEFORE_END,
-            {},
-            "use_chat_template: expected False, or a chat template that ends a completion with a special",
-        ),
+        ("use_chat_template", None, {"use_chat_template": True}),
+        ("system_prompt", None, {"system_prompt": "be brief"}),
+        ("system_prompt", TEMPLATE, {"use_chat_template": False, "system_prompt": "be brief"}),
+        ("no system turn", REFUSING, {"system_prompt": "be brief"}),
+        ("use_chat_template", OTHER_START, {}),
+        ("use_chat_template", SHOUTING, {}),
+        ("use_chat_template", WORDY_END, {}),
+        ("use_chat_template", WORDS_BEFORE_END, {}),
     ],
 )
-def test_templates_that_cannot_do_are_refused(template, config, message):
-    with pytest.raises(ConfigError, match=f"^{message}"):
+def test_templates_that_cannot_do_are_refused(name, template, config):
+    with pytest.raises(ConfigError, match=name):
         make_chat_template(chat_tokenizer(template), DataConfig(**config))
+
+
+def test_text_to_be_continued_is_no_turn():
+    with pytest.raises(ConfigError, match="use_chat_template"):
+        DataConfig(use_chat_template=True, input_min_text_length=2, input_max_text_length=3)
 
 
 def test_a_template_without_an_end_is_refused_in_time(monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_TEMPLATE_S", 0.1)
     endless = "{% for a in range(400) %}{% for b in range(50000) %}{% endfor %}{% endfor %}"  # some 0.4 s
-    with pytest.raises(ConfigError, match=r"^use_chat_template: expected .*, got no end within 0\.1 s$"):
+    with pytest.raises(ConfigError, match=r"use_chat_template.*0\.1 s"):
         make_chat_template(chat_tokenizer(endless + TEMPLATE))
 
 
-def test_text_to_be_continued_is_no_turn():
-    expected = "use_chat_template: expected None or False with input_max_text_length"
-    with pytest.raises(ConfigError, match=f"^{expected}"):
-        DataConfig(use_chat_template=True, input_min_text_length=2, input_max_text_length=3)
-
-
-def test_the_longest_prompt_counts_the_template():
+def test_errors_of_prompts_name_the_row_and_count_the_template():
     tokenizer = chat_tokenizer()
-    with pytest.raises(
-        DataError, match=r"^prompt of row r-0: expected 1 to max_prompt_length=6 tokens, got 7; a larger max_prompt"
-    ):
-        data.encode_prompts(tokenizer, ROWS, 6, template=make_chat_template(tokenizer))
-
-
-def test_an_unknown_word_in_a_chat_is_named():
-    tokenizer = chat_tokenizer()
-    rows = [ROWS[0], {"id": "r-9", "prompt": "on b zebra"}]
-    with pytest.raises(DataError, match=r"^prompt of row r-9: expected words that .* tokenizer knows, got 'zebra'; "):
-        data.encode_prompts(tokenizer, rows, 64, template=make_chat_template(tokenizer))
+    template = make_chat_template(tokenizer)
+    with pytest.raises(DataError, match=r"r-0.*max_prompt_length=6.*\b7\b"):
+        data.encode_prompts(tokenizer, ROWS, 6, template=template)
+    with pytest.raises(DataError, match=r"r-9.*'zebra'"):
+        data.encode_prompts(tokenizer, [ROWS[0], {"id": "r-9", "prompt": "on b zebra"}], 64, template=template)

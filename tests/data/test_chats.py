@@ -7,7 +7,7 @@ from jaxppo.config import DataConfig
 from jaxppo.data.chats import plain_row, turns_of
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets import files as dataset_files
-from tests.data.test_chat_template import chat_tokenizer, words
+from tests.data.tokenizers import chat_tokenizer, words
 
 SYSTEM = {"role": "system", "content": "be brief"}
 FIRST, SECOND = {"role": "user", "content": "on b a"}, {"role": "user", "content": "b"}
@@ -86,37 +86,32 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "named"),
     [
-        ({"messages": "hi"}, "field 'messages': expected a list of turns, got 'hi'"),
-        ({"messages": []}, r"field 'messages': expected a list of turns, got \[\]"),
-        ({"messages": [FIRST, "hi"]}, "field 'messages', turn 2: expected a mapping of role and content, got 'hi'"),
-        ({"messages": [{"content": "hi"}]}, "field 'messages', turn 1, role: expected one of system, user.*None"),
-        ({"messages": [{"role": "tool", "content": "hi"}]}, "field 'messages', turn 1, role: expected one of .*'tool'"),
-        ({"messages": [{"role": "user"}]}, "field 'messages', turn 1, content: expected str, got None"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content: expected str, got .{3}type"),
-        ({"messages": [FIRST, SYSTEM, FIRST]}, "turn 2, role: expected system only in the first turn"),
-        ({"messages": [ANSWER]}, "field 'messages': expected a turn of the user before the completion, got none"),
-        ({"messages": [SYSTEM, ANSWER]}, "expected a turn of the user before the completion, got system"),
-        ({"messages": [FIRST, ANSWER, ANSWER]}, "expected a turn of the user before the completion, got assistant"),
-        ({"messages": [FIRST, ANSWER], "completion": "x"}, "field 'completion': expected that of messages, got 'x'"),
-        ({"messages": [FIRST, ANSWER | {"reasoning_content": "so"}]}, "turn 2, reasoning_content: expected role"),
-        ({"prompt": [FIRST], "completion": [ANSWER | {"tool_calls": [1]}]}, "turn 1, tool_calls: expected role"),
-        ({"prompt": [1]}, "field 'prompt', turn 1: expected a mapping of role and content, got 1"),
-        ({"prompt": [FIRST], "completion": [FIRST]}, "field 'completion': expected a text, or one turn"),
-        ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "field 'completion': expected a text, or one turn"),
-        ({"prompt": [FIRST], "completion": 3}, "field 'completion': expected a list of turns, got 3"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [FIRST, "hi"]}, "messages.*2"),
+        ({"messages": [{"content": "hi"}]}, "messages.*1.*role"),
+        ({"messages": [{"role": "tool", "content": "hi"}]}, "messages.*1.*role.*tool"),
+        ({"messages": [{"role": "user"}]}, "messages.*1.*content"),
+        ({"messages": [FIRST, SYSTEM, FIRST]}, "messages.*2.*system"),
+        ({"messages": [ANSWER]}, "messages"),
+        ({"messages": [SYSTEM, ANSWER]}, "messages.*system"),
+        ({"messages": [FIRST, ANSWER, ANSWER]}, "messages.*assistant"),
+        ({"messages": [FIRST, ANSWER], "completion": "x"}, "completion"),
+        ({"messages": [FIRST, ANSWER | {"reasoning_content": "so"}]}, "messages.*2.*reasoning_content"),
+        ({"prompt": [FIRST], "completion": [ANSWER | {"tool_calls": [1]}]}, "completion.*1.*tool_calls"),
+        ({"prompt": [1]}, "prompt.*1"),
+        ({"prompt": [FIRST], "completion": [FIRST]}, "completion"),
+        ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "completion"),
+        ({"prompt": [FIRST], "completion": 3}, "completion"),
+        ({"text": "x"}, "prompt.*messages"),
     ],
-)  # fmt: skip
-def test_malformed_turns_are_one_error_that_names_row_and_field(row, message, tmp_path):
+)
+def test_malformed_turns_are_one_error_that_names_row_and_field(row, named, tmp_path):
     config = split_of(tmp_path, {"prompt": "fine"}, row)
-    with pytest.raises(DataError, match=rf"train\.jsonl:2: {message if 'field' in message else '.*' + message}"):
+    with pytest.raises(DataError, match=rf"train\.jsonl:2\b.*\b{named}\b"):
         data.load_split(config, "train", None)
-
-
-def test_a_row_without_prompt_and_messages_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"train\.jsonl:1: field 'prompt': expected str, got nothing.*messages"):
-        data.load_split(split_of(tmp_path, {"text": "x"}), "train", None)
 
 
 def test_short_prompts_are_those_with_a_short_last_turn(tmp_path):
@@ -161,14 +156,14 @@ def test_a_system_turn_of_the_row_wins():
 def test_a_chat_needs_a_template(template, config):
     tokenizer = chat_tokenizer(template)
     made = data.make_chat_template(tokenizer, config)
-    with pytest.raises(DataError, match=r"^messages of row r: expected a tokenizer with a chat template, and"):
+    with pytest.raises(DataError, match=r"\br\b.*use_chat_template"):
         data.PromptData([CHAT], tokenizer, 1, 0, 64, config.text_lengths, made)
 
 
 def test_a_template_that_refuses_the_turns_of_a_row_names_it():
     one_turn = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}"
     template = data.make_chat_template(chat_tokenizer(one_turn + chat_tokenizer().chat_template))
-    with pytest.raises(ConfigError, match=r"^use_chat_template: expected .* user, assistant, user of row r, got .*too"):
+    with pytest.raises(ConfigError, match=r"use_chat_template.*\br\b.*too many"):
         template.prompt_text(CHAT)
 
 

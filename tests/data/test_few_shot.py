@@ -13,7 +13,7 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.parallel import processes
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets.rows import build_split
-from tests.data.test_chat_template import chat_tokenizer, words
+from tests.data.tokenizers import chat_tokenizer, words
 
 SMALL = DataConfig(train_sizes="3:6,4:6", rl_sizes="4:5", n_shots=2)
 
@@ -40,45 +40,31 @@ def test_examples_depend_on_nothing_but_the_seed_and_the_id():
     assert any([e["id"] for e in other.of(row)] != chosen[row["id"]] for row in rows)
 
 
-def test_no_example_is_the_row_itself_or_has_its_prompt(tmp_path):
-    rows = [plain(n) for n in range(3)]
-    rows += [plain(1) | {"id": "twin"}]
-    config = text_split(tmp_path, rows)
-    examples = load_examples(config)
-    for row in data.load_split(config, "train", None):
-        shown = [example["prompt"] for example in examples.of(row)]
-        assert len(set(shown)) == 2 and row["prompt"] not in shown
-
-
-def test_examples_share_domain_and_prompt_style(tmp_path):
+def test_examples_are_other_problems_of_the_same_domain_and_prompt_style(tmp_path):
     rows = [plain(n) | {"domain": "ab"[n % 2], "prompt_style": ("atoms", "nl")[n % 3 > 0]} for n in range(24)]
+    rows += [rows[1] | {"id": "twin"}]
     examples = load_examples(text_split(tmp_path, rows))
     for row in rows:
-        for example in examples.of(row):
+        shown = examples.of(row)
+        for example in shown:
             assert (example["domain"], example["prompt_style"]) == (row["domain"], row["prompt_style"])
+        prompts = [example["prompt"] for example in shown]
+        assert len(set(prompts)) == 2 and row["prompt"] not in prompts
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([plain(1), plain(2)], "n_shots: expected 2 other solved rows in split train for row r-1, got 1"),
-        (
-            [plain(1) | {"domain": "x"}, plain(2) | {"domain": "y"}],
-            "n_shots: expected 2 other solved rows of domain x in split train for row r-1, got 0",
-        ),
-    ],
-)
-def test_too_few_examples_are_one_error(tmp_path, rows, message):
+@pytest.mark.parametrize("columns", [({}, {}), ({"domain": "x"}, {"domain": "y"})])
+def test_too_few_examples_are_one_error(tmp_path, columns):
+    rows = [plain(number) | own for number, own in enumerate(columns, 1)]
     template = data.make_chat_template(chat_tokenizer(None), text_split(tmp_path, rows))
-    with pytest.raises(DataError, match=f"^{message}$"):
+    with pytest.raises(DataError, match=r"n_shots.*r-1"):
         template.prompt_text(rows[0])
 
 
 def test_rows_without_completion_and_a_missing_split_are_one_error(tmp_path):
-    with pytest.raises(DataError, match=r"^n_shots: expected solved rows in split train .* got: .*field 'completion'"):
+    with pytest.raises(DataError, match=r"n_shots.*completion"):
         load_examples(text_split(tmp_path, [{"prompt": "a"}]))
     (tmp_path / "other").mkdir()
-    with pytest.raises(DataError, match=r"^n_shots: expected solved rows in split train .* got: .*train\.jsonl"):
+    with pytest.raises(DataError, match=r"n_shots.*train\.jsonl"):
         load_examples(text_split(tmp_path / "other", [plain(1)], split="rl"))
     assert load_examples(DataConfig(dataset="/none")) is None
 
@@ -99,7 +85,7 @@ def test_processes_compare_what_they_draw_examples_from(tmp_path, monkeypatch):
     config = text_split(tmp_path, [plain(number) for number in range(4)])
     monkeypatch.setattr(processes, "is_alone", lambda: False)
     monkeypatch.setattr(processes, "gather", lambda value: [value, value | {next(iter(value)): "3 rows 00000000"}])
-    with pytest.raises(ConfigError, match=f"^{tmp_path}, split train: expected the same"):
+    with pytest.raises(ConfigError, match="split train"):
         load_examples(config)
 
 
@@ -111,41 +97,38 @@ def test_few_built_in_problems_are_built_for_examples(monkeypatch):
     assert list(pool) == [row for row in whole if int(row["id"][-5:]) < 4]
 
 
-def test_without_a_template_prompt_plan_and_end_of_text_stand_one_after_the_other(tmp_path):
-    rows = [plain(n) for n in range(4)]
-    tokenizer = chat_tokenizer(None)
-    template = data.make_chat_template(tokenizer, text_split(tmp_path, rows))
-    first, second = template.examples.of(rows[0])
+def test_without_a_template_prompt_plan_and_end_of_text_stand_one_after_the_other(rows, tokenizer, tmp_path):
+    plain_rows = [plain(n) for n in range(4)]
+    template = data.make_chat_template(chat_tokenizer(None), text_split(tmp_path, plain_rows))
+    first, second = template.examples.of(plain_rows[0])
     shown = "".join(f"{row['prompt']}{row['completion']}<eos>\n\n" for row in (first, second))
-    assert template.prompt_text(rows[0]) == shown + rows[0]["prompt"]
-    assert template.completion_text(rows[0]) == "stack b a"
-
-
-def test_words_of_the_style_atoms_stay_apart_from_the_plan(rows, tokenizer):
+    assert template.prompt_text(plain_rows[0]) == shown + plain_rows[0]["prompt"]
+    assert template.completion_text(plain_rows[0]) == "stack b a"
+    # The words of the style atoms stay apart.
     template = data.make_chat_template(tokenizer, SMALL)
-    ids = data.encode_prompts(tokenizer, rows[:1], 512, template=template)[0]
-    expected = []
-    for example in template.examples.of(rows[0]):
-        expected += tokenizer(example["prompt"])["input_ids"] + tokenizer(example["completion"])["input_ids"]
-        expected += [tokenizer.eos_token_id]
-    assert ids == expected + tokenizer(rows[0]["prompt"])["input_ids"]
+    first, second = template.examples.of(rows[0])
+    texts = [first["prompt"], first["completion"], "<eos>", second["prompt"], second["completion"], "<eos>"]
+    expected = tokenizer(" ".join([*texts, rows[0]["prompt"]]))["input_ids"]
+    assert data.encode_prompts(tokenizer, rows[:1], 512, template=template)[0] == expected
 
 
-@pytest.mark.parametrize("style", ["pddl", "nl"])
-def test_the_domain_is_told_once(style):
+@pytest.mark.parametrize(
+    ("style", "of_domain", "of_problem"),
+    [("pddl", "Planning domain:", "Problem:"), ("nl", "You can stack", "Objects:")],
+)
+def test_the_domain_is_shown_once(style, of_domain, of_problem):
     config = dataclasses.replace(SMALL, prompt_style=style)
     (row, *_) = data.load_split(config, "rl")
     template = data.make_chat_template(chat_tokenizer(None), config)
     text, (first, second) = template.prompt_text(row), template.examples.of(row)
-    told, problem = {"pddl": ("Planning domain:", "Problem:"), "nl": ("You can stack", "Objects:")}[style]
-    assert text.count(told) == 1 and text.count(problem) == 3 and text.startswith(first["prompt"])
+    assert text.count(of_domain) == 1 and text.count(of_problem) == 3
     parts = text.split("<eos>\n\n")
     assert parts[0] == first["prompt"] + first["completion"]
     for part, whole in zip(parts[1:], (second["prompt"] + second["completion"], row["prompt"]), strict=True):
-        assert part.startswith(problem) and whole.endswith(part)
+        assert part.startswith(of_problem) and whole.endswith(part)
 
 
-def test_another_domain_is_told_again():
+def test_another_domain_is_shown_again():
     (first,) = build_split("train", sizes={3: 1}, seed=0, prompt_style="pddl", unique=True)
     other = first | {"prompt": first["prompt"].replace("stack", "heap")}
     assert shown_after(other, first)["prompt"] == other["prompt"]
@@ -156,7 +139,7 @@ def test_another_domain_is_told_again():
     assert shown_after(without_mark, first)["prompt"] == "Solve this."
 
 
-def test_in_a_chat_examples_are_earlier_turns_behind_the_system_turn(tmp_path):
+def test_in_a_chat_examples_are_earlier_turns_after_the_system_turn(tmp_path):
     rows = [plain(n) for n in range(4)]
     config = dataclasses.replace(text_split(tmp_path, rows), system_prompt="be brief")
     tokenizer = chat_tokenizer()
@@ -175,7 +158,7 @@ def test_in_a_chat_examples_are_earlier_turns_behind_the_system_turn(tmp_path):
         assert template.prompt_text(row) + template.completion_text(row) + "<|end|>\n" == whole
 
 
-def test_in_a_chat_the_domain_is_told_once():
+def test_in_a_chat_the_domain_is_shown_once():
     config = dataclasses.replace(SMALL, prompt_style="pddl")
     (row, *_) = data.load_split(config, "rl")
     as_chat = row | {"messages": [{"role": "user", "content": row["prompt"]}]}
@@ -194,12 +177,13 @@ def test_examples_that_are_chats_bring_all_their_turns_but_the_system_turn(tmp_p
     text = " ".join(template.prompt_text({"id": "x", "prompt": "b"}).split())
     shown = "<|user|> on <|end|> <|assistant|> b <|end|> <|user|> a <|end|> <|assistant|> stack <|end|>"
     assert text == f"<s> {shown} <|user|> b <|end|> <|assistant|>"
-    with pytest.raises(DataError, match=r"^messages of row train-0: expected a tokenizer with a chat template"):
+    with pytest.raises(DataError, match=r"train-0.*use_chat_template"):
         data.make_chat_template(chat_tokenizer(None), config).prompt_text({"id": "x", "prompt": "b"})
 
 
 def test_rewards_see_the_plain_prompt_and_lengths_count_the_examples(rows, tokenizer):
     template = data.make_chat_template(tokenizer, SMALL)
+    before = json.dumps(rows)
     prompts = data.PromptData(rows, tokenizer, 2, 0, 512, template=template)
     batch = prompts.batch(0)
     by_id = {row["id"]: row for row in rows}
@@ -207,16 +191,9 @@ def test_rewards_see_the_plain_prompt_and_lengths_count_the_examples(rows, token
         assert text == by_id[name]["prompt"]
         assert words(tokenizer, ids).endswith(text) and words(tokenizer, ids).count("<plan>") == 3
     assert set(batch.columns) == {*data.column_names(rows), "prompt_ids"}
+    assert json.dumps(rows) == before
     config = dataclasses.replace(SMALL, max_prompt_length=prompts.longest - 1, filter_overlong_prompts=True)
     kept = data.without_overlong(tokenizer, rows, config, template)
     assert 0 < len(kept) < len(rows)
-    with pytest.raises(
-        DataError, match=f"expected 1 to max_prompt_length={prompts.longest - 1} tokens, got {prompts.longest}"
-    ):
+    with pytest.raises(DataError, match=rf"max_prompt_length={prompts.longest - 1}\b.*\b{prompts.longest}\b"):
         data.encode_prompts(tokenizer, rows, prompts.longest - 1, template=template)
-
-
-def test_rows_stay_as_they_are(rows, tokenizer):
-    before = json.dumps(rows)
-    data.encode_prompts(tokenizer, rows, 512, template=data.make_chat_template(tokenizer, SMALL))
-    assert json.dumps(rows) == before

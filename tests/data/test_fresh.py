@@ -24,34 +24,31 @@ def of_epoch(rows_of, epoch, steps=5):
     return {row["id"]: row for row in rows}
 
 
-@pytest.mark.parametrize("augment", [("names",), ("order",), ("names", "order")])
-def test_rows_are_drawn_anew_in_every_epoch(rows, augment):
-    first, second = (of_epoch(data.renamed_in_every_epoch(rows, 2, 7, augment), epoch) for epoch in (0, 1))
+@pytest.mark.parametrize(
+    ("augment", "numbered"),
+    [(("names",), False), (("order",), False), (("names", "order"), False), (("order",), True)],
+)
+def test_rows_are_drawn_anew_in_every_epoch(rows, augment, numbered):
+    first, second = (
+        of_epoch(data.renamed_in_every_epoch(rows, 2, 7, augment, numbered=numbered), epoch) for epoch in (0, 1)
+    )
     assert first.keys() == second.keys() == {row["id"] for row in rows}
     plain = {row["id"]: row for row in rows}
     changed = 0
     for name, row in first.items():
         assert canonical_form(problem_of(row)) == canonical_form(problem_of(plain[name]))
         assert execute(problem_of(row), [*map(parse_action, row["reference_plan"])]).valid
-        same_names = problem_of(row).objects.keys() == problem_of(plain[name]).objects.keys()
-        assert same_names or "names" in augment
-        assert "names" in augment or row["completion"] == plain[name]["completion"]
-        assert "order" in augment or len(row["prompt"]) == len(plain[name]["prompt"])
+        names = problem_of(row).objects.keys()
+        if numbered:
+            assert names == {f"o{n}" for n in range(1, row["n_objects"] + 1)}
+        elif "names" not in augment:
+            assert names == problem_of(plain[name]).objects.keys()
+            assert row["completion"] == plain[name]["completion"]
+        assert numbered or "order" in augment or len(row["prompt"]) == len(plain[name]["prompt"])
         changed += row["prompt"] != second[name]["prompt"]
-    assert changed >= 8
-    assert of_epoch(data.renamed_in_every_epoch(rows, 2, 7, augment), 1) == second
-    assert of_epoch(data.renamed_in_every_epoch(rows, 2, 8, augment), 1) != second
-
-
-def test_numbered_rows_get_other_numbers_in_every_epoch(rows):
-    numbered = data.renamed_in_every_epoch(rows, 2, 7, ("order",), numbered=True)
-    first, second = (of_epoch(numbered, epoch) for epoch in (0, 1))
-    plain = {row["id"]: row for row in rows}
-    for name, row in first.items():
-        assert canonical_form(problem_of(row)) == canonical_form(problem_of(plain[name]))
-        assert execute(problem_of(row), [*map(parse_action, row["reference_plan"])]).valid
-        assert problem_of(row).objects.keys() == {f"o{n}" for n in range(1, row["n_objects"] + 1)}
-    assert sum(row["prompt"] != second[name]["prompt"] for name, row in first.items()) >= 6
+    assert changed >= 6
+    assert of_epoch(data.renamed_in_every_epoch(rows, 2, 7, augment, numbered=numbered), 1) == second
+    assert of_epoch(data.renamed_in_every_epoch(rows, 2, 8, augment, numbered=numbered), 1) != second
 
 
 def test_renamed_rows_take_the_names_of_their_data_where_the_domain_is_not_ours(rows):
@@ -68,7 +65,7 @@ def test_renamed_rows_take_the_names_of_their_data_where_the_domain_is_not_ours(
 
 
 def test_only_planning_problems_get_other_names():
-    with pytest.raises(DataError, match="augment: expected planning problems, got row 0 with columns id, prompt"):
+    with pytest.raises(DataError, match=r"augment.*\b0\b"):
         data.renamed_in_every_epoch([{"id": "0", "prompt": "a"}], 1, 0, ("names",))
 
 
@@ -86,7 +83,7 @@ def test_fresh_data_packs_as_fixed_rows_do(rows, tokenizer):
         for row, other, n in zip(got.input_ids, expected.input_ids, got.prompt_lengths, strict=True):
             np.testing.assert_array_equal(row[:n], other[:n])
     short = data.FreshData(lambda step: rows, tokenizer, 64, most_tokens=fresh.longest - 1)
-    with pytest.raises(DataError, match=f"train_split: expected rows of at most {fresh.longest - 1} tokens"):
+    with pytest.raises(DataError, match=f"train_split.*{fresh.longest - 1}"):
         short.batch(1)
     assert fresh.longest_batch().input_ids.shape == (4, data.bucket(fresh.longest))
 
@@ -100,11 +97,11 @@ def test_splits_of_a_stream_are_drawn_once_and_its_words_are_known(tmp_path, mon
     tokenizer = data.word_tokenizer(data.words_of_dataset(STREAM))
     stream = data.stream_of(STREAM, "train")
     data.SupervisedData([*rows, *(stream_row(stream, number) for number in range(40))], tokenizer, 4, 0, 512)
-    with pytest.raises(DataError, match="stream_problems: expected a number of problems of split train"):
+    with pytest.raises(DataError, match="stream_problems"):
         data.load_split(STREAM, "train")
-    with pytest.raises(DataError, match="expected one of train, rl, test, test_longer for a stream, got 'dev'"):
+    with pytest.raises(DataError, match="dev"):
         data.load_split(STREAM, "dev")
-    with pytest.raises(ConfigError, match=r"stream_long_lengths: expected lengths above .*1-10.*, got 9-20"):
+    with pytest.raises(ConfigError, match="stream_long_lengths"):
         data.stream_of(replace(STREAM, stream_long_lengths="9-20"), "test")
 
 
@@ -126,25 +123,19 @@ def test_plans_of_the_rl_lengths_are_those_that_states_begins():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "changes"),
     [
-        ({"stream_lengths": "1-9"}, "stream_lengths: expected 1-10 unless dataset is a stream, got '1-9'"),
-        ({"dataset": "stream:ferry", "n_shots": 1}, "n_shots: expected 0 with a stream"),
-        ({"dataset": "stream:ferry", "filter_overlong_prompts": True}, "filter_overlong_prompts: expected False"),
-        (
-            {"augment": "names", "number_objects": True},
-            "augment: expected no names with number_objects, got 'names'",
-        ),
-        ({"augment": "names", "dataset": "stream:ferry"}, "augment: expected no names with number_objects"),
-        ({"augment": "names,colours"}, "augment: expected none, or some of names,order,states, got 'names,colours'"),
-        ({"augment": "states"}, "augment: expected states only with train_split train of a stream, got 'states'"),
-        (
-            {"augment": "order,states", "dataset": "stream:ferry", "train_split": "rl"},
-            "augment: expected states only with train_split train of a stream, got 'order,states'",
-        ),
-        ({"stream_workers": 0}, "stream_workers: expected"),
+        ("stream_lengths", {"stream_lengths": "1-9"}),
+        ("n_shots", {"dataset": "stream:ferry", "n_shots": 1}),
+        ("filter_overlong_prompts", {"dataset": "stream:ferry", "filter_overlong_prompts": True}),
+        ("augment", {"augment": "names", "number_objects": True}),
+        ("augment", {"augment": "names", "dataset": "stream:ferry"}),
+        ("augment", {"augment": "names,colours"}),
+        ("augment", {"augment": "states"}),
+        ("augment", {"augment": "order,states", "dataset": "stream:ferry", "train_split": "rl"}),
+        ("stream_workers", {"stream_workers": 0}),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_do_not_fit_are_refused(name, changes):
+    with pytest.raises(ConfigError, match=name):
         replace(SFTConfig(), **changes)

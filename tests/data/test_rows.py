@@ -9,7 +9,7 @@ import pytest
 from jaxppo import data
 from jaxppo.config import DataConfig
 from jaxppo.data import rows as row_module
-from jaxppo.errors import ConfigError, DataError, PddlError
+from jaxppo.errors import ConfigError, DataError, JaxppoError, PddlError
 from jaxppo.parallel import processes
 from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets import files as dataset_files
@@ -20,15 +20,6 @@ SMALL = DataConfig(train_sizes="3:4", rl_sizes="3:2", test_sizes="3:3", test_lon
 def test_columns_of_fills_up_with_none_and_leaves_the_prompt_out():
     columns = data.columns_of([{"prompt": "p", "id": 1}, {"prompt": "q", "id": 2, "extra": "x"}])
     assert columns == {"id": [1, 2], "extra": [None, "x"]}
-
-
-def test_load_split_names_an_unknown_split_and_data_set(tmp_path):
-    with pytest.raises(
-        DataError, match=r"eval_splits: expected one of train, rl, test, test_longer for blocksworld, got 'dev'"
-    ):
-        data.load_split(SMALL, "dev")
-    with pytest.raises(DataError, match=r"dataset: expected a folder or a hub id .*/no/such/folder"):
-        data.load_split(DataConfig(dataset="/no/such/folder"), "test")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +33,7 @@ def test_check_same_looks_at_all_columns_of_all_rows(other, monkeypatch):
         monkeypatch.setattr(processes, "gather", lambda value, asked=asked: asked.append(value) or [value])
         data.check_same("folder", "rl", read_there)
         monkeypatch.setattr(processes, "gather", lambda value, asked=asked: [value, *asked])
-        with nullcontext() if same else pytest.raises(ConfigError, match=r"^folder, split rl: expected the same"):
+        with nullcontext() if same else pytest.raises(ConfigError, match="folder, split rl"):
             data.check_same("folder", "rl", rows)
 
 
@@ -67,7 +58,7 @@ def test_a_copy_of_a_hub_data_set_is_read(write_parquet, folder):
     write_parquet(f"{folder}train-00000-of-00002.parquet", "a", "b")
     copy = write_parquet(f"{folder}train-00001-of-00002.parquet", "c")
     assert [row["prompt"] for row in data.read_rows(str(copy), "train", {"prompt": str})] == ["a", "b", "c"]
-    with pytest.raises(DataError, match=r"expected a split 'valid' in .*copy, got .*Unknown split"):
+    with pytest.raises(DataError, match=r"valid.*copy"):
         data.read_rows(str(copy), "valid", {"prompt": str})
 
 
@@ -78,13 +69,13 @@ def test_of_several_data_sets_of_a_hub_id_one_is_named(write_parquet):
     (copy / "README.md").write_text(f"---\nconfigs:\n{entries}---\n")
     config = DataConfig(dataset=str(copy), dataset_config="long")
     assert [row["prompt"] for row in data.load_split(config, "train", validator=None)] == ["a b"]
-    with pytest.raises(DataError, match=r"^dataset_config: expected one of short, long for .*copy, got none$"):
+    with pytest.raises(DataError, match=r"dataset_config.*short, long"):
         data.load_split(replace(config, dataset_config=None), "train", validator=None)
-    with pytest.raises(DataError, match=r"'middle' not found. Available: \['short', 'long'\]"):
+    with pytest.raises(DataError, match="middle"):
         data.load_split(replace(config, dataset_config="middle"), "train", validator=None)
-    with pytest.raises(DataError, match=r"expected a split 'valid' in .*copy, got .*Unknown split"):
+    with pytest.raises(DataError, match=r"valid.*copy"):
         data.load_split(config, "valid", validator=None)
-    with pytest.raises(DataError, match="dataset_config: expected none for blocksworld, got 'long'"):
+    with pytest.raises(DataError, match="dataset_config"):
         data.load_split(replace(config, dataset="blocksworld"), "train")
 
 
@@ -92,26 +83,23 @@ def test_a_saved_data_set_has_no_configurations(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.DatasetDict({"train": datasets.Dataset.from_dict({"prompt": ["a"]})}).save_to_disk(tmp_path / "saved")
     assert data.read_rows(str(tmp_path / "saved"), "train", {"prompt": str}) == [{"prompt": "a"}]
-    with pytest.raises(DataError, match=r"dataset_config: expected none for the saved data set .*saved, got 'long'"):
+    with pytest.raises(DataError, match="dataset_config"):
         data.read_rows(str(tmp_path / "saved"), "train", {"prompt": str}, "long")
 
 
 def test_a_folder_of_data_sets_is_none(write_parquet):
     write_parquet("one/train.parquet", "a")
     folder = write_parquet("other/train.parquet", "b")
-    with pytest.raises(DataError, match=r"train.jsonl: expected this file or train.parquet, got no splits in the fold"):
+    with pytest.raises(DataError, match=r"train\.jsonl"):
         data.read_rows(str(folder), "train", {"prompt": str})
 
 
-def test_a_parquet_file_may_be_a_folder_of_parts(write_parquet):
+def test_a_parquet_file_may_be_a_folder_of_parts_and_a_text_may_begin_with_a_byte_order_mark(write_parquet):
     write_parquet("train.parquet/part-0.parquet", "a")
     folder = write_parquet("train.parquet/part-1.parquet", "b")
     assert [row["prompt"] for row in data.read_rows(str(folder), "train", {"prompt": str})] == ["a", "b"]
-
-
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8-sig")
-    assert data.read_rows(str(tmp_path), "train", {"prompt": str}) == [{"prompt": "a"}]
+    (folder / "dev.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8-sig")
+    assert data.read_rows(str(folder), "dev", {"prompt": str}) == [{"prompt": "a"}]
 
 
 @pytest.fixture
@@ -148,54 +136,52 @@ def test_the_objects_of_any_planning_rows_can_be_numbered(write_split, rows, tmp
         words = {*data.words_of_dataset(replace(config_, train_split=split, eval_splits=(split,)))}
         assert words >= {"o1", "o48", *loaded[0]["prompt"].split()}
     text = replace(config, dataset=text_split(tmp_path, "a", column="prompt"))
-    with pytest.raises(DataError, match="number_objects: expected planning problems, got row train-0 with columns id"):
+    with pytest.raises(DataError, match=r"number_objects.*train-0"):
         data.load_split(text, "train", None)
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"prompt": None}, r"field 'prompt': expected str, got None"),
-        ({"reference_plan": "(pick-up a)"}, r"field 'reference_plan': expected list, got '\(pick-up a\)'"),
-        ({"plan_length": "4"}, r"field 'plan_length': expected int, got '4'"),
-        ({"plan_length": True}, r"field 'plan_length': expected int, got True"),
+        ({"prompt": None}, r"dev\.jsonl:3.*prompt"),
+        ({"reference_plan": "(pick-up a)"}, r"dev\.jsonl:3.*reference_plan"),
+        ({"plan_length": "4"}, r"dev\.jsonl:3.*plan_length"),
+        ({"plan_length": True}, r"dev\.jsonl:3.*plan_length"),
+        ({"reference_plan": [[None]]}, r"row {id}, reference_plan"),
+        ({"reference_plan": ["(pick-up a)", ["(pick-up a)"]]}, r"row {id}, reference_plan"),
+        ({"reference_plan": ["pick-up a"]}, r"row {id}, reference_plan"),
+        ({"prompt_style": "haiku"}, r"row {id}, prompt_style"),
+        ({"domain_pddl": "(define (domain d) (:durative-action a))"}, r"row {id}, domain_pddl"),
+        ({"problem_pddl": "(define (problem p)\n(:domain blocksworld)\n(:objects a b"}, r"row {id}, problem_pddl"),
     ],
 )
-def test_load_split_names_file_line_and_field_of_a_wrong_value(write_split, rows, change, named):
-    with pytest.raises(DataError, match=rf"dev\.jsonl:3: {named}"):
-        data.load_split(write_split(json.dumps(rows[2] | change)), "dev")
-
-
-@pytest.mark.parametrize("plan", [[[None]], [None], ["(pick-up a)", ["(pick-up a)"]]])
-def test_load_split_names_the_row_of_a_reference_plan_without_text(write_split, rows, plan):
-    with pytest.raises(DataError, match=rf"row {rows[2]['id']}, reference_plan: expected '\(action args\)' strings"):
-        data.load_split(write_split(json.dumps(rows[2] | {"reference_plan": plan})), "dev")
+def test_load_split_names_row_and_field_of_a_wrong_value(write_split, rows, change, named):
+    with pytest.raises(JaxppoError, match=named.format(id=rows[2]["id"])):
+        data.load_split(write_split(json.dumps(rows[2] | change)), "dev", validator="val")
 
 
 def test_load_split_names_file_line_and_field_of_a_missing_value(write_split, rows):
     incomplete = {name: value for name, value in rows[2].items() if name != "problem_pddl"}
-    with pytest.raises(DataError, match=r"dev\.jsonl:3: field 'problem_pddl': expected str, got nothing"):
+    with pytest.raises(DataError, match=r"dev\.jsonl:3.*problem_pddl"):
         data.load_split(write_split(json.dumps(incomplete)), "dev")
 
 
-@pytest.mark.parametrize(
-    "line", ["[" * 200_000, '{"prompt": "\\ud800"}', "1" * 5_000, '{"id": "x"', "[1, 2]", "null", '"row"', "{'id': 1}"]
-)
+@pytest.mark.parametrize("line", ["[" * 200_000, '{"prompt": "\\ud800"}', "1" * 5_000, '{"id": "x"', "null"])
 def test_load_split_names_file_and_line_of_a_line_that_is_no_json_object(write_split, line):
-    with pytest.raises(DataError, match=r"dev\.jsonl:3: expected a JSON object"):
+    with pytest.raises(DataError, match=r"dev\.jsonl:3"):
         data.load_split(write_split(line), "dev")
 
 
-def test_load_split_names_the_row_and_line_of_a_syntax_error_in_pddl(write_split, rows):
-    broken = rows[2] | {"problem_pddl": "(define (problem p)\n(:domain blocksworld)\n(:objects a b"}
-    with pytest.raises(PddlError, match=rf"row {rows[2]['id']}, problem_pddl"):
-        data.load_split(write_split(json.dumps(broken)), "dev")
-
-
-def test_load_split_refuses_plans_with_time_stamps(write_split, rows):
-    timed = "(define (domain d) (:predicates (p)) (:durative-action a :parameters () :duration (= ?duration 1)))"
-    with pytest.raises(DataError, match="domain_pddl: expected plans that are lists of actions, got durative actions"):
-        data.load_split(write_split(json.dumps(rows[2] | {"domain_pddl": timed})), "dev", validator="val")
+@pytest.mark.parametrize(
+    ("named", "settings", "split"),
+    [
+        ("eval_splits.*dev", {}, "dev"),
+        ("dataset.*/no/such/folder", {"dataset": "/no/such/folder"}, "test"),
+    ],
+)
+def test_load_split_names_an_unknown_split_and_data_set(named, settings, split):
+    with pytest.raises(DataError, match=named):
+        data.load_split(replace(SMALL, **settings), split)
 
 
 def test_load_split_wants_domains_that_sentences_can_be_read_with(write_split, rows, monkeypatch):
@@ -206,7 +192,7 @@ def test_load_split_wants_domains_that_sentences_can_be_read_with(write_split, r
     for style in ("atoms", "pddl"):
         config = write_split(json.dumps(beyond | {"prompt_style": style}))
         assert data.load_split(config, "dev", "auto")[2]["prompt_style"] == style
-    with pytest.raises(PddlError, match=rf"row {rows[2]['id']}, problem_pddl:1: got ':constraints', which is not"):
+    with pytest.raises(PddlError, match=rf"row {rows[2]['id']}, problem_pddl.*:constraints"):
         data.load_split(write_split(json.dumps(beyond | {"prompt_style": "nl"})), "dev", "auto")
 
 
@@ -224,13 +210,9 @@ def test_prompts_may_stand_in_another_column_and_short_ones_are_left_out(tmp_pat
         ("train-0", "pick-up a", "pick-up a", 0),
         ("train-2", "stack a b", "stack a b", 2),
     ]
-    with pytest.raises(DataError, match="'text'"):
-        data.load_split(
-            DataConfig(dataset=text_split(tmp_path, "a", column="prompt"), prompt_column="text"), "train", None
-        )
-
-
-def test_no_row_that_is_long_enough_is_an_error(tmp_path):
-    config = DataConfig(dataset=text_split(tmp_path, "a", "b", column="prompt"), min_prompt_characters=2)
-    with pytest.raises(DataError, match=r"min_prompt_characters: .* at least 2, got none of 2"):
-        data.load_split(config, "train", None)
+    (tmp_path / "prompts").mkdir()
+    prompts = text_split(tmp_path / "prompts", "a", "b", column="prompt")
+    with pytest.raises(DataError, match="text"):
+        data.load_split(replace(config, dataset=prompts), "train", None)
+    with pytest.raises(DataError, match="min_prompt_characters"):
+        data.load_split(DataConfig(dataset=prompts, min_prompt_characters=2), "train", None)

@@ -1,5 +1,6 @@
 """Texts into tokens and back: the word-level tokenizer, prompts that do not fit, and special tokens."""
 
+import json
 import random
 
 import numpy as np
@@ -10,30 +11,24 @@ from transformers import PreTrainedTokenizerFast
 from jaxppo import data
 from jaxppo.config import DataConfig
 from jaxppo.errors import DataError
-from tests.data.test_chat_template import chat_tokenizer
+from jaxppo.planning.prompts import words_of
+from tests.data.tokenizers import chat_tokenizer, write_rows
 
 
-def test_encode_prompts_names_the_row_of_a_prompt_that_is_too_long(rows, tokenizer):
+def test_encode_prompts_names_the_row_of_a_prompt_that_is_too_long_or_empty(rows, tokenizer):
     longest = max(rows, key=lambda row: len(row["prompt"].split()))
     tokens = len(longest["prompt"].split())
     assert max(map(len, data.encode_prompts(tokenizer, rows, tokens))) == tokens
-    with pytest.raises(DataError, match=rf"row .*: expected 1 to max_prompt_length={tokens - 1} tokens, got {tokens}"):
-        data.encode_prompts(tokenizer, [longest], tokens - 1)
-    with pytest.raises(DataError, match=longest["id"]):
-        data.encode_prompts(tokenizer, [rows[0], longest], len(rows[0]["prompt"].split()))
-
-
-def test_encode_prompts_names_the_row_of_an_empty_prompt(rows, tokenizer):
-    with pytest.raises(DataError, match=r"row empty-1: expected 1 to .* got 0"):
+    with pytest.raises(DataError, match=rf"{longest['id']}.*max_prompt_length={tokens - 1}\b.*\b{tokens}\b"):
+        data.encode_prompts(tokenizer, [rows[0], longest], tokens - 1)
+    with pytest.raises(DataError, match=r"empty-1.*\b0$"):
         data.encode_prompts(tokenizer, [rows[0], rows[1] | {"prompt": " ", "id": "empty-1"}], 64)
 
 
 @pytest.mark.parametrize("column", ["prompt", "completion"])
 def test_encoding_says_which_column_holds_an_unknown_word(rows, tokenizer, column):
     bad = [rows[0], rows[1] | {column: "<init> hello <goal> world"}]
-    known = "words that the model's tokenizer knows"
-    expected = f"{column} of row {rows[1]['id']}: expected {known}, got 'hello'; use another model"
-    with pytest.raises(DataError, match=f"^{expected}"):
+    with pytest.raises(DataError, match=rf"{column}.*{rows[1]['id']}.*'hello'"):
         data.SupervisedData(bad, tokenizer, 1, 0, 64)
 
 
@@ -43,11 +38,11 @@ def test_overlong_prompts_are_left_out_only_where_asked_for(tokenizer):
     filtering = DataConfig(max_prompt_length=3, filter_overlong_prompts=True)
     assert [row["id"] for row in data.without_overlong(tokenizer, rows, filtering, template)] == ["1", "3"]
     assert data.without_overlong(tokenizer, rows, DataConfig(max_prompt_length=3), template) == rows
-    with pytest.raises(DataError, match=r"max_prompt_length: .* at most 3 tokens, got 1 longer ones, .* with 5"):
+    with pytest.raises(DataError, match=r"max_prompt_length.*\b3\b.*\b1\b.*\b5\b"):
         data.without_overlong(tokenizer, rows[2:], filtering, template)
-    told = []
-    data.tell_left_out(told.append, DataConfig(max_prompt_length=3), {"train": 1, "test": 0})
-    assert told == ["1 rows of split train left out: prompts longer than 3 tokens"]
+    lines = []
+    data.tell_left_out(lines.append, DataConfig(max_prompt_length=3), {"train": 1, "test": 0})
+    assert len(lines) == 1 and "train" in lines[0]
 
 
 def test_plain_prompts_begin_as_the_tokenizer_begins_texts():
@@ -55,9 +50,9 @@ def test_plain_prompts_begin_as_the_tokenizer_begins_texts():
     rows = [{"id": "r", "prompt": "on b a"}]
     (whole,) = data.encode_prompts(tokenizer, rows, 4)
     assert whole == tokenizer("on b a")["input_ids"] == [tokenizer.bos_token_id, *whole[1:]]
-    with pytest.raises(DataError, match="expected 1 to max_prompt_length=3 tokens, got 4"):
+    with pytest.raises(DataError, match=r"max_prompt_length=3\b.*\b4\b"):
         data.encode_prompts(tokenizer, rows, 3)
-    with pytest.raises(DataError, match="got 0"):
+    with pytest.raises(DataError, match=r"\b0$"):
         data.encode_prompts(tokenizer, [{"id": "r", "prompt": ""}], 4)
     config = DataConfig(filter_overlong_prompts=True, max_prompt_length=3)
     short = {"id": "s", "prompt": "b a"}
@@ -76,46 +71,43 @@ def test_word_tokenizer_gives_back_prompts_and_completions(rows, tokenizer):
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
 
 
-def test_decode_leaves_out_padding_and_end_of_sequence(tokenizer):
-    ids = tokenizer(["unstack b a ; put-down b", "pick-up a"])["input_ids"]
-    eos = tokenizer.eos_token_id
-    padded = np.array([[*ids[0], eos, eos], [*ids[1], eos, *[ids[0][0]] * 5]])
-    mask = np.arange(8)[None, :] < np.array([[7], [3]])
-    assert data.decode(tokenizer, padded, mask) == ["unstack b a ; put-down b", "pick-up a"]
-
-
-def test_decode_leaves_out_any_one_token_that_ends_a_completion():
-    tokenizer = data.word_tokenizer()
-    pick, a, eos, pad = tokenizer.convert_tokens_to_ids(["pick-up", "a", "<eos>", "<pad>"])
-    ids = np.array([[pick, a, eos], [pick, a, pad], [pick, pad, eos], [pick, eos, a]])
-    texts = ["pick-up a", "pick-up a", "pick-up <pad>", "pick-up <eos> a"]
-    assert data.decode(tokenizer, ids, np.ones((4, 3), bool), (eos, pad)) == texts
-    assert data.decode(tokenizer, ids, np.ones((4, 3), bool), (eos,))[1] == "pick-up a <pad>"
-
-
-def test_decode_keeps_special_tokens_inside_a_completion():
+def test_decode_leaves_out_padding_and_the_token_that_ends_a_completion_and_nothing_else():
     """A plan with padding tokens between its words is no plan: left out, they would be free junk."""
     tokenizer = data.word_tokenizer()
-    ids = tokenizer.convert_tokens_to_ids(["pick-up", "<pad>", "a", "<eos>", "<pad>"])
-    mask = np.array([[True, True, True, True, False]])
-    assert data.decode(tokenizer, np.array([ids]), mask) == ["pick-up <pad> a"]
+    pick, a, eos, pad = tokenizer.convert_tokens_to_ids(["pick-up", "a", "<eos>", "<pad>"])
+    unknown = len(tokenizer)
+    ids = np.array([[pick, a, eos], [pick, a, pad], [pick, pad, eos], [pick, eos, a], [pick, unknown, a]])
+    whole = np.ones_like(ids, bool)
+    texts = ["pick-up a", "pick-up a", "pick-up <pad>", "pick-up <eos> a", f"pick-up <{unknown}> a"]
+    assert data.decode(tokenizer, ids, whole, (eos, pad)) == texts
+    assert data.decode(tokenizer, ids, whole, (eos,))[1] == "pick-up a <pad>"
+    assert data.decode(tokenizer, ids, whole) == data.decode(tokenizer, ids, whole, (eos,))
+    lengths = np.array([3, 2, 1, 2, 0])
+    masked = ["pick-up a", "pick-up a", "pick-up", "pick-up", ""]
+    assert data.decode(tokenizer, ids, np.arange(3) < lengths[:, None]) == masked
 
 
-def test_decode_shows_ids_that_the_tokenizer_lacks():
-    tokenizer = data.word_tokenizer()
-    ids = np.array([[*tokenizer.convert_tokens_to_ids(["pick-up"]), len(tokenizer)]])
-    assert data.decode(tokenizer, ids, np.ones((1, 2), bool)) == [f"pick-up <{len(tokenizer)}>"]
-
-
-def test_decode_shows_ids_that_a_tokenizer_leaves_out_and_reads_those_behind_them():
-    tokenizer = word_tokenizer_with_a_hole()
+def test_decode_shows_ids_that_a_tokenizer_leaves_out_and_reads_those_after_them():
+    core = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1, "b": 2, "c": 3, "late": 6}))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<eos>")
     ids = np.array([[3, 4, 6]])
     assert data.decode(tokenizer, ids, np.ones_like(ids, bool), ()) == ["c <4> late"]
 
 
-def word_tokenizer_with_a_hole():
-    core = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1, "b": 2, "c": 3, "late": 6}))
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<eos>")
+def test_words_of_a_dataset_are_those_of_its_file_or_else_of_its_rows(rows, tmp_path):
+    write_rows(tmp_path, train=rows[:4], test=rows[4:])
+    config = DataConfig(dataset=str(tmp_path), eval_splits=("test",))
+    assert data.words_of_dataset(config) == words_of(row[name] for row in rows for name in ("prompt", "completion"))
+    (tmp_path / "vocabulary.json").write_text(json.dumps(["zebra", "(", "<eos>"]))
+    assert data.words_of_dataset(config) == ["zebra", "(", "<eos>"]
+    assert set(data.word_tokenizer(data.words_of_dataset(config)).get_vocab()) == {"zebra", "(", "<eos>", "<pad>"}
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '["a", 1]', '["a", ""]', "[" * 100_000, "\xff"])
+def test_a_broken_list_of_words_is_an_error(tmp_path, text):
+    (tmp_path / "vocabulary.json").write_text(text, encoding="latin-1")
+    with pytest.raises(DataError, match=r"vocabulary\.json"):
+        data.words_of_dataset(DataConfig(dataset=str(tmp_path)))
 
 
 # --- parts of scores at their tokens
@@ -148,9 +140,9 @@ def bytes_of_byte_level():
 
 BYTES = bytes_of_byte_level()
 TEXTS = [
-    "on \u00e9 b",
+    "on \xe9 b",
     "\u20ac\u20ac",
-    "a\U0001f642b\u00fc",
+    "a\U0001f642b\xfc",
     "\u65e5\u672c\u8a9e ok",
     "stack a b\n",
     "e\u0301 \ufffd x",
@@ -165,13 +157,13 @@ def spread(tokenizer, ids, parts, end_ids=()):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_token_scores_find_the_last_token_of_every_character_of_bytes(text, seed):
     """Against the bytes themselves: characters cut anywhere, tokens with ends and beginnings of several."""
     rng, encoded = random.Random(seed), text.encode()
-    cuts = (
-        sorted(rng.sample(range(1, len(encoded)), rng.randrange(len(encoded) - 1))) if seed else range(1, len(encoded))
-    )
+    cuts = range(1, len(encoded))
+    if seed:
+        cuts = sorted(rng.sample(cuts, rng.randrange(len(encoded) - 1)))
     pieces = [encoded[i:j] for i, j in zip([0, *cuts], [*cuts, len(encoded)], strict=True)]
     letters = {byte: token for token, byte in BYTES.items()}
     words = {"".join(letters[byte] for byte in piece) for piece in pieces if len(piece) > 1}
@@ -221,7 +213,7 @@ def test_token_scores_of_words(tokenizer):
     parts = [(0, 11, 0.25, "characters"), (14, 24, 0.5, "characters"), (24, 24, 2.0, "characters")]
     scores, text = spread(tokenizer, [*ids, tokenizer.eos_token_id], parts, None)
     assert text == "unstack b a ; put-down b"
-    assert scores == [0, 0, 0.25, 0, 0, 0.5, 2.0]  # what is behind the text goes to the end of sequence
+    assert scores == [0, 0, 0.25, 0, 0, 0.5, 2.0]  # what is after the text goes to the end of sequence
     # A blank between words is of neither; special tokens that do not end the text are in it.
     scores, text = spread(tokenizer, [*ids[:2], tokenizer.pad_token_id, *ids[2:3]], [(10, 15, 1.0, "characters")], None)
     assert text == "unstack b <pad> a" and scores == [0, 0, 1.0, 0]

@@ -33,17 +33,13 @@ def test_compare_by_hand():
     assert json.loads(json.dumps(result)) == result
 
 
-def test_compare_of_the_other_way_round_is_the_negative():
+def test_compare_of_the_other_way_round_is_the_negative_and_rows_are_paired_by_id():
     a, b = model([1, 0, 0, 1, 0, 0, 0]), model([0, 1, 1, 1, 1, 1, 0])
     one, other = compare(a, b), compare(b, a)
     assert other["p_value"] == one["p_value"] and other["a_better"] == one["b_better"]
     assert other["difference"]["mean"] == -one["difference"]["mean"]
-    assert compare(a, a)["p_value"] == 1.0 and compare(a, a)["tied"] == 7
-
-
-def test_compare_pairs_rows_by_id():
-    a, b = model([1, 1, 0, 0]), model([1, 1, 0, 0])
-    assert compare(a, b[::-1])["tied"] == 4
+    itself = compare(a, a[::-1])
+    assert itself["p_value"] == 1.0 and itself["tied"] == 7
 
 
 def test_compare_of_several_samples_counts_each_problem_once():
@@ -92,25 +88,20 @@ def test_comparison_rows_list_splits_and_several_domains():
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "message"),
+    ("a", "b", "named"),
     [
-        (model([1, 0]), model([1]), "got 1 on one side only, such as test, p1"),
-        (model([1]), model([1, 0]), "got 1 on one side only, such as test, p1"),
-        (
-            model([1]),
-            model([1], problem_pddl=lamp_row()["problem_pddl"] + " "),
-            "test, p0: expected the same problem_pddl",
-        ),
-        (model([1]), model([1], split="rl"), "got 2 on one side only, such as rl, p0"),
-        (model([1]) * 2, model([1]) * 2, "for each row of split test, got p0 2 times"),
-        (model([1]), model([1]) * 2, "got p0 2 times"),
+        (model([1, 0]), model([1]), "p1"),
+        (model([1]), model([1, 0]), "p1"),
+        (model([1]), model([1], problem_pddl=lamp_row()["problem_pddl"] + " "), "problem_pddl"),
+        (model([1]), model([1], split="rl"), "rl, p0"),
+        (model([1]) * 2, model([1]), "p0"),
+        (model([1]), model([1]) * 2, "p0"),
     ],
 )
-def test_compare_refuses_other_rows(a, b, message):
-    with pytest.raises(DataError, match=message):
-        compare(a, b)
-    with pytest.raises(DataError, match=message):
-        compare_splits(a, b)
+def test_compare_refuses_other_rows(a, b, named):
+    for function in (compare, compare_splits):
+        with pytest.raises(DataError, match=named):
+            function(a, b)
 
 
 def test_compare_splits_keeps_splits_and_domains_apart():

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 from collections import Counter
-from functools import cache
 
 import jax
 import numpy as np
@@ -33,9 +32,11 @@ from jaxppo.planning.datasets import rows as datasets
 from jaxppo.reward_functions import plan
 from jaxppo.run.console import Console
 from jaxppo.run.metrics import find
-from tests.evaluate.small_models import MODEL
+from tests.data.tokenizers import WORDS, chat_tokenizer
+from tests.evaluate.small_models import MODEL, likeliest_words, logits_without_cache, says
 
 TOKENIZER = data.word_tokenizer()
+EOS = TOKENIZER.eos_token_id
 NUM_ROWS, LENGTH = 7, 8
 
 
@@ -51,126 +52,117 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def params():
-    return models.init_params(MODEL, jax.random.key(1))
+    return jax.device_get(models.init_params(MODEL, jax.random.key(1)))
 
 
-@cache
-def evaluator(folder, batch_size, num_devices=1, temperature=0.0, seed=0, top_k=0):
-    """Compiled once per set of arguments."""
+def evaluator(folder, batch_size, num_devices=1, seed=0, **settings):
     return Evaluator(
         MODEL,
         TOKENIZER,
         DataParallel(devices=jax.local_devices()[:num_devices]),
         DataConfig(dataset=str(folder), eval_splits=("test",)),
-        EvalConfig(
-            eval_batch_size=batch_size, eval_validator="builtin", eval_temperature=temperature, eval_top_k=top_k
-        ),
+        EvalConfig(eval_batch_size=batch_size, eval_validator="builtin", **settings),
         RewardConfig(),
         SamplingConfig(response_length=LENGTH),
         seed,
     )
 
 
+def texts_of(completions):
+    return [completion.text for completion in completions]
+
+
 @pytest.fixture(scope="module")
 def greedy(folder, params):
     """The completions of each row, as a plain loop without a cache gives them."""
-    logits_of = jax.jit(lambda ids: models.apply(MODEL, params, ids).logits)
-    texts = []
-    for row in dataset_files.read_jsonl(folder / "test.jsonl"):
-        ids = TOKENIZER(row["prompt"])["input_ids"]
-        start = len(ids)
-        for _ in range(LENGTH):
-            padded = np.zeros((1, 48), np.int32)
-            padded[0, : len(ids)] = ids
-            ids.append(int(np.argmax(logits_of(padded)[0, len(ids) - 1])))
-            if ids[-1] == TOKENIZER.eos_token_id:
-                break
-        body = ids[start:-1] if ids[-1] == TOKENIZER.eos_token_id else ids[start:]
-        texts.append(" ".join(TOKENIZER.convert_ids_to_tokens(body)))
+    logits_after = logits_without_cache(params)
+    rows = dataset_files.read_jsonl(folder / "test.jsonl")
+    texts = [likeliest_words(logits_after, TOKENIZER, row["prompt"], LENGTH) for row in rows]
     assert len(set(texts)) == NUM_ROWS  # else the order would not show
     return texts
 
 
-# 7 rows: three full batches and a short one; one batch larger than the split; on 4 devices rounded up to 4.
-@pytest.mark.parametrize(("batch_size", "num_devices"), [(2, 1), (8, 1), (3, 4)])
+# 7 rows: a full batch and a short one; one batch larger than the split; on 4 devices rounded up to 4.
+@pytest.mark.parametrize(("batch_size", "num_devices"), [(4, 1), (8, 1), (3, 4)])
 def test_complete_gives_one_completion_per_row_in_the_order_of_the_split(
     folder, params, greedy, batch_size, num_devices
 ):
-    made = evaluator(folder, batch_size, num_devices)
-    completions = made.complete(jax.device_get(params), "test")
-    assert [completion.text for completion in completions] == greedy
-
-
-def only_says(token):
-    """Parameters of a model that always says one token."""
-    params = jax.device_get(models.init_params(MODEL, jax.random.key(1)))
-    norm = {"scale": np.zeros(16, np.float32), "bias": np.ones(16, np.float32)}
-    kernel = np.zeros((16, 32), np.float32)
-    kernel[:, token] = 1.0
-    return {"trunk": params["trunk"] | {"final_layer_norm": norm}, "lm_head": {"kernel": kernel}}
+    assert texts_of(evaluator(folder, batch_size, num_devices).complete(params, "test")) == greedy
 
 
 def test_complete_says_which_completions_ended(folder):
     made = evaluator(folder, 8)
-    for token, expected in ((TOKENIZER.eos_token_id, ("", True)), (5, (TOKENIZER.decode([5] * LENGTH), False))):
-        completions = made.complete(only_says(token), "test")
+    for token, expected in ((EOS, ("", True)), (5, (TOKENIZER.decode([5] * LENGTH), False))):
+        completions = made.complete(says(token), "test")
         assert [(completion.text, completion.ended) for completion in completions] == [expected] * NUM_ROWS
 
 
-def test_complete_above_temperature_0_is_decided_by_the_seed(folder, params):
-    made, other = (evaluator(folder, 8, temperature=1.0, seed=seed) for seed in (0, 1))
-    first = made.complete(params, "test")
-    assert made.complete(params, "test") == first != other.complete(params, "test")
+def test_samples_depend_on_seed_row_and_number_and_not_on_the_batch(folder, params):
+    first = evaluator(folder, 8, eval_temperature=1.0)
+    completions = first.complete(params, "test")
+    assert first.complete(params, "test") == completions
+    assert evaluator(folder, 4, eval_temperature=1.0).complete(params, "test") == completions
+    assert evaluator(folder, 8, seed=1, eval_temperature=1.0).complete(params, "test") != completions
+    one, three = (first.predict(params, "test", num_samples=n, seed=7).predictions for n in (1, 3))
+    assert [predictions[:1] for predictions in three] == one
+    assert len({prediction.text for predictions in three for prediction in predictions}) > 2 * NUM_ROWS
+    assert {prediction.seed for predictions in three for prediction in predictions} == {7}
 
 
 def test_complete_with_top_k_1_equals_greedy_decoding_at_any_temperature(folder, params, greedy):
-    texts = [completion.text for completion in evaluator(folder, 8, temperature=2.0, top_k=1).complete(params, "test")]
-    assert texts == greedy
-    free = [completion.text for completion in evaluator(folder, 8, temperature=2.0).complete(params, "test")]
-    assert free != greedy  # at this temperature it is the truncation that decides
+    truncated = evaluator(folder, 8, eval_temperature=1.0, eval_top_k=1)
+    assert texts_of(truncated.complete(params, "test")) == greedy
+    free = evaluator(folder, 8, eval_temperature=1.0)
+    assert texts_of(free.complete(params, "test")) != greedy  # at this temperature it is the truncation that decides
 
 
-# The token that a completion ends with, by training settings.
-@pytest.mark.parametrize(
-    ("settings", "stop"),
-    [
-        ({}, TOKENIZER.eos_token_id),
-        ({"stop_token_id": 5}, 5),
-        ({"stop_token_id": 0}, 0),
-        ({"stop_token": "none"}, TOKENIZER.eos_token_id),  # a plan ends, however training samples
-    ],
-    ids=["eos", "5", "0", "none"],
-)
-def test_make_evaluator_ends_completions_as_training_does(folder, settings, stop):
-    given = {"dataset": str(folder), "eval_splits": ("test",), "headline_split": "test", "eval_validator": "builtin"}
-    config = replace(TrainConfig(), **given, **settings, eval_batch_size=8, response_length=LENGTH)
-    made = make_evaluator(config, MODEL, TOKENIZER, DataParallel(devices=jax.local_devices()[:1]))
-    for token in (TOKENIZER.eos_token_id, 5, 0):
-        ended = {completion.ended for completion in made.complete(only_says(token), "test")}
-        assert ended == {token == stop}
-
-
-@pytest.mark.parametrize("config_class", [TrainConfig, EvaluateConfig, SFTConfig])
-def test_make_evaluator_stops_at_every_end_that_the_model_has(folder, config_class):
-    given = {"dataset": str(folder), "eval_splits": ("test",), "eval_validator": "builtin", "response_length": 3}
+def evaluator_of(config_class, folder, model=MODEL, tokenizer=TOKENIZER, **settings):
+    """The evaluator of a command."""
+    given = {"dataset": str(folder), "eval_splits": ("test",), "eval_validator": "builtin", "eval_batch_size": 8}
     given |= {"headline_split": "test"} if config_class is TrainConfig else {}
+    config = replace(config_class(), **given, response_length=LENGTH, **settings)
+    return make_evaluator(config, model, tokenizer, DataParallel(devices=jax.local_devices()[:1]))
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings", "stop_ids"),
+    [
+        (TrainConfig, {}, (EOS,)),
+        (TrainConfig, {"stop_token_id": 0}, (0,)),
+        (TrainConfig, {"stop_token": "none"}, (EOS,)),  # a plan ends, however training samples
+        (EvaluateConfig, {}, (EOS,)),
+        (EvaluateConfig, {"stop_token_id": 5}, (5,)),
+        (SFTConfig, {}, (EOS,)),
+    ],
+)
+def test_make_evaluator_ends_completions_with_the_tokens_of_the_command(folder, config_class, settings, stop_ids):
+    assert evaluator_of(config_class, folder, **settings).decoder.stop_ids == stop_ids
+
+
+def test_a_stop_token_ends_completions_in_place_of_the_end_of_sequence(folder):
+    made = evaluator_of(TrainConfig, folder, stop_token_id=5)
+    for token in (EOS, 5, 0):
+        assert {completion.ended for completion in made.complete(says(token), "test")} == {token == 5}
+
+
+def test_completions_end_with_every_end_that_the_model_has(folder):
     model = dataclasses.replace(MODEL, end_ids=(5, 7), num_tokens=30)
-    config = replace(config_class(), **given, eval_batch_size=8)
-    made = make_evaluator(config, model, TOKENIZER, DataParallel(devices=jax.local_devices()[:1]))
-    for token in (TOKENIZER.eos_token_id, 5, 7):
-        assert [(c.text, c.ended) for c in made.complete(only_says(token), "test")] == [("", True)] * NUM_ROWS
-    for token, said in ((4, 4), (31, 0)):  # 31 is no token: the first of those with equal logits comes
-        cut = (TOKENIZER.decode([said] * 3), False)
-        assert [(c.text, c.ended) for c in made.complete(only_says(token), "test")] == [cut] * NUM_ROWS
+    made = evaluator_of(TrainConfig, folder, model)
+    cut = (TOKENIZER.decode([4] * LENGTH), False)
+    no_token = (TOKENIZER.decode([0] * LENGTH), False)  # 31 is none: the first of those with equal logits comes
+    for token, expected in ((EOS, ("", True)), (5, ("", True)), (7, ("", True)), (4, cut), (31, no_token)):
+        completions = made.complete(says(token), "test")
+        assert [(completion.text, completion.ended) for completion in completions] == [expected] * NUM_ROWS
+    for config_class in (EvaluateConfig, SFTConfig):
+        decoder = evaluator_of(config_class, folder, model).decoder
+        assert (decoder.stop_ids, decoder.end_ids) == (made.decoder.stop_ids, made.decoder.end_ids)
 
 
-@pytest.mark.parametrize("config_class", [EvaluateConfig, SFTConfig])
-def test_make_evaluator_of_other_commands_stops_at_the_end_of_sequence(folder, config_class):
-    given = {"dataset": str(folder), "eval_splits": ("test",), "eval_validator": "builtin", "response_length": 3}
-    config = replace(config_class(), **given, eval_batch_size=8)
-    made = make_evaluator(config, MODEL, TOKENIZER, DataParallel(devices=jax.local_devices()[:1]))
-    for token, expected in ((TOKENIZER.eos_token_id, ("", True)), (5, (TOKENIZER.decode([5] * 3), False))):
-        assert [(c.text, c.ended) for c in made.complete(only_says(token), "test")] == [expected] * NUM_ROWS
+def test_the_end_marker_of_a_chat_template_ends_completions(folder):
+    others = sorted({*TOKENIZER.get_vocab()} - {*WORDS.split()})
+    tokenizer = chat_tokenizer(words=f"{WORDS} {' '.join(others)}")
+    decoder = evaluator_of(EvaluateConfig, folder, tokenizer=tokenizer).decoder
+    assert decoder.stop_ids == decoder.end_ids == (tokenizer.convert_tokens_to_ids("<|end|>"),)
 
 
 def test_evaluator_counts_over_all_rows_of_a_split(folder, params, monkeypatch):
@@ -189,12 +181,7 @@ def test_evaluator_counts_over_all_rows_of_a_split(folder, params, monkeypatch):
     assert result["ended"] == wilson(6, 7)
     np.testing.assert_allclose(result["mean_reward"], sum(o.reward for o in outcomes) / 7)
     assert result["validator"] == "builtin"
-    assert "57.1% [25.0%, 84.2%] of 7 (builtin)" in summary_line("test", result)
-
-
-def test_complete_above_temperature_0_does_not_depend_on_the_batch_size(folder, params):
-    by_size = [evaluator(folder, size, temperature=1.0).complete(params, "test") for size in (2, 8)]
-    assert by_size[0] == by_size[1]
+    assert "57.1% [25.0%, 84.2%] of 7" in summary_line("test", result)
 
 
 # --------------------------------------------------------------------------------------------- evaluation in training
@@ -226,23 +213,8 @@ def test_fixed_rows_are_chosen_by_the_seed_and_need_no_domain():
     assert first != second and first != list(range(10))
 
 
-@cache
-def small_evaluator(folder):
-    config = replace(
-        TrainConfig(),
-        dataset=str(folder),
-        eval_splits=("test",),
-        headline_split="test",
-        eval_validator="builtin",
-        eval_batch_size=4,
-        eval_rows=3,
-        response_length=LENGTH,
-    )
-    return make_evaluator(config, MODEL, TOKENIZER, DataParallel(devices=jax.local_devices()[:1]))
-
-
 def test_evaluations_in_training_look_at_the_fixed_rows_as_whole_ones_do(folder, params):
-    made = small_evaluator(folder)
+    made = evaluator_of(TrainConfig, folder, eval_rows=3)
     chosen = choose_fixed(made.rows["test"], 3, 0)
     assert len(chosen) == 3 and made(params, fixed_rows_only=True)["test"]["rows"] == 3
     assert made(params)["test"]["rows"] == NUM_ROWS
@@ -271,14 +243,6 @@ def test_eval_metrics_names_several_domains():
         "eval/other/mean_reward": 3.0,
     }
     assert all(find(name) is not None for name in metrics)
-
-
-def test_samples_above_temperature_0_differ_and_the_first_is_the_one_of_a_single_sample(folder, params):
-    made = evaluator(folder, 8, temperature=1.0)
-    one, three = (made.predict(params, "test", num_samples=n, seed=7).predictions for n in (1, 3))
-    assert [predictions[:1] for predictions in three] == one
-    assert len({prediction.text for predictions in three for prediction in predictions}) > 2 * NUM_ROWS
-    assert {prediction.seed for predictions in three for prediction in predictions} == {7}
 
 
 # --- texts to be continued
@@ -329,15 +293,12 @@ def test_samples_are_the_first_rows_with_their_answers():
 
 
 def test_before_and_after_are_shown_side_by_side():
-    before, after = (
-        samples_of(answers_to(texts, scores), [])
-        for texts, scores in ((["dull", "weak"], [-1.0, None]), (["\x1b[31mwarm", "fine"], [2.0, 0.5]))
-    )
-    console = Console(file=(output := io.StringIO()))
-    print_before_and_after(console, "test", before, after)
+    before = samples_of(answers_to(["dull", "weak"], [-1.0, None]), [])
+    after = samples_of(answers_to(["\x1b[31mwarm", "fine"], [2.0, 0.5]), [])
+    output, empty = io.StringIO(), io.StringIO()
+    print_before_and_after(Console(file=output), "test", before, after)
     shown = output.getvalue()
-    assert "test, before and after" in shown and "\x1b" not in shown
-    assert "-1.00 -> 2.00" in shown and "none -> 0.50" in shown
+    assert "-1.00 -> 2.00" in shown and "none -> 0.50" in shown and "\x1b" not in shown
     assert shown.index("dull") < shown.index("warm")
-    print_before_and_after(Console(file=(empty := io.StringIO())), "test", [], after)
+    print_before_and_after(Console(file=empty), "test", [], after)
     assert empty.getvalue() == ""

@@ -43,57 +43,48 @@ def test_read_plans_passes_over_a_byte_order_mark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        ("[1]", "expected a JSON object, got list"),
-        ('{"id": "p', "got broken JSON"),
-        ("[" * 100_000, "got broken JSON"),
-        ({"plan": ""}, "field 'id': expected str, got nothing"),
-        ({"id": 3, "plan": ""}, "field 'id': expected str, got 3"),
-        ({"id": "p"}, "expected either 'plan' or 'completion', got neither"),
-        ({"id": "p", "plan": "", "completion": ""}, "got plan and completion"),
-        ({"id": "p", "plan": 1}, "field 'plan': expected text or a list of '(action args)', got 1"),
-        ({"id": "p", "plan": ["(a)", 2]}, "field 'plan'"),
-        ({"id": "p", "completion": ["a"]}, "field 'completion': expected str"),
-        ({"id": "p", "plan": "", "ended": "yes"}, "field 'ended': expected bool, got 'yes'"),
-        ({"id": "p", "plan": "", "seed": True}, "field 'seed': expected int, got True"),
+        ("[1]", "list"),
+        ('{"id": "p', "JSON"),
+        ({"plan": ""}, "id"),
+        ({"id": 3, "plan": ""}, "id"),
+        ({"id": "p"}, "completion"),
+        ({"id": "p", "plan": "", "completion": ""}, "plan and completion"),
+        ({"id": "p", "plan": 1}, "plan"),
+        ({"id": "p", "plan": ["(a)", 2]}, "plan"),
+        ({"id": "p", "completion": ["a"]}, "completion"),
+        ({"id": "p", "plan": "", "ended": "yes"}, "ended"),
+        ({"id": "p", "plan": "", "seed": True}, "seed"),
     ],
 )
-def test_read_plans_names_file_and_line(tmp_path, line, message):
+def test_read_plans_names_file_line_and_field(tmp_path, line, named):
     path = plan_file(tmp_path, {"id": "first", "plan": ""}, "", line)
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError, match=rf"plans\.jsonl:3.*\b{named}\b"):
         read_plans(path)
-    assert str(error.value).startswith(f"{path}:3: ") and message in str(error.value)
 
 
-def test_read_plans_refuses_files_that_hold_none(tmp_path):
-    with pytest.raises(DataError, match="expected a UTF-8 text file"):
-        read_plans(tmp_path / "missing.jsonl")
-    (tmp_path / "latin.jsonl").write_bytes(b"\xe9")
-    with pytest.raises(DataError, match="expected a UTF-8 text file"):
-        read_plans(tmp_path / "latin.jsonl")
-    with pytest.raises(DataError, match="at least one line with a plan"):
-        read_plans(plan_file(tmp_path, "", " "))
+@pytest.mark.parametrize("content", [None, b"\xe9", b"\n \n"], ids=["no file", "no UTF-8", "no line"])
+def test_read_plans_refuses_files_that_hold_none(tmp_path, content):
+    if content is not None:
+        (tmp_path / "plans.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=r"plans\.jsonl"):
+        read_plans(tmp_path / "plans.jsonl")
 
 
 def test_match_plans_lists_ids_of_one_side_only():
     rows = [lamp_row(f"p{i}") for i in range(14)]
     plans = {"p0": [Prediction("")], "p1": [Prediction("x"), Prediction("y")], "q": [Prediction("")]}
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError, match=r"12 .*p2, p3, p4, p5, p6, p7, p8, p9, p10, p11 .*2 .*1 .*q"):
         match_plans(rows, plans)
-    expected = "no plan for 12 id(s): p2, p3, p4, p5, p6, p7, p8, p9, p10, p11 and 2 more; no row for 1 id(s): q"
-    assert str(error.value) == f"plans: expected the ids of the 14 rows, got {expected}"
-    with pytest.raises(DataError, match="got no row for 1 id"):
+    with pytest.raises(DataError, match="q") as error:
         match_plans(rows, plans, allow_missing=True)
+    assert "p2" not in str(error.value)
     matched = match_plans(rows, plans, allow_missing=True, allow_unknown=True)
-    assert (
-        matched[:3] == [[Prediction("")], [Prediction("x"), Prediction("y")], [Prediction(None)]] and len(matched) == 14
-    )
-
-
-def test_match_plans_refuses_rows_of_one_id():
-    with pytest.raises(DataError, match="several rows for 1 id"):
-        match_plans([lamp_row("p"), lamp_row("p")], {"p": [Prediction("")]})
+    assert matched[:3] == [[Prediction("")], [Prediction("x"), Prediction("y")], [Prediction(None)]]
+    assert len(matched) == 14
+    with pytest.raises(DataError, match="p0"):
+        match_plans([*rows, rows[0]], plans, allow_missing=True, allow_unknown=True)
 
 
 def test_judge_rows_reads_pddl_as_strictly_as_completions():
@@ -115,12 +106,9 @@ def test_judge_rows_reads_pddl_as_strictly_as_completions():
 @pytest.mark.parametrize("style", ["atoms", "pddl", "nl"])
 def test_judge_rows_judges_pddl_alike_in_every_prompt_style(style):
     texts = ["(light a)(light b)", "(light a) (fly b)", "(light a b)", "(light a) light b", "use light on a."]
-    done = judge_rows([lamp_row(prompt_style=style)], [[Prediction(text, is_pddl=True) for text in texts]])[
-        0
-    ].predictions
-    verdicts = [prediction.outcome.verdict for prediction in done]
-    errors = [verdict.error and verdict.error.value for verdict in verdicts]
-    assert errors == [None, "unknown_action", "wrong_arity", "syntax", "syntax"]
+    (done,) = judge_rows([lamp_row(prompt_style=style)], [[Prediction(text, is_pddl=True) for text in texts]])
+    verdicts = [prediction.outcome.verdict for prediction in done.predictions]
+    assert [verdict.error for verdict in verdicts] == [None, "unknown_action", "wrong_arity", "syntax", "syntax"]
     assert [verdict.failed_step for verdict in verdicts] == [None, 2, 1, 2, 1]
 
 
@@ -143,9 +131,9 @@ def test_judge_rows_counts_no_answer_as_no_plan():
 
 
 def test_judge_rows_wants_an_answer_for_each_row():
-    with pytest.raises(DataError, match="one list for each of 1 rows, got 2"):
+    with pytest.raises(DataError, match="got 2"):
         judge_rows([lamp_row()], [[Prediction("")], [Prediction("")]])
-    with pytest.raises(DataError, match=r"got none for 1 id\(s\): p"):
+    with pytest.raises(DataError, match=r"\bp$"):
         judge_rows([lamp_row()], [[]])
 
 

@@ -78,10 +78,15 @@ def test_each_rule_of_the_sample_saves_what_it_does():
         "longest": {"readable": 1460, "valid": 381, "saved": 13},
         "last": {"readable": 1460, "valid": 381, "saved": 13},
     }
+
+
+@pytest.mark.full
+def test_a_rule_that_cuts_differs_from_the_record_in_more_answers():
     found = agreement(judged("fenced")[1])
     assert (found["equal"], found["reasons"]["text around the plan"]) == (1443, 6)
 
 
+@pytest.mark.full
 def test_sentences_of_the_sample_against_the_plans_that_planbench_has_cut_out():
     done = judged("longest", "plan=llm_raw_response")[1]
     assert extracted_alike(done) == {"compared": 1435, "equal": 920}

@@ -16,6 +16,7 @@ from jaxppo.planning.__main__ import run
 from jaxppo.planning.datasets.build import build_dataset
 from jaxppo.planning.datasets.config import BuildConfig, ImportConfig, PlannerConfig
 from jaxppo.planning.datasets.files import read_jsonl
+from jaxppo.planning.datasets.folder import kind_of_reason
 from jaxppo.planning.datasets.renamed_rows import pools_of
 from jaxppo.planning.datasets.rows import partition
 from jaxppo.planning.importing.importers import import_problems
@@ -44,13 +45,43 @@ NO_PLANNER = PlannerConfig(planner="none", workers=1)
 BUILTIN = PlannerConfig(planner="builtin", workers=1, planner_timeout_s=20)
 
 
+def lamp_files(cases, folder=""):
+    """The domain of the lamps, and for each name a problem (how many lamps, which is to be on) with its plan."""
+    files = {f"{folder}domain.pddl": LAMPS}
+    for name, (n_lamps, goal) in cases.items():
+        files[f"{folder}{name}.pddl"] = lamp_problem(n_lamps, goal)
+        files[f"{folder}{name}.plan"] = lines(lamp_plan(goal))
+    return files
+
+
+GOOD = lamp_files({"p": (3, 1)}, "good/")
+
+
 def import_into(out: Path, source: Path, **settings):
-    """Import everything into `test`, unless told otherwise: rows by id, reasons by source, and the report."""
+    """Import everything into `test`, unless settings say otherwise: rows by id, reasons by source, and the report."""
     settings = {"split": "test", "planners": NO_PLANNER, "use_val": False, **settings}
     report = import_problems(ImportConfig(source=str(source), output_dir=str(out), **settings), Console(quiet=True))
     rows = {row["id"]: row for split in report["splits"] for row in read_jsonl(out / f"{split}.jsonl")}
-    entries = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
-    return rows, {entry["source"]: entry["reason"] for entry in entries}, report
+    return rows, {entry["source"]: entry["reason"] for entry in rejections(out)}, report
+
+
+def import_with_pddl(tmp_path, files, pddl, **settings):
+    """Import files of PlanBench or the paper, with the PDDL files of their instances."""
+    source, pddl_dir = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
+    return import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir), **settings)
+
+
+def rejections(out: Path):
+    return [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+
+
+def assert_rejected(rejected, expected):
+    """Every reason is of its kind, and names what it should: {source: (kind, what it names)}."""
+    assert {source: kind_of_reason(reason) for source, reason in rejected.items()} == {
+        source: kind for source, (kind, _) in expected.items()
+    }
+    for source, (_, named) in expected.items():
+        assert named in rejected[source]
 
 
 def problem_of(row):
@@ -61,10 +92,12 @@ def plans_of(rows):
     return {name: row["reference_plan"] for name, row in rows.items()}
 
 
+# -------------------------------------------------------------------------------------------------------------- copies
+
+
 def test_copies_of_training_problems_have_names_of_the_import(tmp_path):
-    files = {"lamps/domain.pddl": LAMPS, "pipes/domain.pddl": PIPES}
+    files = lamp_files({f"p{n}": (4, n) for n in (1, 2, 3)}, "lamps/") | {"pipes/domain.pddl": PIPES}
     for n in (1, 2, 3):
-        files |= {f"lamps/p{n}.pddl": lamp_problem(4, n), f"lamps/p{n}.plan": lines(lamp_plan(n))}
         files |= {f"pipes/p{n}.pddl": pipe_problem(n + 2), f"pipes/p{n}.plan": lines(pipe_plan(n + 2))}
     write_files(tmp_path / "source", files)
     plain, _, _ = import_into(tmp_path / "plain", tmp_path / "source", split="train")
@@ -93,10 +126,7 @@ def test_copies_of_training_problems_have_names_of_the_import(tmp_path):
 
 def test_copies_take_no_ids_and_an_import_without_train_has_none(tmp_path):
     names = {f"p{suffix}": goal for suffix, goal in (("", 1), ("-1", 2), ("-2", 3))}
-    files = {"lamps/domain.pddl": LAMPS}
-    for name, goal in names.items():
-        files |= {f"lamps/{name}.pddl": lamp_problem(4, goal), f"lamps/{name}.plan": lines(lamp_plan(goal))}
-    source = write_files(tmp_path / "source", files)
+    source = write_files(tmp_path / "source", lamp_files({name: (4, goal) for name, goal in names.items()}, "lamps/"))
     rows, rejected, _ = import_into(tmp_path / "train", source, split="train", n_renamings=2)
     assert not rejected
     assert {f"lamps/{name}": lamp_plan(goal) for name, goal in names.items()}.items() <= plans_of(rows).items()
@@ -104,7 +134,7 @@ def test_copies_take_no_ids_and_an_import_without_train_has_none(tmp_path):
     _, _, report = import_into(tmp_path / "test", source, split="test", n_renamings=2)
     assert "train" not in report["splits"]
     broken = write_files(tmp_path / "broken", {"lamps/domain.pddl": LAMPS, "lamps/p.pddl": "(define"})
-    with pytest.raises(DataError, match=r"^source: expected a problem that can become a row"):
+    with pytest.raises(DataError, match="source"):
         import_into(tmp_path / "none", broken, split="train", n_renamings=2)
 
 
@@ -115,8 +145,7 @@ def test_a_problem_whose_objects_can_have_no_other_names_stays(tmp_path):
     source = write_files(tmp_path / "source", files)
     rows, rejected, _ = import_into(tmp_path / "out", source, split="train", n_renamings=3)
     assert plans_of(rows) == {"lamps/p": ["(switch-on lamp)"]}
-    (reason,) = rejected.values()
-    assert reason.startswith("no copies: pools: expected more names")
+    assert_rejected(rejected, {"lamps/p.pddl": ("no copies", "pools")})
 
 
 def test_types_that_share_a_name_share_a_pool():
@@ -133,130 +162,94 @@ def test_types_that_share_a_name_share_a_pool():
 # ----------------------------------------------------------------------------------------------------- folders of PDDL
 
 
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        pytest.param(
-            {
-                "lamps/domain.pddl": LAMPS,
-                "lamps/instance-2.pddl": lamp_problem(3, 1),
-                "lamps/instance-10.pddl": lamp_problem(3, 2),
-                "lamps/instance-2.plan": lines(lamp_plan(1)),
-                "lamps/instance-10.plan": lines(lamp_plan(2)),
-                "pipes/domain.pddl": PIPES,
-                "pipes/p01.pddl": pipe_problem(3),
-                "pipes/p01.pddl.soln": lines(pipe_plan(3)),
-            },
-            {
-                "lamps/instance-2": lamp_plan(1),
-                "lamps/instance-10": lamp_plan(2),
-                "pipes/p01": pipe_plan(3),
-            },
-            id="a folder for each domain",
-        ),
-        pytest.param(
-            {
-                "lamps/domain.pddl": LAMPS,
-                "lamps/problems/p1.pddl": lamp_problem(3, 1),
-                "lamps/plans/p1.txt": lines(lamp_plan(1)),
-                "lamps/problems/p10.pddl": lamp_problem(3, 2),
-                "lamps/plans/p10.txt": lines(lamp_plan(2)),
-            },
-            {"lamps/problems/p1": lamp_plan(1), "lamps/problems/p10": lamp_plan(2)},
-            id="problems and plans in folders of their own",
-        ),
-        pytest.param(
-            {
-                "domain-01.pddl": LAMPS.replace("(lamp ?x) (not (on ?x))", "(lamp ?x)"),
-                "p01.pddl": lamp_problem(3, 1),
-                "p01.soln": lines(["(switch-on l0)", *lamp_plan(1)]),
-                "domain-02.pddl": LAMPS,
-                "p02.pddl": lamp_problem(4, 2),
-                "p02.soln": lines(lamp_plan(2)),
-            },
-            {"p01": ["(switch-on l0)", *lamp_plan(1)], "p02": lamp_plan(2)},
-            id="a domain for each problem",
-        ),
-        pytest.param(
-            {
-                "domains/domain-1.pddl": LAMPS,
-                "domains/domain-2.pddl": LAMPS + "; another",
-                "instances/instance-1.pddl": lamp_problem(3, 1),
-                "instances/instance-2.pddl": lamp_problem(3, 2),
-                "solutions/instance-1.pddl.1": lines(lamp_plan(1)),
-                "solutions/instance-2": lines(lamp_plan(2)),
-            },
-            {"instances/instance-1": lamp_plan(1), "instances/instance-2": lamp_plan(2)},
-            id="domains and instances in folders of their own",
-        ),
-        pytest.param(
-            {
-                "instances/lamps/generated_domain.pddl": LAMPS,
-                "instances/lamps/generated_basic/instance-1.pddl": lamp_problem(3, 1),
-                "instances/lamps/generated_basic/sas_plan": lines(lamp_plan(1)),
-                "instances/pipes/generated_domain.pddl": PIPES,
-                "instances/pipes/generated_basic/instance-1.pddl": pipe_problem(4),
-                "instances/pipes/generated_basic/sas_plan": lines(pipe_plan(4)),
-            },
-            {
-                "instances/lamps/generated_basic/instance-1": lamp_plan(1),
-                "instances/pipes/generated_basic/instance-1": pipe_plan(4),
-            },
-            id="PlanBench",
-        ),
-        pytest.param(
-            {"a.pddl": lamp_problem(3, 1), "b.PDDL": LAMPS, "a.plan": lines(lamp_plan(1))},
-            {"a": lamp_plan(1)},
-            id="told apart by content, not by name",
-        ),
-        pytest.param(
-            {"domain.pddl": LAMPS, "p.pddl": lamp_problem(3, 1, domain="lamps-2"), "p.plan": lines(lamp_plan(1))},
-            {"p": lamp_plan(1)},
-            id="a problem that calls its domain otherwise",
-        ),
-        pytest.param(
-            {
-                "x/domain.pddl": PIPES,
-                "domain.pddl": LAMPS,
-                "x/p.pddl": lamp_problem(3, 1),
-                "x/p.plan": lines(lamp_plan(1)),
-            },
-            {"x/p": lamp_plan(1)},
-            id="a domain of the right name further up",
-        ),
-    ],
-)
+def lamps_at(problem, plan, goal):
+    """A lamp problem and its plan in these files."""
+    return {problem: lamp_problem(3, goal), plan: lines(lamp_plan(goal))}
+
+
+PIPES_APART = {"pipes/domain.pddl": PIPES, "pipes/p.pddl": pipe_problem(3), "pipes/p.pddl.soln": lines(pipe_plan(3))}
+GENERATED = "instances/lamps/generated_basic"
+LAYOUTS = {
+    "a folder for each domain": (
+        lamp_files({"instance-2": (3, 1), "instance-10": (3, 2)}, "lamps/") | PIPES_APART,
+        ["lamps/instance-2", "lamps/instance-10", "pipes/p"],  # 2 before 10
+    ),
+    "problems and plans in folders of their own": (
+        {
+            "lamps/domain.pddl": LAMPS,
+            **lamps_at("lamps/problems/p1.pddl", "lamps/plans/p1.txt", 1),
+            **lamps_at("lamps/problems/p10.pddl", "lamps/plans/p10.txt", 2),
+        },
+        ["lamps/problems/p1", "lamps/problems/p10"],
+    ),
+    "a domain for each problem": (
+        {
+            "domain-01.pddl": LAMPS.replace("(lamp ?x) (not (on ?x))", "(lamp ?x)"),
+            "p01.pddl": lamp_problem(3, 1),
+            "p01.soln": lines(["(switch-on l0)", *lamp_plan(1)]),
+            "domain-02.pddl": LAMPS,
+            **lamps_at("p02.pddl", "p02.soln", 2),
+        },
+        ["p01", "p02"],
+    ),
+    "domains and instances in folders of their own": (
+        {
+            "domains/domain-1.pddl": LAMPS,
+            "domains/domain-2.pddl": LAMPS + "; another",
+            **lamps_at("instances/instance-1.pddl", "solutions/instance-1.pddl.1", 1),
+            **lamps_at("instances/instance-2.pddl", "solutions/instance-2", 2),
+        },
+        ["instances/instance-1", "instances/instance-2"],
+    ),
+    "PlanBench": (
+        {
+            "instances/lamps/generated_domain.pddl": LAMPS,
+            **lamps_at(f"{GENERATED}/instance-1.pddl", f"{GENERATED}/sas_plan", 1),
+            **PIPES_APART,
+        },
+        [f"{GENERATED}/instance-1", "pipes/p"],
+    ),
+    "distinguished by content, not by name": ({"b.PDDL": LAMPS, **lamps_at("a.pddl", "a.plan", 1)}, ["a"]),
+    "a problem that calls its domain otherwise": (
+        {"domain.pddl": LAMPS, "p.pddl": lamp_problem(3, 1, domain="lamps-2"), "p.plan": lines(lamp_plan(1))},
+        ["p"],
+    ),
+    "a domain of the right name further up": (
+        {"domain.pddl": LAMPS, "x/domain.pddl": PIPES, **lamps_at("x/p.pddl", "x/p.plan", 1)},
+        ["x/p"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "found"), LAYOUTS.values(), ids=LAYOUTS)
 def test_import_problems_reads_layouts(files, found, tmp_path):
+    """A plan of another problem would be rejected: those of different problems are different."""
     rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
-    assert plans_of(rows) == found
+    assert list(rows) == found
     assert rejected == {}
-    assert list(rows) == list(found)  # 2 in front of 10
 
 
 @pytest.mark.parametrize(
-    ("files", "plan"),
+    "files",
     [
-        ({"p.plan": "; found in 0.1 s\n(SWITCH-ON L0)\r\n(Pass l0 l1)\r\n; cost = 2 (unit cost)"}, lamp_plan(1)),
-        ({"p.plan": "0.002: (pass l0 l1) [1.000]\n0.001: (switch-on l0) [1.000]\n"}, lamp_plan(1)),
-        ({"sas_plan": "(switch-on l0)", "sas_plan.1": "junk", "sas_plan.2": lines(lamp_plan(1))}, lamp_plan(1)),
-        ({"p.plan.9": "junk", "p.plan.10": lines(lamp_plan(1)), "sas_plan": "junk"}, lamp_plan(1)),
-        ({"p.pddl.sol": lines(lamp_plan(1)), "plans/p.plan": "junk"}, lamp_plan(1)),
-        ({"plans/p.pddl": lines(lamp_plan(1)), "plans/p2.plan": "junk", "plans/pp": "junk"}, lamp_plan(1)),
-        ({"p.plan": b"\xef\xbb\xbf(switch-on l0)\n(pass l0 l1)\n"}, lamp_plan(1)),
+        {"p.plan": "; found in 0.1 s\n(SWITCH-ON L0)\r\n(Pass l0 l1)\r\n; cost = 2 (unit cost)"},
+        {"p.plan": "0.002: (pass l0 l1) [1.000]\n0.001: (switch-on l0) [1.000]\n"},
+        {"sas_plan": "(switch-on l0)", "sas_plan.1": "junk", "sas_plan.2": lines(lamp_plan(1))},
+        {"p.plan.9": "junk", "p.plan.10": lines(lamp_plan(1)), "sas_plan": "junk"},
+        {"p.pddl.sol": lines(lamp_plan(1)), "plans/p.plan": "junk"},
+        {"plans/p.pddl": lines(lamp_plan(1)), "plans/p2.plan": "junk", "plans/pp": "junk"},
+        {"p.plan": b"\xef\xbb\xbf(switch-on l0)\n(pass l0 l1)\n"},
     ],
 )
-def test_import_problems_reads_plan_files(files, plan, tmp_path):
+def test_import_problems_reads_plan_files(files, tmp_path):
     source = write_files(tmp_path / "in", {"domain.pddl": LAMPS, "p.pddl": lamp_problem(3, 1), **files})
     rows, rejected, _ = import_into(tmp_path / "out", source)
-    assert (plans_of(rows), rejected) == ({"p": plan}, {})
+    assert (plans_of(rows), rejected) == ({"p": lamp_plan(1)}, {})
 
 
 def test_import_problems_makes_rows_of_texts_and_plans(tmp_path):
-    source = write_files(
-        tmp_path / "in",
-        {"domain.pddl": LAMPS.replace("\n", "\r\n"), "p.pddl": lamp_problem(3, 2), "p.plan": lines(lamp_plan(2))},
-    )
-    rows, _, report = import_into(tmp_path / "out", source)
+    files = lamp_files({"p": (3, 2)}) | {"domain.pddl": LAMPS.replace("\n", "\r\n")}
+    rows, _, report = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
     row = rows["p"]
     assert row["domain_pddl"] == LAMPS
     assert row["problem_pddl"] == lamp_problem(3, 2)
@@ -267,153 +260,84 @@ def test_import_problems_makes_rows_of_texts_and_plans(tmp_path):
     assert report["plans"] == {"given": 1, "found": 0, "not found": 0}
 
 
-def test_import_problems_drops_spare_parentheses_behind_a_problem(tmp_path):
+def test_import_problems_drops_spare_parentheses_after_a_problem(tmp_path):
     spare, comment = lamp_problem(3, 1) + ")\n)", lamp_problem(4, 1) + "; (a comment)"
-    files = {"domain.pddl": LAMPS, "p.pddl": spare, "p.plan": lines(lamp_plan(1))}
-    files |= {"q.pddl": comment, "q.plan": lines(lamp_plan(1))}
+    files = lamp_files({"p": (3, 1), "q": (4, 1)}) | {"p.pddl": spare, "q.pddl": comment}
     rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
     assert rejected == {}
     assert [row["problem_pddl"] for row in rows.values()] == [lamp_problem(3, 1), comment]
 
 
-GOOD = {"good/domain.pddl": LAMPS, "good/p.pddl": lamp_problem(3, 1), "good/p.plan": lines(lamp_plan(1))}
-TEMPORAL = "temporal: expected plans that are lists of actions, got durative actions, events or timed facts"
+ONE, TWO = lamp_problem(4, 1), lamp_problem(4, 2)
+CONSTRAINED = LAMPS.replace("(:predicates", "(:constraints) (:predicates")
 
 
 @pytest.mark.parametrize(
-    ("files", "source", "reason"),
+    ("files", "kind", "named"),
     [
-        (
-            {"bad/p.pddl": b"(define (problem \xff))"},
-            "bad/p.pddl",
-            "unreadable: p.pddl: expected a UTF-8 text file, got: 'utf-8' codec can't decode byte 0xff in position 17: "
-            "invalid start byte",
-        ),
-        (
-            {"bad/p.pddl": "(defined (problem x))"},
-            "bad/p.pddl",
-            "unreadable: p.pddl: expected '(define (domain NAME)' or '(define (problem NAME)', got "
-            "'(defined (problem x))'",
-        ),
-        (
-            {"bad/p.pddl": pipe_problem(3)},
-            "bad/p.pddl",
-            "no domain: domain: expected a file that defines the domain 'pipes', got none",
-        ),
-        (
-            {"bad/a.pddl": LAMPS, "bad/b.pddl": PIPES.replace("pipes", "lamps"), "bad/p.pddl": lamp_problem(3, 1)},
-            "bad/p.pddl",
-            "no domain: domain: expected one file for the domain 'lamps', got bad/a.pddl, bad/b.pddl",
-        ),
-        (
-            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(3, 1).replace("(on l1)", "(off l1)")},
-            "bad/p.pddl",
-            "unreadable: <problem>:2: expected a predicate declared under ':predicates', got '(off l1)'",
-        ),
-        (
-            {
-                "bad/domain.pddl": LAMPS.replace("(:predicates", "(:constraints) (:predicates"),
-                "bad/p.pddl": lamp_problem(3, 1),
-            },
-            "bad/p.pddl",
-            "unsupported: <domain>:2: got ':constraints', which is not supported by the built-in validator",
-        ),
-        (
-            {"bad/domain.pddl": kiln.DOMAIN, "bad/p.pddl": kiln.PROBLEM, "bad/p.plan": kiln.PLAN},
-            "bad/p.pddl",
-            TEMPORAL,
-        ),
-        (
-            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(3, 1).replace("(:init", "(:init (at 5 (on l1))")},
-            "bad/p.pddl",
-            TEMPORAL,
-        ),
-        (
-            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 1), "bad/p.plan": "(switch-on l0) and more"},
-            "bad/p.pddl",
-            "unreadable plan: expected '(action argument ...)' one after another, got another text as step 2",
-        ),
-        (
-            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 2), "bad/p.plan": lines(lamp_plan(2)[1:])},
-            "bad/p.pddl",
-            "invalid plan at step 1: precondition (on l0)",
-        ),
-        (
-            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 2), "bad/p.plan": lines(lamp_plan(1))},
-            "bad/p.pddl",
-            "invalid plan: goal_not_reached (on l2)",
-        ),
-        (
-            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 2), "bad/p.plan": "(switch-on l9)"},
-            "bad/p.pddl",
-            "invalid plan at step 1: unknown_object",
-        ),
-        (
-            {"bad/domain.pddl": LAMPS, "bad/p.pddl": lamp_problem(4, 2)},
-            "bad/p.pddl",
-            "no plan: expected one in the source with planner none, got none",
-        ),
-        (
-            {"good/q.pddl": lamp_problem(3, 1).rstrip()[:-1], "good/q.plan": lines(lamp_plan(1))},
-            "good/q.pddl",
-            "unreadable: <problem>:2: expected ')' for the '(' of line 1, got the end of the text",
-        ),
+        ({"p.pddl": b"(define (problem \xff))"}, "unreadable", "p.pddl"),
+        ({"p.pddl": "(defined (problem x))"}, "unreadable", "p.pddl"),
+        ({"p.pddl": pipe_problem(3)}, "no domain", "pipes"),
+        ({"a.pddl": LAMPS, "b.pddl": LAMPS + "; b", "p.pddl": ONE}, "no domain", "bad/a.pddl, bad/b.pddl"),
+        ({"domain.pddl": LAMPS, "p.pddl": ONE.replace("(on l1)", "(off l1)")}, "unreadable", "(off l1)"),
+        ({"domain.pddl": LAMPS, "p.pddl": ONE.rstrip()[:-1]}, "unreadable", "line 1"),
+        ({"domain.pddl": CONSTRAINED, "p.pddl": ONE}, "unsupported", ":constraints"),
+        ({"domain.pddl": kiln.DOMAIN, "p.pddl": kiln.PROBLEM, "p.plan": kiln.PLAN}, "temporal", ""),
+        ({"domain.pddl": LAMPS, "p.pddl": ONE.replace("(:init", "(:init (at 5 (on l1))")}, "temporal", ""),
+        ({"domain.pddl": LAMPS, "p.pddl": ONE, "p.plan": "(switch-on l0) and more"}, "unreadable plan", "step 2"),
+        ({"domain.pddl": LAMPS, "p.pddl": TWO, "p.plan": "(pass l0 l1)"}, "invalid plan", "step 1: precondition"),
+        ({"domain.pddl": LAMPS, "p.pddl": TWO, "p.plan": lines(lamp_plan(1))}, "invalid plan", "(on l2)"),
+        ({"domain.pddl": LAMPS, "p.pddl": TWO, "p.plan": "(switch-on l9)"}, "invalid plan", "unknown_object"),
+        ({"domain.pddl": LAMPS, "p.pddl": TWO}, "no plan", "planner"),
     ],
 )
-def test_import_problems_lists_what_is_wrong_and_goes_on(files, source, reason, tmp_path):
-    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", {**GOOD, **files}))
+def test_import_problems_lists_what_is_wrong_and_goes_on(files, kind, named, tmp_path):
+    source = write_files(tmp_path / "in", GOOD | {f"bad/{name}": content for name, content in files.items()})
+    rows, rejected, report = import_into(tmp_path / "out", source)
     assert list(rows) == ["good/p"]
-    assert list(rejected) == [source]
-    assert rejected[source].startswith(reason)
+    assert_rejected(rejected, {"bad/p.pddl": (kind, named)})
+    assert report["rejected"] == {kind: 1}
 
 
 def test_import_problems_leaves_duplicates_out_once_for_each_domain(tmp_path):
-    renamed = lamp_problem(3, 1).replace(" l0", " a").replace(" l1", " b").replace(" l2", " c").replace("l1)", "b)")
-    renamed = renamed.replace("(lamp l0)", "(lamp a)")
-    files = {
-        "lamps/domain.pddl": LAMPS,
-        "lamps/p1.pddl": lamp_problem(3, 1),
-        "lamps/p1.plan": lines(lamp_plan(1)),
-        "lamps/p2.pddl": renamed,
-        "lamps/p2.plan": "(switch-on a)(pass a b)",
-        "lamps/p3.pddl": lamp_problem(3, 2),
-        "lamps/p3.plan": lines(lamp_plan(2)),
+    renamed = lamp_problem(3, 1).replace("l0", "a").replace("l1", "b").replace("l2", "c")
+    files = lamp_files({"p1": (3, 1), "p2": (3, 1), "p3": (3, 2)}, "lamps/")
+    files |= {"lamps/p2.pddl": renamed, "lamps/p2.plan": "(switch-on a)(pass a b)"}
+    files |= {
         "other/domain.pddl": LAMPS.replace("(domain lamps)", "(domain lights)"),
         "other/p1.pddl": lamp_problem(3, 1, domain="lights"),
         "other/p1.plan": lines(lamp_plan(1)),
     }
     rows, rejected, report = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
     assert list(rows) == ["lamps/p1", "lamps/p3", "other/p1"]
-    assert rejected == {"lamps/p2.pddl": "duplicate of lamps/p1"}
+    assert_rejected(rejected, {"lamps/p2.pddl": ("duplicate", "lamps/p1")})
     assert report["rejected"] == {"duplicate": 1}
 
 
 def test_import_problems_keeps_domains_of_one_name_apart(tmp_path):
-    slower = LAMPS.replace("(not (on ?x)))))", "(on ?x))))")  # lamps stay on
-    files = {f"{name}/p.pddl": lamp_problem(3, 1) for name in ("a", "b", "c")}
-    files |= {f"{name}/p.plan": lines(lamp_plan(1)) for name in ("a", "b", "c")}
-    files |= {"a/domain.pddl": LAMPS, "b/domain.pddl": slower, "c/domain.pddl": "; the first again\n" + LAMPS.upper()}
+    files = {name: content for folder in "abc" for name, content in lamp_files({"p": (3, 1)}, f"{folder}/").items()}
+    files["b/domain.pddl"] = LAMPS.replace("(not (on ?x)))))", "(on ?x))))")  # lamps stay on
+    files["c/domain.pddl"] = "; the first again\n" + LAMPS.upper()
     rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
     assert list(rows) == ["a/p", "b/p"]
-    assert rejected == {"c/p.pddl": "duplicate of a/p"}
+    assert_rejected(rejected, {"c/p.pddl": ("duplicate", "a/p")})
 
 
 def test_import_problems_does_not_load_files_that_are_too_large(tmp_path):
     files = {**GOOD, "good/q.pddl": lamp_problem(4, 1) + ";" * 3_000_000}
     _, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
-    size = len(files["good/q.pddl"])
-    assert rejected == {"good/q.pddl": f"unreadable: q.pddl: expected at most 2400000 bytes, got {size}"}
+    assert_rejected(rejected, {"good/q.pddl": ("unreadable", str(len(files["good/q.pddl"])))})
 
 
 def test_import_problems_rejects_what_the_prompt_style_cannot_write(tmp_path):
-    goal = lamp_problem(3, 1).replace("(:goal (on l1))", "(:goal (or (on l1) (on l2)))")
-    files = {**GOOD, "good/q.pddl": goal, "good/q.plan": lines(lamp_plan(1))}
+    files = lamp_files({"p": (3, 1), "q": (3, 1)})
+    files["q.pddl"] = files["q.pddl"].replace("(:goal (on l1))", "(:goal (or (on l1) (on l2)))")
     source = write_files(tmp_path / "in", files)
     rows, rejected, _ = import_into(tmp_path / "atoms", source)
-    assert list(rows) == ["good/p"]
-    assert rejected["good/q.pddl"].startswith("prompt style: ")
+    assert list(rows) == ["p"]
+    assert_rejected(rejected, {"q.pddl": ("prompt style", "(or (on l1) (on l2))")})
     rows, rejected, _ = import_into(tmp_path / "pddl", source, prompt_style="pddl")
-    assert (list(rows), rejected) == (["good/p", "good/q"], {})
+    assert (list(rows), rejected) == (["p", "q"], {})
 
 
 # ------------------------------------------------------------------------------------------------------------ planners
@@ -421,12 +345,12 @@ def test_import_problems_rejects_what_the_prompt_style_cannot_write(tmp_path):
 
 def test_import_problems_finds_missing_plans_and_goes_on_from_the_cache(tmp_path):
     unsolvable = lamp_problem(3, 1).replace("(lamp l0)", "(next l2 l0)")
-    files = {"domain.pddl": LAMPS, "p1.pddl": lamp_problem(3, 1), "p2.pddl": lamp_problem(3, 2), "p3.pddl": unsolvable}
-    source, out = write_files(tmp_path / "in", {**files, "p1.plan": lines(lamp_plan(1))}), tmp_path / "out"
+    files = lamp_files({"p1": (3, 1)}) | {"p2.pddl": lamp_problem(3, 2), "p3.pddl": unsolvable}
+    source, out = write_files(tmp_path / "in", files), tmp_path / "out"
     rows, rejected, report = import_into(out, source, planners=BUILTIN)
     assert plans_of(rows) == {"p1": lamp_plan(1), "p2": lamp_plan(2)}
     assert [rows[name]["planner"].split()[0] for name in ("p1", "p2")] == ["given", "builtin"]
-    assert rejected == {"p3.pddl": "unsolvable"}
+    assert_rejected(rejected, {"p3.pddl": ("unsolvable", "")})
     assert report["plans"] == {"given": 1, "found": 1, "not found": 1}
     first, planned = (out / "test.jsonl").read_bytes(), (out / "plans.jsonl").read_text()
     assert len(planned.splitlines()) == 2
@@ -438,27 +362,18 @@ def test_import_problems_finds_missing_plans_and_goes_on_from_the_cache(tmp_path
 
 
 def test_import_problems_replaces_invalid_plans_where_asked(tmp_path):
-    files = {
-        "domain.pddl": LAMPS,
-        "p1.pddl": lamp_problem(3, 1),
-        "p1.plan": "(pass l0 l1)",
-        "p2.pddl": lamp_problem(3, 2),
-    }
-    source = write_files(tmp_path / "in", {**files, "p2.plan": "no plan"})
+    files = lamp_files({"p1": (3, 1), "p2": (3, 2)}) | {"p1.plan": "(pass l0 l1)", "p2.plan": "no plan"}
+    source = write_files(tmp_path / "in", files)
     rows, rejected, _ = import_into(tmp_path / "out", source, planners=BUILTIN, replace_invalid_plans=True)
     assert plans_of(rows) == {"p1": lamp_plan(1), "p2": lamp_plan(2)}
     assert rejected == {}
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError, match=r"source.*invalid plan 1, unreadable plan 1.*p1\.pddl: invalid plan at step 1"):
         import_into(tmp_path / "none", source)
-    assert str(error.value) == (
-        f"source: expected a problem that can become a row in {source}, got only rejected ones "
-        "(invalid plan 1, unreadable plan 1); the first is p1.pddl: invalid plan at step 1: precondition (on l0)"
-    )
 
 
 def test_import_problems_adds_optimal_costs(tmp_path):
     detour = ["(switch-on l0)", "(pass l0 l1)", "(switch-on l0)", "(pass l1 l2)"]
-    source = write_files(tmp_path / "in", {"domain.pddl": LAMPS, "p.pddl": lamp_problem(3, 2), "p.plan": lines(detour)})
+    source = write_files(tmp_path / "in", lamp_files({"p": (3, 2)}) | {"p.plan": lines(detour)})
     planners = PlannerConfig(planner="none", optimal_planner="builtin-optimal", workers=1)
     rows, _, _ = import_into(tmp_path / "out", source, planners=planners)
     assert (rows["p"]["plan_length"], rows["p"]["optimal_cost"]) == (4, 3)
@@ -468,15 +383,8 @@ def test_import_problems_adds_optimal_costs(tmp_path):
 
 
 def test_import_problems_splits_by_length_objects_and_canonical_form(tmp_path):
-    cases = {f"p{n}-{goal}": (n, goal) for n in (*range(5, 13), 25, 50) for goal in range(1, min(n, 30))}
-    files = {f"{name}.pddl": lamp_problem(*case) for name, case in cases.items()}
-    files |= {f"{name}.plan": lines(lamp_plan(goal)) for name, (_, goal) in cases.items()}
-    files |= {
-        "domain.pddl": LAMPS,
-        "x/domain.pddl": PIPES,
-        "x/p.pddl": pipe_problem(3),
-        "x/p.plan": lines(pipe_plan(3)),
-    }
+    cases = {f"p{n}-{goal}": (n, goal) for n in (*range(5, 13), 25) for goal in range(1, min(n, 24))}
+    files = lamp_files(cases) | {"x/domain.pddl": PIPES, "x/p.pddl": pipe_problem(3), "x/p.plan": lines(pipe_plan(3))}
     source = write_files(tmp_path / "in", files)
     settings = {"split": "auto", "short_lengths": "2-8", "long_lengths": "10-20", "unseen_domains": ("pipes",)}
     rows, rejected, report = import_into(tmp_path / "out", source, max_train_objects=12, **settings)
@@ -493,7 +401,7 @@ def test_import_problems_splits_by_length_objects_and_canonical_form(tmp_path):
     reasons = Counter(report["rejected"])
     assert reasons["plan length"] == sum(goal + 1 not in (*range(2, 9), *range(10, 21)) for _, goal in cases.values())
     assert reasons.total() == len(cases) + 1 - len(rows)
-    assert rejected["p12-8.pddl"] == "plan length 9 in no band"
+    assert "plan length 9" in rejected["p12-8.pddl"]
 
 
 def test_import_problems_calls_larger_what_has_more_objects_than_train_rl_and_test(tmp_path):
@@ -501,9 +409,7 @@ def test_import_problems_calls_larger_what_has_more_objects_than_train_rl_and_te
         return next(g for g in goals if partition(parse_problem(lamp_problem(n, g), parse_domain(LAMPS))) == "test")
 
     cases = {"small": (20, 2), "longer": (20, of_test(20, range(4, 20))), "larger": (30, of_test(30, range(4, 30)))}
-    files = {f"{name}.pddl": lamp_problem(*case) for name, case in cases.items()}
-    files |= {f"{name}.plan": lines(lamp_plan(goal)) for name, (_, goal) in cases.items()}
-    source = write_files(tmp_path / "in", {"domain.pddl": LAMPS, **files})
+    source = write_files(tmp_path / "in", lamp_files(cases))
     rows, _, _ = import_into(tmp_path / "out", source, split="auto", short_lengths="2-3", long_lengths="5-40")
     assert rows["small"]["split"] in ("train", "rl", "test")
     assert (rows["longer"]["split"], rows["larger"]["split"]) == ("test_longer", "test_larger")
@@ -541,8 +447,7 @@ def test_import_problems_reads_planbench(tmp_path):
         "a.json": planbench_json("lamps", mystery_instances(*plans)),
         "b.json": planbench_json("pipes", mystery_instances(lines(pipe_plan(2)))),
     }
-    source, pddl_dir = write_files(tmp_path / "in", bench), write_files(tmp_path / "pddl", pddl)
-    rows, rejected, _ = import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir))
+    rows, rejected, _ = import_with_pddl(tmp_path, bench, pddl)
     assert plans_of(rows) == {
         "lamps/generated_basic/instance-2": lamp_plan(1),
         "lamps/generated_basic/instance-3": lamp_plan(2),
@@ -551,10 +456,8 @@ def test_import_problems_reads_planbench(tmp_path):
     row = rows["lamps/generated_basic/instance-3"]
     assert (row["domain"], row["instance"], row["source_prompt"]) == ("lamps", "3", "query 3")
     assert row["problem_pddl"] == lamp_problem(3, 2)
-    assert rejected == {
-        "a.json: instance 3": "invalid plan at step 1: precondition (lamp l1)",
-        "a.json: instance 4": "no plan: expected one in the source with planner none, got none",
-    }
+    expected = {"a.json: instance 3": ("invalid plan", "(lamp l1)"), "a.json: instance 4": ("no plan", "")}
+    assert_rejected(rejected, expected)
 
 
 def test_import_problems_reads_planbench_sentences_with_its_configuration(tmp_path):
@@ -569,11 +472,11 @@ def test_import_problems_reads_planbench_sentences_with_its_configuration(tmp_pa
     folder = write_files(tmp_path / "bench", {**pddl, **bench})
     rows, rejected, _ = import_into(tmp_path / "out", folder / "task_1.json", pddl_dir=str(folder))
     assert plans_of(rows) == {"instances/mystery/generated_basic/instance-2": ["(attack l0)", "(feast l0 l1)"]}
-    assert rejected == {
-        "task_1.json: instance 2": "unreadable plan: expected a sentence for one of attack, feast, got "
-        "'feast object a to object_1'",
-        "task_1.json: instance 3": "no plan: expected one in the source with planner none, got none",
+    expected = {
+        "task_1.json: instance 2": ("unreadable plan", "feast object a to object_1"),
+        "task_1.json: instance 3": ("no plan", ""),
     }
+    assert_rejected(rejected, expected)
 
 
 def test_import_problems_does_not_take_a_problem_of_another_domain(tmp_path):
@@ -581,26 +484,22 @@ def test_import_problems_does_not_take_a_problem_of_another_domain(tmp_path):
     plans = ("", lines(pipe_plan(3)), lines(lamp_plan(3)))
     files = {"pipes.json": planbench_json("pipes", mystery_instances(*plans))}
     files |= {"lamps.json": planbench_json("LAMPS", [{"instance_id": 5, "ground_truth_plan": ""}])}
-    folders = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
-    rows, rejected, _ = import_into(tmp_path / "out", folders[0], pddl_dir=str(folders[1]), planners=BUILTIN)
+    rows, rejected, _ = import_with_pddl(tmp_path, files, pddl, planners=BUILTIN)
     # The plan shows that the fourth is meant; the fifth's domain calls itself as the file does.
     assert plans_of(rows) == {"x/instance-4": lamp_plan(3), "x/instance-5": lamp_plan(4)}
-    unclear = "unclear problem file: expected one file for instance "
-    assert rejected == {
-        "pipes.json: instance 1": f"{unclear}2 of pipes, got x/instance-2.pddl: it has no plan that would decide",
-        "pipes.json: instance 2": f"{unclear}3 of pipes, got x/instance-3.pddl: its plan is valid for none of them",
+    expected = {
+        "pipes.json: instance 1": ("unclear problem file", "x/instance-2.pddl"),
+        "pipes.json: instance 2": ("unclear problem file", "x/instance-3.pddl"),
     }
+    assert_rejected(rejected, expected)
 
 
 def test_import_problems_lists_what_is_wrong_with_planbench_files(tmp_path):
     pddl = {"lamps/domain.pddl": LAMPS, "lamps/a/instance-2.pddl": lamp_problem(3, 1)}
     pddl |= {"lamps/b/instance-2.pddl": lamp_problem(4, 1), "lamps/a/instance-3.pddl": lamp_problem(5, 2)}
     instances = [*mystery_instances(lines(lamp_plan(1)), lines(lamp_plan(2)), lines(lamp_plan(1)))]
-    instances += [
-        {"query": "x"},
-        {"instance_id": 3, "ground_truth_plan": 5},
-        {"instance_id": 2, "ground_truth_plan": "(x)"},
-    ]
+    instances += [{"query": "x"}, {"instance_id": 3, "ground_truth_plan": 5}]
+    instances += [{"instance_id": 2, "ground_truth_plan": "(x)"}]
     files = {
         "good.json": planbench_json("lamps", instances),
         "verify.json": planbench_json("lamps", [], task="task_3_plan_verification"),
@@ -608,31 +507,23 @@ def test_import_problems_lists_what_is_wrong_with_planbench_files(tmp_path):
         "list.json": "[1]",
         "nameless.json": '{"instances": []}',
     }
-    source, pddl_dir = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
-    rows, _, _ = import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir))
+    rows, _, _ = import_with_pddl(tmp_path, files, pddl)
     assert list(rows) == ["lamps/a/instance-3"]
-    entries = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
-    several = "unclear problem file: expected one file for instance 2 of lamps, got lamps/a/instance-2.pddl, "
-    assert [(entry["source"], entry["reason"]) for entry in entries if "broken" not in entry["source"]] == [
-        ("good.json: instance 1", several + "lamps/b/instance-2.pddl: its plan is valid for several"),
-        ("good.json: instance 3", "no problem file: expected instance 4 of lamps in pddl_dir, got none"),
-        (
-            "good.json",
-            "unreadable: good.json: instance 4: field 'instance_id': expected a number or a name, got {'query': 'x'}",
-        ),
-        (
-            "good.json",
-            "unreadable: good.json: instance 5: fields 'ground_truth_plan' and 'query': expected text, got 5, ''",
-        ),
-        ("good.json: instance 6", several + "lamps/b/instance-2.pddl: its plan is valid for none of them"),
-        ("list.json", "unreadable: list.json: expected a JSON object, got list"),
-        ("nameless.json", "unreadable: nameless.json: field 'domain': expected str, got nothing"),
-        (
-            "verify.json",
-            "unreadable: verify.json: task: expected plan generation (task_1) or optimality (task_2), got "
-            "'task_3_plan_verification'",
-        ),
+    files = ("lamps/a/instance-2.pddl", "lamps/b/instance-2.pddl")
+    expected = [
+        ("broken.json", "unreadable", ("JSON",)),
+        ("good.json: instance 1", "unclear problem file", files),
+        ("good.json: instance 3", "no problem file", ("instance 4 of lamps",)),
+        ("good.json", "unreadable", ("instance_id",)),
+        ("good.json", "unreadable", ("ground_truth_plan",)),
+        ("good.json: instance 6", "unclear problem file", files),
+        ("list.json", "unreadable", ("list.json", "list")),
+        ("nameless.json", "unreadable", ("nameless.json", "domain")),
+        ("verify.json", "unreadable", ("verify.json", "task_3_plan_verification")),
     ]
+    for entry, (source, kind, named) in zip(rejections(tmp_path / "out"), expected, strict=True):
+        assert (entry["source"], kind_of_reason(entry["reason"])) == (source, kind)
+        assert all(name in entry["reason"] for name in named)
 
 
 # ----------------------------------------------------------------------------------------------------------- the paper
@@ -657,30 +548,25 @@ def test_import_problems_reads_the_papers_rows(tmp_path):
         paper_row("lamps", "0" * 5000 + "2", []),
     ]
     files = {"t0/test/chunk_0.jsonl": json_lines(rows) + "\n{broken\n"}
-    source, pddl_dir = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
-    imported, rejected, report = import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir))
+    imported, rejected, report = import_with_pddl(tmp_path, files, pddl)
     assert report["kind"] == "paper"
     assert plans_of(imported) == {f"{basic}/instance-2": lamp_plan(1), f"{longer}/instance-3": lamp_plan(7)}
     assert imported[f"{basic}/instance-2"]["source_prompt"] == (
         "You switch lamps.\nAs initial conditions I have that, ..."
     )
     where = "t0/test/chunk_0.jsonl"
-    several = f"unclear problem file: expected one file for instance 2 of lamps, got {basic}/instance-2.pddl, "
-    assert rejected == {
-        f"{where}:4": f"{several}{longer}/instance-2.pddl: its plan is valid for none of them",
-        f"{where}:5": f"unclear problem file: expected one file for instance 2 of pipes, got {basic}/instance-2.pddl, "
-        f"{longer}/instance-2.pddl: its plan is valid for none of them",
-        f"{where}:6": f"unreadable: {where}:6: field 'raw_plan': expected list, got '(switch-on l0)'",
-        f"{where}:7": f"unreadable: {where}:7: field 'instance_id': expected a number or a name, got None",
-        f"{where}:8": f"unreadable: {where}:8: field 'raw_plan': expected texts, got [1]",
-        f"{where}:9": "unreadable: expected an object, got list",
-        f"{where}:10": "unreadable: broken JSON ('utf-8' codec can't encode character '\\ud800' in position 141: "
-        "surrogates not allowed)",
-        f"{where}:11": f"{several.replace('instance 2 ', 'instance ' + '0' * 60 + ' ')}{longer}/instance-2.pddl: "
-        "it has no plan that would decide",
-        f"{where}:13": "unreadable: broken JSON (Expecting property name enclosed in double quotes: line 1 column 2 "
-        "(char 1))",
+    expected = {
+        4: ("unclear problem file", f"{basic}/instance-2.pddl, {longer}/instance-2.pddl"),  # valid for neither
+        5: ("unclear problem file", f"{basic}/instance-2.pddl, {longer}/instance-2.pddl"),
+        6: ("unreadable", "raw_plan"),
+        7: ("unreadable", "instance_id"),
+        8: ("unreadable", "raw_plan"),
+        9: ("unreadable", "list"),
+        10: ("unreadable", "JSON"),
+        11: ("unclear problem file", f"{'0' * 60} "),  # no plan that would decide; long names are cut
+        13: ("unreadable", "JSON"),
     }
+    assert_rejected(rejected, {f"{where}:{line}": reason for line, reason in expected.items()})
 
 
 def test_import_problems_keeps_all_valid_plans_of_a_problem(tmp_path):
@@ -697,10 +583,7 @@ def test_import_problems_keeps_all_valid_plans_of_a_problem(tmp_path):
 
 
 def test_import_problems_writes_our_rows_in_another_style(tmp_path):
-    cases = {f"p{n}": (n, n - 1) for n in range(2, 8)}
-    files = {f"{name}.pddl": lamp_problem(*case) for name, case in cases.items()}
-    files |= {f"{name}.plan": lines(lamp_plan(goal)) for name, (_, goal) in cases.items()}
-    source = write_files(tmp_path / "in", {"domain.pddl": LAMPS, **files})
+    source = write_files(tmp_path / "in", lamp_files({f"p{n}": (n, n - 1) for n in range(2, 8)}))
     settings = {"split": "auto", "short_lengths": "2-4", "long_lengths": "6-9"}
     before, _, report = import_into(tmp_path / "one", source, file_format="both", **settings)
     (tmp_path / "one" / "train.jsonl").unlink(missing_ok=True)  # its Parquet file is read then
@@ -726,10 +609,9 @@ def test_import_problems_takes_obfuscated_rows_as_they_are_split(tmp_path):
     assert report["splits"].keys() == {"train", "test", "test_longer", "test_larger", "test_obfuscated"}
     assert (report["leaks"]["leaks"], report["leaks"]["paired"]) == (0, 2)
     rows, rejected, _ = import_into(tmp_path / "split", source, split="auto")
-    reasons = Counter(rejected.values())
-    assert reasons.pop("obfuscated: expected split keep for a row in other words, got auto") == 2
-    assert all(reason.startswith("plan length ") for reason in reasons)
-    assert len(rows) + reasons.total() == 8
+    kinds = Counter(map(kind_of_reason, rejected.values()))
+    assert kinds["obfuscated"] == 2 and kinds.keys() <= {"obfuscated", "plan length"}
+    assert len(rows) + kinds["plan length"] == 8
 
 
 def test_import_problems_lists_what_is_wrong_with_our_rows(tmp_path):
@@ -747,16 +629,16 @@ def test_import_problems_lists_what_is_wrong_with_our_rows(tmp_path):
     source = write_files(tmp_path / "rows", {"test.jsonl": json_lines(spoiled), "train.jsonl": "{broken"})
     rows, rejected, _ = import_into(tmp_path / "two", source, split="keep")
     assert list(rows) == ["good/p"]
-    assert rejected == {
-        "test.jsonl:2": "unreadable plan: expected one action such as '(pick-up a)', got 'switch-on l0'",
-        "test.jsonl:3": "invalid plan at step 1: precondition (on l0)",
-        "test.jsonl:4": "unreadable: test.jsonl:4: field 'problem_pddl': expected str, got nothing",
-        "test.jsonl:5": "unreadable: test.jsonl:5: field 'split': expected letters, digits, '_' and '-', got '../test'",
-        "test.jsonl:6": "unreadable plan: expected one action such as '(pick-up a)', got 1",
-        "test.jsonl:7": "a conversation (repair rows): its prompt would be written anew",
-        "train.jsonl:1": "unreadable: broken JSON (Expecting property name enclosed in double quotes: line 1 column 2 "
-        "(char 1))",
+    expected = {
+        "test.jsonl:2": ("unreadable plan", "switch-on l0"),
+        "test.jsonl:3": ("invalid plan", "(on l0)"),
+        "test.jsonl:4": ("unreadable", "problem_pddl"),
+        "test.jsonl:5": ("unreadable", "split"),
+        "test.jsonl:6": ("unreadable plan", "1"),
+        "train.jsonl:1": ("unreadable", "JSON"),
     }
+    assert rejected.pop("test.jsonl:7")  # a conversation, whose prompt would be written anew
+    assert_rejected(rejected, expected)
 
 
 # ------------------------------------------------------------------------------------------------------- damaged files
@@ -779,19 +661,18 @@ SOUND = {
     junk=st.binary(max_size=8)
     | st.sampled_from([b"(", b")", b'"', b"{", b"[]", b"\n", b"\x00", b"l0", b"null", b"9" * 5000]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_import_problems_survives_damaged_files(kind, name, start, length, junk):
     at = int(start * len(SOUND[name]))
     damaged = SOUND[name][:at] + junk + SOUND[name][at + length :]
     with tempfile.TemporaryDirectory() as folder:
-        files = {"good/domain.pddl": LAMPS, "good/p-7.pddl": lamp_problem(7, 1), "good/p-7.plan": lines(lamp_plan(1))}
-        files |= {
-            "good/x.json": planbench_json("lamps", [{"instance_id": 7, "ground_truth_plan": lines(lamp_plan(1))}])
-        }
-        files |= {"good/x.jsonl": json_lines([paper_row("lamps", "7", lamp_plan(1))])}
+        files = lamp_files({"p-7": (7, 1)}, "good/")
+        instance = {"instance_id": 7, "ground_truth_plan": lines(lamp_plan(1))}
+        files["good/x.json"] = planbench_json("lamps", [instance])
+        files["good/x.jsonl"] = json_lines([paper_row("lamps", "7", lamp_plan(1))])
         row = {"id": "good", "domain": "lamps", "reference_plan": lamp_plan(1)}
         row |= {"domain_pddl": LAMPS, "problem_pddl": lamp_problem(7, 1)}
-        files |= {"test.jsonl": json_lines([row]).encode() + damaged.replace(b"\n", b" ") + b"\n"}
+        files["test.jsonl"] = json_lines([row]).encode() + damaged.replace(b"\n", b" ") + b"\n"
         source = write_files(Path(folder) / "in", {**SOUND, **files, name: damaged})
         rows, _, _ = import_into(Path(folder) / "out", source, kind=kind)
         assert ("good" if kind == "rows" else "good/p-7") in rows
@@ -802,76 +683,45 @@ def test_import_problems_survives_damaged_files(kind, name, start, length, junk)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "settings"),
     [
-        ({"source": None}, "source: expected an existing file or folder, got None"),
-        ({"source": "nowhere"}, "source: expected an existing file or folder, got 'nowhere'"),
-        (
-            {"source": "empty"},
-            "source: expected a folder of PDDL files, or JSON of PlanBench, of the paper or of our own ",
-        ),
-        ({"source": "bench.json"}, "pddl_dir: expected the folder with the PDDL files of bench.json, got nothing"),
-        ({"source": "in", "pddl_dir": "nowhere"}, "pddl_dir: expected a folder, got 'nowhere'"),
-        ({"source": "in", "split": "keep"}, "split: expected auto or the name of a split for kind pddl, got 'keep'"),
-        ({"source": "in", "output_dir": "in/out"}, "output_dir: expected a folder outside the source in, got in/out"),
-        ({"source": "in/p.pddl", "kind": "pddl"}, "source: expected a folder for kind pddl, got the file in/p.pddl"),
-        (
-            {"source": "in", "replace_invalid_plans": True},
-            "replace_invalid_plans: expected False with planner none, got True",
-        ),
-        (
-            {"source": "in", "planners": PlannerConfig(planner="none", optimal_planner="builtin")},
-            "optimal_planner: expected one of builtin-optimal, ",
-        ),
-        ({"source": "in", "planners": PlannerConfig(planner="magic")}, "planner: expected one of builtin, "),
+        ("source", {"source": None}),
+        ("source", {"source": "nowhere"}),
+        ("source", {"source": "empty"}),
+        ("source", {"source": "in/p.pddl", "kind": "pddl"}),
+        ("pddl_dir", {"source": "bench.json"}),
+        ("pddl_dir", {"pddl_dir": "nowhere"}),
+        ("split", {"split": "keep"}),
+        ("split", {"split": "a/b"}),
+        ("split", {"split": ""}),
+        ("output_dir", {"output_dir": "in/out"}),
+        ("replace_invalid_plans", {"replace_invalid_plans": True}),
+        ("optimal_planner", {"planners": PlannerConfig(planner="none", optimal_planner="builtin")}),
+        ("planner", {"planners": PlannerConfig(planner="magic")}),
+        ("max_train_objects", {"max_train_objects": 0}),
+        ("max_train_objects", {"split": "test", "max_train_objects": 5}),
+        ("unseen_domains", {"split": "test", "unseen_domains": ("a",)}),
+        ("long_lengths", {"long_lengths": "17-20"}),
     ],
 )
-def test_import_problems_refuses_settings_that_do_not_fit(settings, message, tmp_path, monkeypatch):
+def test_import_problems_refuses_settings_that_do_not_fit(name, settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path, {"in/domain.pddl": LAMPS, "in/p.pddl": lamp_problem(3, 1), "empty/x.txt": ""})
     write_files(tmp_path, {"bench.json": planbench_json("lamps", [])})
-    with pytest.raises(ConfigError) as error:
-        import_problems(ImportConfig(**{"planners": NO_PLANNER, **settings}), Console(quiet=True))
-    assert str(error.value).startswith(message)
+    with pytest.raises(ConfigError, match=rf"\b{name}\b"):
+        import_problems(ImportConfig(**{"source": "in", "planners": NO_PLANNER, **settings}), Console(quiet=True))
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"split": "a/b"}, "split: expected auto, keep, or a name of letters, digits, '_' and '-', got 'a/b'"),
-        ({"split": ""}, "split: expected auto, keep, or a name of letters, digits, '_' and '-', got ''"),
-        ({"max_train_objects": 0}, "max_train_objects: expected a number above 0, got 0"),
-        (
-            {"split": "test", "max_train_objects": 5},
-            "max_train_objects: expected nothing unless split is auto, got 5",
-        ),
-        (
-            {"split": "test", "unseen_domains": ("a",)},
-            "unseen_domains: expected nothing unless split is auto, got ('a',)",
-        ),
-        (
-            {"long_lengths": "17-20"},
-            "long_lengths: expected plan lengths that begin at least 2 above the end of short_lengths (3-16), "
-            "got '17-20'",
-        ),
-    ],
-)
-def test_import_config_refuses_bad_values(settings, message):
-    with pytest.raises(ConfigError) as error:
-        ImportConfig(**settings)
-    assert str(error.value) == message
-
-
-def test_import_problems_tells_the_command_that_repeats_it(tmp_path):
-    source, planners = write_files(tmp_path / "in it's", GOOD), PlannerConfig(planner_timeout_s=5.5, workers=1)
+def test_import_problems_reports_the_command_that_repeats_it(tmp_path):
+    source = write_files(tmp_path / "in it's", GOOD)
     config = ImportConfig(
         source=str(source),
         unseen_domains=("lamps", "pipes"),
         short_lengths="2-5",
         replace_invalid_plans=True,
         use_val=False,
-        planners=planners,
+        planners=PlannerConfig(planner_timeout_s=5.5, workers=1),
         output_dir=str(tmp_path / "out"),
     )
     how = import_problems(config, Console(quiet=True))["how"]
@@ -891,9 +741,9 @@ def test_import_command_leaves_a_finished_data_set_alone(tmp_path, capsys):
     assert ["rl", "lamps", "1", "2-2-2", "3-3-3"] in shown
     made = {path.name: path.read_bytes() for path in out.iterdir()}
     run([*command, "--workers", "1"])
-    assert capsys.readouterr().out == f"finished: {out} holds this data set; nothing was changed\n"
+    assert str(out) in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in out.iterdir()} == made
-    with pytest.raises(ConfigError, match=r"output_dir: expected another folder, .* got split 'test' \(was 'rl'\)"):
+    with pytest.raises(ConfigError, match=r"output_dir.*split"):
         run([*command, "--split", "test"])
     assert json.loads(made["report.json"])["how"].endswith(f"--source {source} --split rl --planner none")
 
@@ -904,15 +754,13 @@ CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-
 needs_corpus = pytest.mark.skipif(
     not (CORPUS / "cases.jsonl").is_file(), reason=f"no recorded VAL verdicts at {CORPUS} (set JAXPPO_VAL_CORPUS)"
 )
-# Changes of the actions of a plan; VAL and the import read all of them alike.
-ACTION_KINDS = ("reference", "alt_plan", "drop_action", "drop_last", "swap_adjacent", "swap_valid", "repeat_action")
 
 
 @cache
 def corpus_references():
-    """Every other reference plan of the corpus, at most 60 steps long."""
+    """Every sixth reference plan of the corpus, at most 60 steps long."""
     records = [json.loads(line) for line in (CORPUS / "reference_plans.jsonl").read_text().splitlines()]
-    return [record for record in records if len(record["plan"]) <= 60][::2]
+    return [record for record in records if len(record["plan"]) <= 60][::6]
 
 
 def corpus_files(layout: str):
@@ -939,66 +787,10 @@ def corpus_files(layout: str):
 def test_import_problems_gives_back_the_corpus(layout, tmp_path):
     files, plans = corpus_files(layout)
     rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files), prompt_style="pddl")
-    assert len(plans) > 200
+    assert len(plans) > 70
     assert {reason.split(" of ")[0] for reason in rejected.values()} <= {"duplicate"}
     assert rows.keys() | {source.removesuffix(".pddl") for source in rejected} == plans.keys()
     for name, row in rows.items():
         plan, domain_pddl, problem_pddl = plans[name]
         assert row["reference_plan"] == plan
         assert (row["domain_pddl"], row["problem_pddl"]) == (domain_pddl, problem_pddl)
-
-
-@needs_corpus
-@pytest.mark.parametrize("kind", ["planbench", "paper"])
-def test_import_problems_gives_back_the_numbered_instances_of_the_corpus(kind, tmp_path):
-    records = [json.loads(line) for line in (CORPUS / "reference_plans.jsonl").read_text().splitlines()]
-    files, plans, rows = {}, {}, {}
-    for record in records:
-        name, _, number = Path(record["problem_file"]).stem.partition("-")
-        if name in ("basic", "longer") and len(record["plan"]) <= 40:
-            domain = Path(record["problem_file"]).parent.name
-            instance = f"{domain}/generated_basic{'' if name == 'basic' else '_longer_plan_len'}/instance-{number}"
-            files[f"{domain}/generated_domain.pddl"] = (CORPUS / record["domain_file"]).read_text()
-            files[f"{instance}.pddl"] = (CORPUS / record["problem_file"]).read_text()
-            plans[instance] = record["plan"]
-            rows.setdefault(domain, []).append((number, record["plan"]))
-    if kind == "paper":
-        ten_columns = [paper_row(domain, number, plan) for domain, own in rows.items() for number, plan in own]
-        source = {"chunk_0.jsonl": json_lines(ten_columns)}
-    else:
-        source = {
-            f"{domain}.json": planbench_json(
-                domain, [{"instance_id": int(n), "query": "q", "ground_truth_plan": lines(plan)} for n, plan in own]
-            )
-            for domain, own in rows.items()
-        }
-    folders = write_files(tmp_path / "in", source), write_files(tmp_path / "pddl", files)
-    imported, rejected, report = import_into(
-        tmp_path / "out", folders[0], pddl_dir=str(folders[1]), prompt_style="pddl"
-    )
-    assert report["kind"] == kind
-    assert {reason.split(" of ")[0] for reason in rejected.values()} <= {"duplicate"}
-    assert len(imported) == len(plans) - len(rejected) > 140
-    assert plans_of(imported) == {name: plans[name] for name in imported}
-    assert all(row["problem_pddl"] == files[f"{name}.pddl"] for name, row in imported.items())
-
-
-@needs_corpus
-def test_import_problems_accepts_the_plans_that_val_accepts(tmp_path):
-    cases = [json.loads(line) for line in (CORPUS / "cases.jsonl").read_text().splitlines()]
-    wanted = [case for case in cases if case["kind"] in ACTION_KINDS and case["plan"].count("\n") <= 60]
-    files = {}
-    for case in wanted[::9]:
-        texts = ((CORPUS / case[key]).read_text() for key in ("domain_file", "problem_file"))
-        folder = case["id"]
-        files |= dict(
-            zip((f"{folder}/domain.pddl", f"{folder}/p.pddl", f"{folder}/p.plan"), (*texts, case["plan"]), strict=True)
-        )
-    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files), prompt_style="pddl")
-    valid = {case["id"]: case["valid"] for case in wanted[::9]}
-    assert len(valid) > 100
-    assert min(Counter(valid.values()).values()) > 40
-    refused = {source.split("/")[0] for source, reason in rejected.items() if reason.startswith("invalid plan")}
-    repeated = {source.split("/")[0] for source, reason in rejected.items() if reason.startswith("duplicate of")}
-    assert {name.split("/")[0] for name in rows} | repeated == {name for name, is_valid in valid.items() if is_valid}
-    assert refused == {name for name, is_valid in valid.items() if not is_valid}

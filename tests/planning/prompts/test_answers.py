@@ -37,8 +37,8 @@ LEFT_WHOLE = {
     "a fence in a tag": "<plan>\n```\n{x}\n```\n</plan>",
     "a block and an open one": "<plan>{x}</plan> <plan>",
     "a fence in one line": "```{x}```",
-    "a begin behind words": "So ```\n{x}\n```",
-    "words behind the end": "```\n{x}\n``` so",
+    "a begin after words": "So ```\n{x}\n```",
+    "words after the end": "```\n{x}\n``` so",
     "words before the end": "```\n{x} ```",
     "two words of language": "```my pddl\n{x}\n```",
     "four backticks": "````\n{x}\n````",
@@ -52,7 +52,7 @@ LEFT_WHOLE = {
     "only two ends of thinking": "a</think>{x}</think>",
     "thinking that ends before it begins": "</think>{x}<think>",
     "open thinking and a block": "<think>\n```\n{x}\n```",
-    "thinking behind a block": "<plan>{x}</plan><think></think>",
+    "thinking after a block": "<plan>{x}</plan><think></think>",
 }
 
 
@@ -64,63 +64,49 @@ def read(text, style):
     return parse_completion(text, style, BLOCKSWORLD.pddl)
 
 
-@pytest.mark.parametrize("style", PROMPT_STYLES)
-@pytest.mark.parametrize("block", ["{}", *BLOCKS])
-def test_a_marked_plan_and_one_behind_thinking_are_read(block, style):
-    marked = block.format(written(style))
-    for answer in (marked, *(form.format("First (stack a b)? ; No. ``` <plan>") + marked for form in THINKING)):
-        assert read(answer, style).actions == PLAN and read(answer, style).error is None, answer
+each_style = pytest.mark.parametrize("style", PROMPT_STYLES)
 
 
-@pytest.mark.parametrize("style", PROMPT_STYLES)
+@each_style
+def test_a_marked_plan_and_one_after_thinking_are_read(style):
+    for block in ("{}", *BLOCKS):
+        marked = block.format(written(style))
+        for answer in (marked, *(form.format("First (stack a b)? ; No. ``` <plan>") + marked for form in THINKING)):
+            assert read(answer, style).actions == PLAN and read(answer, style).error is None, answer
+
+
 @pytest.mark.parametrize("case", LEFT_WHOLE)
-def test_every_other_arrangement_is_left_whole_and_cannot_be_read(case, style):
-    answer = LEFT_WHOLE[case].format(x=written(style))
-    assert plan_text(answer) == answer
-    assert read(answer, style).error is PlanError.SYNTAX
+def test_every_other_arrangement_is_left_whole_and_cannot_be_read(case):
+    for style in PROMPT_STYLES:
+        answer = LEFT_WHOLE[case].format(x=written(style))
+        assert plan_text(answer) == answer
+        assert read(answer, style).error is PlanError.SYNTAX
 
 
-@pytest.mark.parametrize("style", PROMPT_STYLES)
-@pytest.mark.parametrize("block", BLOCKS)
-def test_what_stands_in_a_block_is_read_as_strictly_as_without(block, style):
+@each_style
+def test_what_stands_in_a_block_is_read_as_strictly_as_without(style):
     for junk in (f"Plan: {written(style)}", f"{written(style)} done!", f"{written(style)}\n(junk"):
-        assert read(block.format(junk), style).error is PlanError.SYNTAX
+        for block in ("{}", *BLOCKS):
+            assert read(block.format(junk), style).error is PlanError.SYNTAX
 
 
-@pytest.mark.parametrize("style", PROMPT_STYLES)
+@each_style
 def test_a_plan_outside_of_the_block_or_in_the_thinking_does_not_count(style):
     for empty in ("<plan></plan>", "[PLAN] [PLAN END]", "```\n```", "```pddl\n \n```"):
         assert read(f"{written(style)}\n{empty}\n{written(style)}", style).actions == ()
     assert read(f"<think>{written(style)}</think>", style).actions == ()
 
 
-def test_prose_without_marks_is_no_plan():
-    assert plan_text("Sure! (pick-up a)") == "Sure! (pick-up a)"
-    assert read("Sure! (pick-up a)", "pddl").error is PlanError.SYNTAX
+MARKS = ["<plan>", "</plan>", "[PLAN]", "[PLAN END]", "```"]
+PIECES = [*MARKS, "`", "\n", "<think>", "</think>", "pddl", " ", "(stack a b)"]
 
 
-PIECES = [
-    "```",
-    "`",
-    "\n",
-    "<think>",
-    "</think>",
-    "<plan>",
-    "</plan>",
-    "[PLAN]",
-    "[PLAN END]",
-    "pddl",
-    " ",
-    "(stack a b)",
-]
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
 def test_what_is_cut_is_never_more_than_one_thinking_part_and_one_block(text):
     kept = plan_text(text)
     assert kept in text
-    marks = sum(text.rpartition("</think>")[2].count(mark) for mark in PIECES[5:9] + PIECES[:1])
+    marks = sum(text.rpartition("</think>")[2].count(mark) for mark in MARKS)
     assert kept == text or "</think>" in text or marks == 2
     assert "<think>" not in kept or kept == text
 
@@ -129,7 +115,7 @@ def test_what_is_cut_is_never_more_than_one_thinking_part_and_one_block(text):
     "piece", ["```", "```\n", "`` ", "<think>", "</think>", "<plan>", "[PLAN]", "[plan", "<", "\n"]
 )
 @pytest.mark.parametrize("frame", ["{}", "```\n{}", "<plan>{}</plan>", "<think>{}</think>", "```{}\nx\n```"])
-def test_megabytes_of_marks_take_linear_time(piece, frame):
-    """Quadratic time on four megabytes would take hours."""
-    text = frame.format(piece * (4_000_000 // len(piece)))
+def test_many_marks_take_linear_time(piece, frame):
+    """Quadratic time on half a megabyte would take minutes."""
+    text = frame.format(piece * (500_000 // len(piece)))
     assert plan_text(text) in text

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from jaxppo.planning import UnsupportedPddlError, parse_domain, parse_problem, render_prompt, vocabulary
+from jaxppo.planning import UnsupportedPddlError, parse_domain, parse_problem, render_prompt
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.transform.renaming import rename_objects
 
-TOLD = {
+KIND_OF_PLACE = {
     ("at", 0): "ball",
     ("at", 1): "room",
     ("at-robby", 0): "room",
@@ -47,7 +47,7 @@ def parts(prompt, domain):
 
 
 @pytest.mark.parametrize("name", DOMAINS)
-def test_every_fact_can_be_told_from_the_prompt(name):
+def test_every_fact_can_be_read_from_the_prompt(name):
     domain = parse_domain(DOMAINS[name].pddl)
     for text in problems(name):
         problem = parse_problem(text, domain)
@@ -61,10 +61,10 @@ def test_every_fact_can_be_told_from_the_prompt(name):
         said |= {fact for fact in facts if len(fact) <= 3 or len(domain.predicates[fact[0]]) == len(fact) - 1}
         if name == "gripper":
             said |= {
-                (TOLD[fact[0], place], word)
+                (KIND_OF_PLACE[fact[0], place], word)
                 for fact in (*facts, *goals, *kept)
                 for place, word in enumerate(fact[1:])
-                if (fact[0], place) in TOLD
+                if (fact[0], place) in KIND_OF_PLACE
             }
         assert said | {*kept} == problem.init and not said & {*kept}
         assert {*goals, *kept} == {literal.atom for literal in problem.goal}
@@ -159,17 +159,17 @@ ROADS = """(define (domain roads) (:requirements :strips :typing) (:types city)
         ("(road a b) (road a c) (road b a)", "<init> road b a <init> road a b <init> road a c"),
     ],
 )
-def test_a_relation_is_a_line_where_each_stands_before_all_behind_it(roads, written):
+def test_a_relation_is_a_line_where_each_stands_before_all_after_it(roads, written):
     text = f"(define (problem p) (:domain roads) (:objects a b c - city) (:init {roads}) (:goal (and (at c))))"
     assert render_prompt(ROADS, text, "brief") == f"{written} <goal> at c <plan>"
 
 
-def test_a_kind_that_is_not_among_the_facts_cannot_be_told():
+def test_a_kind_that_is_not_among_the_facts_is_refused():
     facts = "(room r1) (room r2) {} (gripper g) (at-robby r1) (free g) (at x r1)"
     text = f"(define (problem p) (:domain gripper) (:objects r1 r2 x g) (:init {facts}) (:goal (and (at x r2))))"
     pddl = DOMAINS["gripper"].pddl
     assert "ball" not in render_prompt(pddl, text.format("(ball x)"), "brief")
-    with pytest.raises(UnsupportedPddlError, match=r"p:1: expected the fact \(ball x\), which this style takes"):
+    with pytest.raises(UnsupportedPddlError, match=r"p:1.*\(ball x\)"):
         render_prompt(pddl, text.format(""), "brief")
 
 
@@ -180,11 +180,9 @@ def test_kinds_that_change_the_plan_stay():
 
 
 @pytest.mark.parametrize("name", DOMAINS)
-def test_a_tokenizer_knows_all_words_and_prompts_are_shorter(name):
-    words = {*vocabulary([DOMAINS[name].pddl], DOMAINS[name].names, "brief")}
+def test_prompts_are_shorter_than_those_of_atoms_but_for_types(name):
     for text in problems(name):
         brief, plain = (render_prompt(DOMAINS[name].pddl, text, style).split() for style in ("brief", "atoms"))
-        assert words >= {*brief}
         types = sum(word in parse_domain(DOMAINS[name].pddl).ancestors for word in brief)
         listed = " ".join(brief).split("<init>")[0].split()
         assert len(brief) - len(listed) <= len(plain) + types

@@ -20,7 +20,8 @@ CASES = {
     "": Fault(missing=("(on a b)",)),
     "unstack b a ; pick-up c": Fault(2, ("pick-up", "c"), ("(handempty)",)),
     "pick-up a": Fault(1, ("pick-up", "a"), ("(clear a)",)),
-    "stack a c": Fault(1, ("stack", "a", "c"), ("(holding a)",)),
+    "stack b a": Fault(1, ("stack", "b", "a"), ("(holding b)", "(clear a)")),
+    "unstack a c": Fault(1, ("unstack", "a", "c"), ("(on a c)", "(clear a)")),
     "unstack b a ; pick-up z": Fault(2, ("pick-up", "z")),
     "fly a": Fault(1, ("fly", "a")),
     "pick-up": Fault(1, ("pick-up",)),
@@ -32,14 +33,6 @@ CASES = {
 @pytest.mark.parametrize(("text", "fault"), CASES.items())
 def test_find_fault_says_which_step_and_everything_that_it_lacks(text, fault):
     assert find_fault(BLOCKSWORLD.pddl, PROBLEM, parse_completion(text)) == fault
-
-
-def test_all_conditions_that_do_not_hold_are_told():
-    plan = parse_completion("unstack b a ; pick-up a ; put-down a")
-    assert find_fault(BLOCKSWORLD.pddl, PROBLEM, plan).missing == ("(handempty)",)
-    assert find_fault(BLOCKSWORLD.pddl, PROBLEM, parse_completion("stack b a")).missing == ("(holding b)", "(clear a)")
-    nothing_holds = find_fault(BLOCKSWORLD.pddl, PROBLEM, parse_completion("unstack a c"))
-    assert nothing_holds.missing == ("(on a c)", "(clear a)")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +111,5 @@ def test_the_shipped_model_knows_every_word_of_a_conversation():
 
 def test_a_style_without_turns_is_one_line(monkeypatch):
     monkeypatch.setitem(prompts.PROMPT_STYLES, "mute", prompts.PROMPT_STYLES["nl"]._replace(render_fault=None))
-    with pytest.raises(
-        ConfigError, match=r"prompt_style: expected one with repair turns \(atoms, brief, pddl, nl\), got 'mute'"
-    ):
+    with pytest.raises(ConfigError, match=r"prompt_style.*mute"):
         render_fault(Fault(), "mute")
