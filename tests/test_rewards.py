@@ -5,7 +5,6 @@ import functools
 import math
 import re
 import threading
-import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -45,87 +44,87 @@ def test_reward_gives_a_function_every_column_by_name():
     assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {}, None)
     assert callable(seen.pop("log_metric")) and callable(seen.pop("log_extra"))
     assert seen == {"prompts": ["p0", "p1", "p2"], "completion_ids": [[1], [2], [3]], "unused": ["u"] * 3}
-
-
-def test_reward_leaves_out_columns_that_a_function_does_not_take():
-    def plain(completions, answer):
-        return [float(a) for a in answer]
-
-    assert run_reward(plain, {"answer": [1, 7, 3], "unused": ["u"] * 3}).values == [1.0, 7.0, 3.0]
+    # Columns that a function does not take are left out.
+    assert run_reward(lambda answer: answer, {"answer": [1, 7, 3], "unused": ["u"] * 3}).values == [1.0, 7.0, 3.0]
 
 
 def test_reward_collects_what_a_function_reports():
     def talkative(prompts, completions, completion_ids, *, log_metric, log_extra=None, **columns):
-        log_metric("reward/length", 2.0)
+        log_metric("reward/length", np.float32(2))
         log_extra("shout", [text.upper() for text in completions])
+        # What JSON has no word for is kept as text.
+        log_extra("seen", [{"a"}, np.int64(3), None])
+        log_extra("points", [np.array([1, 2]), [np.float32(0.5)], {"x": np.int64(1)}])
         return [0.37, 1, np.float32(0.5)]
 
     scores = run_reward(talkative)
     assert scores.values == [0.37, 1.0, 0.5] and {type(value) for value in scores.values} == {float}
     assert scores.metrics == {"reward/length": 2.0} | NO_TROUBLE
-    assert scores.extras == {"shout": ["X", "YY", "ZZZ"]}
+    shout, seen, points = ["X", "YY", "ZZZ"], ["{'a'}", 3, None], [[1, 2], [0.5], {"x": 1}]
+    assert scores.extras == {"shout": shout, "seen": seen, "points": points}
 
 
-def test_reward_calls_any_callable():
-    class Constant:
-        def __call__(self, prompts, completions, completion_ids, **columns):
-            return np.full(len(completions), 0.25)
-
-    assert run_reward(Constant()).values == [0.25] * 3
-    assert run_reward(lambda completions, **_: [0.5] * len(completions)).values == [0.5] * 3
+class Halves:
+    def __call__(self, prompts, completions, completion_ids, **columns):
+        return np.full(len(completions), 0.5)
 
 
-def test_reward_awaits_async_functions():
-    async def slow(completions, **columns):
-        await asyncio.sleep(0.01)
-        return [float(len(text)) for text in completions]
-
-    class Slow:
-        async def __call__(self, completions, **columns):
-            return await slow(completions)
-
-    assert run_reward(slow).values == run_reward(Slow()).values == [1.0, 2.0, 3.0]
-    assert run_reward(slow, timeout_s=5.0).values == [1.0, 2.0, 3.0]
+async def slow(completions, **columns):
+    await asyncio.sleep(0.01)
+    return [float(len(text)) for text in completions]
 
 
-@pytest.mark.parametrize("values", [{0: 1.0, 1: 2.0, 2: 3.0}, {1.0, 2.0, 3.0}, "123", frozenset({1.0, 2.0, 3.0})])
-def test_what_has_no_order_or_is_read_as_keys_is_refused(values):
-    def unordered(completions):
-        return values
-
-    with pytest.raises(
-        DataError, match=f"reward unordered: expected a list of 3 numbers, got a {type(values).__name__}"
-    ):
-        run_reward(unordered)
+class Slow:
+    async def __call__(self, completions, **columns):
+        return await slow(completions)
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("function", "values"),
     [
-        jnp.array([0.5, 1.0, 0.0]),
-        np.array([0.5, 1.0, 0.0], np.float32),
-        list(jnp.array([0.5, 1.0, 0.0])),
-        (0.5, np.True_, np.False_),
-        [0.5, True, np.int8(0)],
+        (Halves(), [0.5] * 3),
+        (slow, [1.0, 2.0, 3.0]),
+        (Slow(), [1.0, 2.0, 3.0]),
+        (lambda completions: list(jnp.array([0.5, 1.0, 0.0])), [0.5, 1.0, 0.0]),
+        (lambda completions: (0.5, np.True_, np.int8(0)), [0.5, 1.0, 0.0]),
+        (lambda completions: [None, True, None], [None, 1.0, None]),  # it cannot score some
     ],
 )
-def test_numbers_of_numpy_and_jax_are_numbers(values):
-    assert run_reward(lambda completions: values).values == [0.5, 1.0, 0.0]
+def test_any_callable_may_give_any_kind_of_numbers(function, values):
+    assert run_reward(function).values == values
 
 
-@pytest.mark.parametrize("value", [1e39, -1e39, 10**400, np.float64(3.5e38)])
-def test_a_number_that_float32_cannot_hold_is_refused(value):
-    def big(completions):
-        return [0.0, value, 1.0]
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        # Without an order, or read as keys.
+        ({0: 1.0, 1: 2.0, 2: 3.0}, "dict"),
+        ({1.0, 2.0, 3.0}, "set"),
+        ("123", "str"),
+        ([0.0, 0.0], "3 values, got 2"),
+        (None, "3 values, got NoneType"),
+        (np.float32(0.5), "3 values, got float32"),
+        # What is no number that float32 can hold.
+        ([0.0, 1e39, 1.0], "row 1"),
+        ([0.0, -1e39, 1.0], "row 1"),
+        ([0.0, 10**400, 1.0], "row 1"),
+        ([0.0, math.nan, 1.0], "row 1"),
+        ([0.0, "1.0", 1.0], "row 1"),
+        ([0.0, Part(0, 2, 0.5), 1.0], "row 1"),  # a part is not a list of parts
+    ],
+    ids=repr,
+)
+def test_what_is_no_number_for_each_completion_is_refused(values, named):
+    def bad(completions):
+        return values
 
-    with pytest.raises(DataError, match=r"reward big: expected a number for row 1, got .* float32"):
-        run_reward(big)
-    assert run_reward(big, on_error=0.5).values == [0.0, 0.5, 1.0]
+    with pytest.raises(DataError, match=f"^reward bad: .*{named}"):
+        run_reward(bad)
 
 
 def test_a_sum_that_float32_cannot_hold_is_refused():
     rewards = [Reward(name, lambda completions: [3e38, 0.0, 0.0]) for name in ("a", "b")]
-    with pytest.raises(DataError, match=r"reward_weights: expected sums that float32 can hold, got 6e\+38"):
+    with pytest.raises(DataError, match="reward_weights"):
         Rewards(rewards)(batch())
 
 
@@ -160,7 +159,7 @@ def test_a_function_that_changes_its_arguments_changes_nothing_for_others():
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwx"
 
 
-@pytest.mark.parametrize("on_error", ["stop", "skip", 0.0])
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
 def test_secrets_in_errors_of_a_function_are_left_out(on_error):
     def leaks(completions):
         raise RuntimeError(f"401 for https://me:{SECRET}@host/ with Authorization: Bearer {SECRET}")
@@ -178,10 +177,6 @@ def test_secrets_in_errors_of_a_function_are_left_out(on_error):
         assert SECRET not in shown and "<redacted>" in shown
 
 
-def test_none_says_that_a_completion_cannot_be_scored():
-    assert run_reward(lambda completions: [None, 0.5, None]).values == [None, 0.5, None]
-
-
 def keyword_only(prompts, completions, completion_ids, *, answer, **columns):
     return [0.0] * len(completions)
 
@@ -191,41 +186,11 @@ def positional(completions, answer, **columns):
 
 
 @pytest.mark.parametrize("function", [keyword_only, positional])
-@pytest.mark.parametrize("on_error", ["stop", "skip", 0.0])
-def test_a_missing_column_is_named_and_never_passed_over(function, on_error):
-    with pytest.raises(DataError, match=rf"reward {function.__name__}: expected a data column 'answer', got id"):
-        run_reward(function, on_error=on_error)
-    with pytest.raises(DataError, match="'answer', got id, prompt_ids"):
+def test_a_missing_column_is_named_and_never_passed_over(function):
+    with pytest.raises(DataError, match=rf"reward {function.__name__}: .*'answer'"):
+        run_reward(function, on_error="skip")
+    with pytest.raises(DataError, match=r"'answer'.* id, prompt_ids"):
         Rewards([Reward(function.__name__, function)]).check_columns(["prompt_ids", "id"])
-
-
-def test_plan_reward_names_a_missing_column():
-    columns = {"domain_pddl": [""] * 3, "reference_plan": [[]] * 3, "prompt_style": ["atoms"] * 3}
-    with pytest.raises(DataError, match=r"reward plan: expected a data column 'problem_pddl'"):
-        run_reward(plan.make_plan_reward(), columns)
-
-
-BAD_VALUES = [
-    ([0.0, float("nan"), 0.0], "row 1, got nan"),
-    ([0.0, 0.0, float("-inf")], "row 2, got -inf"),
-    ([0.0, "1.0", 0.0], "row 1, got '1.0'"),
-    ([0.0, [1.0], 0.0], r"row 1, got \[1.0\]"),
-    ([0.0, 0.0], "expected 3 values, got 2"),
-    ([], "expected 3 values, got 0"),
-    (None, "expected 3 values, got NoneType"),
-    (0.5, "expected 3 values, got float"),
-    (np.float32(0.5), "expected 3 values, got float32"),
-    (np.array(0.5), "expected 3 values, got ndarray"),
-]
-
-
-@pytest.mark.parametrize(("values", "named"), BAD_VALUES)
-def test_a_bad_value_names_the_function_and_the_row(values, named):
-    def bad_reward(completions, **columns):
-        return values
-
-    with pytest.raises(DataError, match=f"reward bad_reward: .*{named}"):
-        run_reward(bad_reward)
 
 
 # --- parts of scores
@@ -246,22 +211,12 @@ TEXTS = ("a bcd", "", "ef")
 def test_a_score_in_parts_is_their_sum():
     scores = run_reward(by_words, texts=TEXTS)
     assert scores.values == [math.fsum([0.1, 0.3]), 0.0, 0.2]
-    assert scores.parts == [
-        (Part(0, 1, 0.1), Part(2, 5, 0.3, "characters")),
-        (),
-        (Part(0, 2, 0.2),),
-    ]
-
-
-def test_parts_may_be_counted_in_tokens_and_stand_beside_numbers():
-    def mixed(completions):
-        return [Part(0, 2, 0.5, "tokens"), 0.25, [Part(0, 2, 0.5, "tokens"), (np.int64(1), 1, np.float32(0.25))]]
-
-    with pytest.raises(DataError, match="row 0, got Part"):  # a part is not a list of parts
-        run_reward(lambda completions: mixed(completions))
-    scores = run_reward(lambda completions: [[mixed(completions)[0]], *mixed(completions)[1:]])
+    assert scores.parts == [(Part(0, 1, 0.1), Part(2, 5, 0.3, "characters")), (), (Part(0, 2, 0.2),)]
+    # They may be counted in tokens, and stand beside numbers.
+    part = Part(0, 2, 0.5, "tokens")
+    scores = run_reward(lambda completions: [[part], 0.25, [part, (np.int64(1), 1, np.float32(0.25))]])
     assert scores.values == [0.5, 0.25, 0.75]
-    assert scores.parts == [((0, 2, 0.5, "tokens"),), (), ((0, 2, 0.5, "tokens"), (1, 1, 0.25, "characters"))]
+    assert scores.parts == [(part,), (), (part, (1, 1, 0.25, "characters"))]
 
 
 NO_PARTS = [
@@ -274,12 +229,8 @@ NO_PARTS = [
     [(0, 1.0, 1.0)],
     [(0, True, 1.0)],
     [(0, 1, math.nan)],
-    [(0, 1, None)],
-    [(0, 1, "1")],
-    [(0, 1, 1e39)],
     [(0, 1, 3e38), (0, 1, 3e38)],
     [(0, 1, 1.0), 2.0],
-    [[(0, 1, 1.0)]],
 ]
 
 
@@ -288,30 +239,18 @@ def test_what_is_no_list_of_parts_fails_alone(entry):
     def bad(completions):
         return [0.5, entry, [(0, 1, 0.5)]]
 
-    with pytest.raises(DataError, match="reward bad: expected a number for row 1, got "):
+    with pytest.raises(DataError, match=r"reward bad: .*row 1, "):
         run_reward(bad)
     scores = run_reward(bad, on_error=-1.0)
     assert scores.values == [0.5, -1.0, 0.5] and scores.parts == [(), (), ((0, 1, 0.5, "characters"),)]
 
 
-def test_a_failure_that_a_function_gives_is_no_list_of_parts():
-    late = Failed("timeouts", "no answer")
-    scores = call("late", lambda completions, **_: [late, 1.0], batch(["a", "bc"]))
+def test_call_gives_parts_and_failures_as_they_are():
+    assert call("by_words", by_words, batch(["a", "bc"])).parts == [(Part(0, 1, 0.1),), (Part(0, 2, 0.2),)]
+    assert call("bad", lambda completions: [[1]], batch(["a"])).values[0].__class__ is Failed
+    late = Failed("timeouts", "no answer")  # a tuple, and no list of parts
+    scores = call("late", lambda completions: [late, 1.0], batch(["a", "bc"]))
     assert scores.values == [late, 1.0] and scores.parts is None
-
-
-def test_parts_are_kept_with_their_scores():
-    calls = []
-
-    def counted(completions):
-        calls.append(list(completions))
-        return by_words(completions)
-
-    reward = Reward("counted", counted, policy=Policy(cache_size=9))
-    first, again = (reward(batch(["a bcd", "ef", "a bcd"], prompts=["p"] * 3)) for _ in range(2))
-    assert calls == [["a bcd", "ef"]] and first.metrics["cache/reward_hits"] == 1
-    assert (first.values, first.parts) == (again.values, again.parts)
-    assert again.parts[0] == again.parts[2] == (Part(0, 1, 0.1), Part(2, 5, 0.3))
 
 
 def test_parts_of_several_functions_are_weighted_and_numbers_are_in_none():
@@ -343,52 +282,27 @@ def test_parts_of_all_processes_are_in_their_order(others):
     assert scores.parts[4] == ((Part(0, 1, 0.1), Part(2, 3, 0.1)) if others is by_words else ())
 
 
-@pytest.mark.parametrize(
-    "policy", [{"on_error": "skip"}, {"timeout_s": 30.0, "on_error": "skip"}], ids=["rows", "async"]
-)
-def test_a_function_in_parts_that_fails_for_one_completion_keeps_the_others(policy):
-    def fails(completions):
-        if "ef" in completions:
-            raise ValueError
-        return by_words(completions)
-
-    async def awaited(completions):
-        return fails(completions)
-
-    scores = run_reward(awaited if "timeout_s" in policy else fails, texts=TEXTS, **policy)
-    assert scores.values == [0.4, 0.0, None] and scores.parts == [(Part(0, 1, 0.1), Part(2, 5, 0.3)), (), ()]
-
-
-def test_call_gives_parts_as_they_are():
-    scores = call("by_words", by_words, batch(["a", "bc"]))
-    assert scores.parts == [(Part(0, 1, 0.1),), (Part(0, 2, 0.2),)]
-    assert call("bad", lambda completions: [[1]], batch(["a"])).values[0].__class__ is Failed
-
-
 # --- failures
 
 
-def fragile(completions):
+def fragile(completions, log_metric, log_extra):
     if "yy" in completions:
         raise RuntimeError("no\nsuch  word")
-    return [float(len(text)) for text in completions]
+    log_metric("reward/length", len(completions[0]))
+    log_extra("shout", [text.upper() for text in completions])
+    return [[(0, len(text), float(len(text)))] for text in completions]
 
 
-async def fragile_and_async(completions):
-    return fragile(completions)
+async def fragile_and_async(completions, log_metric, log_extra):
+    return fragile(completions, log_metric, log_extra)
 
 
 @pytest.mark.parametrize("function", [fragile, fragile_and_async, functools.partial(fragile)])
 def test_an_exception_stops_the_run_by_default_and_is_found_in_the_users_file(function):
     line = fragile.__code__.co_firstlineno + 2
-    got = rf"got RuntimeError: no such word in line {line} of .*test_rewards\.py; fix it, or .* with --on_error skip"
-    with pytest.raises(DataError, match=rf"reward \w+: expected a number for each completion, {got}"):
+    got = rf"RuntimeError: no such word in line {line} of .*test_rewards\.py"
+    with pytest.raises(DataError, match=rf"reward \w+: .*{got}.*--on_error skip"):
         run_reward(function)
-
-
-def test_a_function_that_cannot_be_called_by_names_stops_the_run_in_one_line():
-    with pytest.raises(DataError, match=r"reward <lambda>: .*got TypeError: .*positional-only"):
-        run_reward(lambda completions, /: [0.0] * 3)
 
 
 def test_an_error_of_our_own_functions_keeps_its_traceback(monkeypatch):
@@ -404,13 +318,19 @@ def test_an_error_of_our_own_functions_keeps_its_traceback(monkeypatch):
 @pytest.mark.parametrize(
     ("report", "named"),
     [
-        (
-            lambda metric, extra: extra("shout", ["X"]),
-            "3 values, one for each .*, for log_extra 'shout', got 1",
-        ),
-        (lambda metric, extra: extra("score", [1, 2, 3]), "other than step, id, .*, got 'score'"),
-        (lambda metric, extra: metric("reward/x", None), "a number for log_metric 'reward/x', got None"),
-        (lambda metric, extra: metric("cache/reward_hits", math.nan), "a number for .* 'cache/reward_hits', got nan"),
+        (lambda metric, extra: extra("shout", ["X"]), "3 values.*'shout'"),
+        (lambda metric, extra: extra("score", [1, 2, 3]), "log_extra.*'score'"),
+        (lambda metric, extra: metric("reward/x", None), "log_metric 'reward/x'"),
+        (lambda metric, extra: metric("cache/reward_hits", math.nan), "'cache/reward_hits'"),
+        # Names that the run uses, or that no log could show.
+        (lambda metric, extra: metric("step", 99), "log_metric"),
+        (lambda metric, extra: metric("objective/kl", 99), "log_metric"),
+        (lambda metric, extra: metric("rewards/f/mean", 99), "log_metric"),
+        (lambda metric, extra: metric("reward/extra_batches", 99), "log_metric"),
+        (lambda metric, extra: metric("", 99), "log_metric"),
+        (lambda metric, extra: metric("a\x1b[2J", 99), "log_metric"),
+        (lambda metric, extra: metric("x" * 101, 99), "log_metric"),
+        (lambda metric, extra: metric(7, 99), "log_metric"),
     ],
 )
 def test_reports_that_no_log_could_hold_are_refused(report, named):
@@ -418,71 +338,31 @@ def test_reports_that_no_log_could_hold_are_refused(report, named):
         report(log_metric, log_extra)
         return [0.0] * 3
 
-    with pytest.raises(DataError, match=f"reward reporting: expected .*{named}"):
+    with pytest.raises(DataError, match=f"reward reporting: .*{named}") as refused:
         run_reward(reporting)
-
-
-OWN_NAMES = ["step", "episode", "epoch", "objective/kl", "time/reward_s", "eval/test/validity", "rewards/f/mean"]
-OWN_NAMES += ["reward/extra_batches", "reward/not_scorable"]
-
-
-@pytest.mark.parametrize("name", [*OWN_NAMES, "", "a\x1b[2J", "two\nlines", "x" * 101, 7])
-def test_a_metric_of_a_function_cannot_take_a_name_of_the_run(name):
-    def cheats(completions, log_metric):
-        log_metric(name, 99)
-        return [1.0] * len(completions)
-
-    with pytest.raises(DataError, match=r"reward cheats: expected a name for log_metric .* got ") as refused:
-        run_reward(cheats)
     assert str(refused.value).isprintable()
 
 
-def test_what_json_has_no_word_for_is_kept_as_text():
-    def reporting(completions, log_metric, log_extra):
-        log_metric("reward/n", np.float32(2))
-        log_extra("seen", [{"a"}, np.int64(3), None])
-        log_extra("points", [np.array([1, 2]), [np.float32(0.5)], {"of": np.int64(1)}])
-        return [0.0] * 3
-
-    scores = run_reward(reporting)
-    assert scores.extras.pop("points") == [[1, 2], [0.5], {"of": 1}]
-    assert scores.extras == {"seen": ["{'a'}", 3, None]} and scores.metrics["reward/n"] == 2.0
-
-
-@pytest.mark.parametrize(("typo", "meant"), [("prompt", "prompts"), ("completion", "completions")])
-def test_a_singular_is_not_filled_from_the_data(typo, meant):
+@pytest.mark.parametrize(
+    ("score", "typo"), [(lambda prompt: [0.0], "prompt"), (lambda completion: [0.0], "completion")]
+)
+def test_a_singular_is_not_filled_from_the_data(score, typo):
     rows = [{"prompt": "p", "completion": "c", "id": "a"}]
     assert list(data.columns_of(rows)) == ["id"]
-    scope = {}
-    exec(f"def score({typo}): return [0.0]", scope)
-    with pytest.raises(DataError, match=f"expected a data column '{typo}'.*did you mean '{meant}'"):
-        Rewards([Reward("score", scope["score"])]).check_columns(data.columns_of(rows))
+    with pytest.raises(DataError, match=f"'{typo}'.*'{typo}s'"):
+        Rewards([Reward("score", score)]).check_columns(data.columns_of(rows))
 
 
-@pytest.mark.parametrize(("on_error", "instead"), [("skip", None), (-1.5, -1.5), (0.0, 0.0)])
-def test_on_error_costs_only_the_completions_that_fail(on_error, instead):
-    scores = run_reward(fragile, on_error=on_error)
+@pytest.mark.parametrize(("on_error", "instead"), [("skip", None), (0.0, 0.0)])
+@pytest.mark.parametrize(("function", "timeout_s"), [(fragile, None), (fragile_and_async, 30.0)])
+def test_on_error_costs_only_the_completions_that_fail(function, timeout_s, on_error, instead):
+    scores = run_reward(function, timeout_s=timeout_s, on_error=on_error)
     assert scores.values == [1.0, instead, 3.0]
-    assert scores.metrics == NO_TROUBLE | {"reward/errors": 1}
-    assert scores.extras == {"fragile_failed": [None, "RuntimeError: no such word", None]}
-
-
-def test_on_error_covers_values_that_are_no_numbers():
-    scores = run_reward(lambda completions: [math.nan, 1.0, "x"], on_error="skip")
-    assert scores.values == [None, 1.0, None] and scores.metrics["reward/errors"] == 2
-
-
-def test_a_function_that_is_called_again_row_by_row_keeps_its_reports():
-    def reporting(completions, log_metric, log_extra):
-        if "yy" in completions:
-            raise ValueError(completions)
-        log_metric("reward/length", len(completions[0]))
-        log_extra("shout", [text.upper() for text in completions])
-        return [1.0] * len(completions)
-
-    scores = run_reward(reporting, on_error="skip")
-    assert scores.metrics["reward/length"] == 2.0  # the mean over the rows that have it
-    assert scores.extras["shout"] == ["X", None, "ZZZ"]
+    assert scores.parts == [(Part(0, 1, 1.0),), (), (Part(0, 3, 3.0),)]
+    # Called again row by row it keeps its reports: the mean over the rows that have one.
+    assert scores.metrics == NO_TROUBLE | {"reward/errors": 1, "reward/length": 2.0}
+    failed = {f"{function.__name__}_failed": [None, "RuntimeError: no such word", None]}
+    assert scores.extras == {"shout": ["X", None, "ZZZ"]} | failed
 
 
 def test_interrupts_are_no_failures_of_the_reward():
@@ -500,12 +380,11 @@ def test_an_async_function_has_its_time_limit_for_every_completion(on_timeout, i
         await asyncio.sleep(60.0 if text == "yy" else 0.0)
         return [1.0]
 
-    began = time.monotonic()
     scores = run_reward(sleepy, timeout_s=0.3, on_timeout=on_timeout)
-    assert scores.values == [1.0, instead, 1.0] and time.monotonic() - began < 20
+    assert scores.values == [1.0, instead, 1.0]
     assert scores.metrics == NO_TROUBLE | {"reward/timeouts": 1}
     assert scores.extras == {"sleepy_failed": [None, "no answer within 0.3 s", None]}
-    with pytest.raises(DataError, match=r"reward sleepy: expected a number for row 1, got no answer within 0\.3 s"):
+    with pytest.raises(DataError, match=r"reward sleepy: .*row 1, .*0\.3 s"):
         run_reward(sleepy, timeout_s=0.3, on_timeout="stop")
 
 
@@ -537,7 +416,7 @@ def test_repeated_completions_are_asked_for_once():
 
     def counted(completions, answer):
         calls.append((completions, answer))
-        return [float(len(text) * n) for text, n in zip(completions, answer, strict=True)]
+        return [[(0, 1, float(len(text) * n))] for text, n in zip(completions, answer, strict=True)]
 
     reward = Reward("counted", counted, policy=Policy(cache_size=3))
     first = reward(batch(["x", "yy", "x"], {"answer": [2, 2, 2]}, ["p"] * 3))
@@ -546,6 +425,7 @@ def test_repeated_completions_are_asked_for_once():
     second = reward(batch(["yy", "x", "x"], {"answer": [2, 2, 3]}, ["p"] * 3))
     assert second.values == [4.0, 2.0, 3.0] and calls[1:] == [(["x"], [3])]  # another column, another question
     assert second.metrics["cache/reward_hits"] == 2
+    assert second.parts == [(Part(0, 1, 4.0),), (Part(0, 1, 2.0),), (Part(0, 1, 3.0),)]  # kept with their scores
     reward(batch(["z"], {"answer": [1]}, ["p"]))  # one too many: the least recently used is forgotten
     calls.clear()
     reward(batch(["x", "yy"], {"answer": [2, 2]}, ["p"] * 2))
@@ -584,25 +464,16 @@ def test_failures_are_asked_for_again_and_none_is_remembered():
     assert len(calls) == 2
 
 
-def test_columns_of_any_kind_can_be_remembered():
-    columns = {"tools": [{"a": [1]}, {"a": [2]}, {"a": [1]}], "array": [np.arange(2), np.arange(3), np.arange(2)]}
-    calls = []
-
-    def counted(completions, tools, array):
-        calls.append(len(completions))
-        return [float(len(values)) for values in array]
-
-    reward = Reward("counted", counted, policy=Policy(cache_size=10))
-    assert reward(batch(["x"] * 3, columns, ["p"] * 3)).values == [2.0, 3.0, 2.0] and calls == [2]
-
-
-def test_numbers_and_truths_are_not_remembered_for_each_other():
-    def kind(completions, answer):
-        return [float(isinstance(value, bool)) + 2.0 * isinstance(value, float) for value in answer]
+def test_columns_of_any_kind_can_be_remembered_and_truths_are_no_numbers():
+    def kind(completions, answer, tools):
+        numbers = [float(isinstance(value, bool)) + 2.0 * isinstance(value, float) for value in answer]
+        return [number + 10 * len(tool["a"]) for number, tool in zip(numbers, tools, strict=True)]
 
     reward = Reward("kind", kind, policy=Policy(cache_size=10))
-    columns = {"answer": [1, True, 1.0, [1], [True], 1]}
-    assert reward(batch(["x"] * 6, columns, ["p"] * 6)).values == [0.0, 1.0, 2.0, 0.0, 0.0, 0.0]
+    columns = {"answer": [1, True, 1.0, [1], [True], 1, 1], "tools": [{"a": np.arange(1)}] * 6 + [{"a": np.arange(2)}]}
+    scores = reward(batch(["x"] * 7, columns, ["p"] * 7))
+    assert scores.values == [10.0, 11.0, 12.0, 10.0, 10.0, 10.0, 20.0]
+    assert scores.metrics["cache/reward_hits"] == 1  # of the first row
 
 
 def test_counts_are_summed_over_processes_and_batches():
@@ -613,15 +484,9 @@ def test_counts_are_summed_over_processes_and_batches():
 # --- several functions
 
 
-def constant(value, name):
-    function = lambda completions: [value] * len(completions)  # noqa: E731
-    function.__name__ = name
-    return function
-
-
 def test_rewards_are_a_weighted_sum():
     lengths = Reward("lengths", lambda completions: [float(len(text)) for text in completions], weight=2.0)
-    scores = Rewards([lengths, Reward("half", constant(0.5, "half"), weight=-1.0)])(batch())
+    scores = Rewards([lengths, Reward("half", lambda completions: [0.5] * 3, weight=-1.0)])(batch())
     assert scores.values == [1.5, 3.5, 5.5]
     assert scores.metrics["rewards/lengths/mean"] == 2.0 and scores.metrics["rewards/half/mean"] == 0.5
     assert scores.metrics["rewards/lengths/std"] == pytest.approx(np.std([1, 2, 3], ddof=1))
@@ -634,14 +499,17 @@ def test_a_function_that_cannot_score_a_completion_is_left_out_of_its_sum():
     second = Reward("second", lambda completions: [None, 0.5, 0.25], weight=2.0)
     scores = Rewards([first, second])(batch())
     assert scores.values == [None, 2.0, 0.5]
-    assert scores.metrics["reward/not_scorable"] == 1
-    assert scores.metrics["rewards/second/mean"] == 0.375
+    assert (scores.metrics["reward/not_scorable"], scores.metrics["rewards/second/mean"]) == (1, 0.375)
 
 
 def test_counts_add_up_over_functions():
     broken = Reward("broken", lambda completions: [math.nan, 1.0, 1.0], policy=Policy(on_error=0.0))
-    other = Reward("other", fragile, policy=Policy(on_error="skip", cache_size=5))
-    together = Rewards([broken, other])
+    picky = Reward(
+        "picky",
+        lambda completions: [1 / (text != "yy") for text in completions],
+        policy=Policy(on_error="skip", cache_size=5),
+    )
+    together = Rewards([broken, picky])
     scores = together(batch())
     assert scores.metrics["reward/errors"] == 2 and scores.metrics["reward/not_scorable"] == 0
     assert scores.extras["broken_failed"] == ["nan", None, None]
@@ -650,7 +518,7 @@ def test_counts_add_up_over_functions():
 
 def test_a_batch_without_any_score_is_an_error_that_says_why():
     reward = Reward("broken", lambda completions: 1 / 0, policy=Policy(on_error="skip"))
-    with pytest.raises(DataError, match=r"expected a number for at least one completion, got none .*ZeroDivision"):
+    with pytest.raises(DataError, match="ZeroDivision"):
         Rewards([reward])(batch())
 
 

@@ -42,7 +42,7 @@ def test_punishment_is_that_of_trl(longest, cache):
 
 @pytest.mark.parametrize("cache", [0, -1, 21])
 def test_a_cache_out_of_range_is_refused(cache):
-    with pytest.raises(ConfigError, match=rf"^soft_punish_cache: expected 1 to .* \(20\), got {cache}$"):
+    with pytest.raises(ConfigError, match=r"^soft_punish_cache: .*20"):
         get_soft_overlong_punishment(20, cache)
 
 
@@ -53,23 +53,15 @@ def test_it_is_a_weighted_term_of_a_run_s_rewards():
     assert (rewards.name, rewards.weight, rewards(batch).values) == (NAME, 0.5, [0.0, -0.5, -1.0])
 
 
-WRONG = {
-    "no cache": ({"reward_funcs": (NAME,)}, Context(max_completion_len=9), "soft_punish_cache: expected a value with"),
-    "cache alone": ({"soft_punish_cache": 3}, Context(max_completion_len=9), "soft_punish_cache: expected .* None wi"),
-    "too much": (
-        {"reward_funcs": (NAME,), "soft_punish_cache": 10},
-        Context(max_completion_len=9),
-        r"soft_punish_cache: expected 1 to .* \(9\), got 10",
-    ),
-    "no sampling": (
-        {"reward_funcs": (NAME,), "soft_punish_cache": 3},
-        Context(),
-        "reward_funcs: expected no soft_overlong_punishment where no completions are sampled",
-    ),
-}
-
-
-@pytest.mark.parametrize(("settings", "run", "message"), WRONG.values(), ids=WRONG)
-def test_settings_that_do_not_fit_are_one_line(settings, run, message):
-    with pytest.raises(ConfigError, match=message):
-        registry.make_rewards(RewardConfig(**settings), run)
+@pytest.mark.parametrize(
+    ("settings", "longest", "named"),
+    [
+        ({"reward_funcs": (NAME,)}, 9, "soft_punish_cache"),
+        ({"soft_punish_cache": 3}, 9, "soft_punish_cache"),
+        ({"reward_funcs": (NAME,), "soft_punish_cache": 10}, 9, "soft_punish_cache"),
+        ({"reward_funcs": (NAME,), "soft_punish_cache": 3}, None, "reward_funcs"),  # no completions are sampled
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, longest, named):
+    with pytest.raises(ConfigError, match=f"^{named}: "):
+        registry.make_rewards(RewardConfig(**settings), Context(max_completion_len=longest))

@@ -11,25 +11,19 @@ from jaxppo.reward_functions import registry
 from jaxppo.reward_functions.registry import BuiltIn, check, make_rewards
 from jaxppo.rewards import Completions
 
-WRONG = {
-    "an unknown reward": (
-        {"reward_funcs": ("plans",)},
-        "reward_funcs: expected plan, model, server, sentiment, soft_overlong_punishment or module:function, got",
-    ),
-    "no reward model": ({"reward_funcs": ("model",)}, "reward_model_path: expected a value with model in reward_funcs"),
-    "an unused server": (
-        {"reward_server_url": "http://x"},
-        "reward_server_url: expected a value with server in reward_f",
-    ),
-}
 
-
-@pytest.mark.parametrize(("settings", "message"), WRONG.values(), ids=WRONG)
-def test_check_names_the_setting_that_cannot_be_meant(settings, message):
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"reward_funcs": ("plans",)}, "reward_funcs: .*soft_overlong_punishment"),
+        ({"reward_funcs": ("model",)}, "reward_model_path: .*reward_funcs"),
+        ({"reward_server_url": "http://x"}, "reward_server_url: .*reward_funcs"),
+    ],
+)
+def test_check_names_the_setting_that_cannot_be_meant(settings, named):
     for use in (check, make_rewards):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=f"^{named}"):
             use(RewardConfig(**settings))
-        assert str(caught.value).startswith(message)
 
 
 def test_check_asks_for_a_missing_package_before_any_model_is_made(monkeypatch):
@@ -38,7 +32,7 @@ def test_check_asks_for_a_missing_package_before_any_model_is_made(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(toys, "find", lambda name: pytest.fail("a toy is made"))
     for use in (check, make_rewards):
-        with pytest.raises(ModelError, match=r"^sentiment: expected torch .*: pip install 'jaxppo\[sentiment\]'$"):
+        with pytest.raises(ModelError, match=r"torch.*pip install 'jaxppo\[sentiment\]'"):
             use(config)
 
 
@@ -52,5 +46,5 @@ def test_a_new_built_in_function_takes_one_row(monkeypatch):
 
 
 def test_a_reward_model_is_refused_where_none_can_be_computed():
-    with pytest.raises(ConfigError, match="expected no reward model here"):
+    with pytest.raises(ConfigError, match=r"^reward_funcs: .*'model'"):
         make_rewards(RewardConfig(reward_funcs=("model",), reward_model_path="x"))

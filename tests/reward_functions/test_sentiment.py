@@ -1,4 +1,4 @@
-"""Rewards from a text classifier: small ones that are made, and where it matters trained, here."""
+"""Rewards from a text classifier, against the classifier's own forward pass on each text alone."""
 
 import random
 import sys
@@ -17,31 +17,13 @@ from transformers import (
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForSequenceClassification,
-    pipeline,
 )
 
 from jaxppo.errors import ConfigError, ModelError
 from jaxppo.reward_functions.sentiment import find_label, longest_text, make_sentiment_reward
 
-GOOD = ["good", "great", "fine", "lovely", "superb", "wonderful", "brilliant", "moving"]
-BAD = ["bad", "awful", "poor", "dull", "boring", "dreadful", "clumsy", "tedious"]
-NEUTRAL = [
-    "the",
-    "film",
-    "was",
-    "a",
-    "plot",
-    "with",
-    "actor",
-    "scene",
-    "story",
-    "music",
-    "and",
-    "its",
-    "director",
-    "tells",
-]
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *GOOD, *BAD, *NEUTRAL]
+WORDS = ["good", "lovely", "superb", "bad", "awful", "poor", "dull", "the", "film", "was", "a", "and", "music"]
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
 LONGEST = 24
 
 
@@ -55,49 +37,34 @@ def words_tokenizer(special=True, **options):
     return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]", **options)
 
 
-def distilbert_config(labels):
+def distilbert_config(*labels):
     return DistilBertConfig(
         vocab_size=len(VOCABULARY),
-        dim=32,
+        dim=16,
         n_layers=1,
         n_heads=2,
-        hidden_dim=64,
+        hidden_dim=32,
         max_position_embeddings=LONGEST,
-        dropout=0.0,
-        attention_dropout=0.0,
-        seq_classif_dropout=0.0,
+        dropout=0.5,  # none in an evaluation
         id2label=dict(enumerate(labels)),
         label2id={label: i for i, label in enumerate(labels)},
     )
-
-
-def reviews(count, rng):
-    """(text, whether it is positive): neutral words with more words of one side than of the other."""
-    rows = []
-    for _ in range(count):
-        positive = rng.random() < 0.5
-        ours, theirs = (GOOD, BAD) if positive else (BAD, GOOD)
-        words = rng.choices(NEUTRAL, k=rng.randrange(3, 12)) + rng.choices(ours, k=3) + rng.choices(theirs, k=1)
-        rng.shuffle(words)
-        rows.append((" ".join(words), positive))
-    return rows
-
-
-def train(model, tokenizer, rows, index_of_positive):
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for start in range(0, len(rows), 32):
-        texts, positive = zip(*rows[start : start + 32], strict=True)
-        encoded = tokenizer(list(texts), padding=True, return_tensors="pt")
-        labels = torch.tensor([index_of_positive if p else 1 - index_of_positive for p in positive])
-        optimizer.zero_grad()
-        model(**encoded, labels=labels).loss.backward()
-        optimizer.step()
 
 
 def save(folder, model, tokenizer):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def random_classifier(folder, *labels):
+    """A classifier with weights so large that texts differ in their scores."""
+    torch.manual_seed(0)
+    model = DistilBertForSequenceClassification(distilbert_config(*labels))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return save(folder, model, words_tokenizer())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,28 +77,15 @@ def _one_thread():
 
 
 @pytest.fixture(scope="module")
-def trained():
-    """A classifier whose label 1 is POSITIVE, and its tokenizer."""
-    torch.manual_seed(0)
-    model, tokenizer = (
-        DistilBertForSequenceClassification(distilbert_config(["NEGATIVE", "POSITIVE"])),
-        words_tokenizer(),
-    )
-    train(model, tokenizer, reviews(1600, random.Random(0)), index_of_positive=1)
-    return model, tokenizer
+def classifier(tmp_path_factory):
+    return random_classifier(tmp_path_factory.mktemp("classifier"), "NEGATIVE", "POSITIVE")
 
 
-@pytest.fixture(scope="module", params=[["NEGATIVE", "POSITIVE"], ["POSITIVE", "NEGATIVE"]], ids="-".join)
-def classifier(request, trained, tmp_path_factory):
-    """Folder of the trained classifier, with its labels in either order."""
-    folder = tmp_path_factory.mktemp("classifier")
-    model, tokenizer = trained
-    ordered = DistilBertForSequenceClassification(distilbert_config(request.param))
-    ordered.load_state_dict(model.state_dict())
-    if request.param[0] == "POSITIVE":
-        for parameter in ordered.classifier.parameters():
-            parameter.data = parameter.data.flip(0)
-    return save(folder, ordered, tokenizer)
+@pytest.fixture(scope="module")
+def texts():
+    """Texts of different lengths, the shortest and the longest of all among them."""
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randrange(1, 12))) for _ in range(16)] + ["good", "", "bad " * 15]
 
 
 def ask(reward, texts, prompts=None):
@@ -145,48 +99,28 @@ def raw_logits(folder, texts, label):
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         rows = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
-    return torch.stack(rows)[:, model.config.label2id[label]]
+    return torch.stack(rows)[:, model.config.label2id[label]].tolist()
 
 
-def test_sentiment_gives_positive_texts_the_higher_rewards(classifier):
-    rows = reviews(200, random.Random(1))
-    rewards = ask(make_sentiment_reward(classifier), [text for text, _ in rows])
-    right = sum((reward > 0) == positive for reward, (_, positive) in zip(rewards, rows, strict=True))
-    assert right >= 190
-    best_bad = sorted(reward for reward, (_, positive) in zip(rewards, rows, strict=True) if not positive)
-    worst_good = sorted(reward for reward, (_, positive) in zip(rewards, rows, strict=True) if positive)
-    assert worst_good[len(worst_good) // 20] > best_bad[len(best_bad) // 2]
+@pytest.mark.parametrize("labels", [("NEGATIVE", "POSITIVE"), ("POSITIVE", "NEGATIVE")], ids="-".join)
+def test_sentiment_is_the_raw_logit_of_the_label_wherever_it_stands(labels, texts, tmp_path):
+    folder = random_classifier(tmp_path, *labels)
+    for label in ("POSITIVE", "negative"):
+        rewards = ask(make_sentiment_reward(folder, label=label), texts)
+        assert rewards == pytest.approx(raw_logits(folder, texts, label.upper()), abs=1e-5)
+        assert {type(reward) for reward in rewards} == {float} and max(rewards) - min(rewards) > 0.1
+    assert ask(make_sentiment_reward(folder), texts) == ask(make_sentiment_reward(folder, label="POSITIVE"), texts)
 
 
-@pytest.mark.parametrize("label", ["POSITIVE", "positive", "NEGATIVE"])
-def test_sentiment_is_the_raw_logit_of_the_label_wherever_it_stands(classifier, label):
-    texts = [text for text, _ in reviews(20, random.Random(2))]
-    rewards = ask(make_sentiment_reward(classifier, label=label), texts)
-    assert rewards == pytest.approx(raw_logits(classifier, texts, label.upper()).tolist(), abs=1e-5)
-    assert {type(reward) for reward in rewards} == {float}
-
-
-@pytest.mark.parametrize("function", ["none", "softmax", "sigmoid"])
-def test_sentiment_is_what_the_pipeline_says(classifier, function):
-    texts = [text for text, _ in reviews(20, random.Random(3))]
-    classify = pipeline("text-classification", model=classifier, device="cpu")
-    outputs = classify(texts, top_k=None, function_to_apply=function)
-    expected = [{entry["label"]: entry["score"] for entry in output}["POSITIVE"] for output in outputs]
-    rewards = ask(make_sentiment_reward(classifier, function_to_apply=function), texts)
-    assert rewards == pytest.approx(expected, abs=1e-5)
-    assert function == "none" or all(0 < reward < 1 for reward in rewards)
-
-
-def test_sentiment_turns_logits_into_probabilities(classifier):
-    texts = [text for text, _ in reviews(10, random.Random(4))]
-    raw = torch.tensor([ask(make_sentiment_reward(classifier, name), texts) for name in ("NEGATIVE", "POSITIVE")])
+def test_sentiment_turns_logits_into_probabilities(classifier, texts):
+    raw = torch.tensor([raw_logits(classifier, texts, label) for label in ("NEGATIVE", "POSITIVE")])
     softmax = ask(make_sentiment_reward(classifier, function_to_apply="softmax"), texts)
     sigmoid = ask(make_sentiment_reward(classifier, function_to_apply="sigmoid"), texts)
     assert softmax == pytest.approx(torch.softmax(raw, 0)[1].tolist(), abs=1e-5)
     assert sigmoid == pytest.approx(torch.sigmoid(raw)[1].tolist(), abs=1e-5)
 
 
-def test_sentiment_reads_the_prompt_unless_told_otherwise(classifier):
+def test_sentiment_reads_the_prompt_unless_asked_otherwise(classifier):
     prompts, completions = ["the film was superb and"] * 2, [" dull", " lovely"]
     both, completion = make_sentiment_reward(classifier), make_sentiment_reward(classifier, text="completion")
     joined = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
@@ -196,31 +130,16 @@ def test_sentiment_reads_the_prompt_unless_told_otherwise(classifier):
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
-def test_sentiment_does_not_depend_on_the_batch(classifier, batch_size):
-    texts = [text for text, _ in reviews(16, random.Random(5))] + ["good", "", "bad " * 15]
-    expected = ask(make_sentiment_reward(classifier), texts)
-    rewards = ask(make_sentiment_reward(classifier, batch_size=batch_size), texts)
-    assert rewards == pytest.approx(expected, abs=1e-5)
-    backwards = ask(make_sentiment_reward(classifier, batch_size=batch_size), texts[::-1])
-    assert backwards[::-1] == pytest.approx(expected, abs=1e-5)
-
-
-def test_sentiment_is_the_same_every_time(classifier):
-    texts = [text for text, _ in reviews(16, random.Random(6))]
-    reward = make_sentiment_reward(classifier)
-    assert ask(reward, texts) == ask(reward, texts) == ask(make_sentiment_reward(classifier), texts)
-
-
-def test_sentiment_of_nothing(classifier):
-    reward = make_sentiment_reward(classifier)
+def test_sentiment_does_not_depend_on_the_batch(classifier, batch_size, texts):
+    reward, expected = make_sentiment_reward(classifier), make_sentiment_reward(classifier, batch_size=batch_size)
+    assert ask(reward, texts) == ask(reward, texts) == pytest.approx(ask(expected, texts), abs=1e-5)
+    assert ask(reward, texts)[::-1] == pytest.approx(ask(expected, texts[::-1]), abs=1e-5)
     assert ask(reward, []) == []
-    assert ask(reward, [""]) == pytest.approx(raw_logits(classifier, [""], "POSITIVE").tolist(), abs=1e-5)
 
 
 def test_sentiment_cuts_texts_at_the_models_longest(classifier):
     start = "the film was superb and " * 4 + "good music"  # 22 words and two special tokens
-    reward = make_sentiment_reward(classifier)
-    whole, longer = ask(reward, [start, start + " awful" * 500])
+    whole, longer = ask(make_sentiment_reward(classifier), [start, start + " awful" * 500])
     assert longer == pytest.approx(whole, abs=1e-5)
 
 
@@ -231,68 +150,52 @@ def test_sentiment_leaves_out_texts_without_tokens(tmp_path):
     reward = make_sentiment_reward(folder, label="label_1")
     rewards = ask(reward, ["good film", "", "   ", "bad " * 40])
     assert rewards[1] is None and rewards[2] is None
-    expected = raw_logits(folder, ["good film", "bad " * 16], "LABEL_1").tolist()
+    expected = raw_logits(folder, ["good film", "bad " * 16], "LABEL_1")
     assert [rewards[0], rewards[3]] == pytest.approx(expected, abs=1e-5)
     assert ask(reward, ["", ""]) == [None, None]
 
 
-def test_longest_text_knows_where_roberta_begins_to_count(tmp_path):
-    config = RobertaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=18,
-        pad_token_id=1,
-    )
+def test_longest_text_is_the_smaller_of_two_limits_and_knows_where_roberta_begins_to_count(tmp_path):
+    model = DistilBertForSequenceClassification(distilbert_config("A", "B"))
+    assert longest_text(model, words_tokenizer()) == LONGEST
+    assert longest_text(model, words_tokenizer(model_max_length=10)) == 10
+    assert longest_text(model, words_tokenizer(model_max_length=512)) == LONGEST
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = RobertaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=18, pad_token_id=1, **sizes)
     model = RobertaForSequenceClassification(config)
     folder = save(tmp_path, model, words_tokenizer(pad_token="[UNK]"))
     assert longest_text(model, AutoTokenizer.from_pretrained(folder)) == 16
     assert ask(make_sentiment_reward(folder, label="LABEL_0"), ["good " * 100])[0] is not None
 
 
-def test_longest_text_is_the_smaller_of_two_limits(tmp_path):
-    model = DistilBertForSequenceClassification(distilbert_config(["A", "B"]))
-    assert longest_text(model, words_tokenizer()) == LONGEST
-    assert longest_text(model, words_tokenizer(model_max_length=10)) == 10
-    assert longest_text(model, words_tokenizer(model_max_length=512)) == LONGEST
-
-
-def test_find_label_names_those_there_are():
+def test_find_label_names_the_labels_of_the_model():
     names = {0: "negative", 1: "Positive", 2: "POSITIVE"}
     assert find_label(names, "NEGATIVE") == "negative" and find_label(names, "POSITIVE") == "POSITIVE"
-    for wrong in ("1", "LABEL_1", "positive", ""):  # "positive" fits two
-        with pytest.raises(ConfigError, match="label: expected one of negative, Positive, POSITIVE, got "):
+    for wrong in ("LABEL_1", "positive", ""):  # "positive" fits two
+        with pytest.raises(ConfigError, match=r"label: .*negative, Positive, POSITIVE"):
             find_label(names, wrong)
 
 
 def test_sentiment_refuses_a_model_without_a_trained_head(tmp_path):
-    folder = save(tmp_path, DistilBertForMaskedLM(distilbert_config(["A", "POSITIVE"])), words_tokenizer())
-    with pytest.raises(ModelError, match=r"expected a trained classifier at .*, got no weights for classifier\.bias"):
+    folder = save(tmp_path, DistilBertForMaskedLM(distilbert_config("A", "POSITIVE")), words_tokenizer())
+    with pytest.raises(ModelError, match=r"classifier\.bias"):
         make_sentiment_reward(folder)
 
 
-def test_sentiment_opens_no_pickles(classifier, tmp_path):
-    config = distilbert_config(["NEGATIVE", "POSITIVE"])
-    model = DistilBertForSequenceClassification(config)
+def test_sentiment_opens_no_pickles(tmp_path):
+    config = distilbert_config("NEGATIVE", "POSITIVE")
     config.save_pretrained(tmp_path)
     words_tokenizer().save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="expected a text classifier in safetensors at"):
-        make_sentiment_reward(str(tmp_path))
+    torch.save(DistilBertForSequenceClassification(config).state_dict(), tmp_path / "pytorch_model.bin")
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ModelError, match=f"safetensors at {folder}"):
+            make_sentiment_reward(str(folder))
 
 
-def test_sentiment_names_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(ModelError, match=f"expected a text classifier in safetensors at {tmp_path}/missing"):
-        make_sentiment_reward(str(tmp_path / "missing"))
-
-
-def test_sentiment_runs_no_code_of_the_model(classifier, tmp_path):
-    model, tokenizer = DistilBertForSequenceClassification(distilbert_config(["A", "POSITIVE"])), words_tokenizer()
+def test_sentiment_runs_no_code_of_the_model(tmp_path):
+    model = DistilBertForSequenceClassification(distilbert_config("A", "POSITIVE"))
     model.config.auto_map = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.Config"}
-    model.config.model_type = "evil"
-    folder = save(tmp_path, model, tokenizer)
+    folder = save(tmp_path, model, words_tokenizer())
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\nclass Config: pass\n")
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"distilbert"', '"evil"'))
@@ -303,7 +206,7 @@ def test_sentiment_runs_no_code_of_the_model(classifier, tmp_path):
 
 def test_sentiment_names_the_extra_that_is_missing(classifier, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ModelError, match=r"expected torch to be installed: pip install 'jaxppo\[sentiment\]'"):
+    with pytest.raises(ModelError, match=r"torch.*pip install 'jaxppo\[sentiment\]'"):
         make_sentiment_reward(classifier)
 
 
@@ -311,5 +214,5 @@ def test_sentiment_names_the_extra_that_is_missing(classifier, monkeypatch):
     ("option", "value"), [("function_to_apply", "tanh"), ("text", "prompt"), ("batch_size", 0), ("label", "GREAT")]
 )
 def test_sentiment_names_a_bad_option(classifier, option, value):
-    with pytest.raises(ConfigError, match=f"^{option}: expected .*, got {value!r}$"):
+    with pytest.raises(ConfigError, match=f"^{option}: .*{value!r}"):
         make_sentiment_reward(classifier, **{option: value})
