@@ -12,8 +12,15 @@ from jaxppo.planning.language.parse import ActionSchema, Atom
 class Move(NamedTuple):
     action: Action
     needs: frozenset[Atom]
+    forbids: frozenset[Atom]
     delete: frozenset[Atom]
     add: frozenset[Atom]
+
+    def is_possible(self, state: frozenset[Atom]) -> bool:
+        return self.needs <= state and self.forbids.isdisjoint(state)
+
+    def after(self, state: frozenset[Atom]) -> frozenset[Atom]:
+        return (state - self.delete) | self.add
 
 
 def shortest_plan(problem: Problem, most_states: int = 200_000) -> tuple[Action, ...] | None:
@@ -22,18 +29,18 @@ def shortest_plan(problem: Problem, most_states: int = 200_000) -> tuple[Action,
     Raises:
         OverflowError: more states than allowed.
     """
-    moves, goal = list(all_moves(problem)), {atom for atom, _ in problem.goal}
+    moves = list(all_moves(problem))
     came_from: dict[frozenset[Atom], tuple[frozenset[Atom], Action] | None] = {problem.init: None}
     queue = deque([problem.init])
     while queue:
         state = queue.popleft()
-        if goal <= state:
+        if all((literal.atom in state) is literal.positive for literal in problem.goal):
             return _plan_to(state, came_from)
-        for action, needs, delete, add in moves:
-            if needs <= state:
-                following = (state - delete) | add
+        for move in moves:
+            if move.is_possible(state):
+                following = move.after(state)
                 if following not in came_from:
-                    came_from[following] = (state, action)
+                    came_from[following] = (state, move.action)
                     queue.append(following)
         if len(came_from) > most_states:
             raise OverflowError(f"more than {most_states} states")
@@ -41,17 +48,23 @@ def shortest_plan(problem: Problem, most_states: int = 200_000) -> tuple[Action,
 
 
 def all_moves(problem: Problem) -> Iterator[Move]:
-    """Every instance of every operator whose static preconditions hold."""
+    """Every instance of every operator whose equalities, and preconditions that nothing changes, hold."""
     schemas = problem.domain.actions.values()
     changing = {atom[0] for schema in schemas for atom in (*schema.add, *schema.delete)}
     for schema in schemas:
-        assert all(literal.positive for literal in schema.precondition) and not schema.effects
-        needs = [literal.atom for literal in schema.precondition]
-        for binding in _bindings(problem, schema, {}, [atom for atom in needs if atom[0] not in changing]):
-            filled = [
-                frozenset(bound_atom(atom, binding) for atom in atoms) for atoms in (needs, schema.delete, schema.add)
-            ]
-            yield Move((schema.name, *binding.values()), *filled)
+        assert not schema.effects
+        positive = [literal.atom for literal in schema.precondition if literal.positive and literal.atom[0] != "="]
+        negative = [literal.atom for literal in schema.precondition if not literal.positive and literal.atom[0] != "="]
+        equalities = [literal for literal in schema.precondition if literal.atom[0] == "="]
+        static = [atom for atom in positive if atom[0] not in changing]
+        for binding in _bindings(problem, schema, {}, static):
+            sides = [(bound_atom(literal.atom, binding), literal.positive) for literal in equalities]
+            if all((left == right) is expected for (_, left, right), expected in sides):
+                filled = [
+                    frozenset(bound_atom(atom, binding) for atom in atoms)
+                    for atoms in (positive, negative, schema.delete, schema.add)
+                ]
+                yield Move((schema.name, *binding.values()), *filled)
 
 
 def _bindings(

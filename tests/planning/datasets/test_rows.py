@@ -25,7 +25,7 @@ def problem_of(row):
 
 @pytest.fixture(scope="module")
 def splits():
-    sizes = {"train": {3: 30, 5: 60}, "rl": {5: 60}, "test": {5: 60}, "test_longer": {6: 20}}
+    sizes = {"train": {3: 20, 5: 30}, "rl": {5: 20}, "test": {5: 40}, "test_longer": {6: 10}}
     return {
         name: build_split(name, sizes=size, seed=seed, unique=name != "train")
         for seed, (name, size) in enumerate(sizes.items())
@@ -45,7 +45,7 @@ def test_rows_hold_every_column_and_a_valid_plan(splits):
 
 
 def test_sizes_and_ids(splits):
-    assert Counter(row["n_objects"] for row in splits["train"]) == {3: 30, 5: 60}
+    assert Counter(row["n_objects"] for row in splits["train"]) == {3: 20, 5: 30}
     ids = [row["id"] for rows in splits.values() for row in rows]
     assert len(set(ids)) == len(ids)
 
@@ -56,18 +56,18 @@ def test_splits_share_no_problem_up_to_renaming(splits):
 
 
 def test_unique_splits_hold_no_problem_twice(splits):
-    assert len({canonical_form(problem_of(row)) for row in splits["test"]}) == 60
+    assert len({canonical_form(problem_of(row)) for row in splits["test"]}) == 40
     train = splits["train"]
     assert len({canonical_form(problem_of(row)) for row in train}) < len({row["prompt"] for row in train}) == len(train)
 
 
 def test_the_same_arguments_give_the_same_rows(splits):
-    assert json.dumps(build_split("rl", sizes={5: 60}, seed=1, unique=True)) == json.dumps(splits["rl"])
-    assert build_split("rl", sizes={5: 60}, seed=9, unique=True) != splits["rl"]
+    assert json.dumps(build_split("rl", sizes={5: 20}, seed=1, unique=True)) == json.dumps(splits["rl"])
+    assert build_split("rl", sizes={5: 20}, seed=9, unique=True) != splits["rl"]
 
 
 def test_rows_of_one_size_do_not_depend_on_the_others(splits):
-    assert build_split("train", sizes={5: 60}, seed=0, unique=False) == splits["train"][30:]
+    assert build_split("train", sizes={5: 30}, seed=0, unique=False) == splits["train"][20:]
 
 
 def test_partition_shares_are_60_20_20():
@@ -77,29 +77,31 @@ def test_partition_shares_are_60_20_20():
         for start in shapes.values()
         for problem in (towers_problem(start, goal) for goal in all_states("abcde"))
     }
+    assert len(problems) == 2111
     counts = Counter(map(partition, problems.values()))
     # Binomial over 2,111 forms: standard deviations 22.5 and 18.4; four of them.
     assert abs(counts["train"] - 0.6 * 2111) < 90
     assert abs(counts["rl"] - 0.2 * 2111) < 74 and abs(counts["test"] - 0.2 * 2111) < 74
 
 
-def test_a_partition_that_holds_too_few_is_an_error():
-    with pytest.raises(DataError, match=r"^split 'test', 2 objects: expected 50 different problems, found only \d; "):
+def test_a_partition_that_holds_too_few_is_an_error(monkeypatch):
+    monkeypatch.setattr("jaxppo.planning.datasets.rows._MAX_DRAWS_WITHOUT_NEW", 500)
+    with pytest.raises(DataError, match=r"'test', 2 objects.*50.*\d;"):
         build_split("test", sizes={2: 50}, seed=0, unique=True)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "changes"),
     [
-        ({"split": "tset"}, "split: expected one of train, rl, test, test_longer, got 'tset'"),
-        ({"domain": "chess"}, "domain: expected one of blocksworld, got 'chess'"),
-        ({"prompt_style": "haiku"}, "prompt_style: expected one of atoms, brief, pddl, nl, got 'haiku'"),
-        ({"sizes": {1: 1}}, "n_blocks: expected 2 to 16, got 1"),
+        ("split", {"split": "tset"}),
+        ("domain", {"domain": "chess"}),
+        ("prompt_style", {"prompt_style": "haiku"}),
+        ("n_blocks", {"sizes": {1: 1}}),
     ],
 )
-def test_build_split_refuses_unknown_choices(changes, message):
+def test_build_split_refuses_unknown_choices(name, changes):
     arguments = {"split": "train", "sizes": {3: 1}, "seed": 0, "unique": True} | changes
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"^{name}: "):
         build_split(arguments.pop("split"), **arguments)
 
 
@@ -122,28 +124,29 @@ def test_write_jsonl_leaves_the_old_file_where_it_fails(splits, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        ("{", "expected a JSON object, got broken JSON"),
-        ("[1]", "expected a JSON object, got list"),
-        ('{"id": "x"}', "field 'domain': expected str, got nothing"),
-        ({"plan_length": "4"}, "field 'plan_length': expected int, got '4'"),
-        ({"plan_length": True}, "field 'plan_length': expected int, got True"),
-        ({"reference_plan": "(a)"}, "field 'reference_plan': expected list, got '(a)'"),
+        ("{", ""),
+        ("[1]", "list"),
+        ('{"id": "x"}', "'domain'"),
+        ({"plan_length": "4"}, "'plan_length'"),
+        ({"plan_length": True}, "'plan_length'"),
+        ({"reference_plan": "(a)"}, "'reference_plan'"),
     ],
 )
-def test_read_jsonl_names_file_line_and_field(splits, tmp_path, line, message):
+def test_read_jsonl_names_file_line_and_field(splits, tmp_path, line, named):
     path = tmp_path / "rows.jsonl"
     good = splits["rl"][0]
     bad = line if isinstance(line, str) else json.dumps(good | line)
     path.write_text(f"{json.dumps(good)}\n\n{bad}\n")
     with pytest.raises(DataError) as caught:
         read_jsonl(path)
-    assert str(caught.value).startswith(f"{path}:3: {message}") and "\n" not in str(caught.value)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:3: ") and named in message and "\n" not in message
 
 
 def test_read_jsonl_names_a_missing_or_binary_file(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     for name in ("missing", "binary"):
-        with pytest.raises(DataError, match=f"{name}: expected a UTF-8 text file"):
+        with pytest.raises(DataError, match=name):
             read_jsonl(tmp_path / name)

@@ -32,6 +32,13 @@ def problem_of(row):
     return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
 
 
+def plan_of(row):
+    """The reference plan, which must be valid."""
+    plan = [parse_action(action) for action in row["reference_plan"]]
+    assert execute(problem_of(row), plan).valid
+    return plan
+
+
 def test_rows_are_a_function_of_their_number():
     backwards = {number: stream_row(STREAM, number) for number in reversed(range(12))}
     rows = [stream_row(STREAM, number) for number in range(12)]
@@ -43,13 +50,11 @@ def test_rows_are_a_function_of_their_number():
 
 def test_rows_have_shortest_plans_within_the_band_and_are_of_the_partition():
     for split in ("train", "rl", "test"):
-        for number in range(16):
+        for number in range(8):
             row = stream_row(replace(STREAM, split=split), number)
-            problem, plan = problem_of(row), [parse_action(action) for action in row["reference_plan"]]
-            best = shortest_plan(problem)
-            assert best is not None and execute(problem, plan).valid
-            assert 2 <= len(plan) == len(best) == row["plan_length"] <= 7
-            assert COLUMNS.keys() <= row.keys() and partition(problem) == SPLIT_PARTITIONS[split]
+            best = shortest_plan(problem_of(row))
+            assert best is not None and 2 <= len(plan_of(row)) == len(best) == row["plan_length"] <= 7
+            assert COLUMNS.keys() <= row.keys() and partition(problem_of(row)) == SPLIT_PARTITIONS[split]
 
 
 BY_DOMAIN = replace(STREAM, numbered=False)
@@ -61,25 +66,27 @@ def test_augmented_rows_are_the_same_problems_in_other_words():
         row, other = stream_row(BY_DOMAIN, number), stream_row(AUGMENTED, number)
         assert row["prompt"] != other["prompt"] and row["plan_length"] == other["plan_length"]
         assert canonical_form(problem_of(row)) == canonical_form(problem_of(other))
-        assert execute(problem_of(other), [parse_action(action) for action in other["reference_plan"]]).valid
+        assert plan_of(other)
 
 
-@pytest.mark.parametrize("problems", [None, 6], ids=["endless", "coming again"])
-def test_every_other_problem_begins_with_a_state_on_its_plan(problems):
-    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), lengths="1-5", problems=problems)
+@pytest.mark.parametrize(
+    ("domains", "problems"), [(STREAM.domains, None), (tuple(DOMAINS), 2)], ids=["endless", "coming again"]
+)
+def test_every_other_problem_begins_with_a_state_on_its_plan(domains, problems):
+    stream = replace(STREAM, domains=domains, sizes=(), lengths="1-5", problems=problems)
     before, after = [], []
-    for number in range(10 * len(DOMAINS)):
+    for number in range(6 * len(domains)):
         whole, row = stream_row(stream, number), stream_row(replace(stream, augment=("states",)), number)
-        problem, plan = problem_of(row), [parse_action(action) for action in row["reference_plan"]]
-        assert partition(problem) == SPLIT_PARTITIONS["train"] and execute(problem, plan).valid
+        plan = plan_of(row)
+        assert partition(problem_of(row)) == SPLIT_PARTITIONS["train"]
         names = [parse_action(action)[0] for action in whole["reference_plan"]]
         assert plan and [action[0] for action in plan] == names[-len(plan) :]
-        if number // len(DOMAINS) % 2 == 0:
+        if number // len(domains) % 2 == 0:
             assert row == whole
         else:
             before.append(len(names))
             after.append(len(plan))
-    assert any(map(int.__eq__, before, after)) and 0.4 * sum(before) < sum(after) < 0.9 * sum(before)
+    assert any(map(int.__eq__, before, after)) and 0.3 * sum(before) < sum(after) < sum(before)
 
 
 def test_begun_problems_may_have_longer_plans_whose_rests_are_of_the_band():
@@ -108,34 +115,36 @@ def test_a_later_state_of_another_partition_is_not_taken(monkeypatch):
     assert [row["plan_length"] for row in taken] == [row["plan_length"] for row in whole]
 
 
-def test_a_later_problem_keeps_to_the_band():
-    stream = replace(STREAM, lengths="4-7", augment=("states",))
-    lengths = [stream_row(stream, number)["plan_length"] for number in range(40)]
-    assert min(lengths) == 4 and len({*lengths}) > 2
-
-
 @pytest.mark.parametrize("numbered", [True, False])
 def test_objects_are_named_alike_in_all_domains_or_by_the_domain(numbered):
-    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), numbered=numbered)
+    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), lengths="1-5", problems=2, numbered=numbered)
     for number in range(len(DOMAINS)):
         row = stream_row(stream, number)
-        problem, plan = problem_of(row), [parse_action(action) for action in row["reference_plan"]]
-        assert {*problem.objects} <= {*stream.object_names} and execute(problem, plan).valid
-        generators = DOMAINS[row["domain"]].names
-        assert ({*problem.objects} <= {*generators}) == (not numbered)
+        objects = {*problem_of(row).objects}
+        assert plan_of(row) and objects <= {*stream.object_names}
+        assert (objects <= {*DOMAINS[row["domain"]].names}) == (not numbered)
 
 
 @pytest.mark.parametrize("style", ["atoms", "brief", "pddl", "nl"])
 def test_objects_are_numbered_as_the_prompt_mentions_them(style):
-    stream = replace(STREAM, domains=("ferry", "logistics", "childsnack"), sizes=(), prompt_style=style)
-    for number in range(9):
+    domains = ("ferry", "logistics", "childsnack")
+    stream = replace(STREAM, domains=domains, sizes=(), lengths="2-5", problems=2, prompt_style=style)
+    for number in range(6):
         row = stream_row(stream, number)
         problem = problem_of(row)
         numbered = [name for name in problem.objects if name not in problem.domain.constants]
         mentioned = list(dict.fromkeys(word for word in split_words(row["prompt"]) if word in numbered))
         assert mentioned == [f"o{n}" for n in range(1, len(mentioned) + 1)] and mentioned
         assert {*numbered} == {f"o{n}" for n in range(1, len(numbered) + 1)}
-        assert execute(problem, [parse_action(action) for action in row["reference_plan"]]).valid
+        assert plan_of(row)
+
+
+def test_more_objects_than_names_and_conversations_are_not_numbered(monkeypatch):
+    with pytest.raises(DataError):
+        numbered_row(stream_row(BY_DOMAIN, 0) | {"failures": ["wrong"]}, random.Random(0))
+    monkeypatch.setattr("jaxppo.planning.datasets.renamed_rows.NUMBERED", ("o1", "o2"))
+    with pytest.raises(DataError, match=r"ferry-train-1.*2"):
+        stream_row(STREAM, 1)
 
 
 def test_no_object_gets_the_name_of_a_constant():
@@ -165,12 +174,6 @@ def test_words_of_a_sentence_are_no_objects():
     assert len(prompts) == 1
 
 
-def test_more_objects_than_names_are_refused(monkeypatch):
-    monkeypatch.setattr("jaxppo.planning.datasets.renamed_rows.NUMBERED", ("o1", "o2"))
-    with pytest.raises(DataError, match=r"row ferry-train-1: expected at most 2 objects to be numbered, got [3-9]"):
-        stream_row(STREAM, 1)
-
-
 @pytest.mark.parametrize("constants", ["(:constants home)", ""])
 def test_what_is_numbered_is_told_from_what_has_other_names_or_another_order(constants, monkeypatch):
     row = make_row(
@@ -191,11 +194,6 @@ def test_what_is_numbered_is_told_from_what_has_other_names_or_another_order(con
     assert not is_numbered(row)  # more objects than names
 
 
-def test_a_conversation_is_not_numbered():
-    with pytest.raises(DataError, match="expected a prompt to write anew, got a conversation"):
-        numbered_row(stream_row(BY_DOMAIN, 0) | {"failures": ["wrong"]}, random.Random(0))
-
-
 def test_a_limited_stream_repeats_its_problems_under_other_names():
     endless = [stream_row(STREAM, number) for number in range(12)]
     limited = [stream_row(replace(STREAM, problems=2), number) for number in range(16)]
@@ -211,51 +209,50 @@ def test_splits_share_no_problem_with_the_stream():
     forms = [canonical_form(problem_of(row)) for row in test]
     assert len(set(forms)) == len({row["id"] for row in test}) == 12
     assert [row["domain"] for row in test] == ["blocksworld"] * 6 + ["ferry"] * 6
-    assert not {*forms} & {canonical_form(problem_of(stream_row(small, number))) for number in range(100)}
+    assert not {*forms} & {canonical_form(problem_of(stream_row(small, number))) for number in range(60)}
 
 
 def test_processes_give_the_rows_of_the_stream_wherever_they_begin():
-    one, two = StreamAhead(STREAM, 5, 1), StreamAhead(STREAM, 5, 2)
-    expected = [[stream_row(STREAM, number)["prompt"] for number in range(5 * at, 5 * at + 5)] for at in range(4)]
-    assert [[row["prompt"] for row in two.batch(step)] for step in range(4)] == expected
-    assert [row["prompt"] for row in one.batch(2)] == expected[2]
-    assert [row["completion"] for row in two.batch(1)] == [stream_row(STREAM, n)["completion"] for n in range(5, 10)]
-    processes = [*one._processes, *two._processes]
-    one.close()
-    two.close()
-    assert all(process.returncode is not None for process in processes)
+    stream = replace(STREAM, domains=("blocksworld",), sizes=())
+    ahead = StreamAhead(stream, 3, 2)
+    processes = []
+    for step in (0, 1, 2, 1):
+        rows = ahead.batch(step)
+        processes += [process for process in ahead._processes if process not in processes]
+        expected = [stream_row(stream, number) for number in range(3 * step, 3 * step + 3)]
+        assert rows == [{name: row[name] for name in ("id", "domain", "prompt", "completion")} for row in expected]
+    ahead.close()
+    assert len(processes) == 4 and all(process.returncode is not None for process in processes)
 
 
 def test_what_cannot_be_drawn_is_said(monkeypatch):
     monkeypatch.setattr("jaxppo.planning.datasets.stream._MAX_DRAWS", 20)
     impossible = replace(STREAM, domains=("blocksworld",), sizes=("blocksworld:2-2",), lengths="9-9")
-    with pytest.raises(DataError, match="expected plans of 9-9 steps from sizes 2-2, got none in 20 draws"):
+    with pytest.raises(DataError, match=r"blocksworld.*9-9.*2-2.*20.*--stream_sizes"):
         stream_row(impossible, 0)
-    with pytest.raises(DataError, match="train_split: expected rows of the stream, got stream of blocksworld"):
+    with pytest.raises(DataError, match=r"train_split.*blocksworld"):
         StreamAhead(impossible, 2, 1).batch(0)
+    monkeypatch.setattr(candidates, "_WINDOW", 100)
     few = replace(STREAM, split="train", domains=("blocksworld",), sizes=("blocksworld:2-3",), lengths="1-20")
-    with pytest.raises(DataError, match="train of blocksworld: expected 90 different problems, got hardly any new one"):
+    with pytest.raises(DataError, match=r"train of blocksworld.*90"):
         distinct_rows(few, 90)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "changes"),
     [
-        ({"domains": ("blocks",)}, "dataset: expected stream: and some of blocksworld, .*, got 'blocks'"),
-        ({"domains": ("ferry", "ferry"), "sizes": ()}, "dataset: expected each domain once"),
-        ({"sizes": ("ferry:1-99",)}, "stream_sizes: expected a domain of the stream, and sizes .*, got ferry:1-99"),
-        ({"sizes": ("hanoi:2-3",)}, "stream_sizes: expected a domain of the stream"),
-        ({"sizes": ("ferry",)}, "stream_sizes: expected DOMAIN:LOW-HIGH"),
-        ({"prompt_style": "prose"}, "prompt_style: expected one of atoms, brief, pddl, nl, got 'prose'"),
-        ({"lengths": "5"}, "stream_lengths: expected a band"),
-        (
-            {"begun_lengths": "1-6"},
-            "stream_rl_lengths: expected lengths of at least 2, .* with augment states, got 1-6",
-        ),
+        ("dataset", {"domains": ("blocks",)}),
+        ("dataset", {"domains": ("ferry", "ferry"), "sizes": ()}),
+        ("stream_sizes", {"sizes": ("ferry:1-99",)}),
+        ("stream_sizes", {"sizes": ("hanoi:2-3",)}),
+        ("stream_sizes", {"sizes": ("ferry",)}),
+        ("prompt_style", {"prompt_style": "prose"}),
+        ("stream_lengths", {"lengths": "5"}),
+        ("stream_rl_lengths", {"begun_lengths": "1-6"}),
     ],
 )
-def test_check_refuses_what_there_is_not(changes, message):
-    with pytest.raises(ConfigError, match=message):
+def test_check_refuses_what_does_not_exist(name, changes):
+    with pytest.raises(ConfigError, match=f"^{name}: "):
         replace(STREAM, **changes).check()
 
 
@@ -274,6 +271,6 @@ def test_a_supply_is_exhausted_where_hardly_any_draw_is_new():
 def test_every_domain_has_a_stream():
     for name in DOMAINS:
         stream = replace(STREAM, domains=(name,), sizes=(), lengths="1-10")
-        rows = [stream_row(stream, number) for number in range(8)]
-        assert all(execute(problem_of(row), [*map(parse_action, row["reference_plan"])]).valid for row in rows)
+        rows = [stream_row(stream, number) for number in range(4)]
+        assert all(map(plan_of, rows))
         assert all(a["prompt"] != b["prompt"] for a, b in itertools.pairwise(rows))

