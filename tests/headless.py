@@ -60,6 +60,14 @@ class Browser:
             assert time.monotonic() < end, f"{url} did not load"
             time.sleep(0.02)
 
+    def open_afresh(self, url: str, width: int = 1100, dark: bool = False) -> None:
+        """Load a page into a window of the usual size, with nothing wrong with it yet."""
+        self.resize(width, 900, dark)
+        self.open("about:blank")
+        self.problems.clear()
+        self.requests.clear()
+        self.open(url)
+
     def move_to(self, fragment: str) -> None:
         """Move to another fragment of the page, and wait until its script knows."""
         listen = "addEventListener('hashchange', done, {once: true})"
@@ -70,6 +78,14 @@ class Browser:
         result = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
+
+    def text(self, selector: str) -> str:
+        """The text of an element, as it is shown."""
+        return self.run(f"document.querySelector({json.dumps(selector)}).innerText")
+
+    def move_pointer(self, x: float, y: float) -> None:
+        """Move the mouse."""
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, selector: str) -> None:
         """Press the mouse in the middle of an element."""

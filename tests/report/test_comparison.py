@@ -4,15 +4,12 @@ import pytest
 
 from jaxppo.errors import DataError
 from jaxppo.report.comparison import write_comparison
-from tests.html_reader import Reader
+from tests.html_reader import read
 from tests.report_runs import HOSTILE, record, splits, write_run
 
 
 def compared(tmp_path, *folders):
-    text = write_comparison(folders, tmp_path / "compared.html").read_text(encoding="utf-8")
-    page = Reader(text)
-    assert page.open == []
-    return text, page
+    return read(write_comparison(folders, tmp_path / "compared.html"))
 
 
 def seeds(tmp_path):
@@ -41,34 +38,23 @@ def test_write_comparison_has_results_seeds_curves_and_settings(tmp_path):
     assert "Not measured in the same way" not in page.texts["p"]
 
 
-def test_runs_with_and_without_plans_are_compared(tmp_path):
-    rate = {"rate": 0.5, "low": 0.4, "high": 0.6, "n": 100}
-    domains = {"lamps": {"bins": {"1-5": {"validity": rate}}}}
-    plans = {"test": splits(0.5)["test"] | {"domains": domains}}
-    a, b = write_run(tmp_path / "a", after=plans), write_run(tmp_path / "b", after=splits(0.4))
-    text, _ = compared(tmp_path, a, b)
-    assert "lamps" in text
-
-
 def test_write_comparison_of_runs_with_other_batches_counts_episodes(tmp_path):
     a = write_run(tmp_path / "a", batch_size=16)
-    b = write_run(
-        tmp_path / "b", batch_size=32, records=[record(step, 20) | {"episode": 32 * step} for step in range(1, 21)]
-    )
-    text, page = compared(tmp_path, a, b)
+    records = [record(step, 20) | {"episode": 32 * step} for step in range(1, 21)]
+    text, page = compared(tmp_path, a, write_run(tmp_path / "b", batch_size=32, records=records))
     assert '"of":"episode"' in text and "640" in text and '"of":"update"' not in text
     assert "–" in page.texts["td"]  # not evaluated yet
 
 
 def test_write_comparison_says_that_results_are_of_other_problems(tmp_path):
     others = {"data_seed": 1, "max_prompt_length": 99, "response_length": 32, "eval_validator": "val"}
-    a, *runs = (
-        write_run(tmp_path / f"run{number}", before=splits(0.2), **changes)
-        for number, changes in enumerate([{}, *({name: value} for name, value in others.items())])
-    )
-    for name, run in zip(others, runs, strict=True):
-        _, page = compared(tmp_path, a, run)
-        assert f"Not measured in the same way: the runs differ in {name}." in page.texts["p"]
+    rate = {"rate": 0.5, "low": 0.4, "high": 0.6, "n": 100}
+    plans = {"test": splits(0.5)["test"] | {"domains": {"lamps": {"bins": {"1-5": {"validity": rate}}}}}}
+    a, b = write_run(tmp_path / "a", after=plans), write_run(tmp_path / "b", after=splits(0.2), **others)
+    text, page = compared(tmp_path, a, b)
+    (named,) = re.findall(r"Not measured in the same way[^.]*\.", page.texts["p"])
+    assert all(name in named for name in others)
+    assert "lamps" in text  # which the other run has not
 
 
 def test_rewards_are_compared_where_they_are_the_same(tmp_path):
@@ -77,8 +63,7 @@ def test_rewards_are_compared_where_they_are_the_same(tmp_path):
         folder = tmp_path / str(warned)
         runs = [write_run(folder / name, before=before, reward_weights=[w]) for name, w in (("a", 1.0), ("b", 5.0))]
         _, page = compared(folder, *runs)
-        text = "Not measured in the same way: the runs differ in reward_weights."
-        assert (text in page.texts["p"]) == warned
+        assert ("differ in reward_weights" in page.texts["p"]) == warned
 
 
 def test_write_comparison_tells_folders_of_one_name_apart(tmp_path):
@@ -89,18 +74,14 @@ def test_write_comparison_tells_folders_of_one_name_apart(tmp_path):
 
 def test_write_comparison_refuses_a_folder_given_twice(tmp_path):
     a = write_run(tmp_path / "a")
-    with pytest.raises(DataError, match="each folder once"):
+    with pytest.raises(DataError, match="runs: "):
         write_comparison([a, tmp_path / "." / "a"], tmp_path / "compared.html")
     assert not (tmp_path / "compared.html").exists()
 
 
 def test_comparison_opens_without_problems_or_requests(browser, tmp_path):
     path = write_comparison(seeds(tmp_path), tmp_path / "compared.html")
-    browser.resize(360, 800)
-    browser.open("about:blank")
-    browser.problems.clear()
-    browser.requests.clear()
-    browser.open(path.as_uri())
+    browser.open_afresh(path.as_uri(), width=360)
     assert browser.run("document.documentElement.scrollWidth") <= 360
     assert browser.run("document.querySelectorAll('figure.curve').length") > 10
     assert browser.problems == [] and set(browser.requests) <= {"about:blank", path.as_uri()}

@@ -32,14 +32,8 @@ def test_read_samples_prefers_prompts_that_come_again_and_says_what_it_leaves_ou
 
 
 def test_read_samples_counts_the_outcomes_of_all(tmp_path):
-    verdicts = [
-        "valid",
-        "goal not reached: (lit b)",
-        "precondition at step 3: (have c)",
-        "syntax at step 1",
-        "POSITIVE",
-        7,
-    ]
+    verdicts = ["valid", "goal not reached: (lit b)", "precondition at step 3: (have c)", "syntax at step 1"]
+    verdicts += ["POSITIVE", 7]
     samples = [sample(5, f"p{i}", verdict=verdict) for i, verdict in enumerate(verdicts * 10)]
     found = read_samples(written(tmp_path, samples))
     assert found.outcomes == {5: {"valid": 10, "goal_not_reached": 10, "precondition": 10, "syntax": 10}}

@@ -45,16 +45,16 @@ def watched(tmp_path):
     return Health(Console(quiet=True, file=shown), tmp_path, 3), shown.getvalue
 
 
-def test_save_batch_writes_every_array_by_name_and_the_samples_beside(tmp_path):
-    batch = make_trajectories()
+@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
+def test_save_batch_writes_every_array_by_name_and_the_samples_beside(tmp_path, algorithm):
+    batch = make_trajectories(algorithm)
     path = save_batch(tmp_path / "deep" / "bad_batches", 3, batch, SAMPLES)
     assert path == tmp_path / "deep" / "bad_batches" / "update-3.npz"
     expected = {f"sequences.{name}": value for name, value in batch.sequences._asdict().items()}
-    given = {name: value for name, value in batch._asdict().items() if value is not None}
-    expected |= {name: value for name, value in given.items() if name != "sequences"}
+    own = {name: value for name, value in batch._asdict().items() if name != "sequences" and value is not None}
     with np.load(path) as arrays:
-        assert set(arrays) == set(expected)
-        for name, value in expected.items():
+        assert set(arrays) == {*expected, *own}
+        for name, value in (expected | own).items():
             np.testing.assert_array_equal(arrays[name], value, err_msg=name)  # NaN equals NaN here
             assert arrays[name].dtype == value.dtype
     lines = path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
@@ -62,29 +62,13 @@ def test_save_batch_writes_every_array_by_name_and_the_samples_beside(tmp_path):
     assert all(line.isascii() for line in lines)
 
 
-def test_save_batch_of_rloo_leaves_out_what_there_is_not(tmp_path):
-    with np.load(save_batch(tmp_path, 7, make_trajectories("rloo"), SAMPLES)) as arrays:
-        assert {name for name in arrays if not name.startswith("sequences.")} == {"logprobs", "rewards", "advantages"}
-        assert arrays["advantages"].shape == (2,)
-    assert (tmp_path / "update-7.jsonl").is_file()
-
-
 def test_check_saves_a_bad_batch_and_warns_in_one_line(watched, tmp_path):
     health, shown = watched
     health.check(make_record(nonfinite=4, in_a_row=1), make_trajectories(), SAMPLES)
     saved = tmp_path / "bad_batches" / "update-3.npz"
-    assert shown() == (
-        "warning: update 3: 4 optimizer step(s) left out, their loss or gradient was NaN or infinite; "
-        f"batch saved in {saved}; if it goes on, a lower learning_rate or max_grad_norm may help\n"
-    )
+    assert shown().startswith("warning: update 3: 4 ") and shown().count("\n") == 1
+    assert str(saved) in shown() and "learning_rate" in shown()
     assert sorted(path.name for path in saved.parent.iterdir()) == ["update-3.jsonl", "update-3.npz"]
-
-
-def test_check_of_a_good_update_says_and_writes_nothing(watched, tmp_path):
-    health, shown = watched
-    health.check(make_record(**{"objective/kl_k1": 5.0}), make_trajectories(), SAMPLES)
-    health.check(make_record(), make_trajectories(), SAMPLES)  # without a reference there is no KL
-    assert shown() == "" and list(tmp_path.iterdir()) == []
 
 
 def test_check_stops_the_run_after_as_many_bad_updates_in_a_row_as_allowed(watched, tmp_path):
@@ -99,17 +83,19 @@ def test_check_stops_the_run_after_as_many_bad_updates_in_a_row_as_allowed(watch
     with pytest.raises(TrainingError) as caught:
         health.check(last, make_trajectories(), SAMPLES)
     message = str(caught.value)
-    assert message.startswith("max_bad_updates: stopped after 3 updates in a row with a NaN or infinite loss")
-    assert str(tmp_path / "bad_batches" / "update-6.npz") in message and "\n" not in message
+    assert message.startswith("max_bad_updates: ") and "\n" not in message
+    assert str(tmp_path / "bad_batches" / "update-6.npz") in message
     assert {path.stem for path in (tmp_path / "bad_batches").iterdir()} == {f"update-{n}" for n in (1, 2, 4, 5, 6)}
     assert shown().count("warning: ") == 5
 
 
-@pytest.mark.parametrize("kl", [-1.0, -0.5, 0.0, 7.0, math.nan])
-def test_check_takes_a_kl_down_to_minus_1_for_chance(watched, kl):
+@pytest.mark.parametrize("kl", [-1.0, 7.0, math.nan, None])
+def test_check_of_a_good_update_says_and_writes_nothing(watched, tmp_path, kl):
+    """A KL down to -1 may be chance, and without a reference there is none."""
     health, shown = watched
-    health.check(make_record(**{"objective/kl_k1": np.float32(kl)}), make_trajectories(), SAMPLES)
-    assert shown() == ""
+    record = {} if kl is None else {"objective/kl_k1": np.float32(kl)}
+    health.check(make_record(**record), make_trajectories(), SAMPLES)
+    assert shown() == "" and list(tmp_path.iterdir()) == []
 
 
 def test_check_warns_of_a_kl_below_minus_1_once(watched, tmp_path):
@@ -117,33 +103,29 @@ def test_check_warns_of_a_kl_below_minus_1_once(watched, tmp_path):
     for step, kl in ((1, 2.0), (2, -1.25), (3, -9.0), (4, 0.0), (5, -2.0)):
         record = make_record(step, **{"objective/kl": 3.0, "objective/kl_k1": np.float32(kl)})
         health.check(record, make_trajectories(), SAMPLES)
-    assert shown().startswith("warning: update 2: objective/kl_k1 is -1.25, below -1: ")
+    assert shown().startswith("warning: update 2: objective/kl_k1 is -1.25, ")
     assert shown().count("\n") == shown().count("warning") == 1
-    for cause in ("top_k", "temperature", "precision", "reference"):
-        assert cause in shown()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_disagreements_of_the_validators_are_told_every_time(watched, tmp_path):
+def test_disagreements_of_the_validators_are_told_every_time(watched):
     health, shown = watched
     for step, count in ((1, 0), (2, 1), (3, 2)):
         record = make_record(step, **{"reward/val_audited": 5, "reward/val_disagreements": count})
         health.check(record, make_trajectories(), SAMPLES)
-    text = " ".join(shown().split())
-    assert "update 1:" not in text
-    for step, count in ((2, 1), (3, 2)):
-        assert f"update {step}: reward/val_disagreements is {count}, above 0: so many plans are valid for only" in text
-    assert text.count("the cases in val_disagreements/") == 2
+    lines = shown().splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        "warning: update 2: reward/val_disagreements is 1",
+        "warning: update 3: reward/val_disagreements is 2",
+    ]
+    assert all("val_disagreements/" in line for line in lines)  # where the cases are
 
 
 @pytest.mark.parametrize(
     ("name", "fine", "alarming"),
     [
         ("reward/errors", 0, 1),
-        ("reward/timeouts", 0, 1),
         ("reward/validator_failed", 0.0, 0.01),
-        ("reward/val_failed", 0, 1),
-        ("reward/invalid_with_reference", 0.25, 0.3),
         ("reward/overlong", 0.25, 0.3),
     ],
 )
@@ -153,5 +135,4 @@ def test_what_is_odd_about_the_reward_is_told_once(watched, name, fine, alarming
     assert shown() == ""
     for step in (2, 3):
         health.check(make_record(step, **{name: alarming}), make_trajectories(), SAMPLES)
-    text = " ".join(shown().split())
-    assert text.count(f"{name} is {alarming:g}") == 1 and "update 2:" in text
+    assert shown().startswith(f"warning: update 2: {name} is {alarming:g}") and shown().count(name) == 1

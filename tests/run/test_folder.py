@@ -1,6 +1,6 @@
 """Who may write into a run folder."""
 
-import json
+import re
 import shutil
 
 import pytest
@@ -20,41 +20,33 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_claim_makes_a_new_folder_with_its_configuration(tmp_path):
-    claim(tmp_path / "deep" / "run", kl_coef=0.125)
-    assert read_yaml(tmp_path / "deep" / "run" / "config.yaml")["kl_coef"] == 0.125
-
-
 @pytest.mark.parametrize("resume", [False, True])
-def test_claim_takes_an_empty_or_missing_folder_with_and_without_resume(tmp_path, resume):
-    for name in ("missing", "empty"):
-        folder = tmp_path / name
-        if name == "empty":
-            folder.mkdir()
-        claim(folder, resume=resume)
-        assert (folder / "config.yaml").is_file()
+def test_claim_writes_its_configuration_into_a_missing_or_empty_folder(tmp_path, resume):
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "deep" / "missing", tmp_path / "empty"):
+        claim(folder, resume=resume, kl_coef=0.125)
+        assert read_yaml(folder / "config.yaml")["kl_coef"] == 0.125
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_claim_refuses_a_folder_with_other_files_and_leaves_it_as_it_is(tmp_path, resume):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match=r"output_dir: expected a new or empty folder, got .* that holds other files"):
+    with pytest.raises(ConfigError, match=f"^output_dir: .*{tmp_path}"):
         claim(tmp_path, resume=resume)
     assert contents(tmp_path) == {"thesis.tex": b"years of work"}
 
 
-def test_claim_refuses_a_file_and_a_folder_that_cannot_be_made(tmp_path):
+@pytest.mark.parametrize("path", ["file", "file/run"])
+def test_claim_refuses_a_file_and_a_folder_that_cannot_be_made(tmp_path, path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="output_dir"):
-        claim(tmp_path / "file")
-    with pytest.raises(ConfigError, match=r"output_dir: expected a folder to write to, got .*Not a directory"):
-        claim(tmp_path / "file" / "run")
+    with pytest.raises(ConfigError, match=f"^output_dir: .*{path}"):
+        claim(tmp_path / path)
 
 
 def test_claim_refuses_a_folder_that_holds_a_run_without_resume(tmp_path):
     claim(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=r"output_dir: expected a new folder, or --resume, got .* that holds a run"):
+    with pytest.raises(ConfigError, match=r"^output_dir: .*--resume"):
         claim(tmp_path)
     assert contents(tmp_path) == before
 
@@ -67,6 +59,7 @@ def test_claim_resumes_a_run_of_the_same_configuration(tmp_path):
         "reward_clip_range": (-1, 1),
         "stop_token_id": 0,
         "save_steps": 0.25,
+        "chat_template_kwargs": {"date": "26 Jul 2024", "parts": [1, {"two": None}]},
         "preset": "tiny",
     }
     claim(tmp_path, **changes)
@@ -80,53 +73,43 @@ def test_claim_resumes_a_run_of_the_same_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        ({"kl_coef": 0.5}, "kl_coef 0.5 (was 0.05)"),
-        ({"missing_eos_penalty": 0.1}, "missing_eos_penalty 0.1 (was None)"),
-        ({"reward_clip_range": (-1, 1)}, "reward_clip_range [-1.0, 1.0] (was None)"),
         ({"stop_token_id": 0}, "stop_token_id 0 (was None)"),
-        ({"algorithm": "rloo"}, "algorithm 'rloo' (was 'ppo')"),
         ({"eval_splits": ("test_longer",)}, "eval_splits ['test_longer'] (was ['test', 'test_longer'])"),
         (
             {"kl_coef": 0.5, "seed": 43, "quiet": True, "batch_size": 32},
             "seed 43 (was 42), kl_coef 0.5 (was 0.05), batch_size 32 (was 64)",
+        ),
+        (
+            {"chat_template_kwargs": {"enable_thinking": True}},
+            "chat_template_kwargs {'enable_thinking': True} (was None)",
         ),
     ],
 )
 def test_claim_names_every_setting_in_which_a_resumed_run_differs(tmp_path, change, difference):
     claim(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}, got {difference}; ")):
         claim(tmp_path, **change, resume=True)
-    fix = "leave these settings as they were, or name a new output_dir, or these in --allow_changes"
-    assert str(error.value) == f"config: expected that of the run to resume in {tmp_path}, got {difference}; {fix}"
     assert contents(tmp_path) == before
 
 
-def edit(folder, old, new):
-    text = (folder / "config.yaml").read_text()
-    assert text.count(old) == 1
-    (folder / "config.yaml").write_text(text.replace(old, new))
-
-
-def test_a_setting_that_the_run_to_resume_did_not_know_had_its_default(tmp_path):
+def test_claim_compares_settings_that_one_of_the_two_does_not_know(tmp_path):
     claim(tmp_path, vf_coef=0.5)
-    edit(tmp_path, "kl_coef: 0.05\n", "")
+    path = tmp_path / "config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("kl_coef: 0.05\n", ""))  # as if it had had its default
     claim(tmp_path, vf_coef=0.5, resume=True)
     with pytest.raises(ConfigError, match=r"got vf_coef 0\.1 \(was 0\.5\), kl_coef 0\.5 \(was 0\.05\); "):
         claim(tmp_path, kl_coef=0.5, resume=True)
-
-
-def test_a_setting_of_the_run_to_resume_that_is_no_more_is_a_difference(tmp_path):
-    claim(tmp_path)
-    edit(tmp_path, "kl_coef: 0.05\n", "kl_coef: 0.05\nold_setting: 7\n")
+    path.write_text(text + "old_setting: 7\n")
     with pytest.raises(ConfigError, match=r"got no old_setting \(was 7\); "):
-        claim(tmp_path, resume=True)
+        claim(tmp_path, vf_coef=0.5, resume=True)
 
 
 def test_claim_refuses_to_resume_the_run_of_another_command(tmp_path):
     claim(tmp_path)
     config = replace(SFTConfig(), output_dir=str(tmp_path), resume=True)
-    with pytest.raises(ConfigError, match=r"config: expected that of the run to resume in .* no kl_coef \(was 0\.05\)"):
+    with pytest.raises(ConfigError, match=r"no kl_coef \(was 0\.05\)"):
         run_folder.claim(tmp_path, config, config.run)
 
 
@@ -136,27 +119,20 @@ def test_default_folder_is_the_given_one_or_a_new_name():
     assert made.parent.name == "outputs" and made.name.startswith("train-tiny-")
 
 
-def test_write_json_is_read_back_and_leaves_nothing_else(tmp_path):
-    path = tmp_path / "eval.json"
+def test_write_json_is_read_back_and_keeps_the_old_file_where_the_new_content_fails(tmp_path):
+    path, content = tmp_path / "eval.json", {"before": {"rate": 0.37}, "after": None}
     assert run_folder.read_json(path) == {}
-    for content in ({"before": {"rate": 0.37}}, {"before": {"rate": 0.37}, "after": None}):
-        run_folder.write_json(path, content)
-        assert run_folder.read_json(path) == content
+    run_folder.write_json(path, content)
+    with pytest.raises(TypeError):
+        run_folder.write_json(path, {"new": object()})
+    assert run_folder.read_json(path) == content
     assert [entry.name for entry in tmp_path.iterdir()] == ["eval.json"]
 
 
-def test_write_json_keeps_the_old_file_where_the_new_content_fails(tmp_path):
-    path = tmp_path / "eval.json"
-    run_folder.write_json(path, {"old": 1})
-    with pytest.raises(TypeError):
-        run_folder.write_json(path, {"new": object()})
-    assert run_folder.read_json(path) == {"old": 1}
-
-
-@pytest.mark.parametrize("text", ["", "{", json.dumps([1])])
+@pytest.mark.parametrize("text", ["{", "[1]"])
 def test_read_json_names_a_broken_file(tmp_path, text):
     (tmp_path / "eval.json").write_text(text)
-    with pytest.raises(DataError, match=r"eval\.json: expected "):
+    with pytest.raises(DataError, match=r"eval\.json: "):
         run_folder.read_json(tmp_path / "eval.json")
 
 
@@ -164,8 +140,12 @@ def test_read_json_names_a_broken_file(tmp_path, text):
     "change",
     [
         {"headline_split": ["test"]},
-        {"before": {"test": {"validity": {"low": "a", "high": 1.0, "n": 4}}}},
         {"before": 1},
+        {"before": {"test": 1}},
+        {"before": {"test": {}}},
+        {"before": {"test": {"validity": 1, "mean_reward": 1}}},
+        {"before": {"test": {"validity": {"low": 0.0, "high": 1.0, "n": 4}}}},
+        {"before": {"test": {"validity": {"rate": 0.5, "low": "a", "high": 1.0, "n": 4}}}},
     ],
 )
 def test_read_evals_names_a_file_of_another_shape(tmp_path, change):
@@ -173,7 +153,7 @@ def test_read_evals_names_a_file_of_another_shape(tmp_path, change):
     run_folder.write_json(tmp_path / "eval.json", {"headline_split": "test", "before": measured})
     assert run_folder.read_evals(tmp_path / "eval.json")["before"] == measured
     run_folder.write_json(tmp_path / "eval.json", {"before": measured} | change)
-    with pytest.raises(DataError, match=r"eval\.json: expected "):
+    with pytest.raises(DataError, match=r"eval\.json: "):
         run_folder.read_evals(tmp_path / "eval.json")
 
 
@@ -208,7 +188,7 @@ def test_claim_lets_one_of_two_win(tmp_path, monkeypatch, links):
     monkeypatch.setattr(run_folder, "check", lambda *_: False)
     claim(tmp_path / "run")
     first = contents(tmp_path / "run")
-    with pytest.raises(ConfigError, match="another run has just claimed"):
+    with pytest.raises(ConfigError, match=r"^output_dir: "):
         claim(tmp_path / "run")
     assert contents(tmp_path / "run") == first
 
@@ -217,4 +197,5 @@ def test_a_resume_that_finds_no_run_is_warned_of(tmp_path, capsys):
     config = replace(TrainConfig(), output_dir=str(tmp_path / "frist"), resume=True)
     run = run_folder.begin("train", config)
     assert not run.is_finished()
-    assert capsys.readouterr().out == f"warning: output_dir: {run.folder} holds no run to resume; a new one begins\n"
+    out = capsys.readouterr().out
+    assert out.startswith(f"warning: output_dir: {run.folder} ") and out.count("\n") == 1

@@ -21,14 +21,12 @@ COLUMNS = ["prompt", "completion", "verdict", "reward_plan", "reward_mine", "sco
     ("values", "width", "line"),
     [
         ([0.0, 1.0], 8, "▁█"),
-        ([0, 1, 2, 3, 4, 5, 6, 7], 8, BLOCKS),
+        (range(8), 8, BLOCKS),
         ([0, 0, 1, 1, 2, 2, 3, 3], 4, "▁▃▆█"),  # means of two
         ([0.0, None, math.nan, math.inf, 1.0], 8, "▁   █"),
         ([2.5, 2.5, 2.5], 8, "▅▅▅"),
         ([-1e308, 1e308], 8, "▁█"),
-        ([5e-324, 0.0], 8, "▅▅"),
         ([None, math.nan], 8, "  "),
-        ([], 8, ""),
         ([1.0, 2.0], 0, ""),
     ],
 )
@@ -84,9 +82,8 @@ def frame(view, width, height=50, encoding="utf-8", soft_wrap=False):
     return raw.getvalue().decode(encoding).splitlines()
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_a_frame_shows_the_run_its_numbers_warnings_and_samples(width):
-    lines = frame(make_view(), width)
+def test_a_frame_shows_the_run_its_numbers_warnings_and_samples():
+    lines = frame(make_view(), 80)
     assert lines[0].rstrip() == "PPO of model on blocksworld x"
     assert lines[1].rstrip() == "evaluation before > PPO > saving"
     assert "update 12 of 40, 0:00 elapsed, 0:00 left, evaluation" in lines[2]
@@ -96,6 +93,7 @@ def test_a_frame_shows_the_run_its_numbers_warnings_and_samples(width):
     assert numbers["kl"].rstrip().endswith("raise kl_coef")
     assert numbers["valid"].split() == ["valid", "nan", "ok"]
     assert numbers["samples/s"].split() == ["samples/s", "1.23e+06", "▅"]
+    assert frame(make_view(notice="stopping"), 80)[3].rstrip() == "stopping"
     assert [line.rstrip() for line in lines[8:13]] == [
         "! update 3: low KL x",
         "Samples of update 11",
@@ -109,12 +107,8 @@ def test_a_frame_on_a_terminal_without_unicode_is_ascii():
     assert "_..-==+++@" in "\n".join(frame(make_view(ascii_only=True), 80, encoding="ascii")).replace("*", "+")
 
 
-def test_a_frame_says_first_what_has_to_be_said():
-    assert frame(make_view(notice="stopping"), 80)[3].rstrip() == "stopping"
-
-
 @pytest.mark.parametrize("text", ["x", HOSTILE])
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (2, 3), (9, 4), (20, 10), (40, 12), (79, 24), (300, 100)])
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (2, 3), (20, 10), (79, 24), (300, 100)])
 def test_a_frame_fits_any_terminal_and_holds_no_control_codes(text, width, height):
     lines = frame(make_view(text, notice="stopping"), width, height)
     assert 1 <= len(lines) <= max(1, height - 1)

@@ -23,7 +23,7 @@ with FolderLock(Path(sys.argv[1])):
 
 def test_a_lock_has_one_holder_and_leaves_nothing(tmp_path):
     with FolderLock(tmp_path):
-        with pytest.raises(ConfigError, match=rf"on which process {os.getpid()} on \S+ since \d{{4}}-.* works"):
+        with pytest.raises(ConfigError, match=rf"process {os.getpid()} on \S+ since \d{{4}}-"):
             FolderLock(tmp_path).acquire()
         assert (tmp_path / LOCK_FILE).exists()
     assert list(tmp_path.iterdir()) == []
@@ -34,7 +34,7 @@ def test_a_lock_ends_with_its_process(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=f"on which process {holder.pid} on "):
+        with pytest.raises(ConfigError, match=f"process {holder.pid} on "):
             FolderLock(tmp_path).acquire()
         holder.send_signal(signal.SIGKILL)
         holder.wait()
@@ -44,7 +44,7 @@ def test_a_lock_ends_with_its_process(tmp_path):
 
 
 def test_of_many_that_come_and_go_never_two_hold_it(tmp_path):
-    inside, most, taken = [], [], []
+    inside, most, counts = [], [], []
 
     def work():
         for _ in range(200):
@@ -52,7 +52,7 @@ def test_of_many_that_come_and_go_never_two_hold_it(tmp_path):
                 with FolderLock(tmp_path):
                     inside.append(1)
                     most.append(len(inside))
-                    taken.append(1)
+                    counts.append(1)
                     inside.pop()
             except ConfigError:
                 continue
@@ -62,4 +62,4 @@ def test_of_many_that_come_and_go_never_two_hold_it(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(most) == {1} and len(taken) > 8
+    assert set(most) == {1} and len(counts) > 8

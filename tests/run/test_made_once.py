@@ -1,11 +1,12 @@
-"""Folders of the cache: made by one of several processes, whole or not at all, and again where they are damaged."""
+"""Folders of the cache: made by one of several that ask, whole or not at all, and again where they are damaged."""
 
-import multiprocessing
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from jaxppo.run import made_once as module
 from jaxppo.run.made_once import made_once
 
 
@@ -15,74 +16,61 @@ def write(made: Path) -> None:
     (made / "about").write_text("rows")
 
 
-def ask(folder: Path) -> None:
-    def make(made: Path) -> None:
-        with (folder.parent / "makers").open("a") as file:
-            file.write("one\n")
-        time.sleep(1.0)
+@pytest.fixture
+def wait_for_one(monkeypatch):
+    """A function that returns once another thread has begun to wait for the lock, which is that of its open file."""
+    waiting, locked = threading.Semaphore(0), module.locked
+
+    def counted(path, busy):
+        def waits(file):
+            waiting.release()
+            busy(file)
+
+        return locked(path, waits)
+
+    monkeypatch.setattr(module, "locked", counted)
+
+    def wait():
+        assert waiting.acquire(timeout=60)
+
+    return wait
+
+
+def test_of_several_that_ask_one_makes_the_folder_and_another_where_it_fails(tmp_path, wait_for_one):
+    makers = []
+
+    def make(made):
+        makers.append(made)
+        wait_for_one()
+        if len(makers) == 1:
+            wait_for_one()
+            raise RuntimeError("the first one fails")  # and its lock is gone: the others need another one
         write(made)
 
-    assert (made_once(folder, make) / "about").read_text() == "rows"
-
-
-def test_of_several_processes_one_makes_the_folder(tmp_path):
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=ask, args=(tmp_path / "folder",)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert (tmp_path / "makers").read_text() == "one\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "makers"]
-
-
-def fail_first(folder: Path) -> None:
-    def make(made: Path) -> None:
-        begun = folder.parent / f"begun-{time.time_ns()}"
-        begun.touch()
-        time.sleep(1.0)
-        if len(list(folder.parent.glob("begun-*"))) == 1:
-            raise RuntimeError("the first one fails")
-        write(made)
-        (folder.parent / f"made-{begun.name}").touch()
-
-    made_once(folder, make)
-
-
-def test_who_waited_for_one_that_failed_keeps_others_out(tmp_path):
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=fail_first, args=(tmp_path / "folder",)) for _ in range(3)]
-    for process, pause in zip(processes, (0.3, 1.2, 0.0), strict=True):  # the third comes when the second makes it
-        process.start()
-        time.sleep(pause)
-    for process in processes:
-        process.join(60)
-    assert sorted(process.exitcode for process in processes) == [0, 0, 1]
-    assert len(list(tmp_path.glob("made-*"))) == 1
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(made_once, tmp_path / "folder", make) for _ in range(3)]
+    failures = [future.exception() for future in futures if future.exception() is not None]
+    assert [type(failure) for failure in failures] == [RuntimeError] and len(makers) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize(
-    ("damage", "what"),
+    ("harm", "named"),
     [
-        (lambda folder: (folder / "about").write_text("rowS"), "about is not as it was written"),
-        (
-            lambda folder: (folder / "deep" / "rows.jsonl").write_text("one\n"),
-            "deep/rows.jsonl is not as it was written",
-        ),
-        (lambda folder: (folder / "deep" / "rows.jsonl").unlink(), "deep/rows.jsonl: No such file or directory"),
-        (lambda folder: (folder / "checksums.json").unlink(), "checksums.json is missing or broken"),
+        (lambda folder: (folder / "about").write_text("rowS"), "about"),
+        (lambda folder: (folder / "deep" / "rows.jsonl").unlink(), "deep/rows.jsonl"),
+        (lambda folder: (folder / "checksums.json").unlink(), "checksums.json"),
     ],
-    ids=["a letter", "a line", "a file", "the checksums"],
+    ids=["a letter", "a file", "the checksums"],
 )
-def test_a_damaged_folder_is_made_again_with_a_warning(damage, what, tmp_path, caplog):
+def test_a_damaged_folder_is_made_again_with_a_warning(harm, named, tmp_path, caplog):
     folder = made_once(tmp_path / "cache" / "folder", write)
     made_once(folder, lambda made: pytest.fail("made twice"))
-    damage(folder)
+    harm(folder)
     assert made_once(folder, write) == folder
     assert (folder / "deep" / "rows.jsonl").read_text() == "one\ntwo\n"
     (record,) = caplog.records
-    assert record.getMessage() == f"{folder}: expected what was written, got: {what}; made again"
+    assert record.getMessage().startswith(f"{folder}: ") and f" {named}" in record.getMessage()
     made_once(folder, lambda made: pytest.fail("made twice"))
 
 

