@@ -13,8 +13,21 @@ def run_with(tmp_path, change, updates=40, **more):
     return read_run(write_run(tmp_path / "run", records=records, **more))
 
 
-def test_a_healthy_run_is_of_no_concern(tmp_path):
-    assert concerns(run_with(tmp_path, lambda share: {}, before=splits(0.3), after=splits(0.6))) == []
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        (lambda share: {}, {"before": splits(0.3), "after": splits(0.6)}),
+        (lambda share: {}, {"before": splits(0.6), "after": splits(0.55)}),  # by chance
+        (lambda share: {"policy/approxkl_avg": 0.01 * (1 - share)}, {}),  # with the learning rate
+        (lambda share: {"objective/scores": 0.4}, {"updates": 4}),  # too few for a trend
+        (lambda share: {}, {"updates": 0}),
+        # Completions are cut on purpose.
+        (lambda share: {"completions/clipped_ratio": 1.0}, {"stop_token": "none", "missing_eos_penalty": None}),
+        (lambda share: {"completions/clipped_ratio": 1.0}, {"output_min_length": 4, "missing_eos_penalty": None}),
+    ],
+)
+def test_a_healthy_run_is_of_no_concern(tmp_path, change, settings):
+    assert concerns(run_with(tmp_path, change, **settings)) == []
 
 
 @pytest.mark.parametrize(
@@ -41,27 +54,9 @@ def test_each_concern_is_found_alone_with_what_to_do(tmp_path, change, what, adv
 def test_a_result_that_is_worse_beyond_chance_is_a_concern(tmp_path):
     (found,) = concerns(run_with(tmp_path, lambda share: {}, before=splits(0.6), after=splits(0.3)))
     assert "`test`" in found.what
-    assert concerns(run_with(tmp_path / "b", lambda share: {}, before=splits(0.6), after=splits(0.55))) == []
 
 
-def test_small_updates_at_the_end_of_the_schedule_are_no_concern(tmp_path):
-    assert concerns(run_with(tmp_path, lambda share: {"policy/approxkl_avg": 0.01 * (1 - share)})) == []
-
-
-def test_trends_need_enough_updates(tmp_path):
-    assert concerns(run_with(tmp_path, lambda share: {"objective/scores": 0.4}, updates=4)) == []
-    assert concerns(read_run(write_run(tmp_path / "empty", updates=0))) == []
-
-
-def test_bands_in_words():
-    assert [band_text(band) for band in ((0.0, 30.0), (-1.0, None), (None, 0.5), (0.0, 0.0))] == [
-        "0 to 30", "at least -1", "at most 0.5", "0",
-    ]  # fmt: skip
+def test_bands_in_words_and_the_end_of_a_metric():
+    texts = [band_text(band) for band in ((0.0, 30.0), (-1.0, None), (None, 0.5), (0.0, 0.0))]
+    assert texts == ["0 to 30", "at least -1", "at most 0.5", "0"]
     assert known_end([None, *range(100)]) == list(range(90, 100))
-
-
-def test_completions_that_are_cut_on_purpose_are_of_no_concern(tmp_path):
-    change = lambda share: {"completions/clipped_ratio": 1.0}  # noqa: E731
-    assert concerns(run_with(tmp_path / "cut", change, stop_token="none", missing_eos_penalty=None)) == []
-    assert concerns(run_with(tmp_path / "drawn", change, output_min_length=4, missing_eos_penalty=None)) == []
-    assert len(concerns(run_with(tmp_path / "plain", change))) == 1

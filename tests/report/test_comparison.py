@@ -70,13 +70,9 @@ def test_write_comparison_tells_folders_of_one_name_apart(tmp_path):
     a, b = (write_run(tmp_path / name / "run") for name in ("x", HOSTILE.replace("/", "")))
     text, _ = compared(tmp_path, a, b)
     assert rows_of(text, "summary")[0][0] == "x/run" and "<img" not in text
-
-
-def test_write_comparison_refuses_a_folder_given_twice(tmp_path):
-    a = write_run(tmp_path / "a")
-    with pytest.raises(DataError, match="runs: "):
-        write_comparison([a, tmp_path / "." / "a"], tmp_path / "compared.html")
-    assert not (tmp_path / "compared.html").exists()
+    with pytest.raises(DataError, match=rf"^runs: .*{a}"):
+        write_comparison([a, a / "." / ".." / "run"], tmp_path / "again.html")
+    assert not (tmp_path / "again.html").exists()
 
 
 def test_comparison_opens_without_problems_or_requests(browser, tmp_path):

@@ -13,9 +13,7 @@ def test_moving_mean_by_hand():
     assert means[:30] == [0.0] * 30
     expected = (1 - keep) * sum(keep**i for i in range(2)) / (1 - keep**32)
     assert means[31] == pytest.approx(expected)
-
-
-def test_moving_mean_of_a_constant_is_free_of_bias_and_passes_over_nothing():
+    # That of a constant is free of bias, and passes over nothing.
     values = [None if i % 3 == 1 else 2.5 for i in range(60)]
     means = moving_mean(values)
     assert [mean is None for mean in means] == [value is None for value in values]
@@ -44,9 +42,9 @@ def test_limits_leave_single_extremes_out_and_take_a_near_band_in():
 def test_ticks_and_short_numbers():
     assert ticks(0, 60) == [0, 20, 40, 60]
     assert ticks(0.38, 0.56) == pytest.approx([0.4, 0.45, 0.5, 0.55])
-    assert [short(value) for value in (0, 0.125, 12_000, 3e-5, 2.5e6, -0.5, 1234.0, 0.0006, 5.5e-4)] == [
-        "0", "0.125", "12k", "3e-05", "2.5M", "-0.5", "1234", "0.0006", "5.5e-4",
-    ]  # fmt: skip
+    texts = {0: "0", 0.125: "0.125", 12_000: "12k", 3e-5: "3e-05", 2.5e6: "2.5M", -0.5: "-0.5", 1234.0: "1234"}
+    texts |= {0.0006: "0.0006", 5.5e-4: "5.5e-4"}
+    assert {value: short(value) for value in texts} == texts
 
 
 def test_line_chart_draws_values_means_and_band():
@@ -58,26 +56,22 @@ def test_line_chart_draws_values_means_and_band():
     assert [point[:2] for point in curve["points"]] == [[i, y] for i, y in enumerate(ys)]
 
 
-def test_line_chart_breaks_where_a_value_is_null_and_counts_what_is_beyond():
+def test_line_chart_breaks_where_a_value_is_null():
     chart = line_chart("t", [Curve("", range(9), [1.0, 2.0, None, 3.0, None, None, 4.0, 5.0, 6.0])], smooth=False)
     assert chart is not None and chart.svg.count("<polyline") == 3 and chart.svg.count("<circle") == 6
-    ys = [i / 1000 for i in range(400)]
-    beyond = line_chart("t", [Curve("", range(401), [-50.0, *ys])])
+    one = line_chart("t", [Curve("", [1], [0.5])])
+    assert one is not None and one.svg.count("<circle") == 1
+    assert line_chart("t", [Curve("", [1, 2], [None, None])]) is None
+
+
+def test_line_chart_counts_what_is_beyond_and_shades_the_spread():
+    beyond = line_chart("t", [Curve("", range(401), [-50.0, *(i / 1000 for i in range(400))])])
     assert beyond is not None and beyond.beyond >= 1
     places = [float(y) for y in re.findall(r",(-?[\d.]+)", " ".join(re.findall(r'points="([^"]*)"', beyond.svg)))]
     assert min(places) >= 0 and max(places) <= 196
-
-
-def test_line_chart_of_nothing_and_of_one_point():
-    assert line_chart("t", [Curve("", [1, 2], [None, None])]) is None
-    one = line_chart("t", [Curve("", [1], [0.5])])
-    assert one is not None and one.svg.count("<circle") == 1
-
-
-def test_line_chart_shades_the_spread():
-    chart = line_chart("t", [Curve("", [1, 2, 3], [1.0, 2.0, 3.0], low=[0.5, 1.5, 2.5], high=[1.5, 2.5, 3.5])])
-    assert chart is not None and chart.svg.count("<polygon") == 1
-    assert chart.data["y"][0] <= 0.5 and chart.data["y"][1] >= 3.5
+    spread = line_chart("t", [Curve("", [1, 2, 3], [1.0, 2.0, 3.0], low=[0.5, 1.5, 2.5], high=[1.5, 2.5, 3.5])])
+    assert spread is not None and spread.svg.count("<polygon") == 1
+    assert spread.data["y"][0] <= 0.5 and spread.data["y"][1] >= 3.5
 
 
 def test_stacked_bars_join_many_updates_and_cut_what_is_far_higher():

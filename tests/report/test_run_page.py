@@ -41,11 +41,8 @@ def hostile(tmp_path_factory):
     return write_report(folder)
 
 
-def test_write_report_loads_nothing_and_runs_its_own_script_alone(hostile):
+def test_write_report_shows_hostile_text_as_text_and_runs_its_own_script_alone(hostile):
     assert_self_contained(hostile, "curves-data", "samples-data")
-
-
-def test_write_report_shows_hostile_text_as_text(hostile):
     text, page = read(hostile)
     assert page.texts["h1"] == "run <b>" and HOSTILE in page.texts["pre"] and HOSTILE in page.texts["code"]
     samples = json.loads(data_of(text, "samples-data"))
@@ -94,16 +91,13 @@ def test_write_report_of_a_run_that_has_just_begun_or_lost_its_files(tmp_path):
     assert "not finished: 1 " in report_of(folder)[1].texts["p"]
 
 
-def test_write_report_of_rewards_that_are_no_plans(tmp_path):
+def test_write_report_of_rewards_and_of_plans_by_length(tmp_path):
     before = {"test": {"reward": {"mean": 0.25, "low": 0.2, "high": 0.3, "n": 50}, "mean_reward": 0.25}}
     after = {"test": {"reward": {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 50}, "mean_reward": 0.5}}
     text, page = report_of(write_run(tmp_path / "run", before=before, after=after))
     assert "mean reward on test" in page.texts["p"] and "+0.250" in page.texts["p"] and 'id="errors"' not in text
-
-
-def test_write_report_of_plans_by_length(tmp_path):
-    results = json.loads(json.dumps(plan_results(judged(*BY_HAND))))
-    text, _ = report_of(write_run(tmp_path / "run", before=results, after=results))
+    plans = json.loads(json.dumps(plan_results(judged(*BY_HAND))))
+    text, _ = report_of(write_run(tmp_path / "plans", before=plans, after=plans))
     assert "lamps" in text and 'id="errors"' in text
 
 
