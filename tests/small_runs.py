@@ -1,15 +1,19 @@
 """Small runs of `train` in this process: one layer, four updates of 16 rows, a reward that anybody can compute."""
 
+import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxppo import train
+from jaxppo import data, train
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
+from jaxppo.run.jsonl import read_metrics
 from tests.commands import comparable
 from tests.one_layer import ONE_LAYER
 
@@ -20,6 +24,8 @@ SMALL += ["--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--num_sample_gen
 # What an update hands to the next one beside the models changes, too.
 CHANGING = ["--adap_kl_ctrl", "--kl_target", "6", "--kl_horizon", "100", "--use_score_scaling", "--use_score_norm"]
 ASYNC = ["--async_rollouts", "1"]
+BY_SUCCESS = ["--curriculum", "success", "--curriculum_success", "0.5", "--curriculum_threshold", "0.3"]
+SAVED = ["--save_steps", "1", "--save_total_limit", "9"]
 
 
 def score(completion_ids: list, **_: object) -> list[float]:
@@ -40,8 +46,45 @@ def carry_out(folder: Path, *flags: object, reward: Callable[..., list] = score)
     return folder
 
 
+def samples_of(folder: Path) -> list[list[dict[str, Any]]]:
+    """The samples of each update, in the order of its rows."""
+    samples = read_metrics(folder / "samples.jsonl")
+    return [list(rows) for _, rows in itertools.groupby(samples, key=lambda sample: sample["step"])]
+
+
+def cut_back(folder: Path, step: int) -> Path:
+    """Leave of a finished run what a kill after an update leaves: earlier checkpoints, and no evaluation after it."""
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if checkpoint.name.isdecimal() and int(checkpoint.name) > step:
+            shutil.rmtree(checkpoint)
+    evals = json.loads((folder / "eval.json").read_text())
+    (folder / "eval.json").write_text(json.dumps({name: evals[name] for name in evals if name != "after"}))
+    return folder
+
+
 def assert_same_run(folder: Path, reference: Path, updates: int = UPDATES) -> None:
     """Metrics, samples and evaluations are equal, to the last digit."""
     assert comparable(folder) == comparable(reference) and len(comparable(folder)) == updates
     assert (folder / "samples.jsonl").read_text() == (reference / "samples.jsonl").read_text()
     assert json.loads((folder / "eval.json").read_text()) == json.loads((reference / "eval.json").read_text())
+
+
+def assert_drawn_by_success(folder: Path, config: TrainConfig) -> None:
+    """Draw the prompts of a run once more, from its seed and the logged scores."""
+    template = data.make_chat_template(data.word_tokenizer(), config.data)
+    rows = data.load_split(config.data, config.data.train_split, None)
+    rows = data.with_begun_plans(rows, config.drawing, config.data.data_seed, template)
+    prompts = data.PromptData(rows, data.word_tokenizer(), config.num_prompts, config.run.seed, 512)
+    curriculum = data.make_curriculum(config.drawing, prompts, ahead=config.rl.async_rollouts > 0)
+    state, records = curriculum.start(), comparable(folder)
+    assert len(samples_of(folder)) == len(records) == UPDATES
+    for step, (samples, record) in enumerate(zip(samples_of(folder), records, strict=True)):
+        drawn = [rows[row] for row in state.rows for _ in range(config.rl.group_size)]
+        assert [sample["id"] for sample in samples] == [row["id"] for row in drawn]
+        assert [sample["prompt"] for sample in samples] == [row["prompt"] for row in drawn]
+        longest = max(row["plan_length"] for row in drawn)
+        assert longest <= max(record["curriculum/plan_length"], *state.limits)
+        state, metrics = curriculum.after(state, [sample["score"] for sample in samples], step)
+        assert {name: record[name] for name in metrics} == pytest.approx(metrics, rel=1e-6)
+    limits = [record["curriculum/plan_length"] for record in records]
+    assert limits == sorted(limits) and limits[0] < limits[-1]

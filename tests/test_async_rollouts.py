@@ -1,6 +1,5 @@
-"""`--async_rollouts 1`: the next batch is sampled while rewards are computed, and a run goes on as if never stopped."""
+"""`--async_rollouts 1` and `--curriculum success` in runs: what is sampled when, from what, and across any stop."""
 
-import json
 import os
 import shutil
 import signal
@@ -20,13 +19,104 @@ from jaxppo.run.console import Console
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
 from tests.commands import comparable, free_port, outputs_of, started
-from tests.run.test_resume import run_struck
-from tests.small_runs import ASYNC, CHANGING, ROWS, SMALL, UPDATES, assert_same_run, carry_out, config_of, score
+from tests.small_runs import (
+    ASYNC,
+    BY_SUCCESS,
+    CHANGING,
+    ROWS,
+    SAVED,
+    SMALL,
+    UPDATES,
+    assert_drawn_by_success,
+    assert_same_run,
+    carry_out,
+    config_of,
+    cut_back,
+    score,
+)
+
+FLAGS = [*CHANGING, *ASYNC, *BY_SUCCESS, *SAVED]
+
+
+class WatchedRun(NamedTuple):
+    """An uninterrupted run, and in which order and threads its stages began."""
+
+    folder: Path
+    events: list[str]
+    reward_threads: list[threading.Thread]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """Rewards of this run take until the sampling of the next batch has begun."""
+    begun = [threading.Event() for _ in range(UPDATES)]
+    run = WatchedRun(tmp_path_factory.mktemp("async") / "whole", [], [])
+    generate, update = PPO.generate, PPO.update
+
+    def sample(self, state, prompts, step):
+        run.events.append(f"sample {step}")
+        begun[step].set()
+        return generate(self, state, prompts, step)
+
+    def learn(self, state, batch, step):
+        run.events.append(f"learn {step}")
+        return update(self, state, batch, step)
+
+    def slow_score(completion_ids, **_):
+        in_training = len(completion_ids) == ROWS and run.events
+        if in_training:
+            step = len(run.reward_threads)
+            assert step + 1 == UPDATES or begun[step + 1].wait(120)
+            run.events.append(f"reward {step}")
+            run.reward_threads.append(threading.current_thread())
+        return score(completion_ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PPO, "generate", sample)
+        patch.setattr(PPO, "update", learn)
+        carry_out(run.folder, *FLAGS, reward=slow_score)
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(watched):
+    """The folder of the uninterrupted run."""
+    return watched.folder
+
+
+@pytest.fixture
+def stopped(whole, tmp_path):
+    """The whole run as it was after two updates."""
+    return cut_back(shutil.copytree(whole, tmp_path / "run"), 2)
+
 
 # ----------------------------------------------------------------------------------------------------------- semantics
 
 
-class Made(NamedTuple):
+def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(watched):
+    expected = ["sample 0"]
+    for step in range(UPDATES - 1):
+        expected += [f"sample {step + 1}", f"reward {step}", f"learn {step}"]
+    assert watched.events == [*expected, f"reward {UPDATES - 1}", f"learn {UPDATES - 1}"]
+    assert set(watched.reward_threads) == {threading.main_thread()}  # where `signal.alarm` works
+    records = read_metrics(watched.folder / "metrics.jsonl")
+    assert ["time/overlap_s" in record for record in records] == [True] * (UPDATES - 1) + [False]
+    for record in records:
+        stages = sum(record[f"time/{name}_s"] for name in ("rollout", "reward", "update"))
+        assert record.get("time/overlap_s", 0.0) <= min(record["time/rollout_s"], record["time/reward_s"])
+        assert stages - record.get("time/overlap_s", 0.0) > 0
+
+
+def test_a_checkpoint_holds_the_batch_that_was_sampled_ahead(whole):
+    held = {entry.name: (entry / "ahead").is_dir() for entry in (whole / "checkpoints").iterdir()}
+    assert held == {"1": True, "2": True, "3": True, "4": False}  # after the last update comes no other
+
+
+def test_prompts_are_those_of_seed_and_past_scores(whole):
+    assert_drawn_by_success(whole, config_of(whole, *FLAGS))
+
+
+class Sampled(NamedTuple):
     """What is learned from in an update."""
 
     rollout: object
@@ -38,24 +128,26 @@ def by_hand(folder, *flags):
     """The same run as a loop of its own: two batches of the first policy, then each of the one before the last."""
     run = run_folder.Run(command="train", config=config_of(folder, *flags), folder=folder, console=Console(quiet=True))
     setup, first = train.set_up(run)
-    ppo, state = setup.ppo, setup.ppo.init_state(*first)
+    ppo = setup.ppo
+    state = ppo.init_state(*first)
     reference = ppo.reference(state, first.policy)
 
-    def make(step):
+    def sample(step):
         prompts = setup.prompts.batch(step).prompts
         rollout = ppo.generate(state, prompts, step)
         sequences = ppo.pack(prompts, rollout)
-        return jax.block_until_ready(Made(rollout, sequences, ppo.score(state, reference, sequences, rollout)))
+        return jax.block_until_ready(Sampled(rollout, sequences, ppo.score(state, reference, sequences, rollout)))
 
-    made, records = [make(0)], []
+    batches = [sample(0)]
+    records = []
     for step in range(UPDATES):
         if step + 1 < UPDATES:
-            made.append(make(step + 1))
-        rollout, sequences, scored = made[step]
+            batches.append(sample(step + 1))
+        rollout, sequences, scored = batches[step]
         rows = zip(np.array(rollout.completion_ids), np.array(rollout.completion_mask), strict=True)
-        ids = [row[real] for row, real in rows]
-        state, batch, stats = ppo.make_trajectories(state, scored, rollout, sequences, score(ids))
-        state, update_stats = ppo.update(state, batch, step)
+        scores = score([ids[mask] for ids, mask in rows])
+        state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, scores)
+        state, update_stats = ppo.update(state, trajectories, step)
         records.append({name: float(value) for name, value in jax.device_get(stats | update_stats).items()})
     return records, jax.device_get(state.params)
 
@@ -63,8 +155,8 @@ def by_hand(folder, *flags):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "flags",
-    [["--num_ppo_epochs", "1"], ["--algorithm", "rloo"], ["--dtype", "bfloat16"], ["--use_peft", "--lora_r", "4"]],
-    ids=["ppo", "rloo", "bf16", "lora"],
+    [["--num_ppo_epochs", "1", "--dtype", "bfloat16"], ["--algorithm", "rloo", "--use_peft", "--lora_r", "4"]],
+    ids=["ppo bf16", "rloo lora"],
 )
 def test_the_run_is_that_of_a_loop_one_step_off_policy(tmp_path, monkeypatch, flags):
     states = []
@@ -76,9 +168,8 @@ def test_the_run_is_that_of_a_loop_one_step_off_policy(tmp_path, monkeypatch, fl
         return step
 
     monkeypatch.setattr(train, "train_step", spy)
-    run = carry_out(tmp_path / "run", *CHANGING, *flags, *ASYNC)
+    logged = comparable(carry_out(tmp_path / "run", *CHANGING, *flags, *ASYNC))
     expected, params = by_hand(tmp_path / "oracle", *CHANGING, *flags, *ASYNC)
-    logged = comparable(run)
     assert len(expected[0]) > 20
     for record, by_name in zip(logged, expected, strict=True):
         assert {name: record[name] for name in by_name} == by_name
@@ -89,44 +180,12 @@ def test_the_run_is_that_of_a_loop_one_step_off_policy(tmp_path, monkeypatch, fl
     assert max(kl[:2]) < 1e-4 < min(kl[2:]) and moved[0] < min(moved[1:]) / 2
 
 
-def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(tmp_path, monkeypatch):
-    begun, threads, events = [threading.Event() for _ in range(UPDATES)], [], []
-    generate, update = PPO.generate, PPO.update
-
-    def sample(self, state, prompts, step):
-        events.append(f"sample {step}")
-        begun[step].set()
-        return generate(self, state, prompts, step)
-
-    def learn(self, state, batch, step):
-        events.append(f"learn {step}")
-        return update(self, state, batch, step)
-
-    rewarded = []
-
-    def slow(completion_ids, **_):
-        if len(completion_ids) == ROWS and events:  # in training
-            rewarded.append(len(rewarded))
-            following = rewarded[-1] + 1
-            assert following == UPDATES or begun[following].wait(120)
-            events.append(f"reward {rewarded[-1]}")
-            threads.append(threading.current_thread())
-        return score(completion_ids)
-
-    monkeypatch.setattr(PPO, "generate", sample)
-    monkeypatch.setattr(PPO, "update", learn)
-    run = carry_out(tmp_path / "run", *ASYNC, reward=slow)
-    expected = ["sample 0"]
-    for step in range(UPDATES - 1):
-        expected += [f"sample {step + 1}", f"reward {step}", f"learn {step}"]
-    assert events == [*expected, f"reward {UPDATES - 1}", f"learn {UPDATES - 1}"]
-    assert set(threads) == {threading.main_thread()}  # where `signal.alarm` works
-    records = read_metrics(run / "metrics.jsonl")
-    assert ["time/overlap_s" in record for record in records] == [True] * (UPDATES - 1) + [False]
-    for record in records:
-        stages = sum(record[f"time/{name}_s"] for name in ("rollout", "reward", "update"))
-        assert record.get("time/overlap_s", 0.0) <= min(record["time/rollout_s"], record["time/reward_s"])
-        assert stages - record.get("time/overlap_s", 0.0) > 0
+@pytest.mark.full
+def test_sampling_after_rewards_that_need_the_devices_gives_the_same_run(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(train.registry, "need_devices", lambda _: True)
+    folder = carry_out(tmp_path / "run", *FLAGS)
+    assert_same_run(folder, whole)
+    assert [record.get("time/overlap_s") for record in read_metrics(folder / "metrics.jsonl")] == [0.0, 0.0, 0.0, None]
 
 
 # -------------------------------------------------------------------------------------------------------------- resume
@@ -140,160 +199,107 @@ def failure():
     raise ValueError("the judge is away")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The uninterrupted run."""
-    flags = [*CHANGING, *ASYNC, "--save_steps", "1", "--save_total_limit", "9"]
-    return carry_out(tmp_path_factory.mktemp("async") / "whole", *flags)
-
-
 @pytest.mark.parametrize(
-    ("strike", "update", "error"),
+    "stops",
     [
-        (sigterm, 2, Preempted),
-        pytest.param(sigterm, 0, Preempted, marks=pytest.mark.full),
-        pytest.param(sigterm, UPDATES - 1, Preempted, marks=pytest.mark.full),
-        pytest.param(failure, 2, DataError, marks=pytest.mark.full),
+        [(sigterm, 2, Preempted)],
+        pytest.param(
+            [(sigterm, 0, Preempted), (failure, 2, DataError), (sigterm, UPDATES - 1, Preempted)],
+            marks=pytest.mark.full,
+        ),
     ],
+    ids=["once", "several times"],
 )
-def test_a_run_that_ends_within_its_rewards_goes_on_exactly(whole, tmp_path, strike, update, error):
-    calls = []
-
-    def struck(completion_ids, **_):
-        if len(completion_ids) == ROWS:
-            calls.append(None)
-            if len(calls) == update + 1:
-                strike()
-        return score(completion_ids)
-
+def test_a_run_that_ends_within_its_rewards_goes_on_exactly(whole, tmp_path, stops):
     folder = tmp_path / "run"
-    flags = [*CHANGING, *ASYNC, "--save_steps", "1", "--save_total_limit", "9"]
-    with pytest.raises(error):
-        carry_out(folder, *flags, reward=struck)
-    assert len(comparable(folder)) == update
-    if update:
-        assert (folder / "checkpoints" / str(update) / "ahead").is_dir()
-    carry_out(folder, *flags, "--resume")
+    done = 0
+    for strike, update, error in stops:
+        batches = []
+
+        def struck(completion_ids, strike=strike, last=update - done, batches=batches, **_):
+            if len(completion_ids) == ROWS:
+                batches.append(completion_ids)
+                if len(batches) == last + 1:
+                    strike()
+            return score(completion_ids)
+
+        with pytest.raises(error):
+            carry_out(folder, *FLAGS, *(["--resume"] if folder.exists() else []), reward=struck)
+        assert len(comparable(folder)) == update
+        assert update == 0 or (folder / "checkpoints" / str(update) / "ahead").is_dir()
+        done = update
+    carry_out(folder, *FLAGS, "--resume")
     assert_same_run(folder, whole)
 
 
 @pytest.mark.full
-def test_sampling_behind_rewards_that_need_the_devices_gives_the_same_run(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(train.registry, "need_devices", lambda _: True)
-    folder = carry_out(tmp_path / "run", *CHANGING, *ASYNC, "--save_steps", "1", "--save_total_limit", "9")
-    assert_same_run(folder, whole)
-    assert [record.get("time/overlap_s") for record in read_metrics(folder / "metrics.jsonl")] == [0.0, 0.0, 0.0, None]
-
-
-def test_a_checkpoint_holds_the_batch_that_was_sampled_ahead(whole):
-    held = {entry.name: (entry / "ahead").is_dir() for entry in (whole / "checkpoints").iterdir()}
-    assert held == {"1": True, "2": True, "3": True, "4": False}  # behind the last update comes no other
-
-
-@pytest.fixture
-def stopped(whole, tmp_path):
-    """The whole run as it was after two updates."""
-    folder = shutil.copytree(whole, tmp_path / "run")
-    for step in (3, 4):
-        shutil.rmtree(folder / "checkpoints" / str(step))
-    evals = json.loads((folder / "eval.json").read_text())
-    (folder / "eval.json").write_text(json.dumps({name: evals[name] for name in evals if name != "after"}))
-    return folder
-
-
-FLAGS = [*CHANGING, "--save_total_limit", "9", "--resume"]
-
-
-@pytest.mark.full
-def test_settings_of_the_loop_may_change_and_the_batch_is_kept(whole, stopped, capsys):
+def test_settings_of_the_loop_may_change_and_a_damaged_batch_is_noticed(whole, stopped, capsys):
+    largest = max((stopped / "checkpoints" / "2" / "ahead").rglob("*"), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
     changes = ["--save_steps", "2", "--allow_changes", "save_steps"]
-    assert_same_run(carry_out(stopped, *FLAGS, *ASYNC, *changes), whole)
-    assert "sampled anew" not in capsys.readouterr().out
+    assert_same_run(carry_out(stopped, *FLAGS, *changes, "--resume"), whole)
+    out = capsys.readouterr().out
+    assert "damaged checkpoints: 2 (ahead/" in out and "(save_steps)" not in out
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("flags", "names"),
-    [
-        (["--async_rollouts", "0"], ["async_rollouts"]),
-        ([*ASYNC, "--batch_size", "8", "--missing_eos_penalty", "0.2"], ["batch_size", "missing_eos_penalty"]),
-    ],
-)
-def test_under_other_settings_the_batch_is_sampled_anew(whole, stopped, capsys, flags, names):
-    flags = [*FLAGS, *flags, "--save_steps", "1"]
-    with pytest.raises(ConfigError, match=names[0]):
+def test_a_run_on_policy_goes_on_from_a_batch_that_was_sampled_ahead(whole, stopped, capsys):
+    """The batch is of the policy before: it is sampled anew."""
+    flags = [*FLAGS, "--async_rollouts", "0", "--resume"]
+    with pytest.raises(ConfigError, match="async_rollouts"):
         carry_out(stopped, *flags)
-    carry_out(stopped, *flags, "--allow_changes", *names)
-    listed = ", ".join(names)
-    assert f"warning: the batch of update 3 was sampled under other settings ({listed})" in capsys.readouterr().out
+    carry_out(stopped, *flags, "--allow_changes", "async_rollouts")
+    assert "(async_rollouts)" in capsys.readouterr().out
     records = comparable(stopped)
     assert records[:2] == comparable(whole)[:2]
     assert abs(records[2]["policy/approxkl_avg_first"]) < 1e-6 < comparable(whole)[2]["policy/approxkl_avg_first"]
 
 
 @pytest.mark.full
-def test_a_run_that_was_on_policy_can_go_on_one_step_off(tmp_path):
-    flags = ["--save_steps", "1", "--total_episodes", str(2 * ROWS)]
-    folder = carry_out(tmp_path / "run", *flags)
-    (folder / "eval.json").unlink()
-    changes = ["--total_episodes", str(4 * ROWS), *ASYNC, "--allow_changes", "total_episodes", "async_rollouts"]
-    records = comparable(carry_out(folder, *flags[:2], *changes, "--resume"))
+def test_a_run_that_was_on_policy_can_go_on_one_step_off_and_in_other_batches(tmp_path, capsys):
+    folder = carry_out(tmp_path / "run", *SAVED, "--total_episodes", str(2 * ROWS))
+    cut_back(folder, 2)
+    # Its checkpoint lacks the counts of a curriculum.
+    names = [flag.removeprefix("--") for flag in BY_SUCCESS[::2]]
+    with pytest.raises(DataError, match=r"curriculum\.\w+"):
+        carry_out(folder, *SAVED, *BY_SUCCESS, "--allow_changes", "total_episodes", *names, "--resume")
+    changes = [*ASYNC, "--allow_changes", "total_episodes", "async_rollouts", "--resume"]
+    records = comparable(carry_out(folder, *SAVED, *changes))
     moved = [record["policy/approxkl_avg_first"] > 1e-6 for record in records]
     assert moved == [False, False, False, True]
-
-
-@pytest.mark.full
-def test_a_damaged_batch_is_noticed(whole, stopped, capsys):
-    largest = max((stopped / "checkpoints" / "2" / "ahead").rglob("*"), key=lambda path: path.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
-    assert_same_run(carry_out(stopped, *FLAGS, *ASYNC, "--save_steps", "1"), whole)
-    assert "holds damaged checkpoints: 2 (ahead/" in capsys.readouterr().out
-
-
-@pytest.mark.full
-def test_a_run_that_is_killed_in_every_stage_equals_the_uninterrupted_one(tmp_path):
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    code, _, err = run_struck(whole, "never", 0, signal.SIGKILL, flags=ASYNC)
-    assert (code, err) == (0, "")
-    for update, stage in enumerate(("reward", "rollout", "update", "save")):
-        flags = [*ASYNC, *(["--resume"] if update else [])]
-        code, _, err = run_struck(folder, stage, update, signal.SIGKILL, 0.01, flags=flags)
-        assert code == -signal.SIGKILL, (stage, err)
-    code, _, err = run_struck(folder, "never", 0, signal.SIGKILL, flags=[*ASYNC, "--resume"])
-    assert (code, err) == (0, "")
-    assert_same_run(folder, whole)
+    cut_back(folder, 3)
+    names = ["batch_size", "missing_eos_penalty"]
+    other = ["--batch_size", "8", "--missing_eos_penalty", "0.2", "--allow_changes", *names, "--resume"]
+    again = comparable(carry_out(folder, *SAVED, *ASYNC, *other))
+    assert f"({', '.join(names)})" in capsys.readouterr().out
+    assert again[:3] == records[:3] and again[3]["policy/approxkl_avg_first"] < 1e-6
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def two_processes(folder: Path, *flags: str) -> list[str]:
+def two_processes(folder: Path, *flags: str) -> None:
     address = f"127.0.0.1:{free_port()}"
-    run = ["-m", "jaxppo.train", *SMALL, *ASYNC, *flags, "--output_dir", folder, "--num_processes", "2"]
+    run = ["-m", "jaxppo.train", *SMALL, *flags, "--output_dir", folder, "--num_processes", "2"]
     commands = [[*run, "--coordinator_address", address, "--process_id", number] for number in range(2)]
     with started(commands, num_devices=2) as both:
         outputs = outputs_of(both, timeout_s=600)
     assert [process.returncode for process in both] == [0, 0], "\n".join(outputs)[-4000:]
-    return outputs
 
 
 @pytest.mark.full
 def test_two_processes_do_what_one_does_and_resume_exactly(tmp_path):
     """Also which prompts they draw, which follows from the scores of both."""
-    flags = ["--curriculum", "success", "--curriculum_success", "0.05", "--curriculum_threshold", "0.3"]
-    flags += ["--save_steps", "1", "--save_total_limit", "9"]
-    both, again, alone = (tmp_path / name for name in ("both", "again", "alone"))
+    flags = [*ASYNC, *SAVED, "--curriculum", "success", "--curriculum_success", "0.05"]
+    flags += ["--curriculum_threshold", "0.3"]
+    both, alone = tmp_path / "both", tmp_path / "alone"
     two_processes(both, *flags)
-    shutil.copytree(both, again)
-    (again / "eval.json").unlink()
-    for step in (3, 4):
-        shutil.rmtree(again / "checkpoints" / str(step))
+    again = cut_back(shutil.copytree(both, tmp_path / "again"), 2)
     two_processes(again, *flags, "--resume")
     assert comparable(again) == comparable(both)
-    with started([["-m", "jaxppo.train", *SMALL, *ASYNC, *flags, "--output_dir", alone]], num_devices=4) as one:
-        outputs_of(one, timeout_s=600)
+    train.train(config_of(alone, *flags))
     assert (alone / "samples.jsonl").read_text() == (both / "samples.jsonl").read_text()
     for record, expected in zip(comparable(both), comparable(alone), strict=True):
         assert record == pytest.approx(expected, rel=1e-3, abs=1e-4)
