@@ -62,15 +62,6 @@ def test_save_batch_writes_every_array_by_name_and_the_samples_beside(tmp_path, 
     assert all(line.isascii() for line in lines)
 
 
-def test_check_saves_a_bad_batch_and_warns_in_one_line(watched, tmp_path):
-    health, shown = watched
-    health.check(make_record(nonfinite=4, in_a_row=1), make_trajectories(), SAMPLES)
-    saved = tmp_path / "bad_batches" / "update-3.npz"
-    assert shown().startswith("warning: update 3: 4 ") and shown().count("\n") == 1
-    assert str(saved) in shown() and "learning_rate" in shown()
-    assert sorted(path.name for path in saved.parent.iterdir()) == ["update-3.jsonl", "update-3.npz"]
-
-
 def test_check_stops_the_run_after_as_many_bad_updates_in_a_row_as_allowed(watched, tmp_path):
     health, shown = watched
     # As the state counts them: a good update starts over.
@@ -86,7 +77,9 @@ def test_check_stops_the_run_after_as_many_bad_updates_in_a_row_as_allowed(watch
     assert message.startswith("max_bad_updates: ") and "\n" not in message
     assert str(tmp_path / "bad_batches" / "update-6.npz") in message
     assert {path.stem for path in (tmp_path / "bad_batches").iterdir()} == {f"update-{n}" for n in (1, 2, 4, 5, 6)}
-    assert shown().count("warning: ") == 5
+    lines = shown().splitlines()
+    assert len(lines) == 5 and lines[0].startswith("warning: update 1: 1 ") and "learning_rate" in lines[0]
+    assert str(tmp_path / "bad_batches" / "update-1.npz") in lines[0]
 
 
 @pytest.mark.parametrize("kl", [-1.0, 7.0, math.nan, None])
@@ -96,16 +89,6 @@ def test_check_of_a_good_update_says_and_writes_nothing(watched, tmp_path, kl):
     record = {} if kl is None else {"objective/kl_k1": np.float32(kl)}
     health.check(make_record(**record), make_trajectories(), SAMPLES)
     assert shown() == "" and list(tmp_path.iterdir()) == []
-
-
-def test_check_warns_of_a_kl_below_minus_1_once(watched, tmp_path):
-    health, shown = watched
-    for step, kl in ((1, 2.0), (2, -1.25), (3, -9.0), (4, 0.0), (5, -2.0)):
-        record = make_record(step, **{"objective/kl": 3.0, "objective/kl_k1": np.float32(kl)})
-        health.check(record, make_trajectories(), SAMPLES)
-    assert shown().startswith("warning: update 2: objective/kl_k1 is -1.25, ")
-    assert shown().count("\n") == shown().count("warning") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_disagreements_of_the_validators_are_told_every_time(watched):
@@ -124,15 +107,17 @@ def test_disagreements_of_the_validators_are_told_every_time(watched):
 @pytest.mark.parametrize(
     ("name", "fine", "alarming"),
     [
+        ("objective/kl_k1", np.float32(-1.0), np.float32(-1.25)),
         ("reward/errors", 0, 1),
         ("reward/validator_failed", 0.0, 0.01),
         ("reward/overlong", 0.25, 0.3),
     ],
 )
-def test_what_is_odd_about_the_reward_is_told_once(watched, name, fine, alarming):
+def test_a_metric_beyond_its_range_is_warned_of_once(watched, name, fine, alarming, tmp_path):
     health, shown = watched
     health.check(make_record(1, **{name: fine}), make_trajectories(), SAMPLES)
     assert shown() == ""
     for step in (2, 3):
         health.check(make_record(step, **{name: alarming}), make_trajectories(), SAMPLES)
-    assert shown().startswith(f"warning: update 2: {name} is {alarming:g}") and shown().count(name) == 1
+    assert shown().startswith(f"warning: update 2: {name} is {alarming:g}, ")
+    assert shown().count("\n") == shown().count(name) == 1 and list(tmp_path.iterdir()) == []

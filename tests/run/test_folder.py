@@ -29,29 +29,15 @@ def test_claim_writes_its_configuration_into_a_missing_or_empty_folder(tmp_path,
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_claim_refuses_a_folder_with_other_files_and_leaves_it_as_it_is(tmp_path, resume):
+def test_claim_refuses_what_is_no_free_folder_and_leaves_it_as_it_is(tmp_path, resume):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match=f"^output_dir: .*{tmp_path}"):
-        claim(tmp_path, resume=resume)
+    for path in (tmp_path, tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "run"):
+        with pytest.raises(ConfigError, match=f"^output_dir: .*{path}"):
+            claim(path, resume=resume)
     assert contents(tmp_path) == {"thesis.tex": b"years of work"}
 
 
-@pytest.mark.parametrize("path", ["file", "file/run"])
-def test_claim_refuses_a_file_and_a_folder_that_cannot_be_made(tmp_path, path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=f"^output_dir: .*{path}"):
-        claim(tmp_path / path)
-
-
-def test_claim_refuses_a_folder_that_holds_a_run_without_resume(tmp_path):
-    claim(tmp_path)
-    before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=r"^output_dir: .*--resume"):
-        claim(tmp_path)
-    assert contents(tmp_path) == before
-
-
-def test_claim_resumes_a_run_of_the_same_configuration(tmp_path):
+def test_claim_resumes_a_run_of_the_same_configuration_when_asked_to(tmp_path):
     changes = {
         "learning_rate": 1e-5,
         "max_grad_norm": None,
@@ -64,6 +50,8 @@ def test_claim_resumes_a_run_of_the_same_configuration(tmp_path):
     }
     claim(tmp_path, **changes)
     before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=r"^output_dir: .*--resume"):
+        claim(tmp_path, **changes)
     claim(tmp_path, **changes, resume=True)
     # How a run is started and shown may change.
     claim(tmp_path, **(changes | {"resume": True, "quiet": True, "preset": "default", "config": "other.yaml"}))
@@ -73,7 +61,6 @@ def test_claim_resumes_a_run_of_the_same_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        ({"stop_token_id": 0}, "stop_token_id 0 (was None)"),
         ({"eval_splits": ("test_longer",)}, "eval_splits ['test_longer'] (was ['test', 'test_longer'])"),
         (
             {"kl_coef": 0.5, "seed": 43, "quiet": True, "batch_size": 32},
@@ -104,13 +91,9 @@ def test_claim_compares_settings_that_one_of_the_two_does_not_know(tmp_path):
     path.write_text(text + "old_setting: 7\n")
     with pytest.raises(ConfigError, match=r"got no old_setting \(was 7\); "):
         claim(tmp_path, vf_coef=0.5, resume=True)
-
-
-def test_claim_refuses_to_resume_the_run_of_another_command(tmp_path):
-    claim(tmp_path)
-    config = replace(SFTConfig(), output_dir=str(tmp_path), resume=True)
+    other = replace(SFTConfig(), output_dir=str(tmp_path), resume=True)  # of another command
     with pytest.raises(ConfigError, match=r"no kl_coef \(was 0\.05\)"):
-        run_folder.claim(tmp_path, config, config.run)
+        run_folder.claim(tmp_path, other, other.run)
 
 
 def test_default_folder_is_the_given_one_or_a_new_name():

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jaxppo.run import headline, metrics
+from jaxppo.run import headline
 
 PLAN_RECORD = dict.fromkeys(
     [
@@ -40,13 +40,6 @@ def without(*names):
 def test_numbers_are_five_that_the_record_has(record, labels):
     assert list(headline.numbers(record)) == labels
     assert set(headline.numbers(record).values()) <= {0.5}
-
-
-def test_numbers_of_train_are_metrics_that_are_explained():
-    of_the_others = {metric.name for metric in metrics.SUPERVISED}
-    named = {metric.name for place in metrics.headlines() for metric in place} - of_the_others
-    assert [name for name in sorted(named) if metrics.find(name) is None] == []
-    assert len(metrics.headlines()) == 5
 
 
 NOISE = [random.Random(0).uniform(-1, 1) for _ in range(40)]

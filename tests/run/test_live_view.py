@@ -103,10 +103,6 @@ def test_a_frame_shows_the_run_its_numbers_warnings_and_samples():
     ]
 
 
-def test_a_frame_on_a_terminal_without_unicode_is_ascii():
-    assert "_..-==+++@" in "\n".join(frame(make_view(ascii_only=True), 80, encoding="ascii")).replace("*", "+")
-
-
 @pytest.mark.parametrize("text", ["x", HOSTILE])
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (2, 3), (20, 10), (79, 24), (300, 100)])
 def test_a_frame_fits_any_terminal_and_holds_no_control_codes(text, width, height):
@@ -114,17 +110,15 @@ def test_a_frame_fits_any_terminal_and_holds_no_control_codes(text, width, heigh
     assert 1 <= len(lines) <= max(1, height - 1)
     assert all(cell_len(line) <= width for line in lines) or width == 1  # wide characters need 2
     assert all(char.isprintable() for line in lines for char in line)
+    # Rich draws a view with the options of what is printed above it.
+    assert frame(make_view(text, notice="stopping"), width, height, soft_wrap=True) == lines
 
 
-def test_a_frame_does_not_depend_on_how_the_text_above_it_is_printed():
-    """Rich draws a view with the options of what is printed."""
-    view = make_view(HOSTILE)
-    assert frame(view, 40, soft_wrap=True) == frame(view, 40)
-
-
-def test_a_view_before_the_first_update_shows_where_it_stands():
+def test_a_view_before_the_first_update_shows_where_it_stands_and_one_without_unicode_is_ascii():
     view = LiveView(Loop(0, "SFT", unit="row"), Console(file=io.StringIO()).text, False, lambda: None)
     assert "SFT  row 0 of 0, 0:00 elapsed" in frame(view, 80)[0]
+    lines = frame(make_view(ascii_only=True), 80, encoding="ascii")
+    assert "_..-==+++@" in "\n".join(lines).replace("*", "+")
 
 
 def test_of_many_warnings_the_latest_stay_in_view():
