@@ -1,4 +1,4 @@
-"""Programs compiled by the compilers of a TPU and a GPU that are not there, by the command itself."""
+"""Programs compiled by the compilers of a TPU and a GPU that are not installed, by the command itself."""
 
 import importlib.util
 import json
@@ -10,34 +10,37 @@ import sys
 import jax
 import pytest
 
+from jaxppo.config import TrainConfig
+from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError
 from jaxppo.parallel import platform
 from jaxppo.profiling import aot, targets
+from tests.compilers import needs_gpu_compiler, needs_tpu_compiler
 from tests.one_layer import ONE_LAYER
 
-needs_tpu_compiler = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="no compiler for TPUs: pip install 'jaxppo[aot-tpu]'"
+SMALL = (
+    "--batch_size 8 --response_length 8 --num_mini_batches 1 --num_ppo_epochs 1 --total_episodes 16 --dtype bfloat16"
 )
-needs_gpu_compiler = pytest.mark.skipif(
-    importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None,
-    reason="no compiler for GPUs: pip install 'jaxppo[aot-gpu]'",
-)
-SMALL = "--batch_size 8 --response_length 8 --num_mini_batches 1 --total_episodes 16 --dtype bfloat16"
+TRAIN = ["generate", "score", "update"]
+"""Programs of `train`."""
 
 
-def run(*words):
-    """The command as a user runs it, without the flags that the tests give XLA's compiler for CPUs."""
+def python(*words):
+    """A process as a user starts it, without the flags that the tests give XLA's compiler for CPUs."""
     environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    return subprocess.run(
-        [sys.executable, "-m", *words, "--dry_run"], env=environment, capture_output=True, text=True, timeout=600
-    )
+    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=600)
+
+
+def run(command, *words):
+    """The command with `--dry_run`: its standard output."""
+    done = python("-m", f"jaxppo.{command}", *words, "--dry_run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
 
 
 def compiled(command, target, flags):
-    done = run(f"jaxppo.{command}", "--target", target, "--quiet", "True", *flags.split())
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run(command, "--target", target, "--quiet", "True", *flags.split()).splitlines()[-1])
 
 
 def check(found, programs, memory_bytes):
@@ -52,13 +55,28 @@ def check(found, programs, memory_bytes):
 
 
 @needs_tpu_compiler
-def test_an_update_is_compiled_for_a_tpu():
-    found = compiled("train", "tpu-v5e-4", f"--preset tiny --sft_model_path {ONE_LAYER} {SMALL}")
-    check(found, ["generate", "score", "update"], targets.CHIPS["v5e"].memory_bytes)
+def test_a_step_is_compiled_for_a_tpu():
+    """Of `sft`, whose one program is compiled soonest."""
+    found = compiled("sft", "tpu-v5e-4", f"--preset tiny --model_path {ONE_LAYER} --batch_size 8")
+    check(found, ["update"], targets.CHIPS["v5e"].memory_bytes)
     assert found["target"] == "tpu-v5e-4"
-    update = found["programs"]["update"]
-    assert set(update["sent_bytes"]) == {"all-reduce over data"}  # gradients and statistics
+    assert set(found["programs"]["update"]["sent_bytes"]) == {"all-reduce over data"}  # gradients and statistics
+
+
+@pytest.mark.full
+@needs_tpu_compiler
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_other_commands_are_compiled_for_a_tpu(command):
+    flags = {
+        "train": f"--preset tiny --sft_model_path {ONE_LAYER} {SMALL} --value_model shared",
+        "evaluate": f"--model {ONE_LAYER} --response_length 8 --eval_batch_size 4",
+    }
+    target, programs = ("tpu-v5e-1", ["generate"]) if command == "evaluate" else ("tpu-v5e-4", TRAIN)
+    found = compiled(command, target, flags[command])
+    check(found, programs, targets.CHIPS["v5e"].memory_bytes)
     assert found["programs"]["generate"]["sent_bytes"] == {}
+    if command == "train":
+        assert set(found["programs"]["update"]["sent_bytes"]) == {"all-reduce over data"}
 
 
 @needs_tpu_compiler
@@ -72,7 +90,7 @@ platform.compile_only()
 for name in {names}:
     print(*{{device.device_kind for device in aot.devices_of(targets.find(name))}}, sep=", ")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    done = python("-c", code)
     assert done.stdout.splitlines() == [targets.find(name).chip.device_kind for name in names], done.stderr
 
 
@@ -82,18 +100,9 @@ for name in {names}:
 def test_an_update_is_compiled_for_gpus(flags):
     target = "gpu:h100:1x4" if flags else "gpu-h100x1"
     found = compiled("train", target, f"--preset tiny --sft_model_path {ONE_LAYER} {SMALL} {flags}")
-    check(found, ["generate", "score", "update"], int(0.75 * targets.CHIPS["h100"].memory_bytes))
+    check(found, TRAIN, int(0.75 * targets.CHIPS["h100"].memory_bytes))
     sent = found["programs"]["update"]["sent_bytes"]
     assert ({"all-gather over fsdp", "reduce-scatter over fsdp"} <= set(sent)) if flags else sent == {}
-
-
-@pytest.mark.full
-@needs_tpu_compiler
-@pytest.mark.parametrize("command", ["sft", "evaluate"])
-def test_other_commands_are_compiled(command):
-    flags = {"sft": f"--preset tiny --model_path {ONE_LAYER} --batch_size 8", "evaluate": f"--model {ONE_LAYER}"}
-    found = compiled(command, "tpu-v5e-16" if command == "sft" else "tpu-v5e-1", flags[command].replace(" 8", " 16"))
-    check(found, ["update" if command == "sft" else "generate"], targets.CHIPS["v5e"].memory_bytes)
 
 
 @pytest.mark.full
@@ -110,67 +119,45 @@ def test_steps_on_fixed_rows_are_cut_into_micro_batches_that_fit(command, tmp_pa
         "--num_attention_heads 4 --batch_size 8192 --total_episodes 8192",
     }[command]
     common = "--num_hidden_layers 12 --dtype bfloat16 --target gpu-h100x1"
-    done = run(f"jaxppo.{command}", *flags.split(), *common.split())
-    assert done.returncode == 0, done.stderr
-    found = re.fullmatch(r"it fits: update takes most, ([\d.]+) of 59\.33 GiB .*", done.stdout.splitlines()[-1])
-    assert found is not None, done.stdout
-    assert 0.2 * 59.33 < float(found[1]) < 0.8 * 59.33
+    said = run(command, *flags.split(), *common.split()).splitlines()[-1]
+    found = re.search(r" fits: .* ([\d.]+) of 59\.33 GiB", said)
+    assert found is not None and 0.2 * 59.33 < float(found[1]) < 0.8 * 59.33, said
 
 
 @pytest.mark.full
 @needs_gpu_compiler
-def test_what_does_not_fit_is_told_with_what_would():
+def test_what_does_not_fit_is_said_with_what_would():
     """262,144 rows in one micro-batch, as somebody has set, are more than an H100 has."""
     sizes = "--batch_size 262144 --num_mini_batches 1 --total_episodes 262144 --response_length 64 --dtype bfloat16"
-    command = ["jaxppo.train", "--preset", "tiny", "--sft_model_path", ONE_LAYER, *sizes.split()]
+    command = ["train", "--preset", "tiny", "--sft_model_path", ONE_LAYER, *sizes.split()]
     command += ["--target", "gpu-h100x1", "--gradient_accumulation_steps"]
-    done = run(*command, "1")
-    assert done.returncode == 0, done.stderr
-    found = re.fullmatch(
-        r"it does not fit: update takes ([\d.]+) of 59\.33 GiB on each device; "
-        r"--gradient_accumulation_steps (\d+) makes it fit \(update then takes most, ([\d.]+) GiB\)",
-        done.stdout.splitlines()[-1],
-    )
-    assert found is not None, done.stdout
-    assert float(found[1]) > 59.33 > float(found[3]) > 0.5
-    done = run(*command, found[2])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"it fits: update takes most, {found[3]} of 59.33 GiB on each device"
+    said = run(*command, "1").splitlines()[-1]
+    numbers = r"takes ([\d.]+) of 59\.33 GiB .*--gradient_accumulation_steps (\d+) .*most, ([\d.]+) GiB"
+    found = re.search(f"not fit: update {numbers}", said)
+    assert found is not None and float(found[1]) > 59.33 > float(found[3]) > 0.5, said
+    said = run(*command, found[2]).splitlines()[-1]
+    assert re.search(rf" fits: update .* {found[3]} of 59\.33 GiB", said), said
 
 
 @needs_tpu_compiler
-def test_compilers_alone_do_not_disturb_a_run_on_a_cpu():
-    done = run("jaxppo.train", "--preset", "tiny")
-    assert done.returncode == 0 and done.stderr == ""
-    assert "1 cpu device(s)" in done.stdout
-
-
-@needs_tpu_compiler
-def test_compilers_alone_do_not_disturb_the_doctor():
-    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    code = "from jaxppo.doctor import checks; print(*checks.devices())"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr == ""
-    assert "cpu" in done.stdout
-
-
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    "code",
     [
-        ("--preset tiny --target tpu-v9", "target: expected one of"),
-        ("--preset tiny --target tpu-v5e-4 --parallel pmap", "parallel: expected shard_map or fsdp with target"),
-        ("--preset tiny --target tpu-v5e-4 --dry_run False", "target: expected --dry_run with it"),
+        "import jax; from jaxppo.run import cli; cli.main(lambda: print(*jax.devices()))",
+        "from jaxppo.doctor import checks; print(*checks.devices())",
     ],
+    ids=["command", "doctor"],
 )
-def test_bad_input_is_one_line(flags, message):
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    words = [word for word in f"--dry_run {flags}".split() if "--dry_run False" not in flags or word != "--dry_run"]
-    words = [word for word in words if word != "False"]
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxppo.train", *words], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+def test_compilers_alone_do_not_disturb_what_runs_on_a_cpu(code):
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "cpu" in done.stdout.lower()
+
+
+@pytest.mark.parametrize(("flags", "named"), [("--dry_run --parallel pmap", "parallel"), ("", "target")])
+def test_what_does_not_go_with_a_target_is_refused(flags, named):
+    with pytest.raises(ConfigError, match=f"^{named}: "):
+        parse_cli(TrainConfig, "train", ["--preset", "tiny", "--target", "tpu-v5e-4", *flags.split()])
 
 
 @pytest.mark.parametrize("name", ["tpu-v5e-4", "gpu-h100x1"])
@@ -209,5 +196,5 @@ def test_a_gpu_has_the_share_that_jax_takes(monkeypatch):
     assert platform.current().name == jax.default_backend()
     for wrong in ("much", "0", "nan"):
         monkeypatch.setenv(newer, wrong)
-        with pytest.raises(ConfigError, match=f"XLA_CLIENT_MEM_FRACTION: expected a share .* got '{wrong}'"):
+        with pytest.raises(ConfigError, match=f"XLA_CLIENT_MEM_FRACTION: .*'{wrong}'"):
             aot.memory_of(target)

@@ -1,3 +1,5 @@
+"""What JAX compiles and reads back during updates, and the lines about it."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,13 +10,14 @@ from jaxppo.profiling.compilation import Compilations
 
 
 @pytest.fixture
-def told():
+def lines():
+    """What is printed."""
     return []
 
 
 @pytest.fixture
-def compilations(told):
-    with Compilations(told.append) as found:
+def compilations(lines):
+    with Compilations(lines.append) as found:
         yield found
 
 
@@ -39,8 +42,8 @@ def test_counts_are_those_between_begin_and_end(compilations):
     assert compilations.end(2, 96) == {"compile/count": 0, "compile/s": 0.0, "cache/hits": 0}
 
 
-def test_nothing_is_heard_outside_of_the_block(told):
-    with Compilations(told.append) as compilations:
+def test_nothing_is_counted_outside_of_the_block(lines):
+    with Compilations(lines.append) as compilations:
         compilations.begin()
     compiled()
     read_from_cache()
@@ -54,27 +57,26 @@ def update(compilations, step, length, programs):
     compilations.end(step, length)
 
 
-def test_a_new_length_is_told_once_and_not_during_the_warm_up(compilations, told):
+def test_a_new_length_is_reported_once_and_not_during_the_warm_up(compilations, lines):
     for step, length, programs in [(11, 96, 9), (12, 128, 4), (13, 96, 0), (14, 160, 4), (15, 160, 0)]:
         update(compilations, step, length, programs)
-    (line,) = told
-    assert line.startswith("update 14: compiled 4 program(s) in 6.0 s: its sequences have 160 tokens, for the first")
-    assert "multiple of 32" in line
+    (line,) = lines
+    assert line.startswith("update 14: compiled 4 ") and "6.0 s" in line and "160 tokens" in line and "32" in line
 
 
-def test_compiling_for_a_known_length_is_told_once_without_blaming_the_length(compilations, told):
+def test_compiling_for_a_known_length_is_reported_once_without_blaming_the_length(compilations, lines):
     for step in range(1, 6):
         update(compilations, step, 96, programs=1)
-    (line,) = told
-    assert line.startswith("update 3: compiled 1 program(s)") and "96 tokens are no new length" in line
+    (line,) = lines
+    assert line.startswith("update 3: compiled 1 ") and "96 tokens" in line and "32" not in line
 
 
-def test_programs_from_the_persistent_cache_are_not_told_of(compilations, told):
+def test_programs_from_the_persistent_cache_are_not_reported(compilations, lines):
     for step in range(1, 5):
         compilations.begin()
         read_from_cache()
         compilations.end(step, 32 * step)
-    assert told == []
+    assert lines == []
 
 
 @pytest.fixture

