@@ -18,9 +18,8 @@ from jaxppo.profiling import aot, targets
 from tests.compilers import needs_gpu_compiler, needs_tpu_compiler
 from tests.one_layer import ONE_LAYER
 
-SMALL = (
-    "--batch_size 8 --response_length 8 --num_mini_batches 1 --num_ppo_epochs 1 --total_episodes 16 --dtype bfloat16"
-)
+SMALL = "--batch_size 8 --response_length 8 --num_mini_batches 1 --num_ppo_epochs 1 --total_episodes 16"
+SMALL += " --dtype bfloat16"
 TRAIN = ["generate", "score", "update"]
 """Programs of `train`."""
 
@@ -32,15 +31,16 @@ def python(*words):
 
 
 def run(command, *words):
-    """The command with `--dry_run`: its standard output."""
+    """The command with `--dry_run`, which ends well."""
     done = python("-m", f"jaxppo.{command}", *words, "--dry_run")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
+    return done
 
 
 def compiled(command, target, flags):
-    return json.loads(run(command, "--target", target, "--quiet", "True", *flags.split()).splitlines()[-1])
+    done = run(command, "--target", target, "--quiet", "True", *flags.split())
+    assert done.stderr == ""
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def check(found, programs, memory_bytes):
@@ -119,7 +119,7 @@ def test_steps_on_fixed_rows_are_cut_into_micro_batches_that_fit(command, tmp_pa
         "--num_attention_heads 4 --batch_size 8192 --total_episodes 8192",
     }[command]
     common = "--num_hidden_layers 12 --dtype bfloat16 --target gpu-h100x1"
-    said = run(command, *flags.split(), *common.split()).splitlines()[-1]
+    said = run(command, *flags.split(), *common.split()).stdout.splitlines()[-1]
     found = re.search(r" fits: .* ([\d.]+) of 59\.33 GiB", said)
     assert found is not None and 0.2 * 59.33 < float(found[1]) < 0.8 * 59.33, said
 
@@ -131,11 +131,11 @@ def test_what_does_not_fit_is_said_with_what_would():
     sizes = "--batch_size 262144 --num_mini_batches 1 --total_episodes 262144 --response_length 64 --dtype bfloat16"
     command = ["train", "--preset", "tiny", "--sft_model_path", ONE_LAYER, *sizes.split()]
     command += ["--target", "gpu-h100x1", "--gradient_accumulation_steps"]
-    said = run(*command, "1").splitlines()[-1]
+    said = run(*command, "1").stdout.splitlines()[-1]
     numbers = r"takes ([\d.]+) of 59\.33 GiB .*--gradient_accumulation_steps (\d+) .*most, ([\d.]+) GiB"
     found = re.search(f"not fit: update {numbers}", said)
     assert found is not None and float(found[1]) > 59.33 > float(found[3]) > 0.5, said
-    said = run(*command, found[2]).splitlines()[-1]
+    said = run(*command, found[2]).stdout.splitlines()[-1]
     assert re.search(rf" fits: update .* {found[3]} of 59\.33 GiB", said), said
 
 

@@ -30,6 +30,7 @@ from jaxppo.types import Sequences, Trajectories
 
 SIZES = {"vocab_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
 NEOX = GPTNeoXConfig(**SIZES, hidden_size=64)
+LLAMA = partial(LlamaConfig, num_key_value_heads=2)
 
 
 class Device:
@@ -74,7 +75,7 @@ def test_what_is_held_is_exact():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, partial(LlamaConfig, num_key_value_heads=2)])
+@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, LLAMA])
 def test_kv_cache_bytes_are_those_of_the_cache(family, dtype):
     model = models.computing_in(family(**SIZES, hidden_size=64), dtype)
     cache = jax.eval_shape(lambda: models.init_cache(model, 6, 40))
@@ -290,18 +291,17 @@ def reserved(config, model, prompt_length):
     return ppo._update.lower(state, None, mini_batches).compile().memory_analysis().temp_size_in_bytes
 
 
+SHARED = {"value_model": "shared"}
+
+
 @pytest.mark.parametrize(
     ("family", "hidden_size", "batch_size", "prompt_length", "settings"),
     [
+        (GPTNeoXConfig, 64, 8, 192, SHARED | {"gradient_checkpointing": True}),
         pytest.param(GPTNeoXConfig, 64, 8, 64, {}, marks=pytest.mark.full),
-        pytest.param(GPTNeoXConfig, 128, 4, 192, {"value_model": "shared"}, marks=pytest.mark.slow),
-        pytest.param(
-            GPT2Config, 64, 8, 64, {"gradient_accumulation_steps": 2, "value_model": "shared"}, marks=pytest.mark.full
-        ),
-        pytest.param(
-            partial(LlamaConfig, num_key_value_heads=2), 64, 8, 64, {"value_model": "shared"}, marks=pytest.mark.full
-        ),
-        (GPTNeoXConfig, 64, 8, 192, {"gradient_checkpointing": True, "value_model": "shared"}),
+        pytest.param(GPTNeoXConfig, 128, 4, 192, SHARED, marks=pytest.mark.slow),
+        pytest.param(GPT2Config, 64, 8, 64, SHARED | {"gradient_accumulation_steps": 2}, marks=pytest.mark.full),
+        pytest.param(LLAMA, 64, 8, 64, SHARED, marks=pytest.mark.full),
     ],
 )
 def test_learning_is_estimated_within_a_factor_of_2(family, hidden_size, batch_size, prompt_length, settings):
