@@ -44,12 +44,9 @@ def test_parse_cli_lays_preset_over_defaults_yaml_over_preset_and_flags_over_all
     assert parsed.run.preset == "tiny"
 
 
-def test_parse_cli_takes_the_preset_default_unless_another_or_a_file_is_given(tmp_path):
+def test_the_preset_is_that_of_the_command_line_of_the_file_or_the_default(tmp_path):
     assert flatten(parse()) == flatten(replace(TrainConfig(), **preset_values("train", "default")))
     assert parse("--config", yaml_file(tmp_path, "seed: 7")).total_episodes == TrainConfig().total_episodes
-
-
-def test_a_file_may_name_the_preset_that_it_lies_over_and_the_command_line_another(tmp_path):
     path = yaml_file(tmp_path, "preset: tiny\nkl_coef: 0.125\n")
     expected = replace(TrainConfig(), **preset_values("train", "tiny") | {"kl_coef": 0.125})
     assert flatten(parse("--config", path)) | {"config": None} == flatten(expected)
@@ -58,29 +55,24 @@ def test_a_file_may_name_the_preset_that_it_lies_over_and_the_command_line_anoth
 
 def test_epochs_that_are_said_last_win_over_episodes_said_before(tmp_path):
     given = yaml_file(tmp_path, "num_train_epochs: 2\n")
-    for config in (parse("--num_train_epochs", "2"), parse("--preset", "tiny", "--config", given)):
-        assert (config.num_train_epochs, config.total_episodes) == (2.0, None)
+    config = parse("--preset", "tiny", "--config", given)
+    assert (config.num_train_epochs, config.total_episodes) == (2.0, None)
     assert parse("--config", given, "--total_episodes", "7").total_episodes == 7
     both = yaml_file(tmp_path, "num_train_epochs: 2\ntotal_episodes: 9\n")
     assert parse("--config", both).total_episodes == 9
     assert parse("--config", both, "--num_train_epochs", "1").total_episodes is None
-    assert parse("--preset", "imdb-gpt2").total_episodes is None and parse().total_episodes == 15360
+    assert preset_values("train", "default")["total_episodes"] == 15360
 
 
-def test_a_secret_that_a_run_does_not_keep_is_given_again(tmp_path):
-    url = "http://user:secret@host/"
-    config = parse("--reward_funcs", "server", "--reward_server_url", url)
+def test_parse_cli_with_resume_takes_the_configuration_of_that_run_but_for_secrets(tmp_path):
+    url, resume = "http://user:secret@host/", ("--output_dir", str(tmp_path), "--resume", "--save_steps", "3")
+    settings = preset_values("train", "tiny") | {"reward_funcs": ("server",), "reward_server_url": url}
+    config = replace(TrainConfig(), **settings)
     write_yaml(config, tmp_path / "config.yaml")
     with pytest.raises(ConfigError, match=r"^reward_server_url: .*--reward_server_url"):
-        parse("--config", str(tmp_path / "config.yaml"))
-    again = parse("--config", str(tmp_path / "config.yaml"), "--reward_server_url", url)
-    assert again.reward == config.reward
-
-
-def test_parse_cli_with_resume_takes_the_configuration_of_that_run(tmp_path):
-    write_yaml(parse("--preset", "tiny", "--kl_coef", "0.125"), tmp_path / "config.yaml")
-    resumed = parse("--output_dir", str(tmp_path), "--resume", "--save_steps", "3")
-    assert (resumed.batch_size, resumed.rl.kl_coef) == (16, 0.125)
+        parse(*resume)
+    resumed = parse(*resume, "--reward_server_url", url)
+    assert (resumed.batch_size, resumed.reward) == (16, config.reward)
     assert (resumed.run.resume, resumed.loop.save_steps) == (True, 3)
 
 
