@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -155,15 +156,12 @@ def test_a_gpu_that_jax_overlooks_is_a_warning(driver, extra, monkeypatch, tmp_p
 
 
 def test_a_jax_that_does_not_start_fails_with_its_reason(monkeypatch):
-    def devices():
-        raise RuntimeError("Unable to initialize backend 'cuda'")
-
-    monkeypatch.setattr("jax.devices", devices)
+    monkeypatch.setattr("jax.devices", Mock(side_effect=RuntimeError("Unable to initialize backend 'cuda'")))
     (check,) = doctor_checks.devices()
     assert check.status == "failed" and "backend 'cuda'" in check.found
 
 
-def test_a_cache_that_others_can_write_is_a_warning(monkeypatch, tmp_path):
+def test_a_cache_that_others_can_write_and_little_disk_are_warnings(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path / "cache"))
     assert [check.status for check in doctor_checks.cache_folder()] == ["ok"]
     (tmp_path / "cache").mkdir(mode=0o700)
@@ -171,23 +169,15 @@ def test_a_cache_that_others_can_write_is_a_warning(monkeypatch, tmp_path):
     (tmp_path / "cache").chmod(0o777)
     (check,) = doctor_checks.cache_folder()
     assert (check.status, check.fix) == ("warning", f"chmod go-w {tmp_path / 'cache'}")
-
-
-def test_little_disk_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_checks, "MIN_FREE_MIB", 1 << 40)
     assert {check.status for check in doctor_checks.disks(tmp_path / "not" / "yet")} == {"warning"}
 
 
 def test_the_hub_is_asked_on_demand_only(monkeypatch):
-    asked = []
-    monkeypatch.setattr("urllib.request.urlopen", lambda request, timeout: asked.append(request) or refuse())
-
-    def refuse():
-        raise OSError("no route")
-
-    assert [check.name for check in doctor_checks.hub(network=False)] == ["hub"] and not asked
+    monkeypatch.setattr("urllib.request.urlopen", asked := Mock(side_effect=OSError("no route")))
+    assert [check.name for check in doctor_checks.hub(network=False)] == ["hub"] and not asked.called
     _, answer = doctor_checks.hub(network=True)
-    assert len(asked) == 1 and (answer.status, "no route" in answer.found) == ("warning", True)
+    assert asked.call_count == 1 and answer.status == "warning" and "no route" in answer.found
 
 
 def test_unknown_flag_is_one_line(capsys):
@@ -195,8 +185,8 @@ def test_unknown_flag_is_one_line(capsys):
     assert (code, out, err.count("\n")) == (2, "", 1) and "--json" in err
 
 
-def python(code, **environment):
-    command = [sys.executable, "-c", code]
+def python(code, *arguments, **environment):
+    command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
@@ -206,17 +196,12 @@ def test_the_doctor_imports_nothing_that_may_be_missing():
     assert "jaxppo" in imported and not imported & {"numpy", "jax", "rich", "tyro", "yaml", "packaging"}
 
 
-RUN = "import runpy; runpy.run_module('jaxppo.doctor', run_name='__main__', alter_sys=True)"
+RUN = "import runpy; del sys.argv[1:]; runpy.run_module('jaxppo.doctor', run_name='__main__', alter_sys=True)"
 
 
-def test_a_package_that_all_of_jaxppo_needs_is_named_when_it_is_missing(tmp_path):
-    secret = f"{tmp_path}/hf_abcdefghijklmnopqrstuvwxyz"
-    done = python(f"import sys; sys.modules['yaml'] = None; {RUN}", JAXPPO_CACHE=secret)
+@pytest.mark.parametrize("harm", ["sys.modules['yaml'] = None", "sys.path.insert(0, sys.argv[1])"])
+def test_a_package_that_all_of_jaxppo_needs_is_named_when_it_is_missing_or_broken(tmp_path, harm):
+    (tmp_path / "yaml.py").write_text("raise ImportError('import of yaml halted: libyaml.so')")
+    done = python(f"import sys; {harm}; {RUN}", str(tmp_path), JAXPPO_CACHE=f"{tmp_path}/hf_abcdefghijklmnopqrstuvwxyz")
     assert done.returncode == 1 and done.stderr == ""
     assert "import of yaml halted" in done.stdout and "hf_abc" not in done.stdout
-
-
-def test_a_package_that_is_broken_is_named(tmp_path):
-    (tmp_path / "platformdirs.py").write_text("raise ImportError('libfolders.so: cannot open')")
-    done = python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {RUN}")
-    assert done.returncode == 1 and done.stderr == "" and "libfolders.so: cannot open" in done.stdout

@@ -4,6 +4,7 @@ import importlib.util
 import math
 import subprocess
 import sys
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -79,44 +80,19 @@ def test_none_and_other_processes_write_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-class Broken:
-    """A tracker that fails in one of its methods."""
-
-    def __init__(self, where):
-        self.where, self.calls = where, []
-
-    def __call__(self, folder, config):
-        self._call("open")
-        return self
-
-    def _call(self, name):
-        self.calls.append(name)
-        if name == self.where:
-            raise OSError("disk\x1b[2J\nfull")
-
-    def begin(self, start):
-        self._call("begin")
-
-    def log(self, step, metrics):
-        self._call("log")
-
-    def samples(self, step, rows):
-        self._call("samples")
-
-    def close(self, failed):
-        self._call("close")
-
-
 @pytest.mark.parametrize("where", ["open", "begin", "log", "samples", "close"])
 def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(tmp_path, monkeypatch, where):
-    warnings, broken = [], Broken(where)
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", trackers.TRACKERS["wandb"]._replace(make=broken))
+    warnings, tracker = [], Mock()
+    make = Mock(return_value=tracker)
+    failing = make if where == "open" else getattr(tracker, where)
+    failing.side_effect = OSError("disk\x1b[2J\nfull")
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", trackers.TRACKERS["wandb"]._replace(make=make))
     with open_trackers(tmp_path, "wandb", "tensorboard", warn=warnings.append) as opened:
         opened.begin(0)
         for step in (1, 2):
             opened.log(step, {"a": float(step)})
             opened.samples(step, [SAMPLE])
-    assert broken.calls.count(where) == 1 and broken.calls[-1] == where
+    assert failing.call_count == 1 and [name for name, _, _ in tracker.mock_calls[-1:]] in ([where], [])
     (warning,) = warnings
     assert "wandb" in warning and "OSError: disk\\x1b[2J full" in warning
     assert "metrics.jsonl" in warning and "wandb sync" in warning
@@ -125,16 +101,15 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(tmp_path, m
 
 @pytest.mark.parametrize(("error", "failed"), [(KeyError("x"), True), (Preempted("resume", 15), False)])
 def test_a_run_that_fails_is_closed_as_such_and_one_that_is_stopped_is_not(tmp_path, monkeypatch, error, failed):
-    closed, mine = [], Broken("nowhere")
-    monkeypatch.setitem(trackers.TRACKERS, "mine", trackers.Kind(mine, None, None, "none"))
-    monkeypatch.setattr(mine, "close", lambda failed: closed.append(failed))
+    mine = Mock()
     # A new tracker is a class and a row.
+    monkeypatch.setitem(trackers.TRACKERS, "mine", trackers.Kind(Mock(return_value=mine), None, None, "none"))
     report_to = parse_cli(TrainConfig, "train", ["--report_to", "mine"]).loop.report_to
     with pytest.raises(type(error)), open_trackers(tmp_path, *report_to) as opened:
         opened.begin(0)
         opened.log(1, {"a": 1.0})
         raise error
-    assert mine.calls == ["open", "begin", "log"] and closed == [failed]
+    assert mine.mock_calls == [call.begin(0), call.log(1, {"a": 1.0}), call.close(failed=failed)]
 
 
 def test_tensorboard_in_a_folder_that_cannot_be_written_to_is_warned_of_and_the_run_goes_on(tmp_path):
