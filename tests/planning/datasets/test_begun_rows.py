@@ -8,11 +8,13 @@ from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.planning import execute, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets.begun_rows import begun_row, begun_rows
-from jaxppo.planning.datasets.rows import COLUMNS, make_row
+from jaxppo.planning.datasets.rows import COLUMNS
 from jaxppo.planning.datasets.stream import Stream, stream_row
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES, parse_completion
 from jaxppo.planning.transform.restart import problem_after
+from tests.planning.dataset_rows import problem_of
+from tests.planning.dataset_rows import row as make_row
 
 STREAM = Stream(
     split="rl", domains=tuple(DOMAINS), sizes=(), lengths="3-6", prompt_style="brief", seed=5, numbered=False
@@ -24,7 +26,7 @@ FLIGHT_TASK = """(define (problem trip) (:domain flight) (:objects a b)
 
 
 def judged(row, actions):
-    return execute(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])), actions)
+    return execute(problem_of(row), actions)
 
 
 STYLES = list(PROMPT_STYLES)
@@ -79,45 +81,30 @@ def test_of_several_reference_plans_the_first_is_begun():
     assert begun == begun_row(row, 2)
 
 
-def test_a_plan_that_cannot_be_carried_out_is_named():
+def test_rows_that_cannot_be_begun_are_named():
     row = stream_row(STREAM, 0)
     first = row["reference_plan"][0]
     with pytest.raises(DataError) as error:
         begun_row(row | {"reference_plan": [first, first, *row["reference_plan"]]}, 3)
     assert all(word in str(error.value) for word in (row["id"], "reference_plan", first, "step 2"))
 
-
-def test_problems_whose_conditions_compare_numbers_are_refused():
-    plan = [("go", "a"), ("go", "b")]
-    row = make_row(
-        **{"id": "trip", "domain": "flight", "split": "rl", "prompt_style": "pddl", "planner": "by hand"},
-        domain_pddl=FLIGHT,
-        problem_pddl=FLIGHT_TASK,
-        plan=plan,
-    )
-    assert judged(row, plan).valid
-    with pytest.raises(DataError, match=r"trip.*problem_pddl"):
-        begun_row(row, 1)
-
-
-def test_pddl_beyond_the_validator_names_the_row():
-    row = stream_row(STREAM, 0)
     broken = row["problem_pddl"].replace("(:init", "(:init (flies) ")
     with pytest.raises(DataError, match=rf"{row['id']}.*<problem>:\d+: .*flies"):
         begun_row(row | {"problem_pddl": broken}, 1)
 
+    # Conditions that compare numbers.
+    plan = [("go", "a"), ("go", "b")]
+    flight = make_row("rl", 0, "flight", domain_pddl=FLIGHT, problem_pddl=FLIGHT_TASK, plan=plan, prompt_style="pddl")
+    assert judged(flight, plan).valid
+    with pytest.raises(DataError, match=r"flight-rl-0.*problem_pddl"):
+        begun_row(flight, 1)
 
-def test_a_problem_behind_no_step_is_the_same():
-    row = stream_row(STREAM, 1)
-    text = problem_after(row["problem_pddl"], row["domain_pddl"], [])
-    domain = parse_domain(row["domain_pddl"])
-    assert parse_problem(text, domain).init == parse_problem(row["problem_pddl"], domain).init
 
-
-def test_what_a_problem_says_not_to_hold_is_left_out_behind_a_step():
+def test_a_problem_after_no_step_is_the_same_and_after_one_says_only_what_holds():
     row = stream_row(dataclasses.replace(STREAM, domains=("blocksworld",)), 0)
-    held = parse_action(row["reference_plan"][0])[1]
-    said = row["problem_pddl"].replace("(:init ", f"(:init (not (holding {held})) ")
-    assert said != row["problem_pddl"]
-    plan = [parse_action(row["reference_plan"][0])]
-    assert problem_after(said, row["domain_pddl"], plan) == problem_after(row["problem_pddl"], row["domain_pddl"], plan)
+    domain, problem, first = row["domain_pddl"], row["problem_pddl"], parse_action(row["reference_plan"][0])
+    parsed = parse_domain(domain)
+    assert parse_problem(problem_after(problem, domain, []), parsed).init == parse_problem(problem, parsed).init
+    said = problem.replace("(:init ", f"(:init (not (holding {first[1]})) ")
+    assert said != problem
+    assert problem_after(said, domain, [first]) == problem_after(problem, domain, [first])

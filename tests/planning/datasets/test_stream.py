@@ -8,15 +8,17 @@ from dataclasses import replace
 import pytest
 
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
+from jaxppo.planning import canonical_form, parse_action
 from jaxppo.planning.datasets import candidates
 from jaxppo.planning.datasets.renamed_rows import is_numbered, numbered_row
-from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, make_row, partition
+from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, partition
 from jaxppo.planning.datasets.stream import Stream, distinct_rows, stream_row
 from jaxppo.planning.datasets.stream_ahead import StreamAhead
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import split_words
 from tests.planning.breadth_first import shortest_plan
+from tests.planning.dataset_rows import plan_of, problem_of
+from tests.planning.dataset_rows import row as make_row
 
 STREAM = Stream(
     split="train",
@@ -28,24 +30,18 @@ STREAM = Stream(
 )
 
 
-def problem_of(row):
-    return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-
-
-def plan_of(row):
-    """The reference plan, which must be valid."""
-    plan = [parse_action(action) for action in row["reference_plan"]]
-    assert execute(problem_of(row), plan).valid
-    return plan
-
-
-def test_rows_are_a_function_of_their_number():
+def test_rows_are_a_function_of_their_number_and_come_again_under_other_names_where_limited():
     backwards = {number: stream_row(STREAM, number) for number in reversed(range(12))}
     rows = [stream_row(STREAM, number) for number in range(12)]
     assert rows == [backwards[number] for number in range(12)]
     assert [row["domain"] for row in rows[:5]] == [*STREAM.domains, "blocksworld"]
     assert len({row["prompt"] for row in rows}) == 12
     assert rows[0] != stream_row(replace(STREAM, seed=4), 0)
+    limited = [stream_row(replace(STREAM, problems=2), number) for number in range(16)]
+    assert limited[:8] == rows[:8]
+    forms = [canonical_form(problem_of(row)) for row in limited]
+    assert forms[:8] == forms[8:]
+    assert not {row["prompt"] for row in limited[:8]} & {row["prompt"] for row in limited[8:]}
 
 
 def test_rows_have_shortest_plans_within_the_band_and_are_of_the_partition():
@@ -115,28 +111,26 @@ def test_a_later_state_of_another_partition_is_not_taken(monkeypatch):
     assert [row["plan_length"] for row in taken] == [row["plan_length"] for row in whole]
 
 
-@pytest.mark.parametrize("numbered", [True, False])
-def test_objects_are_named_alike_in_all_domains_or_by_the_domain(numbered):
-    stream = replace(STREAM, domains=tuple(DOMAINS), sizes=(), lengths="1-5", problems=2, numbered=numbered)
-    for number in range(len(DOMAINS)):
-        row = stream_row(stream, number)
-        objects = {*problem_of(row).objects}
-        assert plan_of(row) and objects <= {*stream.object_names}
-        assert (objects <= {*DOMAINS[row["domain"]].names}) == (not numbered)
+def test_objects_have_names_of_their_domain_where_they_are_not_numbered():
+    for number in range(len(STREAM.domains)):
+        row = stream_row(BY_DOMAIN, number)
+        assert plan_of(row) and {*problem_of(row).objects} <= {*DOMAINS[row["domain"]].names}
+        assert {*problem_of(row).objects} <= {*BY_DOMAIN.object_names}
 
 
 @pytest.mark.parametrize("style", ["atoms", "brief", "pddl", "nl"])
 def test_objects_are_numbered_as_the_prompt_mentions_them(style):
-    domains = ("ferry", "logistics", "childsnack")
-    stream = replace(STREAM, domains=domains, sizes=(), lengths="2-5", problems=2, prompt_style=style)
-    for number in range(6):
+    """In all domains with one style, in three with each."""
+    domains = tuple(DOMAINS) if style == "atoms" else ("ferry", "logistics", "childsnack")
+    stream = replace(STREAM, domains=domains, sizes=(), lengths="1-5", problems=1, prompt_style=style)
+    for number in range(len(domains)):
         row = stream_row(stream, number)
         problem = problem_of(row)
         numbered = [name for name in problem.objects if name not in problem.domain.constants]
         mentioned = list(dict.fromkeys(word for word in split_words(row["prompt"]) if word in numbered))
         assert mentioned == [f"o{n}" for n in range(1, len(mentioned) + 1)] and mentioned
         assert {*numbered} == {f"o{n}" for n in range(1, len(numbered) + 1)}
-        assert plan_of(row)
+        assert plan_of(row) and {*problem.objects} <= {*stream.object_names}
 
 
 def test_more_objects_than_names_and_conversations_are_not_numbered(monkeypatch):
@@ -148,13 +142,11 @@ def test_more_objects_than_names_and_conversations_are_not_numbered(monkeypatch)
 
 
 def test_no_object_gets_the_name_of_a_constant():
-    row = make_row(
-        id="r", domain="d", split="test", prompt_style="brief", planner="p", plan=[("go", "a", "o1")],
-        domain_pddl="""(define (domain d) (:constants o1) (:predicates (at ?x ?y))
-          (:action go :parameters (?x ?y) :precondition (not (at ?x ?y)) :effect (at ?x ?y)))""",
-        problem_pddl="(define (problem p) (:domain d) (:objects a b) (:init (at b o1)) (:goal (and (at a o1))))",
-    )  # fmt: skip
-    numbered = numbered_row(row, random.Random(0))
+    domain = """(define (domain d) (:constants o1) (:predicates (at ?x ?y))
+      (:action go :parameters (?x ?y) :precondition (not (at ?x ?y)) :effect (at ?x ?y)))"""
+    problem = "(define (problem p) (:domain d) (:objects a b) (:init (at b o1)) (:goal (and (at a o1))))"
+    texts = {"domain_pddl": domain, "problem_pddl": problem, "prompt_style": "brief"}
+    numbered = numbered_row(make_row("test", 0, "d", plan=[("go", "a", "o1")], **texts), random.Random(0))
     assert numbered["prompt"] == "<init> at o2 o1 <goal> at o3 o1 <plan>" and numbered["completion"] == "go o3 o1"
 
 
@@ -163,11 +155,8 @@ def test_words_of_a_sentence_are_no_objects():
     facts = "(clear {0}) (ontable {0}) (clear {1}) (ontable {1})"
     prompts = set()
     for names in (("a", "b"), ("b", "a"), ("is", "x"), ("c", "d")):
-        row = make_row(
-            id="r", domain="blocksworld", split="test", prompt_style="nl", planner="p",
-            domain_pddl=DOMAINS["blocksworld"].pddl, plan=[("pick-up", names[1]), ("stack", *names[::-1])],
-            problem_pddl=problem.format(" ".join(names), facts.format(*names), *names[::-1]),
-        )  # fmt: skip
+        text = problem.format(" ".join(names), facts.format(*names), *names[::-1])
+        row = make_row("test", 0, "blocksworld", problem_pddl=text, prompt_style="nl")
         numbered = numbered_row(row, random.Random(0))
         prompts.add(numbered["prompt"])
         assert is_numbered(numbered)
@@ -176,12 +165,11 @@ def test_words_of_a_sentence_are_no_objects():
 
 @pytest.mark.parametrize("constants", ["(:constants home)", ""])
 def test_what_is_numbered_is_told_from_what_has_other_names_or_another_order(constants, monkeypatch):
-    row = make_row(
-        id="r", domain="d", split="test", prompt_style="brief", planner="p", plan=[("go", "o1")],
-        domain_pddl=f"""(define (domain d) {constants} (:predicates (at ?x ?y))
-          (:action go :parameters (?x) :precondition (not (at ?x home)) :effect (at ?x home)))""",
-        problem_pddl="(define (problem p) (:domain d) (:objects o1 o2 HOME) (:init (at o1 o2)) (:goal (at o1 home)))",
-    )  # fmt: skip
+    domain = f"""(define (domain d) {constants} (:predicates (at ?x ?y))
+      (:action go :parameters (?x) :precondition (not (at ?x home)) :effect (at ?x home)))"""
+    problem = "(define (problem p) (:domain d) (:objects o1 o2 HOME) (:init (at o1 o2)) (:goal (at o1 home)))"
+    texts = {"domain_pddl": domain, "problem_pddl": problem, "prompt_style": "brief"}
+    row = make_row("test", 0, "d", plan=[("go", "o1")], **texts)
     if constants:
         row["problem_pddl"] = row["problem_pddl"].replace("HOME", "")
     others = {"o1": "o2", "o2": "o1"}
@@ -192,15 +180,6 @@ def test_what_is_numbered_is_told_from_what_has_other_names_or_another_order(con
     assert is_numbered(stream_row(STREAM, 1)) and not is_numbered(stream_row(BY_DOMAIN, 1))
     monkeypatch.setattr("jaxppo.planning.datasets.renamed_rows.NUMBERED", ("o1",))
     assert not is_numbered(row)  # more objects than names
-
-
-def test_a_limited_stream_repeats_its_problems_under_other_names():
-    endless = [stream_row(STREAM, number) for number in range(12)]
-    limited = [stream_row(replace(STREAM, problems=2), number) for number in range(16)]
-    assert limited[:8] == endless[:8]
-    forms = [canonical_form(problem_of(row)) for row in limited]
-    assert forms[:8] == forms[8:]
-    assert not {row["prompt"] for row in limited[:8]} & {row["prompt"] for row in limited[8:]}
 
 
 def test_splits_share_no_problem_with_the_stream():

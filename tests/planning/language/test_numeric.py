@@ -1,11 +1,8 @@
 """Numeric fluents and costs: tables of verdicts, each checked against VAL as well, and the arithmetic itself."""
 
-import math
-
 import pytest
 
 from jaxppo.planning import PlanError, UnsupportedPddlError, parse_domain
-from jaxppo.planning.language.numeric import compare
 from tests.planning.val_oracle import assert_not_valid_for_val, check_both, check_refused, forms, judge
 
 DOMAIN = """(define (domain tanks) (:requirements :adl :fluents)
@@ -77,30 +74,21 @@ def test_expressions_are_computed_as_long_doubles(value, condition, expected):
 
 
 @pytest.mark.parametrize(
-    ("value", "amount", "steps", "goal"),
+    ("value", "effect", "steps", "goal"),
     [
         # What a step computes is kept in full: 2^53 + 1 is no double. Reading it gives a double.
-        ("9007199254740992.0", "1", 1, "(= (- (u) 9007199254740992.0) 0)"),
-        ("9007199254740992.0", "1", 2, "(= (- (u) 9007199254740992.0) 2)"),
-        ("0.1", "0.2", 1, "(> (- (* 10000000000000000.0 (u)) (* 10000000000000000.0 0.3)) 0.4)"),
+        ("9007199254740992.0", "(increase (u) 1)", 1, "(= (- (u) 9007199254740992.0) 0)"),
+        ("9007199254740992.0", "(increase (u) 1)", 2, "(= (- (u) 9007199254740992.0) 2)"),
+        ("0.1", "(increase (u) 0.2)", 1, "(> (- (* 10000000000000000.0 (u)) (* 10000000000000000.0 0.3)) 0.4)"),
+        # Conditional changes come before the others, and those for many objects last.
+        (HUGE, f"(increase (u) 1) (when (p) (and (decrease (u) {HUGE})))", 1, "(> (u) 0.4)"),
+        (HUGE, f"(forall (?y) (and (increase (u) 0.5))) (decrease (u) {HUGE})", 1, "(> (u) 0.4)"),
+        (HUGE, f"(forall (?y) (and (increase (u) 0.5))) (when (p) (and (decrease (u) {HUGE})))", 1, "(> (u) 0.4)"),
     ],
 )
-def test_functions_are_kept_as_long_doubles_and_read_as_doubles(value, amount, steps, goal):
-    parts = tanks(effect=f"(and (g) (increase (u) {amount}))", goal=goal, init=f"(= (u) {value})")
+def test_functions_are_kept_as_long_doubles_and_read_as_doubles(value, effect, steps, goal):
+    parts = tanks(effect=f"(and (g) {effect})", goal=goal, init=f"(= (u) {value})")
     check_both(*parts, steps * "(go a)\n", "valid")
-
-
-@pytest.mark.parametrize(
-    "effect",
-    [
-        "(and (g) (increase (u) 1) (when (p) (and (decrease (u) {huge}))))",
-        "(and (g) (forall (?y) (and (increase (u) 0.5))) (decrease (u) {huge}))",
-        "(and (g) (forall (?y) (and (increase (u) 0.5))) (when (p) (and (decrease (u) {huge}))))",
-    ],
-)
-def test_conditional_changes_come_before_the_others_and_those_for_many_objects_last(effect):
-    parts = tanks(effect=effect.format(huge=HUGE), goal="(> (u) 0.4)", init=f"(= (u) {HUGE})")
-    check_both(*parts, "(go a)", "valid")
 
 
 WITHOUT_VALUE = """(or (> (u) 0) (p)) (imply (> (u) 0) (p)) (forall (?y) (or (> (u) 0) (p)))
@@ -255,34 +243,19 @@ def test_what_val_cannot_read_is_an_error(part, form):
     check_refused(*tanks(**{part: form}))
 
 
-def test_whole_numbers_are_those_of_32_bits():
-    check_refused(*tanks("(< (f) 4294967296)", goal="(not (g))"))
-
-
 @pytest.mark.parametrize(("part", "form"), [(part, form) for part, text in LENIENT.items() for form in forms(text)])
 def test_some_of_what_val_reads_on_through_is_an_error(part, form):
     check_refused(*tanks(**{part: form}), val_reads_on=True)
 
 
-def test_there_is_one_metric():
+def test_whole_numbers_have_32_bits_and_there_is_one_metric():
+    check_refused(*tanks("(< (f) 4294967296)", goal="(not (g))"))
     check_refused(*tanks(metric="(:metric minimize 1) (:metric minimize 2)"), val_reads_on=True)
 
 
 def test_functions_whose_values_are_objects_are_refused():
     with pytest.raises(UnsupportedPddlError, match=r"^<domain>:1: "):
         parse_domain("(define (domain d) (:functions (spot) - object) (:derived (p) (p)))")
-
-
-@pytest.mark.parametrize(("operator", "below", "equal", "above"), [("<", 1, 1, 0), ("<=", 1, 1, 0), ("=", 0, 1, 0)])
-def test_compare(operator, below, equal, above):
-    assert [compare(operator, 1.0, other) for other in (2.0, 1.00005, 0.0)] == [below, equal, above]
-    assert not compare(operator, math.nan, 1.0)
-
-
-def test_compare_mirrors():
-    for left, right in ((1.0, 2.0), (1.0, 1.00005), (2.0, 1.0), (math.inf, 1.0), (math.inf, math.inf)):
-        assert compare(">", left, right) == compare("<", right, left)
-        assert compare(">=", left, right) == compare("<=", right, left)
 
 
 @pytest.mark.parametrize("effect", ["(assign (f) {})", "(when (p) (and (assign (f) {})))"])

@@ -146,7 +146,7 @@ def test_canonical_form_is_that_of_brute_force_where_objects_are_alike(one, othe
 
 
 @pytest.mark.full
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(_symmetric_problems(), _symmetric_problems(), st.randoms(use_true_random=False))
 def test_canonical_form_is_that_of_brute_force_for_many_problems(one, other, rng):
     _check_form(one, other, rng)

@@ -157,7 +157,6 @@ def test_what_val_cannot_read_is_an_error(parts):
 TYPED = """(define (domain d) (:requirements :typing :derived-predicates) (:types t u)
   (:predicates (q ?x - t) (good ?x - t)) (:derived (good {parameter}) (exists (?y - t) (q ?y)))
   (:action go :parameters (?x - t) :precondition (good ?x) :effect (q ?x)))"""
-TYPED_PROBLEM = "(define (problem p) (:domain d) (:objects a b - t c - u) (:init (q b)) (:goal (q a)))"
 
 
 @pytest.mark.parametrize(
@@ -176,8 +175,9 @@ def test_rules_define_predicates_with_arguments_as_declared(domain):
         parse_domain(domain)
 
 
-def test_typed_rules():
-    check_both(TYPED.format(parameter="?y - t"), TYPED_PROBLEM, "(go a)", "valid")
+def test_rules_may_be_typed():
+    problem = "(define (problem p) (:domain d) (:objects a b - t c - u) (:init (q b)) (:goal (q a)))"
+    check_both(TYPED.format(parameter="?y - t"), problem, "(go a)", "valid")
 
 
 def test_long_chains_of_rules_do_not_overflow():

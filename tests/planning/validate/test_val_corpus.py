@@ -96,7 +96,6 @@ def strictness(case: dict, ours: PlanVerdict | PddlError) -> str | None:
     return None if is_typed or ours.error is None else STRICT_STEPS.get(ours.error)
 
 
-@pytest.mark.full
 def test_corpus_files_are_read_unless_they_are_wrong():
     refused = {case["domain"] for case, ours in recorded() if isinstance(ours, PddlError)}
     assert refused == {"pddl-quirks"}
