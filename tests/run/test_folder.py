@@ -112,13 +112,6 @@ def test_write_json_is_read_back_and_keeps_the_old_file_where_the_new_content_fa
     assert [entry.name for entry in tmp_path.iterdir()] == ["eval.json"]
 
 
-@pytest.mark.parametrize("text", ["{", "[1]"])
-def test_read_json_names_a_broken_file(tmp_path, text):
-    (tmp_path / "eval.json").write_text(text)
-    with pytest.raises(DataError, match=r"eval\.json: "):
-        run_folder.read_json(tmp_path / "eval.json")
-
-
 @pytest.mark.parametrize(
     "change",
     [

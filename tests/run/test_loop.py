@@ -122,17 +122,6 @@ def test_a_checkpoint_is_not_resumed_under_an_edited_configuration(folder):
     assert logged(folder)[-1][0] == 5
 
 
-def test_a_checkpoint_is_not_resumed_under_a_part_of_its_configuration(tmp_path):
-    """The settings that were cut off would silently be the defaults."""
-    folder = tmp_path / "run"
-    with pytest.raises(Preempted):
-        count(configured(folder, seed=7), stop_at=2)
-    path = folder / "config.yaml"
-    path.write_text(path.read_text().replace("seed: 7\n", ""))
-    with pytest.raises(ConfigError, match=r"checkpoint 3 in .*, got seed 42 \(was 7\); "):
-        resume(folder)
-
-
 def test_settings_may_change_that_are_named(folder):
     changes = {"kl_coef": 0.5, "save_steps": 3}
     with pytest.raises(ConfigError, match=r"got save_steps 3.0 \(was 2.0\); "):

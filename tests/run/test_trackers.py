@@ -9,8 +9,8 @@ from unittest.mock import Mock, call
 import numpy as np
 import pytest
 
-from jaxppo.config import SFTConfig, TrainConfig
-from jaxppo.config.sources import parse_cli, read_yaml, replace, write_yaml
+from jaxppo.config import TrainConfig
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError
 from jaxppo.parallel import processes
 from jaxppo.run import folder as run_folder
@@ -130,15 +130,6 @@ def test_a_tracker_that_is_absent_or_unknown_is_refused_before_anything_is_writt
         open_trackers(tmp_path, "wandbb")
     assert list(tmp_path.iterdir()) == []
     open_trackers(tmp_path, "tensorboard")
-
-
-def test_report_to_is_not_kept_with_the_run(tmp_path):
-    config = parse_cli(SFTConfig, "sft", ["--report_to", "tensorboard", "wandb"])
-    assert config.loop.report_to == ("tensorboard", "wandb")
-    write_yaml(config, tmp_path / "config.yaml")
-    assert "report_to" not in read_yaml(tmp_path / "config.yaml")
-    (tmp_path / "mine.yaml").write_text("report_to: [wandb]\n")
-    assert parse_cli(SFTConfig, "sft", ["--config", str(tmp_path / "mine.yaml")]).loop.report_to == ("wandb",)
 
 
 def test_resume_command_names_what_the_folder_does_not_keep(tmp_path):
