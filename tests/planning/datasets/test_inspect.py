@@ -12,6 +12,7 @@ from jaxppo.planning.datasets.files import read_jsonl, write_jsonl
 from jaxppo.planning.datasets.inspect import inspect_data
 from jaxppo.planning.importing.importers import import_problems
 from jaxppo.run.console import Console
+from tests.commands import snapshot
 from tests.planning.import_samples import LAMPS, lamp_plan, lamp_problem, lines, pipe_plan, pipe_problem, write_files
 from tests.planning.import_samples import PIPES as PIPES_PDDL
 from tests.planning.val_oracle import needs_val
@@ -60,9 +61,11 @@ def change(dataset, index, **columns):
     write_jsonl(rows, dataset / "test.jsonl")
 
 
-def test_inspect_data_finds_nothing_wrong_and_tells_the_figures(dataset, capsys):
-    before = {path.name: path.read_bytes() for path in dataset.iterdir()}
-    found = inspect_data(InspectConfig(dataset=str(dataset)), Console())
+def test_inspect_data_finds_nothing_wrong_and_shows_figures_and_rows(dataset, tmp_path, capsys):
+    before = snapshot(dataset)
+    flags = {"dataset": dataset, "splits": "test", "show": 2, "json": tmp_path / "found.json"}
+    run(["inspect", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))])
+    found = json.loads((tmp_path / "found.json").read_text())
     assert found["wrong"] == []
     assert found["leaks"]["leaks"] == 0
     lamps, pipes = (found["splits"]["test"][domain] for domain in ("lamps", "pipes"))
@@ -75,19 +78,9 @@ def test_inspect_data_finds_nothing_wrong_and_tells_the_figures(dataset, capsys)
     assert lamps["planners"] == {"given": len(SIZES)}
     shown = capsys.readouterr().out
     assert "all right" in shown and all(word in shown for word in ("lamps", "pipes", "3 / 5 / 7", "given"))
-    assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
-
-
-def test_inspect_data_shows_rows_and_writes_json_where_asked(dataset, tmp_path, capsys):
-    flags = {"dataset": dataset, "splits": "test", "show": 2, "json": tmp_path / "found.json"}
-    run(["inspect", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))])
-    shown = capsys.readouterr().out
     assert "<init> lamp l0 ; next l0 l1 ; next l1 l2 <goal> on l2 <plan>" in shown
-    assert "-> switch-on l0 ; pass l0 l1 ; pass l1 l2" in shown
-    assert shown.count("-> ") == 2
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["wrong"] == []
-    assert found["splits"]["test"]["pipes"]["rows"] == len(SIZES)
+    assert "-> switch-on l0 ; pass l0 l1 ; pass l1 l2" in shown and shown.count("-> ") == 2
+    assert snapshot(dataset) == before
 
 
 @pytest.mark.parametrize(
@@ -173,8 +166,5 @@ def test_inspect_data_refuses_settings_that_do_not_fit(settings, named, dataset,
     monkeypatch.chdir(dataset.parent)
     with pytest.raises(ConfigError, match=named):
         inspect_data(InspectConfig(**settings), Console(quiet=True))
-
-
-def test_inspect_config_refuses_a_negative_number_of_rows():
     with pytest.raises(ConfigError, match="show"):
         InspectConfig(show=-1)

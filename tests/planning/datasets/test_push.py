@@ -46,23 +46,18 @@ def test_a_pushed_data_set_comes_back_as_it_was(hub, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_a_data_set_pushed_by_the_command_is_loaded_by_its_name(hub, tmp_path):
+def test_a_pushed_data_set_is_loaded_by_its_name(hub, tmp_path):
     pytest.importorskip("datasets")
     write(tmp_path / "data", {"train": [row("train", 0), row("train", 1)], "test": [row("test", 0)]})
-    environment = os.environ | hub_server.variables(hub, str(tmp_path / "other"))
-
-    def python(*words):
-        return subprocess.run([sys.executable, *words], env=environment, cwd=ROOT, capture_output=True, text=True)
-
-    pushed = python("-m", "jaxppo.planning", "push", str(tmp_path / "data"), "--hub_dataset_id", "me/plans")
-    assert pushed.returncode == 0 and hub_server.TOKEN not in pushed.stdout + pushed.stderr, pushed.stderr
+    push(tmp_path / "data")
     load = """
 from jaxppo.config import DataConfig
 from jaxppo.data import load_split
 print(*[row["id"] for row in load_split(DataConfig(dataset="me/plans"), "train")])
 """
-    loaded = python("-c", load)
-    assert loaded.stdout == "gripper-train-0 gripper-train-1\n", loaded.stderr
+    environment = os.environ | hub_server.variables(hub, str(tmp_path / "other"))
+    done = subprocess.run([sys.executable, "-c", load], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "gripper-train-0 gripper-train-1\n", done.stderr
 
 
 def test_pushing_again_takes_away_splits_that_are_gone(hub, tmp_path, capsys):
@@ -78,31 +73,23 @@ def test_pushing_again_takes_away_splits_that_are_gone(hub, tmp_path, capsys):
     assert capsys.readouterr().out.count(f"{hub.url}/datasets/me/plans") == 3
 
 
-def test_a_hub_that_refuses_a_data_set_says_so(hub, tmp_path):
-    write(tmp_path / "data", {"test": [row("test", 0)]})
-    hub.refuse["POST /api/repos/create"] = (403, "no rights")
-    with pytest.raises(HubError, match=r"me/plans.*403.*no rights"):
-        push(tmp_path / "data")
-    assert hub.repos == {}
-
-
-@pytest.mark.parametrize("report", [None, [], {"splits": []}])
-def test_only_a_complete_data_set_is_pushed(report, tmp_path):
-    if report is not None:
-        write_json(report, tmp_path / "report.json")
-    with pytest.raises(DataError, match=r"report\.json"):
-        push(tmp_path)
-
-
-def test_a_report_names_no_files_elsewhere(tmp_path):
-    (tmp_path / "secret.jsonl").write_text("{}")
+def test_what_cannot_be_pushed_is_named(hub, tmp_path):
     folder = tmp_path / "data"
     write(folder, {"test": [row("test", 0)]})
+    hub.refuse["POST /api/repos/create"] = (403, "no rights")
+    with pytest.raises(HubError, match=r"me/plans.*403.*no rights"):
+        push(folder)
+    for name in ("plans", "a/b/c", "me/..", ""):
+        with pytest.raises(ConfigError, match="hub_dataset_id"):
+            planning.run(["push", str(folder), "--hub_dataset_id", name])
+    # Only complete data sets, whose report is written last; and no report names files elsewhere.
+    (tmp_path / "secret.jsonl").write_text("{}")
     write_json({"splits": {"../secret": {}, "test": {}, str(tmp_path / "secret"): {}}}, folder / "report.json")
     assert {path.name for path in written_files(folder)} == FILES | {"test.jsonl"}
-
-
-@pytest.mark.parametrize("name", ["plans", "a/b/c", "me/..", ""])
-def test_where_to_push_is_checked(name, tmp_path):
-    with pytest.raises(ConfigError, match="hub_dataset_id"):
-        planning.run(["push", str(tmp_path), "--hub_dataset_id", name])
+    for report in ([], {"splits": []}, None):
+        write_json(report, folder / "report.json")
+        if report is None:
+            (folder / "report.json").unlink()
+        with pytest.raises(DataError, match=r"report\.json"):
+            push(folder)
+    assert hub.repos == {}

