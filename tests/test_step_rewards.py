@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -13,77 +12,42 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.rl.ppo import PPO
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.metrics import find
-from tests.commands import outputs_of, started
-from tests.parallel.test_processes import commands
-from tests.test_async_rollouts import ASYNC, CHANGING, ROWS, UPDATES, comparable, config_of
+from tests.commands import comparable, free_port, outputs_of, started
+from tests.rewards_for_runs import by_words
+from tests.small_runs import ASYNC, CHANGING, ROWS, SMALL, assert_same_run, carry_out
 
-# The shipped model, which writes plans: some whole, some broken, some cut.
-PLANS = [
-    "--preset",
-    "tiny",
-    "--response_length",
-    "40",
-    "--total_episodes",
-    "48",
-    "--num_ppo_epochs",
-    "1",
-    "--test_sizes",
-]
-PLANS += [
-    "4:4",
-    "--eval_splits",
-    "test",
-    "--headline_split",
-    "test",
-    "--num_sample_generations",
-    "4",
-    "--audit_rate",
-    "0",
-]
-STEP = ["--reward_level", "step"]
-
-
-def run_plans(folder, *flags):
-    train.train(parse_cli(TrainConfig, "train", [*PLANS, "--quiet", "True", *flags, "--output_dir", str(folder)]))
-    return folder
-
-
-def by_words(completions):
-    """The length of each word, where it stands; and something for the whole."""
-    return [
-        [(found.start(), found.end(), len(found[0]) / 100) for found in re.finditer(r"\S+", text)] + [(0, 0, 0.5)]
-        for text in completions
-    ]
+# The shipped model, which writes plans: some whole, some broken, some cut. One update.
+PLANS = ["--preset", "tiny", "--response_length", "40", "--total_episodes", str(ROWS), "--num_ppo_epochs", "1"]
+PLANS += ["--test_sizes", "4:4", "--eval_splits", "test", "--headline_split", "test", "--num_sample_generations", "4"]
+PLANS += ["--audit_rate", "0", "--quiet", "True"]
 
 
 @pytest.fixture
-def given(monkeypatch):
-    """What `make_trajectories` is given in each update of a run: scores, token scores, ids and mask."""
+def learned_from(monkeypatch):
+    """What `make_trajectories` is given in each update of a run: scores, token scores and mask."""
     seen = []
     original = PPO.make_trajectories
 
     def spy(self, state, scored, rollout, sequences, scores, token_scores=None):
-        seen.append((scores, token_scores, np.array(rollout.completion_ids), np.array(rollout.completion_mask)))
+        seen.append((scores, token_scores, np.array(rollout.completion_mask)))
         return original(self, state, scored, rollout, sequences, scores, token_scores)
 
     monkeypatch.setattr(PPO, "make_trajectories", spy)
     return seen
 
 
-def test_parts_reach_their_tokens(tmp_path, monkeypatch, given):
+def test_parts_reach_their_tokens(tmp_path, learned_from):
     """One token per word: what a word earns is at its token, what belongs to no word at the last one."""
     texts = []
 
-    def reward(completions):
+    def noted(completions):
         if len(completions) == ROWS:
             texts.append(completions)
         return by_words(completions)
 
-    monkeypatch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
-    train.train(config_of(tmp_path / "run"))
-    assert len(given) == UPDATES
-    written = [completions for completions in texts if len(completions) == ROWS][-UPDATES:]
-    for (scores, token_scores, _, mask), completions in zip(given, written, strict=True):
+    carry_out(tmp_path / "run", "--total_episodes", 2 * ROWS, reward=noted)
+    assert len(learned_from) == 2
+    for (scores, token_scores, mask), completions in zip(learned_from, texts[-2:], strict=True):
         for row, text in enumerate(completions):
             words, length = text.split(), mask[row].sum()
             expected = np.full(mask.shape[1], np.nan)  # there is no part
@@ -94,25 +58,24 @@ def test_parts_reach_their_tokens(tmp_path, monkeypatch, given):
 
 
 @pytest.mark.full
-def test_steps_of_plans_change_who_earns_and_not_how_much(tmp_path, given):
-    plain, records = (
-        read_metrics(run_plans(tmp_path / level, "--reward_level", level) / "metrics.jsonl")
-        for level in ("outcome", "step")
-    )
-    outcome, step = given[:3], given[3:]
-    assert all(token_scores is None for _, token_scores, *_ in outcome)
-    np.testing.assert_array_equal(outcome[0][0], step[0][0])  # the first batch is the same
-    for scores, token_scores, _, mask in step:
-        token_scores = np.nan_to_num(token_scores)
-        np.testing.assert_allclose(token_scores.sum(axis=1), scores, atol=1e-6)
-        earning = np.count_nonzero(token_scores, axis=1)
-        assert not token_scores[~mask].any() and token_scores.min() < -0.05 and max(earning) > 3
-    assert plain[0]["objective/scores"] == pytest.approx(records[0]["objective/scores"], abs=1e-6)
-    assert plain[0]["policy/advantages_mean"] != pytest.approx(records[0]["policy/advantages_mean"], abs=1e-3)
-    for record in records:
-        assert record["reward/breaking_step"] >= 1 and 0.2 < record["reward/progress_steps"] <= 1
-        assert {find(name).name for name in record if name.endswith("_step")} == {"reward/breaking_step"}
-    assert "reward/breaking_step" not in plain[0]
+def test_steps_of_plans_change_who_earns_and_not_how_much(tmp_path, learned_from, monkeypatch):
+    monkeypatch.setattr(train, "plot_run", lambda *_: None)
+    for level in ("outcome", "step"):
+        flags = ["--reward_level", level, "--output_dir", str(tmp_path / level)]
+        train.train(parse_cli(TrainConfig, "train", [*PLANS, *flags]))
+    (plain,), (record,) = (read_metrics(tmp_path / level / "metrics.jsonl") for level in ("outcome", "step"))
+    (plain_scores, none, _), (scores, token_scores, mask) = learned_from
+    assert none is None
+    np.testing.assert_array_equal(plain_scores, scores)  # the batch is the same
+    token_scores = np.nan_to_num(token_scores)
+    np.testing.assert_allclose(token_scores.sum(axis=1), scores, atol=1e-6)
+    assert not token_scores[~mask].any() and token_scores.min() < -0.05
+    assert np.count_nonzero(token_scores, axis=1).max() > 3
+    assert plain["objective/scores"] == pytest.approx(record["objective/scores"], abs=1e-6)
+    assert plain["policy/advantages_mean"] != pytest.approx(record["policy/advantages_mean"], abs=1e-3)
+    assert record["reward/breaking_step"] >= 1 and 0.2 < record["reward/progress_steps"] <= 1
+    assert {find(name).name for name in record if name.endswith("_step")} == {"reward/breaking_step"}
+    assert "reward/breaking_step" not in plain
     samples = [json.loads(line) for line in (tmp_path / "step" / "samples.jsonl").read_text().splitlines()]
     assert samples and all(math.fsum(part[2] for part in each["step_rewards"]) == each["score"] for each in samples)
     for sample in samples:
@@ -121,10 +84,10 @@ def test_steps_of_plans_change_who_earns_and_not_how_much(tmp_path, given):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("flags", [ASYNC, []], ids=["async", "sync"])
-def test_a_run_with_steps_goes_on_exactly(tmp_path, monkeypatch, flags):
-    flags = [*CHANGING, *STEP, *flags, "--save_total_limit", "9"]
-    whole = run_plans(tmp_path / "whole", *flags)
+def test_a_run_with_parts_goes_on_exactly(tmp_path, monkeypatch):
+    """Also with a batch that was sampled ahead."""
+    flags = [*CHANGING, *ASYNC, "--save_total_limit", "9", "--total_episodes", 3 * ROWS]
+    whole = carry_out(tmp_path / "whole", *flags, reward=by_words)
     original, calls = PPO.make_trajectories, []
 
     def struck(self, *args):
@@ -135,24 +98,21 @@ def test_a_run_with_steps_goes_on_exactly(tmp_path, monkeypatch, flags):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(PPO, "make_trajectories", struck)
-        run_plans(tmp_path / "run", *flags)
+        carry_out(tmp_path / "run", *flags, reward=by_words)
     assert len(comparable(tmp_path / "run")) == 1
-    run = run_plans(tmp_path / "run", *flags, "--resume")
-    assert comparable(run) == comparable(whole) and len(comparable(run)) == 3
-    assert (run / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+    assert_same_run(carry_out(tmp_path / "run", *flags, "--resume", reward=by_words), whole, updates=3)
 
 
 @pytest.mark.full
-def test_two_processes_learn_from_the_steps_as_one_does(tmp_path):
-    flags = [*PLANS, *STEP, "--total_episodes", "32"]
-    one = comparable(run_plans(tmp_path / "one", *STEP, "--total_episodes", "32"))
-    shipped = commands(tmp_path / "two", *flags)
-    for command in shipped:
-        command[command.index("--sft_model_path") + 1] = "blocksworld-sft"
-    with started(shipped, num_devices=2) as both:
+def test_two_processes_learn_from_parts_as_one_does(tmp_path):
+    flags = [*SMALL, "--total_episodes", str(2 * ROWS), "--reward_funcs", "tests.rewards_for_runs:by_words"]
+    train.train(parse_cli(TrainConfig, "train", [*flags, "--output_dir", str(tmp_path / "one")]))
+    together = ["--num_processes", "2", "--coordinator_address", f"127.0.0.1:{free_port()}", "--process_id"]
+    command = ["-m", "jaxppo.train", *flags, "--output_dir", tmp_path / "two", *together]
+    with started([[*command, number] for number in (0, 1)], num_devices=2) as both:
         outputs = outputs_of(both)
     assert [process.returncode for process in both] == [0, 0], "\n".join(outputs)[-4000:]
-    two = comparable(tmp_path / "two")
-    assert len(one) == len(two) == 2 and one[0]["reward/progress_steps"] > 0.2
-    for name in ("objective/scores", "value/returns_var", "reward/mean", "reward/progress_steps"):
+    one, two = comparable(tmp_path / "one"), comparable(tmp_path / "two")
+    assert len(one) == len(two) == 2 and one[0]["rewards/by_words/mean"] > 0.5
+    for name in ("objective/scores", "value/returns_var", "rewards/by_words/mean"):
         assert two[0][name] == pytest.approx(one[0][name], rel=1e-4, abs=1e-6), name
