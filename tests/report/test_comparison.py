@@ -2,7 +2,10 @@ import re
 
 import pytest
 
-from jaxppo.errors import DataError
+from jaxppo.config import ReportConfig
+from jaxppo.config.sources import parse_flags
+from jaxppo.errors import ConfigError, DataError
+from jaxppo.report.__main__ import report
 from jaxppo.report.comparison import write_comparison
 from tests.html_reader import read
 from tests.report_runs import HOSTILE, record, splits, write_run
@@ -73,6 +76,22 @@ def test_write_comparison_tells_folders_of_one_name_apart(tmp_path):
     with pytest.raises(DataError, match=rf"^runs: .*{a}"):
         write_comparison([a, a / "." / ".." / "run"], tmp_path / "again.html")
     assert not (tmp_path / "again.html").exists()
+
+
+def test_the_command_reports_one_run_or_compares_several(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    a, b = (str(write_run(tmp_path / name)) for name in "ab")
+
+    def run(*argv):
+        return report(parse_flags(ReportConfig, "report", list(argv)))
+
+    assert run(a) == tmp_path / "a" / "report.html"
+    assert run(a, "--output", "deep/a.html").read_text().startswith("<!DOCTYPE html>")
+    run(a, b)
+    assert "2 runs" in (tmp_path / "report.html").read_text()
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" report.html")
+    with pytest.raises(ConfigError, match=r"^runs: "):
+        run()
 
 
 def test_comparison_opens_without_problems_or_requests(browser, tmp_path):
