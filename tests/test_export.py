@@ -1,4 +1,7 @@
-"""Checkpoints come out as folders that transformers and PEFT read, and that say where they come from."""
+"""Checkpoints come out as folders that transformers and PEFT read, and that say where they come from.
+
+The base is as people have them: its vocabulary is padded beyond the tokenizer, and texts have several ends.
+"""
 
 import json
 import shutil
@@ -7,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load, load_file
+from safetensors.numpy import load, load_file, save_file
 
 from jaxppo import data, hf, models, train
 from jaxppo.config import ExportConfig, TrainConfig
@@ -15,13 +18,12 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ModelError
 from jaxppo.export import export
 from jaxppo.nn import lora
-from jaxppo.nn.gpt2 import GPT2Config
-from jaxppo.run import cli
 from jaxppo.run.checkpoints import Checkpoints
-from jaxppo.run.folder import Run
+from jaxppo.run.jsonl import read_metrics
 from jaxppo.sft import SFTConfig, sft
 from tests import one_layer
-from tests.commands import comparable
+from tests.commands import comparable, refusal_of, snapshot
+from tests.small_runs import cut_back
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -30,6 +32,9 @@ peft = pytest.importorskip("peft")
 SECRET = "hf_" + "a1B2c3D4" * 4
 SMALL = ["--preset", "tiny", "--total_episodes", "32", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--quiet"]
 SMALL += ["--response_length", "16"]  # so short that all sequences have one length, for which programs are compiled
+TOKENS, ROWS = 32, 40
+"""Of the tokenizer, and of the embeddings."""
+ENDS = [1, 5]
 
 
 def run_train(folder, *args):
@@ -40,15 +45,28 @@ def run_train(folder, *args):
     return folder
 
 
+def pad_vocabulary(folder):
+    """Give a model eight more rows, of the largest logits whatever was said before."""
+    tensors = load_file(folder / "model.safetensors")
+    embedding, head = tensors["gpt_neox.embed_in.weight"], tensors["embed_out.weight"]
+    # Of each two rows one has a large logit: hidden states are never orthogonal to their difference.
+    far = 50 * np.concatenate([head[:4], -head[:4]])
+    tensors["gpt_neox.embed_in.weight"] = np.concatenate([embedding, embedding[:8]])
+    tensors["embed_out.weight"] = np.concatenate([head, far])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """The model in a folder of its own, with settings that must not come out again."""
+    """The model in a folder of its own, with settings of which one must not come out again."""
     folder = tmp_path_factory.mktemp("base") / "model"
     one_layer.write(folder)
+    pad_vocabulary(folder)
     raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | {"hub_token": SECRET, "classifier_dropout": 0.1}))
+    raw |= {"vocab_size": ROWS, "eos_token_id": ENDS, "hub_token": SECRET, "classifier_dropout": 0.1}
+    (folder / "config.json").write_text(json.dumps(raw))
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
-    (folder / "generation_config.json").write_text(json.dumps({"max_new_tokens": 77}))
+    (folder / "generation_config.json").write_text(json.dumps({"max_new_tokens": 77, "eos_token_id": [5, 1]}))
     return folder
 
 
@@ -63,7 +81,8 @@ def adapted(base, tmp_path_factory):
 def shared(base, tmp_path_factory):
     """A run of whole models with a value head on the policy's trunk."""
     folder = tmp_path_factory.mktemp("runs") / "shared"
-    return run_train(folder, "--sft_model_path", base, "--value_model", "shared")
+    flags = ["--value_model", "shared", "--kl_estimator", "full", "--missing_eos_penalty", "1.0"]
+    return run_train(folder, "--sft_model_path", base, *flags, "--num_sample_generations", "2")
 
 
 def run_export(run, folder, *args):
@@ -110,28 +129,14 @@ def test_export_of_an_earlier_step_has_its_weights_and_says_so(shared, tmp_path)
     assert "| - |" in card and "| - |" not in (shared / "policy" / "README.md").read_text()  # measured was the last
 
 
-def test_export_in_another_dtype_and_in_shards_loads_in_transformers(shared, tmp_path):
-    folder = run_export(shared, tmp_path / "half", "--dtype", "bfloat16", "--max_shard_size", "100KB")
+def test_export_in_another_dtype_and_in_shards_loads_in_transformers(adapted, tmp_path):
+    folder = run_export(adapted, tmp_path / "half", "--dtype", "bfloat16", "--max_shard_size", "100KB")
     assert len(list((folder / "policy").glob("model-*.safetensors"))) > 2
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder / "policy", output_loading_info=True)
     assert model.dtype == torch.bfloat16 and not info["missing_keys"] and not info["unexpected_keys"]
-    ours = saved_params(shared)["policy"]["trunk"]["embed_in"]["embedding"]
-    expected = np.asarray(jnp.asarray(ours).astype(jnp.bfloat16).astype(jnp.float32))
-    np.testing.assert_array_equal(model.gpt_neox.embed_in.weight.detach().float().numpy(), expected)
-
-
-def test_the_shared_value_head_is_saved_and_is_where_another_run_starts(shared, tmp_path, capsys):
-    params = saved_params(shared)
-    tensors = load_file(shared / "value" / "value_head.safetensors")
-    np.testing.assert_array_equal(tensors["v_head.summary.weight"], params["value"]["score"]["kernel"].T)
-    np.testing.assert_array_equal(tensors["v_head.summary.bias"], params["value"]["score"]["bias"])
-    assert tensors["v_head.summary.weight"].any()
-    argv = ["--preset", "tiny", "--sft_model_path", shared / "policy", "--value_model", "shared"]
-    argv += ["--value_model_path", shared / "value", "--dry_run", "--output_dir", tmp_path / "none"]
-    config = parse_cli(TrainConfig, "train", list(map(str, argv)))
-    _, start = train.set_up(Run(command="train", config=config, folder=tmp_path))
-    jax.tree.map(np.testing.assert_array_equal, start.value["score"], params["value"]["score"])
-    assert "value head from" in capsys.readouterr().out
+    whole = transformers.AutoModelForCausalLM.from_pretrained(adapted / "policy").state_dict()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, whole[name].to(torch.bfloat16), rtol=0, atol=0)
 
 
 def test_policy_of_adapters_is_merged_and_peft_computes_the_same_from_the_adapter(adapted, base):
@@ -146,16 +151,17 @@ def test_policy_of_adapters_is_merged_and_peft_computes_the_same_from_the_adapte
             torch.testing.assert_close(model(torch.tensor(ids)).logits, before, rtol=0, atol=0)
     config, whole = hf.load_pretrained(base)
     adapter = saved_params(adapted)["policy"]
-    ours = models.apply(config, lora.attach(whole, adapter, 32 / 4), jnp.asarray(ids)).logits
+    ours = models.apply(config, lora.attach(whole, adapter, 32 / 4), jnp.asarray(ids)).logits[..., :TOKENS]
     for theirs in (merged, with_adapter):
-        np.testing.assert_allclose(ours, theirs.numpy(), rtol=0, atol=1e-4)
-    assert np.abs(ours - before.numpy()).max() > 1e-2
+        np.testing.assert_allclose(ours, theirs.numpy()[..., :TOKENS], rtol=0, atol=1e-4)
+    assert np.abs(ours - before.numpy()[..., :TOKENS]).max() > 1e-2
 
 
 def test_value_adapter_gives_the_scores_of_the_merged_value_model(adapted, base):
     ids = torch.tensor(np.random.default_rng(0).integers(2, 20, (2, 9)))
     score = transformers.AutoModelForSequenceClassification
-    merged = score.from_pretrained(adapted / "value")
+    merged, info = score.from_pretrained(adapted / "value", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
     plain = score.from_pretrained(base, num_labels=1)
     model = peft.PeftModel.from_pretrained(plain, adapted / "adapters" / "value").eval()
     with torch.no_grad():
@@ -173,20 +179,38 @@ def test_cards_name_the_base_the_licences_and_the_command(adapted, base):
     assert "apache-2.0" in (adapted / "policy" / "README.md").read_text()  # of the generated problems
 
 
-def test_what_the_base_said_is_kept(adapted):
+def test_what_the_base_said_is_kept(adapted, base):
     raw = json.loads((adapted / "policy" / "config.json").read_text())
-    assert raw["classifier_dropout"] == 0.1
+    assert raw["classifier_dropout"] == 0.1 and raw["eos_token_id"] == ENDS
     generation = json.loads((adapted / "policy" / "generation_config.json").read_text())
-    _, _, tokenizer, _ = hf.load_policy(adapted / "policy")
-    assert generation["max_new_tokens"] == 77 and generation["eos_token_id"] == tokenizer.eos_token_id
+    assert (generation["eos_token_id"], generation["max_new_tokens"]) == ([5, 1], 77)
+    assert hf.load_policy(adapted / "policy").config == hf.load_policy(base).config
 
 
-@pytest.mark.parametrize("name", ["adapted", "shared"])
-def test_no_file_of_a_run_holds_a_secret(name, request):
-    files = contents(request.getfixturevalue(name))
+def test_a_run_samples_none_of_the_padded_rows(adapted):
+    samples = read_metrics(adapted / "samples.jsonl")
+    assert len(samples) == 32
+    padded = {f"<{token}>" for token in range(TOKENS, ROWS)}
+    assert not any(padded & set(sample["completion"].split()) for sample in samples)
+    first = comparable(adapted)[0]
+    assert abs(first["val/ratio_first"] - 1.0) < 1e-5 and abs(first["objective/kl"]) < 1e-4
+
+
+@pytest.mark.full
+def test_a_run_leaves_the_padded_rows_as_they_are(base, shared):
+    first = comparable(shared)[0]
+    assert abs(first["val/ratio_first"] - 1.0) < 1e-5 and abs(first["objective/kl"]) < 1e-4
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, shared / "policy"))
+    for name in ("embed_out.weight", "gpt_neox.embed_in.weight"):
+        np.testing.assert_array_equal(after[name][TOKENS:], before[name][TOKENS:])
+        assert np.any(after[name][:TOKENS] != before[name][:TOKENS])
+
+
+def test_no_file_of_a_run_holds_a_secret(adapted):
+    files = contents(adapted)
     assert any(file.startswith("checkpoints/") for file in files)
     assert [file for file, content in files.items() if SECRET.encode() in content] == []
-    assert b"--hub_token" in files["config.yaml"]  # the command is there, its secret is not
+    assert b"--hub_token" in files["config.yaml"]  # the command stands in it, its secret does not
 
 
 def test_export_of_adapters_refuses_a_base_that_is_gone_or_has_changed(adapted, base, tmp_path):
@@ -195,7 +219,7 @@ def test_export_of_adapters_refuses_a_base_that_is_gone_or_has_changed(adapted, 
     try:
         hf.save_pretrained(tmp_path / "other", config, jax.tree.map(lambda x: x + 0.01, params))
         shutil.copy(tmp_path / "other" / "model.safetensors", base / "model.safetensors")
-        with pytest.raises(ModelError, match="expected the weights that the adapters were trained on, got others"):
+        with pytest.raises(ModelError, match=str(base)):
             run_export(adapted, tmp_path / "out")
         (base / "model.safetensors").unlink()
         with pytest.raises(ModelError, match=r"model\.safetensors"):
@@ -206,98 +230,60 @@ def test_export_of_adapters_refuses_a_base_that_is_gone_or_has_changed(adapted, 
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "names"),
     [
-        ([], "run_dir: expected a run folder with checkpoints, got None"),
-        (["--run_dir", "nowhere"], "run_dir: expected a run folder with checkpoints, got nowhere"),
-        (["--run_dir", "RUN", "--step", "7"], "step: expected one of"),
-        (["--run_dir", "RUN", "--max_shard_size", "big"], "max_shard_size: expected a size such as 5GB"),
-        (["--run_dir", "RUN", "--max_shard_size", "5GiB"], "max_shard_size: expected a size such as 5GB"),
-        (["--run_dir", "RUN", "--output_dir", "OTHER"], "output_dir: expected no models of another export in"),
-        (["--run_dir", "RUN", "--output_dir", "TAKEN"], "expected a new or empty folder or one with config.json"),
+        (["--run_dir", "RUN", "--step", "7"], "step"),
+        (["--run_dir", "RUN", "--max_shard_size", "5GiB"], "max_shard_size"),
+        (["--run_dir", "RUN", "--output_dir", "OTHER"], "output_dir"),
+        (["--run_dir", "RUN", "--output_dir", "OCCUPIED"], "occupied/policy"),
     ],
 )
-def test_export_of_bad_input_is_one_line(args, message, shared, tmp_path, capsys):
-    (tmp_path / "taken" / "policy").mkdir(parents=True)
-    (tmp_path / "taken" / "policy" / "mine.txt").write_text("mine")
+def test_export_of_bad_input_is_one_line(args, names, adapted, tmp_path, capsys):
+    (tmp_path / "occupied" / "policy").mkdir(parents=True)
+    (tmp_path / "occupied" / "policy" / "mine.txt").write_text("mine")
     (tmp_path / "other" / "reward_model").mkdir(parents=True)
-    names = {"RUN": str(shared), "TAKEN": str(tmp_path / "taken"), "OTHER": str(tmp_path / "other")}
-    argv = [names.get(arg, arg) for arg in args]
-    with pytest.raises(SystemExit) as stop:
-        cli.main(lambda: export(parse_cli(ExportConfig, "export", argv)))
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ") and message in line
+    places = {"RUN": str(adapted), "OCCUPIED": str(tmp_path / "occupied"), "OTHER": str(tmp_path / "other")}
+    argv = [places.get(arg, arg) for arg in args]
+    assert names in refusal_of(lambda: export(parse_cli(ExportConfig, "export", argv)), capsys)
 
 
 @pytest.mark.full
-def test_sft_checkpoints_are_exported_too(tmp_path):
-    argv = ["--train_sizes", "3:20", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--batch_size", "8"]
-    argv += ["--hidden_size", "16", "--num_hidden_layers", "1", "--total_episodes", "32", "--save_steps", "2"]
-    run = sft(parse_cli(SFTConfig, "sft", [*argv, "--quiet", "--output_dir", str(tmp_path / "sft")]))
+def test_sft_learns_and_its_checkpoints_are_exported_too(tmp_path):
+    argv = ["--train_sizes", "3:50", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--batch_size", "16"]
+    argv += ["--hidden_size", "16", "--num_hidden_layers", "1", "--total_episodes", "480", "--save_steps", "15"]
+    argv += ["--warmup_steps", "3", "--learning_rate", "1e-2", "--quiet", "--output_dir", str(tmp_path / "sft")]
+    run = sft(parse_cli(SFTConfig, "sft", argv))
+    losses = [record["loss"] for record in read_metrics(run / "metrics.jsonl")]
+    assert len(losses) == 30 and losses[-1] < 0.8 * losses[0]
+    before = snapshot(run)
+    sft(parse_cli(SFTConfig, "sft", ["--output_dir", str(run), "--resume"]))  # finished: nothing is left to do
+    assert snapshot(run) == before
     folder = run_export(run, tmp_path / "out")
     assert {path.name for path in folder.iterdir()} == {"policy"}
-    assert (
-        load_file(folder / "policy" / "model.safetensors").keys()
-        == load_file(run / "policy" / "model.safetensors").keys()
-    )
+    ours, written = (load_file(where / "policy" / "model.safetensors") for where in (folder, run))
+    assert ours.keys() == written.keys()
     _, params = hf.load_pretrained(folder / "policy")
     jax.tree.map(np.testing.assert_array_equal, params, saved_params(run)["policy"])
-    early = run_export(run, tmp_path / "early", "--step", 2)
+    early = run_export(run, tmp_path / "early", "--step", 15)
     assert hf.load_policy(early / "policy").tokenizer.get_vocab() == data.word_tokenizer().get_vocab()
     cards = [(where / "policy" / "README.md").read_text() for where in (folder, early)]
     results = [card.split("## Results")[1].split("\n## ")[0] for card in cards]
-    assert ["test_longer" in part for part in results] == [
-        True,
-        False,
-    ]  # those of the last step are not of an early one
+    # Those of the last step are not of an early one.
+    assert ["test_longer" in part for part in results] == [True, False]
 
 
 @pytest.mark.full
-def test_a_resumed_run_of_adapters_equals_the_uninterrupted_one(adapted, tmp_path):
-    folder = tmp_path / "resumed"
-    shutil.copytree(adapted, folder)
-    for name in ("checkpoints/2", "policy", "value", "adapters"):
-        shutil.rmtree(folder / name)
-    evals = json.loads((folder / "eval.json").read_text())
-    (folder / "eval.json").write_text(json.dumps({name: evals[name] for name in ("headline_split", "before")}))
-    train.train(parse_cli(TrainConfig, "train", ["--output_dir", str(folder), "--resume"]))
-    assert len(comparable(folder)) == 2 and comparable(folder) == comparable(adapted)
-    assert json.loads((folder / "eval.json").read_text()) == evals
-    for name in ("policy/model", "adapters/policy/adapter_model", "adapters/value/adapter_model"):
-        ours, theirs = (load_file(run / f"{name}.safetensors") for run in (folder, adapted))
+@pytest.mark.parametrize("name", ["adapted", "shared"])
+def test_a_resumed_run_equals_the_uninterrupted_one(name, request, tmp_path):
+    whole = request.getfixturevalue(name)
+    folder = shutil.copytree(whole, tmp_path / "resumed")
+    weights = sorted(path.relative_to(whole) for path in whole.glob("[!c]*/**/*.safetensors"))
+    assert len(weights) == (4 if name == "adapted" else 2)
+    for kind in {path.parts[0] for path in weights}:
+        shutil.rmtree(folder / kind)
+    train.train(parse_cli(TrainConfig, "train", ["--output_dir", str(cut_back(folder, 1)), "--resume"]))
+    assert len(comparable(folder)) == 2 and comparable(folder) == comparable(whole)
+    assert json.loads((folder / "eval.json").read_text()) == json.loads((whole / "eval.json").read_text())
+    for path in weights:
+        ours, theirs = load_file(folder / path), load_file(whole / path)
         assert {key: x.tobytes() for key, x in ours.items()} == {key: x.tobytes() for key, x in theirs.items()}
-
-
-def random_gpt2(folder, positions):
-    tokenizer = data.word_tokenizer()
-    config = GPT2Config(
-        vocab_size=data.bucket(len(tokenizer)),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=positions,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    hf.save_pretrained(folder, config, models.init_params(config, jax.random.key(0)), tokenizer)
-    return folder
-
-
-@pytest.mark.full
-def test_gpt2_trains_in_bfloat16_and_comes_out_as_gpt2(tmp_path):
-    run = run_train(tmp_path / "run", "--sft_model_path", random_gpt2(tmp_path / "gpt2", 128), "--dtype", "bfloat16")
-    assert abs(comparable(run)[0]["objective/kl"]) < 1e-6
-    assert all(np.isfinite(record["loss/policy_avg"]) for record in comparable(run))
-    for name, kind in (("policy", "AutoModelForCausalLM"), ("value", "AutoModelForSequenceClassification")):
-        model, info = getattr(transformers, kind).from_pretrained(run / name, output_loading_info=True)
-        assert model.config.model_type == "gpt2" and model.dtype == torch.float32
-        assert not info["missing_keys"] and not info["unexpected_keys"]
-
-
-@pytest.mark.full
-def test_rows_longer_than_the_positions_of_gpt2_are_met_before_the_run(tmp_path):
-    with pytest.raises(ModelError, match="longest prompt and response_length: expected at most 64 tokens"):
-        model = random_gpt2(tmp_path / "gpt2", 64)
-        run_train(tmp_path / "run", "--sft_model_path", model, "--response_length", 48)
-    assert not (tmp_path / "run").exists()

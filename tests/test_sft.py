@@ -1,5 +1,7 @@
 """Supervised fine-tuning: the step, and the rows that it learns from."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from jaxppo.profiling import memory
 from jaxppo.rl import optimizer, padding, update
 from jaxppo.rl.supervised import SFT
 from tests.device_modes import MODEL
+from tests.one_layer import ONE_LAYER
 
 ROWS = [
     {"prompt": "<init> clear a <goal> on a b <plan>", "completion": "stack a b ; " * n + "pick-up a"} for n in range(5)
@@ -20,6 +23,7 @@ CONFIG = replace(SFTConfig(), batch_size=8, learning_rate=1e-2, total_episodes=8
 PARAMS = jax.device_get(models.init_params(MODEL, jax.random.key(0)))
 
 
+@functools.cache
 def one_step(num_devices: int, is_cut: bool = False):
     """What a step computes and leaves behind, and in how many micro-batches."""
     words = data.word_tokenizer({word for row in ROWS for word in f"{row['prompt']} {row['completion']}".split()})
@@ -33,7 +37,7 @@ def one_step(num_devices: int, is_cut: bool = False):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("num_devices", "is_cut"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("num_devices", "is_cut"), [(1, False), (2, True)])
 def test_micro_batches_that_fit_the_cache_change_nothing(monkeypatch, num_devices, is_cut):
     (rows, weights), params, stats = one_step(1)
     assert weights.shape[:3] == (1, 1, 8)
@@ -48,7 +52,7 @@ def test_micro_batches_that_fit_the_cache_change_nothing(monkeypatch, num_device
         return apply(config, params, input_ids, **options)
 
     monkeypatch.setattr(models, "apply", spy)
-    (cut, _), cut_params, cut_stats = one_step(num_devices, is_cut)
+    (cut, _), cut_params, cut_stats = one_step.__wrapped__(num_devices, is_cut)
     assert (len(columns) > 1) == is_cut
     assert cut.input_ids.shape[:3] == (1, 4 // num_devices, 2 * num_devices)
     np.testing.assert_array_equal(cut.input_ids.reshape(8, -1), rows.input_ids.reshape(8, -1))
@@ -72,7 +76,7 @@ def test_the_loss_is_the_mean_over_all_completion_tokens():
 
 
 def test_a_model_is_read_into_its_shards():
-    config = replace(SFTConfig(), model_path="blocksworld-sft")
+    config = replace(SFTConfig(), model_path=ONE_LAYER)
     start = sft.start_model(config, DataParallel("fsdp").placement)
     kernels = [leaf for leaf in jax.tree.leaves(start.params) if leaf.ndim == 2]
     assert kernels and all(leaf.addressable_shards[0].data.size * 4 == leaf.size for leaf in kernels)
@@ -81,7 +85,7 @@ def test_a_model_is_read_into_its_shards():
 @pytest.mark.parametrize(
     ("family", "tied", "has_head"), [("gpt_neox", None, True), ("gpt_neox", True, False), ("gpt2", None, False)]
 )
-def test_a_fresh_model_ties_its_embeddings_where_it_is_told_or_its_family_does(family, tied, has_head):
+def test_a_fresh_model_ties_its_embeddings_where_its_settings_or_its_family_say_so(family, tied, has_head):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "dataset": "stream:ferry"}
     start = sft.start_model(replace(SFTConfig(), model_type=family, tie_word_embeddings=tied, **sizes))
     assert ("lm_head" in start.params) == has_head

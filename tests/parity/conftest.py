@@ -31,7 +31,7 @@ MODEL = GPTNeoXConfig(
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 16,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 32,

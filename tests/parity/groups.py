@@ -1,46 +1,66 @@
-"""What the comparisons with TRL's `RLOOTrainer` and `GRPOTrainer` share: our update, and how its outcome is judged."""
+"""What the comparisons with TRL's `RLOOTrainer` and `GRPOTrainer` share: both updates, and how they are compared."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM
 
-from jaxppo import data, hf
 from jaxppo.config import TrainConfig
-from jaxppo.parallel.devices import DataParallel
-from jaxppo.rl.ppo import PPO
+from jaxppo.config.sources import replace
+from jaxppo.types import Trajectories
 
-from .conftest import EOS, PAD, Models, make_rows
+from .conftest import Models, make_rows
+from .ours import run_ours
+from .trl_groups import TrlGroupsResult, run_trl
 
+ROWS = 8
 SCORES = np.array([0.2, 1.0, -0.4, 0.37, 0.9, 0.1, 1.0, 0.0], np.float32)
+OURS_OF_TRL = {
+    "beta": "kl_coef",
+    "num_iterations": "num_ppo_epochs",
+    "epsilon": "cliprange",
+    "epsilon_high": "cliprange_high",
+    "max_completion_length": "response_length",
+}
+"""TRL's fields whose names are not ours."""
 
 
-def run_ours(config: TrainConfig, saved: Models, folder: Path) -> tuple[Any, dict[str, np.ndarray]]:
-    """Trajectories, statistics, and weights after the update by torch's names."""
-    copies = config.rl.group_size
-    prompts, completions = make_rows(config.batch_size, copies)
-    ppo = PPO(config, saved.config, EOS, PAD, DataParallel(devices=jax.devices()[:1]))
-    policy, reference = (hf.load_pretrained(f)[1] for f in (saved.policy, saved.reference))
-    state, rollout = ppo.init_state(policy), ppo.rollout_of(completions)
-    assert state.params.keys() == {"policy"}
-    sequences = ppo.pack(data.pad_left(prompts[::copies], 8, PAD), rollout)
-    scored = ppo.score(state, reference if config.rl.kl_coef else None, sequences, rollout)
-    state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, SCORES)
-    state, update_stats = ppo.update(state, trajectories, 0)
-    hf.save_pretrained(folder, saved.config, jax.device_get(state.params["policy"]), saved.tokenizer)
-    after = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-    weights = {name: tensor.numpy() for name, tensor in after.items()}
-    return jax.device_get((trajectories, stats | update_stats)), weights
+class Both(NamedTuple):
+    """An update by jaxppo and by TRL, and the options that it had, by TRL's names."""
+
+    trajectories: Trajectories
+    stats: dict[str, Any]
+    weights: dict[str, np.ndarray]  # ours after the update, by torch's names
+    trl: TrlGroupsResult
+    options: dict[str, Any]
 
 
-def changes_like(after: dict[str, np.ndarray], trl: Any) -> None:
-    """Per tensor, our change and TRL's differ by at most 1 % of TRL's largest change."""
-    assert after.keys() == trl.policy_before.keys()
-    for name, before in trl.policy_before.items():
-        change = trl.policy_after[name] - before
-        assert np.abs(change).max() > 1e-5, f"{name} did not move"
-        difference = np.abs(after[name] - before - change).max() / np.abs(change).max()
-        assert difference < 0.01, f"{name}: {difference:.2%} of the largest change"
+def run_both(algorithm: str, options: dict[str, Any], saved: Models, folder: Path) -> Both:
+    """One update from the same weights, completions and scores."""
+    names = {OURS_OF_TRL.get(name, name): value for name, value in options.items()}
+    config = replace(
+        TrainConfig(),
+        algorithm=algorithm,
+        lr_scheduler_type="constant",
+        batch_size=ROWS,
+        total_episodes=ROWS,
+        **names,
+    )
+    ours = run_ours(config, saved, SCORES, folder)
+    assert ours.value is None
+    trl = run_trl(algorithm, saved, *make_rows(ROWS, options["num_generations"]), SCORES, options)
+    return Both(ours.trajectories, ours.stats, ours.policy, trl, options)
+
+
+def assert_equal_stats(both: Both, expected: dict[str, float]) -> None:
+    """Ours are as expected, and so are those that both algorithms have."""
+    expected = expected | {
+        "grad_norm": np.mean(both.trl.grad_norms),
+        "policy/entropy_avg": np.mean([step["entropy"] for step in both.trl.metrics]),
+        "completions/mean_length": both.trl.metrics[0]["completions/mean_length"],
+        "completions/min_length": both.trl.metrics[0]["completions/min_length"],
+        "completions/max_length": both.trl.metrics[0]["completions/max_length"],
+        "completions/clipped_ratio": both.trl.metrics[0]["completions/clipped_ratio"],
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(both.stats[name], value, atol=1e-4, rtol=1e-4, err_msg=name)

@@ -2,27 +2,15 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
-from jaxppo.config import TrainConfig
-from jaxppo.config.sources import replace
 from tests import quick_first
 
-from .conftest import LENGTH, make_rows
-from .groups import SCORES, changes_like, run_ours
-from .trl_groups import TrlGroupsCase, run_trl
+from .conftest import LENGTH
+from .groups import assert_equal_stats, run_both
+from .ours import assert_equal_changes
 
-ROWS = 8
-OURS_OF_TRL = {
-    "beta": "kl_coef",
-    "num_iterations": "num_ppo_epochs",
-    "epsilon": "cliprange",
-    "epsilon_high": "cliprange_high",
-    "max_completion_length": "response_length",
-}
-"""TRL's GRPO fields whose names are not ours."""
 BASE = {
     "num_generations": 4,
     "beta": 0.0,
@@ -38,11 +26,9 @@ BASE = {
     "scale_rewards": "group",
     "importance_sampling_level": "token",
 }
-LOSS_TYPES, SCALES, LEVELS = (
-    ("grpo", "bnpo", "dr_grpo", "dapo", "cispo"),
-    ("group", "batch", "none"),
-    ("token", "sequence"),
-)
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
+LEVELS = ("token", "sequence")
+SCALES = ("group", "batch", "none")
 GRID = {
     f"{loss}-{scale}-{level}-{steps}-{beta}": {
         "loss_type": loss,
@@ -52,98 +38,68 @@ GRID = {
         "beta": beta,
     }
     | ({"epsilon_high": 1.01} if loss == "cispo" else {})
-    for loss, level, steps, beta, scale in itertools.product(LOSS_TYPES, LEVELS, (1, 3), (0.0, 0.3), SCALES)
+    for loss, level, steps, beta, scale in itertools.product(LOSSES, LEVELS, (1, 3), (0.0, 0.3), SCALES)
 }
+"""All of them are slow tests: for releases."""
 QUICK = ["dapo-group-token-3-0.3", "dr_grpo-none-sequence-3-0.0"]
-OTHER_SCALES = {name for i, name in enumerate(GRID) if i % len(SCALES) != i // len(SCALES) % len(SCALES)}
-"""A scale acts on the advantages alone: of each combination of the rest one is a full test, with the scales in turn;
-the other two are slow tests."""
+PAIRS = [
+    "grpo-group-token-1-0.3",
+    "grpo-batch-sequence-3-0.0",
+    "bnpo-batch-token-1-0.3",
+    "bnpo-none-sequence-3-0.0",
+    "dr_grpo-batch-token-3-0.3",
+    "dapo-none-sequence-1-0.0",
+    "cispo-none-token-3-0.3",
+    "cispo-group-sequence-3-0.0",
+]
+"""With the quick ones each loss with both levels, with and without KL, and every pair of the other options."""
 CASES = {
     **GRID,
     "plain-kl": {"beta": 0.3, "use_bias_correction_kl": False, "num_iterations": 2},
     "two-sided": {"delta": 1.035, "num_iterations": 4, "learning_rate": 3e-3},
-    "masked-truncated": {"mask_truncated_completions": True, "loss_type": "dapo", "beta": 0.3},
-    "pairs": {"num_generations": 2},
-    "llama": {"num_iterations": 2, "beta": 0.3},
-    "qwen3": {"num_iterations": 2, "beta": 0.3},
+    "qwen3, masked": {"mask_truncated_completions": True, "loss_type": "dapo", "beta": 0.3},
+    "llama, pairs": {"num_iterations": 2, "beta": 0.3, "num_generations": 2},
 }
 
 
 def in_order():
     """The quick cases first, and what is slow."""
     rest = [name for name in CASES if name not in QUICK]
-    return [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) if name in OTHER_SCALES else name for name in rest)]
+    slow = GRID.keys() - {*PAIRS}
+    return [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in rest)]
 
 
 @pytest.fixture(scope="module", params=quick_first(len(QUICK), in_order()))
-def case(request, saved_by_name, tmp_path_factory):
-    options, saved = BASE | CASES[request.param], saved_by_name.get(request.param, saved_by_name["gpt_neox"])
-    names = {OURS_OF_TRL.get(name, name): value for name, value in options.items()}
-    config = replace(
-        TrainConfig(),
-        algorithm="grpo",
-        lr_scheduler_type="constant",
-        batch_size=ROWS,
-        total_episodes=ROWS,
-        **names,
-    )
-    prompts, completions = make_rows(ROWS, options["num_generations"])
-    trl = run_trl(
-        TrlGroupsCase(
-            algorithm="grpo",
-            policy_folder=saved.policy,
-            reference_folder=saved.reference,
-            tokenizer=saved.tokenizer,
-            prompts=prompts,
-            completions=completions,
-            scores=SCORES,
-            options=options,
-        )
-    )
-    return run_ours(config, saved, tmp_path_factory.mktemp("ours")), trl, options
+def both(request, saved_by_name, tmp_path_factory):
+    saved = saved_by_name.get(request.param.split(",")[0], saved_by_name["gpt_neox"])
+    return run_both("grpo", BASE | CASES[request.param], saved, tmp_path_factory.mktemp("ours"))
 
 
-def test_advantages(case):
-    ((trajectories, _), _), trl, _ = case
-    mask = trl.completion_mask.astype(bool)
-    np.testing.assert_array_equal(trajectories.sequences.completion_mask, mask)
-    np.testing.assert_allclose(trajectories.advantages, trl.advantages[:, None] * mask, atol=1e-5)
+def test_advantages(both):
+    mask = both.trl.completion_mask.astype(bool)
+    np.testing.assert_array_equal(both.trajectories.sequences.completion_mask, mask)
+    np.testing.assert_allclose(both.trajectories.advantages, both.trl.advantages[:, None] * mask, atol=1e-5)
 
 
-def test_parameters_after_all_steps(case):
-    """Per tensor, our change and TRL's differ by at most 1 % of TRL's largest change."""
-    (_, after), trl, _ = case
-    changes_like(after, trl)
+def test_parameters_after_all_steps(both):
+    assert_equal_changes(both.weights, both.trl.policy_before, both.trl.policy_after)
+    # Clip and KL act where the cases ask for them, or all would agree for want of anything to disagree about.
+    assert np.isfinite(both.stats["loss/total_avg"])
+    assert both.options["num_iterations"] == 1 or both.stats["policy/clipfrac_avg"] > 0
+    assert not both.options["beta"] or both.stats["loss/kl_avg"] > 1e-3
 
 
-def test_metrics(case):
-    ((_, stats), _), trl, options = case
-    over_steps = lambda name: np.mean([step[name] for step in trl.metrics])  # noqa: E731
+def test_metrics(both):
+    steps, options = both.trl.metrics, both.options
     clipped = "cispo_clip_ratio" if options["loss_type"] == "cispo" else "clip_ratio/region_mean"
-    loss = np.mean(trl.losses)
     expected = {
-        "loss/total_avg": loss,
-        "grad_norm": np.mean(trl.grad_norms),
-        "policy/entropy_avg": over_steps("entropy"),
-        "policy/clipfrac_avg": over_steps(clipped),
-        "completions/mean_length": trl.metrics[0]["completions/mean_length"],
-        "completions/clipped_ratio": trl.metrics[0]["completions/clipped_ratio"],
-        "reward/zero_variance_groups": trl.metrics[0]["frac_reward_zero_std"],
-        "objective/scores": trl.metrics[0]["reward"],
+        "loss/total_avg": np.mean(both.trl.losses),
+        "policy/clipfrac_avg": np.mean([step[clipped] for step in steps]),
+        "reward/zero_variance_groups": steps[0]["frac_reward_zero_std"],
+        "objective/scores": steps[0]["reward"],
     }
     if options["beta"] and options["loss_type"] == "bnpo":  # TRL logs the mean over tokens, ours is that of the loss
-        expected["loss/kl_avg"] = over_steps("kl")
+        expected["loss/kl_avg"] = np.mean([step["kl"] for step in steps])
     if not options["beta"]:
-        assert "loss/kl_avg" not in stats
-    for name, value in expected.items():
-        np.testing.assert_allclose(stats[name], value, atol=1e-4, rtol=1e-4, err_msg=name)
-
-
-def test_the_clip_and_the_kl_act_where_the_cases_ask_for_them(case):
-    """Or the parameters above would agree for want of anything to disagree about."""
-    ((_, stats), _), _, options = case
-    if options["num_iterations"] > 1:
-        assert stats["policy/clipfrac_avg"] > 0
-    if options["beta"]:
-        assert stats["loss/kl_avg"] > 1e-3
-    jax.tree.map(np.testing.assert_array_equal, np.isfinite(stats["loss/total_avg"]), True)
+        assert "loss/kl_avg" not in both.stats
+    assert_equal_stats(both, expected)
