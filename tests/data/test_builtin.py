@@ -3,7 +3,7 @@
 import pytest
 
 from jaxppo import data, planning
-from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig
+from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig, parse_sizes
 from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import parse_cli
 from jaxppo.data import builtin
@@ -31,25 +31,28 @@ def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "split",
+    ("split", "most"),
     [
-        pytest.param("rl", marks=pytest.mark.slow),
-        pytest.param("test", marks=pytest.mark.full),
-        pytest.param("test_longer", marks=pytest.mark.full),
+        *((split, 10) for split in ("rl", "test", "test_longer")),
+        pytest.param("test", 400, marks=pytest.mark.full),
+        pytest.param("test_longer", 1024, marks=pytest.mark.slow),
+        pytest.param("rl", 2600, marks=pytest.mark.slow),
     ],
 )
-def test_the_shipped_splits_are_what_would_be_built(split, monkeypatch):
+def test_the_shipped_splits_begin_with_what_would_be_built(split, most, monkeypatch):
+    """Of each size the first problems: later ones do not change them."""
     config = DataConfig()
-    drawn = data.drawn_split(config, split)
-    built = drawn.make()
+    sizes = parse_sizes(getattr(config, f"{split}_sizes"))
+    built = datasets.build_split(split, sizes={n: min(rows, most) for n, rows in sizes.items()}, seed=0, unique=True)
     with monkeypatch.context() as patch:
         patch.setattr(datasets, "build_split", lambda **_: pytest.fail("built"))
-        assert data.load_split(config, split) == built
+        shipped = data.load_split(config, split)
+    by_size = {n: [row for row in shipped if row["n_objects"] == n] for n in sizes}
+    assert {n: len(rows) for n, rows in by_size.items()} == sizes
+    assert built == [row for rows in by_size.values() for row in rows[:most]]
     with monkeypatch.context() as patch:
         patch.setattr(builtin.dataset_files, "read_split", lambda *_: pytest.fail("another request was read"))
-        assert data.load_split(
-            DataConfig(data_seed=1, rl_sizes="3:2", test_sizes="3:2", test_longer_sizes="3:2"), split
-        )
+        assert data.load_split(DataConfig(data_seed=1, **{f"{split}_sizes": "3:2"}), split)
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])

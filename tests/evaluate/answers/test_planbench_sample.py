@@ -94,9 +94,9 @@ def test_sentences_of_the_sample_against_the_plans_that_planbench_has_cut_out():
 
 
 @pytest.mark.full
-def test_val_says_the_same_of_every_plan_of_the_sample():
-    if find_val() is None:
-        pytest.skip("VAL is not installed")
-    asked = ask_val(judged()[1])
-    assert sum(one.val is not None for one in asked) == 1435
+@pytest.mark.skipif(find_val() is None, reason="VAL is not installed")
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_val_says_the_same_of_the_plans_of_the_sample(every):
+    asked = ask_val(judged()[1][::every])
+    assert sum(one.val is not None for one in asked) > 1400 // every
     assert [one.answer.source for one in asked if one.val and one.val.valid != one.verdict.valid] == []
