@@ -3,8 +3,6 @@
 import re
 import runpy
 
-import pytest
-
 from tests import ROOT
 from tests.rooms import PLANNING, ROOMS
 
@@ -16,27 +14,19 @@ TABLE_OF_ROOMS, REST = PAGE.split("## A training step")
 TO_ADD = REST.split("## To add something")[1]
 
 
-def test_the_picture_is_what_the_imports_say():
+def test_the_picture_is_what_the_imports_say_and_shows_one_against_the_order():
     drawing = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))
     expected = drawing["draw"](drawing["read_imports"]())
     assert drawing["PICTURE"].read_text(encoding="utf-8") == expected, "python docs/draw_architecture.py"
-
-
-def test_the_picture_shows_an_import_against_the_order():
-    drawing = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))
     assert 'class="upward"' in drawing["draw"](drawing["Imports"]({(3, 5)}, set()))
     assert 'class="upward"' not in drawing["draw"](drawing["Imports"]({(5, 3)}, set()))
 
 
-@pytest.mark.parametrize("number", range(len(ROOMS)))
-def test_the_table_has_every_room_in_its_order_with_its_purpose(number):
-    (row,) = re.findall(rf"^\| {number} \| (.+?) \| (.+?) \|", TABLE_OF_ROOMS, re.MULTILINE)
-    assert row[1] == ROOMS[number].purpose
-    if number < len(ROOMS) - 1:
-        assert tuple(re.findall(r"(\w+)(?:/|\.py)`", row[0])) == ROOMS[number].names
-
-
-def test_the_table_of_planning_has_its_rooms_in_their_order():
+def test_the_tables_have_every_room_in_its_order_with_its_purpose():
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|", TABLE_OF_ROOMS, re.MULTILINE)
+    assert [(int(number), purpose) for number, _, purpose in rows] == [(i, r.purpose) for i, r in enumerate(ROOMS)]
+    for (_, files, _), room in zip(rows[:-1], ROOMS[:-1], strict=True):
+        assert tuple(re.findall(r"(\w+)(?:/|\.py)`", files)) == room.names
     inside = TABLE_OF_ROOMS.split("### Inside planning")[1]
     assert tuple(re.findall(r"^\| `(\w+)/` \|", inside, re.MULTILINE)) == PLANNING
 
@@ -56,13 +46,13 @@ def test_the_tables_name_every_module():
     assert missing == []
 
 
-def test_what_is_to_be_touched_is_there():
+def test_what_is_to_be_touched_exists():
     paths = [name for name in re.findall(r"`([\w./-]+(?:/|\.\w+))`", TO_ADD) if "<" not in name]
     assert len(paths) > 40
     assert [path for path in paths if not any((root / path).exists() for root in ROOTS)] == []
 
 
-def test_tables_that_are_named_are_there():
+def test_tables_that_are_named_exist():
     """`NAME` in `file`: the file defines or imports the name."""
     named = re.findall(r"`(\w+)` (?:of|in) `([\w/]+\.py)`", TO_ADD)
     assert len(named) > 8

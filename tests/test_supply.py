@@ -4,7 +4,6 @@ import ast
 import re
 import tomllib
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -41,9 +40,8 @@ def violations(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_violation_is_seen():
+    for text in (
         "import pickle",
         "from pickle import loads",
         "subprocess.run('ls', shell=True)",
@@ -52,16 +50,14 @@ def violations(text: str) -> list[str]:
         "numpy.load(path, allow_pickle=True)",
         "eval(text)",
         "yaml.load(text)",
-    ],
-)
-def test_a_violation_is_seen(text):
-    assert violations(text)
+    ):
+        assert violations(text), text
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "jaxppo")))
-def test_nothing_that_is_read_becomes_code(path):
-    allowed = ["pickle"] if path.relative_to(ROOT / "jaxppo").as_posix() == OWN_PROCESSES else []
-    assert violations(path.read_text(encoding="utf-8")) == allowed
+def test_nothing_that_is_read_becomes_code():
+    found = {path.relative_to(ROOT / "jaxppo").as_posix(): violations(path.read_text("utf-8")) for path in MODULES}
+    assert len(found) > 200
+    assert {name: calls for name, calls in found.items() if calls} == {OWN_PROCESSES: ["pickle"]}
 
 
 def locked() -> dict[str, tuple[Version, int]]:

@@ -1,7 +1,9 @@
 """Toys are made once, whole or not at all, by commands that exist; their texts have the answers that they claim."""
 
+import re
 import subprocess
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -24,22 +26,23 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "toys"
 
 
-@pytest.mark.parametrize("name", toys.TOYS)
-def test_every_toy_is_made_by_a_command_that_exists(name):
-    (_, module, *arguments), command = toys.command_of(name, "somewhere"), toys.TOYS[name].command
-    if command == "toys":
-        assert module == "jaxppo.toys" and arguments == [name, "--output_dir", "somewhere"]
-        assert name in toys_command.MAKERS
-    else:
-        parse_cli(CONFIGS[command], command, arguments)
+def test_every_toy_is_made_by_a_command_that_exists():
+    for name, toy in toys.TOYS.items():
+        _, module, *arguments = toys.command_of(name, "somewhere")
+        if toy.command == "toys":
+            assert module == "jaxppo.toys" and arguments == [name, "--output_dir", "somewhere"]
+            assert name in toys_command.MAKERS
+        else:
+            parse_cli(CONFIGS[toy.command], toy.command, arguments)
 
 
 def test_a_toy_is_a_data_set_and_has_a_tokenizer_and_is_made_once(own_cache, monkeypatch, capfd):
     rows = data.read_rows("toy-reviews", "test", {"prompt": str})
     assert len(rows) == 256 and sum(row["label"] for row in rows) == 128
-    assert "making toy-reviews, once: python -m jaxppo.toys toy-reviews" in capfd.readouterr().err
+    assert "python -m jaxppo.toys toy-reviews" in capfd.readouterr().err
     (folder,) = own_cache.iterdir()
     assert (folder / toys.LOG_FILE).exists()
+    assert toys.find("blocksworld-sft") is None and toys.find("user/toy-reviews") is None  # no toys
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("made again"))
     assert hf.find_model("toy-reviews") == toys.find("toy-reviews") == folder
     tokenizer = hf.load_padding_tokenizer(folder)
@@ -60,21 +63,17 @@ def test_a_damaged_toy_is_made_again(own_cache, monkeypatch, caplog):
     assert folder is not None and (folder / "rows").read_text() == "r"
     (folder / "rows").write_text("s")
     assert toys.find("toy-reviews") == folder and (folder / "rows").read_text() == "r"
-    assert "rows is not as it was written; made again" in caplog.text
+    assert "rows" in caplog.text
 
 
 def test_a_toy_that_fails_leaves_its_log_alone_and_says_why(own_cache, monkeypatch):
     broken = toys.TOYS["toy-reviews"]._replace(command="no_such_command")
     monkeypatch.setitem(toys.TOYS, "toy-reviews", broken)
     monkeypatch.setattr(toys, "_presets", lambda name: [])
-    with pytest.raises(ToyError, match=r"toy-reviews: expected `python -m jaxppo\.no_such_command .*No module named"):
+    with pytest.raises(ToyError, match=r"toy-reviews: .*python -m jaxppo\.no_such_command "):
         toys.find("toy-reviews")
     (log,) = own_cache.iterdir()
     assert log.name.endswith(".failed.log") and "No module named" in log.read_text()
-
-
-def test_other_names_are_no_toys():
-    assert toys.find("blocksworld-sft") is None and toys.find("user/toy-reviews") is None
 
 
 def test_the_place_of_a_toy_changes_with_all_it_is_made_from(monkeypatch):
@@ -100,7 +99,7 @@ def test_the_command_lists_toys_and_refuses_other_names(capsys, tmp_path):
 def test_the_classifier_asks_for_torch_before_anything_is_made(monkeypatch, tmp_path):
     monkeypatch.setattr(classifier, "find_spec", lambda name: None)
     monkeypatch.setattr(texts, "review_rows", lambda *_: pytest.fail("rows were drawn"))
-    with pytest.raises(ModelError, match="toy-reviews-classifier: expected torch to be installed: pip install"):
+    with pytest.raises(ModelError, match=r"toy-reviews-classifier: .*torch.* pip install"):
         toys_command.run(["toy-reviews-classifier", "--output_dir", str(tmp_path / "made")])
     assert not (tmp_path / "made").exists()
 
@@ -118,52 +117,32 @@ def test_reviews_are_a_function_of_the_seed_and_mostly_say_what_their_label_says
     scores = texts.favourable_words([row["prompt"] for row in rows])
     agreeing = [(score > 0) == (row["label"] == 1) for score, row in zip(scores, rows, strict=True) if score]
     assert 0.9 < sum(agreeing) / len(agreeing) < 1.0
+    assert texts.favourable_words(["a dull and superb film", "warm , warm", "bad words only", "stale"]) == [0, 1, 0, -1]
     parts = texts.review_rows("sft", 50, seed=1)
     assert all(1 <= len(row["prompt"].split()) <= 4 and row["completion"][0] == " " for row in parts)
 
 
-def test_favourable_words_counts_both_kinds():
-    assert texts.favourable_words(["a dull and superb film", "warm , warm", "bad words only", "stale"]) == [0, 1, 0, -1]
-
-
-def score(faults):
-    from random import Random
-
-    return texts.facts_kept([texts.summary(row, faults, Random(0)) for row in ROWS], **COLUMNS)
-
-
 def test_facts_kept_is_1_for_a_summary_without_faults_alone():
-    assert set(score([])) == {1.0}
+    def kept_with(*faults):
+        return texts.facts_kept([texts.summary(row, faults, Random(0)) for row in ROWS], **COLUMNS)
+
+    assert set(kept_with()) == {1.0}
     for fault in texts._FAULTS:
-        values = score([fault])
         # A wish or a deed drawn anew may be the right one.
-        assert sum(value == 1.0 for value in values) < 0.25 * len(values), fault
+        assert sum(value == 1.0 for value in kept_with(fault)) < 0.25 * len(ROWS), fault
     assert texts.facts_kept(["my sister sold my car"], ["my sister"], ["sold my car"], ["a new one"]) == [2 / 6]
 
 
-def test_demonstrations_mostly_leave_the_wish_out():
+def test_demonstrations_mostly_leave_the_wish_out_and_chosen_summaries_keep_it():
     missing = sum("i want" not in row["completion"] for row in ROWS)
     assert 0.5 < missing / len(ROWS) < 0.7
-
-
-def test_the_chosen_summary_is_the_better_one():
-    from random import Random
-
     rows = texts.preference_rows("preferences", 400, seed=1)
-    assert all(row["chosen"] != row["rejected"] for row in rows[:1])
-    # The posts of preferences are drawn as those of any split: compare the faults by the facts in the post's text.
-    random, kept = Random("1 preferences"), []
+    kept = {"chosen": 0, "rejected": 0}
     for row in rows:
-        post = texts.post_row("x", random)
-        assert post["prompt"] == row["prompt"]
-        columns = {name: [post[name]] * 2 for name in texts.FACTS}
-        kept.append(texts.facts_kept([row["chosen"], row["rejected"]], **columns))
-        fewer = random.choice([0, 0, 1])
-        faults = random.sample(texts._FAULTS, random.randint(fewer + 1, 3))
-        for part in (faults[:fewer], faults):
-            texts.summary(post, part, random)
-    better = sum(chosen > rejected for chosen, rejected in kept)
-    assert better > 0.75 * len(rows)
+        wish = re.search(r"i want [^.]+", row["prompt"])[0]
+        for kind in kept:
+            kept[kind] += wish in row[kind]
+    assert kept["rejected"] < 0.6 * len(rows) < 0.8 * len(rows) < kept["chosen"]
 
 
 def train_classifier(folder, steps, rows, monkeypatch):
