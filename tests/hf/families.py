@@ -1,8 +1,7 @@
 """One table of small models, for the tests that hold for every family: a new family joins them by its rows here."""
 
+import json
 from typing import NamedTuple
-
-import pytest
 
 from jaxppo.nn import FAMILIES, ModelConfig
 from jaxppo.nn.gpt2 import GPT2Config
@@ -17,7 +16,7 @@ SIZES = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "max_position_embeddings": 64,
-    "initializer_range": 0.3,  # large enough for every setting to be seen in the logits
+    "initializer_range": 0.1,
     "bos_token_id": 0,
     "eos_token_id": 2,
     "pad_token_id": 1,
@@ -35,7 +34,8 @@ YARN = Rope(
     beta_fast=4.0,
     truncate=False,
 )
-DYNAMIC = Rope(rope_type="dynamic", factor=4.0, original_max_position_embeddings=64)
+YARN_OF_DEFAULTS = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+DYNAMIC = Rope(rope_type="dynamic", factor=4.0, original_max_position_embeddings=16)
 
 
 def settings_of(rope: Rope) -> dict[str, object]:
@@ -58,6 +58,11 @@ class Small(NamedTuple):
 
     config: ModelConfig
     older: dict[str, object] = {}  # noqa: RUF012 (of a tuple, never written to)
+
+    @property
+    def raw(self) -> dict[str, object]:
+        """Its `config.json`."""
+        return FAMILIES[self.config.model_type].to_hf(self.config)
 
 
 SMALL = {
@@ -95,7 +100,7 @@ SMALL = {
         {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **settings_of(LLAMA3)}},
     ),
     "llama-dynamic-tied": Small(
-        LlamaConfig(**SHARED, rope=DYNAMIC, tie_word_embeddings=True),
+        LlamaConfig(**(SHARED | {"max_position_embeddings": 16}), rope=DYNAMIC, tie_word_embeddings=True),
         {"rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "factor": 4.0}},
     ),
     "qwen2": Small(
@@ -126,18 +131,45 @@ SMALL = {
     ),
 }
 
+FILES: dict[str, dict[str, object]] = {name: small.raw for name, small in SMALL.items()} | {
+    # 3 of 8 dimensions: transformers rotates two pairs.
+    "gpt_neox-odd": SIZES | {"model_type": "gpt_neox", "rotary_pct": 0.4, "hidden_act": "laplace"},
+    "gpt_neox-unrotated": SIZES | {"model_type": "gpt_neox", "rotary_pct": 0.0},
+    "gpt2-unscaled": SMALL["gpt2-untied"].raw
+    | {"scale_attn_weights": False, "reorder_and_upcast_attn": True, "activation_function": "quick_gelu"},
+    "llama-wide heads": SIZES
+    | {"model_type": "llama", "hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8},
+    "qwen2-yarn": SIZES | {"model_type": "qwen2", "num_key_value_heads": 4, "rope_parameters": YARN_OF_DEFAULTS},
+    "qwen3-one key": SIZES | {"model_type": "qwen3", "num_key_value_heads": 1, "head_dim": 24, "attention_bias": True},
+    "mistral-no window": SIZES | {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": None},
+    "smollm3-no window": SIZES
+    | {"model_type": "smollm3", "num_key_value_heads": 2, "no_rope_layer_interval": 2}
+    | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+}
+"""Name -> `config.json`: all of these and some more, for what they compute."""
+
 HEADS = ("lm", "score", None)
 
-
-def torch_model(name: str, head: str | None, dtype: str = "float32"):
-    """Return a random model of transformers, no two of its weights equal."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    config = SMALL[name].config
-    family = FAMILIES[config.model_type]
-    made = getattr(transformers, family.architectures[head])
-    torch.manual_seed(0)
-    model = made(made.config_class.from_dict(family.to_hf(config) | {"num_labels": 1})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(getattr(torch, dtype))
+PUBLISHED = json.loads("""
+{"architectures": ["GPTNeoXForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 0, "classifier_dropout": 0.1,
+ "eos_token_id": 0, "hidden_act": "gelu", "hidden_dropout": 0.0, "hidden_size": 2048, "initializer_range": 0.02,
+ "intermediate_size": 8192, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "gpt_neox",
+ "num_attention_heads": 8, "num_hidden_layers": 16, "rope_scaling": null, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+ "tie_word_embeddings": false, "torch_dtype": "float32", "transformers_version": "4.33.1", "use_cache": true,
+ "use_parallel_residual": true, "vocab_size": 50304}
+""")
+"""Pythia-1B, as transformers 4.33 writes it."""
+OLD_CONFIGS = {
+    "gpt_neox": PUBLISHED
+    | {name: SIZES[name] for name in PUBLISHED if name in SIZES}
+    | {"eos_token_id": 0, "my_own_key": {"nested": [1, None]}, "rotary_pct": 0.5},
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1,
+        "n_ctx": 128,
+        "summary_type": "cls_index",
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    }
+    | {"model_type": "gpt2", "vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+}
+"""As older versions of transformers wrote them: the dtype under its older name, or not at all."""

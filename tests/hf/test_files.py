@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxppo.errors import ModelError
 from jaxppo.hf import files as model_files
+from tests.torch_models import refused
 
 TENSORS = {
     "half": np.arange(6, dtype=np.float16).reshape(2, 3) / 7,
@@ -50,18 +51,41 @@ def save_bin(file, tensors, zip_format=True):
     torch.save(state, file, _use_new_zipfile_serialization=zip_format)
 
 
-def test_open_tensors_reads_one_file(tmp_path):
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    assert_same_tensors(model_files.open_tensors(tmp_path), TENSORS)
+def split(folder, save, pattern):
+    """Write `TENSORS` in two shards with their index."""
+    names = list(TENSORS)
+    weight_map = {}
+    for i, chosen in enumerate((names[:1], names[1:])):
+        save(folder / pattern.replace(".", f"-{i}."), {name: TENSORS[name] for name in chosen})
+        weight_map |= dict.fromkeys(chosen, pattern.replace(".", f"-{i}."))
+    write_index(folder, pattern, weight_map)
 
 
-def write_safetensors(file, about, content):
-    """A safetensors file by its format: 8 bytes of length, a header in JSON, the bytes of the tensors."""
-    header = json.dumps({name: dict(zip(("dtype", "shape", "data_offsets"), row, strict=True)) for name, row in about})
-    file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + content)
+def save_safetensors(file, tensors):
+    save_file(tensors, file)
 
 
-@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"])
+def save_legacy_bin(file, tensors):
+    save_bin(file, tensors, zip_format=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [("model.safetensors", save_safetensors), ("pytorch_model.bin", save_bin), ("pytorch_model.bin", save_legacy_bin)],
+)
+def test_open_tensors_reads_one_file_shards_and_parts(name, save, tmp_path):
+    (tmp_path / "shards").mkdir()
+    save(tmp_path / name, TENSORS)
+    split(tmp_path / "shards", save, name)
+    for folder in (tmp_path, tmp_path / "shards"):
+        tensors = model_files.open_tensors(folder)
+        assert_same_tensors(tensors, TENSORS)
+        for part, index in {"plain": (slice(1, 4), slice(2, 4)), "brain": (slice(3, 4), slice(None))}.items():
+            np.testing.assert_array_equal(tensors[part][index], TENSORS[part][index])
+            assert tensors[part][index].dtype == TENSORS[part].dtype
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i1", "i8", "u2", "?"])
 def test_open_tensors_reads_every_type_and_part(dtype, tmp_path):
     array = (np.arange(4 * 3 * 2) % 2 + np.arange(24) % 5).reshape(4, 3, 2).astype(dtype)
     written = {"a": array, "empty": array[:0], "one": np.array(array[0, 0, 1])}
@@ -74,20 +98,16 @@ def test_open_tensors_reads_every_type_and_part(dtype, tmp_path):
         assert part.flags.owndata and part.flags.writeable  # not a view of the file
 
 
-def test_open_tensors_reads_tensors_at_odd_places(tmp_path):
+def test_open_tensors_reads_tensors_at_odd_places_and_leaves_types_that_numpy_has_not(tmp_path):
     values = np.array([1.5, -2.0], "<f4")
-    rows = [("byte", ("U8", [1], [0, 1])), ("odd", ("F32", [2], [1, 9]))]
-    write_safetensors(tmp_path / "model.safetensors", rows, b"\x07" + values.tobytes())
-    assert_same_tensors(model_files.open_tensors(tmp_path), {"byte": np.array([7], np.uint8), "odd": values})
-
-
-def test_open_tensors_names_a_type_that_numpy_has_not(tmp_path):
-    rows = [("scales", ("F8_E8M0", [2], [0, 2])), ("plain", ("U8", [1], [2, 3]))]
-    write_safetensors(tmp_path / "model.safetensors", rows, b"abc")
+    rows = [("byte", ("U8", [1], [0, 1])), ("odd", ("F32", [2], [1, 9])), ("scales", ("F8_E8M0", [2], [9, 11]))]
+    header = json.dumps({name: dict(zip(("dtype", "shape", "data_offsets"), row, strict=True)) for name, row in rows})
+    # By the format: 8 bytes of length, a header in JSON, the bytes of the tensors.
+    file = len(header).to_bytes(8, "little") + header.encode() + b"\x07" + values.tobytes() + b"bc"
+    (tmp_path / "model.safetensors").write_bytes(file)
     tensors = model_files.open_tensors(tmp_path)
-    np.testing.assert_array_equal(tensors["plain"][...], [99])
-    with pytest.raises(ModelError, match=r"^scales: expected numbers of type F64, .*, got F8_E8M0; convert"):
-        model_files.read_weights("scales", tensors["scales"])
+    refused("^scales: .*F8_E8M0", model_files.read_weights, "scales", tensors.pop("scales"))
+    assert_same_tensors(tensors, {"byte": np.array([7], np.uint8), "odd": values})
 
 
 def test_open_tensors_still_reads_the_file_that_it_opened(tmp_path):
@@ -98,128 +118,63 @@ def test_open_tensors_still_reads_the_file_that_it_opened(tmp_path):
     assert_same_tensors(tensors, TENSORS)
 
 
-def test_open_tensors_reads_shards(tmp_path):
-    names = list(TENSORS)
-    weight_map = {}
-    for i, chosen in enumerate((names[:1], names[1:])):
-        save_file({name: TENSORS[name] for name in chosen}, tmp_path / f"model-{i}.safetensors")
-        weight_map |= dict.fromkeys(chosen, f"model-{i}.safetensors")
-    write_index(tmp_path, "model.safetensors", weight_map)
-    assert_same_tensors(model_files.open_tensors(tmp_path), TENSORS)
-
-
-def test_open_tensors_reads_parts(tmp_path):
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    (tmp_path / "bin").mkdir()
-    save_bin(tmp_path / "bin" / "pytorch_model.bin", TENSORS)
-    for folder in (tmp_path, tmp_path / "bin"):
-        tensors = model_files.open_tensors(folder)
-        for name, index in {"plain": (slice(1, 4), slice(2, 4)), "brain": (slice(3, 4), slice(None))}.items():
-            np.testing.assert_array_equal(tensors[name][index], TENSORS[name][index])
-            assert tensors[name][index].dtype == TENSORS[name].dtype
-
-
 def test_open_tensors_prefers_the_named_file_then_safetensors(tmp_path):
-    save_bin(tmp_path / "pytorch_model.bin", {"from": np.float32([0])})
-    assert_same_tensors(model_files.open_tensors(tmp_path), {"from": np.float32([0])})
-    save_file({"from": np.float32([1])}, tmp_path / "model.safetensors")
-    assert_same_tensors(model_files.open_tensors(tmp_path), {"from": np.float32([1])})
-    save_file({"from": np.float32([2])}, tmp_path / "head.safetensors")
-    assert_same_tensors(model_files.open_tensors(tmp_path, "head.safetensors"), {"from": np.float32([2])})
-    assert_same_tensors(model_files.open_tensors(tmp_path, "other.safetensors"), {"from": np.float32([1])})
-
-
-def test_open_tensors_names_what_it_looked_for(tmp_path):
-    with pytest.raises(ModelError, match=r"^expected model.safetensors, pytorch_model.bin, or one of them in shards"):
-        model_files.open_tensors(tmp_path)
+    refused("model.safetensors, pytorch_model.bin", model_files.open_tensors, tmp_path)
+    first, second, third = ({"from": np.float32([i])} for i in range(3))
+    save_bin(tmp_path / "pytorch_model.bin", first)
+    assert_same_tensors(model_files.open_tensors(tmp_path), first)
+    save_file(second, tmp_path / "model.safetensors")
+    assert_same_tensors(model_files.open_tensors(tmp_path), second)
+    save_file(third, tmp_path / "head.safetensors")
+    assert_same_tensors(model_files.open_tensors(tmp_path, "head.safetensors"), third)
+    assert_same_tensors(model_files.open_tensors(tmp_path, "other.safetensors"), second)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        ("{", r"model.safetensors.index.json: expected JSON, got: broken JSON .Expecting"),
-        ("[]", r"model.safetensors.index.json: expected a JSON object, got list"),
-        ("{}", r"model.safetensors.index.json: expected an object 'weight_map', got NoneType"),
-        ('{"weight_map": {"a": "gone.safetensors"}}', r"gone.safetensors: expected a readable .*No such file"),
-        (
-            '{"weight_map": {"a": ["x"]}}',
-            r"model.safetensors.index.json, a: expected the name of a file .*, got \['x'\]",
-        ),
-        (
-            '{"weight_map": {"a": ""}}',
-            r"model.safetensors.index.json, a: expected the name of a file beside it, got ''",
-        ),
-        ('{"weight_map": {"a": ".."}}', r"model.safetensors.index.json, a: expected the name of a file .*, got '..'"),
+        ("{", ""),
+        ("[]", ""),
+        ("{}", ": .*weight_map"),
+        ('{"weight_map": {"a": ["x"]}}', ", a: "),
+        ('{"weight_map": {"a": ""}}', ", a: "),
+        ('{"weight_map": {"a": ".."}}', ", a: "),
+        ('{"weight_map": {"a": "../outside.safetensors"}}', ", a: "),
     ],
 )
-def test_open_tensors_names_the_damaged_index(content, message, tmp_path):
-    (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(ModelError, match=message):
-        model_files.open_tensors(tmp_path)
-
-
-def test_open_tensors_stays_in_the_folder(tmp_path):
+def test_open_tensors_names_the_damaged_index_and_stays_in_the_folder(content, named, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
     save_file(TENSORS, tmp_path / "outside.safetensors")
-    (tmp_path / "model").mkdir()
-    write_index(tmp_path / "model", "model.safetensors", dict.fromkeys(TENSORS, "../outside.safetensors"))
-    with pytest.raises(ModelError, match=r"half: expected the name of a file beside it, got '../outside.safetensors'"):
-        model_files.open_tensors(tmp_path / "model")
+    (folder / "model.safetensors.index.json").write_text(content)
+    refused(f"model.safetensors.index.json{named}", model_files.open_tensors, folder)
 
 
-@pytest.mark.parametrize("keep", [4, 300])
-def test_open_tensors_names_the_truncated_file(keep, tmp_path):
+def test_open_tensors_names_the_file_that_is_missing_or_truncated(tmp_path):
+    write_index(tmp_path, "model.safetensors", {"a": "gone.safetensors"})
+    refused("^gone.safetensors: ", model_files.open_tensors, tmp_path)
     file = tmp_path / "model.safetensors"
-    save_file(TENSORS, file)
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ModelError, match=r"^model.safetensors: expected a readable safetensors file, got: "):
-        model_files.open_tensors(tmp_path)
+    for keep in (4, 300):
+        save_file(TENSORS, file)
+        file.write_bytes(file.read_bytes()[:keep])
+        refused(f"^{file.name}: ", model_files.open_tensors, tmp_path)
 
 
-@pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
-def test_open_tensors_reads_what_torch_saved(zip_format, tmp_path):
-    save_bin(tmp_path / "pytorch_model.bin", TENSORS, zip_format)
-    assert_same_tensors(model_files.open_tensors(tmp_path), TENSORS)
-
-
-def test_open_tensors_reads_shards_of_torch(tmp_path):
-    names = list(TENSORS)
-    weight_map = {}
-    for i, chosen in enumerate((names[:3], names[3:])):
-        save_bin(tmp_path / f"pytorch_model-{i}.bin", {name: TENSORS[name] for name in chosen})
-        weight_map |= dict.fromkeys(chosen, f"pytorch_model-{i}.bin")
-    write_index(tmp_path, "pytorch_model.bin", weight_map)
-    assert_same_tensors(model_files.open_tensors(tmp_path), TENSORS)
-
-
-def test_open_tensors_reads_parameters_and_views(tmp_path):
+def test_open_tensors_reads_what_torch_has_numbers_of(tmp_path):
     torch = pytest.importorskip("torch")
     matrix = torch.nn.Parameter(as_torch(TENSORS["plain"]))
-    torch.save({"parameter": matrix, "transposed": matrix.detach().T}, tmp_path / "pytorch_model.bin")
-    expected = {"parameter": TENSORS["plain"], "transposed": TENSORS["plain"].T}
-    assert_same_tensors(model_files.open_tensors(tmp_path), expected)
-
-
-def test_open_tensors_reads_the_short_types_of_torch(tmp_path):
-    torch = pytest.importorskip("torch")
     numbers = torch.tensor([[1.5, -0.25], [0.0, 96.0]])
     types = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16")
-    torch.save({name: numbers.to(getattr(torch, name)) for name in types}, tmp_path / "pytorch_model.bin")
+    state = {"parameter": matrix, "view": matrix.detach().T, "sparse": torch.eye(3).to_sparse()}
+    state |= {name: numbers.to(getattr(torch, name)) for name in types} | {"meta": torch.empty(3, device="meta")}
+    torch.save(state, tmp_path / "pytorch_model.bin")
     tensors = model_files.open_tensors(tmp_path)
+    for name, kind in (("sparse", "float32 (sparse_coo)"), ("meta", "float32 (meta)")):
+        assert tensors[name].get_dtype() == kind and not model_files.is_floating(tensors.pop(name))
     for name in types:
         np.testing.assert_array_equal(tensors[name][1:].astype(np.float32), numbers.numpy()[1:])
-        assert tensors[name][...].dtype.name == name and model_files.is_floating(tensors[name])
-
-
-def test_open_tensors_says_what_torch_has_no_numbers_of(tmp_path):
-    torch = pytest.importorskip("torch")
-    odd = {"sparse": torch.eye(3).to_sparse(), "meta": torch.empty(3, device="meta")}
-    torch.save(odd, tmp_path / "pytorch_model.bin")
-    tensors = model_files.open_tensors(tmp_path)
-    assert {name: tensor.get_dtype() for name, tensor in tensors.items()} == {
-        "sparse": "float32 (sparse_coo)",
-        "meta": "float32 (meta)",
-    }
-    assert not any(map(model_files.is_floating, tensors.values()))
+        assert tensors[name][...].dtype.name == name and model_files.is_floating(tensors.pop(name))
+    assert_same_tensors(tensors, {"parameter": TENSORS["plain"], "view": TENSORS["plain"].T})
 
 
 @pytest.mark.parametrize(
@@ -227,8 +182,7 @@ def test_open_tensors_says_what_torch_has_no_numbers_of(tmp_path):
 )
 def test_cast_names_the_type_that_is_too_narrow(number, dtype):
     array = np.array([1.0, -number], np.result_type(type(number), np.float32))
-    with pytest.raises(ModelError, match=f"^w: expected numbers that {dtype} can hold, got larger ones"):
-        model_files.cast("w", array, dtype)
+    refused(f"^w: .*{dtype}", model_files.cast, "w", array, dtype)
     np.testing.assert_array_equal(model_files.cast("w", array[:1], dtype).astype(np.float32), [1.0])
 
 
@@ -251,47 +205,32 @@ def test_open_tensors_runs_no_code(form, tmp_path):
         file.write_bytes(pickle.dumps({"attack": Attack(trace)}, protocol=2))
     else:
         torch.save(content, file, _use_new_zipfile_serialization=form == "zip")
-    with pytest.raises(ModelError, match=r"^pytorch_model.bin: expected tensors and nothing else, got: ") as error:
-        model_files.open_tensors(tmp_path)
-    assert str(error.value).endswith("Unsupported global: GLOBAL io.open was not an allowed global by default")
+    refused("^pytorch_model.bin: .*GLOBAL io.open", model_files.open_tensors, tmp_path)
     assert not trace.exists()
     torch.load(file, weights_only=False) if form != "plain pickle" else pickle.loads(file.read_bytes())
     assert trace.exists()  # or the attack would be none
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"step": 3}, {"state_dict": {}}])
-def test_open_tensors_asks_for_a_state_dict(content, tmp_path):
-    pytest.importorskip("torch").save(content, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"^pytorch_model.bin: expected a dictionary of tensors, got something else"):
-        model_files.open_tensors(tmp_path)
+def test_open_tensors_asks_for_a_state_dict(tmp_path):
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "pytorch_model.bin"
+    for content in ([1, 2], {"step": 3}, {"state_dict": {}}):
+        torch.save(content, file)
+        refused("^pytorch_model.bin: ", model_files.open_tensors, tmp_path)
+    for damaged in (b"", b"junk", b"PK\x03\x04junk"):
+        file.write_bytes(damaged)
+        refused("^pytorch_model.bin: ", model_files.open_tensors, tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04junk"])
-def test_open_tensors_names_the_damaged_bin(content, tmp_path):
-    pytest.importorskip("torch")
-    (tmp_path / "pytorch_model.bin").write_bytes(content)
-    with pytest.raises(ModelError, match=r"^pytorch_model.bin: expected tensors and nothing else, got: \S"):
-        model_files.open_tensors(tmp_path)
-
-
-def test_open_tensors_without_torch_names_the_extra(tmp_path, monkeypatch):
+def test_open_tensors_needs_a_torch_that_runs_no_code(tmp_path, monkeypatch):
     save_bin(tmp_path / "pytorch_model.bin", TENSORS)
+    monkeypatch.setattr("torch.__version__", "2.6.0")
+    assert_same_tensors(model_files.open_tensors(tmp_path), TENSORS)
+    for version in ("2.5.1+cu121", "1.13.0"):
+        monkeypatch.setattr("torch.__version__", version)
+        refused(rf"^pytorch_model.bin: .*2\.6.*{version[:4]}", model_files.open_tensors, tmp_path)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        ModelError, match=r"^pytorch_model.bin: expected safetensors, .* pip install 'jaxppo\[torch\]'$"
-    ):
-        model_files.open_tensors(tmp_path)
-
-
-@pytest.mark.parametrize(("version", "accepted"), [("2.5.1+cu121", False), ("1.13.0", False), ("2.6.0", True)])
-def test_open_tensors_refuses_a_torch_that_could_run_code(version, accepted, tmp_path, monkeypatch):
-    save_bin(tmp_path / "pytorch_model.bin", TENSORS)
-    monkeypatch.setattr("torch.__version__", version)
-    if accepted:
-        assert_same_tensors(model_files.open_tensors(tmp_path), TENSORS)
-    else:
-        with pytest.raises(ModelError, match=rf"^pytorch_model.bin: expected torch >= 2.6 .*, got {version[:4]}"):
-            model_files.open_tensors(tmp_path)
+    refused(r"^pytorch_model.bin: .*pip install 'jaxppo\[torch\]'$", model_files.open_tensors, tmp_path)
 
 
 def write_all(folder, max_shard_size):
@@ -334,23 +273,27 @@ def test_write_file_stores_transposed_arrays_and_what_it_says(tmp_path):
     model_files.write_file(file, {"t": TENSORS["plain"].T}, made_by="test")
     np.testing.assert_array_equal(load_file(file)["t"], TENSORS["plain"].T)
     assert model_files.read_metadata(file) == {"format": "pt", "made_by": "test"}
+    refused("^gone.safetensors: ", model_files.read_metadata, tmp_path / "gone.safetensors")
 
 
-def test_read_metadata_names_the_unreadable_file(tmp_path):
-    with pytest.raises(ModelError, match=r"^gone.safetensors: expected a readable safetensors file, got: No such file"):
-        model_files.read_metadata(tmp_path / "gone.safetensors")
+def texts_in(folder):
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_complete_folder_appears_whole(tmp_path):
-    with model_files.complete_folder(tmp_path / "a" / "model") as partial:
+    folder = tmp_path / "a" / "model"
+    with model_files.complete_folder(folder) as partial:
         (partial / "new").write_text("1")
-        assert not (tmp_path / "a" / "model").exists()
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["model"]
-    with model_files.complete_folder(tmp_path / "a" / "model") as partial:
+        assert not folder.exists()
+    assert texts_in(tmp_path) == {"a/model/new": "1"}
+    for leftover in (".model.partial", ".model.replaced"):  # of a process that was killed
+        (folder.parent / leftover).mkdir()
+        (folder.parent / leftover / "half").write_text("")
+    with model_files.complete_folder(folder) as partial:
         (partial / "newer").write_text("2")
-        assert (tmp_path / "a" / "model" / "new").read_text() == "1"
-    assert [path.name for path in (tmp_path / "a" / "model").iterdir()] == ["newer"]
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["model"]
+        assert texts_in(folder) == {"new": "1"}
+    assert texts_in(tmp_path) == {"a/model/newer": "2"}
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize(
@@ -359,54 +302,47 @@ def test_complete_folder_appears_whole(tmp_path):
         (OSError(28, "No space left on device"), ModelError),
         (ValueError("a bug"), ValueError),
         (KeyboardInterrupt(), KeyboardInterrupt),
+        ("rename", ModelError),
     ],
 )
-def test_complete_folder_leaves_what_was_there(error, raised, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "old").write_text("1")
+@pytest.mark.parametrize("place", ["model", ".model.replaced"], ids=["in its place", "moved by a killed process"])
+def test_complete_folder_leaves_the_earlier_one(error, raised, place, tmp_path, monkeypatch):
+    folder, rename = tmp_path / "model", Path.rename
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "old").write_text("1")
+
+    def broken_rename(path, target):
+        if error == "rename" and path.name.endswith(".partial"):
+            raise OSError("no such luck")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", broken_rename)
     with pytest.raises(raised) as caught, model_files.complete_folder(folder) as partial:
         (partial / "new").write_text("2")
-        raise error
+        if error != "rename":
+            raise error
     if raised is ModelError:
-        expected = f"{folder}: expected to be writable, got: [Errno 28] No space left on device; what was there is as"
-        assert str(caught.value).startswith(expected)
-    assert [path.name for path in folder.iterdir()] == ["old"]
+        reason = "no such luck" if error == "rename" else "No space left on device"
+        assert str(caught.value).startswith(f"{folder}: ") and reason in str(caught.value)
+    assert texts_in(tmp_path) == {"model/old": "1"}
     assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_complete_folder_brings_back_what_a_killed_process_moved(tmp_path):
-    (tmp_path / ".model.replaced").mkdir()
-    (tmp_path / ".model.replaced" / "old").write_text("1")
-    with pytest.raises(ValueError, match="stop"), model_files.complete_folder(tmp_path / "model"):
-        raise ValueError("stop")
-    assert (tmp_path / "model" / "old").read_text() == "1"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_complete_folder_follows_links_and_relative_paths(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    for content in ("1", "2"):
-        with model_files.complete_folder(tmp_path / "link") as partial:
+    monkeypatch.chdir(tmp_path / "real")
+    for place, content in ((tmp_path / "link", "1"), (tmp_path / "link", "2"), (Path("."), "3")):
+        with model_files.complete_folder(place) as partial:
             (partial / "file").write_text(content)
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "real" / "file").read_text() == content
-    monkeypatch.chdir(tmp_path / "real")
-    with model_files.complete_folder(Path(".")) as partial:
-        (partial / "file").write_text("3")
-    assert (tmp_path / "real" / "file").read_text() == "3"
+        monkeypatch.chdir(tmp_path / "real")  # it is another one now
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
-
-
-def test_complete_folder_names_the_place_it_cannot_make(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with (
-        pytest.raises(ModelError, match=rf"^{tmp_path}/file/model: expected to be writable, got: .*Not a directory"),
-        model_files.complete_folder(tmp_path / "file" / "model"),
-    ):
+    place = tmp_path / "real" / "file" / "model"  # cannot be made
+    with pytest.raises(ModelError, match=f"^{place}: "), model_files.complete_folder(place):
         pytest.fail("the body ran")
-    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "real" / "file").read_text() == "3"
 
 
 def test_naming_puts_the_file_in_front_once(tmp_path):
@@ -416,24 +352,12 @@ def test_naming_puts_the_file_in_front_once(tmp_path):
         assert str(caught.value) == f"{tmp_path}: r: expected 1"
 
 
-def test_write_json_is_read_back(tmp_path):
-    content = {"b": [1, 2.5, None], "a": {"ä": True}}
-    model_files.write_json(tmp_path / "file.json", content)
-    assert model_files.read_json(tmp_path / "file.json") == content
-    assert (tmp_path / "file.json").read_text().startswith('{\n  "a": {')
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "expected a file of a Hugging Face model, got no file"),
-        (b"{", "expected JSON, got: broken JSON .Expecting property name"),
-        (b"\xff\xfe", "expected JSON, got: 'utf-8' codec"),
-        (b'"text"', "expected a JSON object, got str"),
-    ],
-)
-def test_read_json_names_the_file(content, message, tmp_path):
-    if content is not None:
-        (tmp_path / "file.json").write_bytes(content)
-    with pytest.raises(ModelError, match=rf"^{tmp_path}/file.json: {message}"):
-        model_files.read_json(tmp_path / "file.json")
+def test_read_json_reads_what_write_json_wrote_and_names_other_files(tmp_path):
+    file, content = tmp_path / "file.json", {"b": [1, 2.5, None], "a": {"ä": True}}
+    model_files.write_json(file, content)
+    assert model_files.read_json(file) == content
+    assert file.read_text().startswith('{\n  "a": {')
+    for damaged in (b"{", b"\xff\xfe", b'"text"'):
+        file.write_bytes(damaged)
+        refused(f"^{file}: ", model_files.read_json, file)
+    refused(f"^{file}x: ", model_files.read_json, tmp_path / "file.jsonx")

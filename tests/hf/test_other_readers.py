@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,11 +15,10 @@ import pytest
 import jaxppo
 from jaxppo import hf, models
 from jaxppo.hf.card import TRIED_WITH
-from jaxppo.nn import ModelConfig
-from jaxppo.types import Params
-from tests.hf.families import SMALL, torch_model
+from tests.hf import other_reader
+from tests.hf.families import SMALL
 from tests.hf.other_reader import ROWS
-from tests.hf.test_folders import read, word_tokenizer
+from tests.torch_models import random_params, read, torch_model, transformers, word_tokenizer
 
 pytestmark = pytest.mark.full
 
@@ -29,9 +27,14 @@ OLDER_PACKAGES = (f"transformers=={OLDER}", "huggingface-hub>=0.34,<1", "tokeniz
 READER = Path(__file__).with_name("other_reader.py")
 SHIPPED = sorted(path.name for path in hf.ASSETS.iterdir())
 
-# How an export began: here; in a folder of transformers 5, with `rope_parameters` alone; here, but written in bfloat16.
-ORIGINS = ("fresh", "again", "bfloat16")
-EXPORTS = [f"{name}/lm/{origin}" for name in SMALL for origin in ORIGINS] + [f"{name}/score/fresh" for name in SMALL]
+# Model, head, and how the export began: here; in a folder of transformers 5, with `rope_parameters` alone, where there
+# are older keys; here, but written in bfloat16.
+EXPORTS = [
+    *(f"{name}/lm/fresh" for name in SMALL),
+    *(f"{name}/lm/again" for name, small in SMALL.items() if small.older),
+    *(f"{name}/lm/bfloat16" for name in ("gpt_neox", "gpt2", "qwen3")),
+    *(f"{name}/score/fresh" for name in ("gpt_neox-sequential", "gpt2-untied", "llama-dynamic-tied", "smollm3")),
+]
 BLIND = "gpt_neox without the older keys"
 
 
@@ -65,25 +68,14 @@ def older_packages() -> Path:
     return folder
 
 
-def random_params(config: ModelConfig, head: str) -> Params:
-    """Draw parameters without compiling anything: those of norms around 1, the others around 0."""
-    rng = np.random.default_rng(0)
-
-    def draw(path, leaf):
-        return jnp.asarray((path[-1].key == "scale") + 0.3 * rng.normal(size=leaf.shape), jnp.float32)
-
-    shapes = jax.eval_shape(lambda: models.init_params(config, jax.random.key(0), head))
-    return jax.tree_util.tree_map_with_path(draw, shapes)
-
-
 def export(folder: Path, name: str, head: str, origin: str) -> None:
     """Write one export, with a tokenizer that has special tokens of its own."""
     config = SMALL[name].config
     if origin == "again":
-        torch_model(name, head).save_pretrained(folder.with_name("theirs"))
+        torch_model(SMALL[name].raw, head).save_pretrained(folder.with_name("theirs"))
         config, params = hf.load_pretrained(folder.with_name("theirs"))
     else:
-        params = random_params(config, head)
+        params = random_params(config, head, scale=0.3)
     special = {"pad_token": "<pad>", "eos_token": "</s>", "additional_special_tokens": ["w60"]}
     dtype = "bfloat16" if origin == "bfloat16" else "float32"
     hf.save_pretrained(folder, config, params, word_tokenizer(size=61, **special), dtype=dtype)
@@ -104,25 +96,17 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return found
 
 
-def start_reader(out: Path, folders: dict[str, Path], packages: Path | None) -> subprocess.Popen:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(packages)} if packages else {})
-    command = [sys.executable, str(READER), str(out), *map(str, folders.values())]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 @pytest.fixture(scope="module")
 def readings(folders, older_packages, tmp_path_factory) -> dict[str, dict]:
-    """Version -> what it read, both at the same time."""
-    root = tmp_path_factory.mktemp("readings")
-    readers = {
-        root / "newer.json": start_reader(root / "newer.json", folders, None),
-        root / "older.json": start_reader(root / "older.json", folders, older_packages),
-    }
-    for process in readers.values():
-        printed, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, printed
-    return {file.stem: json.loads(file.read_text()) for file in readers}
+    """Version -> what it read: the newer one in this process, beside it the older one in another."""
+    out = tmp_path_factory.mktemp("readings") / "older.json"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(older_packages)}
+    command = [sys.executable, str(READER), str(out), *map(str, folders.values())]
+    older = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    newer = {str(folder): other_reader.read(folder) for folder in folders.values()}
+    printed, _ = older.communicate(timeout=300)
+    assert older.returncode == 0, printed
+    return {"newer": {"version": transformers.__version__, "folders": newer}, "older": json.loads(out.read_text())}
 
 
 def computed(folder: Path) -> np.ndarray:
