@@ -7,9 +7,7 @@ import pytest
 from jaxppo.nn import blocks
 
 
-@pytest.mark.parametrize(
-    ("most", "rows"), [(None, 10), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (7, 5), (9, 5), (10, 10), (64, 10)]
-)
+@pytest.mark.parametrize(("most", "rows"), [(None, 10), (1, 1), (3, 3), (5, 5), (9, 5), (10, 10), (64, 10)])
 def test_by_rows_takes_equal_parts(most, rows):
     seen = []
 
@@ -31,9 +29,9 @@ def test_equal_parts_are_few(count, most, multiple, size):
     assert blocks.equal_parts(count, most, multiple) == size
 
 
-@pytest.mark.parametrize(("total", "size"), [(12, 4), (10, 4), (5, 5), (7, 1)])
+@pytest.mark.parametrize(("total", "size"), [(12, 4), (10, 4), (5, 5)])
 def test_blocks_hold_everything_once(total, size):
-    """Along the middle of three axes, of an array that goes on behind the end."""
+    """Along the middle of three axes, of an array that goes on after the end."""
     x = jnp.arange(2 * (total + 3) * 2.0).reshape(2, -1, 2)
     cut = blocks.Blocks(total, size, 1)
     summed, put, held = jnp.zeros(x.shape), jnp.zeros(x.shape), np.zeros(total + 3, int)

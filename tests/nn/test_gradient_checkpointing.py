@@ -1,5 +1,6 @@
 """`gradient_checkpointing`: the same gradients from less memory, in every command that has it."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -22,11 +23,13 @@ from jaxppo.rl import optimizer, update
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.supervised import SFT
 from jaxppo.types import Sequences, Trajectories
-from tests.device_modes import EOS, PAD, PPO_CONFIG, prompts_of, recorded
+from tests.device_modes import EOS, MODEL, PAD, PPO_CONFIG, prompts_of, recorded
+from tests.torch_models import random_params
 
 SIZES = {"vocab_size": 24, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 SIZES |= {"initializer_range": 0.3, "eos_token_id": EOS, "pad_token_id": PAD}
 NEOX = GPTNeoXConfig(**SIZES, num_hidden_layers=3)
+TWO_LAYERS = dataclasses.replace(NEOX, num_hidden_layers=2)
 GPT2 = GPT2Config(**SIZES, num_hidden_layers=3, max_position_embeddings=32)
 SMOLLM3 = LlamaConfig(
     model_type="smollm3",
@@ -54,7 +57,7 @@ def squares(params, config, read=READ):
 def with_and_without(loss, config, params):
     """(value, gradients), first without, then with."""
     both = [models.with_checkpointing(config, on) for on in (False, True)]
-    return [jax.jit(jax.value_and_grad(partial(loss, config=config)))(params) for config in both]
+    return [jax.value_and_grad(partial(loss, config=config))(params) for config in both]
 
 
 def assert_equal(a, b, tolerance):
@@ -65,8 +68,7 @@ def assert_equal(a, b, tolerance):
     ("config", "tolerance", "read"),
     [
         pytest.param(NEOX, 1e-5, READ, id="neox"),
-        pytest.param(NEOX, 1e-5, None, id="all read"),
-        pytest.param(GPT2, 1e-5, READ, id="gpt2"),
+        pytest.param(GPT2, 1e-5, None, id="gpt2, all read"),
         pytest.param(SMOLLM3, 1e-5, READ, id="smollm3"),
         pytest.param(GPT2Config(**SIZES, num_hidden_layers=1, max_position_embeddings=32), 1e-5, READ, id="one layer"),
         pytest.param(models.computing_in(NEOX, "bfloat16"), 0.02, READ, id="bfloat16", marks=pytest.mark.full),
@@ -81,7 +83,7 @@ def assert_equal(a, b, tolerance):
     ],
 )
 def test_gradients_are_the_same(config, tolerance, read):
-    params = models.init_params(config, jax.random.key(0))
+    params = random_params(config)
     (value, grads), (again, grads_again) = with_and_without(partial(squares, read=read), config, params)
     assert max(jax.tree.leaves(jax.tree.map(lambda x: float(jnp.abs(x).max()), grads["trunk"]["layers"]))) > 0.1
     largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(grads))
@@ -91,7 +93,7 @@ def test_gradients_are_the_same(config, tolerance, read):
 
 
 def test_gradients_of_adapters_that_some_layers_have():
-    base = models.init_params(NEOX, jax.random.key(0))
+    base = random_params(NEOX)
     adapter = lora.init_adapter(NEOX, ATTENTION_OF_SOME, jax.random.key(1))
     waves = lambda x: 0.3 * np.cos(np.arange(x.size, dtype=np.float32)).reshape(x.shape)  # noqa: E731
     adapter = jax.tree.map(lambda x: x + waves(x), adapter)  # B starts at 0
@@ -117,7 +119,7 @@ def temporary_bytes(num_layers, on):
 
 @pytest.mark.full
 def test_a_layer_more_takes_little_more_memory():
-    more = {on: (temporary_bytes(6, on) - temporary_bytes(4, on)) / 2 for on in (False, True)}
+    more = {on: temporary_bytes(4, on) - temporary_bytes(3, on) for on in (False, True)}
     inputs = 8 * 256 * 16 * 2
     assert more[False] > 50 * inputs  # attention weights above all
     assert more[True] < 3 * inputs
@@ -126,8 +128,8 @@ def test_a_layer_more_takes_little_more_memory():
 def updated(config, parallel):
     """Parameters and statistics of an update from recorded completions."""
     prompts = prompts_of(config)
-    ppo = PPO(config, NEOX, EOS, PAD, parallel)
-    policy, other = (models.init_params(NEOX, jax.random.key(seed)) for seed in (0, 1))
+    ppo = PPO(config, TWO_LAYERS, EOS, PAD, parallel)
+    policy, other = (models.init_params(TWO_LAYERS, jax.random.key(seed)) for seed in (0, 1))
     near = jax.tree.map(lambda x, y: 0.9 * x + 0.1 * y, policy, other)
     state = ppo.init_state(policy)
     rollout = ppo.rollout_of(recorded())
@@ -152,7 +154,7 @@ def test_an_update_over_split_weights_is_the_same(mesh):
     base = updated(config, ONE_DEVICE)
     split = DataParallel("fsdp", jax.devices()[: 2 if mesh == "fsdp=2" else 4], mesh)
     again = updated(replace(config, gradient_checkpointing=True), split)
-    before = models.init_params(NEOX, jax.random.key(0))["lm_head"]["kernel"]
+    before = models.init_params(TWO_LAYERS, jax.random.key(0))["lm_head"]["kernel"]
     assert np.abs(base[0]["policy"]["lm_head"]["kernel"] - before).max() > 1e-3
     assert_equal(base, stacks.unstacked(again), 1e-4)
 
@@ -164,10 +166,10 @@ def shape(*sizes, dtype=np.int32):
 def trace_train(on):
     """Trace the update of `train`."""
     config = replace(PPO_CONFIG, gradient_checkpointing=on)
-    ppo = PPO(config, NEOX, EOS, PAD, ONE_DEVICE)
+    ppo = PPO(config, MODEL, EOS, PAD, ONE_DEVICE)
     rows, response = config.batch_size, config.sampling.response_length
     ids, mask, numbers = (jax.ShapeDtypeStruct((rows, response), kind) for kind in (np.int32, bool, np.float32))
-    state = jax.eval_shape(ppo.init_state, jax.eval_shape(lambda: models.init_params(NEOX, jax.random.key(0))))
+    state = jax.eval_shape(ppo.init_state, jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0))))
     lengths = jax.ShapeDtypeStruct((rows,), np.int32)
     sequences = Sequences(jax.ShapeDtypeStruct((rows, 12), np.int32), lengths, ids, mask)
     batch = jax.eval_shape(ppo._mini_batches, Trajectories(sequences, *[numbers] * 5, mask), jax.random.key(0))
@@ -179,17 +181,17 @@ def trace_sft(on):
     config = replace(SFTConfig(), batch_size=4, total_episodes=40, gradient_checkpointing=on)
     rows = Sequences(shape(4, 12), shape(4), shape(4, 6), shape(4, 6, dtype=bool)), shape(4, 6, dtype=np.float32)
     optimiser = optimizer.make_optimizer(config.optimizer)
-    init = lambda: update.init_state({"policy": models.init_params(NEOX, jax.random.key(0))}, optimiser)  # noqa: E731
+    init = lambda: update.init_state({"policy": models.init_params(MODEL, jax.random.key(0))}, optimiser)  # noqa: E731
     state = jax.eval_shape(init)
-    jax.eval_shape(SFT(config, NEOX, ONE_DEVICE).program, state, rows)
+    jax.eval_shape(SFT(config, MODEL, ONE_DEVICE).program, state, rows)
 
 
 def trace_reward_model(on):
     """Trace a step of `reward_model`."""
     config = replace(RewardModelConfig(), gradient_checkpointing=on)
-    training = reward_model.Training(config, NEOX, None, ONE_DEVICE)
+    training = reward_model.Training(config, MODEL, None, ONE_DEVICE)
     pairs = PairBatch(shape(4, 12), shape(4), shape(4, 12), shape(4), shape(4, dtype=np.float32))
-    state = jax.eval_shape(lambda: training.init_state(models.init_params(NEOX, jax.random.key(0), "score")))
+    state = jax.eval_shape(lambda: training.init_state(models.init_params(MODEL, jax.random.key(0), "score")))
     jax.eval_shape(training.make_step(10), state, (pairs, shape(4, dtype=np.float32)))
 
 

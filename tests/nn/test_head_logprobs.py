@@ -40,33 +40,48 @@ def test_token_logprobs_on_hand_numbers():
 
 # 21 rows: 4 and 20 leave a remainder, 1 and 7 divide, 21 and 100 are one block; so for 11 columns 4, 1, 11 and 100.
 BLOCKS = [None, Block(1, 1), Block(4, 4), Block(7, 11), Block(20, 4), Block(21, 100), Block(100, 10)]
+TEMPERATURES = [1.0, 0.7, 0.7, 1.0, 0.7, 0.7, 1.0]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_logprobs_equal_the_naive_form(block, temperature):
-    hidden, kernel, ids = head_inputs()
-    actual = token_logprobs(hidden, kernel, ids, temperature=temperature, block=block)
-    for ours, naive in zip(actual, naive_logprobs(hidden, kernel, ids, temperature), strict=True):
-        assert ours.shape == ids.shape
-        np.testing.assert_allclose(ours, naive, atol=1e-5)
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_token_logprobs_gradients_equal_the_naive_form(block):
-    hidden, kernel, ids = head_inputs()
+@partial(jax.jit, static_argnames=("temperature", "function"))
+def with_gradients(function, hidden, kernel, ids, temperature):
+    """(log-probabilities, entropies), and the gradients of a sum in which each of them has a weight of its own."""
     weights = jnp.asarray(np.random.default_rng(3).normal(size=(2, *ids.shape)), jnp.float32)
 
-    def loss(function, hidden, kernel):
-        head_logprobs, entropy = function(hidden, kernel, ids, temperature=0.7)
-        return jnp.sum(weights[0] * head_logprobs + weights[1] * entropy)
+    def loss(hidden, kernel):
+        outputs = function(hidden, kernel, ids, temperature=temperature)
+        return sum(jnp.sum(w * x) for w, x in zip(weights, outputs, strict=True)), outputs
 
-    ours = jax.jit(jax.grad(partial(loss, partial(head_logprobs.token_logprobs, block=block)), argnums=(0, 1)))(
-        hidden, kernel
-    )
-    naive = jax.jit(jax.grad(partial(loss, naive_logprobs), argnums=(0, 1)))(hidden, kernel)
-    for our, expected in zip(ours, naive, strict=True):
-        np.testing.assert_allclose(our, expected, rtol=1e-5, atol=1e-5)
+    (_, outputs), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(hidden, kernel)
+    return outputs, gradients
+
+
+@pytest.mark.parametrize(("block", "temperature"), zip(BLOCKS, TEMPERATURES, strict=True))
+def test_token_logprobs_equal_the_naive_form(block, temperature):
+    """So do the gradients; columns of a padded vocabulary do not count, though the largest logits would be theirs."""
+    hidden, kernel, ids = head_inputs(vocabulary=11)
+    padded = jnp.concatenate([kernel, 50 * kernel[:, :5]], axis=1)
+    function = partial(head_logprobs.token_logprobs, vocab=11, block=block)
+    ours, (of_hidden, of_kernel) = with_gradients(function, hidden, padded, ids, temperature)
+    expected, gradients = with_gradients(naive_logprobs, hidden, kernel, ids, temperature)
+    for our, naive in zip(ours, expected, strict=True):
+        assert our.shape == ids.shape
+        np.testing.assert_allclose(our, naive, atol=1e-5)
+    np.testing.assert_allclose(of_hidden, gradients[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(of_kernel[:, :11], gradients[1], rtol=1e-5, atol=1e-5)
+    assert not np.any(of_kernel[:, 11:])
+    (outside, _), _ = with_gradients(function, hidden, padded, ids.at[0, 3].set(11).at[2, 1].set(-1), temperature)
+    assert np.argwhere(np.isnan(outside)).tolist() == [[0, 3], [2, 1]]
+
+
+@pytest.mark.parametrize("block", [None, Block(4, 4)])
+def test_all_columns_of_the_kernel_count_unless_a_vocabulary_is_given(block):
+    hidden, kernel, ids = head_inputs(vocabulary=11)
+    ours = token_logprobs(hidden, kernel, ids, block=block)
+    for our, naive in zip(ours, naive_logprobs(hidden, kernel, ids), strict=True):
+        np.testing.assert_allclose(our, naive, atol=1e-5)
+    outside, _ = token_logprobs(hidden, kernel, ids.at[0, 3].set(11), block=block)
+    assert np.argwhere(np.isnan(outside)).tolist() == [[0, 3]]
 
 
 def array_sizes(jaxpr):
@@ -87,9 +102,8 @@ def test_token_logprobs_never_holds_the_logits_of_all_tokens():
         return max(array_sizes(jax.make_jaxpr(gradient)(hidden, kernel).jaxpr))
 
     assert largest(naive_logprobs) >= 1344
-    assert (
-        largest(partial(head_logprobs.token_logprobs, block=Block(11, 32))) == 11 * 32
-    )  # a block; the kernel has 256 numbers
+    # A block; the kernel has 256 numbers.
+    assert largest(partial(head_logprobs.token_logprobs, block=Block(11, 32))) == 11 * 32
 
 
 def test_token_kl_on_hand_numbers():
@@ -102,32 +116,27 @@ def test_token_kl_on_hand_numbers():
     np.testing.assert_allclose(token_kl(hidden, one_sided, hidden, p), [5 / 3 * np.log(2) - np.log(3)], rtol=1e-5)
 
 
-def kl_inputs():
-    """Hidden states and kernels of two models, the second one narrower."""
-    hidden, kernel, _ = head_inputs()
-    rng = np.random.default_rng(4)
-    return hidden, kernel, *(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 7, 3), (3, 11)))
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("block", "temperature"), zip(BLOCKS, TEMPERATURES, strict=True))
 def test_token_kl_equals_numpy(block, temperature):
-    inputs = kl_inputs()
+    """Also of models of two widths, and of a padded vocabulary; to itself it is exactly 0."""
+    hidden, kernel, _ = head_inputs(vocabulary=11)
+    rng = np.random.default_rng(4)
+    width = 3 if block in (None, Block(4, 4)) else 4
+    ref_hidden = jnp.asarray(rng.normal(size=(3, 7, width)), jnp.float32)
+    ref_kernel = jnp.asarray(rng.normal(size=(width, 11)), jnp.float32)
 
     def softmax(hidden, kernel):
         exponentials = np.exp(np.asarray(hidden, np.float64) @ np.asarray(kernel, np.float64) / temperature)
         return exponentials / exponentials.sum(-1, keepdims=True)
 
-    p, q = softmax(*inputs[:2]), softmax(*inputs[2:])
-    kl = token_kl(*inputs, temperature=temperature, block=block)
+    p, q = softmax(hidden, kernel), softmax(ref_hidden, ref_kernel)
+    padded = jnp.concatenate([kernel, 50 * kernel[:, :5]], axis=1)
+    ref_padded = jnp.concatenate([ref_kernel, 90 * ref_kernel[:, :5]], axis=1)
+    run = partial(token_kl, hidden, padded, temperature=temperature, vocab=11, block=block)
+    kl = run(ref_hidden, ref_padded)
     assert (kl.shape, kl.dtype) == ((3, 7), jnp.float32)
     np.testing.assert_allclose(kl, np.sum(p * np.log(p / q), axis=-1), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_token_kl_of_a_distribution_to_itself_is_exactly_0(block):
-    hidden, kernel, _ = head_inputs()
-    np.testing.assert_array_equal(token_kl(hidden, kernel, hidden, kernel, block=block), np.zeros((3, 7)))
+    np.testing.assert_array_equal(run(hidden, padded), np.zeros((3, 7)))
 
 
 def test_token_kl_never_holds_the_logits_of_all_tokens():
@@ -153,33 +162,6 @@ def test_token_logprobs_pass_on_what_is_not_a_number():
     for values in token_logprobs(broken, kernel, ids, block=Block(4, 4)):
         assert np.isnan(values[1, 2])
         assert np.isnan(values).sum() == 1
-
-
-@pytest.mark.parametrize("block", [None, Block(4, 4)])
-def test_token_logprobs_of_ids_outside_of_the_vocabulary_are_not_numbers(block):
-    hidden, kernel, ids = head_inputs(vocabulary=11)
-    broken, _ = token_logprobs(hidden, kernel, ids.at[0, 3].set(11).at[2, 1].set(-1), block=block)
-    assert np.argwhere(np.isnan(broken)).tolist() == [[0, 3], [2, 1]]
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_columns_past_the_vocabulary_do_not_count(block):
-    """Those of a padded vocabulary: the largest logits would be theirs. Their part of the gradient is 0."""
-    hidden, kernel, ids = head_inputs(vocabulary=11)
-    padded = jnp.concatenate([kernel, 50 * kernel[:, :5]], axis=1)
-    of_both = lambda function, kernel: sum(x.sum() for x in function(hidden, kernel, ids))  # noqa: E731
-    ours = jax.value_and_grad(partial(of_both, partial(token_logprobs, vocab=11, block=block)))(padded)
-    naive = jax.value_and_grad(partial(of_both, naive_logprobs))(kernel)
-    np.testing.assert_allclose(ours[0], naive[0], rtol=1e-5)
-    np.testing.assert_allclose(ours[1][:, :11], naive[1], atol=1e-5)
-    assert not np.any(ours[1][:, 11:])
-    assert not np.allclose(token_logprobs(hidden, padded, ids, block=block)[0], naive_logprobs(hidden, kernel, ids)[0])
-    outside, _ = token_logprobs(hidden, padded, ids.at[0, 3].set(11), vocab=11, block=block)
-    assert np.argwhere(np.isnan(outside)).tolist() == [[0, 3]]
-    other = jnp.flip(kernel, axis=1)
-    wider = jnp.concatenate([other, 90 * kernel[:, :5]], axis=1)
-    expected = token_kl(hidden, kernel, hidden, other, block=Block(100, 100))
-    np.testing.assert_allclose(token_kl(hidden, padded, hidden, wider, vocab=11, block=block), expected, atol=1e-5)
 
 
 def test_token_logprobs_of_bfloat16_add_up_in_float32():
