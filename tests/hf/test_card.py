@@ -1,9 +1,7 @@
 """Model cards: read back by huggingface_hub, by a Markdown parser, and by running the code that they show."""
 
-import dataclasses
 import json
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +11,20 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from safetensors.numpy import save_file
 
 import jaxppo
 from jaxppo.config import TrainConfig
-from jaxppo.config.redact import REDACTED, redact_command
-from jaxppo.config.sources import CALL_ONLY, flatten, write_yaml
+from jaxppo.config.redact import redact_command
+from jaxppo.config.sources import CALL_ONLY, flatten
 from jaxppo.hf.card import TRIED_WITH, license_of, model_card
 from jaxppo.hf.export import models_meta
 from tests.config.test_redact import OPAQUE, SECRET_NAMES, SHAPED, hidden_secrets
 
 ASSET = f"{jaxppo.__path__[0]}/hf/assets/blocksworld-sft"
 WORDS = [word for word in json.loads(Path(ASSET, "tokenizer.json").read_text())["model"]["vocab"] if word.isalpha()][:5]
-KINDS = ["policy", "value", "reward", "adapter", "value_adapter", "value_head"]
+PLACES = "title base_model base_license dataset dataset_license version algorithm command".split()  # noqa: SIM905
+KINDS = ["policy", "value", "reward", "adapter", "value_adapter", "reward_adapter", "value_head"]
 
 # Tries to leave the place where it stands: a table, a line, code, HTML, the metadata.
 HOSTILE = [
@@ -34,19 +34,14 @@ HOSTILE = [
     "a\n```\n# heading\n````\n",
     "a\n\n# heading",
     "a\r\n---\nlicense: mit\n---",
-    "--- x",
     "</details><script>alert(1)</script>",
     "[link](javascript:alert)",
     "*bold* _it_ ~~del~~ $x$",
-    "</summary>",
     "\u2028\u202eevil\x1b[31m\x85",
-    "a: b # c",
     '"quoted" \'s',
     "\ud800",
     "long " * 1000,
-    "x" * 5000,
     "\0",
-    "@",
 ]
 
 
@@ -131,17 +126,10 @@ def skeleton(text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_model_card_of_a_whole_model_says_which_transformers_were_tried(kind):
-    sentence = f"Folders like this one were tried with transformers {TRIED_WITH[0]} and {TRIED_WITH[1]}."
-    paragraphs = [shown(token) for token in tokens_of(card_of(kind=kind)) if token.type == "inline"]
-    assert (sentence in paragraphs) == (kind in ("policy", "value", "reward"))
-    assert f"Tried with transformers {TRIED_WITH[0]} and {TRIED_WITH[1]}." in Path(ASSET, "README.md").read_text()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_model_card_metadata_is_what_the_hub_expects(kind):
-    found = metadata(card_of(kind=kind, dataset="user/plans"))
-    library = {"adapter": "peft", "value_adapter": "peft", "value_head": "jaxppo"}.get(kind, "transformers")
+    card = card_of(kind=kind, dataset="user/plans")
+    found = metadata(card)
+    library = "peft" if "adapter" in kind else "jaxppo" if kind == "value_head" else "transformers"
     expected = {
         "base_model": "EleutherAI/pythia-70m",
         "datasets": "user/plans",
@@ -149,26 +137,21 @@ def test_model_card_metadata_is_what_the_hub_expects(kind):
         "license": "apache-2.0",
         "tags": ["jaxppo", "ppo", kind],
     }
-    assert ("model-index" in found) == (kind in ("policy", "reward", "adapter"))  # the figures are theirs
+    assert ("model-index" in found) == (not kind.startswith("value"))  # the figures are theirs
     found.pop("model-index", None)
     assert found == expected | ({"pipeline_tag": "text-generation"} if kind in ("policy", "adapter") else {})
+    for version in TRIED_WITH:
+        assert (f" {version}" in card) == (kind in ("policy", "value", "reward"))  # the versions are of whole models
+        assert f" {version}" in Path(ASSET, "README.md").read_text()
 
 
 def test_model_card_metadata_has_the_figures_after_training_as_the_hub_reads_them():
     card = ModelCard(card_of())
     assert card.data.model_name == "A policy"
-    found = [
-        (entry.dataset_split, entry.metric_type, entry.metric_name, entry.metric_value)
-        for entry in card.data.eval_results
-    ]
-    assert found == [
-        ("test_longer", "validity", "valid plans", 0.2),
-        ("test_longer", "executability", "executable plans", 0.225),
-        ("test_longer", "mean_reward", "mean reward", 0.625),
-        ("test", "validity", "valid plans", 0.3),
-        ("test", "executability", "executable plans", 0.4),
-        ("test", "mean_reward", "mean reward", 0.375),
-    ]
+    found = [(entry.dataset_split, entry.metric_type, entry.metric_value) for entry in card.data.eval_results]
+    longer = [("validity", 0.2), ("executability", 0.225), ("mean_reward", 0.625)]
+    plain = [("validity", 0.3), ("executability", 0.4), ("mean_reward", 0.375)]
+    assert found == [*(("test_longer", *each) for each in longer), *(("test", *each) for each in plain)]
     kinds = {(entry.task_type, entry.dataset_type, entry.dataset_name) for entry in card.data.eval_results}
     assert kinds == {("text-generation", "blocksworld", "blocksworld")}
 
@@ -189,11 +172,9 @@ def test_model_card_metadata_names_what_was_evaluated():
         ("mit", {"license": "mit"}),
         ("Apache 2.0", {"license": "apache-2.0"}),
         ("mit, cc-by-4.0", {"license": ["mit", "cc-by-4.0"]}),
-        ("openrail++", {"license": "openrail++"}),
         ("unknown", {"license": "unknown"}),
         (None, {"license": "other", "license_name": "unknown"}),
         ("other", {"license": "other", "license_name": "unknown"}),
-        ("", {"license": "other", "license_name": "unknown"}),
         ("Our Own Licence (v2)", {"license": "other", "license_name": "our-own-licence-v2"}),
         ("mit, ours", {"license": "other", "license_name": "mit-ours"}),
         ("x\n---\nlicense: mit", {"license": "other", "license_name": "x-license-mit"}),
@@ -227,27 +208,20 @@ def test_a_relative_path_of_data_is_no_hub_id_from_another_folder(tmp_path, monk
     assert "datasets" not in metadata(card_of(dataset=names["data/mine"]))
 
 
-def test_model_card_of_a_model_from_scratch():
-    text = card_of(base_model=None, base_license=None, algorithm=None)
-    assert "base_model" not in metadata(text) and metadata(text)["tags"] == ["jaxppo", "policy"]
-    assert "trained from scratch on `blocksworld`; these" in text
-    assert "- Base model: none, trained from scratch.\n" in text
-    assert "derives" not in text
-
-
-def test_model_card_states_both_licences():
-    assert "- Base model `EleutherAI/pythia-70m`: `apache-2.0`.\n" in card_of()
-    assert "- Data `blocksworld`: not known.\n" in card_of()
-    other = card_of(base_license=None, dataset_license="cc-by-4.0")
-    assert "- Base model `EleutherAI/pythia-70m`: not known.\n" in other
-    assert "- Data `blocksworld`: `cc-by-4.0`.\n" in other
-
-
-def test_model_card_says_what_it_is_in_one_sentence():
-    assert (
-        "\n\nA language model (the policy), trained from `EleutherAI/pythia-70m` on `blocksworld` with PPO; these are "
-        "the weights after update 60. Made with jaxppo 0.1.0.\n\n" in card_of()
-    )
+def test_model_card_says_what_it_is_and_whose_licences_hold():
+    card = card_of()
+    (sentence,) = re.findall(r"^.*`EleutherAI/pythia-70m`.*`blocksworld`.*$", ModelCard(card).text, re.MULTILINE)
+    assert all(each in sentence for each in ("PPO", " 60", "0.1.0"))
+    for text, base, data in (
+        (card, "apache-2.0", None),
+        (card_of(base_license=None, dataset_license="mit"), None, "mit"),
+    ):
+        for name, stated in (("EleutherAI/pythia-70m", base), ("blocksworld", data)):
+            (line,) = re.findall(rf"^- .*`{name}`: (.*)\.$", text, re.MULTILINE)
+            assert (line == f"`{stated}`") if stated else "`" not in line
+    scratch = card_of(base_model=None, base_license=None, algorithm=None)
+    assert "base_model" not in metadata(scratch) and metadata(scratch)["tags"] == ["jaxppo", "policy"]
+    assert "pythia" not in scratch and "PPO" not in scratch and "derives" in card and "derives" not in scratch
 
 
 def test_model_card_shows_results_before_and_after_the_headline_split_first():
@@ -261,35 +235,29 @@ def test_model_card_shows_results_before_and_after_the_headline_split_first():
         ["test", "executable plans", "30.0% [25.0%, 35.0%], n = 100", "40.0% [35.0%, 45.0%], n = 100"],
         ["test", "mean reward", "0.25", "0.375"],
     ]
-    assert "The run is about `test_longer`. Plans were judged by `val`." in card_of()
+    assert "`test_longer`" in card_of() and "`val`" in card_of()  # what the run is about, and who judged
 
 
-def test_model_card_shows_the_validity_in_each_of_several_domains():
-    several = {"ferry": {"validity": rate(1, 4)}, "hanoi": {"validity": rate(3, 4)}}
-    evals = {"after": {"test": {"validity": rate(4, 8), "domains": several}, "one": {"domains": {"ferry": {}}}}}
-    rows = tables(card_of(evals=evals))[0][1:]
-    assert [row[:2] for row in rows] == [
-        ["test", "valid plans"],
-        ["test", "valid plans, ferry"],
-        ["test", "valid plans, hanoi"],
+def test_model_card_shows_what_evaluations_and_metrics_have():
+    def results_of(evals):
+        return [(row[0], row[1].partition(", ")[2], *row[2:]) for row in tables(card_of(evals=evals))[0][1:]]
+
+    several = {"ferry": {"validity": {"rate": 0.25}}, "hanoi": {"validity": {"rate": 0.75}}}
+    evals = {"after": {"test": {"validity": {"rate": 0.5}, "domains": several}, "one": {"domains": {"ferry": {}}}}}
+    domains = [("test", name, "-", share) for name, share in (("", "50.0%"), ("ferry", "25.0%"), ("hanoi", "75.0%"))]
+    assert results_of(evals) == domains
+    assert results_of({"headline_split": "test", "before": {"test": {"validity": rate(20, 100)}}}) == [
+        ("test", "", "20.0% [15.0%, 25.0%], n = 100", "-")
     ]
-    assert [row[2] for row in rows] == ["-"] * 3 and [row[3][:5] for row in rows] == ["50.0%", "25.0%", "75.0%"]
-
-
-def test_model_card_takes_partial_evaluations():
-    rows = tables(card_of(evals={"headline_split": "test", "before": {"test": {"validity": rate(20, 100)}}}))[0][1:]
-    assert rows == [["test", "valid plans", "20.0% [15.0%, 25.0%], n = 100", "-"]]
-    rows = tables(card_of(evals={"test": {"validity": {"rate": 0.5}, "mean_reward": float("nan")}}))[0][1:]
-    assert rows == [["test", "valid plans", "-", "50.0%"], ["test", "mean reward", "-", "-"]]
+    alone = {"test": {"validity": {"rate": 0.5}, "mean_reward": float("nan")}}
+    assert results_of(alone) == [("test", "", "-", "50.0%"), ("test", "", "-", "-")]
     for empty in ({}, {"headline_split": "test"}, {"before": {}, "after": None}, {"before": {"test": None}}):
-        assert "No evaluation was recorded." in card_of(evals=empty)
+        assert len(tables(card_of(evals=empty))) == 1  # that of the last metrics
 
-
-def test_model_card_shows_the_important_ones_of_the_last_metrics():
     assert tables(card_of())[1] == [["metric", "value"], ["objective/scores", "0.75"], ["objective/kl", "3.142"]]
-    assert tables(card_of(metrics={"loss": None}))[1] == [["metric", "value"], ["loss", "-"]]
-    assert tables(card_of(metrics={"loss": np.float32(0.5)}))[1] == [["metric", "value"], ["loss", "0.5"]]
-    assert "Last update" not in card_of(metrics={"step": 3, "x": 1.0})
+    for loss, shown_as in ((None, "-"), (np.float32(0.5), "0.5")):
+        assert tables(card_of(metrics={"loss": loss}))[1] == [["metric", "value"], ["loss", shown_as]]
+    assert len(tables(card_of(metrics={"step": 3, "x": 1.0}))) == 1  # that of the results
 
 
 def test_model_card_holds_the_command_and_the_settings():
@@ -305,32 +273,29 @@ def test_model_card_holds_the_command_and_the_settings():
     assert folded == ["<details>\n<summary>config.yaml</summary>\n", "</details>\n"]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-@pytest.mark.parametrize("kind", ["policy", "adapter"])
-def test_model_card_lets_no_text_from_outside_change_its_structure(kind, text):
-    outside = {"title": text, "base_model": text, "base_license": text, "dataset": text, "dataset_license": text}
-    outside |= {"command": text, "version": text, "algorithm": text, "config": {text: text, "a": [text]}}
-    outside["evals"] = {"headline_split": text, "before": {}, "after": {text: {"validity": rate(1, 2)}}}
-    outside["evals"]["after"][text]["validator"] = text
-    card = card_of(kind=kind, **outside)
-    card.encode("utf-8")
-    harmless = {name: "harmless" for name in outside} | {"config": {"x": "x"}, "command": "x"}
-    harmless["evals"] = {"headline_split": "x", "after": {"x": {"validity": rate(1, 2), "validator": "x"}}}
-    assert skeleton(card) == skeleton(card_of(kind=kind, **harmless))
-    assert [len(row) for row in tables(card)[0]] == [4, 4]
-    allowed = {"library_name", "license", "license_name", "tags", "pipeline_tag", "model-index"}
-    assert set(metadata(card)) <= allowed and metadata(card)["license"] == "other"
-    assert "\x1b" not in card and "\u202e" not in card
+def test_model_card_lets_no_text_from_outside_change_its_structure():
+    def card_about(text):
+        evals = {"after": {text: {"validity": rate(1, 2), "validator": text}}, "headline_split": text, "before": {}}
+        config = {text: text, "a": [text]}
+        return card_of(kind="adapter", config=config, evals=evals, **dict.fromkeys(PLACES, text))
+
+    expected = skeleton(card_about("harmless"))
+    for text in HOSTILE:
+        card = card_about(text)
+        card.encode("utf-8")
+        assert skeleton(card) == expected, text
+        assert [len(row) for row in tables(card)[0]] == [4, 4], text
+        allowed = {"library_name", "license", "license_name", "tags", "pipeline_tag", "model-index"}
+        assert set(metadata(card)) <= allowed and metadata(card)["license"] == "other", text
+        assert "\x1b" not in card and "\u202e" not in card
 
 
-@pytest.mark.parametrize("text", HOSTILE[:5])
-def test_model_card_shows_hostile_text_as_it_is(text):
-    visible = text.replace("\n", "\\n")  # a line break is shown as an escape
-    rows = tables(card_of(evals={"after": {text: {"validity": rate(1, 2)}}}))[0]
-    assert rows[1][0] == visible
-    heading = tokens_of(card_of(title=text))[1]
-    assert shown(heading) == visible
-    assert blocks(card_of(command=text))["bash"] == text.rstrip("\n") + "\n"
+def test_model_card_shows_hostile_text_as_it_is():
+    for text in HOSTILE[:5]:
+        visible = text.replace("\n", "\\n")  # a line break is shown as an escape
+        card = card_of(title=text, command=text, evals={"after": {text: {"validity": rate(1, 2)}}})
+        assert tables(card)[0][1][0] == shown(tokens_of(card)[1]) == visible
+        assert blocks(card)["bash"] == text.rstrip("\n") + "\n"
 
 
 def python_of(text, folder):
@@ -339,69 +304,48 @@ def python_of(text, folder):
     return code.replace('"some text"', repr(" ".join(WORDS)))
 
 
-def run(code):
-    names = {}
-    exec(code, names)
-    return names
-
-
-def small_model(name):
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    """name of an auto class -> (such a model of the shipped one's size, its folder with the tokenizer)."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(ASSET, num_labels=1)
-    return getattr(transformers, name).from_config(config)
+    def make(name):
+        config = transformers.AutoConfig.from_pretrained(ASSET, num_labels=1)
+        model, folder = getattr(transformers, name).from_config(config), tmp_path_factory.mktemp("model")
+        model.save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(ASSET).save_pretrained(folder)
+        return model, folder
+
+    return make
 
 
-def with_tokenizer(model, folder):
-    from transformers import AutoTokenizer
-
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(ASSET).save_pretrained(folder)
-
-
-def test_code_of_a_policy_card_loads_the_policy():
-    names = run(python_of(card_of(kind="policy"), ASSET))
-    assert type(names["model"]).__name__ == "GPTNeoXForCausalLM"
-    assert len(names["tokenizer"]) > 10
-
-
-@pytest.mark.parametrize("kind", ["value", "reward"])
-def test_code_of_a_value_or_reward_card_computes_values_or_a_score(tmp_path, kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_code_of_a_card_computes_values_or_a_score(tmp_path, small_model, kind):
     import torch
 
-    with_tokenizer(small_model("AutoModelForSequenceClassification"), tmp_path)
-    names = run(python_of(card_of(kind=kind), tmp_path))
-    length = names["inputs"]["input_ids"].shape[1]
-    if kind == "value":
-        assert names["values"].shape == (1, length, 1)
-        torch.testing.assert_close(names["values"][0, -1, 0], names["model"](**names["inputs"]).logits[0, 0])
-    else:
-        assert names["score"].shape == ()
-
-
-@pytest.mark.parametrize("kind", ["adapter", "value_adapter"])
-def test_code_of_an_adapter_card_loads_adapter_and_base(tmp_path, kind):
-    peft = pytest.importorskip("peft")
-    auto = "AutoModelForCausalLM" if kind == "adapter" else "AutoModelForSequenceClassification"
-    task = "CAUSAL_LM" if kind == "adapter" else "SEQ_CLS"
-    lora = peft.LoraConfig(r=2, target_modules=["query_key_value"], task_type=task)
-    base, adapter = tmp_path / "base", tmp_path / "adapter"
-    with_tokenizer(small_model(auto), base)
-    peft.get_peft_model(small_model(auto), lora).save_pretrained(adapter)
-    names = run(python_of(card_of(kind=kind, base_model=str(base)), adapter))
-    assert type(names["model"]).__name__.startswith("PeftModel")
-    if kind == "value_adapter":
+    auto = "AutoModelForCausalLM" if kind in ("policy", "adapter") else "AutoModelForSequenceClassification"
+    model, folder = small_model(auto)
+    code = python_of(card_of(kind=kind, base_model=str(folder)), tmp_path if "adapter" in kind else folder)
+    if "adapter" in kind:
+        peft = pytest.importorskip("peft")
+        task = "CAUSAL_LM" if kind == "adapter" else "SEQ_CLS"
+        lora = peft.LoraConfig(r=2, target_modules=["query_key_value"], task_type=task)
+        peft.get_peft_model(model, lora).save_pretrained(tmp_path)
+    if kind == "value_head":
+        head = {"v_head.summary.weight": np.ones((1, 96), np.float32), "v_head.summary.bias": np.ones(1, np.float32)}
+        save_file(head, tmp_path / "value_head.safetensors")
+        code = python_of(card_of(kind=kind), tmp_path).replace("path/to/policy", ASSET)
+    names = {}
+    exec(code, names)
+    assert type(names["model"]).__name__.startswith("PeftModel" if "adapter" in kind else "GPTNeoXFor")
+    assert len(names["tokenizer"]) > 10 if "tokenizer" in names else kind not in ("policy", "adapter")
+    if kind == "value_head":
+        torch.testing.assert_close(names["values"], names["hidden"].sum(-1, keepdim=True) + 1.0)
+    elif kind.startswith("value"):
         assert names["values"].shape == (1, names["inputs"]["input_ids"].shape[1], 1)
-
-
-def test_code_of_a_value_head_card_computes_values(tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
-    head = {"v_head.summary.weight": torch.ones(1, 96), "v_head.summary.bias": torch.ones(1)}
-    save_file(head, tmp_path / "value_head.safetensors")
-    names = run(python_of(card_of(kind="value_head"), tmp_path).replace("path/to/policy", ASSET))
-    torch.testing.assert_close(names["values"], names["hidden"].sum(-1, keepdim=True) + 1.0)
+        torch.testing.assert_close(names["values"][0, -1, 0], names["model"](**names["inputs"]).logits[0, 0])
+    elif kind.startswith("reward"):
+        assert names["score"].shape == ()
 
 
 @pytest.mark.parametrize(
@@ -421,56 +365,20 @@ def test_code_of_an_adapter_card_names_the_base_as_one_literal(base, argument):
     compile(code, "card", "exec")
 
 
-@dataclasses.dataclass
-class Odd:
-    """Settings such as those of a plug-in may be."""
-
-    dataset: str
-    paths: tuple[str, ...]
-    options: object
-    api_key: str | None = None
-
-
-def texts(text):
-    """A file as it is, and as whoever unescapes it reads it."""
-    return text, text.replace("\\", ""), text.replace("''", "'"), re.sub(r"\\\n\s*", "", text)
-
-
-PLACES = "title base_model base_license dataset dataset_license command version algorithm".split()  # noqa: SIM905
-
-
 @given(st.data(), hidden_secrets())
-@settings(max_examples=100, deadline=None)
-def test_no_secret_gets_into_a_card_a_configuration_or_a_command(tmp_path_factory, data, hidden):
+@settings(max_examples=50, deadline=None)
+def test_no_secret_gets_into_a_card(data, hidden):
     secret, nested = hidden
     shaped, opaque = data.draw(SHAPED), data.draw(OPAQUE)
     place, name = data.draw(st.sampled_from(PLACES)), data.draw(st.sampled_from(SECRET_NAMES))
-    outside = {place: data.draw(st.sampled_from(["{}", "a/{}", "https://u:{}@h/x", "x | `{}`"])).format(shaped)}
     config = {"nested": nested, name: opaque, "paths": (shaped, "x"), "dataset": f"https://h/x?token={opaque}"}
     evals = {"after": {shaped: {"validity": rate(1, 2), "validator": shaped}}}
     command = redact_command(["prog", f"--{name}", opaque, f"--{name}={opaque}", f"https://u:{shaped}@h"])
+    outside = {place: data.draw(st.sampled_from(["{}", "a/{}", "https://u:{}@h/x", "x | `{}`"])).format(shaped)}
     card = card_of(config=config, evals=evals, **({"command": command} | outside))
-
-    path = tmp_path_factory.getbasetemp() / "config.yaml"
-    written = Odd(dataset=f"https://h/?api_key={opaque}", paths=(f"a/{shaped}", "x"), options=nested, api_key=opaque)
-    write_yaml(_plain(written), path, command=f"prog --token {opaque} --model https://u:{shaped}@h --x '{shaped}'")
-    saved = path.read_text(encoding="utf-8")
-    assert yaml.safe_load(saved)["api_key"] == REDACTED
-    for text in (*texts(card), *texts(saved), command, *shlex.split(command), str(yaml.safe_load(saved))):
-        assert secret not in text
-        assert shaped not in text
-        assert opaque not in text
-
-
-def _plain(written):
-    """As YAML files hold it: no tuples inside, and no keys but text and numbers."""
-    return dataclasses.replace(written, options=_lists(written.options))
-
-
-def _lists(value):
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+    # As it is, and as whoever unescapes it reads it.
+    for text in (card, card.replace("\\", ""), card.replace("''", "'"), re.sub(r"\\\n\s*", "", card)):
+        assert not any(each in text for each in (secret, shaped, opaque))
 
 
 LICENSES = {
@@ -480,39 +388,30 @@ LICENSES = {
     "---\nlicense: other\nlicense_name: ours\n---\n": "ours",
     "---\nlicense: other\n---\n": "other",
     "---\nlicense: 'two\n  lines'\n---\n": "two lines",
-    "---\nlicense: 3\n---\n": None,
-    "---\nlicense:\n---\n": None,
     "---\nlicense: [1, {a: b}]\n---\n": None,
-    "---\nlicense: ''\n---\n": None,
     "---\ntags: [a]\n---\nlicense: mit": None,
     "---\n- license\n---\n": None,
     "---\nlicense: [\n---\n": None,
     "---\nlicense: !!python/object/apply:os.system ['true']\n---\n": None,
-    "---\ndate: 2020-99-99\nlicense: mit\n---\n": None,
     "---\na: " + "[" * 5000 + "\n---\n": None,
     "# no metadata\nlicense: mit": None,
     "---\nlicense: mit\nnever closed": None,
-    "---\n---\n": None,
     "": None,
 }
 
 
-@pytest.mark.parametrize("text", LICENSES)
-def test_license_of_reads_the_metadata(tmp_path, text):
-    (tmp_path / "README.md").write_text(text, encoding="utf-8", newline="")
-    assert license_of(tmp_path) == LICENSES[text]
-
-
-def test_license_of_reads_nothing_from_what_is_no_card(tmp_path):
-    assert license_of(tmp_path) is None
+def test_license_of_reads_the_metadata(tmp_path):
+    for text, expected in LICENSES.items():
+        (tmp_path / "README.md").write_text(text, encoding="utf-8", newline="")
+        assert license_of(tmp_path) == expected, text
     assert license_of(tmp_path / "missing") is None
-    (tmp_path / "README.md").mkdir()
-    assert license_of(tmp_path) is None
+    (tmp_path / "folder" / "README.md").mkdir(parents=True)
+    assert license_of(tmp_path / "folder") is None
     assert license_of(tmp_path.with_name("null\0byte")) is None
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_license_of_never_raises(tmp_path_factory, content):
     folder = tmp_path_factory.getbasetemp()
     (folder / "README.md").write_bytes(b"---\n" + content + b"\n---\n")
