@@ -467,19 +467,14 @@ def config_of(*flags):
     return parse_cli(RewardServerConfig, "reward_server", list(flags))
 
 
-def test_serve_refuses_other_machines_without_a_token(monkeypatch):
+def test_serve_refuses_other_machines_without_a_token_and_an_address_in_use(monkeypatch):
     for host in ("192.0.2.1", "somewhere.invalid", "0.0.0.0", "::"):
         with pytest.raises(ConfigError, match=f"host: .*{TOKEN_VARIABLE}"):
             serve(length, config_of("--host", host, "--port", "0"))
-    monkeypatch.setenv(TOKEN_VARIABLE, "two words")
-    with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
-        serve(length, config_of("--port", "0"))
-    monkeypatch.setenv(TOKEN_VARIABLE, "")
-    with pytest.raises(ConfigError, match="host"):
-        serve(length, config_of("--host", "0.0.0.0", "--port", "0"))
-
-
-def test_serve_names_an_address_that_is_taken():
+    for token, named in (("two words", TOKEN_VARIABLE), ("", "host")):
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+        with pytest.raises(ConfigError, match=named):
+            serve(length, config_of("--host", "0.0.0.0", "--port", "0"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
@@ -503,12 +498,9 @@ def test_serve_names_the_extra_that_is_missing(package, monkeypatch):
         ("reward_funcs", ["plan", "a:b"]),
     ],
 )
-def test_config_names_a_bad_value(setting, values):
+def test_config_names_a_bad_value_and_has_no_place_for_a_token(setting, values):
     with pytest.raises(ConfigError, match=f"^{setting}: "):
         config_of(f"--{setting}", *values)
-
-
-def test_config_has_no_place_for_a_token():
     with pytest.raises(ConfigError, match="token"):
         replace(RewardServerConfig(), token=TOKEN)
 

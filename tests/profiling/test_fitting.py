@@ -29,7 +29,7 @@ def plan_of(config, devices=1, rows=32, activations=32, scoring=1.0):
 
 @pytest.fixture
 def found(monkeypatch):
-    """`smallest_change` for a plan of the formula, and what it told."""
+    """`smallest_change` for a plan of the formula, and what it printed."""
 
     def compiled(plan):
         for name, size in plan.stages.items():
@@ -38,44 +38,42 @@ def found(monkeypatch):
     monkeypatch.setattr(aot, "compile_plan", compiled)
 
     def find(memory_gib, config=CONFIG, **about):
-        told = []
+        lines = []
         build = lambda config: plan_of(config, **about)  # noqa: E731
         measured = fitting.Measured(build(config), dict(compiled(build(config))))
         assert not measured.fits(int(memory_gib * GIB))
-        change = fitting.smallest_change(config, measured, int(memory_gib * GIB), build, told.append)
+        change = fitting.smallest_change(config, measured, int(memory_gib * GIB), build, lines.append)
         assert change is None or change.measured.fits(int(memory_gib * GIB))
-        return None if change is None else change.describe(), told
+        return None if change is None else change.describe(), lines
 
     return find
 
 
-def test_the_fewest_micro_batches_come_first(found):
-    assert found(18)[0] == "--gradient_accumulation_steps 4"  # 8 + 1 + 8
-    assert found(10.1)[0] == "--gradient_accumulation_steps 32"
-
-
-def test_scoring_parts_are_halved_too(found):
-    change, told = found(12, scoring=16.0)
-    assert change == "--gradient_accumulation_steps 16 --local_rollout_forward_batch_size 8"
-    assert told[-1].endswith("fits") and all(line.endswith("does not fit") for line in told[:-1])
-
-
-def test_recomputation_where_rows_cannot_be_cut_further(found):
-    assert found(10, rows=2)[0] == "--gradient_checkpointing --use_peft --gradient_accumulation_steps 2"
-    assert found(14, rows=2)[0] == "--gradient_checkpointing --gradient_accumulation_steps 2"
-
-
-def test_the_mesh_comes_before_adapters(found):
-    assert found(7)[0] == "--use_peft --gradient_accumulation_steps 8"
-    change, told = found(7, devices=4)
-    assert change == "--parallel fsdp --gradient_accumulation_steps 8"
-    assert told[0] == "what is held throughout alone takes 8.00 GiB"
+@pytest.mark.parametrize(
+    ("memory_gib", "about", "change"),
+    [
+        # The fewest micro-batches come first.
+        (18, {}, "--gradient_accumulation_steps 4"),  # 8 + 1 + 8
+        (10.1, {}, "--gradient_accumulation_steps 32"),
+        (12, {"scoring": 16.0}, "--gradient_accumulation_steps 16 --local_rollout_forward_batch_size 8"),
+        # Recomputation where rows cannot be cut further.
+        (14, {"rows": 2}, "--gradient_checkpointing --gradient_accumulation_steps 2"),
+        (10, {"rows": 2}, "--gradient_checkpointing --use_peft --gradient_accumulation_steps 2"),
+        # The mesh comes before adapters.
+        (7, {}, "--use_peft --gradient_accumulation_steps 8"),
+        (7, {"devices": 4}, "--parallel fsdp --gradient_accumulation_steps 8"),
+    ],
+)
+def test_the_smallest_change_that_fits_is_found(found, memory_gib, about, change):
+    described, lines = found(memory_gib, **about)
+    assert described == change
+    assert lines[-1].endswith("fits") and not any(line.endswith(" fits") for line in lines[:-1])
+    assert ("8.00 GiB" in lines[0]) == (memory_gib == 7)  # what is held throughout alone
 
 
 def test_nothing_helps_where_what_is_held_is_too_much(found):
-    change, told = found(1)
-    assert change is None
-    assert len(told) == 4 and all("held throughout alone" in line for line in told)
+    change, lines = found(1)
+    assert change is None and len(lines) == 4
 
 
 def test_a_refusal_of_the_compiler_does_not_fit():

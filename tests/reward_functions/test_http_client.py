@@ -257,25 +257,18 @@ def test_client_gets_every_score_from_a_server_that_fails_3_of_10_times():
     assert metrics == counts(30, failed, 0) and len(server.requests) == 30 + failed
 
 
-def test_client_says_which_rows_failed():
+def test_client_says_which_rows_failed_and_stops_asking():
     def refuse_c(number, body):
         return (422, {"error": "no"}) if "pc" in body["messages"] else by_length(number, body)
 
+    metrics = {}
     with Script(refuse_c) as server:
         with pytest.raises(RewardError) as failed:
-            ask(client_of(server.url, batch_size=2), "abcde")
-        assert failed.value.rows == range(2, 4)
-        metrics = {}
+            ask(client_of(server.url, batch_size=2, workers=1), "abcde", log_metric=metrics.__setitem__)
+        assert failed.value.rows == range(2, 4) and len(server.requests) == 2
+        assert metrics == counts(2, 0, 1)  # reported all the same
         scores = ask(client_of(server.url, batch_size=2, on_error="none"), "abcde", log_metric=metrics.__setitem__)
-    assert scores == [2.0, 2.0, None, None, 2.0]
-    assert metrics == counts(3, 0, 1)
-
-
-def test_client_stops_asking_when_a_request_failed_and_reports_its_counts_all_the_same():
-    metrics = {}
-    with Script(always(500, {"error": "broken"})) as server, pytest.raises(RewardError):
-        ask(client_of(server.url, batch_size=1, workers=1), "abcdef", log_metric=metrics.__setitem__)
-    assert len(server.requests) == 1 and metrics == counts(1, 0, 1)
+    assert scores == [2.0, 2.0, None, None, 2.0] and metrics == counts(3, 0, 1)
 
 
 # --- time
