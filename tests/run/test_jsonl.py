@@ -65,7 +65,8 @@ def test_open_drops_half_a_line_and_truncate_after_goes_on_after_a_step(path, ta
     with path.open("a") as file:
         file.write(tail)
     with JsonlLog(path) as log:
-        assert [record["step"] for record in read_metrics(path)] == [1, 1, 2, 3, 4]
+        log.append({"step": 5})
+        assert [record["step"] for record in read_metrics(path)] == [1, 1, 2, 3, 4, 5]
         log.truncate_after(2)
         assert path.read_text() == "".join(before[:3])
         log.append({"step": 3})

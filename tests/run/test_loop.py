@@ -14,7 +14,7 @@ from jaxppo.errors import ConfigError
 from jaxppo.run import folder as run_folder
 from jaxppo.run import preemption
 from jaxppo.run.checkpoints import Checkpoints
-from jaxppo.run.jsonl import read_metrics
+from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.loop import StepOutput, Steps, TrainingLoop
 from jaxppo.run.preemption import Preempted
 from jaxppo.types import TrainState
@@ -90,6 +90,8 @@ def steps_of(folder):
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(folder, capsys):
     assert steps_of(folder) == [2, 4, 5]
+    with JsonlLog(folder / "metrics.jsonl") as log:
+        log.append({"step": 6, "objective/scores": -1.0})  # of an update that no checkpoint has
     assert logged(resume(folder)) == [(n, float(n * n)) for n in range(1, 7)]
     assert capsys.readouterr().out == ""
 
