@@ -77,12 +77,9 @@ def test_lines_of_compilers(collective, kind, axes, size):
     assert collectives.sent(TEXT.replace("{collective}", collective), SIZES, 99) == {(kind, axes): 6 * size}
 
 
-def test_groups_of_one_send_nothing():
+def test_groups_of_one_send_nothing_and_a_chain_of_a_tpu_counts_once():
     line = "f32[8]{0} all-reduce(%x), replica_groups=[4,1]<=[4]"
     assert collectives.sent(TEXT.replace("{collective}", line), SIZES, 1) == {}
-
-
-def test_a_chain_of_a_tpu_counts_once():
     line = (
         'f32[16]{0} all-gather(%x), replica_groups=[2,2]<=[4], frontend_attributes={chain_id="0"}, '
         'metadata={op_name="jit(f)/all_gather"}'

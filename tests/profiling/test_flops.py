@@ -66,6 +66,7 @@ def test_sampling_reads_prompts_once_and_then_one_token_of_each_row():
         ({}, 2, 1),
         ({"kl_coef": 0.0}, 1, 0),
         ({"logprobs": "recompute"}, 3, 2),
+        ({"top_entropy_quantile": 0.2}, 3, 2),  # entropies are the policy's
         ({"kl_estimator": "full"}, 4, 3),
         ({"value_model": "shared"}, 2, 1),
         ({"algorithm": "rloo", "num_generations": 2, "batch_size": 6}, 1, 1),
@@ -108,16 +109,6 @@ def test_of_update_agrees_with_the_products_of_the_benchmark(name, tmp_path):
     )
     found = flops.of_update(config, flops.of_models(model, model, params), shapes)
     assert found == pytest.approx(workloads.flops(work) - reward_model, rel=0.005)
-
-
-def test_scoring_counts_the_policy_where_its_entropies_are_needed():
-    size = Shapes(8, 16, 8, 16, 12, 32)
-    models = flops.Models(flops.Products(trunk=1000, last=400, adapter=0, head=500, attention=16, layers=2), None)
-    sampler, entropies, recompute = (
-        flops.scoring(replace(TrainConfig(), **changes), models, size)
-        for changes in ({}, {"top_entropy_quantile": 0.2}, {"logprobs": "recompute"})
-    )
-    assert sampler < entropies == recompute
 
 
 @pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, partial(LlamaConfig, num_key_value_heads=2)])

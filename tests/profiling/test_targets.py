@@ -34,11 +34,9 @@ def test_what_is_no_target_is_refused(name):
 @pytest.mark.parametrize(
     ("device_kind", "bfloat16", "full", "fast"),
     [
-        ("NVIDIA H100 80GB HBM3", 989.5, 67.0, 494.5),
         ("NVIDIA H100 PCIe", 756.5, 51.0, 378.0),
         ("NVIDIA H100 NVL", 835.5, 60.0, 417.5),
         ("NVIDIA H200", 989.5, 67.0, 494.5),
-        ("NVIDIA A100-SXM4-80GB", 312.0, 19.5, 156.0),
         ("NVIDIA A100 80GB PCIe", 312.0, 19.5, 156.0),
         ("NVIDIA L4", 121.0, 30.3, 60.0),
         ("NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6),
@@ -47,10 +45,8 @@ def test_what_is_no_target_is_refused(name):
         ("Tesla T4", 8.1, 8.1, 8.1),
         ("TPU v4", 275.0, 275.0 / 6, 275.0),
         ("TPU v5 lite", 197.0, 197.0 / 6, 197.0),
-        ("TPU v5p", 459.0, 459.0 / 6, 459.0),
         ("TPU v5", 459.0, 459.0 / 6, 459.0),
         ("TPU v6 lite", 918.0, 918.0 / 6, 918.0),
-        ("cpu", None, None, None),
         ("NVIDIA L40S", None, None, None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None, None),
