@@ -101,6 +101,20 @@ def torch_logits(model, ids, mask):
         return model(**torch_inputs(ids, mask)).logits.numpy()
 
 
+def next_token_loss(logits, ids, mask):
+    """Ours: the mean over the real tokens that follow a real one."""
+    logprobs = jax.nn.log_softmax(logits[:, :-1])
+    picked = jnp.take_along_axis(logprobs, jnp.asarray(ids)[:, 1:, None], axis=-1)[..., 0]
+    counted = mask[:, 1:] & mask[:, :-1]
+    return -jnp.where(counted, picked, 0).sum() / counted.sum()
+
+
+def torch_loss(model, ids, mask):
+    """The same of transformers or PEFT."""
+    counted = np.pad(mask[:, 1:] & mask[:, :-1], ((0, 0), (1, 0)))
+    return model(**torch_inputs(ids, mask), labels=torch.tensor(np.where(counted, ids, -100))).loss
+
+
 # --- parameters of ours ----------------------------------------------------------------------------------------------
 
 

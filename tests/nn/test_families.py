@@ -21,10 +21,11 @@ from tests.torch_models import (
     RAW,
     assert_equal_trees,
     from_torch,
+    next_token_loss,
     ragged_batch,
     torch,
-    torch_inputs,
     torch_logits,
+    torch_loss,
     torch_model,
     transformers,
 )
@@ -76,10 +77,7 @@ def test_logits_gradients_and_scores_are_those_of_transformers(model, tmp_path):
     @partial(jax.value_and_grad, has_aux=True)
     def loss(params, ids, mask):
         output = models.apply(config, params, ids, attention_mask=mask)
-        logprobs = jax.nn.log_softmax(output.logits[:, :-1])
-        picked = jnp.take_along_axis(logprobs, ids[:, 1:, None], axis=-1)[..., 0]
-        counted = mask[:, 1:] & mask[:, :-1]
-        return -jnp.where(counted, picked, 0).sum() / counted.sum(), output
+        return next_token_loss(output.logits, ids, mask), output
 
     for side in ("right", "left"):
         ids, mask = ragged_batch(side, LENGTHS)
@@ -92,8 +90,7 @@ def test_logits_gradients_and_scores_are_those_of_transformers(model, tmp_path):
         last = LENGTHS - 1 if side == "right" else -1
         assert close(scores[np.arange(len(LENGTHS)), last], expected, 1e-4) > 0.1
 
-    counted = np.pad(mask[:, 1:] & mask[:, :-1], ((0, 0), (1, 0)))
-    computed = theirs(**torch_inputs(ids, mask), labels=torch.tensor(np.where(counted, ids, -100))).loss
+    computed = torch_loss(theirs, ids, mask)
     computed.backward()
     np.testing.assert_allclose(value, computed.item(), rtol=1e-5)
     as_gradients = copy.deepcopy(theirs)
