@@ -1,4 +1,4 @@
-"""Intervals and tests against scipy, published numbers, and simulated coverage."""
+"""Intervals and tests against scipy, by hand, and by simulated coverage."""
 
 import math
 
@@ -27,13 +27,6 @@ def test_wilson_equals_scipy(successes, n, confidence):
     interval = wilson(successes, n) if confidence == 0.95 else wilson(successes, n, z)
     assert interval["rate"] == successes / n and interval["n"] == n
     np.testing.assert_allclose([interval["low"], interval["high"]], expected, atol=1e-6)
-
-
-def test_wilson_equals_published_numbers():
-    # Newcombe 1998, Statistics in Medicine 17, table I, method 3.
-    for (successes, n), low, high in (((81, 263), 0.2553, 0.3662), ((15, 148), 0.0624, 0.1605), ((0, 20), 0, 0.1611)):
-        interval = wilson(successes, n)
-        assert (round(interval["low"], 4), round(interval["high"], 4)) == (low, high)
 
 
 def test_wilson_of_no_answer_is_open():

@@ -32,29 +32,6 @@ def test_measure_of_one_answer_by_hand(text):
     assert cell["exact_match"]["rate"] == (text == "light a ; light b")
 
 
-def test_measure_counts_every_answer_in_every_denominator():
-    cell, count = measure(judged(*BY_HAND)), len(BY_HAND)
-    assert cell["validity"] == wilson(3, count)
-    assert cell["executability"] == wilson(5, count)
-    assert cell["readable"] == wilson(count - 2, count)
-    assert cell["exact_match"] == wilson(1, count)
-    for i, name in enumerate(MEASURES):
-        assert cell[name] == mean_interval([float(values[i]) for _, values in BY_HAND.values()], (0, 1)), name
-    assert cell["errors"] == {
-        "valid": 3,
-        "goal_not_reached": 2,
-        "precondition": 1,
-        "unknown_action": 1,
-        "wrong_arity": 2,
-        "unknown_object": 1,
-        "syntax": 2,
-        "wrong_type": 0,
-        "validator_crash": 0,
-        "validator_timeout": 0,
-    }
-    assert (cell["rows"], cell["answers"]) == (count, count)
-
-
 def test_length_ratio_is_of_valid_plans():
     assert measure(judged(*BY_HAND))["length_ratio"]["mean"] == pytest.approx((1 + 1 + 1.5) / 3)
     assert measure(judged("light a"))["length_ratio"] is None

@@ -32,7 +32,7 @@ from jaxppo.planning.prompts.sentences import template
 from jaxppo.planning.transform.renaming import obfuscate
 from tests import ROOT
 from tests.planning import kiln
-from tests.planning.language.test_parse import DELIVERY, ERRAND
+from tests.planning.delivery import DELIVERY, ERRAND
 
 CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
 BLOCKSWORLD = DOMAINS["blocksworld"].pddl

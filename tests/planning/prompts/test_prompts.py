@@ -15,7 +15,7 @@ from jaxppo.planning import (
     vocabulary,
 )
 from jaxppo.planning.domains import BLOCKSWORLD
-from tests.planning.language.test_parse import DELIVERY, ERRAND
+from tests.planning.delivery import DELIVERY, ERRAND
 
 PLAN = (("unstack", "b", "a"), ("stack", "a", "b"))
 
