@@ -24,6 +24,11 @@ def test_metrics_are_described_and_their_texts_survive_a_markdown_table():
             assert not re.search(r"[|\n]", text), metric.name
             assert not re.search(r"[<>*_^]", re.sub(r"`[^`]+`", "", text)), f"{metric.name}: formulas go in backticks"
         assert metrics.prefix_of(metric.name) in GROUPS
+    # Names of metrics in the texts are names of metrics.
+    text = " ".join(getattr(metric, field) for metric in METRICS for field in FIELDS)
+    quoted = [word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w<>]+/[\w<>/]+", code)]
+    assert quoted
+    assert [name for name in quoted if find(name) is None] == []
 
 
 def test_bands_are_those_of_the_text_and_advice_is_for_a_limit_of_the_band():
@@ -46,13 +51,6 @@ def test_bands_are_those_of_the_text_and_advice_is_for_a_limit_of_the_band():
 def test_outside_says_at_which_side_of_the_band_a_value_is():
     assert [outside(value, (0.5, 0.95)) for value in (0.4, 0.7, 0.99)] == ["below 0.5", "", "above 0.95"]
     assert [outside(9.0, band) for band in (None, (0.0, None), (None, 8.0))] == ["", "", "above 8"]
-
-
-def test_names_of_metrics_in_the_text_are_names_of_metrics():
-    text = " ".join(getattr(metric, field) for metric in METRICS for field in FIELDS)
-    quoted = [word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w<>]+/[\w<>/]+", code)]
-    assert quoted
-    assert [name for name in quoted if find(name) is None] == []
 
 
 @pytest.mark.parametrize(
