@@ -4,10 +4,10 @@ import pytest
 
 from jaxppo import data
 from jaxppo.config import DataConfig
-from jaxppo.data.chats import plain_row, turns_of
+from jaxppo.data.chats import plain_row
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets import files as dataset_files
-from tests.data.tokenizers import chat_tokenizer, words
+from tests.data.tokenizers import TEMPLATE, chat_tokenizer, words
 
 SYSTEM = {"role": "system", "content": "be brief"}
 FIRST, SECOND = {"role": "user", "content": "on b a"}, {"role": "user", "content": "b"}
@@ -65,14 +65,11 @@ def test_messages_are_read_from_every_kind_of_file(ending, tmp_path):
     assert [(row["prompt"], row["completion"]) for row in rows] == [("on b a", "stack b a"), ("b", "stack b a")]
 
 
-@pytest.mark.parametrize("column", ["conversation", "messages"])
-def test_a_chat_may_stand_in_another_column(column, tmp_path):
-    config = split_of(tmp_path, {column: [FIRST, ANSWER]}, prompt_column=column)
-    (row,) = data.load_split(config, "train", None)
-    assert (row["prompt"], row["messages"]) == ("on b a", [FIRST])
-
-
-def test_messages_beside_another_prompt_column_are_left_alone(tmp_path):
+def test_a_chat_may_stand_in_another_column_beside_which_messages_are_left_alone(tmp_path):
+    for column in ("conversation", "messages"):
+        config = split_of(tmp_path, {column: [FIRST, ANSWER]}, prompt_column=column)
+        (row,) = data.load_split(config, "train", None)
+        assert (row["prompt"], row["messages"]) == ("on b a", [FIRST])
     row = {"question": "stack b a", "messages": [FIRST, ANSWER], "completion": "x"}
     (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="question"), "train", None)
     assert loaded == {"id": "train-0", "question": "stack b a", "prompt": "stack b a", "completion": "x"}
@@ -149,8 +146,8 @@ def test_a_system_turn_of_the_row_wins():
     ("template", "config"),
     [
         (None, DataConfig()),
-        (chat_tokenizer().chat_template, DataConfig(use_chat_template=False)),
-        (chat_tokenizer().chat_template, DataConfig(input_min_text_length=1, input_max_text_length=2)),
+        (TEMPLATE, DataConfig(use_chat_template=False)),
+        (TEMPLATE, DataConfig(input_min_text_length=1, input_max_text_length=2)),
     ],
 )
 def test_a_chat_needs_a_template(template, config):
@@ -162,10 +159,6 @@ def test_a_chat_needs_a_template(template, config):
 
 def test_a_template_that_refuses_the_turns_of_a_row_names_it():
     one_turn = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}"
-    template = data.make_chat_template(chat_tokenizer(one_turn + chat_tokenizer().chat_template))
+    template = data.make_chat_template(chat_tokenizer(one_turn + TEMPLATE))
     with pytest.raises(ConfigError, match=r"use_chat_template.*\br\b.*too many"):
         template.prompt_text(CHAT)
-
-
-def test_turns_of_a_plain_row_are_its_prompt():
-    assert turns_of({"prompt": "on b a", "messages": None}) == [FIRST]

@@ -287,7 +287,7 @@ def test_what_is_wrong_is_found_out_before_the_first_answer(dataset, spoiled, tm
     for error, named, data, splits, settings in (
         (ModelError, "nowhere", dataset, ("test",), {"compare_with": "nowhere"}),
         (ModelError, "broken", dataset, ("test",), {"compare_with": str(tmp_path / "broken")}),
-        (DataError, rows[0]["id"], tmp_path / "twice", ("test",), {"compare_with": plans}),
+        (DataError, rows[0]["id"], tmp_path / "twice", ("test",), {"compare_with": str(spoiled)}),
         (DataError, "test_larger", dataset, ("test", "test_larger"), {"plans": plans}),
     ):
         with pytest.raises(error, match=named):

@@ -87,40 +87,29 @@ def test_match_plans_lists_ids_of_one_side_only():
         match_plans([*rows, rows[0]], plans, allow_missing=True, allow_unknown=True)
 
 
-def test_judge_rows_reads_pddl_as_strictly_as_completions():
-    texts = {
-        "(light a)\n(light b)": None,
-        "(LIGHT A) ; comment\n( light b )": None,
-        "": "goal_not_reached",
-        "(light a) and then (light b)": "syntax",
-        "light a ; light b": "syntax",  # right in the style of the row, but no PDDL
-        "(light a": "syntax",
-        "0: (light a)": "syntax",
+OWN_STYLE = {"nl": "use light on a. use light on b.", "pddl": "(light a)(light b)", "atoms": "light a ; light b"}
+
+
+@pytest.mark.parametrize("style", OWN_STYLE)
+def test_judge_rows_reads_completions_in_the_style_of_their_row_and_pddl_alike_in_all(style):
+    row = lamp_row(prompt_style=style)
+    (done,) = judge_rows([row], [[Prediction(text) for text in OWN_STYLE.values()]])
+    assert [one.outcome.verdict.valid for one in done.predictions] == [name == style for name in OWN_STYLE]
+    pddl = {
+        "(LIGHT A) ; comment\n( light b )": (None, None),
+        "": ("goal_not_reached", None),
+        "(light a) (fly b)": ("unknown_action", 2),
+        "(light a b)": ("wrong_arity", 1),
+        "(light a) and then (light b)": ("syntax", 2),
+        "light a ; light b": ("syntax", 1),  # right in the style of some rows, but no PDDL
+        "use light on a.": ("syntax", 1),
+        "(light a": ("syntax", 1),
+        "0: (light a)": ("syntax", 1),
     }
-    rows = [lamp_row(f"p{i}") for i in range(len(texts))]
-    done = judge_rows(rows, [[Prediction(text, is_pddl=True)] for text in texts])
-    assert [row.predictions[0].outcome.verdict.error for row in done] == list(texts.values())
-    assert done[0].predictions[0].outcome.actions == (("light", "a"), ("light", "b"))
-
-
-@pytest.mark.parametrize("style", ["atoms", "pddl", "nl"])
-def test_judge_rows_judges_pddl_alike_in_every_prompt_style(style):
-    texts = ["(light a)(light b)", "(light a) (fly b)", "(light a b)", "(light a) light b", "use light on a."]
-    (done,) = judge_rows([lamp_row(prompt_style=style)], [[Prediction(text, is_pddl=True) for text in texts]])
-    verdicts = [prediction.outcome.verdict for prediction in done.predictions]
-    assert [verdict.error for verdict in verdicts] == [None, "unknown_action", "wrong_arity", "syntax", "syntax"]
-    assert [verdict.failed_step for verdict in verdicts] == [None, 2, 1, 2, 1]
-
-
-def test_judge_rows_reads_completions_in_the_style_of_their_row():
-    sentences, steps = "use light on a. use light on b.", "(light a)(light b)"
-    rows = [lamp_row(f"p-{style}", prompt_style=style) for style in ("nl", "pddl", "atoms")]
-    predictions = [Prediction(sentences), Prediction(steps), Prediction("light a ; light b")]
-    valid = [
-        [prediction.outcome.verdict.valid for prediction in row.predictions]
-        for row in judge_rows(rows, [predictions] * 3)
-    ]
-    assert valid == [[True, False, False], [False, True, False], [False, False, True]]
+    (done,) = judge_rows([row], [[Prediction(text, is_pddl=True) for text in pddl]])
+    verdicts = [one.outcome.verdict for one in done.predictions]
+    assert [(verdict.error, verdict.failed_step) for verdict in verdicts] == list(pddl.values())
+    assert done.predictions[0].outcome.actions == (("light", "a"), ("light", "b"))
 
 
 def test_judge_rows_counts_no_answer_as_no_plan():
