@@ -3,7 +3,6 @@ import os
 import shlex
 import tempfile
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -248,24 +247,19 @@ def test_import_problems_reads_plan_files(files, tmp_path):
 
 
 def test_import_problems_makes_rows_of_texts_and_plans(tmp_path):
-    files = lamp_files({"p": (3, 2)}) | {"domain.pddl": LAMPS.replace("\n", "\r\n")}
-    rows, _, report = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
+    files = lamp_files({"p": (3, 2), "q": (3, 1), "r": (4, 1)})
+    comment = lamp_problem(4, 1) + "; (a comment)"
+    files |= {"domain.pddl": LAMPS.replace("\n", "\r\n"), "q.pddl": lamp_problem(3, 1) + ")\n)", "r.pddl": comment}
+    rows, rejected, report = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
     row = rows["p"]
     assert row["domain_pddl"] == LAMPS
-    assert row["problem_pddl"] == lamp_problem(3, 2)
+    # Spare parentheses after a problem are dropped.
+    assert [row["problem_pddl"] for row in rows.values()] == [lamp_problem(3, 2), lamp_problem(3, 1), comment]
     assert row["prompt"] == "<init> lamp l0 ; next l0 l1 ; next l1 l2 <goal> on l2 <plan>"
     assert row["completion"] == "switch-on l0 ; pass l0 l1 ; pass l1 l2"
     assert (row["domain"], row["split"], row["planner"], row["source"]) == ("lamps", "test", "given", "p.pddl")
     assert (row["plan_length"], row["n_objects"]) == (3, 3)
-    assert report["plans"] == {"given": 1, "found": 0, "not found": 0}
-
-
-def test_import_problems_drops_spare_parentheses_after_a_problem(tmp_path):
-    spare, comment = lamp_problem(3, 1) + ")\n)", lamp_problem(4, 1) + "; (a comment)"
-    files = lamp_files({"p": (3, 1), "q": (4, 1)}) | {"p.pddl": spare, "q.pddl": comment}
-    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
-    assert rejected == {}
-    assert [row["problem_pddl"] for row in rows.values()] == [lamp_problem(3, 1), comment]
+    assert report["plans"] == {"given": 3, "found": 0, "not found": 0} and rejected == {}
 
 
 ONE, TWO = lamp_problem(4, 1), lamp_problem(4, 2)
@@ -303,24 +297,16 @@ def test_import_problems_leaves_duplicates_out_once_for_each_domain(tmp_path):
     renamed = lamp_problem(3, 1).replace("l0", "a").replace("l1", "b").replace("l2", "c")
     files = lamp_files({"p1": (3, 1), "p2": (3, 1), "p3": (3, 2)}, "lamps/")
     files |= {"lamps/p2.pddl": renamed, "lamps/p2.plan": "(switch-on a)(pass a b)"}
-    files |= {
-        "other/domain.pddl": LAMPS.replace("(domain lamps)", "(domain lights)"),
-        "other/p1.pddl": lamp_problem(3, 1, domain="lights"),
-        "other/p1.plan": lines(lamp_plan(1)),
-    }
+    for folder in ("again", "other", "stay"):
+        files |= lamp_files({"p1": (3, 1)}, f"{folder}/")
+    files["again/domain.pddl"] = "; the first again\n" + LAMPS.upper()
+    files["other/domain.pddl"] = LAMPS.replace("(domain lamps)", "(domain lights)")
+    files["stay/domain.pddl"] = LAMPS.replace("(not (on ?x)))))", "(on ?x))))")  # of the same name, but lamps stay on
     rows, rejected, report = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
-    assert list(rows) == ["lamps/p1", "lamps/p3", "other/p1"]
-    assert_rejected(rejected, {"lamps/p2.pddl": ("duplicate", "lamps/p1")})
-    assert report["rejected"] == {"duplicate": 1}
-
-
-def test_import_problems_keeps_domains_of_one_name_apart(tmp_path):
-    files = {name: content for folder in "abc" for name, content in lamp_files({"p": (3, 1)}, f"{folder}/").items()}
-    files["b/domain.pddl"] = LAMPS.replace("(not (on ?x)))))", "(on ?x))))")  # lamps stay on
-    files["c/domain.pddl"] = "; the first again\n" + LAMPS.upper()
-    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
-    assert list(rows) == ["a/p", "b/p"]
-    assert_rejected(rejected, {"c/p.pddl": ("duplicate", "a/p")})
+    assert list(rows) == ["again/p1", "lamps/p3", "other/p1", "stay/p1"]
+    duplicates = {"lamps/p1.pddl": ("duplicate", "again/p1"), "lamps/p2.pddl": ("duplicate", "again/p1")}
+    assert_rejected(rejected, duplicates)
+    assert report["rejected"] == {"duplicate": 2}
 
 
 def test_import_problems_does_not_load_files_that_are_too_large(tmp_path):
@@ -756,41 +742,25 @@ needs_corpus = pytest.mark.skipif(
 )
 
 
-@cache
-def corpus_references():
-    """Every sixth reference plan of the corpus, at most 60 steps long."""
-    records = [json.loads(line) for line in (CORPUS / "reference_plans.jsonl").read_text().splitlines()]
-    return [record for record in records if len(record["plan"]) <= 60][::6]
-
-
-def corpus_files(layout: str):
-    """The corpus's files in a layout, and the recorded plan of each problem by the id it should get."""
-    files, plans = {}, {}
-    for number, record in enumerate(corpus_references()):
-        domain, problem = (Path(record[key]) for key in ("domain_file", "problem_file"))
-        name, texts = problem.parent.name, [(CORPUS / path).read_text() for path in (domain, problem)]
-        if layout == "ipc":
-            places = (f"{name}/{domain.name}", f"{name}/{problem.stem}.pddl", f"{name}/{problem.stem}.pddl.soln")
-        elif layout == "numbered":
-            places = (f"{name}/domain-{number:03}.pddl", f"{name}/p{number:03}.pddl", f"{name}/plans/p{number:03}.plan")
-        else:
-            root = f"{name}-{number}" if domain.name != "domain.pddl" else name
-            basic = f"{root}/generated_basic/instance-{number}"
-            places = (f"{root}/generated_domain.pddl", f"{basic}.pddl", f"{basic}.plan")
-        files |= dict(zip(places, (*texts, lines(record["plan"])), strict=True))
-        plans[places[1].removesuffix(".pddl")] = (record["plan"], *texts)
-    return files, plans
-
-
 @needs_corpus
-@pytest.mark.parametrize("layout", ["ipc", "numbered", "planbench"])
+@pytest.mark.parametrize("layout", ["ipc", "numbered"])
 def test_import_problems_gives_back_the_corpus(layout, tmp_path):
-    files, plans = corpus_files(layout)
+    """Every sixth reference plan, at most 60 steps long."""
+    records = [json.loads(line) for line in (CORPUS / "reference_plans.jsonl").read_text().splitlines()]
+    files, expected = {}, {}
+    for number, record in enumerate([record for record in records if len(record["plan"]) <= 60][::6]):
+        domain, problem = Path(record["domain_file"]), Path(record["problem_file"])
+        folder, texts = problem.parent.name, [(CORPUS / path).read_text() for path in (domain, problem)]
+        names = (domain.name, problem.stem, f"{problem.stem}.pddl.soln")
+        if layout == "numbered":
+            names = (f"domain-{number:03}.pddl", f"p{number:03}", f"plans/p{number:03}.plan")
+        files[f"{folder}/{names[0]}"] = texts[0]
+        files[f"{folder}/{names[1]}.pddl"] = texts[1]
+        files[f"{folder}/{names[2]}"] = lines(record["plan"])
+        expected[f"{folder}/{names[1]}"] = (record["plan"], *texts)
     rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files), prompt_style="pddl")
-    assert len(plans) > 70
-    assert {reason.split(" of ")[0] for reason in rejected.values()} <= {"duplicate"}
-    assert rows.keys() | {source.removesuffix(".pddl") for source in rejected} == plans.keys()
+    assert len(expected) > 70
+    assert {kind_of_reason(reason) for reason in rejected.values()} <= {"duplicate"}
+    assert rows.keys() | {source.removesuffix(".pddl") for source in rejected} == expected.keys()
     for name, row in rows.items():
-        plan, domain_pddl, problem_pddl = plans[name]
-        assert row["reference_plan"] == plan
-        assert (row["domain_pddl"], row["problem_pddl"]) == (domain_pddl, problem_pddl)
+        assert (row["reference_plan"], row["domain_pddl"], row["problem_pddl"]) == expected[name]

@@ -89,14 +89,6 @@ def test_ground_actions_are_read_back_and_no_two_are_written_alike(name, style):
     assert len(steps) == len(set(steps)) == len(actions) > 10
 
 
-@each_domain
-@pytest.mark.parametrize("style", ["pddl", "nl"])
-def test_plans_are_read_from_the_words_that_a_word_level_tokenizer_gives(name, style):
-    actions, domain_pddl = random.Random(0).sample(ground_actions(name), 10), DOMAINS[name].pddl
-    words = split_words(render_completion(actions, style, domain_pddl))
-    assert parse_completion(" ".join(words), style, domain_pddl) == ParsedPlan(tuple(actions))
-
-
 def may_be_the_same(first, second):
     """Whether names could make two templates one sentence: they differ in no word that both fix."""
     return len(first) == len(second) and all(a == b or "" in (a, b) for a, b in zip(first, second, strict=True))
@@ -232,13 +224,10 @@ def test_reading_stops_at_anything_else(style, text, n_actions):
     "text",
     [
         "use drive on v and home and hub.",
-        "use drive on v, home, hub.",
         "use drive on v home and hub.",
-        "use drive on v, home and hub and hub.",
         "use drive on ,, home and hub.",
         "use drive on v and home.",
         "use fly on v, home and hub.",
-        "drive v home hub.",
         "drive on v, home and hub.",
     ],
 )
