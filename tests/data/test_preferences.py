@@ -16,14 +16,24 @@ def encoded(*rows, max_length=9):
     return encode_pairs(word_tokenizer(WORDS), list(rows), max_length, "here")
 
 
-def test_encode_pairs_puts_prompt_completion_and_end_together():
-    row = {"prompt": "a b", "chosen": "c", "rejected": "d d", "margin": 2}
-    assert encoded(row).kept == [Pair([A, B, C, END], [A, B, D, D, END], 2.0)]
-
-
-@pytest.mark.parametrize("prompt", [{}, {"prompt": ""}, {"prompt": None}])
-def test_encode_pairs_without_a_prompt_takes_whole_texts(prompt):
-    assert encoded(prompt | {"chosen": "a c", "rejected": "a"}).kept == [Pair([A, C, END], [A, END], 0.0)]
+@pytest.mark.parametrize(
+    ("row", "pair"),
+    [
+        (
+            {"prompt": "a b", "chosen": "c", "rejected": "d d", "margin": 2},
+            Pair([A, B, C, END], [A, B, D, D, END], 2.0),
+        ),
+        # Without a prompt the texts are whole ones.
+        ({"chosen": "a c", "rejected": "a"}, Pair([A, C, END], [A, END], 0.0)),
+        ({"prompt": "", "chosen": "a c", "rejected": "a"}, Pair([A, C, END], [A, END], 0.0)),
+        ({"prompt": None, "chosen": "a c", "rejected": "a"}, Pair([A, C, END], [A, END], 0.0)),
+        # Each text ends once; an end inside is none.
+        ({"prompt": "a", "chosen": "c <eos>", "rejected": "<eos>", "margin": None}, Pair([A, C, END], [A, END], 0.0)),
+        ({"prompt": "a", "chosen": "", "rejected": "<eos> d"}, Pair([A, END], [A, END, D, END], 0.0)),
+    ],
+)
+def test_encode_pairs_puts_prompt_completion_and_end_together(row, pair):
+    assert encoded(row).kept == [pair]
 
 
 def test_encode_pairs_begins_as_the_tokenizer_begins_texts():
@@ -31,13 +41,6 @@ def test_encode_pairs_begins_as_the_tokenizer_begins_texts():
     rows = [{"prompt": "on b", "chosen": "a", "rejected": "b"}]
     ((pair,), _) = encode_pairs(tokenizer, rows, 9, "here")
     assert [tokenizer.decode(ids) for ids in (pair.chosen, pair.rejected)] == ["<s> on b a <eos>", "<s> on b b <eos>"]
-
-
-def test_encode_pairs_ends_each_text_once():
-    row = {"prompt": "a", "chosen": "c <eos>", "rejected": "<eos>", "margin": None}
-    assert encoded(row).kept == [Pair([A, C, END], [A, END], 0.0)]
-    row = {"prompt": "a", "chosen": "", "rejected": "<eos> d"}  # an end inside is none
-    assert encoded(row).kept == [Pair([A, END], [A, END, D, END], 0.0)]
 
 
 def test_encode_pairs_leaves_out_pairs_of_which_either_text_is_too_long():
@@ -78,14 +81,11 @@ def test_encode_pairs_names_the_bad_row(row, named):
     ],
 )
 def test_load_rows_says_in_one_line_what_is_wrong(tmp_path, rows, split, named):
+    own = [{"chosen": "a", "rejected": "b", "source": 7}]  # rows need no planning columns
+    assert load_rows(write_rows(tmp_path / "right", train=own), "train") == own
     with pytest.raises(DataError, match=named) as caught:
         load_rows(write_rows(tmp_path, train=rows), split)
     assert "\n" not in str(caught.value)
-
-
-def test_load_rows_reads_rows_without_planning_columns(tmp_path):
-    rows = [{"chosen": "a", "rejected": "b", "source": 7}]
-    assert load_rows(write_rows(tmp_path, train=rows), "train") == rows
 
 
 def test_padded_size_has_few_values_which_are_at_most_half_too_large():

@@ -160,28 +160,17 @@ def test_load_split_names_row_and_field_of_a_wrong_value(write_split, rows, chan
         data.load_split(write_split(json.dumps(rows[2] | change)), "dev", validator="val")
 
 
-def test_load_split_names_file_line_and_field_of_a_missing_value(write_split, rows):
-    incomplete = {name: value for name, value in rows[2].items() if name != "problem_pddl"}
-    with pytest.raises(DataError, match=r"dev\.jsonl:3.*problem_pddl"):
-        data.load_split(write_split(json.dumps(incomplete)), "dev")
-
-
-@pytest.mark.parametrize("line", ["[" * 200_000, '{"prompt": "\\ud800"}', "1" * 5_000, '{"id": "x"', "null"])
-def test_load_split_names_file_and_line_of_a_line_that_is_no_json_object(write_split, line):
+@pytest.mark.parametrize("line", ["[" * 200_000, '{"prompt": "\\ud800"}', "1" * 5_000, '{"id": "x"', "null", "{}"])
+def test_load_split_names_file_and_line_of_a_line_that_is_no_row(write_split, line):
     with pytest.raises(DataError, match=r"dev\.jsonl:3"):
         data.load_split(write_split(line), "dev")
 
 
-@pytest.mark.parametrize(
-    ("named", "settings", "split"),
-    [
-        ("eval_splits.*dev", {}, "dev"),
-        ("dataset.*/no/such/folder", {"dataset": "/no/such/folder"}, "test"),
-    ],
-)
-def test_load_split_names_an_unknown_split_and_data_set(named, settings, split):
-    with pytest.raises(DataError, match=named):
-        data.load_split(replace(SMALL, **settings), split)
+def test_load_split_names_an_unknown_split_and_data_set():
+    with pytest.raises(DataError, match=r"eval_splits.*dev"):
+        data.load_split(SMALL, "dev")
+    with pytest.raises(DataError, match=r"dataset.*/no/such/folder"):
+        data.load_split(replace(SMALL, dataset="/no/such/folder"), "test")
 
 
 def test_load_split_wants_domains_that_sentences_can_be_read_with(write_split, rows, monkeypatch):
