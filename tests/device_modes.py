@@ -20,6 +20,7 @@ from jaxppo import data, models
 from jaxppo.config import RunConfig, TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.nn import ModelConfig
+from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.parallel import processes
@@ -28,29 +29,14 @@ from jaxppo.rl import padding
 from jaxppo.rl.ppo import PPO
 
 EOS, PAD, ROWS, LENGTH, UPDATES = 0, 1, 16, 6, 2
-MODEL = GPTNeoXConfig(
-    vocab_size=24,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    initializer_range=0.3,
-    eos_token_id=EOS,
-    pad_token_id=PAD,
-)
+TOKENS = 21  # of a vocabulary that is padded to 24
+TINY = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32, "initializer_range": 0.3}
+TINY |= {"eos_token_id": EOS, "pad_token_id": PAD}
+MODEL = GPTNeoXConfig(**TINY, num_attention_heads=2)
 QWEN3 = LlamaConfig(
-    model_type="qwen3",
-    vocab_size=24,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=32,
-    initializer_range=0.3,
-    eos_token_id=EOS,
-    pad_token_id=PAD,
+    **TINY, model_type="qwen3", num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_tokens=TOKENS
 )
+GPT2 = GPT2Config(**TINY, num_attention_heads=2, max_position_embeddings=32)
 PPO_CONFIG = replace(
     TrainConfig(),
     batch_size=ROWS,
@@ -60,25 +46,25 @@ PPO_CONFIG = replace(
     learning_rate=1e-3,
     total_episodes=ROWS * 100,
 )
+RLOO_CONFIG = replace(PPO_CONFIG, algorithm="rloo", num_generations=2)
 CONFIGS = {
     "ppo": (PPO_CONFIG, MODEL),
-    "rloo": (replace(PPO_CONFIG, algorithm="rloo", num_generations=2), MODEL),
-    "lora": (replace(PPO_CONFIG, use_peft=True, lora_r=4, gradient_accumulation_steps=2), MODEL),
-    "qwen3": (PPO_CONFIG, QWEN3),
+    "rloo": (RLOO_CONFIG, QWEN3),
+    "lora": (replace(RLOO_CONFIG, use_peft=True, lora_r=4, gradient_accumulation_steps=2), GPT2),
 }
 
 
 def prompts_of(config: TrainConfig) -> Any:
     """The prompts of a batch."""
     rng = np.random.default_rng(0)
-    rows = [rng.integers(2, 24, rng.integers(3, 9)).tolist() for _ in range(config.num_prompts)]
+    rows = [rng.integers(2, TOKENS, rng.integers(3, 9)).tolist() for _ in range(config.num_prompts)]
     return data.pad_left(rows, 8, PAD)
 
 
 def recorded() -> list[list[int]]:
     """Completions that no model has sampled; some end, some are cut."""
     rng = np.random.default_rng(1)
-    rows = [rng.integers(2, 24, rng.integers(1, LENGTH)).tolist() for _ in range(ROWS)]
+    rows = [rng.integers(2, TOKENS, rng.integers(1, LENGTH)).tolist() for _ in range(ROWS)]
     return [[*row, EOS] if i % 3 else row for i, row in enumerate(rows)]
 
 
@@ -88,6 +74,8 @@ def run(config: TrainConfig, model: ModelConfig, parallel: DataParallel) -> dict
     length_gaps = data.length_gaps(prompts.prompt_mask.sum(axis=1).tolist())[:1]  # two lengths to compile, not four
     ppo = PPO(config, model, EOS, PAD, parallel, length_gaps=length_gaps)
     policy, other = (jax.device_get(models.init_params(model, jax.random.key(seed))) for seed in (0, 1))
+    if model.num_logits < model.vocab_size:  # the rows beyond have the largest logits
+        policy["lm_head"]["kernel"] = policy["lm_head"]["kernel"] * np.where(np.arange(24) < TOKENS, 1, 40)
     value = {"trunk": other["trunk"], "score": {"kernel": np.full((16, 1), 0.1, np.float32)}}
     near = jax.tree.map(lambda x, y: np.float32(0.9) * x + np.float32(0.1) * y, policy, other)
     reference = parallel.put(near)

@@ -34,8 +34,6 @@ def example():
         ("pick-up a ; stack a b", 1.0, True),
         ("pick-up a", 0.5, False),
         ("pick-up a ; stack a b ; unstack a b", 2 / 3, False),
-        ("pick-up a ; stack a b b", 0.5, False),
-        ("; ; ;", 0.0, False),
         ("", 0.0, False),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from jaxppo import data, models
 from jaxppo.config import ALGORITHMS, Algorithm, RLConfig, TrainConfig
-from jaxppo.config.sources import flatten, parse_cli
+from jaxppo.config.sources import flatten, parse_cli, replace
 from jaxppo.errors import ConfigError
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import algorithms
@@ -29,9 +29,8 @@ def make_trajectories(rewarded, config, axis_name):
     return trajectories, {"policy/advantages_mean": ops.mean(advantages, axis_name)}
 '''
 ROW = Algorithm(needs_values=False, ratio="completion", num_generations=2)
-FLAGS = (
-    "--batch_size 8 --total_episodes 80 --response_length 6 --learning_rate 0.01 --kl_coef 0 --missing_eos_penalty None"
-)
+SETTINGS = {"batch_size": 8, "total_episodes": 80, "response_length": 6, "learning_rate": 0.01, "kl_coef": 0.0}
+SETTINGS |= {"missing_eos_penalty": None}
 SCORES = np.array([0.0, 1.0, 0.5, np.nan, 0.25, 0.0, 1.0, 0.25], np.float32)
 
 
@@ -46,13 +45,13 @@ def reinforce(tmp_path, monkeypatch):
 
 
 def test_a_new_algorithm_is_a_file_and_a_row(reinforce, tmp_path):
-    config = parse_cli(TrainConfig, "train", ["--algorithm", "reinforce", *FLAGS.split()])
+    config = replace(parse_cli(TrainConfig, "train", ["--algorithm", "reinforce"]), **SETTINGS)
     assert (flatten(config)["algorithm"], config.rl.group_size, config.num_prompts) == ("reinforce", 2, 4)
     ppo = PPO(config, MODEL, EOS, PAD, DataParallel(devices=jax.devices()[:1]))
     policy = models.init_params(MODEL, jax.random.key(0))
     state, prompts = ppo.init_state(policy), data.pad_left([[5, 6], [7], [3, 4], [9]], 4, PAD)
     assert set(state.params) == {"policy"}
-    rollout = ppo.generate(state, prompts, 0)
+    rollout = ppo.rollout_of([[5, 6], [7, EOS], [3, 4, 8], [9]] * 2)
     sequences = ppo.pack(prompts, rollout)
     scored = ppo.score(state, ppo.reference(state, policy), sequences, rollout)
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, SCORES)
@@ -67,7 +66,7 @@ def test_a_new_algorithm_is_a_file_and_a_row(reinforce, tmp_path):
 
 
 def test_an_algorithm_without_a_row_is_an_error_that_names_the_rows():
-    with pytest.raises(ConfigError, match=r"^algorithm: expected one of ppo, rloo, grpo, got 'reinforce'$"):
+    with pytest.raises(ConfigError, match=r"^algorithm: .*ppo, rloo, grpo"):
         parse_cli(TrainConfig, "train", ["--algorithm", "reinforce"])
 
 

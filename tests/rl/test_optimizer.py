@@ -17,25 +17,21 @@ def rates_of(config, num_updates=10, peak=1.0):
     return [float(schedule(jnp.int32(step))) for step in range(num_updates + 1)]
 
 
-def test_make_schedule_decays_linearly_to_0_at_the_end():
-    linear = rates_of(OptimizerConfig(lr_scheduler_type="linear"), peak=2.0)
-    np.testing.assert_allclose(linear, [2 * (1 - step / 10) for step in range(11)], atol=1e-6)
+STEPS = np.arange(11)
+SHAPES = {
+    "linear": 1 - STEPS / 10,
+    "cosine": 0.5 * (1 + np.cos(np.pi * STEPS / 10)),
+    "constant": np.ones(11),
+}
 
 
-def test_make_schedule_decays_as_a_cosine_to_0_at_the_end():
-    cosine = rates_of(OptimizerConfig(lr_scheduler_type="cosine"))
-    np.testing.assert_allclose(cosine, [0.5 * (1 + np.cos(np.pi * step / 10)) for step in range(11)], atol=1e-6)
-
-
-def test_make_schedule_can_stay_constant():
-    assert rates_of(OptimizerConfig(lr_scheduler_type="constant"), peak=0.5) == [0.5] * 11
-
-
-@pytest.mark.parametrize("decay", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("decay", SHAPES)
 def test_make_schedule_warms_up_to_the_peak_and_then_decays_over_the_rest(decay):
+    plain = OptimizerConfig(lr_scheduler_type=decay)
+    np.testing.assert_allclose(rates_of(plain, peak=2.0), 2 * SHAPES[decay], atol=1e-6)
     values = rates_of(OptimizerConfig(lr_scheduler_type=decay, warmup_steps=4))
     np.testing.assert_allclose(values[:5], [0.25, 0.5, 0.75, 1.0, 1.0], atol=1e-6)
-    np.testing.assert_allclose(values[4:], rates_of(OptimizerConfig(lr_scheduler_type=decay), num_updates=6), atol=1e-6)
+    np.testing.assert_allclose(values[4:], rates_of(plain, num_updates=6), atol=1e-6)
 
 
 def test_make_learning_rates_gives_the_value_model_its_own_peak():
@@ -87,32 +83,16 @@ def test_apply_gradients_decays_weights_apart_from_adam():
     np.testing.assert_allclose(change["policy"], [[-0.5 * 0.1 * 2.0]], rtol=1e-6)
     bias_or_norm = one_step(config, {"policy": jnp.array([0.0])}, {"policy": jnp.array([2.0])})
     assert bias_or_norm["policy"] == 0.0
-
-
-def test_apply_gradients_at_rate_0_changes_nothing():
-    change = one_step(OptimizerConfig(learning_rate=0.0, weight_decay=0.1), {"policy": jnp.array([3.0])})
-    assert change["policy"] == 0.0
-
-
-def test_apply_gradients_carries_adams_moments_from_step_to_step():
-    config = OptimizerConfig(learning_rate=1.0, lr_scheduler_type="constant", adam_epsilon=1.0, max_grad_norm=None)
-    transformation, rates = optimizer.make_optimizer(config), optimizer.make_learning_rates(config, 10)
-    params = {"policy": jnp.zeros(1)}
-    state = TrainState(params, transformation.init(params), jnp.int32(0))
-    for gradient in (2.0, -1.0):
-        state = optimizer.apply_gradients(state, {"policy": jnp.array([gradient])}, transformation, rates)
-    first = 2 / 3  # m = 0.2, v = 0.004, corrected to 2 and 4
-    m, v = (0.9 * 0.2 - 0.1) / (1 - 0.9**2), (0.999 * 0.004 + 0.001) / (1 - 0.999**2)
-    np.testing.assert_allclose(state.params["policy"], [-first - m / (np.sqrt(v) + 1)], rtol=1e-4)
+    still = one_step(OptimizerConfig(learning_rate=0.0, weight_decay=0.1), {"policy": jnp.array([3.0])})
+    assert still["policy"] == 0.0
 
 
 def test_rates_of_tiny_models_are_warned_of_with_larger_ones():
     both = OptimizerConfig(learning_rate=6e-4, value_learning_rate=2e-3)
-    assert optimizer.high_rates(both, 12_000_000) == (
-        "learning_rate 0.0006 and value_learning_rate 0.002 are high for 12,000,000 parameters, pretrained models take "
-        "1e-6 to 1e-5"
-    )
-    of_values = OptimizerConfig(learning_rate=1e-5, value_learning_rate=2e-3)
-    assert optimizer.high_rates(of_values, 12_000_000).startswith("value_learning_rate 0.002 is high for")
+    warning = optimizer.high_rates(both, 12_000_000)
+    for part in ("learning_rate 0.0006", "value_learning_rate 0.002", "12,000,000"):
+        assert part in warning
+    of_values = optimizer.high_rates(OptimizerConfig(learning_rate=1e-5, value_learning_rate=2e-3), 12_000_000)
+    assert of_values.startswith("value_learning_rate 0.002")
     assert optimizer.high_rates(OptimizerConfig(learning_rate=1e-5), 12_000_000) is None
     assert optimizer.high_rates(both, 1_000_000) is None

@@ -25,5 +25,5 @@ def test_a_value_model_needs_the_tokens_of_the_policy_and_not_its_padding(tmp_pa
         if fits:
             assert load()[0].vocab_size == 59
         else:
-            with pytest.raises(ModelError, match=f"at least the policy's {policy.num_logits} tokens, got 59"):
+            with pytest.raises(ModelError, match="value_model_path"):
                 load()

@@ -1,4 +1,4 @@
-"""From scores to trajectories against plain loops in float64, for PPO and RLOO, on any number of devices."""
+"""From scores to trajectories against plain loops in float64, for PPO, RLOO and GRPO, on any number of devices."""
 
 import math
 from functools import partial
@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo.config import RLConfig, TrainConfig
+from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DATA, DataParallel
-from jaxppo.rl import losses, trajectories
+from jaxppo.rl import trajectories
 from jaxppo.rl.algorithms import formulas_of
 from jaxppo.types import Controls, Rollout, Scored, ScoreMoments, Sequences
 
@@ -22,6 +22,7 @@ MASK = np.arange(LENGTH)[None, :] < LENGTHS[:, None]
 PROMPTS = np.array([3, 3, 5, 5, 4, 4, 2, 2], np.int32)
 SCORES = np.array([0.37, 1.0, 0.25, -0.5, 0.6, 0.6, 1.0, 0.2], np.float32)  # rows 4 and 5 are a flat group of two
 EARLIER = np.array([2.0, -1.0, 0.5], np.float32)
+ENTROPY = np.where(MASK, np.random.default_rng(2).uniform(0.1, 3.0, MASK.shape), 9.0).astype(np.float32)
 SETTINGS = {"batch_size": ROWS, "response_length": LENGTH, "gamma": 0.9, "lam": 0.8, "kl_coef": 0.1}
 
 
@@ -38,10 +39,10 @@ def inputs(padding=0, junk=0.0):
     def dirty(x, real):
         return np.pad(np.where(real, x, np.float32(junk)), ((0, 0), (0, padding)), constant_values=junk)
 
-    # The value behind the last token is a real one.
-    behind = np.arange(LENGTH)[None, :] <= LENGTHS[:, None]
+    # The value after the last token is a real one.
+    states = np.arange(LENGTH)[None, :] <= LENGTHS[:, None]
     full_kl = dirty(np.abs(full_kl), MASK)
-    scored = Scored(dirty(logprobs, MASK), dirty(reference, MASK), dirty(values, behind), full_kl)
+    scored = Scored(dirty(logprobs, MASK), dirty(reference, MASK), dirty(values, states), full_kl)
     mask = np.pad(MASK, ((0, 0), (0, padding)))
     ids = np.zeros(mask.shape, np.int32)
     rollout = Rollout(ids, mask, scored.logprobs, ENDED)
@@ -71,6 +72,8 @@ def make(
     scored, recorded, sequences = inputs(padding, junk)
     unused = {} if config.rl.kl_estimator == "full" else {"full_kl": None}
     unused |= {} if config.rl.algorithm == "ppo" else {"values": None}
+    if config.rl.top_entropy_quantile < 1:
+        unused["entropy"] = np.pad(ENTROPY, ((0, 0), (0, padding)), constant_values=junk)
     scored = scored._replace(**unused | scored_changes)
     controls = controls_after() if controls is None else controls
     # Not compiled, unless a test gives a compiled program: compilation would take most of the time.
@@ -80,6 +83,20 @@ def make(
 
 
 # --- the loop
+
+
+def loop_gae(rewards, values, lengths, gamma, lam):
+    """Advantages and returns row by row, from the last state to the first, in float64."""
+    advantages, returns = np.zeros(rewards.shape), np.zeros(rewards.shape)
+    for row, length in enumerate(lengths):
+        following = 0.0
+        for t in reversed(range(length)):
+            next_value = values[row, t + 1] if t + 1 < length else 0.0
+            delta = rewards[row, t] + gamma * next_value - values[row, t]
+            following = delta + gamma * lam * following
+            advantages[row, t] = following
+            returns[row, t] = following + values[row, t]
+    return advantages, returns
 
 
 def final_scores(ppo, scores, history):
@@ -100,8 +117,8 @@ def final_scores(ppo, scores, history):
 def token_kls(scored, estimator):
     """Estimates of every token, in float64."""
     d = scored.logprobs.astype(np.float64) - scored.ref_logprobs
-    of = {"k1": d, "k2": d**2 / 2, "mse": d**2 / 2, "k3": np.exp(-d) - 1 + d, "abs": np.abs(d), "full": scored.full_kl}
-    return of[estimator].astype(np.float64)
+    by_name = {"k1": d, "k2": d**2 / 2, "k3": np.exp(-d) - 1 + d, "abs": np.abs(d), "full": scored.full_kl}
+    return by_name["k2" if estimator == "mse" else estimator].astype(np.float64)
 
 
 def parts_on_tokens(ppo, parts, scores, history, row):
@@ -115,7 +132,7 @@ def parts_on_tokens(ppo, parts, scores, history, row):
 def loop_ppo(ppo, scored, rewards, kl, counts, kl_coef, parts=None):
     """Rewards, advantages and returns token by token; `counts` are the real tokens of each row."""
     places = counts if ppo.score_position == "last" else np.where(counts > 0, np.minimum(counts + 1, LENGTH), 0)
-    token_rewards, advantages, returns = np.zeros((3, ROWS, LENGTH))
+    token_rewards = np.zeros((ROWS, LENGTH))
     for row, (tokens, states) in enumerate(zip(counts, places, strict=True)):
         for t in range(tokens):
             token_rewards[row, t] -= kl_coef * kl[row, t]
@@ -129,12 +146,10 @@ def loop_ppo(ppo, scored, rewards, kl, counts, kl_coef, parts=None):
     if ppo.whiten_rewards:
         mean, std = token_rewards[real].mean(), token_rewards[real].std(ddof=1)
         token_rewards = np.where(real, (token_rewards - mean) / std + mean, 0)
-    for row, states in enumerate(places):
-        following = 0.0
-        for t in reversed(range(states)):
-            value, next_value = scored.values[row, t], scored.values[row, t + 1] if t + 1 < states else 0.0
-            following = token_rewards[row, t] + ppo.gamma * next_value - value + ppo.gamma * ppo.lam * following
-            advantages[row, t], returns[row, t] = following, following + value
+    advantages, returns = loop_gae(token_rewards, scored.values, places, ppo.gamma, ppo.lam)
+    lam_value = 1.0 if ppo.value_warmup_updates else ppo.lam_value  # of the first update
+    if lam_value is not None:
+        _, returns = loop_gae(token_rewards, scored.values, places, ppo.gamma, lam_value)
     tokens = np.arange(LENGTH)[None, :] < counts[:, None]
     values = np.where(real, scored.values, 0).astype(np.float64)
     stats = {
@@ -165,7 +180,7 @@ def loop_rloo(ppo, scores, kl, counts, kl_coef):
     }
     if ppo.normalize_advantages:
         advantages = np.where(real, (advantages - advantages[real].mean()) / (advantages[real].std(ddof=1) + 1e-4), 0)
-    return {"rewards": np.nan_to_num(rewards), "advantages": advantages}, stats
+    return {"rewards": rewards, "advantages": advantages}, stats
 
 
 def loop_grpo(ppo, scores):
@@ -181,7 +196,7 @@ def loop_grpo(ppo, scores):
         "policy/advantages_std": advantages[real].std(ddof=1),
         "policy/advantages_mean": advantages[real].mean(),
     }
-    return {"rewards": np.nan_to_num(scores), "advantages": advantages[:, None]}, stats
+    return {"rewards": scores, "advantages": advantages[:, None]}, stats
 
 
 def groups_of(ppo, scores):
@@ -235,18 +250,25 @@ def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True, pa
         arrays, more = loop_rloo(ppo, final, kl, counts, kl_coef)
     elif ppo.algorithm == "grpo":
         arrays, more = loop_grpo(ppo, final)
-        arrays["advantages"] = arrays["advantages"] * (np.arange(LENGTH)[None, :] < counts[:, None])
+        learned = np.arange(LENGTH)[None, :] < counts[:, None]
+        if ppo.top_entropy_quantile < 1:
+            learned = learned & (np.quantile(ENTROPY[learned], 1 - ppo.top_entropy_quantile) <= ENTROPY)
+        arrays["advantages"] = np.where(learned, arrays["advantages"], 0)
     else:
         of_row = None if parts is None else partial(parts_on_tokens, ppo, parts, scores, history)
         arrays, more = loop_ppo(ppo, scored, final, kl, counts, kl_coef, of_row)
     return arrays | {"completion_mask": np.arange(LENGTH)[None, :] < counts[:, None]}, stats | more, next_coef
 
 
-def assert_is(made, expected, scores=SCORES, history=EARLIER):
-    """What the program made is what the loop found: arrays, statistics, controls."""
+def assert_is(made, expected, scores=SCORES, history=EARLIER, padding=0):
+    """What the program made is what the loop found: arrays, statistics, controls; in wider arrays with 0 after it."""
     (controls, result, stats), (arrays, expected_stats, next_coef) = made, expected
     for name, array in arrays.items():
         ours = result.sequences.completion_mask if name == "completion_mask" else getattr(result, name)
+        if array.ndim > 1:
+            array = np.pad(array, ((0, 0), (0, padding)))
+        else:  # of completions; where there is no score the reward is of no account
+            ours = np.where(np.isnan(array), np.nan, ours)
         np.testing.assert_allclose(ours, array, atol=2e-5, err_msg=name)
     assert set(stats) == set(expected_stats)
     for name, value in expected_stats.items():
@@ -259,18 +281,23 @@ def assert_is(made, expected, scores=SCORES, history=EARLIER):
 
 
 STEERED = {"adap_kl_ctrl": True, "kl_target": 1.6, "kl_horizon": 40}
-BOTH = [
+ANY = [
     {},
     {"missing_eos_penalty": 0.5},
     {"mask_truncated_completions": True},
     {"use_score_scaling": True, "use_score_norm": True, "reward_clip_range": (-0.4, 0.3), "missing_eos_penalty": 0.5},
     {"kl_estimator": "full"},
-    {"kl_estimator": "abs"} | STEERED,  # steered by k1 all the same
 ]
-PPO_ONLY = [
+STEERED_BY_K1 = {"kl_estimator": "abs"} | STEERED
+PPO = [
+    *ANY,
+    STEERED_BY_K1,
     {"use_score_scaling": True},
     {"reward_clip_range": (0.0, 0.5), "missing_eos_penalty": 1.0},  # the penalty comes after clipping: to -1
-    *({"kl_estimator": name} for name in ("k2", "k3", "abs", "mse")),
+    {"kl_estimator": "k2"},
+    {"kl_estimator": "k3"},
+    {"kl_estimator": "abs"},
+    {"kl_estimator": "mse"},
     {"kl_estimator": "full"} | STEERED | {"kl_target": 2.1},
     STEERED | {"kl_target": 100.0},
     {"gamma": 1.0, "lam": 0.95},
@@ -278,67 +305,56 @@ PPO_ONLY = [
     {"score_position": "after"},
     {"score_position": "after", "whiten_rewards": True, "missing_eos_penalty": 0.5},
     {"score_position": "after", "mask_truncated_completions": True},
+    {"lam_value": 0.3},
+    {"value_warmup_updates": 2, "lam_value": 0.5},
 ]
-RLOO = [{"num_generations": 2} | changes for changes in (*BOTH, {"normalize_advantages": True})]
+RLOO = [{"num_generations": 2} | changes for changes in (*ANY, STEERED_BY_K1, {"normalize_advantages": True})]
 RLOO += [{"num_generations": 4}, {"num_generations": 4, "mask_truncated_completions": True}]
-
-
-@pytest.mark.parametrize("changes", BOTH + PPO_ONLY, ids=str)
-def test_make_trajectories_of_ppo_equals_a_loop(changes):
-    config = make_config(**changes)
-    assert_is(make(config), loop(config))
-
-
-@pytest.mark.parametrize("changes", RLOO, ids=str)
-def test_make_trajectories_of_rloo_equals_a_loop(changes):
-    config = make_config(algorithm="rloo", **changes)
-    made = make(config)
-    assert_is(made, loop(config))
-    assert made[1].values is made[1].returns is made[1].value_mask is None
-    assert made[1].advantages.shape == (ROWS,)
-
-
-GRPO = [{"num_generations": 2} | changes for changes in BOTH if "adap_kl_ctrl" not in changes]
+GRPO = [{"num_generations": 2} | changes for changes in ANY]
 GRPO += [{"num_generations": 4, "scale_rewards": scale} for scale in ("group", "batch", "none")]
+GRPO += [{"num_generations": 2, "top_entropy_quantile": 0.4}]
+GRPO += [{"num_generations": 2, "top_entropy_quantile": 0.4, "mask_truncated_completions": True}]
+CASES = [("ppo", changes) for changes in PPO]
+CASES += [("rloo", changes) for changes in RLOO]
+CASES += [("grpo", changes) for changes in GRPO]
+SOME = np.where([1, 0, 1, 1, 0, 0, 1, 1], SCORES, np.nan).astype(np.float32)  # one group of two has no score at all
 
 
-@pytest.mark.parametrize("changes", GRPO, ids=str)
-def test_make_trajectories_of_grpo_equals_a_loop(changes):
-    config = make_config(algorithm="grpo", **changes)
+UNSCORED = [("ppo", changes) for changes in ({}, ANY[2], ANY[3], {"score_position": "after", "whiten_rewards": True})]
+UNSCORED += [("rloo", RLOO[3]), ("rloo", RLOO[6]), ("rloo", RLOO[-1])]
+UNSCORED += [("grpo", GRPO[2]), *(("grpo", changes) for changes in GRPO[5:8])]
+
+
+@pytest.mark.parametrize(("algorithm", "changes"), CASES, ids=str)
+def test_make_trajectories_equal_a_loop(algorithm, changes):
+    config = make_config(algorithm=algorithm, **changes)
     made = make(config)
     assert_is(made, loop(config))
-    assert made[1].values is made[1].returns is made[1].value_mask is None
-    np.testing.assert_array_equal(made[1].ref_logprobs, inputs()[0].ref_logprobs)
+    if algorithm != "ppo":
+        assert made[1].values is made[1].returns is made[1].value_mask is None
+    if algorithm == "rloo":
+        assert made[1].advantages.shape == (ROWS,)
+    if algorithm == "grpo":
+        np.testing.assert_array_equal(made[1].ref_logprobs, inputs()[0].ref_logprobs)
 
 
-SOME = np.where([1, 0, 1, 1, 0, 0, 1, 1], SCORES, np.nan).astype(np.float32)  # one group of two has no score at all
-UNSCORED = [
-    {},
-    {"use_score_scaling": True, "use_score_norm": True, "reward_clip_range": (-0.4, 0.3), "missing_eos_penalty": 0.5},
-    {"score_position": "after", "whiten_rewards": True},
-    {"mask_truncated_completions": True},
-    {"algorithm": "rloo", "num_generations": 2, "normalize_advantages": True},
-    {"algorithm": "rloo", "num_generations": 4, "missing_eos_penalty": 0.5},
-    {"algorithm": "grpo", "num_generations": 2},
-    {"algorithm": "grpo", "num_generations": 4, "scale_rewards": "batch"},
-    {"algorithm": "grpo", "num_generations": 4, "scale_rewards": "none", "mask_truncated_completions": True},
-]
-
-
-@pytest.mark.parametrize("changes", UNSCORED, ids=str)
-def test_make_trajectories_leave_out_completions_without_a_score(changes):
-    config = make_config(**changes)
+@pytest.mark.parametrize(("algorithm", "changes"), UNSCORED, ids=str)
+def test_make_trajectories_leave_out_completions_without_a_score(algorithm, changes):
+    config = make_config(algorithm=algorithm, **changes)
     made = make(config, scores=SOME)
     assert_is(made, loop(config, SOME), SOME)
     assert not np.any(made[1].sequences.completion_mask[np.isnan(SOME)])
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(made))
 
 
-def test_every_setting_above_changes_the_advantages_or_the_next_coefficient():
+def test_every_setting_above_changes_what_is_learned_or_the_next_coefficient():
     """Otherwise one that does nothing would pass the comparisons."""
-    for algorithm, cases in (("ppo", BOTH + PPO_ONLY), ("rloo", RLOO)):
-        made = [loop(make_config(algorithm=algorithm, **changes)) for changes in cases]
-        prints = {(arrays["advantages"].round(6).tobytes(), round(coef, 6)) for arrays, _, coef in made}
+    for algorithm, cases in (("ppo", PPO), ("rloo", RLOO)):
+        prints = set()
+        for changes in cases:
+            arrays, _, coef = loop(make_config(algorithm=algorithm, **changes))
+            learned = (arrays[name].round(6).tobytes() for name in ("advantages", "returns") if name in arrays)
+            prints.add((*learned, round(coef, 6)))
         assert len(prints) == len(cases) - (algorithm == "ppo")  # mse is another name for k2
 
 
@@ -354,60 +370,33 @@ def parts_of(scores, seed=0):
     return np.where(np.isnan(scores)[:, None], 0, parts).astype(np.float32)
 
 
-@pytest.mark.parametrize("scores", [SCORES, SOME], ids=["all", "some"])
-@pytest.mark.parametrize("changes", BOTH + PPO_ONLY + UNSCORED[1:3], ids=str)
-def test_make_trajectories_give_the_parts_of_scores_at_their_tokens(changes, scores):
-    config, parts = make_config(**changes), parts_of(scores)
-    made = make(config, scores=scores, parts=parts)
-    assert_is(made, loop(config, scores, parts=parts), scores)
-    if not config.rl.whiten_rewards:
-        plain = make(config, scores=scores)[1].rewards
-        np.testing.assert_allclose(np.sum(made[1].rewards, axis=1), np.sum(plain, axis=1), atol=1e-5)
-        assert np.abs(np.array(made[1].rewards) - plain).max() > 0.1
+ABOUT_SCORES = ("missing", "mask", "use_", "reward", "whiten", "score")
+IN_PARTS = [changes for changes in PPO if all(name.startswith(ABOUT_SCORES) for name in changes)]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
-@pytest.mark.parametrize("changes", [{}, *UNSCORED[1:4], {"reward_clip_range": (-0.1, 0.1)}], ids=str)
-def test_rewarded_token_scores_add_up_to_the_scores(changes, algorithm, monkeypatch):
-    """What every algorithm is given: in sum the final scores, where something is learned."""
-    if algorithm == "rloo":
-        changes = {name: value for name, value in changes.items() if name not in ("score_position", "whiten_rewards")}
-    seen = []
-    formulas = formulas_of(algorithm)
-    original = formulas.make_trajectories
-    monkeypatch.setattr(formulas, "make_trajectories", lambda *a, **k: seen.append(a[0]) or original(*a, **k))
-    config = make_config(**changes | {"algorithm": algorithm, "num_generations": 2})
-    make(config, scores=SOME, parts=parts_of(SOME))
-    make(config, scores=SOME)
-    (rewarded, plain) = seen
-    learned = np.array(rewarded.sequences.completion_mask).any(axis=1)
-    sums = np.sum(rewarded.token_scores, axis=1)
-    np.testing.assert_allclose(sums, np.where(learned, rewarded.scores, 0), atol=1e-6)
-    assert rewarded.token_scores.dtype == jnp.float32 and plain.token_scores is None
-    if algorithm == "rloo":
-        assert not np.any(np.array(rewarded.token_scores)[~MASK])
+@pytest.mark.parametrize("changes", IN_PARTS, ids=str)
+def test_make_trajectories_give_the_parts_of_scores_at_their_tokens(changes):
+    config, parts = make_config(**changes), parts_of(SOME)
+    assert_is(make(config, scores=SOME, parts=parts), loop(config, SOME, parts=parts), SOME)
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0, 1e4])
+@pytest.mark.parametrize("size", [1.0, 1e4])
 def test_the_rounding_of_a_sum_is_no_step_however_large_the_parts(size, monkeypatch):
     """They end before the last token, and are the whole score."""
-    seen = []
-    formulas = formulas_of("grpo")
-    original = formulas.make_trajectories
-    monkeypatch.setattr(formulas, "make_trajectories", lambda *a, **k: seen.append(a[0]) or original(*a, **k))
+    seen, grpo = [], formulas_of("grpo")
+    original = grpo.make_trajectories
+
+    def spy(rewarded, *args):
+        seen.append(rewarded)
+        return original(rewarded, *args)
+
+    monkeypatch.setattr(grpo, "make_trajectories", spy)
     parts = np.where(np.arange(LENGTH)[None, :] < LENGTHS[:, None] - 1, size * (0.1 + parts_of(SCORES, 1) ** 2), np.nan)
     parts = np.where(MASK, parts, np.nan).astype(np.float32)
     scores = np.array([np.float32(math.fsum(row[~np.isnan(row)])) for row in parts])
     some = LENGTHS > 1
     make(make_config(algorithm="grpo", num_generations=2, kl_coef=0.0), scores=scores, parts=parts)
     np.testing.assert_array_equal(np.array(seen[0].steps)[some], ~np.isnan(parts)[some])
-
-
-def test_make_trajectories_of_parts_at_the_last_token_are_those_without():
-    parts = np.where(np.arange(LENGTH)[None, :] == LENGTHS[:, None] - 1, SCORES[:, None], 0).astype(np.float32)
-    for changes in ({}, {"use_score_scaling": True}, {"whiten_rewards": True}):
-        with_parts, without = (make(make_config(**changes), parts=given)[1] for given in (parts, None))
-        np.testing.assert_allclose(with_parts.advantages, without.advantages, atol=1e-5)
 
 
 # --- the KL
@@ -424,51 +413,27 @@ def test_make_trajectories_without_a_reference_have_no_kl(algorithm):
     assert controls.kl_coef == jnp.float32(0.1)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
-def test_make_trajectories_with_coefficient_0_measure_the_kl_and_do_not_use_it(algorithm):
-    config = make_config(algorithm=algorithm, num_generations=2, kl_coef=0.0)
-    controls = controls_after(kl_coef=0.0)
-    (_, with_kl, stats), (_, without, _) = make(config, controls), make(config, controls, ref_logprobs=None)
-    np.testing.assert_allclose(stats["objective/kl"], loop(config)[1]["objective/kl"], rtol=1e-5)
-    assert stats["objective/non_score_reward"] == 0.0
-    np.testing.assert_array_equal(with_kl.advantages, without.advantages)
-
-
-def test_make_trajectories_of_a_policy_that_is_its_reference_have_kl_0():
-    scored = inputs()[0]
-    for estimator in ("k1", "k2", "k3", "abs"):
-        stats = make(make_config(kl_estimator=estimator), ref_logprobs=scored.logprobs)[2]
-        assert stats["objective/kl"] == stats["objective/kl_k1"] == stats["objective/kl_k3"] == 0.0
-
-
-def test_make_trajectories_use_the_coefficient_of_the_controls_and_not_of_the_configuration():
-    config = make_config()
-    assert_is(make(config, controls_after(kl_coef=0.7)), loop(config, kl_coef=0.7))
-
-
 def test_make_trajectories_carry_coefficient_and_moments_to_the_next_update():
     config = make_config(
         use_score_scaling=True, use_score_norm=True, adap_kl_ctrl=True, kl_target=1.6, kl_horizon=8, kl_estimator="k3"
     )
-    first = trajectories.initial_controls(config.rl)._replace(bad_updates=jnp.int32(2))
+    first = trajectories.initial_controls(config.rl)
+    assert first.kl_coef == jnp.float32(0.1)
+    assert (*first.moments, first.bad_updates) == (0, 0, 0, 0)
+    first = first._replace(bad_updates=jnp.int32(2))
     nothing = np.zeros(0, np.float32)
-    second, *_ = made = make(config, first)
+    second, *_ = made = make(config, controls=first)
     assert_is(made, loop(config, history=nothing), history=nothing)
     assert abs(second.kl_coef - 0.1) > 0.001
     later = SCORES[::-1] * 2 - 1
     expected = loop(config, later, history=SCORES, kl_coef=float(second.kl_coef))
-    assert_is(make(config, second, later), expected, later, SCORES)
-
-
-def test_initial_controls_start_with_the_configured_coefficient_and_no_scores():
-    controls = trajectories.initial_controls(RLConfig(kl_coef=0.3))
-    assert controls.kl_coef == jnp.float32(0.3)
-    assert (*controls.moments, controls.bad_updates) == (0, 0, 0, 0)
+    assert_is(make(config, controls=second, scores=later), expected, later, SCORES)
 
 
 def test_make_trajectories_forget_a_batch_with_a_score_that_is_not_finite():
     before = controls_after()
-    controls, *_ = make(make_config(use_score_scaling=True), before, np.where(np.arange(ROWS) == 5, np.inf, SCORES))
+    scores = np.where(np.arange(ROWS) == 5, np.inf, SCORES)
+    controls, *_ = make(make_config(use_score_scaling=True), controls=before, scores=scores)
     np.testing.assert_array_equal(np.array(controls.moments), np.array(before.moments))
 
 
@@ -481,84 +446,134 @@ ALGORITHMS = pytest.mark.parametrize(
         MUCH | {"score_position": "after", "whiten_rewards": True},
         MUCH | {"kl_estimator": "full", "mask_truncated_completions": True},
         MUCH | {"algorithm": "rloo", "num_generations": 2, "normalize_advantages": True},
+        GRPO[-1] | {"algorithm": "grpo", "missing_eos_penalty": 0.5},
     ],
-    ids=["after", "full", "rloo"],
+    ids=["after", "full", "rloo", "grpo"],
 )
 
 
 @ALGORITHMS
-@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 1), ("shard_map", 2), ("shard_map", 4), ("pmap", 4)])
-def test_make_trajectories_is_the_same_on_any_number_of_devices(changes, mode, num_devices):
+@pytest.mark.parametrize(("mode", "num_devices", "in_parts"), [("shard_map", 4, True), ("pmap", 2, False)])
+def test_make_trajectories_is_the_same_on_any_number_of_devices(changes, mode, num_devices, in_parts):
     config, parallel = make_config(**changes), DataParallel(mode, jax.local_devices()[:num_devices])
     program = partial(trajectories.make_trajectories, config=config, axis_name=DATA)
     mapped = parallel.map(program, row_axes=(None, None, 0, 0, 0, 0, 0), out_axes=(None, 0, None))
-    for parts in (None, parts_of(SCORES)):
 
-        def run(controls, step, *rows):
-            given = rows if len(rows) == 5 else (*rows, None)
-            return mapped(*parallel.put((controls, step)), *parallel.put(given, 0))
+    def run(controls, step, *rows):
+        given = rows if in_parts else (*rows, None)
+        return mapped(*parallel.put((controls, step)), *parallel.put(given, 0))
 
-        assert_is(make(config, program=run, parts=parts), loop(config, parts=parts))
+    in_parts = in_parts and config.rl.algorithm != "grpo"
+    parts = parts_of(SCORES) if in_parts else None
+    assert_is(make(config, program=run, parts=parts), loop(config, parts=parts))
 
 
 @ALGORITHMS
-@pytest.mark.parametrize(("padding", "junk"), [(0, 50.0), (4, 50.0), (4, np.nan)])
-def test_make_trajectories_ignore_what_lies_outside_the_masks(changes, padding, junk):
-    config = make_config(**changes)
-    parts = parts_of(SCORES)
-    controls, clean, stats = make(config, parts=parts)
-    wide = np.pad(parts, ((0, 0), (0, padding)), constant_values=junk)
-    dirty_controls, dirty, dirty_stats = make(config, padding=padding, junk=junk, parts=wide)
-    np.testing.assert_allclose(jax.tree.leaves(dirty_controls), jax.tree.leaves(controls), rtol=1e-6)
-    assert set(dirty_stats) == set(stats)
-    for name, value in stats.items():
-        np.testing.assert_allclose(dirty_stats[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
-    for name in ("rewards", "advantages", "values", "returns", "value_mask"):
-        short, long = getattr(clean, name), getattr(dirty, name)
-        if short is not None:
-            wide = short if short.ndim == 1 else np.pad(short, ((0, 0), (0, padding)))
-            np.testing.assert_allclose(long, wide, atol=1e-5, err_msg=name)
+@pytest.mark.parametrize("junk", [50.0, np.nan])
+def test_make_trajectories_ignore_what_lies_outside_the_masks(changes, junk):
+    config, parts = make_config(**changes), parts_of(SCORES)
+    if config.rl.algorithm == "grpo":  # whose parts are compared one by one
+        assert_is(make(config, padding=4, junk=junk), loop(config), padding=4)
+        return
+    wide = np.pad(parts, ((0, 0), (0, 4)), constant_values=junk)
+    assert_is(make(config, padding=4, junk=junk, parts=wide), loop(config, parts=parts), padding=4)
 
 
-# --- weights
+# --- options of advantages
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "changes"),
-    [
-        ("ppo", {}),
-        ("ppo", {"score_position": "after"}),
-        ("ppo", {"mask_truncated_completions": True}),
-        ("rloo", {}),
-        ("rloo", {"mask_truncated_completions": True}),
-    ],
-    ids=str,
-)
-def test_loss_weights_give_the_entries_of_every_mini_batch_a_sum_of_1(algorithm, changes):
-    _, result, _ = make(make_config(algorithm=algorithm, num_generations=2, **changes))
-    rows = np.array([[7, 0, 2], [4, 1, 3], [5, 6, 2]])
-    mini_batches = jax.tree.map(lambda x: x[rows], result)
-    level = "completion" if algorithm == "rloo" else "token"
-    weights = losses.loss_weights(mini_batches, level, "bnpo", LENGTH)
-    for kind in weights:
-        if kind is not None:
-            axes = tuple(range(1, kind.ndim))
-            np.testing.assert_allclose(np.sum(kind, axis=axes), np.ones(3), rtol=1e-6)
-    real = np.asarray(mini_batches.sequences.completion_mask)
-    share = real.sum((1, 2))[:, None, None]
-    np.testing.assert_allclose(weights.tokens, real / share, rtol=1e-6)
-    if algorithm == "rloo":
-        # Completions count alike, also one that keeps no token.
-        np.testing.assert_allclose(weights.policy, np.full((3, 3), 1 / 3), rtol=1e-6)
-        assert weights.values is None
-    else:
-        np.testing.assert_array_equal(weights.policy, weights.tokens)
-        states = np.asarray(mini_batches.value_mask)
-        np.testing.assert_allclose(weights.values, states / states.sum((1, 2))[:, None, None], rtol=1e-6)
+@pytest.mark.parametrize(("step", "lam_value"), [(1, 1.0), (2, 0.5)])
+def test_returns_have_lambda_1_while_the_value_model_learns_alone(step, lam_value):
+    _, result, _ = make(make_config(value_warmup_updates=2, lam_value=0.5), step=step)
+    _, expected, _ = make(make_config(lam_value=lam_value))
+    np.testing.assert_array_equal(result.returns, expected.returns)
+    np.testing.assert_array_equal(result.advantages, expected.advantages)
 
 
-def test_loss_weights_give_a_mini_batch_without_tokens_no_weight():
-    _, result, _ = make(make_config(mask_truncated_completions=True))
-    mini_batches = jax.tree.map(lambda x: x[np.array([[2, 3], [0, 1]])], result)
-    weights = losses.loss_weights(mini_batches, "token", "bnpo", LENGTH)
-    np.testing.assert_allclose([np.sum(kind, axis=(1, 2)) for kind in weights[:4]], [[0, 1]] * 4, rtol=1e-6)
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo"])
+def test_importance_weights_are_truncated_ratios_of_learner_and_sampler(algorithm):
+    rollout = inputs()[1]
+    gap = np.where(MASK, np.random.default_rng(1).normal(size=MASK.shape) * 0.2, 0).astype(np.float32)
+    sampled = rollout._replace(logprobs=rollout.logprobs - gap)
+    config = make_config(algorithm=algorithm, num_generations=2, logprobs="recompute")
+    _, plain, stats = make(config, rollout=sampled)
+    _, weighed, _ = make(replace(config, importance_cap=1.2), rollout=sampled)
+    before, after = np.asarray(plain.advantages, np.float64), np.asarray(weighed.advantages)
+    for row, count in enumerate(LENGTHS):
+        own = [float(x) for x in gap[row, :count]]
+        if algorithm == "rloo":
+            np.testing.assert_allclose(after[row], min(np.exp(sum(own)), 1.2) * before[row], atol=1e-5)
+        else:
+            expected = [min(np.exp(x), 1.2) * before[row, t] for t, x in enumerate(own)]
+            np.testing.assert_allclose(after[row, :count], expected, atol=1e-5)
+    assert (np.exp(gap[MASK]) > 1.2).any()
+    np.testing.assert_allclose(stats["policy/sampler_gap_avg"], np.abs(gap[MASK]).mean(), rtol=1e-4)
+    np.testing.assert_allclose(stats["policy/sampler_gap_max"], np.abs(gap).max(), rtol=1e-4)
+    outside = np.abs(np.exp(gap[MASK].astype(np.float64)) - 1) > 0.1
+    np.testing.assert_allclose(stats["policy/sampler_outside"], outside.mean(), rtol=1e-5)
+
+
+def test_positive_completions_are_those_with_a_score_of_1_before_it_is_changed():
+    changes = {"positive_nll": 0.1, "missing_eos_penalty": 5.0, "reward_clip_range": (0.0, 0.5)}
+    _, result, _ = make(make_config(**changes))
+    np.testing.assert_array_equal(result.positive, SCORES >= 1.0)
+    assert 0 < np.sum(result.positive) < ROWS
+    _, result, _ = make(make_config(**changes), scores=np.where(np.arange(ROWS) == 1, np.nan, SCORES))
+    np.testing.assert_array_equal(result.positive, (SCORES >= 1.0) & (np.arange(ROWS) != 1))
+
+
+# --- scores in parts, compared one by one
+
+
+def parts_with_gaps():
+    """Parts, some of them 0, and NaN where there is none; they leave something over of every other score."""
+    rng = np.random.default_rng(4)
+    parts = np.where(MASK & (rng.random(MASK.shape) < 0.6), rng.normal(size=MASK.shape), np.nan)
+    parts[0, 1] = 0.0
+    parts[5] = np.nan  # a score as a whole
+    whole, last = np.arange(ROWS) % 2 == 0, LENGTHS - 1
+    parts[whole, last[whole]] = np.nan
+    parts[whole, last[whole]] = SCORES[whole] - np.nansum(parts, axis=1)[whole]
+    return parts.astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("num_generations", [2, 4])
+def test_grpo_compares_parts_with_those_of_the_group_and_sums_up_what_is_to_come(scale, num_generations):
+    parts = parts_with_gaps()
+    config = make_config(algorithm="grpo", num_generations=num_generations, scale_rewards=scale)
+    scores = np.where(np.arange(ROWS) == 5, 0.0, SCORES).astype(np.float32)
+    _, result, stats = make(config, parts=parts, scores=scores)
+    rows = []  # of each row its steps: (token, reward)
+    for row, count in enumerate(LENGTHS):
+        steps = {t: float(parts[row, t]) for t in range(count) if not np.isnan(parts[row, t])}
+        over = float(scores[row]) - sum(steps.values())
+        if abs(over) > 1e-6 or not steps:
+            steps[count - 1] = steps.get(count - 1, 0.0) + over
+        rows.append(steps)
+    expected = np.zeros(MASK.shape)
+    for row, count in enumerate(LENGTHS):
+        first = row // num_generations * num_generations
+        group = [reward for steps in rows[first : first + num_generations] for reward in steps.values()]
+        among = [reward for steps in rows for reward in steps.values()] if scale == "batch" else group
+        divisor = 1.0 if scale == "none" else np.std(among, ddof=1) + 1e-4
+        for t in range(count):
+            left = [reward for place, reward in rows[row].items() if place >= t]
+            expected[row, t] = sum((reward - np.mean(group)) / divisor for reward in left)
+    np.testing.assert_allclose(result.advantages, expected, atol=1e-4)
+    np.testing.assert_allclose(stats["policy/advantages_std"], expected[MASK].std(ddof=1), rtol=1e-3)
+    np.testing.assert_array_equal(result.rewards, scores)
+
+
+def test_grpo_of_scores_in_one_part_at_the_end_is_that_of_whole_scores():
+    parts = np.full(MASK.shape, np.nan, np.float32)
+    parts[np.arange(ROWS), LENGTHS - 1] = SCORES
+    config = make_config(algorithm="grpo", num_generations=4)
+    (_, in_parts, _), (_, whole, _) = make(config, parts=parts), make(config)
+    np.testing.assert_allclose(in_parts.advantages, whole.advantages, atol=1e-5)
+
+
+def test_grpo_of_parts_learns_nothing_from_completions_without_a_score():
+    scores = np.where(np.arange(ROWS) < 3, np.nan, SCORES).astype(np.float32)
+    _, result, _ = make(make_config(algorithm="grpo", num_generations=2), scores=scores, parts=parts_with_gaps())
+    assert not np.any(result.advantages[:3]) and np.all(np.isfinite(result.advantages))
