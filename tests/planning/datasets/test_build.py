@@ -254,7 +254,7 @@ def test_an_exhausted_split_is_recognised_by_what_its_last_draws_brought():
     found = 0
     while drawn := builder.draw():
         found += len(drawn)
-    assert not builder.is_open
+    assert not builder.is_open and builder.why_closed
     # Of the 31 - 5 problems, about three fifths are of the partition; a window of draws brings the last.
     assert 5 < found < 29
     assert builder.figures()["draws"] - builder.figures()["solved"] < 3 * candidates._WINDOW

@@ -99,6 +99,7 @@ LOADED = "(?b - (either box raft) ?t - truck)"
         (SHUT, "(at ?p - place)", 9, "(at "),
         (SHUT, "(length ?p - place)", 9, "(length "),
         (SHUT, "(shut ?p)", 12, "'?to'"),
+        (SHUT, "shut", 9, "'shut'"),
         ("(:functions", "(:functions (total-cost)", 10, "(total-cost)"),
         # Operators and their parameters.
         ("(:action open", "(:action drive", 14, "'drive'"),

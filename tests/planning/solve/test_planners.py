@@ -160,9 +160,10 @@ def test_find_plans_takes_val_at_its_word(fake, fake_val, body, reason):
 def test_find_plans_failures_are_results_with_reasons(fake):
     names = ["p", "dead", "aborted", "raising", "noisy", "hungry", "wrong", "partial", "q"]
     unreadable = PlanTask("unreadable", BLOCKSWORLD.pddl, "(define (problem p) (:domain d)")
-    tasks = [*map(task, names), unreadable]
+    durative = BLOCKSWORLD.pddl.replace("(:action pick-up", "(:durative-action pick-up", 1)
+    tasks = [*map(task, names), unreadable, PlanTask("beyond", durative, "(define)")]
     found = find_plans(tasks, planner="fake", workers=2, memory_mib=1024)
-    results = dict(zip([*names, "unreadable"], found, strict=True))
+    results = dict(zip([*names, "unreadable", "beyond"], found, strict=True))
     assert all(results[name].plan is not None and results[name].reason is None for name in ("p", "noisy", "q"))
     reasons = {name: result.reason for name, result in results.items() if result.plan is None}
     assert len(reasons) >= len(tasks) - 4
@@ -174,6 +175,7 @@ def test_find_plans_failures_are_results_with_reasons(fake):
     assert reasons["wrong"] == "invalid plan at step 1: unknown_object"
     assert reasons["partial"].startswith("invalid plan: goal_not_reached (on ")
     assert reasons["unreadable"].startswith("unreadable: <problem>:1:")
+    assert reasons["beyond"].startswith("unsupported: ")
     assert calls(fake) == Counter(names)
 
 

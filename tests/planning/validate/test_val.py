@@ -141,7 +141,10 @@ def _ends(pid: int) -> bool:
     return False
 
 
-def test_nobody_waits_for_output_that_a_grandchild_keeps_open(fake_val):
+@pytest.mark.parametrize("way_to_wait", ["pidfd", "wait"])
+def test_nobody_waits_for_output_that_a_grandchild_keeps_open(fake_val, monkeypatch, way_to_wait):
+    if way_to_wait == "wait":
+        monkeypatch.setattr(val, "_open_pidfd", lambda pid: None)
     fake_val(f"subprocess.Popen(['sleep', '20'], start_new_session=True); {SAY_VALID}")
     assert run_val(DOMAIN, PROBLEM, PLAN, timeout_s=10) == VALID
 
