@@ -3,8 +3,6 @@
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from jaxppo.run import cli
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.metrics import MAY_DIFFER
 from tests import ROOT
+from tests.fork_server import Process
 
 
 def environment(num_devices: int = 1) -> dict[str, str]:
@@ -32,19 +31,21 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def start(*words: object, num_devices: int = 1, merged: bool = False) -> Process:
+    """Start `python WORDS...`.
+
+    Args:
+        words: `-m MODULE ...`, `-c CODE ...` or a script and its arguments.
+        num_devices: of the process.
+        merged: whether standard error goes to standard output.
+    """
+    return Process(list(map(str, words)), environment(num_devices), merged=merged)
+
+
 @contextmanager
-def started(commands: Sequence[Sequence[object]], num_devices: int) -> Iterator[list[subprocess.Popen]]:
+def started(commands: Sequence[Sequence[object]], num_devices: int) -> Iterator[list[Process]]:
     """Python commands that run side by side; what is left of them at the end of the block is killed."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            env=environment(num_devices),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for command in commands
-    ]
+    processes = [start(*command, num_devices=num_devices, merged=True) for command in commands]
     try:
         yield processes
     finally:
@@ -53,31 +54,32 @@ def started(commands: Sequence[Sequence[object]], num_devices: int) -> Iterator[
             process.wait()
 
 
-def outputs_of(processes: Sequence[subprocess.Popen], timeout_s: float = 900) -> list[str]:
+def outputs_of(processes: Sequence[Process], timeout_s: float = 900) -> list[str]:
     """What they print, waiting for their ends."""
     return [process.communicate(timeout=timeout_s)[0] for process in processes]
 
 
-def start_command(name: str, *args: object) -> subprocess.Popen:
+def start_command(name: str, *args: object) -> Process:
     """Start `python -m jaxppo.<name>` on one device; standard output and standard error apart."""
-    command = [sys.executable, "-m", f"jaxppo.{name}", *map(str, args)]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start("-m", f"jaxppo.{name}", *args)
 
 
 def run_command(name: str, *args: object, timeout_s: float = 600) -> tuple[int, str, str]:
     """Run `python -m jaxppo.<name>` on one device: status, standard output, standard error."""
-    process = start_command(name, *args)
-    out, err = process.communicate(timeout=timeout_s)
-    return process.returncode, out, err
+    return _finished(start_command(name, *args), timeout_s)
 
 
 def run_code(code: str, *args: object, num_devices: int = 1, timeout_s: float = 600) -> tuple[int, str, str]:
     """Run `python -c CODE ...`: status, standard output, standard error."""
-    command = [sys.executable, "-c", code, *map(str, args)]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env=environment(num_devices), stdout=pipe, stderr=pipe, text=True)
-    out, err = process.communicate(timeout=timeout_s)
-    return process.returncode, out, err
+    return _finished(start("-c", code, *args, num_devices=num_devices), timeout_s)
+
+
+def _finished(process: Process, timeout_s: float) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()  # where it has run out of time
+    return process.wait(), out, err
 
 
 def refusal_of(command: Callable[[], object], capture: pytest.CaptureFixture[str]) -> str:

@@ -32,6 +32,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300",
     ]
 ).strip()
+# Torch's threads wait for each other by spinning: several processes of tests would do little else.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("JAXPPO_CACHE", os.path.join(tempfile.gettempdir(), f"jaxppo-tests-{getpass.getuser()}"))

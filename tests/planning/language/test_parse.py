@@ -223,6 +223,7 @@ def test_parse_problem_names_reads_files_beyond_strips():
         parse_problem_names(DELIVERY.replace("(:action open", "(:durative-action open"), ERRAND)
 
 
+@pytest.mark.clock
 def test_a_long_chain_of_types_is_refused_soon_and_a_shorter_one_is_read():
     def domain(n_types):
         types = " ".join(f"t{n} - t{n + 1}" for n in range(n_types))

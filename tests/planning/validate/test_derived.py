@@ -197,6 +197,7 @@ def chain_of_rules(condition: str, length: int) -> str:
       (:functions (f)) {rules} (:derived (d{length}) (p)) (:action a :parameters () :precondition (p) :effect (p)))"""
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("condition", ["(not {})", "(and (< (f) 1) {})"])
 def test_a_long_chain_is_refused_soon_and_a_shorter_one_is_read(condition):
     with within(2), pytest.raises(UnsupportedPddlError):

@@ -23,6 +23,7 @@ from tests.planning.val_oracle import ask_val, outcome
 from tests.planning.vault import DOMAIN, PROBLEM, SOLUTION
 
 SOLVED: Texts = (DOMAIN, PROBLEM, SOLUTION)
+pytestmark = pytest.mark.clock
 LIMIT_S, LIMIT_MIB, MOST_ASKED = 1.0, 500, 2_000
 N_TEXTS = int(os.environ.get("JAXPPO_FUZZ_TEXTS", "100000"))
 """For each of 20 seeds."""
