@@ -1,6 +1,6 @@
 """Limits of processor time that hold on slow machines, too: what is limited is the work that an input causes.
 
-No test depends on a clock while others run beside it. Those marked `clock` look at it where nothing else runs, as in CI:
+No test depends on a clock while others run beside it. Those marked `clock` look at it where nothing else runs:
 
     JAXPPO_CLOCK=1 pytest -n 0 -m clock tests/planning
 """
