@@ -52,9 +52,9 @@ def samples_of(folder: Path) -> list[list[dict[str, Any]]]:
     return [list(rows) for _, rows in itertools.groupby(samples, key=lambda sample: sample["step"])]
 
 
-def cut_back(folder: Path, step: int) -> Path:
+def cut_back(folder: Path, step: int = 0) -> Path:
     """Leave of a finished run what a kill after an update leaves: earlier checkpoints, and no evaluation after it."""
-    for checkpoint in (folder / "checkpoints").iterdir():
+    for checkpoint in (folder / "checkpoints").glob("*"):
         if checkpoint.name.isdecimal() and int(checkpoint.name) > step:
             shutil.rmtree(checkpoint)
     evals = json.loads((folder / "eval.json").read_text())

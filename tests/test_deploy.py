@@ -143,13 +143,6 @@ def test_files_are_what_the_table_says():
     assert found == FILES, "python deploy/write.py"
 
 
-def test_what_is_no_target_is_refused_in_one_line():
-    command = [sys.executable, str(ROOT / "deploy" / "write.py"), "gpu-h100"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("target: ") and "'gpu-h100'" in done.stderr
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_the_dry_run_comes_first_and_flags_are_those_of_train(name, place):
     status, output = place.carry_out(name)

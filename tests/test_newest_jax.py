@@ -38,23 +38,11 @@ type Tree[T] = dict[str, T]
 
 
 STATUSES = {
-    "jax.jit": "found",
-    "jax.numpy.zeros": "found",
-    "jax.numpy.hidden": "missing",
-    "jax.attention": "deprecated",
-    "jax.attention.mha": "deprecated",
-    "jax.numpy.linalg.det": "found",
-    "jax.numpy.linalg.inv": "missing",
-    "jax.tree.Kind.Leaf": "found",
-    "jax.tree.Kind.Branch": "missing",
-    "jax.config.update": "found",
-    "jax._src.api.Tree": "found",
-    "jaxlib.compiled.anything": "found",
-    "jaxlib._other.anything": "missing",
-    "numpy.zeros": "found",
-    "jax.old": "deprecated",
-    "jax.gone": "missing",
-    "jax.nothing.below": "missing",
+    "found": "jax.jit jax.numpy.zeros jax.numpy.linalg.det jax.tree.Kind.Leaf jax.config.update jax._src.api.Tree "
+    "jaxlib.compiled.anything numpy.zeros",
+    "missing": "jax.numpy.hidden jax.numpy.linalg.inv jax.tree.Kind.Branch jaxlib._other.anything jax.gone "
+    "jax.nothing.below",
+    "deprecated": "jax.attention jax.attention.mha jax.old",
 }
 CALLS = """import jax.numpy as jnp
 from jax import old, vmap as batched
@@ -83,7 +71,8 @@ def wheel(tmp_path):
 def test_resolve_follows_the_sources(newest_jax, wheel, tmp_path):
     assert newest_jax.unpack([wheel], tmp_path / "unpacked") == ["jax 9.9.9"]
     sources = newest_jax.Sources(tmp_path / "unpacked")
-    assert {name: sources.resolve(name).status for name in STATUSES} == STATUSES
+    for status, names in STATUSES.items():
+        assert [name for name in names.split() if sources.resolve(name).status != status] == [], status
 
 
 def test_main_names_each_place_and_fails_or_is_content(newest_jax, wheel, tmp_path, capsys):

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import jaxppo
 from jaxppo import __main__ as console_script
@@ -19,6 +22,7 @@ from jaxppo.doctor.__main__ import EXTRAS
 from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 NOTICES = (ROOT / "THIRD_PARTY_NOTICES.md").read_text(encoding="utf-8")
 
 
@@ -117,6 +121,29 @@ def test_workflow_runs_what_ci_runs_on_every_supported_python():
     prefix = "Programming Language :: Python :: "
     supported = {text.removeprefix(prefix) for text in PROJECT["classifiers"] if text.startswith(f"{prefix}3.")}
     assert set(job["strategy"]["matrix"]["python-version"]) == supported
+
+
+def locked() -> dict[str, tuple[Version, int]]:
+    """Each package of the lock, with its version and the number of its hashes."""
+    entries = re.split(r"\n(?=\S)", re.sub(r"(?m)^#.*\n", "", LOCK).strip())
+    found = {}
+    for entry in entries:
+        requirement = Requirement(entry.partition(" \\")[0].strip())
+        (pin,) = requirement.specifier
+        assert pin.operator == "=="
+        assert canonicalize_name(requirement.name) not in found
+        found[canonicalize_name(requirement.name)] = (Version(pin.version), entry.count("--hash=sha256:"))
+    return found
+
+
+def test_the_lock_has_every_requirement_in_a_version_that_fits_and_with_its_hashes():
+    packages = locked()
+    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["server"]]:
+        requirement = Requirement(line)
+        version, _ = packages[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), line
+    assert all(n_hashes for _, n_hashes in packages.values())
+    assert not re.search(r"https?://|file:|--index|--find-links", LOCK)
 
 
 def test_every_module_that_is_a_command_is_one_of_the_console_script():

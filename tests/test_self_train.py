@@ -26,6 +26,7 @@ from jaxppo.run.loop import TrainingLoop
 from jaxppo.run.metrics import MAY_DIFFER, find
 from jaxppo.run.stages import Stages
 from tests.commands import comparable
+from tests.small_runs import cut_back
 
 FLAGS = ["--preset", "tiny", "--quiet", "--report_to", "none", "--eval_validator", "builtin", "--total_episodes", "64"]
 FLAGS += ["--sft_episodes", "48", "--rl_sizes", "4:24", "--train_sizes", "3:30", "--test_sizes", "4:8"]
@@ -276,17 +277,10 @@ def test_a_run_killed_everywhere_equals_the_uninterrupted_one(whole, tmp_path, m
     assert outcome(folder) == outcome(whole)
 
 
-def test_only_the_last_round_keeps_its_checkpoint(whole):
-    assert not (whole / "rounds/1/checkpoints").exists() and (whole / "rounds/2/checkpoints").exists()
-
-
 @pytest.mark.full
 def test_a_round_without_its_checkpoint_is_refused(whole, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    evals = json.loads((folder / "eval.json").read_text())
-    del evals["after"]
-    (folder / "eval.json").write_text(json.dumps(evals))
+    assert not (whole / "rounds/1/checkpoints").exists()  # nobody goes on from there
+    folder = cut_back(shutil.copytree(whole, tmp_path / "run"))
     shutil.rmtree(folder / "rounds/2/checkpoints")
     with pytest.raises(DataError, match="rounds/2/checkpoints"):
         self_train.self_train(settings(folder, "--resume"))
@@ -325,12 +319,8 @@ def test_a_dry_run_says_how_many_plans_are_sampled(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-BAD = {
-    "num_rounds": ["--num_rounds", "0"],
-    "num_generations": ["--num_generations", "0"],
-    "max_plans_per_problem": ["--max_plans_per_problem", "0"],
-    "total_episodes": ["--total_episodes", "0"],
-    "sft_episodes": ["--sft_episodes", "0"],
+POSITIVE = ("num_rounds", "num_generations", "max_plans_per_problem", "total_episodes", "sft_episodes")
+BAD = {name: [f"--{name}", "0"] for name in POSITIVE} | {
     "start_ratio": ["--start_ratio", "-1"],
     "temperature": ["--temperature", "0"],
     "min_p": ["--min_p", "0.1"],

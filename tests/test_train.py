@@ -26,7 +26,7 @@ from jaxppo.run.folder import Run
 from jaxppo.run.jsonl import read_metrics
 from tests.commands import comparable, refusal_of, run_command, snapshot
 from tests.one_layer import ONE_LAYER
-from tests.small_runs import BY_SUCCESS, CHANGING, assert_drawn_by_success, samples_of, score
+from tests.small_runs import BY_SUCCESS, CHANGING, assert_drawn_by_success, cut_back, samples_of, score
 
 SMALL = ["--preset", "tiny", "--sft_model_path", ONE_LAYER, "--response_length", "16"]
 SMALL += ["--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
@@ -267,23 +267,16 @@ def profiled(run_recorded):
 
 
 @pytest.mark.full
-def test_a_profile_is_of_the_process_that_was_asked_for_it(profiled, tmp_path, monkeypatch, capfd):
-    """A resume knows nothing of it, may ask for its own, and is refused one that is too long."""
-    monkeypatch.setattr(train.registry, "make_plan_reward", lambda *_, **__: score)
-    folder = shutil.copytree(profiled.folder, tmp_path / "run")
-    table = (folder / "profile" / "top_ops.txt").read_text()
+def test_a_profile_is_of_the_process_that_was_asked_for_it(profiled, capfd):
+    """A resume knows nothing of it, and is refused one that is longer than what is left."""
+    table = (profiled.folder / "profile" / "top_ops.txt").read_text()
     assert "update 3 (" in table and table in profiled.out
     assert len(table.splitlines()) == 2 + 10 and "jit__update_program/" in table
-    assert (folder / "profile" / "perfetto_trace.json.gz").is_file()
-    assert "\nprofile:" not in (folder / "config.yaml").read_text()
-    (folder / "eval.json").unlink()
-    shutil.rmtree(folder / "checkpoints" / "3")
-    resume = ["--output_dir", folder, "--resume"]
-    line = refusal_of(lambda: train.train(configuration(*resume, "--profile", "1")), capfd)
-    assert line.startswith("error: profile: expected at most 0")
-    train.train(configuration(*resume))
-    assert len(read_metrics(folder / "metrics.jsonl")) == 3
-    assert (folder / "profile" / "top_ops.txt").read_text() == table
+    assert (profiled.folder / "profile" / "perfetto_trace.json.gz").is_file()
+    assert "\nprofile:" not in (profiled.folder / "config.yaml").read_text()
+    folder = cut_back(profiled.folder, 2)
+    args = ["--output_dir", folder, "--resume", "--profile", "1"]
+    assert refusal_of(lambda: train.train(configuration(*args)), capfd).startswith("error: profile: expected at most 0")
 
 
 @pytest.mark.full
