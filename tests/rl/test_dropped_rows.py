@@ -29,18 +29,17 @@ ROWS, PROMPT, LENGTH, PAD = 32, 8, 24, 31
 STOP = (3, 5, 8, 13)  # an eighth of the vocabulary, so that rows end early, and not all at once
 NEVER = (-1,) * 4
 
+APPLY = models.apply
 COMPUTED: list[int] = []
 """How many rows each decoding step has computed."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _count_rows():
-    apply = models.apply
-
     def spy(model, params, ids, **options):
         if ids.shape[1] == 1:
             jax.debug.callback(lambda: COMPUTED.append(ids.shape[0]))
-        return apply(model, params, ids, **options)
+        return APPLY(model, params, ids, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "apply", spy)
@@ -163,7 +162,8 @@ def test_a_model_that_cannot_end_drops_no_rows():
     ("mode", "mesh", "row_shards"),
     [("shard_map", None, 4), ("pmap", None, 4), ("fsdp", "fsdp=4", 4), ("fsdp", "fsdp=2,tensor=2", 2)],
 )
-def test_every_device_drops_rows_of_its_own(mode, mesh, row_shards):
+def test_every_device_drops_rows_of_its_own(mode, mesh, row_shards, monkeypatch):
+    monkeypatch.setattr(models, "apply", APPLY)  # callbacks cannot be replicated over `tensor`
     params = jax.device_get(models.init_params(NEOX, jax.random.key(1)))
     rows = prompts_of(64), np.random.default_rng(0).random((64, LENGTH), np.float32)
     together = program(params, *rows, model=NEOX, stop_ids=STOP, drop_ended=False)
