@@ -119,7 +119,7 @@ class PromptData:
         template: ChatTemplate | None = None,
     ):
         if not rows:
-            raise DataError("train_split: expected at least one row, got none")
+            raise DataError("train_split: expected a split with rows, got an empty one")
         self.rows, self.seed, self.batch_size = rows, seed, batch_size
         if text_lengths is None:
             self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, template=template)
@@ -157,7 +157,7 @@ class SupervisedData:
         template: ChatTemplate | None = None,
     ):
         if not rows:
-            raise DataError("train_split: expected at least one row, got none")
+            raise DataError("train_split: expected a split with rows, got an empty one")
         self.seed, self.batch_size, self._pad_id = seed, batch_size, tokenizer.pad_token_id
         self._prompts = encode_prompts(tokenizer, rows, max_prompt_length, template=template)
         self._completions = encode_completions(tokenizer, rows, template)

@@ -116,7 +116,7 @@ def _check_same_rows(a: Mapping[_Name, JudgedRow], b: Mapping[_Name, JudgedRow])
     only = a.keys() ^ b.keys()
     if only:
         such = ", ".join(min(only))
-        raise DataError(f"compare: expected the same rows, got {len(only)} on one side only, such as {such}")
+        raise DataError(f"compare: expected the same rows on both sides, got {len(only)} on one alone, such as {such}")
     for name, row in a.items():
         differing = [column for column in _SAME_COLUMNS if row.row[column] != b[name].row[column]]
         if differing:

@@ -103,7 +103,7 @@ def judge_rows(
         DataError: a row without a prediction, or another number of rows than of lists of predictions.
     """
     if len(rows) != len(predictions):
-        raise DataError(f"predictions: expected one list for each of {len(rows)} rows, got {len(predictions)}")
+        raise DataError(f"predictions: expected {len(rows)} lists, one for each row, got {len(predictions)}")
     empty = [row["id"] for row, given in zip(rows, predictions, strict=True) if not given]
     if empty:
         raise DataError(f"predictions: expected at least one for each row, got none for {_listed(empty)}")

@@ -69,7 +69,7 @@ class ModelConfig:
         for name in (*sizes, "max_position_embeddings"):
             check_positive_int(name, getattr(self, name))
         if self.num_hidden_layers > MAX_LAYERS:
-            raise ModelError(f"num_hidden_layers: expected at most {MAX_LAYERS}, got {self.num_hidden_layers}")
+            raise ModelError(f"num_hidden_layers: expected {MAX_LAYERS} or fewer, got {self.num_hidden_layers}")
         for name in ("tie_word_embeddings", "gradient_checkpointing", "accelerated"):
             check_bool(name, getattr(self, name))
         for name in ("layer_norm_eps", "initializer_range"):
@@ -162,7 +162,7 @@ def check_present(raw: Mapping[str, Any], names: Iterable[str]) -> None:
     """Raise a `ModelError` unless a `config.json` has these sizes."""
     missing = [name for name in names if name not in raw]
     if missing:
-        raise ModelError(f"{missing[0]}: expected an integer, got no such key")
+        raise ModelError(f"{missing[0]}: expected an integer, but the key is missing")
 
 
 def _check_token_id(name: str, value: Any, vocab_size: int) -> None:

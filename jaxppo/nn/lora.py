@@ -50,9 +50,9 @@ class LoraConfig:
 
     def __post_init__(self):
         if type(self.r) is not int or self.r < 1:
-            raise ModelError(f"r: expected an integer >= 1, got {self.r!r}")
+            raise ModelError(f"r: expected a whole number of at least 1, got {self.r!r}")
         if type(self.lora_alpha) not in (int, float) or not 0 < self.lora_alpha < float("inf"):
-            raise ModelError(f"lora_alpha: expected a finite number above 0, got {self.lora_alpha!r}")
+            raise ModelError(f"lora_alpha: expected a positive number, got {self.lora_alpha!r}")
         if isinstance(self.target_modules, str):
             try:
                 re.compile(self.target_modules)

@@ -178,11 +178,11 @@ def check(folder: Path, config: Any, run: RunConfig) -> bool:
     """
     if (folder / CONFIG_FILE).exists():
         if not run.resume:
-            raise ConfigError(f"output_dir: expected a new folder, or --resume, got {folder} that holds a run")
+            raise ConfigError(f"output_dir: expected a new folder, or --resume, but {folder} holds a run already")
         _check_same(folder, config)
         return True
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"output_dir: expected a folder, got the file {folder}")
+        raise ConfigError(f"output_dir: expected a folder, but {folder} is a file")
     # A process killed while it claimed the folder may have left the configuration half-written.
     if folder.exists() and any(not is_partial(entry, CONFIG_FILE) for entry in folder.iterdir()):
         raise ConfigError(

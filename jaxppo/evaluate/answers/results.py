@@ -80,7 +80,7 @@ def _too_long(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 
 def _folder(name: str | None) -> Path | None:
     if name is not None and not Path(name).is_dir():
-        raise DataError(f"pddl_dir: expected a folder, got {name}")
+        raise DataError(f"pddl_dir: expected a folder that exists, got {name}")
     return None if name is None else Path(name)
 
 

@@ -66,7 +66,7 @@ def inspect_data(config: InspectConfig, terminal: Terminal) -> dict[str, Any]:
 
 def _splits(config: InspectConfig) -> tuple[Path, list[str]]:
     if config.dataset is None or not Path(config.dataset).is_dir():
-        raise ConfigError(f"dataset: expected the folder of a data set, got {config.dataset!r}")
+        raise ConfigError(f"dataset: expected a folder that holds a data set, got {config.dataset!r}")
     folder = Path(config.dataset)
     there = ordered_splits([path.stem for path in split_files(folder)])
     if not there:

@@ -83,5 +83,5 @@ class PlanningDomain:
             ConfigError: the size is out of range.
         """
         if size not in self.sizes:
-            raise ConfigError(f"n_{self.counts}: expected {self.sizes[0]} to {self.sizes[-1]}, got {size}")
+            raise ConfigError(f"n_{self.counts}: expected a size from {self.sizes[0]} to {self.sizes[-1]}, got {size}")
         return self.draw(size, rng, name)
