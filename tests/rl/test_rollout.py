@@ -391,6 +391,23 @@ def test_generate_ends_a_row_at_its_first_eos(params, free_run, pad_is_eos):
         assert generated.ended[row] and len(expected[row][0]) <= column + 1
 
 
+def test_generate_can_stop_at_token_0(params):
+    """Token 0 takes the place of the one that the second row samples third; greedy, so that order does not matter."""
+    greedy = naive_generate(params, PROMPTS, uniforms_for(5), 0.0)
+    stop = greedy[1][0][2]
+    order = np.arange(32)
+    order[[0, stop]] = stop, 0
+    swapped = {
+        "trunk": params["trunk"] | {"embed_in": {"embedding": params["trunk"]["embed_in"]["embedding"][order]}},
+        "lm_head": {"kernel": params["lm_head"]["kernel"][:, order]},
+    }
+    prompts = left_padded([order[prompt].tolist() for prompt in PROMPTS])
+    generated = generate(swapped, prompts, uniforms_for(5), stop_ids=(0,), pad_id=0, temperature=0.0)
+    expected = [(order[ids].tolist(), logprobs) for ids, logprobs in cut_at(greedy, stop)]
+    assert_is(generated, expected, (0,), 0)
+    assert generated.ended[1] and not np.all(generated.ended)
+
+
 def test_generate_ends_a_row_at_any_of_several_tokens(params, free_run):
     stop_ids = (free_run[0][0][1], free_run[2][0][3], free_run[4][0][0])
     expected = cut_at(free_run, *stop_ids)
