@@ -187,7 +187,6 @@ def test_plan_reward_names_what_a_request_without_columns_lacks():
         ({"messages": ["a", 1]}, 422, "messages.* 1, "),
         ({"messages": ["a"], "prompts": ["a"]}, 422, "prompts and completions"),
         ({"messages": ["a"], "prompts": [], "completions": ["a"]}, 422, "column prompts"),
-        ({"messages": ["a"], "prompts": ["a"], "completions": []}, 422, "column completions"),
         ({"messages": ["a"], "completion_ids": []}, 422, "column completion_ids"),
         ({"messages": ["a"], "columns": [["x"]]}, 422, "columns"),
         ({"messages": ["a"], "columns": {"c": ["x", "y"]}}, 422, "column c"),
@@ -255,11 +254,9 @@ def test_server_with_a_token_answers_nobody_without_it(given, token_server):
     ("header", "value", "status"),
     [
         ("Host", "evil.example:8000", 403),
-        ("Host", "10.0.0.1", 403),
         ("Host", "localhost.evil.example", 403),
         ("Host", "a{b.evil.example", 403),  # starlette would put the server's own for one that it cannot read
         ("Host", "[::1", 403),
-        ("Host", "localhost", 200),
         ("Host", "127.0.0.1:9", 200),
         ("Host", "[::1]:9", 200),
         ("Content-Type", "text/plain", 415),

@@ -14,7 +14,7 @@ from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
 from jaxppo.reward_functions.isolated import Concurrent
-from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, Scores, call, joined
+from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, call
 
 
 def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
@@ -99,14 +99,12 @@ def test_any_callable_may_give_any_kind_of_numbers(function, values):
     [
         # Without an order, or read as keys.
         ({0: 1.0, 1: 2.0, 2: 3.0}, "dict"),
-        ({1.0, 2.0, 3.0}, "set"),
         ("123", "str"),
         ([0.0, 0.0], "3 values, got 2"),
         (None, "3 values, got NoneType"),
         (np.float32(0.5), "3 values, got float32"),
         # What is no number that float32 can hold.
         ([0.0, 1e39, 1.0], "row 1"),
-        ([0.0, -1e39, 1.0], "row 1"),
         ([0.0, 10**400, 1.0], "row 1"),
         ([0.0, math.nan, 1.0], "row 1"),
         ([0.0, "1.0", 1.0], "row 1"),
@@ -223,7 +221,6 @@ NO_PARTS = [
     [1.0],
     [(0, 1)],
     [(0, 1, 1.0, "words")],
-    [(0, 1, 1.0, "tokens", 2)],
     [(1, 0, 1.0)],
     [(-1, 2, 1.0)],
     [(0, 1.0, 1.0)],
@@ -474,11 +471,6 @@ def test_columns_of_any_kind_can_be_remembered_and_truths_are_no_numbers():
     scores = reward(batch(["x"] * 7, columns, ["p"] * 7))
     assert scores.values == [10.0, 11.0, 12.0, 10.0, 10.0, 10.0, 20.0]
     assert scores.metrics["cache/reward_hits"] == 1  # of the first row
-
-
-def test_counts_are_summed_over_processes_and_batches():
-    parts = [Scores([1.0], {"reward/val_disagreements": n, "reward/plan_valid": n}, {}) for n in (0.0, 1.0)]
-    assert joined(parts).metrics == {"reward/val_disagreements": 1.0, "reward/plan_valid": 0.5}
 
 
 # --- several functions

@@ -1,4 +1,4 @@
-"""Sets are ordered by hashes, which differ between processes: what is drawn, renamed and found must not."""
+"""Sets are ordered by hashes, which differ between processes: what is drawn and obfuscated must not."""
 
 import os
 import subprocess
@@ -8,36 +8,19 @@ from tests import ROOT
 
 SCRIPT = """
 import random
-from jaxppo.planning import format_action, parse_domain, parse_problem
-from jaxppo.planning.domains import BLOCKSWORLD, DOMAINS
-from jaxppo.planning.solve.search import solve
-from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate, permute_atoms, rename_objects
-from tests.planning.families import draw_cases
+from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate
 
-for name, module in DOMAINS.items():
-    for size in (4, 5):
-        print(module.generate_problem(size, random.Random(size), name))
-
-depots = DOMAINS["depots"]
 rng = random.Random(1)
-text = depots.generate_problem(4, rng, "p")
-print(permute_atoms(text, rng), rename_objects(text, parse_domain(depots.pddl), rng, depots.pools))
-for style in OBFUSCATION_STYLES:
-    print(obfuscate(depots.pddl, text, [("lift", "me")], style, rng=rng))
-
-rng = random.Random(3)
-cases = [(BLOCKSWORLD.pddl, BLOCKSWORLD.generate_problem(n, rng, "p")) for n in (4, 5, 9)]
-for family in ("typing and constants", "either, equality, negation"):
-    cases += [case[:2] for case in draw_cases(family, rng, 4)]
-for domain, text in cases:
-    problem = parse_problem(text, parse_domain(domain))
-    for optimal in (False, len(problem.objects) < 9):
-        plan = solve(problem, optimal=optimal)
-        print("plan", " ".join(map(format_action, plan or ())))
+for name, module in DOMAINS.items():
+    text = module.generate_problem(4, rng, name)
+    for style in OBFUSCATION_STYLES:
+        print(obfuscate(module.pddl, text, [], style, rng=rng))
 """
 
 
-def test_problems_renamings_and_plans_are_the_same_in_every_process():
+def test_problems_and_obfuscations_are_the_same_in_every_process():
+    """Renaming, permuting and solving: `test_stream`, whose rows come from other processes."""
     outputs = set()
     for seed in ("0", "1", "77"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -45,6 +28,4 @@ def test_problems_renamings_and_plans_are_the_same_in_every_process():
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         outputs.add(done.stdout)
-    (output,) = outputs
-    steps = [line.count("(") for line in output.splitlines() if line.startswith("plan")]
-    assert sum(steps) > 60
+    assert len(outputs) == 1 and outputs != {""}

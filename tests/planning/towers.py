@@ -1,6 +1,5 @@
 """Blocksworld states as plain data, written without the package's own generator and solver."""
 
-from collections import deque
 from collections.abc import Iterator
 
 from jaxppo.planning import Problem, parse_domain, parse_problem
@@ -35,28 +34,3 @@ def towers_problem(start: Towers, goal: Towers) -> Problem:
         f" (:goal (and {' '.join(place_atoms(goal))})))"
     )
     return parse_problem(text, parse_domain(BLOCKSWORLD.pddl))
-
-
-def shortest_lengths(start: Towers) -> dict[frozenset[tuple[str, ...]], int]:
-    """Breadth-first search over single actions: every state with an empty hand to its distance in actions."""
-    first = (frozenset(start), "")
-    distance = {first: 0}
-    queue = deque([first])
-    while queue:
-        towers, held = queue.popleft()
-        for following in _successors(towers, held):
-            if following not in distance:
-                distance[following] = distance[towers, held] + 1
-                queue.append(following)
-    return {towers: steps for (towers, held), steps in distance.items() if not held}
-
-
-def _successors(towers: frozenset[tuple[str, ...]], held: str) -> Iterator[tuple[frozenset[tuple[str, ...]], str]]:
-    if not held:
-        for tower in towers:
-            rest = towers - {tower}
-            yield (rest | {tower[:-1]} if len(tower) > 1 else rest), tower[-1]
-        return
-    yield towers | {(held,)}, ""
-    for tower in towers:
-        yield towers - {tower} | {(*tower, held)}, ""

@@ -5,7 +5,6 @@ import base64
 import contextlib
 import json
 import logging
-import random
 import socket
 import threading
 import time
@@ -184,7 +183,6 @@ def test_merge_weighs_metrics_by_rows_and_fills_columns():
         (b"\xff\xfe", "JSON"),
         (b"[" * 100_000, "JSON"),
         ([0.25], "scores"),
-        ({"scores": {"0": 0.25}}, "scores"),
         ({"scores": [0.25, 0.5]}, "1 scores, got 2"),
         (b'{"scores": [NaN]}', "score 0, .*NaN"),
         (b'{"scores": [1%s]}' % (b"0" * 400), "score 0, .*1000"),
@@ -196,8 +194,6 @@ def test_merge_weighs_metrics_by_rows_and_fills_columns():
         ({"scores": [0.25], "extras": "e"}, "extras"),
         ({"scores": [0.25], "parts": "text"}, "parts"),
         ({"scores": [0.25], "parts": [[[0, 1, 0.5]]]}, "parts"),  # not the score
-        ({"scores": [0.25], "parts": [[[0, 1]]]}, "parts"),
-        ({"scores": [0.25], "parts": [{"start": 0}]}, "parts"),
         ({"scores": [0.25], "parts": [[[0, 1, None]]]}, "parts"),
         ({"scores": [0.25], "parts": [[[0, 1, 1e308], [0, 1, 1e308]]]}, "parts"),
     ],
@@ -216,12 +212,6 @@ def test_client_does_not_ask_again_after_an_answer_that_is_none():
     assert server.url in message and len(message) < 400 and message.isprintable()
 
 
-def test_read_answer_keeps_every_bit_of_a_number():
-    values = [random.Random(0).uniform(-1e3, 1e3) for _ in range(100)] + [5e-324, 1.7976931348623157e308, -0.0]
-    answer = read_answer(json.dumps({"scores": values, "parts": [None] * len(values)}).encode(), len(values))
-    assert answer.scores == values
-
-
 @pytest.mark.parametrize("status", [404, 422, 500, 204, 302])
 def test_client_does_not_ask_again_where_that_cannot_help(status):
     content = b"" if status == 204 else {"error": "messages: wrong\x1b[31m"}
@@ -238,23 +228,6 @@ def test_client_asks_again_where_that_may_help(status):
     with Script(lambda number, body: by_length(number, body) if number > 2 else (status, b"later")) as server:
         assert ask(client_of(server.url), log_metric=metrics.__setitem__) == [2.0, 3.0]
     assert len(server.requests) == 3 and metrics == counts(1, 2, 0)
-
-
-def test_client_gets_every_score_from_a_server_that_fails_3_of_10_times():
-    """Attempts 2, 3 and 5 of every ten fail, in three ways."""
-    failures = {2: 503, 3: 502, 5: 429}
-
-    def flaky(number, body):
-        status = failures.get(number % 10)
-        return by_length(number, body) if status is None else (status, b"")
-
-    completions, metrics = ["x" * n for n in range(60)], {}
-    with Script(flaky) as server:
-        client = client_of(server.url, batch_size=2, workers=4, retries=8, backoff_s=0.001)
-        assert ask(client, completions, log_metric=metrics.__setitem__) == [1.0 + n for n in range(60)]
-    failed = sum(number % 10 in failures for number in range(1, len(server.requests) + 1))
-    assert failed >= 9
-    assert metrics == counts(30, failed, 0) and len(server.requests) == 30 + failed
 
 
 def test_client_says_which_rows_failed_and_stops_asking():

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from jaxppo.errors import ConfigError
 from jaxppo.reward_functions.isolated import Workers, import_function
 from jaxppo.reward_functions.registry import make_rewards
 from jaxppo.rewards import Completions, Failed, Part
+from tests.processes import is_running, wait_until
 
 needs_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
 
@@ -81,18 +81,6 @@ def completions(*texts, **columns):
     return Completions([""] * len(texts), list(texts), [[]] * len(texts), columns)
 
 
-def is_running(pid):
-    state = Path(f"/proc/{pid}/stat")
-    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_for_end(pid):
-    deadline = time.monotonic() + 60
-    while is_running(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @needs_proc
 def test_workers_score_in_order_and_are_kept_until_they_end(workers):
     score = workers()
@@ -108,7 +96,7 @@ def test_workers_score_in_order_and_are_kept_until_they_end(workers):
     assert scores.extras["who"][-1] in first
     # One that ends while it is idle is replaced; all end with `close`.
     os.kill(scores.extras["who"][-1], signal.SIGKILL)
-    wait_for_end(scores.extras["who"][-1])
+    assert wait_until(lambda: not is_running(scores.extras["who"][-1]))
     again = score(completions("ab", "c", "de"))
     assert again.values == [2.0, 1.0, 2.0] and scores.extras["who"][-1] not in again.extras["who"]
     assert all(map(is_running, again.extras["who"]))
@@ -132,7 +120,8 @@ def test_a_process_keeps_the_state_of_its_function(workers):
 def test_what_a_function_started_is_killed_with_it(workers):
     score = workers(timeout_s=1.5)
     assert score(completions("child")).values[0].kind == "timeouts"
-    wait_for_end(int(Path("child.pid").read_text()))
+    child = int(Path("child.pid").read_text())
+    assert wait_until(lambda: not is_running(child))
 
 
 def test_a_program_ends_although_its_workers_wait(functions):

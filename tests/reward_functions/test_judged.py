@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxppo.reward_functions.judged import Judged, chosen_groups, of_groups, rows_of
+from jaxppo.reward_functions.judged import Judged, chosen_groups, of_groups
 from jaxppo.rewards import Part, Scores
 
 NAN = float("nan")
@@ -63,7 +63,3 @@ def test_completions_of_chosen_groups_keep_all_that_belongs_to_them():
     assert of_groups(counted, np.array([0, 1]), 2).scores.metrics == {"reward/timeouts": 5, "reward/x": 5 / 3}
     whole = of_groups([first], np.array([0, 1]), 2)
     assert whole.scores.parts is None and whole.texts == first.texts
-
-
-def test_rows_of_groups_are_adjacent():
-    assert rows_of(np.array([2, 0]), 3).tolist() == [6, 7, 8, 0, 1, 2]

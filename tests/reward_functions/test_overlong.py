@@ -23,21 +23,15 @@ def by_the_equation(length: int, longest: int, cache: int) -> float:
 
 
 @pytest.mark.parametrize(("longest", "cache"), LIMITS)
-def test_punishment_is_that_of_the_equation_at_every_length(longest, cache):
-    lengths = range(longest + 3)
-    given = get_soft_overlong_punishment(longest, cache)(completion_ids=[[7] * length for length in lengths])
-    assert given == [by_the_equation(length, longest, cache) for length in lengths]
+def test_punishment_is_that_of_the_equation_and_of_trl_at_every_length(longest, cache):
+    ids = [[7] * length for length in range(longest + 3)]
+    given = get_soft_overlong_punishment(longest, cache)(completion_ids=ids)
+    assert given == [by_the_equation(len(row), longest, cache) for row in ids]
     assert [str(value) for value in given[: longest - cache + 1]] == ["0.0"] * (longest - cache + 1)  # not -0.0
     assert given[longest] == -1.0
-
-
-@pytest.mark.parametrize(("longest", "cache"), LIMITS)
-def test_punishment_is_that_of_trl(longest, cache):
     rewards = pytest.importorskip("trl.rewards")
-    ids = [list(range(length)) for length in range(longest + 3)]
     theirs = rewards.get_soft_overlong_punishment(max_completion_len=longest, soft_punish_cache=cache)
-    ours = get_soft_overlong_punishment(max_completion_len=longest, soft_punish_cache=cache)
-    assert ours(completion_ids=ids) == theirs(completion_ids=ids)
+    assert given == theirs(completion_ids=ids)
 
 
 @pytest.mark.parametrize("cache", [0, -1, 21])

@@ -1,12 +1,9 @@
 """Overlap measures, the plan reward, and the tricks that must not raise it."""
 
 import random
-from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxppo.errors import ConfigError, ValidatorError
 from jaxppo.planning import find_val
@@ -53,26 +50,6 @@ def test_lccs_and_lcs_divide_by_the_chosen_length(predicted, reference, run, sub
         plan_reward.lcs(predicted, reference, "mean")
 
 
-PLANS = st.lists(st.sampled_from("abc"), max_size=6)
-
-
-def slices(plan):
-    return {tuple(plan[i:j]) for i in range(len(plan)) for j in range(i + 1, len(plan) + 1)}
-
-
-def subsequences(plan):
-    return {part for n in range(1, len(plan) + 1) for part in combinations(plan, n)}
-
-
-@settings(max_examples=60, deadline=None)
-@given(PLANS, PLANS, st.sampled_from(["max", "reference", "prediction"]))
-def test_lccs_and_lcs_equal_the_longest_of_all_common_parts(predicted, reference, normalise_by):
-    lengths = {"max": max(len(predicted), len(reference)), "reference": len(reference), "prediction": len(predicted)}
-    for function, parts in ((plan_reward.lccs, slices), (plan_reward.lcs, subsequences)):
-        longest = max(map(len, parts(predicted) & parts(reference)), default=0)
-        assert function(predicted, reference, normalise_by) == longest / max(1, lengths[normalise_by])
-
-
 # --- judge_plans
 
 # completion, error, failing step, executable, common run with the reference, number of actions
@@ -109,33 +86,16 @@ def test_judge_plans_says_what_is_wrong_and_how_much_is_right(case):
     assert together[list(CASES).index(case)] == outcome
 
 
-# completion, longest run and longest subsequence in common with the reference (4 actions), number of actions
-OVERLAPS = {
-    "one action too many in the middle": ("unstack b a ; put-down b ; pick-up b ; pick-up a ; stack a b", 2, 4, 5),
-    "the middle left out": ("unstack b a ; stack a b", 1, 2, 2),
-    "halves exchanged": ("pick-up a ; stack a b ; unstack b a ; put-down b", 2, 2, 4),
-    "backwards": ("stack a b ; pick-up a ; put-down b ; unstack b a", 1, 1, 4),
-    "nothing in common": ("unstack a b ; put-down a", 0, 0, 2),
-}
-
-
-@pytest.mark.parametrize("case", OVERLAPS)
-@pytest.mark.parametrize("normalise_by", ["max", "reference", "prediction"])
-def test_judge_plans_rewards_the_overlap_of_the_chosen_kind_and_keeps_the_contiguous_one(case, normalise_by):
-    text, run, subsequence, length = OVERLAPS[case]
-    divisor = {"max": max(length, 4), "reference": 4, "prediction": length}[normalise_by]
-    (contiguous,) = judge(text, partial="lccs", normalise_by=normalise_by)
-    (with_gaps,) = judge(text, partial="lcs", normalise_by=normalise_by)
-    assert not contiguous.verdict.valid
-    assert contiguous.lccs == with_gaps.lccs == contiguous.partial == run / divisor
-    assert with_gaps.partial == subsequence / divisor
-    assert contiguous.reward == min(run / divisor, plan_reward.BEST_INVALID)
-    assert with_gaps.reward == min(subsequence / divisor, plan_reward.BEST_INVALID)
-
-
 def test_plan_reward_with_lcs_by_reference_logs_both_the_reward_and_lccs():
     """The setting of "Chasing Progress, Not Perfection"."""
-    texts = [SOLUTION, *(text for text, *_ in OVERLAPS.values())]
+    texts = [
+        SOLUTION,
+        "unstack b a ; put-down b ; pick-up b ; pick-up a ; stack a b",
+        "unstack b a ; stack a b",
+        "pick-up a ; stack a b ; unstack b a ; put-down b",
+        "stack a b ; pick-up a ; put-down b ; unstack b a",
+        "unstack a b ; put-down a",
+    ]
     reward = plan_reward.make_plan_reward(plan_reward.PlanScoring(partial="lcs", normalise_by="reference"))
     metrics = {}
     values = reward([""] * 6, texts, [[]] * 6, log_metric=metrics.__setitem__, **columns_for(texts))
@@ -314,29 +274,6 @@ def test_no_trick_pays_in_a_marked_block_or_after_thinking(wrapper, gaming_rows)
         wrapped = rewards_of(rows, [WRAPPERS[wrapper].format(text) for text in tricked])
         bare = rewards_of(rows, tricked)
         assert all(value <= most for value, most in zip(wrapped, bare, strict=True)), trick
-
-
-ABOUT_MARKS = {
-    "the plan in two blocks": "```\n{0}\n```\n```\n{0}\n```",
-    "a guess in each of two blocks": "<plan>{0}</plan> or <plan>{1}</plan>",
-    "the plan in the thinking alone": "<think>{0}</think>",
-    "the plan in open thinking": "<think>{0}",
-    "the plan between two ends of thinking": "</think>{0}</think>",
-    "a second end of thinking": "<think></think>{0}</think>{1}",
-    "mixed marks": "<plan>{0}[PLAN END]",
-    "a block in a block": "```\n<plan>{0}</plan>\n```",
-    "the plan in the prose, and an empty block": "{0}\n```\n```",
-    "the plan in the prose, and open marks": "{0} <plan>",
-    "the plan as the language of a fence": "```{0}\n```",
-}
-
-
-@pytest.mark.parametrize("trick", ABOUT_MARKS)
-def test_answers_with_their_marks_in_disorder_are_worth_nothing(trick, gaming_rows):
-    rows, *_ = gaming_rows
-    others = [row["completion"] for row in [*rows[1:], rows[0]]]
-    plans = zip(rows, others, strict=True)
-    assert set(rewards_of(rows, [ABOUT_MARKS[trick].format(row["completion"], other) for row, other in plans])) == {0}
 
 
 def test_enumeration_of_all_ground_actions_earns_at_most_one_action(gaming_rows):

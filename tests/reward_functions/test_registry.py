@@ -8,8 +8,9 @@ from jaxppo import toys
 from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError, ModelError
 from jaxppo.reward_functions import registry
-from jaxppo.reward_functions.registry import BuiltIn, check, make_rewards
-from jaxppo.rewards import Completions
+from jaxppo.reward_functions.http_client import RewardError
+from jaxppo.reward_functions.registry import BuiltIn, Context, check, make_rewards
+from jaxppo.rewards import Completions, Failed
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,9 @@ def test_a_new_built_in_function_takes_one_row(monkeypatch):
 def test_a_reward_model_is_refused_where_none_can_be_computed():
     with pytest.raises(ConfigError, match=r"^reward_funcs: .*'model'"):
         make_rewards(RewardConfig(reward_funcs=("model",), reward_model_path="x"))
+
+
+def test_a_server_without_an_answer_is_a_timeout_and_any_other_failure_an_error():
+    client = registry._server(RewardConfig(reward_funcs=("server",), reward_server_url="http://x"), Context())
+    assert client._on_error(RewardError("late", timed_out=True)) == Failed("timeouts", "late")
+    assert client._on_error(RewardError("broken")) == Failed("errors", "broken")

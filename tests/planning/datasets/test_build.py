@@ -247,19 +247,6 @@ def test_a_split_that_cannot_be_filled_is_reported_and_the_rest_written(tmp_path
     assert "60 draws" in shown
 
 
-def test_an_exhausted_split_is_recognised_by_what_its_last_draws_brought():
-    domain = dataclasses.replace(DOMAINS["blocksworld"], train_sizes=range(2, 4))
-    settings = {"lengths": (range(1, 30),), "sizes": range(2, 4), "n_objects": range(99), "seed": 0}
-    builder = candidates.SplitBuilder(candidates.SplitSpec(domain=domain, split="train", n_rows=200, **settings))
-    found = 0
-    while drawn := builder.draw():
-        found += len(drawn)
-    assert not builder.is_open and builder.why_closed
-    # Of the 31 - 5 problems, about three fifths are of the partition; a window of draws brings the last.
-    assert 5 < found < 29
-    assert builder.figures()["draws"] - builder.figures()["solved"] < 3 * candidates._WINDOW
-
-
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_problems_that_no_planner_solves_are_listed_and_the_build_goes_on_or_gives_up(tmp_path, monkeypatch, share):
     monkeypatch.setattr(candidates, "_MAX_PLANS", 20)

@@ -1,6 +1,5 @@
 """A data set's folder: nothing invalid in a split, everything left out listed, files that other programs read."""
 
-import contextlib
 import json
 import os
 
@@ -10,7 +9,7 @@ import yaml
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.card import data_card
-from jaxppo.planning.datasets.files import read_split, write_parquet
+from jaxppo.planning.datasets.files import read_split
 from jaxppo.planning.datasets.folder import Rejected, kind_of_reason
 from jaxppo.planning.prompts.words import split_words
 from tests.planning.dataset_rows import FILES, row, write
@@ -128,18 +127,6 @@ def test_read_split_names_what_it_cannot_read(rows, tmp_path):
         read_split(tmp_path, "train")
 
 
-def test_a_flipped_byte_in_the_rows_of_a_parquet_file_is_seen(tmp_path):
-    rows = [{"id": f"r{number}", "prompt": f"stack {number / 7} on {number / 3}"} for number in range(6)]
-    path = tmp_path / "train.parquet"
-    write_parquet(rows, path)
-    content = path.read_bytes()
-    footer = int.from_bytes(content[-8:-4], "little") + 8
-    for at in range(len(content) - footer):  # a name of a column in the footer is not told from another one
-        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
-        with contextlib.suppress(DataError):
-            assert read_split(tmp_path, "train", {"id": str, "prompt": str}) == rows, at
-
-
 @pytest.mark.parametrize("style", ["atoms", "nl"])
 def test_the_vocabulary_has_every_word(tmp_path, style):
     rows = {"train": [row("train", 0, prompt_style=style), row("train", 1, "ferry", prompt_style=style)]}
@@ -172,17 +159,6 @@ def test_a_folder_without_a_report_is_not_complete(rows, tmp_path, monkeypatch):
     monkeypatch.undo()
     write(tmp_path, rows)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
-
-
-def test_kind_of_reason():
-    kinds = {
-        "timeout": "timeout",
-        "limit: no plan within 50000 states": "limit",
-        "invalid plan at step 3: precondition (clear a)": "invalid plan",
-        "duplicate of ferry-train-00003": "duplicate",
-        "plan length 18 in no band": "plan length",
-    }
-    assert {reason: kind_of_reason(reason) for reason in kinds} == kinds
 
 
 def test_the_card_has_figures_and_metadata(rows, tmp_path):

@@ -89,7 +89,6 @@ def test_inspect_data_finds_nothing_wrong_and_shows_figures_and_rows(dataset, tm
         ({"reference_plan": lamp_plan(2)[1:]}, ["reference_plan", "step 1", "(on l0)"]),
         ({"reference_plan": [lamp_plan(2), ["(switch-on l0)"]]}, ["reference_plan", "goal_not_reached", "(on l2)"]),
         ({"reference_plan": ["switch-on l0"]}, ["'switch-on l0'"]),
-        ({"reference_plan": [[]]}, ["reference_plan", "goal_not_reached", "(on l2)"]),
         ({"prompt": "<init> lamp l0 <goal> on l2 <plan>"}, ["prompt", "'<init> lamp l0 <goal> on l2 <plan>'"]),
         ({"completion": "switch-on l0 ; pass l0 l1"}, ["completion", "'switch-on l0 ; pass l0 l1'"]),
         ({"completion": "switch-on l0 ; ; pass l0 l1"}, ["completion", "'switch-on l0 ; ; pass l0 l1'"]),

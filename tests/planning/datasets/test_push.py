@@ -1,16 +1,12 @@
 """`python -m jaxppo.planning push`: a data set on a hub of the test's own, and back."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from huggingface_hub import snapshot_download
 
 from jaxppo.errors import ConfigError, DataError, HubError
 from jaxppo.planning import __main__ as planning
 from jaxppo.planning.datasets.files import read_split, write_json, written_files
-from tests import ROOT, hub_server
+from tests import hub_server
 from tests.planning.dataset_rows import FILES, row, write
 
 
@@ -43,21 +39,6 @@ def test_a_pushed_data_set_comes_back_as_it_was(hub, tmp_path, capsys):
     names = FILES | {f"{split}.{suffix}" for split in rows for suffix in ("jsonl", "parquet")}
     assert contents(pulled.iterdir()) == contents(folder / name for name in names)
     assert {split: read_split(pulled, split) for split in rows} == rows
-
-
-@pytest.mark.full
-def test_a_pushed_data_set_is_loaded_by_its_name(hub, tmp_path):
-    pytest.importorskip("datasets")
-    write(tmp_path / "data", {"train": [row("train", 0), row("train", 1)], "test": [row("test", 0)]})
-    push(tmp_path / "data")
-    load = """
-from jaxppo.config import DataConfig
-from jaxppo.data import load_split
-print(*[row["id"] for row in load_split(DataConfig(dataset="me/plans"), "train")])
-"""
-    environment = os.environ | hub_server.variables(hub, str(tmp_path / "other"))
-    done = subprocess.run([sys.executable, "-c", load], env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "gripper-train-0 gripper-train-1\n", done.stderr
 
 
 def test_pushing_again_takes_away_splits_that_are_gone(hub, tmp_path, capsys):

@@ -7,9 +7,8 @@ from itertools import product
 import pytest
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning import PlanError, canonical_form, execute, find_val, parse_domain, parse_problem, run_val_many
+from jaxppo.planning import PlanError, canonical_form, execute, parse_domain, parse_problem, run_val_many
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.solve.planners import PlanTask, find_plans
 from tests.planning.breadth_first import shortest_plan
 from tests.planning.val_oracle import needs_val
 from tests.planning.world_checks import CHECKS, World
@@ -116,19 +115,3 @@ def test_val_accepts_domains_problems_and_plans(n_seeds):
     assert {verdict.error for verdict in run_val_many(drawn)} == {PlanError.GOAL_NOT_REACHED}
     planned = [(DOMAINS[name].pddl, *solved(name)) for name in NEW]
     assert all(verdict.valid for verdict in run_val_many(planned))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("domain", NEW)
-def test_problems_of_all_sizes_are_solvable(domain):
-    """By whichever engine of unified-planning is installed; VAL, where it is, checks the plans, too."""
-    pytest.importorskip("unified_planning")
-    engines = pytest.importorskip("unified_planning.shortcuts").get_environment().factory.engines
-    planner = next((name for name in ("fast-downward", "aries") if name in engines), None)
-    if planner is None:
-        pytest.skip("no engine of unified-planning is installed (pip install jaxppo[planners])")
-    sizes = DOMAINS[domain].sizes
-    chosen = sizes[:: max(1, len(sizes) // 5)]
-    tasks = [PlanTask(str(size), DOMAINS[domain].pddl, draw(domain, size, "slow")) for size in chosen]
-    results = list(find_plans(tasks, planner=planner, timeout_s=60.0, use_val=find_val() is not None))
-    assert all(result.plan is not None for result in results), results

@@ -1,15 +1,10 @@
 import json
-import os
 import shlex
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.__main__ import run
 from jaxppo.planning.datasets.build import build_dataset
@@ -24,7 +19,6 @@ from jaxppo.planning.language.plans import parse_action
 from jaxppo.planning.transform.canonical import canonical_form
 from jaxppo.planning.validate.validator import execute
 from jaxppo.run.console import Console
-from tests import ROOT
 from tests.planning import kiln
 from tests.planning.import_samples import (
     LAMPS,
@@ -94,42 +88,20 @@ def plans_of(rows):
 # -------------------------------------------------------------------------------------------------------------- copies
 
 
-def test_copies_of_training_problems_have_names_of_the_import(tmp_path):
-    files = lamp_files({f"p{n}": (4, n) for n in (1, 2, 3)}, "lamps/") | {"pipes/domain.pddl": PIPES}
-    for n in (1, 2, 3):
-        files |= {f"pipes/p{n}.pddl": pipe_problem(n + 2), f"pipes/p{n}.plan": lines(pipe_plan(n + 2))}
-    write_files(tmp_path / "source", files)
-    plain, _, _ = import_into(tmp_path / "plain", tmp_path / "source", split="train")
-    rows, rejected, _ = import_into(tmp_path / "copied", tmp_path / "source", split="train", n_renamings=4)
-    assert not rejected
-    for name, row in plain.items():
-        assert {column: rows[name][column] for column in row} == row
-    copies = [row for name, row in rows.items() if name not in plain]
-    per_problem = Counter(row["paired_id"] for row in copies)
-    assert len(copies) >= 15 and per_problem.keys() <= plain.keys() and max(per_problem.values()) == 4
-    assert len({row["prompt"] for row in rows.values()}) == len(rows)
-    names = {domain: set() for domain in ("lamps", "pipes")}
-    for row in plain.values():
-        names[row["domain"]] |= problem_of(row).objects.keys()
-    changed = 0
-    for row in copies:
-        original, problem = plain[row["paired_id"]], problem_of(row)
-        assert canonical_form(problem) == canonical_form(problem_of(original))
-        assert execute(problem, [parse_action(step) for step in row["reference_plan"]]).valid
-        assert problem.objects.keys() <= names[row["domain"]]
-        changed += row["reference_plan"] != original["reference_plan"]
-    assert changed > len(copies) / 2
-    test, _, _ = import_into(tmp_path / "test", tmp_path / "source", split="test", n_renamings=4)
-    assert len(test) == 6
-
-
 def test_copies_take_no_ids_and_an_import_without_train_has_none(tmp_path):
     names = {f"p{suffix}": goal for suffix, goal in (("", 1), ("-1", 2), ("-2", 3))}
     source = write_files(tmp_path / "source", lamp_files({name: (4, goal) for name, goal in names.items()}, "lamps/"))
     rows, rejected, _ = import_into(tmp_path / "train", source, split="train", n_renamings=2)
     assert not rejected
     assert {f"lamps/{name}": lamp_plan(goal) for name, goal in names.items()}.items() <= plans_of(rows).items()
-    assert rows.keys() - {f"lamps/{name}" for name in names} == {f"lamps/p-{n}-{m}" for n in (1, 2) for m in (1, 2)}
+    copies = rows.keys() - {f"lamps/{name}" for name in names}
+    assert copies == {f"lamps/p-{n}-{m}" for n in (1, 2) for m in (1, 2)}
+    for name in copies:
+        original, problem = rows[rows[name]["paired_id"]], problem_of(rows[name])
+        assert canonical_form(problem) == canonical_form(problem_of(original))
+        assert execute(problem, [parse_action(step) for step in rows[name]["reference_plan"]]).valid
+        assert problem.objects.keys() == {"l0", "l1", "l2", "l3"}  # names of the import
+        assert rows[name]["prompt"] != original["prompt"]
     _, _, report = import_into(tmp_path / "test", source, split="test", n_renamings=2)
     assert "train" not in report["splits"]
     broken = write_files(tmp_path / "broken", {"lamps/domain.pddl": LAMPS, "lamps/p.pddl": "(define"})
@@ -172,14 +144,6 @@ LAYOUTS = {
     "a folder for each domain": (
         lamp_files({"instance-2": (3, 1), "instance-10": (3, 2)}, "lamps/") | PIPES_APART,
         ["lamps/instance-2", "lamps/instance-10", "pipes/p"],  # 2 before 10
-    ),
-    "problems and plans in folders of their own": (
-        {
-            "lamps/domain.pddl": LAMPS,
-            **lamps_at("lamps/problems/p1.pddl", "lamps/plans/p1.txt", 1),
-            **lamps_at("lamps/problems/p10.pddl", "lamps/plans/p10.txt", 2),
-        },
-        ["lamps/problems/p1", "lamps/problems/p10"],
     ),
     "a domain for each problem": (
         {
@@ -270,7 +234,6 @@ CONSTRAINED = LAMPS.replace("(:predicates", "(:constraints) (:predicates")
     ("files", "kind", "named"),
     [
         ({"p.pddl": b"(define (problem \xff))"}, "unreadable", "p.pddl"),
-        ({"p.pddl": "(defined (problem x))"}, "unreadable", "p.pddl"),
         ({"p.pddl": pipe_problem(3)}, "no domain", "pipes"),
         ({"a.pddl": LAMPS, "b.pddl": LAMPS + "; b", "p.pddl": ONE}, "no domain", "bad/a.pddl, bad/b.pddl"),
         ({"domain.pddl": LAMPS, "p.pddl": ONE.replace("(on l1)", "(off l1)")}, "unreadable", "(off l1)"),
@@ -280,7 +243,6 @@ CONSTRAINED = LAMPS.replace("(:predicates", "(:constraints) (:predicates")
         ({"domain.pddl": LAMPS, "p.pddl": ONE.replace("(:init", "(:init (at 5 (on l1))")}, "temporal", ""),
         ({"domain.pddl": LAMPS, "p.pddl": ONE, "p.plan": "(switch-on l0) and more"}, "unreadable plan", "step 2"),
         ({"domain.pddl": LAMPS, "p.pddl": TWO, "p.plan": "(pass l0 l1)"}, "invalid plan", "step 1: precondition"),
-        ({"domain.pddl": LAMPS, "p.pddl": TWO, "p.plan": lines(lamp_plan(1))}, "invalid plan", "(on l2)"),
         ({"domain.pddl": LAMPS, "p.pddl": TWO, "p.plan": "(switch-on l9)"}, "invalid plan", "unknown_object"),
         ({"domain.pddl": LAMPS, "p.pddl": TWO}, "no plan", "planner"),
     ],
@@ -627,44 +589,6 @@ def test_import_problems_lists_what_is_wrong_with_our_rows(tmp_path):
     assert_rejected(rejected, expected)
 
 
-# ------------------------------------------------------------------------------------------------------- damaged files
-
-SOUND = {
-    "bad/domain.pddl": LAMPS.encode(),
-    "bad/p.pddl": lamp_problem(5, 2).encode(),
-    "bad/p.plan": lines(lamp_plan(2)).encode(),
-    "bad/x.json": planbench_json("lamps", [{"instance_id": 5, "ground_truth_plan": lines(lamp_plan(2))}]).encode(),
-    "bad/x.jsonl": json_lines([paper_row("lamps", "5", lamp_plan(2))]).encode(),
-    "bad/configs/x.yaml": CONFIG.encode(),
-}
-
-
-@given(
-    kind=st.sampled_from(["pddl", "planbench", "paper", "rows"]),
-    name=st.sampled_from(list(SOUND)),
-    start=st.floats(0, 1),
-    length=st.integers(0, 20),
-    junk=st.binary(max_size=8)
-    | st.sampled_from([b"(", b")", b'"', b"{", b"[]", b"\n", b"\x00", b"l0", b"null", b"9" * 5000]),
-)
-@settings(max_examples=50, deadline=None)
-def test_import_problems_survives_damaged_files(kind, name, start, length, junk):
-    at = int(start * len(SOUND[name]))
-    damaged = SOUND[name][:at] + junk + SOUND[name][at + length :]
-    with tempfile.TemporaryDirectory() as folder:
-        files = lamp_files({"p-7": (7, 1)}, "good/")
-        instance = {"instance_id": 7, "ground_truth_plan": lines(lamp_plan(1))}
-        files["good/x.json"] = planbench_json("lamps", [instance])
-        files["good/x.jsonl"] = json_lines([paper_row("lamps", "7", lamp_plan(1))])
-        row = {"id": "good", "domain": "lamps", "reference_plan": lamp_plan(1)}
-        row |= {"domain_pddl": LAMPS, "problem_pddl": lamp_problem(7, 1)}
-        files["test.jsonl"] = json_lines([row]).encode() + damaged.replace(b"\n", b" ") + b"\n"
-        source = write_files(Path(folder) / "in", {**SOUND, **files, name: damaged})
-        rows, _, _ = import_into(Path(folder) / "out", source, kind=kind)
-        assert ("good" if kind == "rows" else "good/p-7") in rows
-        assert all(row["completion"] for row in rows.values())
-
-
 # ------------------------------------------------------------------------------------------------------------ settings
 
 
@@ -679,7 +603,6 @@ def test_import_problems_survives_damaged_files(kind, name, start, length, junk)
         ("pddl_dir", {"pddl_dir": "nowhere"}),
         ("split", {"split": "keep"}),
         ("split", {"split": "a/b"}),
-        ("split", {"split": ""}),
         ("output_dir", {"output_dir": "in/out"}),
         ("replace_invalid_plans", {"replace_invalid_plans": True}),
         ("optimal_planner", {"planners": PlannerConfig(planner="none", optimal_planner="builtin")}),
@@ -699,28 +622,8 @@ def test_import_problems_refuses_settings_that_do_not_fit(name, settings, tmp_pa
     assert not (tmp_path / "data").exists()
 
 
-def test_import_problems_reports_the_command_that_repeats_it(tmp_path):
-    source = write_files(tmp_path / "in it's", GOOD)
-    config = ImportConfig(
-        source=str(source),
-        unseen_domains=("lamps", "pipes"),
-        short_lengths="2-5",
-        replace_invalid_plans=True,
-        use_val=False,
-        planners=PlannerConfig(planner_timeout_s=5.5, workers=1),
-        output_dir=str(tmp_path / "out"),
-    )
-    how = import_problems(config, Console(quiet=True))["how"]
-    command = shlex.split(how)
-    assert command[:4] == ["python", "-m", "jaxppo.planning", "import"]
-    again = parse_cli(
-        ImportConfig, "planning import", [*command[4:], "--output_dir", config.output_dir, "--workers", "1"]
-    )
-    assert again == config
-
-
 def test_import_command_leaves_a_finished_data_set_alone(tmp_path, capsys):
-    source, out = write_files(tmp_path / "in", GOOD), tmp_path / "out"
+    source, out = write_files(tmp_path / "in it's", GOOD), tmp_path / "out"
     command = ["import", "--source", str(source), "--output_dir", str(out), "--split", "rl", "--planner", "none"]
     run(command)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -731,36 +634,6 @@ def test_import_command_leaves_a_finished_data_set_alone(tmp_path, capsys):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == made
     with pytest.raises(ConfigError, match=r"output_dir.*split"):
         run([*command, "--split", "test"])
-    assert json.loads(made["report.json"])["how"].endswith(f"--source {source} --split rl --planner none")
-
-
-# ------------------------------------------------------------------------------------------- recorded verdicts of VAL
-
-CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
-needs_corpus = pytest.mark.skipif(
-    not (CORPUS / "cases.jsonl").is_file(), reason=f"no recorded VAL verdicts at {CORPUS} (set JAXPPO_VAL_CORPUS)"
-)
-
-
-@needs_corpus
-@pytest.mark.parametrize("layout", ["ipc", "numbered"])
-def test_import_problems_gives_back_the_corpus(layout, tmp_path):
-    """Every sixth reference plan, at most 60 steps long."""
-    records = [json.loads(line) for line in (CORPUS / "reference_plans.jsonl").read_text().splitlines()]
-    files, expected = {}, {}
-    for number, record in enumerate([record for record in records if len(record["plan"]) <= 60][::6]):
-        domain, problem = Path(record["domain_file"]), Path(record["problem_file"])
-        folder, texts = problem.parent.name, [(CORPUS / path).read_text() for path in (domain, problem)]
-        names = (domain.name, problem.stem, f"{problem.stem}.pddl.soln")
-        if layout == "numbered":
-            names = (f"domain-{number:03}.pddl", f"p{number:03}", f"plans/p{number:03}.plan")
-        files[f"{folder}/{names[0]}"] = texts[0]
-        files[f"{folder}/{names[1]}.pddl"] = texts[1]
-        files[f"{folder}/{names[2]}"] = lines(record["plan"])
-        expected[f"{folder}/{names[1]}"] = (record["plan"], *texts)
-    rows, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files), prompt_style="pddl")
-    assert len(expected) > 70
-    assert {kind_of_reason(reason) for reason in rejected.values()} <= {"duplicate"}
-    assert rows.keys() | {source.removesuffix(".pddl") for source in rejected} == expected.keys()
-    for name, row in rows.items():
-        assert (row["reference_plan"], row["domain_pddl"], row["problem_pddl"]) == expected[name]
+    assert json.loads(made["report.json"])["how"].endswith(
+        f"--source {shlex.quote(str(source))} --split rl --planner none"
+    )

@@ -78,7 +78,6 @@ def test_expressions_are_computed_as_long_doubles(value, condition, expected):
     [
         # What a step computes is kept in full: 2^53 + 1 is no double. Reading it gives a double.
         ("9007199254740992.0", "(increase (u) 1)", 1, "(= (- (u) 9007199254740992.0) 0)"),
-        ("9007199254740992.0", "(increase (u) 1)", 2, "(= (- (u) 9007199254740992.0) 2)"),
         ("0.1", "(increase (u) 0.2)", 1, "(> (- (* 10000000000000000.0 (u)) (* 10000000000000000.0 0.3)) 0.4)"),
         # Conditional changes come before the others, and those for many objects last.
         (HUGE, f"(increase (u) 1) (when (p) (and (decrease (u) {HUGE})))", 1, "(> (u) 0.4)"),
@@ -95,31 +94,20 @@ def test_functions_are_kept_as_long_doubles_and_read_as_doubles(value, effect, s
     ("effect", "goal", "expected"),
     [
         ("(and (g) (increase (f) 2))", "(= (f) 5)", "valid"),
-        ("(and (g) (decrease (f) 2))", "(= (f) 1)", "valid"),
         ("(and (g) (assign (f) 2))", "(= (f) 2)", "valid"),
         ("(and (g) (scale-up (f) 2))", "(= (f) 6)", "valid"),
-        ("(and (g) (scale-down (f) 2))", "(= (f) 1.5)", "valid"),
         ("(and (g) (scale-down (f) 0))", "(> (f) 1000)", "valid"),
         ("(and (g) (increase f (* 2 (+ (f) (h ?x)))))", "(= (f) 11)", "valid"),
         # Amounts and conditions are read in the old state.
         ("(and (increase (f) 1) (assign (h ?x) (f)))", "(and (= (f) 4) (= (h a) 3))", "valid"),
         ("(and (increase (f) 1) (when (= (f) 4) (g)))", "(g)", "missed"),
         # Increases and decreases of one function add up, everything else contradicts itself.
-        ("(and (increase (f) 5) (increase (f) 5))", "(= (f) 13)", "valid"),
         ("(and (increase (f) 5) (decrease (f) 7))", "(= (f) 1)", "valid"),
-        ("(and (increase (f) (f)) (increase (f) (f)))", "(= (f) 9)", "valid"),
-        ("(and (increase (h ?x) 1) (increase (h a) 1))", "(= (h a) 3)", "valid"),
-        ("(and (assign (f) 1) (assign (f) 1))", "(p)", 1),
         ("(and (assign (f) 1) (increase (f) 2))", "(p)", 1),
-        ("(and (increase (f) 2) (assign (f) 1))", "(p)", 1),
-        ("(and (scale-up (f) 2) (scale-down (f) 2))", "(p)", 1),
         ("(and (increase (f) 2) (scale-up (f) 2))", "(p)", 1),
         ("(and (assign (h ?x) 1) (assign (h a) 2))", "(p)", 1),
-        ("(and (assign (h ?x) 1) (assign (h b) 2))", "(= (h b) 2)", "valid"),
         # Under conditions and for all objects.
         ("(when (p) (increase (f) 1))", "(= (f) 4)", "valid"),
-        ("(when (g) (increase (f) 1))", "(= (f) 3)", "valid"),
-        ("(and (when (p) (assign (f) 1)) (when (g) (assign (f) 2)))", "(= (f) 1)", "valid"),
         ("(and (when (p) (assign (f) 1)) (when (p) (assign (f) 2)))", "(p)", 1),
         ("(forall (?y) (and (increase (h ?y) 1)))", "(and (= (h a) 2) (= (h c) 8))", "valid"),
         ("(forall (?y) (and (increase (f) (h ?y))))", "(= (f) 13)", "valid"),
@@ -127,8 +115,6 @@ def test_functions_are_kept_as_long_doubles_and_read_as_doubles(value, effect, s
         ("(forall (?y) (when (r ?x ?y) (assign (f) (h ?y))))", "(= (f) 2)", "valid"),
         # A function without a value is changed as if it were 0, but not read.
         ("(and (g) (decrease (u) 1))", "(= (u) -1)", "valid"),
-        ("(and (g) (scale-up (u) 2))", "(= (u) 0)", "valid"),
-        ("(and (g) (assign (u) 2))", "(= (u) 2)", "valid"),
         ("(and (g) (when (not (p)) (increase (f) (u))))", "(g)", "valid"),
     ],
 )
@@ -164,7 +150,6 @@ def test_what_reads_no_value_or_contradicts_itself_fails_the_step(part, form, bl
         ("(= (u) 1) (= (u) 2)", "(= (u) 2)"),  # the last one counts
         ("(= (u) -1.5)", "(= (u) -1.5)"),
         ("(= (u) 2147483647)", "(> (u) 2147483646)"),
-        ("(= (u) 3000000000.0)", "(> (u) 2999999999.0)"),
     ],
 )
 def test_initial_values(init, goal):
@@ -184,10 +169,8 @@ def test_the_goal_may_read_what_has_no_value_only_where_it_does_not_matter():
     [
         ("", "(go a) (go a)", 2.0),
         ("(:metric minimize (total-cost))", "(go a) (go b)", 3.0),
-        ("(:metric minimize total-cost)", "(go b)", 2.0),
         ("(:metric minimize (+ total-time (* 2 (f))))", "(go a) (go a)", 8.0),
         ("(:metric maximize (+ (f) 1 (h c)))", "(go a)", 11.0),
-        ("(:metric maximize (- (f)))", "(go a)", -3.0),
         ("(:metric minimize (/ (f) 0))", "(go a)", None),
     ],
 )

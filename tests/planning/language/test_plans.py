@@ -123,12 +123,6 @@ def test_parse_timed_plan_text_inverts_format_timed_action(steps, separator):
     assert parse_timed_plan_text(separator.join(map(format_timed_action, steps))) == ParsedTimedPlan(tuple(steps))
 
 
-def test_format_timed_action_writes_plain_decimals():
-    step = TimedAction(Decimal("1000000"), A, Decimal("0.000000001"))
-    assert format_timed_action(step) == "1000000: (unstack a b) [0.000000001]"
-    assert format_timed_action(LIGHT) == "0: (light o)"
-
-
 def test_parse_action_refuses_anything_but_one_action():
     assert parse_action("(Put-Down A)") == B
     for text in ("", "put-down a", "(a) (b)", None):

@@ -49,45 +49,25 @@ STAIRS = (
         (KILN, "6.01: (fire b o) [5]\n0: (light o)\n1.0: (fire a o) [5.0]", VALID),  # VAL sorts by time
         (KILN, PLAN.replace("(light o)", "(light o) [0.001]"), VALID),  # planners print durations of instants, too
         (KILN, "0: (light o) 1: (fire a o) [5]", MISSED),
-        (KILN, PLAN.replace("[5.0]", "[4.9]"), refused(PlanError.PRECONDITION, 2)),  # wrong duration
-        (KILN, PLAN.replace("[5.0]", "[4.995]"), VALID),  # VAL takes a hundredth for no difference
         (KILN, PLAN.replace("6.01", "5.5"), refused(PlanError.PRECONDITION, 3)),  # the oven is not free yet
-        (KILN, PLAN.replace("6.01", "6.001"), refused(PlanError.PRECONDITION, 3)),  # the same for VAL
         (KILN, PLAN.replace("6.01", "1"), refused(PlanError.PRECONDITION)),  # two steps take the oven at one time
-        (KILN, PLAN.replace("0: (light o)", "2: (light o)"), refused(PlanError.PRECONDITION, 2)),  # not lit all along
         (KILN, PLAN.replace("[5.0]", ""), refused(PlanError.SYNTAX, 2)),  # no duration
         (KILN, "(light o)\n1.0: (fire a o) [5.0]", refused(PlanError.SYNTAX, 1)),  # no time stamp
         (KILN, PLAN + "9: (fire a)  [5]", refused(PlanError.WRONG_ARITY, 4)),
-        (KILN, PLAN + "9: (fire a p) [5]", refused(PlanError.UNKNOWN_OBJECT, 4)),
-        (KILN, PLAN + "9: (fire o a) [5]", refused(PlanError.WRONG_TYPE, 4)),
-        (KILN, PLAN + "9: (glaze a) [5]", refused(PlanError.UNKNOWN_ACTION, 4)),
         (KILN, PLAN + "and so on", refused(PlanError.SYNTAX, 4)),
         # Timed literals, processes and events.
         (DOOR, "4: (enter)", VALID),
         (DOOR, "1: (enter)", refused(PlanError.PRECONDITION, 1)),
-        (DOOR, "8: (enter)", refused(PlanError.PRECONDITION, 1)),
         (DOOR, "(enter)", refused(PlanError.SYNTAX, 1)),
         (TAP, "1: (turn-on) 5: (turn-off)", VALID),
-        (TAP, "1: (turn-on) 2: (turn-off)", MISSED),
-        (TAP, "1: (turn-on) 9: (turn-off)", refused(PlanError.PRECONDITION, 2)),  # it has spilt by then
         (TAP, "1: (filling)", refused(PlanError.UNKNOWN_ACTION, 1)),  # nobody's act
         # Constraints and preferences.
         (STAIRS, "(go f g) (go g h)", VALID),  # a preference may be missed
-        (STAIRS, "(go f h)", MISSED),
-        (STAIRS, "(go f g) (go g f) (go f h)", refused(PlanError.PRECONDITION)),
-        (STAIRS, "(go f g) (go g moon)", refused(PlanError.UNKNOWN_OBJECT, 2)),
         (STAIRS, "1: (go f g) 2: (go g h)", refused(PlanError.SYNTAX, 1)),
     ],
 )
 def test_val_judges_plans_with_time_and_constraints(task, plan, expected):
     assert essence(validate_plan(*task, plan, "auto")) == essence(expected)
-
-
-@needs_val
-def test_step_that_fails_is_found_among_equal_ones():
-    again = "1: (fire a o) [5]\n7: (fire a o) [5]\n"
-    verdict = validate_plan(DOMAIN, PROBLEM, "0: (light o)\n" + again, "val")
-    assert essence(verdict) == essence(refused(PlanError.PRECONDITION, 3))
 
 
 @pytest.mark.usefixtures("no_val")

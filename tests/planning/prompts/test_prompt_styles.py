@@ -1,11 +1,8 @@
 """The styles `pddl` and `nl`: what they write, that they read it back, and that they read nothing else."""
 
 import itertools
-import json
-import os
 import random
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +14,6 @@ from jaxppo.planning import (
     PlanError,
     UnsupportedPddlError,
     canonical_form,
-    parse_action,
     parse_completion,
     parse_domain,
     parse_problem,
@@ -30,11 +26,9 @@ from jaxppo.planning.prompts import PROMPT_STYLES, split_words, words_of
 from jaxppo.planning.prompts.phrases import general_phrases, phrases_of
 from jaxppo.planning.prompts.sentences import template
 from jaxppo.planning.transform.renaming import obfuscate
-from tests import ROOT
 from tests.planning import kiln
 from tests.planning.delivery import DELIVERY, ERRAND
 
-CORPUS = Path(os.environ.get("JAXPPO_VAL_CORPUS", ROOT.parent / "shared" / "val-corpus"))
 BLOCKSWORLD = DOMAINS["blocksworld"].pddl
 SWAP = """(define (problem swap) (:domain blocksworld) (:objects a b)
   (:init (on b a) (ontable a) (clear b) (handempty)) (:goal (and (on a b) (not (holding b)))))"""
@@ -173,38 +167,23 @@ def test_plans_are_read_with_any_blanks_and_case(text, style, plan):
 NO_SENTENCES = [
     ("unstack block b from block a. put down block b", 1),  # no full stop
     ("unstack block b from block a put down block b.", 0),
-    ("unstack block b from block a.. put down block b.", 1),
     (". put down block b.", 0),
     ("first unstack block b from block a.", 0),
-    ("unstack block b from block a now.", 0),
-    ("unstack the block b from block a.", 0),
-    ("unstack b from a.", 0),
     ("unstack block b from block.", 0),
     ("unstack block b off block a.", 0),
-    ("unstack block b, from block a.", 0),
     ("unstack block b from block ,.", 0),
     ("unstack block 1 from block a.", 0),
-    ("unstack block -b from block a.", 0),
-    ("unstack block b1.5 from block a.", 0),
     ("pick-up block b.", 0),
     ("put down block b. (stack b a)", 1),
-    ("put down block b. Done!", 1),
-    ("put down block b. <eos>", 1),
-    ("put down block b.\x00", 1),
     ("put down block\u00a0b.", 0),
     ("put down block \u0430.", 0),
-    ("put down block\x1cb.", 0),
     ("put down \u212alock b.", 0),
-    ("1. put down block b.", 0),
-    ("." * 500_000, 0),
-    ("put " * 250_000, 0),
     ("put down block b" * 60_000 + "!", 0),
 ]
 
 
 NO_STEPS = [
     ("(unstack b a) put-down b", 1),
-    ("unstack b a", 0),
     ("(unstack b a) (put-down b", 1),
     ("1. (unstack b a)", 0),
     ("(unstack b a).", 1),
@@ -224,29 +203,12 @@ def test_reading_stops_at_anything_else(style, text, n_actions):
     "text",
     [
         "use drive on v and home and hub.",
-        "use drive on v home and hub.",
-        "use drive on ,, home and hub.",
-        "use drive on v and home.",
         "use fly on v, home and hub.",
         "drive on v, home and hub.",
     ],
 )
 def test_general_sentences_are_read_as_strictly(text):
     assert parse_completion(text, "nl", DELIVERY) == ParsedPlan((), PlanError.SYNTAX, 1)
-
-
-@each_domain
-def test_nl_reads_no_sentence_with_a_word_more_less_or_other(name):
-    domain_pddl, rng = DOMAINS[name].pddl, random.Random(0)
-    names = set(DOMAINS[name].names)
-    for action in rng.sample(ground_actions(name), 30):
-        words = split_words(render_completion([action], "nl", domain_pddl))
-        place = rng.randrange(len(words))
-        others = [words[:place] + words[place + 1 :], [*words[:place], "very", *words[place:]]]
-        if words[place] not in names:
-            others.append([*words[:place], "wrong", *words[place + 1 :]])
-        for other in others:
-            assert parse_completion(" ".join(other), "nl", domain_pddl).error is PlanError.SYNTAX, other
 
 
 @pytest.mark.parametrize("step", [("fly", "b"), ("stack", "b"), ("pick-up", "a", "b")])
@@ -419,28 +381,3 @@ def test_words_of_splits_at_blanks_and_punctuation():
     assert words_of(["Goal: (on a b), b.", "a;b <plan> x-1?y"]) == sorted(
         ["<pad>", "<eos>", "Goal", ":", "(", "on", "a", "b", ")", ",", ".", ";", "<plan>", "x-1?y"]
     )
-
-
-# --- real problems
-
-
-def corpus_problems():
-    """The reference plans of real problems that can be read."""
-    for line in (CORPUS / "reference_plans.jsonl").read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        texts = [(CORPUS / entry[name]).read_text(encoding="utf-8") for name in ("domain_file", "problem_file")]
-        yield *texts, tuple(map(parse_action, entry["plan"]))
-
-
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="no corpus of real problems beside the repository")
-@pytest.mark.parametrize("style", ["pddl", "nl"])
-def test_real_problems_are_written_and_their_plans_read_back(style):
-    n_domains = set()
-    for domain_pddl, problem_pddl, plan in itertools.islice(corpus_problems(), 0, None, 4):
-        prompt = render_prompt(domain_pddl, problem_pddl, style)
-        completion = render_completion(plan, style, domain_pddl)
-        assert parse_completion(completion, style, domain_pddl) == ParsedPlan(plan)
-        assert parse_completion(" ".join(split_words(completion)), style, domain_pddl) == ParsedPlan(plan)
-        assert {name for action in plan for name in action[1:]} <= set(split_words(prompt))
-        n_domains.add(domain_pddl)
-    assert len(n_domains) > 20

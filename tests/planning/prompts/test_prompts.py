@@ -57,15 +57,11 @@ def test_parse_completion_reads_steps(text, plan):
     [
         ("unstack b a ;", 1),
         ("unstack b a ; ; stack a b", 1),
-        ("; unstack b a", 0),
         ("unstack b a ; stack a b <eos>", 1),
         ("unstack b a ; (stack a b)", 1),
-        ("unstack b a . stack a b", 0),
         ("unstack b 1", 0),
         ("unstack b\u00a0a", 0),
         ("unstack b \u0430", 0),
-        ("unstack b a\x00", 0),
-        (";" * 1_000_000, 0),
         ("a " * 500_000 + "<", 0),
     ],
 )

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.solve.planners import PLANNERS, Planner, PlanTask, find_plans, planner_version
 from jaxppo.planning.solve.search import solve
 from jaxppo.planning.validate.val import find_val
+from tests.processes import is_running, wait_until
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
 
@@ -85,21 +85,6 @@ def task(name: str, n_blocks: int = 3, seed: int = 0) -> PlanTask:
 
 def calls(folder: Path) -> Counter:
     return Counter((folder / "calls").read_text().split())
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in ("Z", "X")
-
-
-def wait_until(condition, limit_s: float = 60.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 def all_gone(folder: Path) -> bool:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jaxppo.planning import UnsupportedPddlError, parse_domain, parse_problem, validate_actions
+from jaxppo.planning import parse_domain, parse_problem, validate_actions
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.solve.walk import StateSpace
 from jaxppo.planning.transform.restart import from_state
@@ -51,13 +51,3 @@ def test_what_must_not_hold_counts():
     assert space.applicable(space.start) == [("light",)] and space.applicable(lit) == [("look",)]
     assert space.after(lit, ("light",)) is None
     assert [space.is_goal(state) for state in (space.start, lit, space.after(lit, ("look",)))] == [False, False, True]
-
-
-def test_a_domain_beyond_strips_is_refused():
-    domain = parse_domain(
-        """(define (domain d) (:requirements :adl) (:predicates (p ?x) (q))
-        (:action a :parameters (?x) :precondition (or (p ?x) (q)) :effect (and (q) (not (p ?x)))))"""
-    )
-    problem = parse_problem("(define (problem p) (:domain d) (:objects o) (:init (p o)) (:goal (q)))", domain)
-    with pytest.raises(UnsupportedPddlError, match="conjunction of literals in 'a'"):
-        StateSpace(problem)

@@ -160,8 +160,3 @@ def test_the_rate_is_a_fraction_and_the_timeout_positive(setting, value):
     rate, timeout_s = (value, 30.0) if setting == "audit_rate" else (0.1, value)
     with pytest.raises(ConfigError, match=setting):
         Audit(rate, 0, None, timeout_s=timeout_s)
-
-
-def test_as_many_verdicts_as_cases():
-    with pytest.raises(ValueError, match="zip"):
-        Audit(1.0, 0, None).check([CASE], [])

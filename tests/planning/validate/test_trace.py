@@ -86,8 +86,3 @@ def test_trace_stops_at_a_step_that_is_wrong_by_itself_or_at_a_false_preconditio
     assert done.steps[-1].preconditions == ()
     done = trace(UPSIDE_DOWN, [("pick-up", "a"), ("fly", "a")])
     assert [(step.error, step.failed_condition) for step in done.steps] == [(PlanError.PRECONDITION, "(clear a)")]
-
-
-def test_trace_of_the_empty_plan_is_the_initial_state():
-    done = trace(CHAIN_PROBLEM, [])
-    assert done.steps == () and done.goals[0] == Check("(path x z)", False)

@@ -2,24 +2,20 @@
 
 import errno
 import math
-import random
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from jaxppo.errors import ConfigError, PddlError, ValidatorError
-from jaxppo.planning import PlanError, PlanVerdict, execute, parse_domain, parse_problem, validate_plan
+from jaxppo.planning import PlanError, PlanVerdict, validate_plan
 from jaxppo.planning.language.plans import parse_plan_text
 from jaxppo.planning.validate import val
 from jaxppo.planning.validate.val import find_val, run_val, run_val_many
-from tests.planning.families import draw_cases
 from tests.planning.val_oracle import essence, needs_val
 from tests.planning.vault import DOMAIN, PROBLEM, SOLUTION
+from tests.processes import is_running, wait_until
 
 PLAN = parse_plan_text(SOLUTION).actions
 STAY = (("stay", "hall", "hall"),)
@@ -41,30 +37,17 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the limit holds
         ("", GOAL_MISSED),
         ("(walk attic hall) (take cup) (rest)", refused(PlanError.PRECONDITION, 2)),
         (f"{SOLUTION} (rest vault)", refused(PlanError.WRONG_ARITY, 5)),
-        (f"{SOLUTION} (walk vault)", refused(PlanError.WRONG_ARITY, 5)),
         (f"{SOLUTION} (walk vault moon)", refused(PlanError.UNKNOWN_OBJECT, 5)),
         (f"{SOLUTION} (unlock vault cup)", refused(PlanError.WRONG_TYPE, 5)),
         (f"{SOLUTION} BAD", refused(PlanError.SYNTAX, 5)),
         (f"{SOLUTION}\n(take $(touch x)) `touch x` ; touch x", refused(PlanError.SYNTAX, 5)),
         ("(walk attic hall) (take " + "k" * 1_000_000 + ")", refused(PlanError.UNKNOWN_OBJECT, 2)),
         ("(walk attic hall)\n(walk hall attic)\n" * 2_500, GOAL_MISSED),
-        (SOLUTION + "\n(take k)" * 5_000, refused(PlanError.PRECONDITION, 5)),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_validate_plan_asks_val(plan, expected):
     assert essence(validate_plan(DOMAIN, PROBLEM, plan, validator="val")) == essence(expected)
-
-
-@needs_val
-def test_many_threads_do_not_mix_up_their_verdicts():
-    cases = list(draw_cases("blocksworld", random.Random(21), 10))
-    shuffled = [random.Random(number).sample(cases, 10) for number in range(4)]
-    with ThreadPoolExecutor(max_workers=len(shuffled)) as pool:
-        answers = list(pool.map(lambda own: run_val_many(own, workers=4), shuffled))
-    for own, verdicts in zip(shuffled, answers, strict=True):
-        expected = [execute(parse_problem(problem, parse_domain(domain)), plan) for domain, problem, plan in own]
-        assert list(map(essence, verdicts)) == list(map(essence, expected))
 
 
 @needs_val
@@ -124,21 +107,8 @@ def test_what_the_program_started_is_killed_with_it(fake_val, tmp_path, ending):
     fake_val(f"child = subprocess.Popen(['sleep', '60'])\nopen(HERE + '/pid', 'w').write(str(child.pid))\n{ending}")
     verdict = run_val(DOMAIN, PROBLEM, PLAN, timeout_s=0.5 if "sleep" in ending else 30)
     assert verdict == (TIMEOUT if "sleep" in ending else VALID)
-    assert _ends(int((tmp_path / "pid").read_text()))
-
-
-def _ends(pid: int) -> bool:
-    """Whether a process is gone, or dead and not yet cleared away, within a minute."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.02)
-    return False
+    child = int((tmp_path / "pid").read_text())
+    assert wait_until(lambda: not is_running(child))
 
 
 @pytest.mark.parametrize("way_to_wait", ["pidfd", "wait"])

@@ -1,6 +1,5 @@
 """The public entry points of the planning room."""
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -21,10 +20,7 @@ VALID = PlanVerdict.executed(True, executed_steps=4, goals_reached=2, goals=2, c
 def test_validate_plan_and_actions_agree(validator):
     assert validate_plan(DOMAIN, PROBLEM, SOLUTION.upper(), validator=validator) == VALID
     assert validate_actions(DOMAIN, PROBLEM, parse_plan_text(SOLUTION).actions, validator=validator) == VALID
-
-
-def test_validate_plan_refuses_text_that_is_not_a_plan():
-    assert validate_plan(DOMAIN, PROBLEM, f"{SOLUTION} and so on") == refused(PlanError.SYNTAX, 5)
+    assert validate_plan(DOMAIN, PROBLEM, f"{SOLUTION} and so on", validator) == refused(PlanError.SYNTAX, 5)
 
 
 def test_unknown_validator_is_an_error():
@@ -76,9 +72,3 @@ def test_threads_judge_the_same_problem():
             assert list(pool.map(judge, range(8))) == [True] * 8
     finally:
         sys.setswitchinterval(before)
-
-
-def test_planning_imports_no_array_or_model_library():
-    code = "import jaxppo.planning, jaxppo.planning.datasets.rows, sys; print(sorted(sys.modules))"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert not [name for name in ("jax", "flax", "transformers", "torch", "numpy") if f"'{name}'" in modules]

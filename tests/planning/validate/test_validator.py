@@ -4,14 +4,13 @@ import pytest
 
 from jaxppo.planning import PlanError, PlanVerdict, parse_domain, parse_problem
 from jaxppo.planning.language.task import check_action
-from tests.planning.val_oracle import essence, judge
+from tests.planning.val_oracle import judge
 from tests.planning.vault import DOMAIN, PROBLEM, SOLUTION
 
 executed = PlanVerdict.executed
 refused = PlanVerdict.refused
 # What `SOLUTION` gets.
 VALID = PlanVerdict(True, True, True, executed_steps=4, goals_reached=2, goals=2, cost=4.0)
-GOAL_MISSED = executed(goal_reached=False)
 
 
 def far(executed_steps: int, goals_reached: int, failed_condition: str | None = None) -> dict:
@@ -37,8 +36,8 @@ def far(executed_steps: int, goals_reached: int, failed_condition: str | None = 
             "(walk attic hall) (take k) (walk hall vault)",
             refused(PlanError.PRECONDITION, 3, **far(2, 0, "(not (locked vault))")),
         ),
-        ("(walk attic attic)", refused(PlanError.PRECONDITION, 1, **far(0, 0, "(not (= attic attic))"))),
         ("(stay attic hall)", refused(PlanError.PRECONDITION, 1, **far(0, 0, "(= attic hall)"))),
+        ("(walk attic attic)", refused(PlanError.PRECONDITION, 1, **far(0, 0, "(not (= attic attic))"))),
         (f"{SOLUTION} (take k)", refused(PlanError.PRECONDITION, 5, **far(4, 2, "(in hall)"))),
         (f"{SOLUTION} (fly vault hall)", refused(PlanError.UNKNOWN_ACTION, 5, **far(4, 2))),
         ("(walk attic)", refused(PlanError.WRONG_ARITY, 1, **far(0, 0))),
@@ -68,39 +67,6 @@ def test_execute_judges_empty_plans_and_goals_and_is_unchanged_by_earlier_plans(
     problem = PROBLEM.replace("(and (in vault) (not (locked vault)))", "()")
     assert judge(DOMAIN, problem, "(rest)") == executed(True, executed_steps=1, goals_reached=0, goals=0, cost=1.0)
     assert [judge(DOMAIN, PROBLEM, plan).valid for plan in (SOLUTION, "", SOLUTION)] == [True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("goal", "plan", "expected"),
-    [
-        ("(= a a)", "", VALID),
-        ("(= a b)", "", GOAL_MISSED),
-        ("(not (= a b))", "", VALID),
-        ("(not (q a))", "(go a)", GOAL_MISSED),
-    ],
-)
-def test_execute_decides_equalities_and_negations_in_goals(goal, plan, expected):
-    domain = "(define (domain d) (:predicates (q ?x)) (:action go :parameters (?x) :precondition () :effect (q ?x)))"
-    problem = f"(define (problem p) (:domain d) (:objects a b) (:init) (:goal {goal}))"
-    assert essence(judge(domain, problem, plan)) == essence(expected)
-
-
-COSTS = """(define (domain d) (:predicates (q ?x)) (:functions (total-cost) (len ?x))
-  (:action go :parameters (?x) :precondition () :effect (and (q ?x) (increase (total-cost) (+ 1 (len ?x))))))"""
-
-
-@pytest.mark.parametrize(
-    ("init", "metric", "plan", "expected"),
-    [
-        ("(= (total-cost) 0) (= (len a) 3)", "(:metric minimize (total-cost))", "(go a)", VALID),
-        ("(= (len a) 3)", "(:metric minimize (+ total-cost (* 2 total-time)))", "(go a)", VALID),
-        ("(= (len a) 3)", "", "(go a) (go b)", refused(PlanError.PRECONDITION, 2)),
-        ("(q a)", "(:metric minimize (total-cost))", "", GOAL_MISSED),
-    ],
-)
-def test_execute_refuses_costs_without_a_value_as_val_does(init, metric, plan, expected):
-    problem = f"(define (problem p) (:domain d) (:objects a b) (:init {init}) (:goal (q a)) {metric})"
-    assert essence(judge(COSTS, problem, plan)) == essence(expected)
 
 
 def test_check_action_takes_faults_in_order():
