@@ -36,7 +36,7 @@ NUM_ROWS = 8  # of a split
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    """Two splits of two domains: the same blocks under two names, so that the shipped model can plan in both."""
+    """Two splits of the same blocks under two names, so that the shipped model can plan in both domains."""
     folder = tmp_path_factory.mktemp("dataset")
     for seed, split in enumerate(SPLITS):
         rows = build_split("test", sizes={3: 4, 4 + seed: 4}, seed=seed, unique=True)
@@ -309,15 +309,6 @@ def test_what_is_wrong_is_found_out_before_the_first_answer(dataset, spoiled, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_rows_belong_to_the_split_that_was_asked_for(dataset, tmp_path):
-    rows = rows_of(dataset, "test")
-    write_jsonl(rows, tmp_path / "development.jsonl")
-    plans = plans_file(tmp_path / "plans.jsonl", rows)
-    folder, results, _ = run(tmp_path / "run", tmp_path, ("development",), plans=plans, compare_with=plans)
-    assert list(results) == ["development", "comparison", "compared_with"]
-    assert {record["split"] for record in records_of(folder / "samples.jsonl")} == {"development"}
-
-
 # --------------------------------------------------------------------------------------------------------------- corpus
 
 
@@ -395,26 +386,6 @@ class TestCorpus:
         result = evaluate_corpus(tmp_path, cases, validator, [[]] * len(cases))
         assert_counts(result, cases)
         assert result["errors"]["goal_not_reached"] == sum(case["goal_reached"] is False for case in cases)
-
-
-# ----------------------------------------------------------------------------------------------------------------- page
-
-
-def test_page_of_the_command_opens_without_errors_and_runs_no_plan(browser, dataset, tmp_path):
-    hostile = "<script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\">"
-    plans = plans_file(tmp_path / "plans.jsonl", rows_of(dataset, "test"), lambda row: hostile)
-    good = plans_file(tmp_path / "good.jsonl", rows_of(dataset, "test"))
-    folder, _, _ = run(tmp_path / "run", dataset, plans=plans, compare_with=good, label=hostile)
-    problems, requests = len(browser.problems), len(browser.requests)
-    browser.open((folder / "eval.html").as_uri())
-    assert browser.run("document.querySelector('#answer').textContent") == hostile
-    assert hostile in browser.run("document.querySelector('h1').innerText")
-    assert browser.run("document.title") != "run"
-    assert browser.run("document.querySelectorAll('#validity svg').length") == len(DOMAINS)
-    assert browser.run("document.querySelectorAll('#comparison tbody tr').length") == 1 + len(DOMAINS)
-    assert browser.run("document.querySelectorAll('img').length") == 0
-    assert browser.problems[problems:] == []
-    assert set(browser.requests[requests:]) == {(folder / "eval.html").as_uri()}
 
 
 # -------------------------------------------------------------------------------------------------------- other rewards

@@ -90,13 +90,6 @@ def test_complete_gives_one_completion_per_row_in_the_order_of_the_split(
     assert texts_of(evaluator(folder, batch_size, num_devices).complete(params, "test")) == greedy
 
 
-def test_complete_says_which_completions_ended(folder):
-    made = evaluator(folder, 8)
-    for token, expected in ((EOS, ("", True)), (5, (TOKENIZER.decode([5] * LENGTH), False))):
-        completions = made.complete(says(token), "test")
-        assert [(completion.text, completion.ended) for completion in completions] == [expected] * NUM_ROWS
-
-
 def test_samples_depend_on_seed_row_and_number_and_not_on_the_batch(folder, params):
     first = evaluator(folder, 8, eval_temperature=1.0)
     completions = first.complete(params, "test")
@@ -124,22 +117,14 @@ def evaluator_of(config_class, folder, model=MODEL, tokenizer=TOKENIZER, **setti
     return make_evaluator(config, model, tokenizer, DataParallel(devices=jax.local_devices()[:1]))
 
 
-@pytest.mark.parametrize(
-    ("config_class", "settings", "stop_ids"),
-    [
-        (TrainConfig, {}, (EOS,)),
+def test_a_stop_token_of_the_command_ends_completions_in_place_of_the_end_of_sequence(folder):
+    for config_class, settings, stop_ids in (
         (TrainConfig, {"stop_token_id": 0}, (0,)),
         (TrainConfig, {"stop_token": "none"}, (EOS,)),  # a plan ends, however training samples
-        (EvaluateConfig, {}, (EOS,)),
         (EvaluateConfig, {"stop_token_id": 5}, (5,)),
         (SFTConfig, {}, (EOS,)),
-    ],
-)
-def test_make_evaluator_ends_completions_with_the_tokens_of_the_command(folder, config_class, settings, stop_ids):
-    assert evaluator_of(config_class, folder, **settings).decoder.stop_ids == stop_ids
-
-
-def test_a_stop_token_ends_completions_in_place_of_the_end_of_sequence(folder):
+    ):
+        assert evaluator_of(config_class, folder, **settings).decoder.stop_ids == stop_ids
     made = evaluator_of(TrainConfig, folder, stop_token_id=5)
     for token in (EOS, 5, 0):
         assert {completion.ended for completion in made.complete(says(token), "test")} == {token == 5}
@@ -206,7 +191,7 @@ def test_fixed_rows_are_balanced_over_domains_and_nested(sizes, most, seed, orde
     assert all(count >= max(counts.values()) - 1 for count in short)
 
 
-def test_fixed_rows_are_chosen_by_the_seed_and_need_no_domain():
+def test_fixed_rows_need_no_domain():
     rows = [{"prompt": str(i)} for i in range(50)]
     assert choose_fixed(rows, None, 0) == choose_fixed(rows, 50, 0) == list(range(50))
     first, second = choose_fixed(rows, 10, 0), choose_fixed(rows, 10, 1)
@@ -284,16 +269,12 @@ def answers_to(texts, scores):
     return Predictions(rows, [[Prediction(text)] for text in texts], [[score] for score in scores])
 
 
-def test_samples_are_the_first_rows_with_their_answers():
-    samples = samples_of(answers_to(["x", "y", "z"], [1.0, None, 0.5]), [], most=2)
-    assert samples == [
-        {"id": "0", "prompt": "prompt 0", "completion": "x", "score": 1.0},
-        {"id": "1", "prompt": "prompt 1", "completion": "y", "score": None},
+def test_samples_of_the_first_rows_are_shown_before_and_after_side_by_side():
+    before = samples_of(answers_to(["dull", "weak", "left out"], [-1.0, None, 0.5]), [], most=2)
+    assert before == [
+        {"id": "0", "prompt": "prompt 0", "completion": "dull", "score": -1.0},
+        {"id": "1", "prompt": "prompt 1", "completion": "weak", "score": None},
     ]
-
-
-def test_before_and_after_are_shown_side_by_side():
-    before = samples_of(answers_to(["dull", "weak"], [-1.0, None]), [])
     after = samples_of(answers_to(["\x1b[31mwarm", "fine"], [2.0, 0.5]), [])
     output, empty = io.StringIO(), io.StringIO()
     print_before_and_after(Console(file=output), "test", before, after)

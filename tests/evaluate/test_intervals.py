@@ -29,8 +29,13 @@ def test_wilson_equals_scipy(successes, n, confidence):
     np.testing.assert_allclose([interval["low"], interval["high"]], expected, atol=1e-6)
 
 
-def test_wilson_of_no_answer_is_open():
+def test_intervals_of_little_or_nothing_are_open():
     assert wilson(0, 0) == {"rate": 0.0, "low": 0.0, "high": 1.0, "n": 0}
+    assert mean_interval([]) == {"mean": None, "low": None, "high": None, "n": 0}
+    assert mean_interval([0.3]) == {"mean": 0.3, "low": None, "high": None, "n": 1}
+    assert mean_interval([0.0, 1.0], (0.0, 1.0)) == {"mean": 0.5, "low": 0.0, "high": 1.0, "n": 2}
+    assert bootstrap_mean([0.5] * 4, 100) == {"mean": 0.5, "low": 0.5, "high": 0.5, "n": 4}
+    assert bootstrap_mean([])["mean"] is None
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -47,15 +52,10 @@ def test_clustered_wilson_by_hand():
     assert interval["rate"] == pytest.approx(0.6)
     assert interval["low"] == pytest.approx((centre - spread) / (1 + z * z / n))
     assert interval["high"] == pytest.approx((centre + spread) / (1 + z * z / n))
-
-
-def test_clustered_wilson_counts_at_most_the_samples():
     # Less variance than independent samples have (n* would be 15): n* stays at 8.
     interval, whole = clustered_wilson([1, 1, 1, 0], [2] * 4), wilson(3, 8)
     assert (interval["low"], interval["high"]) == (whole["low"], whole["high"])
-
-
-def test_clustered_wilson_without_variance_counts_problems():
+    # Without variance it counts problems.
     for successes in ([3], [1, 1, 1], [4, 4]):
         n, interval = len(successes), clustered_wilson(successes, [4] * len(successes))
         whole = wilson(sum(successes) / 4, n)
@@ -73,24 +73,15 @@ def test_clustered_wilson_covers_the_rate_over_problems(spread):
 
 
 def test_mean_interval_is_students():
+    for freedom in range(1, 300):
+        assert intervals._t95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=2e-4)
     rng = np.random.default_rng(0)
-    for n in (2, 3, 5, 10, 11, 30, 400):
+    for n in (2, 400):
         values = rng.normal(size=n)
         low, high = stats.t.interval(0.95, n - 1, values.mean(), stats.sem(values))
         interval = mean_interval(values.tolist())
         assert (interval["mean"], interval["n"]) == (pytest.approx(values.mean()), n)
         np.testing.assert_allclose([interval["low"], interval["high"]], [low, high], atol=2e-3 / math.sqrt(n))
-
-
-def test_t_quantiles_equal_scipy():
-    for freedom in range(1, 300):
-        assert intervals._t95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=2e-4)
-
-
-def test_mean_interval_of_little():
-    assert mean_interval([]) == {"mean": None, "low": None, "high": None, "n": 0}
-    assert mean_interval([0.3]) == {"mean": 0.3, "low": None, "high": None, "n": 1}
-    assert mean_interval([0.0, 1.0], (0.0, 1.0)) == {"mean": 0.5, "low": 0.0, "high": 1.0, "n": 2}
 
 
 def test_mcnemar_equals_the_binomial_test():
@@ -131,11 +122,6 @@ def test_bootstrap_mean_is_decided_by_the_seed(monkeypatch):
     assert bootstrap_mean(values, 500) == first != bootstrap_mean(values, 500, seed=1)
     monkeypatch.setattr(intervals, "_CHUNK", 60)  # several draws instead of one
     assert bootstrap_mean(values, 500) == first
-
-
-def test_bootstrap_mean_of_equal_values_and_of_none():
-    assert bootstrap_mean([0.5] * 4, 100) == {"mean": 0.5, "low": 0.5, "high": 0.5, "n": 4}
-    assert bootstrap_mean([])["mean"] is None
 
 
 def test_interval_text_shows_rates_and_means_with_their_intervals():

@@ -32,21 +32,22 @@ def test_measure_of_one_answer_by_hand(text):
     assert cell["exact_match"]["rate"] == (text == "light a ; light b")
 
 
-def test_length_ratio_is_of_valid_plans():
+def test_length_ratio_is_of_valid_plans_and_ended_is_measured_where_answers_say():
     assert measure(judged(*BY_HAND))["length_ratio"]["mean"] == pytest.approx((1 + 1 + 1.5) / 3)
     assert measure(judged("light a"))["length_ratio"] is None
-
-
-def test_ended_is_measured_where_answers_say():
     rows = [lamp_row(f"p{i}") for i in range(4)]
     predictions = [[Prediction("", True)], [Prediction("", False)], [Prediction("", None)], [Prediction("", True)]]
     assert measure(judge_rows(rows, predictions))["ended"] == wilson(2, 3)
     assert measure(judged("", ""))["ended"] is None
 
 
-def test_several_references_count_by_the_best():
+def test_several_references_count_by_the_best_and_without_one_nothing_is_measured_by_it():
     cell = measure(judged("light b ; light a", reference_plan=[["(light a)", "(light b)"], ["(light b)", "(light a)"]]))
     assert cell["exact_match"]["rate"] == cell["lccs"]["mean"] == cell["lcs_by_reference"]["mean"] == 1.0
+    cell = measure([replace(one, row=one.row | {"reference_plan": None}) for one in judged(RIGHT, "", SHORT)])
+    by_reference = ("exact_match", "lccs", "lcs", "lccs_by_reference", "length_ratio", "quality")
+    assert [cell[name] for name in by_reference] == [None] * len(by_reference)
+    assert cell["validity"]["rate"] == pytest.approx(1 / 3)
 
 
 def test_quality_is_of_costs():
@@ -113,21 +114,11 @@ def test_seeds_are_kept_apart_for_what_is_about_samples():
     assert "validity_by_seed" not in measure(several([RIGHT, BAD]))
 
 
-def test_a_problem_counts_once_in_the_validity_of_a_seed():
+def test_a_problem_counts_once_in_the_validity_of_a_seed_and_equal_seeds_say_no_more_than_one():
     rows = [lamp_row("p0"), lamp_row("p1")]
     answers = [(RIGHT, 0), (RIGHT, 0), (RIGHT, 0), (RIGHT, 1)], [(BAD, 0), (BAD, 1)]
     cell = measure(judge_rows(rows, [[Prediction(text, seed=seed) for text, seed in each] for each in answers]))
     assert cell["validity_by_seed"] == {"0": 0.5, "1": 0.5} and cell["validity_sd_over_seeds"] == 0.0
-
-
-def test_without_a_known_reference_nothing_is_measured_by_it():
-    cell = measure([replace(one, row=one.row | {"reference_plan": None}) for one in judged(RIGHT, "", SHORT)])
-    by_reference = ("exact_match", "lccs", "lcs", "lccs_by_reference", "length_ratio", "quality")
-    assert [cell[name] for name in by_reference] == [None] * len(by_reference)
-    assert cell["validity"]["rate"] == pytest.approx(1 / 3)
-
-
-def test_equal_seeds_say_no_more_than_one():
     once = measure(several([RIGHT], [BAD], [SHORT], [RIGHT]))
     thrice = measure(several([RIGHT] * 3, [BAD] * 3, [SHORT] * 3, [RIGHT] * 3, seeds=3))
     for name in ("validity", "executability", "readable"):

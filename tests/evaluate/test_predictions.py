@@ -35,11 +35,8 @@ def test_read_plans_reads_each_form(tmp_path):
         "p1": [Prediction("(light a)\n(LIGHT b)", True, 3, True)],
         "p2": [Prediction(None), Prediction("", is_pddl=True)],
     }
-
-
-def test_read_plans_passes_over_a_byte_order_mark(tmp_path):
-    (tmp_path / "plans.jsonl").write_text('{"id": "p0", "plan": "(light a)"}', encoding="utf-8-sig")
-    assert read_plans(tmp_path / "plans.jsonl") == {"p0": [Prediction("(light a)", is_pddl=True)]}
+    path.write_text('{"id": "p0", "plan": "(light a)"}', encoding="utf-8-sig")  # passes over a byte order mark
+    assert read_plans(path) == {"p0": [Prediction("(light a)", is_pddl=True)]}
 
 
 @pytest.mark.parametrize(
@@ -48,11 +45,9 @@ def test_read_plans_passes_over_a_byte_order_mark(tmp_path):
         ("[1]", "list"),
         ('{"id": "p', "JSON"),
         ({"plan": ""}, "id"),
-        ({"id": 3, "plan": ""}, "id"),
         ({"id": "p"}, "completion"),
         ({"id": "p", "plan": "", "completion": ""}, "plan and completion"),
         ({"id": "p", "plan": 1}, "plan"),
-        ({"id": "p", "plan": ["(a)", 2]}, "plan"),
         ({"id": "p", "completion": ["a"]}, "completion"),
         ({"id": "p", "plan": "", "ended": "yes"}, "ended"),
         ({"id": "p", "plan": "", "seed": True}, "seed"),
@@ -112,14 +107,11 @@ def test_judge_rows_reads_completions_in_the_style_of_their_row_and_pddl_alike_i
     assert done.predictions[0].outcome.actions == (("light", "a"), ("light", "b"))
 
 
-def test_judge_rows_counts_no_answer_as_no_plan():
+def test_judge_rows_counts_no_answer_as_no_plan_and_wants_one_for_each_row():
     lit = lamp_row(problem_pddl=lamp_row()["problem_pddl"].replace("(have b)", "(lit a) (lit b)"), reference_plan=[])
     (nothing,) = judge_rows([lit], [[Prediction(None), Prediction("")]])
     assert [one.outcome.verdict.valid for one in nothing.predictions] == [False, True]
     assert not nothing.predictions[0].is_readable
-
-
-def test_judge_rows_wants_an_answer_for_each_row():
     with pytest.raises(DataError, match="got 2"):
         judge_rows([lamp_row()], [[Prediction("")], [Prediction("")]])
     with pytest.raises(DataError, match=r"\bp$"):

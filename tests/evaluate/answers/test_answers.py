@@ -167,22 +167,18 @@ def test_one_file_is_read_without_its_folders(tmp_path):
     assert (judged["domain"], judged["model"], judged["prompt"]) == ("blocksworld", "where", "zero_shot_run1")
 
 
-def test_plans_break_in_one_half_or_the_other(tmp_path):
+def test_plans_break_in_one_half_or_the_other_and_a_reference_that_is_not_valid_is_none(tmp_path):
     long = next(one for one in instances() if len(one.plan) >= 6)
+    other = next(one for one in instances() if one is not long)
     first, last = long.plan[0], long.plan[-1]
     entries = [
         record(long, lines((first, first, *long.plan[1:])), False),  # fails at the second step
         record(long, lines((*long.plan, last)), False),  # fails after the goal
         record(long, lines(long.plan), True),
+        record(other, lines(other.plan), True, ground_truth_plan="(pick-up a)"),
     ]
     content, _, _, _ = judge(tmp_path, entries)
-    assert nonzero(content["where_plans_break"]["m"]) == {"valid": 1, "first_half": 1, "second_half": 1}
-
-
-def test_a_reference_that_is_not_valid_is_none(tmp_path):
-    one, two = instances()[:2]
-    entries = [record(one, lines(one.plan), True), record(two, lines(two.plan), True, ground_truth_plan="(pick-up a)")]
-    content, _, _, _ = judge(tmp_path, entries)
+    assert nonzero(content["where_plans_break"]["m"]) == {"valid": 2, "first_half": 1, "second_half": 1}
     ratio = content["models"]["m"]["one_shot"]["length_ratio"]
     assert (ratio["mean"], ratio["n"]) == (1.0, 1)
 
