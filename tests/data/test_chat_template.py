@@ -34,17 +34,6 @@ def test_completions_end_with_the_first_special_token_after_the_assistants_turn(
     assert (template.end_id == tokenizer.eos_token_id) == (eos == "<|end|>")
 
 
-def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_completion():
-    tokenizer = chat_tokenizer()
-    rows = [{"id": "r", "prompt": "on b a", "completion": "stack b a"}]
-    supervised = data.SupervisedData(rows, tokenizer, 1, 0, 64, make_chat_template(tokenizer, DataConfig()))
-    batch = supervised.batch(0)
-    messages = [{"role": "user", "content": "on b a"}, {"role": "assistant", "content": "stack b a"}]
-    whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
-    assert list(batch.input_ids[0][: len(whole)]) == whole
-    assert int(batch.prompt_lengths[0]) + int(batch.completion_mask.sum()) == len(whole)
-
-
 def test_decode_strips_exactly_the_end_marker():
     tokenizer = chat_tokenizer()
     end = make_chat_template(tokenizer, DataConfig()).end_id

@@ -85,7 +85,6 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"messages": "hi"}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [FIRST, "hi"]}, "messages.*2"),
         ({"messages": [{"content": "hi"}]}, "messages.*1.*role"),
@@ -101,7 +100,6 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"prompt": [1]}, "prompt.*1"),
         ({"prompt": [FIRST], "completion": [FIRST]}, "completion"),
         ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "completion"),
-        ({"prompt": [FIRST], "completion": 3}, "completion"),
         ({"text": "x"}, "prompt.*messages"),
     ],
 )

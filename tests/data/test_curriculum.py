@@ -100,9 +100,7 @@ def test_what_is_drawn_depends_on_seed_step_and_estimates_alone():
     assert draw() == draw() and draw(step=6) != draw() != draw(seed=1)
     assert make().drawn(known, 5).rows.dtype == np.int32
     assert draw(known=untried) != draw()
-
-
-def test_the_domains_of_a_batch_are_mixed():
+    # The domains of a batch are mixed.
     curriculum = make(domains=TWO_DOMAINS)
     of_draws = [TWO_DOMAINS[curriculum.drawn(curriculum.start(), step).rows].tolist() for step in range(20)]
     assert all(sum(numbers) == G // 2 for numbers in of_draws)
@@ -179,14 +177,10 @@ def test_counts_and_limits_are_those_of_a_loop(lengths, copies, domains):
         assert of_domain[0] == (-1 if lengths is None else 2)
 
 
-def test_a_domain_whose_completions_have_no_scores_stays_where_it_is():
-    curriculum = make(threshold=0.5)
-    known, metrics = curriculum.after(curriculum.start(), [None] * G, 0)
-    assert known.limits.tolist() == [2] and metrics["curriculum/recent_success"] == 0.0
-
-
 def test_it_begins_with_the_shortest_plans_and_takes_in_at_least_a_batch():
     curriculum = make(batch_size=3, threshold=0.8)
+    known, metrics = curriculum.after(curriculum.start(), [None] * 3, 0)  # without a score nothing is learned
+    assert known.limits.tolist() == [2] and metrics["curriculum/recent_success"] == 0.0
     known = curriculum.start()
     seen = known.limits.tolist()
     while seen[-1] < LENGTHS.max():
@@ -243,13 +237,10 @@ def test_what_is_kept_is_float32_and_goes_on_exactly():
 # ----------------------------------------------------------------------------------------------------------------- data
 
 
-def test_plan_lengths_are_those_of_the_rows_or_of_none(rows):
+def test_plan_lengths_and_domains_are_those_of_the_rows(rows):
     assert plan_lengths(rows).tolist() == [row["plan_length"] for row in rows]
     assert plan_lengths([*rows, {"prompt": "p"}]) is None
     assert plan_lengths([*rows, {"prompt": "p", "plan_length": None}]) is None
-
-
-def test_domains_are_numbered_by_name_and_a_row_without_one_is_of_one_of_them():
     assert domain_numbers([{"domain": "b"}, {"domain": "a"}, {"domain": "b"}]).tolist() == [1, 0, 1]
     assert domain_numbers([{}, {}]).tolist() == [0, 0]
 

@@ -62,9 +62,6 @@ def test_renamed_rows_take_the_names_of_their_data_where_the_domain_is_not_ours(
     known = {name for row in own for name in problem_of(row).objects}
     found = of_epoch(data.renamed_in_every_epoch(own, 2, 0, ("names",)), 0)
     assert {name for row in found.values() for name in problem_of(row).objects} <= known
-
-
-def test_only_planning_problems_get_other_names():
     with pytest.raises(DataError, match=r"augment.*\b0\b"):
         data.renamed_in_every_epoch([{"id": "0", "prompt": "a"}], 1, 0, ("names",))
 
@@ -101,6 +98,9 @@ def test_splits_of_a_stream_are_drawn_once_and_its_words_are_known(tmp_path, mon
         data.load_split(STREAM, "train")
     with pytest.raises(DataError, match="dev"):
         data.load_split(STREAM, "dev")
+    config = replace(STREAM, stream_rl_lengths="6-8")  # the augmentation `states` begins plans of these lengths
+    assert data.stream_of(config, "train", ["states"]).begun_lengths == "6-8"
+    assert data.stream_of(config, "train").begun_lengths is None
     with pytest.raises(ConfigError, match="stream_long_lengths"):
         data.stream_of(replace(STREAM, stream_long_lengths="9-20"), "test")
 
@@ -114,12 +114,6 @@ def test_train_of_a_stream_is_finite_with_a_number_of_problems(tmp_path, monkeyp
     assert {partition(problem) for problem in problems} == {"train"}
     endless = data.stream_of(STREAM, "train")
     assert [rows[0], rows[20]] == [stream_row(endless, 0), stream_row(endless, 1)]
-
-
-def test_plans_of_the_rl_lengths_are_those_that_states_begins():
-    config = replace(STREAM, stream_rl_lengths="6-8")
-    assert data.stream_of(config, "train", ["states"]).begun_lengths == "6-8"
-    assert data.stream_of(config, "train").begun_lengths is None
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_open_tensors_reads_one_file_shards_and_parts(name, save, tmp_path):
             assert tensors[part][index].dtype == TENSORS[part].dtype
 
 
-@pytest.mark.parametrize("dtype", ["f8", "f4", "i1", "i8", "u2", "?"])
+@pytest.mark.parametrize("dtype", ["f8", "i1", "u2", "?"])
 def test_open_tensors_reads_every_type_and_part(dtype, tmp_path):
     array = (np.arange(4 * 3 * 2) % 2 + np.arange(24) % 5).reshape(4, 3, 2).astype(dtype)
     written = {"a": array, "empty": array[:0], "one": np.array(array[0, 0, 1])}
@@ -110,21 +110,17 @@ def test_open_tensors_reads_tensors_at_odd_places_and_leaves_types_that_numpy_ha
     assert_same_tensors(tensors, {"byte": np.array([7], np.uint8), "odd": values})
 
 
-def test_open_tensors_still_reads_the_file_that_it_opened(tmp_path):
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    tensors = model_files.open_tensors(tmp_path)
-    save_file({name: array * 2 for name, array in TENSORS.items()}, tmp_path / "new")
-    (tmp_path / "new").rename(tmp_path / "model.safetensors")
-    assert_same_tensors(tensors, TENSORS)
-
-
 def test_open_tensors_prefers_the_named_file_then_safetensors(tmp_path):
     refused("model.safetensors, pytorch_model.bin", model_files.open_tensors, tmp_path)
     first, second, third = ({"from": np.float32([i])} for i in range(3))
     save_bin(tmp_path / "pytorch_model.bin", first)
     assert_same_tensors(model_files.open_tensors(tmp_path), first)
     save_file(second, tmp_path / "model.safetensors")
-    assert_same_tensors(model_files.open_tensors(tmp_path), second)
+    opened = model_files.open_tensors(tmp_path)
+    save_file(third, tmp_path / "new")
+    (tmp_path / "new").rename(tmp_path / "model.safetensors")
+    assert_same_tensors(opened, second)  # still of the file that was opened
+    save_file(second, tmp_path / "model.safetensors")
     save_file(third, tmp_path / "head.safetensors")
     assert_same_tensors(model_files.open_tensors(tmp_path, "head.safetensors"), third)
     assert_same_tensors(model_files.open_tensors(tmp_path, "other.safetensors"), second)
@@ -245,9 +241,8 @@ def write_all(folder, max_shard_size):
     return asked
 
 
-@pytest.mark.parametrize("max_shard_size", ["5GB", 10**6])
-def test_write_tensors_writes_one_file(max_shard_size, tmp_path):
-    assert write_all(tmp_path, max_shard_size) == list(TENSORS)
+def test_write_tensors_writes_one_file(tmp_path):
+    assert write_all(tmp_path, "5GB") == list(TENSORS)
     (file,) = tmp_path.iterdir()
     assert_same_tensors(model_files.open_tensors(tmp_path), TENSORS)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o644

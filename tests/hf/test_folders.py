@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
 from jaxppo import hf
-from jaxppo.errors import ModelError
 from jaxppo.nn import FAMILIES
 from jaxppo.parallel import stacks
 from tests.hf.families import OLD_CONFIGS
@@ -171,7 +170,7 @@ def test_load_model_reads_a_gpt2_of_old_with_a_value_head(prefix, tmp_path):
     assert_equal_tensors(tmp_path / "ours", tmp_path / "theirs")
 
 
-def test_load_pretrained_ignores_constants_of_older_checkpoints(saved, params):
+def test_load_model_ignores_constants_of_older_checkpoints_and_runs_no_code_of_the_folder(saved, params):
     attention = "gpt_neox.layers.0.attention"
     constants = {
         f"{attention}.bias": np.ones((1, 1, 4, 4), np.uint8),
@@ -179,17 +178,12 @@ def test_load_pretrained_ignores_constants_of_older_checkpoints(saved, params):
         f"{attention}.rotary_emb.inv_freq": np.ones(1, np.float32),
     }
     edit_tensors(saved / WEIGHTS, constants)
-    loaded = hf.load_model(saved)
-    assert_equal_trees(loaded.params, params)
-    assert loaded.unused == ()
-
-
-def test_load_model_runs_no_code_of_the_folder(saved, params):
     trace = saved.parent / "trace"
     (saved / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Model: pass\nclass Config: pass\n")
     edit_config(saved, auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
     loaded = hf.load_model(saved)
     assert_equal_trees(loaded.params, params)
+    assert loaded.unused == ()
     assert "auto_map" not in hf.config_to_hf(loaded.config, "lm")
     assert not trace.exists()
 
@@ -348,21 +342,14 @@ def test_weights_that_are_not_finite_are_refused_by_name(saved, params, value):
         ({"extra": np.zeros(3, np.float32)}, r"extra: .*\(3,\)"),
         ({QKV: None, "embed_out.weight": None}, f"embed_out.weight: .*; {QKV}: "),
         ({QKV: np.zeros((96, 32), "int32")}, f"{QKV}: .*I32"),
-        ({QKV: np.zeros((96, 32), "bool")}, f"{QKV}: .*BOOL"),
     ],
 )
 def test_load_model_names_tensors_that_do_not_fit_also_in_a_dry_run(saved, changes, named):
     edit_tensors(saved / WEIGHTS, changes)
     for shapes_only in (False, True):
         refused(named, hf.load_model, saved, shapes_only=shapes_only)
-
-
-def test_load_model_names_tensors_of_another_model(saved, tmp_path):
-    edit_config(saved, num_hidden_layers=1)
-    refused(r"layers.1.attention.dense.bias: .*7 more$", hf.load_model, saved)
-    hf.save_pretrained(tmp_path / "value", CONFIG, random_params(CONFIG, "score"))
-    edit_tensors(tmp_path / "value" / WEIGHTS, {"score.weight": np.zeros((2, 32), np.float32)})  # of two labels
-    refused(r"score.weight: .*\(1, 32\).*\(2, 32\)", hf.load_model, tmp_path / "value")
+    edit_config(saved, num_hidden_layers=1)  # tensors of another model, of which the first are named
+    refused(r"layers.1.attention.dense.bias: .*\d more$", hf.load_model, saved)
 
 
 @pytest.mark.parametrize(
@@ -371,9 +358,7 @@ def test_load_model_names_tensors_of_another_model(saved, tmp_path):
         {"architectures": ["GPTNeoXForQuestionAnswering"]},
         {"architectures": "REMOVE"},
         {"architectures": "GPTNeoXForCausalLM"},
-        {"vocab_size": "61"},
         {"hidden_size": "REMOVE"},
-        {"tie_word_embeddings": 1},
     ],
 )
 def test_load_model_names_the_key_of_the_file(saved, changes):
@@ -508,12 +493,11 @@ def test_find_model_gives_shipped_models_and_local_folders(tmp_path, monkeypatch
         assert hf.find_model(name).resolve() == hf.find_model(str(here / name)).resolve() == (here / name).resolve()
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./gone", "a/b/c", "what is this?", "runs/gone/"])
-def test_find_model_asks_the_hub_for_no_path(name, tmp_path, monkeypatch):
+def test_find_model_asks_the_hub_for_no_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
-    with pytest.raises(ModelError, match=r"config.json"):
-        hf.find_model(name)
+    for name in ("/no/such/folder", "./gone", "a/b/c", "what is this?", "runs/gone/"):
+        refused("config.json", hf.find_model, name)
 
 
 def test_find_model_says_all_it_tried_and_what_the_hub_said(tmp_path, monkeypatch):

@@ -73,22 +73,6 @@ def test_a_run_is_pushed_when_it_is_finished_and_pushed_again_by_export_alone(co
 
 
 @pytest.mark.full
-def test_a_run_whose_push_fails_is_complete_and_pushed_later(hub, tmp_path, capsys):
-    hub.refuse[r"POST /api/models/me/mine/commit/main"] = (403, "no")
-    flags = ["--push_to_hub", "--hub_model_id", "me/mine"]
-    folder = run("sft", tmp_path / "run", *flags)
-    out = capsys.readouterr()
-    (line,) = [line for line in out.out.splitlines() if "push_to_hub" in line]
-    assert "me/mine" in line
-    assert {"policy", "eval.json", "report.html", "config.yaml"} <= {path.name for path in folder.iterdir()}
-    assert json.loads((folder / "eval.json").read_text()) and TOKEN not in out.out + out.err
-    hub.refuse.clear()
-    export(parse_cli(ExportConfig, "export", ["--run_dir", str(folder), *flags]))
-    files = {path.name: path.read_bytes() for path in (folder / "policy").iterdir()}
-    assert hub.repos["models/me/mine"].files == files
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_run_that_could_not_be_pushed_does_not_begin(command, hub, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")

@@ -213,18 +213,13 @@ def test_kinds_of_rope_that_are_not_supported_are_named():
         (NEOX, {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "rope_parameters.factor"),
         (NEOX, {"rope_parameters": "default"}, "rope_parameters"),
         (NEOX, {"rotary_pct": 0.25, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type"),
-        (NEOX, {"eos_token_id": [2, 99]}, "eos_token_id"),
         (NEOX, {"bos_token_id": [2, 3]}, "bos_token_id"),
         (GPT2, {"add_cross_attention": True}, "add_cross_attention"),
         (GPT2, {"activation_function": "prelu"}, "activation_function"),
         (GPT2, {"n_embd": "32"}, "hidden_size"),
-        (GPT2, {"n_inner": 0}, "intermediate_size"),
-        (GPT2, {"n_head": 5}, "num_attention_heads"),
         (KIND["llama"], {"num_key_value_heads": 3}, "num_attention_heads: .*num_key_value_heads"),
         (KIND["llama"], {"hidden_size": 66}, "num_attention_heads: .*hidden_size"),
         (KIND["llama"], {"head_dim": 7}, "head_dim"),
-        (KIND["llama"], {"head_dim": "8"}, "head_dim"),
-        (KIND["llama"], {"num_hidden_layers": "2"}, "num_hidden_layers"),
         (KIND["llama"], {"hidden_act": "xielu"}, "hidden_act"),
         (KIND["llama"], {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (KIND["llama"], {"rope_scaling": LLAMA3 | {"low_freq_factor": None}}, "rope_scaling.low_freq_factor"),
@@ -246,8 +241,6 @@ def test_config_from_hf_names_what_is_wrong(raw, changes, named):
     refused(f"^{named}", hf.config_from_hf, raw | changes)
 
 
-@pytest.mark.parametrize("model_type", ["gpt_neox", "qwen3"])
-def test_config_from_hf_names_a_missing_size(model_type):
-    raw = (RAW | KIND)[model_type]
-    less = {name: value for name, value in raw.items() if name != "hidden_size"}
-    refused("^hidden_size: ", hf.config_from_hf, less)
+def test_config_from_hf_names_a_missing_size():
+    for raw in (NEOX, KIND["qwen3"]):
+        refused("^hidden_size: ", hf.config_from_hf, {name: raw[name] for name in raw if name != "hidden_size"})

@@ -113,6 +113,13 @@ def test_save_tokenizer_writes_names_that_transformers_4_reads(tmp_path):
         assert other("b1 w7 w9 w8").input_ids == first("b1 w7 w9 w8").input_ids
 
 
+def test_load_tokenizer_names_the_folder_without_one(tmp_path):
+    refused(f"^{tmp_path}: .*tokenizer", hf.load_tokenizer, tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    refused(f"^{tmp_path}: .*tokenizer", hf.load_tokenizer, tmp_path)
+    refused("nowhere", hf.load_tokenizer, tmp_path / "nowhere")
+
+
 @pytest.mark.full
 def test_load_tokenizer_of_the_plain_class_is_what_transformers_chooses_and_imports_no_torch(tmp_path):
     word_tokenizer(bos_token="<s>", pad_token="<pad>", eos_token="</s>", padding_side="left").save_pretrained(tmp_path)
@@ -142,11 +149,3 @@ def test_load_tokenizer_runs_no_code_of_the_folder(tmp_path, monkeypatch):
     with pytest.raises(AttributeError):  # the class is none, but its file was run: the attack would have worked
         transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     assert trace.exists()
-
-
-def test_load_tokenizer_names_the_folder_without_one(tmp_path):
-    for file in (None, "tokenizer.json"):
-        if file is not None:
-            (tmp_path / file).write_text("{")
-        refused(f"^{tmp_path}: .*tokenizer", hf.load_tokenizer, tmp_path)
-    refused("nowhere", hf.load_tokenizer, tmp_path / "nowhere")

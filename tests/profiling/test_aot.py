@@ -154,18 +154,15 @@ def test_compilers_alone_do_not_disturb_what_runs_on_a_cpu(code):
     assert "cpu" in done.stdout.lower()
 
 
-@pytest.mark.parametrize(("flags", "named"), [("--dry_run --parallel pmap", "parallel"), ("", "target")])
-def test_what_does_not_go_with_a_target_is_refused(flags, named):
-    with pytest.raises(ConfigError, match=f"^{named}: "):
-        parse_cli(TrainConfig, "train", ["--preset", "tiny", "--target", "tpu-v5e-4", *flags.split()])
-
-
-@pytest.mark.parametrize("name", ["tpu-v5e-4", "gpu-h100x1"])
-def test_a_missing_compiler_is_named_with_its_extra(monkeypatch, name):
+def test_what_does_not_go_with_a_target_and_a_missing_compiler_are_refused(monkeypatch):
+    for flags, named in (("--dry_run --parallel pmap", "parallel"), ("", "target")):
+        with pytest.raises(ConfigError, match=f"^{named}: "):
+            parse_cli(TrainConfig, "train", ["--preset", "tiny", "--target", "tpu-v5e-4", *flags.split()])
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=rf"pip install 'jaxppo\[aot-{name[:3]}\]'"):
-        aot.devices_of(targets.find(name))
+    for name in ("tpu-v5e-4", "gpu-h100x1"):
+        with pytest.raises(ConfigError, match=rf"pip install 'jaxppo\[aot-{name[:3]}\]'"):
+            aot.devices_of(targets.find(name))
 
 
 @pytest.mark.parametrize(

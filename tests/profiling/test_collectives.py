@@ -66,7 +66,6 @@ ENTRY %main (a: f32[8]) -> f32[8] {
     [
         ("f32[8]{0} all-reduce(%x), replica_groups={{0,2},{1,3}}, to_apply=%add", "all-reduce", ("data",), 32),
         ("(f32[8]{0}, bf16[8]{0}) all-reduce(%x, %y), replica_groups=[1,4]<=[4]", "all-reduce", ("data", "fsdp"), 48),
-        ("f32[16]{0} all-gather(%x), replica_groups=[2,2]<=[4], dimensions={0}", "all-gather", ("fsdp",), 64),
         ("(f32[8], f32[16]) all-gather-start(%x), replica_groups={{0,1},{2,3}}", "all-gather", ("fsdp",), 64),
         ("f32[4]{0} reduce-scatter(%x), replica_groups=[2,2]<=[2,2]T(1,0)", "reduce-scatter", ("data",), 32),
         ("((f32[8]), f32[4]) reduce-scatter-start(%x), replica_groups={{0,1},{2,3}}", "reduce-scatter", ("fsdp",), 32),

@@ -71,11 +71,8 @@ def test_the_smallest_change_that_fits_is_found(found, memory_gib, about, change
     assert ("8.00 GiB" in lines[0]) == (memory_gib == 7)  # what is held throughout alone
 
 
-def test_nothing_helps_where_what_is_held_is_too_much(found):
+def test_nothing_helps_where_what_is_held_is_too_much_or_the_compiler_refuses(found):
     change, lines = found(1)
     assert change is None and len(lines) == 4
-
-
-def test_a_refusal_of_the_compiler_does_not_fit():
     stage = aot.Compiled(0.0, 0, 0, 0, 0, Count(), {}, refused="RESOURCE_EXHAUSTED")
     assert not fitting.Measured(plan_of(CONFIG), {"update": stage}).fits(2**60)

@@ -41,12 +41,9 @@ def shapes_of_params(config, head="lm"):
     return jax.eval_shape(lambda: models.init_params(config, jax.random.key(0), head))
 
 
-@pytest.mark.parametrize("config", [NEOX, GPT2Config(**SIZES)], ids=["gpt_neox", "gpt2"])
-def test_products_are_those_of_the_linear_layers_the_head_and_attention(config):
-    assert flops.products(config, shapes_of_params(config)) == PLAIN
-
-
-def test_products_count_adapters_apart():
+def test_products_are_those_of_the_linear_layers_the_head_and_attention_and_adapters_apart():
+    for config in (NEOX, GPT2Config(**SIZES)):
+        assert flops.products(config, shapes_of_params(config)) == PLAIN
     adapter = lora.init_adapter(NEOX, lora.LoraConfig(r=3), jax.random.key(0))
     params = lora.attach(shapes_of_params(NEOX), adapter, 2.0)
     sums = 2 * 3 * ((8 + 24) + (8 + 8) + (8 + 24) + (24 + 8))
@@ -79,13 +76,10 @@ def test_scoring_counts_the_passes_that_the_settings_ask_for(settings, passes, h
     assert found == passes * SEQUENCES + heads * PREDICTIONS
 
 
-def test_learning_is_three_passes_of_each_model_and_epoch():
+def test_learning_is_three_passes_of_each_model_and_epoch_and_frozen_weights_have_no_gradient():
     config = replace(TrainConfig(), num_ppo_epochs=2)
     assert flops.learning(config, Models(PLAIN, PLAIN), SHAPES) == 2 * 3 * (2 * SEQUENCES + PREDICTIONS)
     assert flops.learning(config, Models(PLAIN, None), SHAPES) == 2 * 3 * (SEQUENCES + PREDICTIONS)
-
-
-def test_frozen_weights_have_no_gradient_of_their_own():
     adapted = PLAIN._replace(adapter=10)
     forward = flops.forward(adapted, SIZE)
     assert forward == SEQUENCES + PREDICTIONS + 66 * 2 * 10

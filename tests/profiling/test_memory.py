@@ -187,7 +187,6 @@ PUBLISHED = replace(TrainConfig(), response_length=53, dtype="bfloat16", total_e
 
 
 def test_the_room_of_adapters_counts_the_weights_under_them_once():
-    """The value model is an adapter on the policy's trunk, too."""
     rooms = {}
     with gpu_of(8):
         for value_model in ("separate", "shared"):

@@ -56,8 +56,5 @@ def test_peak_tflops_knows_the_device_by_its_name(device_kind, bfloat16, full, f
     assert targets.peak_tflops(device_kind, "bfloat16", "highest") == bfloat16
     assert targets.peak_tflops(device_kind, "float32", "highest") == full
     assert targets.peak_tflops(device_kind, "float32", None) == fast
-
-
-@pytest.mark.parametrize("chip", targets.CHIPS.values(), ids=targets.CHIPS)
-def test_the_peak_of_a_chip_is_known(chip):
-    assert 0 < chip.peak_flops("float32") < chip.peak_flops("bfloat16") < 1e16
+    for chip in targets.CHIPS.values():
+        assert 0 < chip.peak_flops("float32") < chip.peak_flops("bfloat16") < 1e16

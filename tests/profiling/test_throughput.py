@@ -11,13 +11,6 @@ MODELS = Models(Products(trunk=1000, last=400, adapter=0, head=500, attention=16
 SHAPES = Shapes(8, 16, 8, 16, 12, 32)
 
 
-def test_metrics_of_an_unknown_device_have_no_utilisation():
-    config = TrainConfig()
-    found = Throughput(config, MODELS, DataParallel()).metrics(SHAPES, seconds=2.0)
-    tflops = of_update(config, MODELS, SHAPES) / 2.0 / 1e12
-    assert found == {"throughput/samples_per_s": 4.0, "throughput/tflops": pytest.approx(tflops)}
-
-
 def test_batches_sampled_in_the_place_of_others_count():
     config = TrainConfig()
     once, scoring = of_update(config, MODELS, SHAPES), flops.scoring(config, MODELS, SHAPES)
@@ -25,7 +18,11 @@ def test_batches_sampled_in_the_place_of_others_count():
     assert more - once == 3 * flops.sampling(MODELS.policy, SHAPES) + scoring > scoring > 0
 
 
-def test_the_peak_that_a_user_gives_is_that_of_one_device():
+def test_an_unknown_device_has_a_utilisation_where_the_peak_of_one_is_given():
+    config = TrainConfig()
+    found = Throughput(config, MODELS, DataParallel()).metrics(SHAPES, seconds=2.0)
+    tflops = of_update(config, MODELS, SHAPES) / 2.0 / 1e12
+    assert found == {"throughput/samples_per_s": 4.0, "throughput/tflops": pytest.approx(tflops)}
     config = replace(TrainConfig(), peak_tflops=0.5)
     found = Throughput(config, MODELS, DataParallel()).metrics(SHAPES, seconds=2.0)
     assert DataParallel().num_devices == 4

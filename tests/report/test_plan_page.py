@@ -88,7 +88,7 @@ def test_pick_samples_takes_each_outcome_in_turn():
     assert len(pick_samples(done)) == 13
 
 
-def test_page_sample_tells_the_steps():
+def test_page_sample_tells_the_steps_shows_what_is_hidden_and_cuts_what_has_no_end():
     (done,) = judged(STEPS)
     sample = plan_page.page_sample(done, done.predictions[0])
     assert sample["plan"] == ["(light a)", "(light c)", "(light b)"]
@@ -97,16 +97,10 @@ def test_page_sample_tells_the_steps():
     assert first["added"] == ["(lit a)"] and first["goals"] == [True, False] and not first["error"]
     assert failing["preconditions"] == [["(have c)", False]]
     assert failing["reason"] == "precondition (have c) does not hold"
-
-
-def test_page_sample_of_text_that_hides_something():
     (done,) = judged("light a\u202e\x1b[31m\nsecond line")
     sample = plan_page.page_sample(done, done.predictions[0])
     assert sample["text"] == "light a\\u202e\\x1b[31m\nsecond line"
     assert "step 0" in sample["note"]
-
-
-def test_page_sample_of_a_text_or_a_plan_without_end_is_cut():
     (done,) = judged("x" * 30_000)
     long = plan_page.page_sample(done, done.predictions[0])
     assert len(long["text"]) < 20_100 and long["text"].endswith("[+10000 characters]")

@@ -44,21 +44,18 @@ def folder(two_saved, tmp_path):
     return shutil.copytree(two_saved, tmp_path / "checkpoints")
 
 
-def test_restore_gives_back_every_bit_and_resume_frees_what_it_replaces(folder):
+def test_restore_gives_back_every_bit_and_resume_frees_what_it_replaces(folder, tmp_path):
     state = restored(folder)
     assert isinstance(state, TrainState) and int(state.step) == int(state.controls.bad_updates) == 5
     assert_equal_bits(state, make_state(5, 5))
     before = make_state(99)
     assert_equal_bits(Checkpoints(folder, 2).resume(before, no_warning), state)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((before.params, before.opt_state)))
-
-
-def test_restore_gives_back_a_state_without_controls(tmp_path):
-    """That of supervised training."""
+    # That of supervised training has no controls.
     plain = make_state(3)._replace(controls=None)
-    with Checkpoints(tmp_path, 2) as checkpoints:
+    with Checkpoints(tmp_path / "plain", 2) as checkpoints:
         checkpoints.save(3, plain, {})
-    assert_equal_bits(restored(tmp_path, like=make_state(99)._replace(controls=None)), plain)
+    assert_equal_bits(restored(tmp_path / "plain", like=make_state(99)._replace(controls=None)), plain)
 
 
 # ------------------------------------------------------------------------------------------------------------ devices

