@@ -34,7 +34,7 @@ def run(script: str, *args: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_flops_of_a_model_counted_by_hand(benchmark):
+def test_flops_of_a_model_counted_by_hand_and_of_the_workloads_of_the_peers(benchmark):
     workloads = benchmark("workloads")
     work = workloads.Workload(layers=1, hidden=4, heads=2, vocab=10, batch=3, prompt=5, response=2, epochs=1)
 
@@ -46,20 +46,18 @@ def test_flops_of_a_model_counted_by_hand(benchmark):
     scoring = 2 * 3 * trunk(7, 7, 2) + 3 * trunk(7, 7, 1) + 6 * head
     learning = 3 * (2 * 3 * trunk(7, 7, 2) + 6 * head)  # a backward pass is two forward passes
     assert workloads.flops(work) == sampling + scoring + learning
-
-
-def test_workloads_are_those_of_the_peers(benchmark):
-    workloads = benchmark("workloads")
     assert round(workloads.flops(workloads.WORKLOADS["W1"]) / 1e9) == 568
     assert round(workloads.flops(workloads.WORKLOADS["W2"]) / 1e9) == 2551
 
 
-def test_contestants_take_turns(benchmark):
+def test_contestants_take_turns_and_one_that_fails_is_named(benchmark):
     command = [sys.executable, "-c", CONTESTANT.format(folder=str(FOLDER))]
     results = benchmark("turns").take_turns({"ours": command, "peer": command}, turns=3, warm_up=1)
     assert {name: len(each) for name, each in results.items()} == {"ours": 3, "peer": 3}
     for turn in (*results["ours"], *results["peer"]):
         assert turn["seconds"] >= 0 and turn["maxrss_mib"] > 0
+    with pytest.raises(SystemExit, match=r"^peer ended with status 3 before it said READY$"):
+        benchmark("turns").take_turns({"peer": [sys.executable, "-c", "raise SystemExit(3)"]}, turns=1, warm_up=0)
 
 
 def test_compare_takes_the_median_of_the_ratios(benchmark):
@@ -73,12 +71,6 @@ def test_compare_takes_the_median_of_the_ratios(benchmark):
         "peer_over_ours": 2.0,
         "peer_over_ours_range": [1.0, 3.0],
     }
-
-
-def test_a_contestant_that_fails_is_named(benchmark):
-    turns = benchmark("turns")
-    with pytest.raises(SystemExit, match=r"^peer ended with status 3 before it said READY$"):
-        turns.take_turns({"peer": [sys.executable, "-c", "raise SystemExit(3)"]}, turns=1, warm_up=0)
 
 
 def test_accelerator_compares_with_the_peaks(benchmark):

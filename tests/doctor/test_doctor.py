@@ -96,6 +96,8 @@ def test_only_what_is_required_decides_the_exit_status(state, code, monkeypatch,
     got, out, _ = status([], capsys)
     assert got == code and "-> do this" in out
     assert all(f"pip install 'jaxppo[{extra}]'" in out for extra in doctor.EXTRAS)
+    code, out, err = status(["--jsno"], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "--json" in err
 
 
 def test_no_secret_is_printed(monkeypatch, capsys):
@@ -179,11 +181,6 @@ def test_the_hub_is_asked_on_demand_only(monkeypatch):
     assert [check.name for check in doctor_checks.hub(network=False)] == ["hub"] and not asked.called
     _, answer = doctor_checks.hub(network=True)
     assert asked.call_count == 1 and answer.status == "warning" and "no route" in answer.found
-
-
-def test_unknown_flag_is_one_line(capsys):
-    code, out, err = status(["--jsno"], capsys)
-    assert (code, out, err.count("\n")) == (2, "", 1) and "--json" in err
 
 
 def python(code, *arguments, **environment):

@@ -124,14 +124,11 @@ def test_the_kernel_of_this_device_is_plain(mask, head_size):
     assert_close(kernel(*halves, mask) * real, plain(*in_float32, slots, mask, scale) * real, 0.02)
 
 
-def test_kernels_are_for_bfloat16_and_triton_has_no_window():
+def test_the_platform_chooses_the_form_and_kernels_are_for_bfloat16_and_without_a_window_for_triton():
     half, whole = arrays(dtype=jnp.bfloat16), arrays()
     assert kernels.attend("triton", *whole, None, 0.3, None) is None
     assert kernels.attend("splash", *whole, None, 0.3, None) is None
     assert kernels.attend("triton", *half, None, 0.3, window=5) is None
-
-
-def test_the_platform_chooses_the_form():
     forms = {}
     for name in ("cpu", "gpu", "tpu"):
         with platform.compiling_for(Platform(name, None)):

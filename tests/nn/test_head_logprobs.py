@@ -74,16 +74,6 @@ def test_token_logprobs_equal_the_naive_form(block, temperature):
     assert np.argwhere(np.isnan(outside)).tolist() == [[0, 3], [2, 1]]
 
 
-@pytest.mark.parametrize("block", [None, Block(4, 4)])
-def test_all_columns_of_the_kernel_count_unless_a_vocabulary_is_given(block):
-    hidden, kernel, ids = head_inputs(vocabulary=11)
-    ours = token_logprobs(hidden, kernel, ids, block=block)
-    for our, naive in zip(ours, naive_logprobs(hidden, kernel, ids), strict=True):
-        np.testing.assert_allclose(our, naive, atol=1e-5)
-    outside, _ = token_logprobs(hidden, kernel, ids.at[0, 3].set(11), block=block)
-    assert np.argwhere(np.isnan(outside)).tolist() == [[0, 3]]
-
-
 def array_sizes(jaxpr):
     """Sizes of all intermediate results, those of loops and nested functions included."""
     for equation in jaxpr.eqns:
@@ -94,7 +84,7 @@ def array_sizes(jaxpr):
                 yield from array_sizes(inner)
 
 
-def test_token_logprobs_never_holds_the_logits_of_all_tokens():
+def test_token_logprobs_and_kl_never_hold_the_logits_of_all_tokens():
     hidden, kernel, ids = head_inputs(vocabulary=64)  # 21 tokens x 64 = 1344 logits
 
     def largest(function):
@@ -104,6 +94,8 @@ def test_token_logprobs_never_holds_the_logits_of_all_tokens():
     assert largest(naive_logprobs) >= 1344
     # A block; the kernel has 256 numbers.
     assert largest(partial(head_logprobs.token_logprobs, block=Block(11, 32))) == 11 * 32
+    kl = partial(head_logprobs.token_kl, block=Block(11, 32))
+    assert max(array_sizes(jax.make_jaxpr(kl)(hidden, kernel, hidden, kernel).jaxpr)) == 2 * 11 * 32  # of p and of q
 
 
 def test_token_kl_on_hand_numbers():
@@ -139,27 +131,18 @@ def test_token_kl_equals_numpy(block, temperature):
     np.testing.assert_array_equal(run(hidden, padded), np.zeros((3, 7)))
 
 
-def test_token_kl_never_holds_the_logits_of_all_tokens():
-    hidden, kernel, _ = head_inputs(vocabulary=64)
-    kl = partial(head_logprobs.token_kl, block=Block(11, 32))
-    assert max(array_sizes(jax.make_jaxpr(kl)(hidden, kernel, hidden, kernel).jaxpr)) == 2 * 11 * 32  # of p and of q
-
-
 def test_token_logprobs_stay_exact_far_from_zero():
     """Logits of some hundreds, as an untrained or broken head gives them, in several blocks that rise and fall."""
     hidden, kernel, ids = head_inputs(vocabulary=37)
-    kernel = kernel * 200.0
+    kernel = kernel * 200.0  # without `vocab` all columns count
     block = Block(5, 8)
     both = token_logprobs(hidden, kernel, ids, block=block), naive_logprobs(hidden, kernel, ids)
     for ours, naive in zip(*both, strict=True):
         assert np.isfinite(ours).all()
         np.testing.assert_allclose(ours, naive, atol=2e-4, rtol=1e-5)
-
-
-def test_token_logprobs_pass_on_what_is_not_a_number():
-    hidden, kernel, ids = head_inputs()
+    # What is not a number is passed on.
     broken = hidden.at[1, 2, 0].set(jnp.nan)
-    for values in token_logprobs(broken, kernel, ids, block=Block(4, 4)):
+    for values in token_logprobs(broken, kernel, ids, block=block):
         assert np.isnan(values[1, 2])
         assert np.isnan(values).sum() == 1
 
