@@ -52,17 +52,14 @@ def test_decode_strips_exactly_the_end_marker():
     assert data.decode(tokenizer, ids, mask, (end,)) == list(expected.values())
 
 
-def test_blanks_between_a_prompt_and_its_completion_are_kept():
+def test_blanks_before_a_completion_are_kept_and_a_turn_without_an_end_marker_ends_with_the_end_of_sequence():
     template = "{% for m in messages %}<|{{ m.role }}|>\t{{ m.content }}<|end|>{% endfor %}"
     template = make_chat_template(chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|>{% endif %}"))
     assert template.completion_text(ROWS[0]) == "\tunstack b a"
-
-
-@pytest.mark.parametrize("tail", ["", "\n"])
-def test_a_turn_without_an_end_marker_ends_with_the_end_of_sequence(tail):
-    template = "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}" + tail + "{% endfor %}"
-    tokenizer = chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|> {% endif %}")
-    assert make_chat_template(tokenizer).end_id == tokenizer.eos_token_id
+    for tail in ("", "\n"):
+        unended = "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}" + tail + "{% endfor %}"
+        tokenizer = chat_tokenizer(unended + "{% if add_generation_prompt %}<|assistant|> {% endif %}")
+        assert make_chat_template(tokenizer).end_id == tokenizer.eos_token_id
 
 
 @pytest.mark.parametrize(
@@ -111,12 +108,9 @@ def test_templates_that_cannot_do_are_refused(name, template, config):
         make_chat_template(chat_tokenizer(template), DataConfig(**config))
 
 
-def test_text_to_be_continued_is_no_turn():
+def test_text_to_be_continued_and_a_template_without_an_end_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="use_chat_template"):
         DataConfig(use_chat_template=True, input_min_text_length=2, input_max_text_length=3)
-
-
-def test_a_template_without_an_end_is_refused_in_time(monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_TEMPLATE_S", 0.1)
     endless = "{% for a in range(400) %}{% for b in range(50000) %}{% endfor %}{% endfor %}"  # some 0.4 s
     with pytest.raises(ConfigError, match=r"use_chat_template.*0\.1 s"):

@@ -52,15 +52,11 @@ def test_examples_are_other_problems_of_the_same_domain_and_prompt_style(tmp_pat
         assert len(set(prompts)) == 2 and row["prompt"] not in prompts
 
 
-@pytest.mark.parametrize("columns", [({}, {}), ({"domain": "x"}, {"domain": "y"})])
-def test_too_few_examples_are_one_error(tmp_path, columns):
-    rows = [plain(number) | own for number, own in enumerate(columns, 1)]
+def test_too_few_examples_rows_without_completion_and_a_missing_split_are_one_error(tmp_path):
+    rows = [plain(1) | {"domain": "x"}, plain(2) | {"domain": "y"}]
     template = data.make_chat_template(chat_tokenizer(None), text_split(tmp_path, rows))
     with pytest.raises(DataError, match=r"n_shots.*r-1"):
         template.prompt_text(rows[0])
-
-
-def test_rows_without_completion_and_a_missing_split_are_one_error(tmp_path):
     with pytest.raises(DataError, match=r"n_shots.*completion"):
         load_examples(text_split(tmp_path, [{"prompt": "a"}]))
     (tmp_path / "other").mkdir()
@@ -126,6 +122,12 @@ def test_the_domain_is_shown_once(style, of_domain, of_problem):
     assert parts[0] == first["prompt"] + first["completion"]
     for part, whole in zip(parts[1:], (second["prompt"] + second["completion"], row["prompt"]), strict=True):
         assert part.startswith(of_problem) and whole.endswith(part)
+    # As it is in a chat.
+    as_chat = row | {"messages": [{"role": "user", "content": row["prompt"]}]}
+    template = data.make_chat_template(chat_tokenizer(), config)
+    text = template.prompt_text(row)
+    assert text.count(of_domain) == 1 and text.count(f"<|user|>\n{of_problem}") == 2
+    assert template.prompt_text(as_chat) == text
 
 
 def test_another_domain_is_shown_again():
@@ -156,16 +158,6 @@ def test_in_a_chat_examples_are_earlier_turns_after_the_system_turn(tmp_path):
         answer = {"role": "assistant", "content": "stack b a"}
         whole = tokenizer.apply_chat_template([*turns, user, answer], tokenize=False)
         assert template.prompt_text(row) + template.completion_text(row) + "<|end|>\n" == whole
-
-
-def test_in_a_chat_the_domain_is_shown_once():
-    config = dataclasses.replace(SMALL, prompt_style="pddl")
-    (row, *_) = data.load_split(config, "rl")
-    as_chat = row | {"messages": [{"role": "user", "content": row["prompt"]}]}
-    template = data.make_chat_template(chat_tokenizer(), config)
-    text = template.prompt_text(row)
-    assert text.count("Planning domain:") == 1 and text.count("<|user|>\nProblem:\n") == 2
-    assert template.prompt_text(as_chat) == text
 
 
 def test_examples_that_are_chats_bring_all_their_turns_but_the_system_turn(tmp_path):

@@ -65,6 +65,8 @@ def test_a_copy_of_a_hub_data_set_is_read(write_parquet, folder):
 def test_of_several_data_sets_of_a_hub_id_one_is_named(write_parquet):
     write_parquet("short/train.parquet", "a")
     copy = write_parquet("long/train.parquet", "a b")
+    with pytest.raises(DataError, match=r"train\.jsonl"):  # a folder of data sets is none
+        data.read_rows(str(copy), "train", {"prompt": str})
     entries = "".join(f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("short", "long"))
     (copy / "README.md").write_text(f"---\nconfigs:\n{entries}---\n")
     config = DataConfig(dataset=str(copy), dataset_config="long")
@@ -87,13 +89,6 @@ def test_a_saved_data_set_has_no_configurations(tmp_path):
         data.read_rows(str(tmp_path / "saved"), "train", {"prompt": str}, "long")
 
 
-def test_a_folder_of_data_sets_is_none(write_parquet):
-    write_parquet("one/train.parquet", "a")
-    folder = write_parquet("other/train.parquet", "b")
-    with pytest.raises(DataError, match=r"train\.jsonl"):
-        data.read_rows(str(folder), "train", {"prompt": str})
-
-
 def test_a_parquet_file_may_be_a_folder_of_parts_and_a_text_may_begin_with_a_byte_order_mark(write_parquet):
     write_parquet("train.parquet/part-0.parquet", "a")
     folder = write_parquet("train.parquet/part-1.parquet", "b")
@@ -114,9 +109,13 @@ def write_split(rows, tmp_path):
     return write
 
 
-def test_load_split_reads_a_folder_and_keeps_unknown_columns(write_split, rows):
+def test_load_split_reads_a_folder_keeps_unknown_columns_and_names_an_unknown_split_or_data_set(write_split, rows):
     loaded = data.load_split(write_split("", json.dumps(rows[2] | {"note": {"any": 1}})), "dev")
     assert loaded == [rows[0], rows[1], rows[2] | {"note": {"any": 1}}]
+    with pytest.raises(DataError, match=r"eval_splits.*dev"):
+        data.load_split(SMALL, "dev")
+    with pytest.raises(DataError, match=r"dataset.*/no/such/folder"):
+        data.load_split(replace(SMALL, dataset="/no/such/folder"), "test")
 
 
 def test_the_objects_of_any_planning_rows_can_be_numbered(write_split, rows, tmp_path):
@@ -162,13 +161,6 @@ def test_load_split_names_row_and_field_of_a_wrong_value(write_split, rows, chan
 def test_load_split_names_file_and_line_of_a_line_that_is_no_row(write_split, line):
     with pytest.raises(DataError, match=r"dev\.jsonl:3"):
         data.load_split(write_split(line), "dev")
-
-
-def test_load_split_names_an_unknown_split_and_data_set():
-    with pytest.raises(DataError, match=r"eval_splits.*dev"):
-        data.load_split(SMALL, "dev")
-    with pytest.raises(DataError, match=r"dataset.*/no/such/folder"):
-        data.load_split(replace(SMALL, dataset="/no/such/folder"), "test")
 
 
 def test_load_split_wants_domains_that_sentences_can_be_read_with(write_split, rows, monkeypatch):

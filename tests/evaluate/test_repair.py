@@ -112,14 +112,14 @@ def test_results_count_what_is_valid_by_each_round_and_every_token():
     assert sum(record["completion_tokens"] for record in records) == sum(one["completion_tokens"] for one in results)
 
 
-@pytest.mark.parametrize("repair_with", ["plan", "nothing"])
-def test_controls_say_less(repair_with):
+@pytest.mark.parametrize(("repair_with", "said"), [("plan", " not <plan>"), ("nothing", "")])
+def test_controls_say_less(repair_with, said):
     script = Script(*ROUNDS)
     attempts = repaired(script, repair_rounds=1, repair_with=repair_with)
     for i in (1, 2, 3):
-        turn = {"plan": f" {ROUNDS[0][i]} not <plan>", "nothing": ""}[repair_with]
+        turn = f" {ROUNDS[0][i]}{said}" if said else ""
         assert script.asked[1][i] == TOKENIZER(ROWS[i]["prompt"] + turn)["input_ids"]
-        assert attempts[i][0].said == {"plan": " not <plan>", "nothing": ""}[repair_with]
+        assert attempts[i][0].said == said
 
 
 def test_a_conversation_that_gets_too_long_ends_there():

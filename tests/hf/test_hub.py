@@ -19,7 +19,7 @@ from jaxppo.run import cli
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run
 from tests import one_layer
-from tests.hub_server import TOKEN, Repo
+from tests.hub_server import TOKEN
 
 SOME = {"policy/config.json": b"{}", "policy/model.safetensors": b"weights", "policy/README.md": b"# Mine\n"}
 
@@ -77,18 +77,16 @@ def test_a_second_push_takes_away_what_would_not_belong_to_it(hub, tmp_path):
     left = {"plot.png", "onnx/model.safetensors", "policy/model.safetensors", "other.safetensors"}
     assert repo.files.keys() == left | {"config.json", "model.safetensors", "README.md"}
     assert len(repo.commits) == 2  # one for each push
-
-
-def test_a_reward_model_lies_at_the_top(hub, tmp_path):
-    run = written(tmp_path, {"reward_model/config.json": b"{}", "adapters/reward_model/a.json": b"[]"})
+    # A reward model lies at the top.
+    run = written(tmp_path / "judge", {"reward_model/config.json": b"{}", "adapters/reward_model/a.json": b"[]"})
     pushing.push_models(run, "me/judge", False)
     files = hub.repos["models/me/judge"].files
     assert files == {"config.json": b"{}", "adapters/reward_model/a.json": b"[]"}
     with pytest.raises(DataError, match="policy/ or reward_model/"):
-        pushing.push_models(tmp_path / "reward_model", "me/judge", False)
+        pushing.push_models(run / "reward_model", "me/judge", False)
 
 
-def test_private_makes_a_private_repository_and_refuses_one_that_all_can_see(hub, tmp_path):
+def test_private_makes_a_private_repository_and_refuses_one_that_all_can_see(hub, tmp_path, capsys):
     pushing.push_models(written(tmp_path), "me/secret", private=True)
     pushing.push_models(tmp_path, "me/open", private=False)
     assert [repo.private for repo in hub.repos.values()] == [True, False]
@@ -96,6 +94,11 @@ def test_private_makes_a_private_repository_and_refuses_one_that_all_can_see(hub
     with pytest.raises(HubError, match=r"me/open: .*private"):
         pushing.push_models(tmp_path, "me/open", private=True)
     assert hub.repos["models/me/open"].files == {}
+    flags = ["--run_dir", str(tmp_path), "--push_to_hub", "--hub_model_id", "me/open", "--hub_private"]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(lambda: export(parse_cli(ExportConfig, "export", flags)), uses_jax=False)
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and err.startswith("error: me/open: ")
 
 
 @pytest.mark.parametrize("stage", ["POST /api/repos/create", "PUT .*", "POST .*/commit/main"])
@@ -175,13 +178,11 @@ def test_what_cannot_be_pushed_is_met_before_the_run(hub, tmp_path, monkeypatch)
     refused("^push_to_hub: .*HF_HUB_OFFLINE", named)
 
 
-@pytest.mark.parametrize("name", ["name", "a/b/c", "user/", "user/na me", "../x", "user/a--b", "https://hub/user/x"])
-def test_settings_of_the_hub_are_checked_when_they_are_read(name):
-    for setting, flags in (
-        ("hub_model_id", ["--push_to_hub", "--hub_model_id", name]),
-        ("hub_model_id", ["--hub_model_id", "user/name"]),
-        ("hub_private", ["--hub_private"]),
-    ):
+def test_settings_of_the_hub_are_checked_when_they_are_read():
+    refused_flags = [("hub_model_id", ["--hub_model_id", "user/name"]), ("hub_private", ["--hub_private"])]
+    for name in ("name", "a/b/c", "user/", "user/na me", "../x", "user/a--b", "https://hub/user/x"):
+        refused_flags.append(("hub_model_id", ["--push_to_hub", "--hub_model_id", name]))
+    for setting, flags in refused_flags:
         with pytest.raises(ConfigError, match=f"^{setting}: "):
             parse_cli(SFTConfig, "sft", flags)
 
@@ -207,12 +208,3 @@ def test_export_pushes_what_it_writes_where_it_is_said_what(hub, tmp_path, monke
     hub.repos.clear()
     export(parse_cli(ExportConfig, "export", [*flags, "--dry_run"]))
     assert hub.repos == {}
-
-
-def test_export_that_cannot_push_fails_in_one_line(hub, tmp_path, capsys, monkeypatch):
-    hub.repos["models/me/mine"] = Repo(private=False)
-    flags = ["--run_dir", str(written(tmp_path)), "--push_to_hub", "--hub_model_id", "me/mine", "--hub_private"]
-    with pytest.raises(SystemExit) as stop:
-        cli.main(lambda: export(parse_cli(ExportConfig, "export", flags)), uses_jax=False)
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and err.count("\n") == 1 and err.startswith("error: me/mine: ")
