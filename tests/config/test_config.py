@@ -193,7 +193,6 @@ def test_train_config_derives_its_sizes():
     ("steps", "last", "expected"),
     [
         (0.25, 10, [3, 6, 9, 10]),  # 2.5 updates, rounded up
-        (0.5, 10, [5, 10]),
         (0.01, 4, [1, 2, 3, 4]),
         (3, 7, [3, 6, 7]),
         (20, 3, [3]),

@@ -88,15 +88,12 @@ def test_load_rows_says_in_one_line_what_is_wrong(tmp_path, rows, split, named):
     assert "\n" not in str(caught.value)
 
 
-def test_padded_size_has_few_values_which_are_at_most_half_too_large():
+def test_padded_size_has_few_values_at_most_half_too_large_and_padding_keeps_rows_and_lengths():
     sizes = [padded_size(n) for n in range(1, 1025)]
     assert sorted(set(sizes)) == [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
     assert all(n <= size for n, size in enumerate(sizes, 1))
     assert all(size <= 1.5 * n for n, size in enumerate(sizes, 1) if n >= 16)
     assert (padded_size(70, limit=80), padded_size(60, limit=80), padded_size(3, limit=4)) == (80, 64, 4)
-
-
-def test_right_padded_keeps_rows_and_lengths():
     ids, lengths = right_padded([[5, 6], [7]], 3)
     np.testing.assert_array_equal(ids, [[5, 6, 0], [7, 0, 0]])
     np.testing.assert_array_equal(lengths, [2, 1])

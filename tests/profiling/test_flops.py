@@ -50,7 +50,9 @@ def test_products_are_those_of_the_linear_layers_the_head_and_attention_and_adap
     assert flops.products(NEOX, params) == PLAIN._replace(adapter=sums)
 
 
-def test_sampling_reads_prompts_once_and_then_one_token_of_each_row():
+def test_sampling_reads_prompts_once_and_then_one_token_of_each_row_up_to_the_longest_completion():
+    mask = np.arange(7) < np.array([[2], [4], [1]])
+    assert flops.shapes_of(np.zeros((3, 5)), mask, np.zeros((3, 9))) == Shapes(3, 5, 3, 7, 4, 9)
     prompts = 15 * TOKEN - 12 * UNREAD + (15 + 3) * 5 * PAIR + 3 * HEAD
     steps = 18 * TOKEN + 2 * 18 * 12 * PAIR + 18 * HEAD
     assert flops.sampling(PLAIN, SHAPES) == prompts + steps
@@ -84,11 +86,6 @@ def test_learning_is_three_passes_of_each_model_and_epoch_and_frozen_weights_hav
     forward = flops.forward(adapted, SIZE)
     assert forward == SEQUENCES + PREDICTIONS + 66 * 2 * 10
     assert flops.backward(adapted, SIZE) == 2 * forward - (66 * TOKEN - 24 * UNREAD) - PREDICTIONS
-
-
-def test_shapes_of_takes_the_longest_completion():
-    mask = np.arange(7) < np.array([[2], [4], [1]])
-    assert flops.shapes_of(np.zeros((3, 5)), mask, np.zeros((3, 9))) == Shapes(3, 5, 3, 7, 4, 9)
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)

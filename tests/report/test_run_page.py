@@ -101,14 +101,14 @@ def test_write_report_of_rewards_and_of_plans_by_length(tmp_path):
     assert "lamps" in text and 'id="errors"' in text
 
 
-ACCURACY = {"test": {"accuracy": wilson(8, 10), "loss": 0.3, "margin": 1.5}}
+PAIRS = {"after": {"test": {"accuracy": wilson(8, 10), "loss": 0.3, "margin": 1.5}}}
 
 
 @pytest.mark.parametrize(
     ("command", "config", "evals", "headline"),
     [
         ("sft", SFTConfig(), splits(0.5), "valid plans on test"),
-        ("reward_model", RewardModelConfig(dataset="x"), {"after": ACCURACY}, "pairs ordered right"),
+        ("reward_model", RewardModelConfig(dataset="x"), PAIRS, "pairs ordered right"),
     ],
 )
 def test_write_report_of_supervised_runs(tmp_path, command, config, evals, headline):

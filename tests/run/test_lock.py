@@ -21,16 +21,13 @@ with FolderLock(Path(sys.argv[1])):
 """
 
 
-def test_a_lock_has_one_holder_and_leaves_nothing(tmp_path):
+def test_a_lock_has_one_holder_leaves_nothing_and_ends_with_its_process(tmp_path):
     with FolderLock(tmp_path):
         with pytest.raises(ConfigError, match=rf"process {os.getpid()} on \S+ since \d{{4}}-"):
             FolderLock(tmp_path).acquire()
         assert (tmp_path / LOCK_FILE).exists()
     assert list(tmp_path.iterdir()) == []
     FolderLock(tmp_path).release()
-
-
-def test_a_lock_ends_with_its_process(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
