@@ -76,7 +76,7 @@ def test_mean_interval_is_students():
     for freedom in range(1, 300):
         assert intervals._t95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=2e-4)
     rng = np.random.default_rng(0)
-    for n in (2, 400):
+    for n in (2, 3, 5, 10, 11, 30, 400):
         values = rng.normal(size=n)
         low, high = stats.t.interval(0.95, n - 1, values.mean(), stats.sem(values))
         interval = mean_interval(values.tolist())
