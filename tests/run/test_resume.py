@@ -184,12 +184,12 @@ def test_the_metric_for_the_best_model_must_be_one_that_is_logged():
     LoopConfig().check_record({"step": 1}, 8)
 
 
+def best_metric(config, **settings):
+    return replace(config, **settings).with_best_metric().loop.best_metric
+
+
 def test_the_best_checkpoint_is_chosen_by_validity_unless_told_otherwise():
     train_config, sft_settings = TrainConfig(), SFTConfig()
-
-    def best_metric(config, **settings):
-        return replace(config, **settings).with_best_metric().loop.best_metric
-
     assert best_metric(train_config) is best_metric(sft_settings) is None  # nothing is evaluated in between
     assert best_metric(train_config, eval_steps=5) == "eval/test_longer/validity"
     other = {"eval_splits": ("rl", "test"), "headline_split": "rl"}
