@@ -39,7 +39,7 @@ _map_anew = DataParallel.map
 
 def _learner(self: train.Inputs, config: TrainConfig, parallel: DataParallel) -> PPO:
     """Return the programs of a run, or of one that differs in its folder alone."""
-    run = dataclasses.replace(config.run, output_dir=None, resume=False)
+    run = dataclasses.replace(config.run, output_dir=None, resume=False, allow_changes=())
     settings = dataclasses.replace(config, run=run)
     models = self.models.policy, self.models.value, self.models.adapter, self.models.tokenizer.pad_token_id
     key = repr((settings, models, self.template.end_id, self.prompts.length_gaps, _devices(parallel)))

@@ -95,6 +95,7 @@ def test_private_makes_a_private_repository_and_refuses_one_that_all_can_see(hub
         pushing.push_models(tmp_path, "me/open", private=True)
     assert hub.repos["models/me/open"].files == {}
     flags = ["--run_dir", str(tmp_path), "--push_to_hub", "--hub_model_id", "me/open", "--hub_private"]
+    capsys.readouterr()  # the progress of the pushes before
     with pytest.raises(SystemExit) as stop:
         cli.main(lambda: export(parse_cli(ExportConfig, "export", flags)), uses_jax=False)
     err = capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import runpy
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ import pytest
 
 from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.run import cli
-from tests.commands import one_line
+from tests.commands import one_line, run_command
 
 
 def outcome(command, capsys):
@@ -130,13 +129,8 @@ def test_main_collects_garbage_more_rarely_never_more_often(before, within):
         ("report", ["none"], "none"),
     ],
 )
-def test_a_command_refuses_in_one_line_and_writes_nothing(command, flags, named, tmp_path, monkeypatch, capsys):
+def test_a_command_refuses_in_one_line_and_writes_nothing(command, flags, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [command, *flags])
-    for module in (f"jaxppo.{command}", f"jaxppo.{command}.__main__"):
-        monkeypatch.delitem(sys.modules, module, raising=False)  # of which Python would warn
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_module(f"jaxppo.{command}", run_name="__main__", alter_sys=True)
-    out, err = capsys.readouterr()
-    assert named in one_line(stop.value.code, err) and out == ""
+    status, out, err = run_command(command, *flags)
+    assert named in one_line(status, err) and out == ""
     assert list(tmp_path.iterdir()) == []
