@@ -25,19 +25,20 @@ from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
 from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, read_rows
 from jaxppo.data.stream import stream_of
 from jaxppo.data.tokens import (
+    EncodedRow,
     cut_prompts,
     decode,
     encode_completions,
     encode_prompts,
+    encode_rows,
     start_ids,
     tell_left_out,
     token_ids,
     token_scores,
     without_overlong,
-    word_tokenizer,
-    words_of_dataset,
 )
 from jaxppo.data.turns import Turn, encode_turns
+from jaxppo.data.word_level import word_tokenizer, words_of_dataset
 
 __all__ = [
     "REQUESTS_FILE",
@@ -45,6 +46,7 @@ __all__ = [
     "SHIPPED_DATA",
     "Batch",
     "ChatTemplate",
+    "EncodedRow",
     "FreshData",
     "PromptData",
     "Row",
@@ -62,6 +64,7 @@ __all__ = [
     "drawn_split",
     "encode_completions",
     "encode_prompts",
+    "encode_rows",
     "encode_turns",
     "length_gaps",
     "load_split",

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, column_names, columns_of
-from jaxppo.data.tokens import cut_prompts, encode_completions, encode_prompts
+from jaxppo.data.tokens import cut_prompts, encode_prompts, encode_rows
 from jaxppo.errors import DataError
 from jaxppo.types import Curriculum, PromptBatch, Sequences
 
@@ -159,8 +159,9 @@ class SupervisedData:
         if not rows:
             raise DataError("train_split: expected a split with rows, got an empty one")
         self.seed, self.batch_size, self._pad_id = seed, batch_size, tokenizer.pad_token_id
-        self._prompts = encode_prompts(tokenizer, rows, max_prompt_length, template=template)
-        self._completions = encode_completions(tokenizer, rows, template)
+        encoded = encode_rows(tokenizer, rows, max_prompt_length, template)
+        self._prompts = [row.prompt for row in encoded]
+        self._completions = [row.completion for row in encoded]
         self._lengths = [len(p) + len(c) for p, c in zip(self._prompts, self._completions, strict=True)]
         self.longest, self.length_gaps = max(self._lengths), length_gaps(self._lengths)
         self.length, self.completion_length = bucket(self.longest), bucket(max(map(len, self._completions)))

@@ -2,10 +2,8 @@
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,9 +16,6 @@ from jaxppo.planning import prompts
 
 _LOG = logging.getLogger(__name__)
 
-MAX_TEMPLATE_S = 1.8
-"""Time for one chat; templates take less than a thousandth of it."""
-
 _PROMPT, _COMPLETION = "prompt", "completion"
 """Texts to try a template with."""
 
@@ -28,6 +23,13 @@ _LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
 """What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one."""
 _DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")
 _OPENED_THINKING = re.compile(r"<think>\s*$")
+
+
+class RowTexts(NamedTuple):
+    """A prompt, and the completion that follows it in the same text, with the end that a template writes."""
+
+    prompt: str
+    completion: str
 
 
 class ChatTemplate(NamedTuple):
@@ -43,6 +45,8 @@ class ChatTemplate(NamedTuple):
         before_end: the part of it before the token that ends the completion: blanks, if anything.
         has_whole_chats: whether the template writes a prompt in the same way where its completion follows.
         examples: solved rows before each prompt; None for none.
+        opening: what the template writes between a turn of the user and the completion.
+        writes_bos: whether the template begins a chat with the beginning of sequence.
     """
 
     tokenizer: Any
@@ -54,6 +58,8 @@ class ChatTemplate(NamedTuple):
     before_end: str = ""
     has_whole_chats: bool = True
     examples: Examples | None = None
+    opening: str = ""
+    writes_bos: bool = False
 
     def prompt_text(self, row: Row) -> str:
         """Return what a model is given of a row, up to where the completion begins.
@@ -62,6 +68,13 @@ class ChatTemplate(NamedTuple):
             DataError: the row is a chat, and there is no template for it; or it has too few examples.
             ConfigError: the template does not take these turns.
         """
+        if self.templated and self._is_templated(row):
+            _warn(
+                f"prompt of row {row['id']}: it carries the chat template already, as others may: such prompts are "
+                "taken as they are"
+            )
+            bos = self.tokenizer.bos_token or ""
+            return row["prompt"] if row["prompt"].startswith(bos) or not self.writes_bos else bos + row["prompt"]
         if self.templated:
             return self._render(self._turns(row), row)
         *examples, last = shown = self._shown(row)
@@ -70,24 +83,42 @@ class ChatTemplate(NamedTuple):
             raise DataError(f"messages of row {chat['id']}: expected {expected}, got prompts that are plain text")
         return "".join(map(self._solved, examples)) + last["prompt"]
 
-    def completion_text(self, row: Row) -> str:
-        """Return the completion of a row as it stands behind its prompt, without the token that ends it.
+    def row_texts(self, row: Row) -> RowTexts:
+        """Return the prompt of a row and its completion, which joined are the text that a model learns.
 
         Raises:
+            DataError: as for `prompt_text`.
             ConfigError: the template writes another prompt where a completion follows.
         """
+        start = self.prompt_text(row)
         if not self.templated:
-            return row["completion"]
-        turns = self._turns(row)
-        start = self._render(turns, row)
-        whole = self._render([*turns, _answer(row)], row)
+            return RowTexts(start, row["completion"])
+        if self._is_templated(row):
+            return RowTexts(start, row["completion"] + self.before_end + self.end_text)
+        whole = self._render([*self._turns(row), _answer(row)], row)
         if not self.has_whole_chats or not whole.startswith(start) or not whole.endswith(self.tail):
             expected = "False, or for supervised rows a chat template that writes a prompt the same with its completion"
             raise ConfigError(
                 f"use_chat_template: expected {expected} (row {row['id']}), got a prompt that ends in {start[-40:]!r}, "
                 f"and {whole[-60:]!r}; chat_template_kwargs may help, such as enable_thinking"
             )
-        return whole[len(start) : len(whole) - len(self.tail)] + self.before_end
+        answer = whole[len(start) : len(whole) - len(self.tail)]
+        return RowTexts(start, answer + self.before_end + self.end_text)
+
+    def describe(self) -> str:
+        """Describe what a model reads, in a few words."""
+        layout = "turns of the tokenizer's chat template" if self.templated else "texts as they are"
+        return f"{layout}, ended by {self.tokenizer.convert_ids_to_tokens(self.end_id)}"
+
+    @property
+    def end_text(self) -> str:
+        """The token that the template writes after a completion, as text; nothing where it writes none."""
+        return self.tokenizer.convert_ids_to_tokens(self.end_id) if self.tail.strip() else ""
+
+    def _is_templated(self, row: Row) -> bool:
+        """Return whether the prompt of a row is a rendered chat already: it opens the assistant's turn itself."""
+        opening = self.opening.strip()
+        return bool(opening) and not is_chat(row) and row["prompt"].rstrip().endswith(opening)
 
     def _turns(self, row: Row) -> list[Turn]:
         """Return all turns before the completion: system, examples, and those of the row."""
@@ -151,6 +182,7 @@ def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> Chat
         before_end,
         has_whole_chats,
         load_examples(config),
+        *_around_prompt(tokenizer, config),
     )
 
 
@@ -168,25 +200,14 @@ def _without_system(turns: Sequence[Turn]) -> Sequence[Turn]:
 
 def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], where: str = "") -> str:
     """Render a chat; where the user has the last turn, the assistant's is opened."""
-    text: Future[str] = Future()
-
-    def render() -> None:
-        try:
-            opened = turns[-1]["role"] != "assistant"
-            options = {**arguments, "tokenize": False, "add_generation_prompt": opened}
-            text.set_result(tokenizer.apply_chat_template(list(turns), **options))
-        except Exception as error:  # whatever a template raises
-            text.set_exception(error)
-
-    # A template is a program, maybe one without an end; as a daemon it ends with the process.
-    threading.Thread(target=render, daemon=True).start()
+    opened = turns[-1]["role"] != "assistant"
+    options = {**arguments, "tokenize": False, "add_generation_prompt": opened}
     try:
-        return text.result(MAX_TEMPLATE_S)
-    except Exception as error:
-        late = f"no end within {MAX_TEMPLATE_S:g} s"
-        reason = f"{type(error).__name__}: {error}" if text.done() else late
+        return tokenizer.apply_chat_template(list(turns), **options)
+    except Exception as error:  # whatever a template raises
         asked = f"a chat template for the turns {', '.join(turn['role'] for turn in turns)}{where}"
-        raise ConfigError(f"use_chat_template: expected {asked}, got {reason}") from error
+        got = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"use_chat_template: expected {asked}, got {got}") from error
 
 
 def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:
@@ -205,6 +226,13 @@ def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:
         expected = "False, or a chat template that writes the same prompt with a completion behind it as without"
         raise ConfigError(f"use_chat_template: expected {expected}, got {whole!r} and {start!r}")
     return tail, has_whole_chats
+
+
+def _around_prompt(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:
+    """Return what a template writes after a turn of the user, and whether it begins with the beginning of sequence."""
+    start = _apply(tokenizer, [{"role": "user", "content": _PROMPT}], config.chat_template_kwargs or {})
+    bos = getattr(tokenizer, "bos_token", None)
+    return start.rpartition(_PROMPT)[2], bool(bos) and start.startswith(bos)
 
 
 def _warn_of_arguments(tokenizer: Any, config: DataConfig) -> None:

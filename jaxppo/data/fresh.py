@@ -11,7 +11,7 @@ from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, length_gaps, longest_sh
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.chats import Row
 from jaxppo.data.rows import require_problem
-from jaxppo.data.tokens import encode_completions, encode_prompts
+from jaxppo.data.tokens import encode_rows
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.renamed_rows import numbered_row, pools_of_rows, renamed_row
 from jaxppo.types import Sequences
@@ -67,10 +67,9 @@ class FreshData:
 
     def _encoded(self, step: int) -> tuple[list[list[int]], list[list[int]]]:
         rows = self._rows_of(step)
-        prompts = encode_prompts(self._tokenizer, rows, self._max_prompt_length, template=self._template)
-        both = zip(prompts, encode_completions(self._tokenizer, rows, self._template), strict=True)
-        prompts, answers = zip(*sorted(both, key=lambda row: len(row[0]) + len(row[1])), strict=True)
-        return list(prompts), list(answers)
+        encoded = encode_rows(self._tokenizer, rows, self._max_prompt_length, self._template)
+        encoded.sort(key=lambda row: len(row.prompt) + len(row.completion))
+        return [row.prompt for row in encoded], [row.completion for row in encoded]
 
 
 def renamed_in_every_epoch(

@@ -1,24 +1,27 @@
-"""Preference data: pairs of completions of which people, or a rule, preferred one; read and tokenised on the host.
+"""Preference data: pairs of completions of which people, or a rule, preferred one; read and tokenized on the host.
 
-A row has the texts `chosen` and `rejected`, and may have `prompt` (the beginning of both) and `margin` (by how much the
-scores should differ at least). Without a prompt the two are whole texts: TRL's implicit prompt.
+A row has `chosen` and `rejected`, and may have `prompt` (the beginning of both) and `margin` (by how much the scores
+should differ at least). All three may be texts, or lists of turns as in TRL: then `chosen` and `rejected` end with a
+turn of the assistant. Without a prompt the two are whole texts or whole chats: TRL's implicit prompt.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxppo.data.batches import padded_size, right_padded, row_order
+from jaxppo.data.chat_template import ChatTemplate, make_chat_template
+from jaxppo.data.chats import plain_row
 from jaxppo.data.rows import Row, read_rows
-from jaxppo.data.tokens import start_ids, token_ids
+from jaxppo.data.tokens import encode_rows
 from jaxppo.errors import DataError
 from jaxppo.types import Array
 
-COLUMNS: Mapping[str, type] = {"chosen": str, "rejected": str}
-"""The columns that every row has, and their types."""
+SIDES = ("chosen", "rejected")
+"""The columns that every row has: both texts, or both lists of turns."""
 
 
 class Pair(NamedTuple):
@@ -58,48 +61,71 @@ def load_rows(dataset: str, split: str, configuration: str | None = None) -> lis
     Raises:
         DataError: there is no such split, it is empty, or a row lacks `chosen` or `rejected`.
     """
-    rows = read_rows(dataset, split, COLUMNS, configuration)
+    rows = read_rows(dataset, split, {}, configuration)
     for number, row in enumerate(rows):
+        where = f"{dataset}, split {split}, row {number}"
         if row.get("messages") is not None:
-            expected = "texts (prompt, chosen and rejected)"
-            raise DataError(f"{dataset}, split {split}, row {number}: expected {expected}, got a chat in messages")
+            raise DataError(f"{where}: expected prompt, chosen and rejected, got a chat in messages")
+        for side in SIDES:
+            if not isinstance(row.get(side), str | list):
+                raise DataError(
+                    f"{where}: field '{side}': expected a text or a list of turns, got {row.get(side)!r:.60}"
+                )
     return rows
 
 
-def encode_pairs(tokenizer: Any, rows: Sequence[Row], max_length: int, where: str) -> Pairs:
-    """Tokenise every row, and drop the pairs in which a text is too long.
-
-    Prompt and completion are tokenised apart, so that the reward model learns from the very ids that it scores in PPO,
-    and end with the end of sequence, as in TRL.
+def encode_pairs(
+    tokenizer: Any, rows: Sequence[Row], max_length: int, where: str, template: ChatTemplate | None = None
+) -> Pairs:
+    """Tokenize every row as PPO will have it scored, and drop the pairs in which a text is too long.
 
     Args:
         tokenizer: with an end of sequence.
         rows: see the top of this module.
-        max_length: most tokens of prompt, completion and end of sequence together.
+        max_length: most tokens of prompt, completion and the token that ends it together.
         where: names the rows in errors.
+        template: how prompts and turns are read; default: by the tokenizer's chat template, if it has one. Texts
+            without a prompt are taken as they are.
 
     Raises:
-        DataError: a prompt or margin is of another type, a text cannot be encoded, or no pair is short enough.
+        DataError: a prompt or margin is of another type, turns are malformed, a text cannot be encoded, or no pair is
+            short enough.
     """
+    template = make_chat_template(tokenizer) if template is None else template
     margins = [_margin(row, f"{where}, row {i}") for i, row in enumerate(rows)]
-    start = start_ids(tokenizer)
-    prompts = token_ids(tokenizer, [_prompt(row, f"{where}, row {i}") for i, row in enumerate(rows)], where)
-    chosen, rejected = (
-        [_ended([*start, *prompt, *ids], tokenizer.eos_token_id) for prompt, ids in zip(prompts, encoded, strict=True)]
-        for encoded in (token_ids(tokenizer, [row[side] for row in rows], where) for side in COLUMNS)
-    )
-    pairs = [Pair(*pair) for pair in zip(chosen, rejected, margins, strict=True)]
+    chosen, rejected = ([_side(row, side, f"{where}, row {i}") for i, row in enumerate(rows)] for side in SIDES)
+    # Without a prompt a text may be anything, such as a dialogue that is written out: there is no turn to render.
+    is_whole = [row.get("prompt") is None and isinstance(row["chosen"], str) for row in rows]
+    chosen_ids = _encode(tokenizer, chosen, is_whole, template)
+    rejected_ids = _encode(tokenizer, rejected, is_whole, template)
+    pairs = [Pair(*pair) for pair in zip(chosen_ids, rejected_ids, margins, strict=True)]
     kept = [pair for pair in pairs if max(len(pair.chosen), len(pair.rejected)) <= max_length]
     if not kept:
         raise DataError(f"{where}: expected a pair of at most {max_length} tokens, got {len(pairs)} longer ones")
     return Pairs(kept, len(pairs) - len(kept))
 
 
-def _prompt(row: Row, where: str) -> str:
+def _side(row: Row, side: str, where: str) -> Row:
+    """Return one completion of a row as a row of its own."""
     prompt = row.get("prompt")
-    if prompt is not None and not isinstance(prompt, str):
-        raise DataError(f"{where}: field 'prompt': expected str or nothing, got {prompt!r:.60}")
-    return prompt or ""
+    if prompt is not None and not isinstance(prompt, str | list):
+        raise DataError(f"{where}: field 'prompt': expected a text, a list of turns or nothing, got {prompt!r:.60}")
+    named = {"id": where}
+    if prompt is None and isinstance(row[side], list):
+        return plain_row(named | {"messages": row[side]}, f"{where}, {side}")
+    if isinstance(row[side], list) and not isinstance(prompt, list):
+        prompt = [{"role": "user", "content": prompt or ""}]
+    return plain_row(named | {"prompt": prompt or "", "completion": row[side]}, f"{where}, {side}")
+
+
+def _encode(tokenizer: Any, rows: Sequence[Row], is_whole: Sequence[bool], template: ChatTemplate) -> list[list[int]]:
+    """Return the ids of prompt and completion, with the token that ends it."""
+    encoded: dict[int, list[int]] = {}
+    for whole, layout in ((True, None), (False, template)):
+        numbers = [number for number, is_so in enumerate(is_whole) if is_so == whole]
+        texts = encode_rows(tokenizer, [rows[number] for number in numbers], template=layout) if numbers else []
+        encoded |= {number: text.prompt + text.completion for number, text in zip(numbers, texts, strict=True)}
+    return [encoded[number] for number in range(len(rows))]
 
 
 def _margin(row: Row, where: str) -> float:
@@ -109,10 +135,6 @@ def _margin(row: Row, where: str) -> float:
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
         raise DataError(f"{where}: field 'margin': expected a finite number or nothing, got {margin!r:.60}")
     return float(margin)
-
-
-def _ended(ids: list[int], end: int) -> list[int]:
-    return ids if ids[-1:] == [end] else [*ids, end]
 
 
 class PreferenceData:

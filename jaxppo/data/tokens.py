@@ -1,87 +1,40 @@
-"""Texts into tokens and back, with the tokenizer of a model."""
+"""From rows to token ids and back: the one way, for PPO, SFT, reward models, evaluation, examples and repair alike.
+
+A text is tokenized as a whole, a chat from its first turn to its last; no piece of it is tokenized by itself and glued
+on. Where a completion begins:
+
+1. A prompt has the ids that it has alone, since that is what a sampler continues.
+2. A completion has the ids that follow these in the joined text.
+3. Where one token of the joined text spans the boundary, as where a blank at the end of a prompt would merge with the
+   word after it, the completion is tokenized as the continuation of another text: without the blank that some
+   tokenizers put before the first word of a text.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxppo.config import DataConfig
-from jaxppo.config.reading import parse_json
-from jaxppo.data.chat_template import ChatTemplate
-from jaxppo.data.rows import Row, load_split
-from jaxppo.data.stream import stream_of
+from jaxppo.data.chat_template import ChatTemplate, RowTexts
+from jaxppo.data.rows import Row
 from jaxppo.errors import DataError, first_line
-from jaxppo.planning import prompts
-from jaxppo.planning.datasets import files as dataset_files
-from jaxppo.planning.datasets.renamed_rows import NUMBERED
-from jaxppo.planning.domains import BLOCKSWORLD, DOMAINS
-
-# --- fresh tokenizers
 
 
-def words_of_dataset(config: DataConfig) -> list[str]:
-    """Return the words that a fresh word-level tokenizer needs for a data set.
+class EncodedRow(NamedTuple):
+    """A row as token ids.
 
-    They are those of all problems of the built-in domain or of a stream; those of the list in `vocabulary.json` of a
-    folder that has one; else those of the rows of `train_split` and `eval_splits`. Where objects are numbered, all
-    numbers are among them.
-
-    Raises:
-        DataError: the file is no list of words, or a row is malformed.
+    Attributes:
+        prompt: all that stands before the completion.
+        completion: with the token that ends it.
     """
-    numbers = NUMBERED if config.numbers_objects else ()
-    if config.dataset == "blocksworld":
-        return prompts.vocabulary([BLOCKSWORLD.pddl], numbers or BLOCKSWORLD.names, config.prompt_style)
-    if config.stream_domains is not None:
-        stream = stream_of(config, "train")
-        domains = [DOMAINS[name].pddl for name in stream.domains]
-        return prompts.vocabulary(domains, stream.object_names, config.prompt_style)
-    path = Path(config.dataset) / dataset_files.VOCABULARY_FILE
-    if path.is_file():
-        return [*_read_words(path), *numbers]
-    splits = dict.fromkeys((config.train_split, *config.eval_splits))
-    rows = [row for split in splits for row in load_split(config, split, None)]
-    texts = (row[column] for row in rows for column in ("prompt", "completion") if row.get(column))
-    return prompts.words_of((*texts, *numbers))
+
+    prompt: list[int]
+    completion: list[int]
 
 
-def _read_words(path: Path) -> list[str]:
-    try:
-        words = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, DataError) as error:
-        raise DataError(f"{path}: expected a JSON list of words, got: {error}") from error
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise DataError(f"{path}: expected a JSON list of words, got {words!r:.60}")
-    return words
-
-
-def word_tokenizer(words: Sequence[str] | None = None) -> Any:
-    """Make a fast word-level tokenizer: one token per word and per punctuation mark of `prompts.PUNCTUATION`.
-
-    Args:
-        words: the vocabulary, in any order; default: that of the built-in domain.
-
-    Returns:
-        `PreTrainedTokenizerFast` with pad token `<pad>`, end token `<eos>`, padding on the left.
-    """
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = sorted({*prompts.SPECIAL_WORDS, *(words_of_dataset(DataConfig()) if words is None else words)})
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}))
-    at_blanks = pre_tokenizers.WhitespaceSplit()
-    at_marks = pre_tokenizers.Split(Regex(f"[{prompts.PUNCTUATION}]"), "isolated")
-    # The style `atoms` has blanks around its only mark, `;`.
-    has_marks = not set(prompts.PUNCTUATION).isdisjoint(set(vocabulary) - {";"})
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([at_blanks, at_marks]) if has_marks else at_blanks
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", padding_side="left", model_max_length=2048
-    )
-
-
-# --- prompts and completions
+# --- prompts
 
 
 def encode_prompts(
@@ -105,22 +58,27 @@ def encode_prompts(
             the message names the row.
     """
     template = _plain(tokenizer) if template is None else template
-    start, encoded = _prompts(tokenizer, rows, template)
+    start = _start(tokenizer, template)
+    encoded = _prompts(tokenizer, [template.prompt_text(row) for row in rows], rows, start)
     if cut_to is not None:
-        encoded = [ids[:length] for ids, length in zip(encoded, cut_to, strict=True)]
+        encoded = [ids[: len(start) + length] for ids, length in zip(encoded, cut_to, strict=True)]
+    _check_lengths(rows, encoded, len(start), max_length)
+    return encoded
+
+
+def _check_lengths(rows: Sequence[Row], encoded: Sequence[Sequence[int]], start: int, max_length: int) -> None:
+    """Raise a `DataError` that names the first row whose prompt has no token of its own, or too many."""
     for row, ids in zip(rows, encoded, strict=True):
-        length = len(start) + len(ids) if ids else 0
+        length = len(ids) if len(ids) > start else 0
         if not 0 < length <= max_length:
             expected = f"1 to max_prompt_length={max_length} tokens"
-            fix = "; a larger max_prompt_length may help" if ids else ""
+            fix = "; a larger max_prompt_length may help" if length else ""
             raise DataError(f"prompt of row {row['id']}: expected {expected}, got {length}{fix}")
-    return [[*start, *ids] for ids in encoded]
 
 
-def _prompts(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate) -> tuple[list[int], list[list[int]]]:
-    """Return what every prompt begins with (a chat template writes that itself), and the ids behind it."""
-    texts = [template.prompt_text(row) for row in rows]
-    return [] if template.templated else start_ids(tokenizer), _encode(tokenizer, rows, texts, "prompt")
+def _start(tokenizer: Any, template: ChatTemplate) -> list[int]:
+    """Return what every prompt begins with; a chat template writes that itself."""
+    return [] if template.templated else start_ids(tokenizer)
 
 
 def start_ids(tokenizer: Any) -> list[int]:
@@ -129,15 +87,86 @@ def start_ids(tokenizer: Any) -> list[int]:
     return [bos] if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else []
 
 
-def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
-    """Return the token ids of every row's completion, with the token that ends it."""
+def _prompts(tokenizer: Any, texts: Sequence[str], rows: Sequence[Row], start: list[int]) -> list[list[int]]:
+    """Tokenize prompts; one that is written with the beginning of sequence does not get a second."""
+    return _started(_encode(tokenizer, rows, texts, "prompt"), start)
+
+
+def _started(encoded: Sequence[list[int]], start: list[int]) -> list[list[int]]:
+    return [ids if start and ids[: len(start)] == start else [*start, *ids] for ids in encoded]
+
+
+# --- prompts with their completions
+
+
+def encode_rows(
+    tokenizer: Any, rows: Sequence[Row], max_length: int | None = None, template: ChatTemplate | None = None
+) -> list[EncodedRow]:
+    """Return the token ids of every row's prompt and completion.
+
+    Args:
+        tokenizer: of the model.
+        rows: with `prompt` and `completion`, and `messages` where they are chats.
+        max_length: most tokens of a prompt, with all that the template puts before it; default: any number.
+        template: chat template; default: none.
+
+    Raises:
+        DataError: as for `encode_prompts`, and for a completion that the tokenizer cannot encode.
+        ConfigError: the template writes another prompt where a completion follows.
+    """
     template = _plain(tokenizer) if template is None else template
-    texts = [template.completion_text(row) for row in rows]
-    return [[*ids, template.end_id] for ids in _encode(tokenizer, rows, texts, "completion")]
+    start = _start(tokenizer, template)
+    texts = [template.row_texts(row) for row in rows]
+    prompts = _prompts(tokenizer, [text.prompt for text in texts], rows, start)
+    if max_length is not None:
+        _check_lengths(rows, prompts, len(start), max_length)
+    completions = _after(tokenizer, rows, texts, prompts, start)
+    # The template has written the end, or a completion of the data has it already: it is learned once.
+    ended = [ids if ids[-1:] == [template.end_id] else [*ids, template.end_id] for ids in completions]
+    return [EncodedRow(prompt, completion) for prompt, completion in zip(prompts, ended, strict=True)]
+
+
+def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
+    """Return the token ids of every row's completion as it stands after its prompt, with the token that ends it."""
+    return [row.completion for row in encode_rows(tokenizer, rows, template=template)]
+
+
+def _after(
+    tokenizer: Any, rows: Sequence[Row], texts: Sequence[RowTexts], prompts: Sequence[list[int]], start: list[int]
+) -> list[list[int]]:
+    """Return the ids of completions as they follow those of their prompts."""
+    try:
+        joined = _started(token_ids(tokenizer, [text.prompt + text.completion for text in texts], "completion"), start)
+    except DataError:
+        # A word-level vocabulary lacks a word that the ends of two texts make together. It has no tokens across words.
+        return _encode(tokenizer, rows, [text.completion for text in texts], "completion")
+    completions = []
+    for row, text, prompt, ids in zip(rows, texts, prompts, joined, strict=True):
+        if ids[: len(prompt)] == prompt:
+            completions.append(ids[len(prompt) :])
+        else:
+            completions.append(_continuation(tokenizer, row, text))
+    return completions
+
+
+_BEFORE = ("\n", "a", ".")
+"""Texts to tokenize a completion after, where it would merge with the end of its own prompt."""
+
+
+def _continuation(tokenizer: Any, row: Row, text: RowTexts) -> list[int]:
+    """Tokenize a completion that does not begin a text, after the first short text that it does not merge with."""
+    for before in (text.prompt[-1:], *_BEFORE):
+        alone, joined = token_ids(tokenizer, [before, before + text.completion], "completion")
+        if alone and joined[: len(alone)] == alone:
+            return joined[len(alone) :]
+    return _encode(tokenizer, [row], [text.completion], "completion")[0]
 
 
 def _plain(tokenizer: Any) -> ChatTemplate:
     return ChatTemplate(tokenizer, False, tokenizer.eos_token_id)
+
+
+# --- prompts that are left out or cut
 
 
 def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> list[Row]:
@@ -148,8 +177,8 @@ def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, te
     """
     if not config.filter_overlong_prompts or config.text_lengths is not None:
         return list(rows)
-    start, encoded = _prompts(tokenizer, rows, template)
-    lengths = [len(start) + len(ids) for ids in encoded]
+    texts = [template.prompt_text(row) for row in rows]
+    lengths = [len(ids) for ids in _prompts(tokenizer, texts, rows, _start(tokenizer, template))]
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= config.max_prompt_length]
     if not kept:
         raise DataError(
@@ -187,6 +216,9 @@ def cut_prompts(
     return [row | {"prompt": tokenizer.decode(ids[begin:])} for row, ids in zip(rows, encoded, strict=True)], encoded
 
 
+# --- texts
+
+
 def token_ids(tokenizer: Any, texts: Sequence[str], where: str) -> list[list[int]]:
     """Return the token ids of every text, without special tokens; `where` names the texts in a `DataError`."""
     try:
@@ -214,6 +246,9 @@ def _unknown_words(tokenizer: Any, text: str) -> Iterator[str]:
     return (word for word, _ in words if word not in known)
 
 
+# --- completions as texts
+
+
 def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_ids: Collection[int] | None = None) -> list[str]:
     """Decode completions without the token that ends them: [B, C] ids and mask to B strings.
 
@@ -236,8 +271,17 @@ def _words(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_ids: Collectio
     return [[_visible(tokenizer, i) for i in row] for row in bodies]
 
 
+_WORD_START = "\u2581"
+"""How SentencePiece writes the blank before a word."""
+
+
 def _text(tokenizer: Any, words: list[str]) -> str:
-    return tokenizer.convert_tokens_to_string(words) if words else ""
+    """Write tokens as the text that they are after a prompt, where a blank of the first one is not lost."""
+    if not words or not words[0].startswith(_WORD_START):
+        return tokenizer.convert_tokens_to_string(words) if words else ""
+    # Decoders of SentencePiece drop the blank of the token that begins a text, so another one has to begin it.
+    before = tokenizer.convert_tokens_to_string(words[:1])
+    return tokenizer.convert_tokens_to_string([words[0], *words])[len(before) :]
 
 
 def _visible(tokenizer: Any, token_id: int) -> str:

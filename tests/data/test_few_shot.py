@@ -99,7 +99,7 @@ def test_without_a_template_prompt_plan_and_end_of_text_stand_one_after_the_othe
     first, second = template.examples.of(plain_rows[0])
     shown = "".join(f"{row['prompt']}{row['completion']}<eos>\n\n" for row in (first, second))
     assert template.prompt_text(plain_rows[0]) == shown + plain_rows[0]["prompt"]
-    assert template.completion_text(plain_rows[0]) == "stack b a"
+    assert template.row_texts(plain_rows[0]).completion == "stack b a"
     # The words of the style atoms stay apart.
     template = data.make_chat_template(tokenizer, SMALL)
     first, second = template.examples.of(rows[0])
@@ -157,7 +157,7 @@ def test_in_a_chat_examples_are_earlier_turns_after_the_system_turn(tmp_path):
         assert template.prompt_text(row) == expected
         answer = {"role": "assistant", "content": "stack b a"}
         whole = tokenizer.apply_chat_template([*turns, user, answer], tokenize=False)
-        assert template.prompt_text(row) + template.completion_text(row) + "<|end|>\n" == whole
+        assert "".join(template.row_texts(row)) + "\n" == whole
 
 
 def test_examples_that_are_chats_bring_all_their_turns_but_the_system_turn(tmp_path):

@@ -112,17 +112,18 @@ def test_the_empty_thinking_of_qwen3_belongs_to_the_answer_or_to_the_prompt():
         config = DataConfig(chat_template_kwargs=arguments)
         template = data.make_chat_template(known_tokenizer("qwen3"), config)
         assert template.prompt_text(row_of([LAST])).endswith(opening)
-        assert template.completion_text(row_of([LAST])) == answer
+        assert template.row_texts(row_of([LAST])).completion == answer + "<|im_end|>"
 
 
 def test_thoughts_of_a_completion_stand_where_the_template_has_them():
     row = row_of([LAST], f"<think>\nHm.\n</think>\n\n{ANSWER}")
-    assert data.make_chat_template(known_tokenizer("qwen3")).completion_text(row) == row["completion"]
+    texts = data.make_chat_template(known_tokenizer("qwen3")).row_texts(row)
+    assert texts.completion == row["completion"] + "<|im_end|>"
     without = data.make_chat_template(
         known_tokenizer("qwen3"), DataConfig(chat_template_kwargs={"enable_thinking": False})
     )
     with pytest.raises(ConfigError, match=r"use_chat_template.*\br\b"):
-        without.completion_text(row)
+        without.row_texts(row)
 
 
 @pytest.mark.parametrize("name", OPENED)
@@ -132,7 +133,7 @@ def test_thinking_that_the_prompt_opens_can_be_continued_but_not_learned_from(na
     assert template.prompt_text(row_of([LAST])).endswith("<think>\n")
     assert template.end_id == tokenizer.eos_token_id
     with pytest.raises(ConfigError, match=r"use_chat_template.*<think>"):
-        template.completion_text(row_of([LAST]))
+        template.row_texts(row_of([LAST]))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def test_encode_pairs_leaves_out_pairs_of_which_either_text_is_too_long():
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"prompt": ["a"]}, "row 1.*prompt"),
+        ({"prompt": ["a"]}, "row 1.*prompt.*turn"),
+        ({"prompt": 7}, "row 1.*prompt"),
         ({"margin": "1"}, "row 1.*margin"),
         ({"margin": True}, "row 1.*margin"),
         ({"margin": float("nan")}, "row 1.*margin"),
@@ -73,8 +74,8 @@ def test_encode_pairs_names_the_bad_row(row, named):
 @pytest.mark.parametrize(
     ("rows", "split", "named"),
     [
-        ([{"prompt": "a", "rejected": "b"}], "train", r"train\.jsonl:1.*chosen"),
-        ([{"chosen": "a"}], "train", r"train\.jsonl:1.*rejected"),
+        ([{"prompt": "a", "rejected": "b"}], "train", "row 0.*chosen"),
+        ([{"chosen": "a"}], "train", "row 0.*rejected"),
         ([{"messages": [], "chosen": "b", "rejected": "c"}], "train", "row 0.*messages"),
         ([], "train", "train"),
         ([], "tset", "tset"),

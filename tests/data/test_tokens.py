@@ -198,10 +198,10 @@ def test_token_scores_of_a_tokenizer_that_falls_back_to_bytes_and_strips_the_fir
     ids = tokenizer.convert_tokens_to_ids(["\u2581", "\u2581on", *euro, "\u2581a", "b"])
     scores, text = spread(tokenizer, tokenizer.convert_tokens_to_ids(["b", *marks, "b"]), [(0, 2, 1.0, "characters")])
     assert text == "b\ufffdb" and scores.index(1.0) == 3
-    expected = {(0, 1): 1, (1, 3): 1, (3, 4): 4, (0, 4): 4, (4, 5): 5, (5, 6): 5, (6, 7): 6, (2, 7): 6}
+    expected = {(0, 1): 0, (1, 2): 1, (2, 4): 1, (4, 5): 4, (0, 5): 4, (5, 6): 5, (6, 7): 5, (7, 8): 6, (3, 8): 6}
     for part, token in expected.items():
         scores, text = spread(tokenizer, ids, [(*part, 1.0, "characters")])
-        assert text == " on\u20ac ab" and scores.index(1.0) == token, part
+        assert text == "  on\u20ac ab" and scores.index(1.0) == token, part
 
 
 def test_token_scores_of_words(tokenizer):

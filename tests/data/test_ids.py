@@ -1,0 +1,232 @@
+"""Ids are those of the whole text: the chat templates of 13 models, with four kinds of tokenizer, as in transformers.
+
+And of plain texts, whose completions go on where the prompt ends, whatever a tokenizer puts before a first word.
+"""
+
+import json
+from functools import cache
+from importlib import resources
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from jaxppo import data
+from jaxppo.config import DataConfig
+from jaxppo.data.preferences import encode_pairs
+from jaxppo.errors import ConfigError
+from tests.data.test_known_templates import EARLIER, LAST, OPENED, SYSTEM, WHOLE, WORDS
+
+trl = pytest.importorskip("trl")
+
+LETTERS = sorted({chr(code) for code in range(33, 127)} | {"\u2581"})
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+MERGES = [("\u2581", "a"), ("\u2581", "b"), ("a", "c"), ("\u2581", "("), ("\u2581", "\u2581")]
+
+
+def sentencepiece(normalizer=None, pre_tokenizer=None):
+    """As Llama 2 and Mistral: blanks are letters, what is unknown is bytes, and a first word has a blank before it."""
+    vocabulary = {token: number for number, token in enumerate(["<unk>", *BYTES, *LETTERS])}
+    vocabulary |= {left + right: len(vocabulary) + number for number, (left, right) in enumerate(MERGES)}
+    core = Tokenizer(models.BPE(vocabulary, MERGES, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    if normalizer is not None:
+        core.normalizer = normalizer
+    if pre_tokenizer is not None:
+        core.pre_tokenizer = pre_tokenizer
+    fused = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    core.decoder = decoders.Sequence(list(fused))
+    return core
+
+
+def byte_level():
+    """As GPT-2, Llama 3 and Qwen."""
+    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("\u010a", "\u010a"), ("a", "c"), ("\u0120", "a")]
+    core = Tokenizer(models.BPE(letters | {left + right: 256 + i for i, (left, right) in enumerate(merges)}, merges))
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"), by_bytes])
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def word_pieces():
+    """As BERT: pieces inside of a word are other tokens than at its beginning."""
+    pieces = ["[UNK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "play", "##ing", "playing"]
+    core = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece()
+    return core
+
+
+BLANK_FIRST = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+KINDS = {
+    "byte-level": byte_level,
+    "metaspace": lambda: sentencepiece(pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first")),
+    "prepend": lambda: sentencepiece(
+        normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    ),
+    "word pieces": word_pieces,
+}
+
+
+@cache
+def tokenizer_of(kind, name=None):
+    """A tokenizer of a kind, with the template and the special tokens of a model."""
+    bos, eos, special = ("<s>", "</s>", []) if name is None else (WHOLE | OPENED)[name]
+    core = KINDS[kind]()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=bos, eos_token=eos, pad_token="<pad>")
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    if name is None:
+        begin = [("<s>", tokenizer.bos_token_id)]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=begin)
+    else:
+        tokenizer.add_tokens(["<think>", "</think>"])
+        tokenizer.chat_template = (resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text("utf-8")
+    return tokenizer
+
+
+SPANNED = ("qwen3_5_think", "byte-level")
+"""Its prompt ends in a newline, and an answer without thoughts goes on with another: one token in the whole text."""
+
+ANSWER = "(unstack a b)\n(put-down a)"
+SHORT = "(stack b a)"
+EXAMPLES = [{"id": str(number), "prompt": f"on b a? {number}", "completion": SHORT} for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def solved_rows(tmp_path_factory):
+    """A data set from which examples are drawn."""
+    folder = tmp_path_factory.mktemp("solved")
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in EXAMPLES))
+    return str(folder)
+
+
+def turns_of(row):
+    return [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
+
+
+def theirs(tokenizer, turns, **options):
+    return tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, **options)
+
+
+def up_to_the_end(tokenizer, turns, answer, end_id):
+    """transformers' ids of a chat, up to the token that ends its last turn."""
+    whole = theirs(tokenizer, [*turns, {"role": "assistant", "content": answer}])
+    return whole[: len(whole) - whole[::-1].index(end_id)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", WHOLE | OPENED)
+def test_ids_of_chats_are_those_of_transformers(name, kind, solved_rows):
+    tokenizer = tokenizer_of(kind, name)
+    template = data.make_chat_template(tokenizer)
+    chats = {"prompt": [LAST], "two earlier turns": [*EARLIER, LAST]}
+    if name != "gemma":  # it takes no turn of the system
+        chats["system"] = [SYSTEM, *EARLIER, LAST]
+    for turns in chats.values():
+        row = {"id": "r", "prompt": turns[-1]["content"], "messages": turns, "completion": ANSWER}
+        (prompt,) = data.encode_prompts(tokenizer, [row], 9999, template=template)
+        assert prompt == theirs(tokenizer, turns, add_generation_prompt=True)
+        if name in OPENED:
+            with pytest.raises(ConfigError, match="use_chat_template"):
+                data.encode_rows(tokenizer, [row], template=template)
+            continue
+        (encoded,) = data.encode_rows(tokenizer, [row], template=template)
+        assert encoded.prompt == prompt
+        whole = up_to_the_end(tokenizer, turns, ANSWER, template.end_id)
+        if (name, kind) == SPANNED:
+            assert tokenizer.decode(encoded.prompt + encoded.completion) == tokenizer.decode(whole)
+            continue
+        assert encoded.prompt + encoded.completion == whole
+        pair = {"prompt": turns, "chosen": turns_of(row)[1:], "rejected": [{"role": "assistant", "content": SHORT}]}
+        (kept,) = encode_pairs(tokenizer, [pair], 9999, "rows").kept
+        assert kept.chosen == encoded.prompt + encoded.completion
+        assert kept.rejected == up_to_the_end(tokenizer, turns, SHORT, template.end_id)
+    few = data.make_chat_template(tokenizer, DataConfig(dataset=solved_rows, n_shots=2))
+    row = {"id": "r", "prompt": "on a b?", "completion": ANSWER}
+    shown = [turn for example in few.examples.of(row) for turn in turns_of(example)]
+    (prompt,) = data.encode_prompts(tokenizer, [row], 9999, template=few)
+    assert prompt == theirs(tokenizer, [*shown, turns_of(row)[0]], add_generation_prompt=True)
+    if name in WHOLE and (name, kind) != SPANNED:
+        (encoded,) = data.encode_rows(tokenizer, [row], template=few)
+        whole = up_to_the_end(tokenizer, [*shown, turns_of(row)[0]], ANSWER, few.end_id)
+        assert encoded.prompt + encoded.completion == whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt", "completion", "tokens"),
+    [
+        ("byte-level", "on a b", " ab", ["\u0120a", "b"]),
+        ("byte-level", "on a b ", "ab", ["a", "b"]),  # "\u0120a" of the joined text would span the boundary
+        ("byte-level", "on a", "ca", ["c", "a"]),  # and "ac"
+        ("metaspace", "on a b", " ac", ["\u2581a", "c"]),
+        ("metaspace", "on a b:", "ac", ["ac"]),  # without the blank of a first word
+        ("metaspace", "on a b ", "ac", ["ac"]),
+        ("metaspace", "on a b\n", "b", ["b"]),
+        ("prepend", "on a b", " ac", ["\u2581a", "c"]),
+        ("prepend", "on a b:", "ac", ["ac"]),
+        ("prepend", "on a b ", "ac", ["ac"]),
+        ("word pieces", "on a b", " a", ["a"]),
+        ("word pieces", "play", "ing", ["##ing"]),  # inside of a word, though "playing" is one piece
+        ("word pieces", "play ", "ing", ["i", "##n", "##g"]),
+    ],
+)
+def test_a_completion_goes_on_where_its_prompt_ends(kind, prompt, completion, tokens):
+    tokenizer = tokenizer_of(kind)
+    row = {"id": "r", "prompt": prompt, "completion": completion}
+    (encoded,) = data.encode_rows(tokenizer, [row])
+    assert encoded.prompt == tokenizer(prompt)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(encoded.completion) == [*tokens, "</s>"]
+
+
+def test_words_that_two_texts_would_make_together_are_kept_apart():
+    """As the prompts of the built-in domain, which end in a word that the first of the plan would be joined to."""
+    tokenizer = data.word_tokenizer(["<plan>", "on", "a"])
+    (encoded,) = data.encode_rows(tokenizer, [{"id": "r", "prompt": "on a <plan>", "completion": "a on"}])
+    assert tokenizer.convert_ids_to_tokens(encoded.completion) == ["a", "on", "<eos>"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_end_of_sequence_is_learned_once(kind):
+    tokenizer = tokenizer_of(kind)
+    (encoded,) = data.encode_rows(tokenizer, [{"id": "r", "prompt": "on a", "completion": " b</s>"}])
+    assert encoded.completion.count(tokenizer.eos_token_id) == 1 and encoded.completion[-1] == tokenizer.eos_token_id
+    pair = {"prompt": "on a", "chosen": " b</s>", "rejected": " a"}
+    (kept,) = encode_pairs(tokenizer, [pair], 99, "rows").kept
+    assert kept.chosen == encoded.prompt + encoded.completion
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "prepend"])
+def test_a_blank_before_the_first_word_of_a_completion_is_decoded(kind):
+    import numpy as np
+
+    tokenizer = tokenizer_of(kind)
+    for completion in (" ac", "ac", "\na"):
+        (encoded,) = data.encode_rows(tokenizer, [{"id": "r", "prompt": "on b:", "completion": completion}])
+        ids = np.array([encoded.completion])
+        assert data.decode(tokenizer, ids, np.ones_like(ids, bool)) == [completion]
+
+
+# --- prompts that carry a template, or a beginning of sequence, already
+
+
+@pytest.mark.parametrize("name", WHOLE | OPENED)
+def test_a_prompt_that_carries_the_template_is_taken_as_it_is(name, caplog):
+    tokenizer = tokenizer_of("byte-level", name)
+    template = data.make_chat_template(tokenizer)
+    rendered = tokenizer.apply_chat_template([LAST], tokenize=False, add_generation_prompt=True)
+    for text in (rendered, rendered.removeprefix(tokenizer.bos_token or "")):
+        row = {"id": f"{name} {len(text)}", "prompt": text, "completion": ANSWER}
+        (prompt,) = data.encode_prompts(tokenizer, [row], 9999, template=template)
+        assert prompt == theirs(tokenizer, [LAST], add_generation_prompt=True)
+    assert [row["id"] in record.message for record in caplog.records].count(True) <= 1
+
+
+def test_a_prompt_that_begins_with_the_beginning_of_sequence_gets_no_second():
+    tokenizer = tokenizer_of("metaspace")
+    rows = [{"id": "r", "prompt": text, "completion": " a"} for text in ("<s>on b", "on b")]
+    first, second = data.encode_prompts(tokenizer, rows, 99)
+    assert first[0] == tokenizer.bos_token_id and first.count(tokenizer.bos_token_id) == 1
+    assert second.count(tokenizer.bos_token_id) == 1
+    assert [row.prompt for row in data.encode_rows(tokenizer, rows)] == [first, second]
