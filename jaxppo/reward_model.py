@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxppo import hf, models
-from jaxppo.config import RewardModelConfig
+from jaxppo.config import DataConfig, RewardModelConfig
 from jaxppo.config.sources import parse_cli
-from jaxppo.data import bucket, check_same
+from jaxppo.data import ChatTemplate, bucket, check_same, make_chat_template
 from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
 from jaxppo.evaluate.intervals import interval_text, wilson
@@ -285,7 +285,9 @@ def summary_line(split: str, result: dict[str, Any]) -> str:
     return f"{split}: {interval_text(right)} of {right['n']} pairs ordered right, margin {result['margin']:.3f}"
 
 
-def load_pairs(config: RewardModelConfig, tokenizer: Any, max_length: int, console: Console) -> dict[str, Pairs]:
+def load_pairs(
+    config: RewardModelConfig, template: ChatTemplate, max_length: int, console: Console
+) -> dict[str, Pairs]:
     """Load the pairs of the training and evaluation splits; warn of how many were too long.
 
     Raises:
@@ -296,7 +298,7 @@ def load_pairs(config: RewardModelConfig, tokenizer: Any, max_length: int, conso
         where = f"{config.dataset}, split {split}"
         rows = load_rows(str(config.dataset), split, config.dataset_config)
         check_same(str(config.dataset), split, rows)
-        splits[split] = encode_pairs(tokenizer, rows, max_length, where)
+        splits[split] = encode_pairs(template.tokenizer, rows, max_length, where, template)
         if splits[split].too_long:
             count = splits[split].too_long + len(splits[split].kept)
             console.warn(
@@ -304,6 +306,12 @@ def load_pairs(config: RewardModelConfig, tokenizer: Any, max_length: int, conso
                 "a larger max_length, within the model's own, keeps them"
             )
     return splits
+
+
+def chat_template_of(config: RewardModelConfig, tokenizer: Any) -> ChatTemplate:
+    """Return how texts are read: by the tokenizer's chat template, or as they are."""
+    names = ("use_chat_template", "system_prompt", "chat_template_kwargs")
+    return make_chat_template(tokenizer, DataConfig(**{name: getattr(config, name) for name in names}))
 
 
 def train_reward_model(config: RewardModelConfig) -> Path:
@@ -322,7 +330,9 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
     longest = min(config.max_length, start.model.max_length or config.max_length)
-    splits = load_pairs(config, start.tokenizer, longest, console)
+    template = chat_template_of(config, start.tokenizer)
+    console.print(f"prompts and completions: {template.describe()}")
+    splits = load_pairs(config, template, longest, console)
     num_steps = config.num_updates(len(splits[config.train_split].kept))
     parameters = sum(p.size for p in jax.tree.leaves(start.params))
     console.print(

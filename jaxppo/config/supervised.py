@@ -4,8 +4,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxppo.config.checks import require, require_divisible, require_finite, require_positive
-from jaxppo.config.data import DataConfig
+from jaxppo.config.checks import (
+    JsonMapping,
+    require,
+    require_divisible,
+    require_finite,
+    require_mapping,
+    require_positive,
+)
+from jaxppo.config.data import TOKENIZER_ARGUMENTS, DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
@@ -124,13 +131,20 @@ class RewardModelConfig:
     hub: HubConfig = field(default_factory=HubConfig)
     dataset: str | None = None
     """Folder with one <split>.jsonl per split or, through the `datasets` library, a hub id, a copy of its files, or a
-    `save_to_disk` folder; columns chosen, rejected and maybe prompt and margin."""
+    `save_to_disk` folder; columns chosen, rejected and maybe prompt and margin, texts or lists of turns."""
     dataset_config: str | None = None
     """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = ("test",)
     """Splits to evaluate on, before and after; the first one gives the metrics named eval_..."""
+    use_chat_template: bool | None = None
+    """Read prompt and completion as turns of a chat, by the tokenizer's chat template, as PPO will have them scored.
+    Default: where the tokenizer has a template."""
+    system_prompt: str | None = None
+    """First turn of every chat that has no system turn of its own; default: none."""
+    chat_template_kwargs: JsonMapping = None
+    """Arguments for the tokenizer's chat template, as a YAML mapping or as JSON: `{"enable_thinking": false}`."""
     max_length: int = 1024
     """Pairs with a longer text (prompt, completion and end of sequence, in tokens) are left out and counted."""
     model_path: str | None = None
@@ -166,6 +180,7 @@ class RewardModelConfig:
     def __post_init__(self) -> None:
         sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_length")
         require_positive(self, *sizes, "batch_size", "eval_batch_size")
+        require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
         require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)

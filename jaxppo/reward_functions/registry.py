@@ -257,10 +257,14 @@ def text_reward_model_loader(parallel: DataParallel) -> ModelLoader:
         reward = load_reward_model(path, None, parallel, append_eos=True)
 
         def model(
-            prompts: list[str], completions: list[str], completion_ids: Any = None, *, log_metric: Any = None, **_: Any
+            prompts: list[str],
+            completions: list[str],
+            completion_ids: Any = None,
+            *,
+            messages: Any = None,
+            **columns: Any,
         ) -> list[float]:
-            ids = reward.encode([prompt + text for prompt, text in zip(prompts, completions, strict=True)])
-            return reward(prompts, completions, ids, prompt_ids=[[]] * len(ids), log_metric=log_metric)
+            return reward(prompts, completions, None, messages=messages, log_metric=columns.get("log_metric"))
 
         return model
 

@@ -1,8 +1,9 @@
 """A reward model as a reward function: a full model, or an adapter on the policy's frozen base.
 
-A model that shares the policy's vocabulary scores the sampled ids. Any other model gets the text, through its own
-tokenizer; TRL requires a shared one. Source: TRL issues 1763 and 3595; LLaMA-Factory `reward_model_type`, of
-which `ModelReward` is "full" and, on a shared base, "lora".
+A model that shares the policy's vocabulary scores the sampled ids, after the prompt as the policy had it. Any other
+model gets the turns through its own tokenizer and chat template, or the text where it has no template; TRL requires a
+shared vocabulary. Source: TRL issues 1763 and 3595; LLaMA-Factory `reward_model_type`, of which `ModelReward` is "full"
+and, on a shared base, "lora".
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from jaxppo import hf, models
-from jaxppo.data import start_ids, token_ids
+from jaxppo.config import DataConfig
+from jaxppo.data import make_chat_template, start_ids, token_ids
 from jaxppo.errors import DataError, ModelError
 from jaxppo.hf import peft
 from jaxppo.nn import ModelConfig, lora
@@ -39,6 +41,7 @@ class ModelReward:
         append_eos: end every row with the end of sequence, as a reward model may be trained to expect, also where the
             completion was cut off.
         bias: subtracted from every score, such as the mean score of demonstrations.
+        system_prompt: first turn that the model's own chat template gets before chats without a system turn.
         name: for metrics and messages.
 
     Attributes:
@@ -62,6 +65,7 @@ class ModelReward:
         policy_end_ids: Collection[int] | None = None,
         append_eos: bool = False,
         bias: float = 0.0,
+        system_prompt: str | None = None,
         name: str = "reward_model",
     ):
         hf.check_tokenizer(tokenizer, model, name)
@@ -72,7 +76,11 @@ class ModelReward:
         self.params = parallel.put(params)
         self._tokenizer, self._vocab_size, self._append_eos = tokenizer, model.vocab_size, append_eos
         own_end = (policy_tokenizer or tokenizer).eos_token_id
-        self._policy_end_ids = (own_end,) if policy_end_ids is None else policy_end_ids
+        self._policy_end_ids = (own_end,) if policy_end_ids is None else tuple(policy_end_ids)
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._template = make_chat_template(
+            tokenizer, DataConfig(system_prompt=system_prompt if has_template else None)
+        )
         self._max_length = model.max_length if max_length is None else max_length
         self._scorer = RowScorer(model, parallel, batch_size, self._max_length)
 
@@ -80,9 +88,10 @@ class ModelReward:
         self,
         prompts: Sequence[str],
         completions: Sequence[str],
-        completion_ids: Sequence[Sequence[int]],
+        completion_ids: Sequence[Sequence[int]] | None,
         *,
         prompt_ids: Sequence[Sequence[int]] | None = None,
+        messages: Sequence[Any] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
@@ -91,8 +100,9 @@ class ModelReward:
         Args:
             prompts: text of each prompt.
             completions: text of each completion, without the end of sequence that closes it.
-            completion_ids: the policy's ids of each completion, with it.
-            prompt_ids: the policy's ids of each prompt, without padding; default: the prompts are tokenised.
+            completion_ids: the policy's ids of each completion, with it; None: the texts are scored, each as ended.
+            prompt_ids: the policy's ids of each prompt, without padding; default: the prompts are tokenized.
+            messages: the turns before each completion, None for a plain prompt.
             log_metric: told how many rows were too long.
             columns: not used.
 
@@ -103,12 +113,12 @@ class ModelReward:
             DataError: a row has no token at all, or one that the model does not have.
         """
         del columns
-        if self.shares_vocabulary:
+        if self.shares_vocabulary and completion_ids is not None:
             rows = self._rows_of_ids(prompts, completion_ids, prompt_ids)
         else:
-            rows = self._rows_of_text(prompts, completions, completion_ids)
+            rows = self._rows_of_text(prompts, completions, completion_ids, messages)
         if self._append_eos:
-            end = self._tokenizer.eos_token_id
+            end = self._template.end_id
             rows = [row if row[-1:] == [end] else [*row, end] for row in rows]
         self._check(rows)
         cut = self._count_overlong(rows)
@@ -127,20 +137,39 @@ class ModelReward:
         return [[*prompt, *self._ended(ids)] for prompt, ids in zip(before, completion_ids, strict=True)]
 
     def _ended(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return a completion with the end that the model has learned, whichever of its ends the policy chose."""
-        is_ended = len(ids) > 0 and ids[-1] in self._policy_end_ids
-        return [*ids[:-1], self._tokenizer.eos_token_id] if is_ended else ids
+        """Return a completion with the first of the policy's ends, which is that of training, whichever it chose."""
+        return [*ids[:-1], self._policy_end_ids[0]] if self._has_ended(ids) else ids
 
     def _rows_of_text(
-        self, prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        completion_ids: Sequence[Sequence[int]] | None,
+        messages: Sequence[Any] | None,
     ) -> list[list[int]]:
-        """Tokenise the texts, and end each completion that the policy ended, which the text alone does not show."""
-        encoded = self.encode([prompt + text for prompt, text in zip(prompts, completions, strict=True)])
-        end, ends = self._tokenizer.eos_token_id, self._policy_end_ids
+        """Tokenize by the model's own template, and end those completions that the policy ended."""
+        ends = [True] * len(prompts) if completion_ids is None else [self._has_ended(ids) for ids in completion_ids]
+        texts = []
+        for number, (prompt, completion, is_ended) in enumerate(zip(prompts, completions, ends, strict=True)):
+            turns = messages[number] if messages is not None and self._template.templated else None
+            row = {
+                "id": f"{self.__name__}, row {number}",
+                "prompt": prompt,
+                "completion": completion,
+                "messages": turns,
+            }
+            text = self._template.row_texts(row)
+            shown = text.completion if is_ended else text.completion.removesuffix(self._template.end_text)
+            texts.append(text.prompt + shown)
+        end = self._template.end_id
+        rows = self.encode(texts)
         return [
-            [*row, end] if len(ids) and ids[-1] in ends else row
-            for row, ids in zip(encoded, completion_ids, strict=True)
+            [*row, end] if is_ended and row[-1:] != [end] else row for row, is_ended in zip(rows, ends, strict=True)
         ]
+
+    def _has_ended(self, ids: Sequence[int]) -> bool:
+        """Return whether the policy ended a completion, which the text alone does not show."""
+        return len(ids) > 0 and ids[-1] in self._policy_end_ids
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts by the reward model's tokenizer, with what it puts before a text.
@@ -149,7 +178,9 @@ class ModelReward:
             DataError: it cannot encode one.
         """
         start = start_ids(self._tokenizer)
-        return [[*start, *ids] for ids in token_ids(self._tokenizer, texts, self.__name__)]
+        encoded = token_ids(self._tokenizer, texts, self.__name__)
+        # A chat template writes the beginning of sequence itself.
+        return [ids if ids[: len(start)] == start else [*start, *ids] for ids in encoded]
 
     def _check(self, rows: list[list[int]]) -> None:
         for number, row in enumerate(rows):

@@ -16,7 +16,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions import reward_model
 from jaxppo.reward_functions.registry import text_reward_model_loader
 from jaxppo.reward_functions.reward_model import ModelReward, load_reward_adapter, load_reward_model, same_vocabulary
-from tests.data.tokenizers import word_tokenizer
+from tests.data.tokenizers import chat_tokenizer, word_tokenizer
 from tests.peft_models import LORA_CONFIGS, bases, peft_adapted, random_adapter  # noqa: F401 (a fixture)
 from tests.torch_models import RAW, edit_config, edit_tensors, from_torch, torch, torch_model, transformers
 
@@ -171,6 +171,25 @@ def test_texts_begin_as_the_tokenizer_begins_them(rows_of, saved, parallel):
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="w9 $A", special_tokens=[("w9", 9)])
     reward = ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel)
     assert reward.encode(["w5 w6"]) == [tokenizer("w5 w6")["input_ids"]] == [[9, 5, 6]]
+
+
+def test_a_model_of_another_vocabulary_reads_turns_by_its_own_template(rows_of, saved, policy_tokenizer, parallel):
+    tokenizer = chat_tokenizer()
+    reward = ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel, policy_tokenizer=policy_tokenizer)
+    turns = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "on a"},
+        {"role": "assistant", "content": "stack a"},
+        {"role": "user", "content": "on b"},
+    ]
+    given = {"prompts": ["on b"] * 3, "completions": ["unstack b a"] * 3, "completion_ids": [[5, EOS], [5], [5, EOS]]}
+    rows = rows_of(reward, given | {"prompt_ids": [[3]] * 3, "messages": [turns, turns, None]})
+    answer = {"role": "assistant", "content": "unstack b a"}
+    whole, plain = (
+        tokenizer.apply_chat_template([*before, answer], tokenize=True, return_dict=False)
+        for before in (turns, turns[-1:])
+    )
+    assert rows == [whole, whole[:-1], plain]  # a completion that was cut has no end
 
 
 def test_same_vocabulary_compares_tokens_and_end(policy_tokenizer):
