@@ -354,6 +354,7 @@ def _run_updates(
         watch=lambda output: health.check(output.record, output.watched.trajectories, output.watched.samples),
         old_metric_names=config.old_metric_names,
         show=printing.show_samples,
+        change=setup.ppo.with_changed_settings,
     )
     loop = TrainingLoop(run, config.loop, updates, state)
     del state

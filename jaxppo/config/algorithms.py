@@ -52,7 +52,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         kl="loss",
         num_generations=8,
         min_generations=2,
-        unused=(*_CRITIC, "normalize_advantages", "adap_kl_ctrl"),
+        unused=(*_CRITIC, "normalize_advantages", "adap_kl_ctrl", "kl_estimator"),  # its loss has k3
     ),
 }
 """`algorithm` -> its row."""

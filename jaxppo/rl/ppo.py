@@ -3,7 +3,7 @@
 `train.py` calls them in a straight line; so can any other loop, with rewards of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -259,6 +259,20 @@ class PPO:
     def models_of(self, state: TrainState) -> Params:
         """Return {"policy", "value"} as `models.apply` takes them, adapters attached, without copies where possible."""
         return self._attached(state.frozen, state.params)
+
+    def with_changed_settings(self, state: TrainState, names: Collection[str]) -> TrainState:
+        """Return a restored state under settings that a resumed run has changed.
+
+        The KL coefficient is part of the state, where the controller moves it: a new one is where that starts from.
+
+        Args:
+            state: of a checkpoint.
+            names: the settings that have another value now.
+        """
+        if "kl_coef" not in names:
+            return state
+        kl_coef = self.parallel.put(jnp.float32(self.config.rl.kl_coef))
+        return state._replace(controls=state.controls._replace(kl_coef=kl_coef))
 
     def reference(self, state: TrainState, policy: Params) -> Params | None:
         """Return the reference on all devices, the policy at the start of the run; None with kl_coef 0.

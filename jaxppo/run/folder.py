@@ -151,7 +151,11 @@ def begin(command: str, config: Any) -> Run:
         if not check(folder, config, config.run):
             return folder, False, {}, []
         with nullcontext() if config.run.dry_run else FolderLock(folder):  # to meet who works on it before all else
-            return folder, True, *_evaluations(folder, trains=hasattr(config, "loop"))
+            evals, warnings = _evaluations(folder, trains=hasattr(config, "loop"))
+        if _has_another_length(folder, config):
+            # What was measured after the last step is measured again, after the new one.
+            evals = {name: evals[name] for name in ("headline_split", "before") if "before" in evals and name in evals}
+        return folder, True, evals, warnings
 
     folder, resumed, evals, warnings = processes.on_first(find)
     run = Run(command=command, config=config, folder=folder, evals=evals)
@@ -318,6 +322,16 @@ def resume_command(command: str, folder: Path, config: Any) -> str:
 def _check_same(folder: Path, config: Any) -> None:
     before, now = read_yaml(folder / CONFIG_FILE), plain_values(flatten(config))
     check_settings(before, now, config, f"the run to resume in {folder}")
+
+
+def _has_another_length(folder: Path, config: Any) -> bool:
+    """Return whether a run to resume is given more steps, or fewer, than `config.yaml` says."""
+    changed = changed_settings(read_yaml(folder / CONFIG_FILE), plain_values(flatten(config)), config)
+    return not changed.keys().isdisjoint(LENGTHS)
+
+
+LENGTHS = ("total_episodes", "num_train_epochs")
+"""The settings that say how many steps a run has."""
 
 
 def check_settings(before: Mapping[str, Any], now: Mapping[str, Any], config: Any, of: str) -> None:

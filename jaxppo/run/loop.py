@@ -1,7 +1,7 @@
 """The loop around the steps of a run: resume, step, evaluate, log, save, stop; one for PPO, SFT and reward models."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -42,6 +42,8 @@ class Steps(NamedTuple):
     watch: Callable[[StepOutput], None] = lambda output: None  # warns, or raises where the run cannot go on
     old_metric_names: bool = False  # log each record under the names of TRL 0.11, too
     show: Callable[[ProgressView, Sequence[dict[str, Any]]], None] | None = None  # samples; None: the run has none
+    # What a resumed run does with a restored state whose checkpoint had other values of these settings.
+    change: Callable[[TrainState, Collection[str]], TrainState] = lambda state, names: state
 
 
 class TrainingLoop:
@@ -73,6 +75,7 @@ class TrainingLoop:
         self.start = self._saved
         if self.start:
             processes.on_first(self._check_settings)
+            state = steps.change(state, self._changed())
         run.keep_settings()
         self._state = state if state.ahead is None else state._replace(ahead=self._placed(state.ahead))
 
@@ -117,15 +120,19 @@ class TrainingLoop:
 
     def _placed(self, ahead: Experience) -> Experience | None:
         """Put the batch of a checkpoint that was sampled ahead on the devices; None where it has to be sampled anew."""
-        run, before = self._run, processes.on_first(lambda: self._checkpoints.read_meta(self.start)["config"])
-        changed = changed_settings(before, self._steps.meta["config"], run.config).keys() - flatten(self._config).keys()
+        changed = self._changed() - flatten(self._config).keys()
         if not changed:
-            return run.parallel.put(ahead, 0)
-        run.console.warn(
+            return self._run.parallel.put(ahead, 0)
+        self._run.console.warn(
             f"the batch of update {self.start + 1} was sampled under other settings ({', '.join(sorted(changed))}): it "
             "is sampled anew"
         )
         return None
+
+    def _changed(self) -> set[str]:
+        """Return the settings whose values are others than those of the checkpoint."""
+        before = processes.on_first(lambda: self._checkpoints.read_meta(self.start)["config"])
+        return set(changed_settings(before, self._steps.meta["config"], self._run.config))
 
     def _fill(self, metrics: JsonlLog) -> None:
         """Fill gaps in the log of a resumed run with the records that its checkpoints hold, and say so."""
