@@ -13,8 +13,10 @@ Written on plain dicts, because Flax's own `nnx.LoRALinear` knows no alpha and m
 qwix rewrites modules by intercepting their calls; here only `nn/layers.py: Linear` knows of adapters.
 """
 
+import dataclasses
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,12 +91,18 @@ def init_adapter(config: ModelConfig, lora: LoraConfig, key: jax.Array) -> Param
     """Draw an adapter that changes nothing yet: A uniform in +-1 / sqrt(inputs), B zero, as PEFT does.
 
     Raises:
-        ModelError: no layer of the model is named by `target_modules`.
+        ModelError: a name of `target_modules` is that of no layer of the model.
     """
     layers = linear_layers(config)
     chosen = [entry for name, entry in layers.items() if lora.targets(name)]
-    if not chosen:
-        raise _no_target(lora, layers)
+    unmatched = [] if chosen else [lora.target_modules]
+    if isinstance(lora.target_modules, tuple):
+        matches = {
+            target: dataclasses.replace(lora, target_modules=(target,)).targets for target in lora.target_modules
+        }
+        unmatched = [target for target, is_target in matches.items() if not any(map(is_target, layers))]
+    if unmatched:
+        raise _no_target(unmatched, layers)
     adapter: Params = {}
     for (path, (inputs, outputs)), layer_key in zip(chosen, jax.random.split(key, len(chosen)), strict=True):
         bound = inputs**-0.5
@@ -103,9 +111,10 @@ def init_adapter(config: ModelConfig, lora: LoraConfig, key: jax.Array) -> Param
     return adapter
 
 
-def _no_target(lora: LoraConfig, layers: dict[str, Any]) -> ModelError:
+def _no_target(unmatched: Sequence[Any], layers: Mapping[str, Any]) -> ModelError:
     kinds = ", ".join(dict.fromkeys(name.split(".")[-1] for name in layers))
-    return ModelError(f"lora_target_modules: expected names among {kinds}, got {lora.target_modules!r}")
+    got = ", ".join(map(repr, unmatched))
+    return ModelError(f"lora_target_modules: expected all-linear or names among {kinds}, got {got}")
 
 
 def put(tree: Params, path: tuple[str, ...], value: Any) -> None:

@@ -107,6 +107,7 @@ def adapter_of(config: PeftConfig) -> LoraConfig:
     return LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
-        target_modules=config.lora_target_modules,
+        # PEFT's name for all of them, which is what None says here.
+        target_modules=None if config.lora_target_modules == ("all-linear",) else config.lora_target_modules,
         use_rslora=config.use_rslora,
     )
