@@ -327,6 +327,8 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     assert run.trackers is not None  # those that are not installed are met here
     start = start_model(config, parallel.placement)
     parallel.check_model(start.model)
+    if config.peft.use_peft:
+        lora.check_targets(start.model, adapter_of(config.peft))
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
     longest = min(config.max_length, start.model.max_length or config.max_length)

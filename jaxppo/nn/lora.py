@@ -91,24 +91,32 @@ def init_adapter(config: ModelConfig, lora: LoraConfig, key: jax.Array) -> Param
     """Draw an adapter that changes nothing yet: A uniform in +-1 / sqrt(inputs), B zero, as PEFT does.
 
     Raises:
-        ModelError: a name of `target_modules` is that of no layer of the model.
+        ModelError: no layer of the model is named by `target_modules`.
     """
     layers = linear_layers(config)
     chosen = [entry for name, entry in layers.items() if lora.targets(name)]
-    unmatched = [] if chosen else [lora.target_modules]
-    if isinstance(lora.target_modules, tuple):
-        matches = {
-            target: dataclasses.replace(lora, target_modules=(target,)).targets for target in lora.target_modules
-        }
-        unmatched = [target for target, is_target in matches.items() if not any(map(is_target, layers))]
-    if unmatched:
-        raise _no_target(unmatched, layers)
+    if not chosen:
+        raise _no_target([lora.target_modules], layers)
     adapter: Params = {}
     for (path, (inputs, outputs)), layer_key in zip(chosen, jax.random.split(key, len(chosen)), strict=True):
         bound = inputs**-0.5
         a = jax.random.uniform(layer_key, (inputs, lora.r), minval=-bound, maxval=bound)
         put(adapter, path, {"lora_a": a, "lora_b": jnp.zeros((lora.r, outputs))})
     return adapter
+
+
+def check_targets(config: ModelConfig, lora: LoraConfig) -> None:
+    """Raise a `ModelError` that lists the names in `target_modules` which are those of no layer of the model."""
+    if not isinstance(lora.target_modules, tuple):
+        return
+    layers = linear_layers(config)
+    unmatched = []
+    for target in lora.target_modules:
+        alone = dataclasses.replace(lora, target_modules=(target,))
+        if not any(map(alone.targets, layers)):
+            unmatched.append(target)
+    if unmatched:
+        raise _no_target(unmatched, layers)
 
 
 def _no_target(unmatched: Sequence[Any], layers: Mapping[str, Any]) -> ModelError:

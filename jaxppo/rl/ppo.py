@@ -72,6 +72,8 @@ class PPO:
         for each in (self.model, self.value_model):
             parallel.check_model(each)
         self.adapter = (adapter or adapter_of(config.peft)) if config.peft.use_peft else None
+        if self.adapter is not None and adapter is None:
+            lora.check_targets(self.model, self.adapter)
         self.end_ids, self.pad_id = model.ends_beside(eos_id), pad_id
         self.stop_ids = config.sampling.stop_ids(self.end_ids)
         self._optimizer = optimizer.make_optimizer(config.optimizer)
@@ -271,6 +273,7 @@ class PPO:
         """
         if "kl_coef" not in names:
             return state
+        assert state.controls is not None  # only supervised training has none
         kl_coef = self.parallel.put(jnp.float32(self.config.rl.kl_coef))
         return state._replace(controls=state.controls._replace(kl_coef=kl_coef))
 
