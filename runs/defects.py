@@ -144,6 +144,7 @@ class Copy:
         if (checkout.parent / "shared").is_dir():
             (folder / "shared").symlink_to(checkout.parent / "shared")
         self._seconds = itertools.count(1)
+        self._process: subprocess.Popen[str] | None = None
         self._check_import(folder)
 
     def _check_import(self, folder: Path) -> None:
@@ -177,7 +178,7 @@ class Copy:
         """Run pytest in a process of its own."""
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-rfE", *options, *tests]
         start = time.monotonic()
-        process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             [*command, *([] if marks is None else ["-m", marks])],
             cwd=self._root,
             env=self._environment(),
@@ -193,11 +194,15 @@ class Copy:
         except subprocess.TimeoutExpired:
             output, status = "", None
         finally:
-            # Tests that a defect ends early may leave processes behind.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            self.stop_tests()  # those that a defect ends early may leave processes behind
         return PytestRun(status, output, time.monotonic() - start)
+
+    def stop_tests(self) -> None:
+        """Kill pytest, if it runs, and all that it has started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _environment(self) -> dict[str, str]:
         """Return one in which this copy is imported, also by processes that tests start, with an almost empty cache.
@@ -279,7 +284,12 @@ def judge_all(checkout: Path, defects: Sequence[Defect], jobs: int) -> list[Outc
             return outcome
 
         with ThreadPoolExecutor(jobs) as pool:
-            outcomes = list(pool.map(printed, defects))
+            try:
+                outcomes = list(pool.map(printed, defects))
+            except BaseException:  # a signal does not wait for the tests that run
+                for copy in copies:
+                    copy.stop_tests()
+                raise
         return confirm(copies[0], outcomes)
 
 
@@ -316,6 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(bool(stale))
     if options.marks is not None:
         defects = [defect._replace(marks=options.marks) for defect in defects]
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that copies are removed
     start = time.monotonic()
     outcomes = judge_all(checkout, defects, options.jobs)
     print(f"\n{summary(outcomes)}\n{time.monotonic() - start:.0f} s")
