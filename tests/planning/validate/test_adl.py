@@ -64,6 +64,8 @@ def test_quantifiers_over_facts(init, precondition, expected):
     [
         # Deleted and added in one step: it holds.
         ("(and (g) (not (g)))", "(g)", "(go a)", "valid"),
+        ("(and (g) (when (p) (not (g))))", "(g)", "(go a)", "valid"),
+        ("(and (when (p) (g)) (not (g)))", "(g)", "(go a)", "valid"),
         ("(forall (?y) (and (q ?y) (not (q ?x))))", "(q a)", "(go a)", "valid"),
         ("(and (g) (when (p) (q ?x)) (forall (?y) (not (q ?y))))", "(q a)", "(go a)", "valid"),
         # Conditions are read in the old state.
