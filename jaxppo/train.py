@@ -32,7 +32,7 @@ from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.reward_functions.judged import Judge, Judged, chosen_groups, failed_samples, of_groups, rows_of
-from jaxppo.rewards import Rewards
+from jaxppo.rewards import Rewards, TrainerState
 from jaxppo.rl.ahead import AheadSampler, Sampled, stage_times
 from jaxppo.rl.describe import plan_of, print_plan
 from jaxppo.rl.ppo import PPO
@@ -189,6 +189,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     else:
         sampled = Sampled.before(state.ahead, began)
     preemption.check()
+    setup.rewards.trainer_state = _trainer_state(setup, step)
     answers = setup.judge.answers(batch, sampled.experience.rollout)
     with setup.ahead.sampling(_next_sample(setup, state, reference, step)) as ahead:
         judged = setup.judge(answers, ahead.gather)
@@ -202,11 +203,11 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     state, update_stats = ppo.update(state._replace(curriculum=None), trajectories, step)
     known, drawn = setup.curriculum.after(known, judged.scores.values, step)
     state = state._replace(ahead=ahead.experience, curriculum=ppo.parallel.put(known))
-    episode = (step + 1) * setup.config.batch_size
+    after = _trainer_state(setup, step + 1)
     record = {
-        "step": step + 1,
-        "episode": episode,
-        "epoch": episode / (len(setup.prompts.rows) * setup.config.rl.group_size),
+        "step": after.global_step,
+        "episode": after.episode,
+        "epoch": after.epoch,
         **jax.device_get(stats | update_stats),
         **(learned.judged.scores.metrics | drawn),
     }
@@ -215,6 +216,18 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     shapes = learned.prompts.prompt_ids, learned.judged.mask, sequences.input_ids
     record |= setup.meter.throughput(*shapes, done - began, int(record.get("reward/extra_batches", 0)))
     return Step(state, record, learned.judged.samples(step + 1), trajectories)
+
+
+def _trainer_state(setup: Setup, step: int) -> TrainerState:
+    """Say how far the run is after `step` updates."""
+    config, episode = setup.config, step * setup.config.batch_size
+    return TrainerState(
+        global_step=step,
+        max_steps=config.num_updates,
+        epoch=episode / (len(setup.prompts.rows) * config.rl.group_size),
+        episode=episode,
+        total_episodes=config.num_updates * config.batch_size,
+    )
 
 
 def _sample(setup: Setup, state: TrainState, reference: Params | None, prompts: PromptBatch, step: int) -> Sampled:
@@ -373,6 +386,7 @@ def _run_updates(
 
 
 def _evaluation_metrics(setup: Setup, state: TrainState) -> dict[str, float]:
+    setup.rewards.trainer_state = _trainer_state(setup, int(state.step))
     policy = setup.ppo.models_of(state)["policy"]
     return evaluation.eval_metrics(setup.evaluator(policy, fixed_rows_only=True))
 
@@ -380,6 +394,7 @@ def _evaluation_metrics(setup: Setup, state: TrainState) -> dict[str, float]:
 def _evaluate(run: run_folder.Run, setup: Setup, moment: str, state: TrainState) -> dict[str, Any]:
     """Evaluate, print the result, and keep some of the answers."""
     judge = setup.evaluator.validator or registry.describe(setup.config.reward)
+    setup.rewards.trainer_state = _trainer_state(setup, int(state.step))
     run.console.stage(f"Evaluation {moment} {setup.config.rl.algorithm.upper()} ({judge})")
     results, samples = setup.evaluator.with_samples(setup.ppo.models_of(state)["policy"])
     printing.print_results(run.console, results)

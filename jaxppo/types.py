@@ -102,7 +102,7 @@ class Controls(NamedTuple):
 
     kl_coef: Array  # [] fp32, in force
     moments: ScoreMoments
-    bad_updates: Array  # [] int32, updates in a row with a loss or gradient that was not finite
+    bad_updates: Array  # [] int32, updates in a row with a loss or gradient that was not finite, or without any score
 
 
 class Curriculum(NamedTuple):

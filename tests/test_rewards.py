@@ -1,6 +1,7 @@
 """The convention by which reward functions are called, and what becomes of those that fail."""
 
 import asyncio
+import contextvars
 import functools
 import math
 import re
@@ -14,7 +15,7 @@ from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
 from jaxppo.reward_functions.isolated import Concurrent
-from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, call
+from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, TrainerState, call
 
 
 def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
@@ -508,10 +509,43 @@ def test_counts_add_up_over_functions():
     assert together(batch()).metrics["cache/reward_hits"] == 2  # all but the failed one
 
 
-def test_a_batch_without_any_score_is_an_error_that_says_why():
+def test_a_batch_without_any_score_has_none_and_the_reasons():
     reward = Reward("broken", lambda completions: 1 / 0, policy=Policy(on_error="skip"))
-    with pytest.raises(DataError, match="ZeroDivision"):
-        Rewards([reward])(batch())
+    scores = Rewards([reward])(batch())
+    assert scores.values == [None] * 3 and scores.metrics["reward/not_scorable"] == 3
+    assert all("ZeroDivision" in reason for reason in scores.extras["broken_failed"])
+
+
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_an_async_function_is_scored_where_an_event_loop_runs_already(in_rows):
+    """As in a cell of a notebook; it sees the context variables of the cell."""
+    user = contextvars.ContextVar("user")
+
+    async def judge(completions):
+        await asyncio.sleep(0)
+        return [float(len(text)) + user.get() for text in completions]
+
+    async def cell():
+        user.set(10.0)
+        scorer = Concurrent("judge", judge, 5.0) if in_rows else None
+        return Rewards([Reward("judge", judge, scorer=scorer)])(batch()).values
+
+    assert asyncio.run(cell()) == [11.0, 12.0, 13.0]
+
+
+def test_a_function_that_asks_for_it_learns_how_far_training_is_and_is_not_remembered():
+    def seen(completions, trainer_state):
+        return [0.0 if trainer_state is None else float(trainer_state.global_step)] * len(completions)
+
+    def others(completions, **columns):
+        assert "trainer_state" not in columns  # which has no entry for each completion
+        return [0.0] * len(completions)
+
+    rewards = Rewards([Reward("seen", seen, policy=Policy(cache_size=10)), Reward("others", others)])
+    assert rewards(batch()).values == [0.0] * 3
+    for step in (3, 4):
+        rewards.trainer_state = TrainerState(step, 8, 0.5, 16 * step, 128)
+        assert rewards(batch()).values == [step] * 3
 
 
 def test_rewards_run_in_the_thread_of_the_caller():

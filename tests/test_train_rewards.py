@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import types
+import warnings
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from jaxppo import data, hf, models, sft, train
 from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import preset_values, replace
-from jaxppo.errors import DataError, ModelError
+from jaxppo.errors import DataError, ModelError, TrainingError
 from jaxppo.evaluate import __main__ as evaluate
 from jaxppo.nn import lora
 from jaxppo.parallel.devices import DataParallel
@@ -25,6 +26,8 @@ from tests import ROOT
 from tests.one_layer import ONE_LAYER
 from tests.reward_servers import Script
 from tests.rewards_for_runs import fate
+from tests.shared_programs import shared_programs
+from tests.small_runs import SAVED, carry_out
 
 FUNCTIONS = "tests.rewards_for_runs"
 
@@ -93,6 +96,36 @@ def test_updates_before_a_reward_that_fails_are_not_lost(run, tmp_path, asked, e
     folder = tmp_path / "run"
     assert [record["step"] for record in read_metrics(folder / "metrics.jsonl")] == [1]
     assert Checkpoints(folder / "checkpoints", 2).latest == 1
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", pytest.param("rloo", marks=pytest.mark.full), pytest.param("grpo", marks=pytest.mark.full)]
+)
+def test_an_update_without_any_score_is_left_out_and_too_many_end_the_run_until_it_is_resumed(algorithm, tmp_path):
+    """The judge is away in updates 2 and 4 to 5, of six; it knows them by `trainer_state`."""
+    is_away, seen = [1, 3, 4], []
+
+    def judge(completions, trainer_state):
+        seen.append(trainer_state)
+        if trainer_state.global_step in is_away:
+            raise ConnectionError("503")
+        return [float(len(text) % 5) for text in completions]
+
+    flags = ["--algorithm", algorithm, "--on_error", "skip", "--max_bad_updates", "2", "--total_episodes", "96", *SAVED]
+    flags += [] if algorithm == "ppo" else ["--num_generations", "4"]
+    with shared_programs():
+        with pytest.raises(TrainingError, match=r"^max_bad_updates: .*503"):
+            carry_out(tmp_path, *flags, reward=judge)
+        away = seen[-1]
+        assert (away.global_step, away.max_steps, away.episode, away.total_episodes) == (4, 6, 64, 96)
+        is_away.clear()
+        records = read_metrics(carry_out(tmp_path, *flags, "--resume", reward=judge) / "metrics.jsonl")
+    assert [record["policy/bad_updates"] for record in records] == [0, 1, 0, 1, 2, 0]
+    assert [record["objective/scores"] is None for record in records] == [False, True, False, True, True, False]
+    assert [record["reward/not_scorable"] for record in records] == [0, 16, 0, 16, 16, 0]
+    with Checkpoints(tmp_path / "checkpoints", 9) as checkpoints:
+        params = [jax.tree.leaves(checkpoints.restore_params(step, warnings.warn)[0]) for step in (1, 2, 3)]
+    assert all(map(np.array_equal, params[0], params[1])) and not all(map(np.array_equal, params[1], params[2]))
 
 
 def test_an_adapter_of_a_reward_model_is_no_start_for_a_policy(run, tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ class TrainConfig:
     num_sample_generations: int = 10
     """About how many times in the run sample completions are shown, beside those of the last update."""
     max_bad_updates: int = 3
-    """Stop after this many updates in a row with a loss or gradient that was not finite."""
+    """Stop after this many updates in a row with a loss or gradient that was not finite, or without any score."""
     old_metric_names: bool = False
     """Log metrics under their TRL 0.11 names too, where these differ."""
     profile: int = 0
