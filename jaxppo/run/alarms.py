@@ -91,8 +91,8 @@ class Health:
         why = failed[0] if failed else "every reward function returned None"
         if self.is_over(record):
             raise TrainingError(
-                f"max_bad_updates: stopped after {record['policy/bad_updates']} updates in a row without any score, the "
-                f"last time: {why}; with --resume the run goes on from here"
+                f"max_bad_updates: stopped after {record['policy/bad_updates']} updates in a row without any score, "
+                f"the last time: {why}; with --resume the run goes on from here"
             )
         self._console.warn(f"update {record['step']} is left out, as none of its completions has a score: {why}")
 
