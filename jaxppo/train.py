@@ -77,7 +77,8 @@ class Inputs(NamedTuple):
         """Return the programs of a run of these models, under these settings or others."""
         models, gaps = self.models, self.prompts.length_gaps
         ids = self.template.end_id, models.tokenizer.pad_token_id
-        return PPO(config, models.policy, *ids, parallel, models.value, models.adapter, gaps)
+        stops = data.stop_table(models.tokenizer, config.sampling.stop_strings, models.policy.num_logits)
+        return PPO(config, models.policy, *ids, parallel, models.value, models.adapter, gaps, stops)
 
 
 def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -> Inputs:

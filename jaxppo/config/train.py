@@ -101,7 +101,7 @@ class TrainConfig:
             require(self.reward.reward_level == "outcome", "reward_level", expected, self.reward.reward_level)
         if rl.ratio_level != "token" and self.sampling.truncates:
             # The ratio of a completion would start at the product of what was cut off at every token.
-            expected = f"recompute {given} and top_k, top_p or min_p"
+            expected = f"recompute {given} and top_k, top_p, min_p or repetition_penalty"
             require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
         if rl.importance_cap is not None:
             expected = "recompute with importance_cap, or both probabilities are the sampler's"

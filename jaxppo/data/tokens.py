@@ -284,6 +284,13 @@ def _text(tokenizer: Any, words: list[str]) -> str:
     return tokenizer.convert_tokens_to_string([words[0], *words])[len(before) :]
 
 
+def text_after(tokenizer: Any, token_id: int) -> str:
+    """Return what a token adds to a text that does not begin with it; `<id>` for an id that the tokenizer lacks."""
+    word = _visible(tokenizer, token_id)
+    before = tokenizer.convert_tokens_to_string([word])
+    return tokenizer.convert_tokens_to_string([word, word])[len(before) :]
+
+
 def _visible(tokenizer: Any, token_id: int) -> str:
     """Return the token, or `<id>` for an id that the tokenizer does not know."""
     token = tokenizer.convert_ids_to_tokens(token_id)
@@ -353,7 +360,7 @@ def _token_spans(tokenizer: Any, words: list[str]) -> list[tuple[int, int]]:
     for count in range(1, len(words) + 1):
         text = _text(tokenizer, words[:count])
         start = len(before) if text.startswith(before) else _first_difference(before, text)
-        if before.endswith(_REPLACEMENT) and len(text) - len(before) < len(_text(tokenizer, words[count - 1 : count])):
+        if before.endswith(REPLACEMENT) and len(text) - len(before) < len(_text(tokenizer, words[count - 1 : count])):
             start = min(start, len(before) - 1, len(text) - 1)  # it has bytes of the last character, whatever that is
         spans.append((start, len(text)))
         before = text
@@ -367,4 +374,5 @@ def _first_difference(a: str, b: str) -> int:
     return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-_REPLACEMENT = "\ufffd"
+REPLACEMENT = "\ufffd"
+"""What a decoder writes for bytes that are no character."""

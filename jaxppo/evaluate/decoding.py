@@ -35,7 +35,7 @@ class Decoder:
         parallel: devices.
         data_config: whether and how the chat template is used.
         evaluation: batch size and temperature.
-        sampling: stop token and most tokens of a completion; the rest comes from `evaluation`.
+        sampling: where a completion ends, its most tokens and the repetition penalty; the rest comes from `evaluation`.
 
     Attributes:
         model, tokenizer, parallel: as given.
@@ -71,6 +71,8 @@ class Decoder:
             temperature=evaluation.eval_temperature,
             top_k=evaluation.eval_top_k,
             top_p=evaluation.eval_top_p,
+            repetition_penalty=sampling.repetition_penalty,
+            stop_table=data.stop_table(tokenizer, sampling.stop_strings, model.num_logits),
         )
         self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
 

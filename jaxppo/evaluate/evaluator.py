@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ class Evaluator:
         data_config: which splits.
         evaluation: batch size, temperature, validator, how many rows are fixed.
         reward: how plans are scored.
-        sampling: stop token and most tokens of a completion; the rest comes from `evaluation`.
+        sampling: where a completion ends, its most tokens and the repetition penalty; the rest comes from `evaluation`.
         seed: of the sampling, where the temperature is above 0.
         rewards: the functions that score completions, where there are others than the plan reward.
         rows: of each split, where they are loaded already.
@@ -301,8 +302,14 @@ def make_evaluator(
     if isinstance(config, TrainConfig | SelfTrainConfig):
         sampling = config.sampling
     else:
-        stop_token_id = config.stop_token_id if isinstance(config, EvaluateConfig) else None
-        sampling = SamplingConfig(response_length=config.response_length, stop_token_id=stop_token_id)
+        sampling = SamplingConfig(response_length=config.response_length)
+        if isinstance(config, EvaluateConfig):
+            sampling = replace(
+                sampling,
+                stop_token_id=config.stop_token_id,
+                stop_strings=config.stop_strings,
+                repetition_penalty=config.repetition_penalty,
+            )
     settings = (config.data, config.evaluation, config.reward, sampling, config.run.seed)
     return Evaluator(model, tokenizer, parallel, *settings, rewards, rows)
 

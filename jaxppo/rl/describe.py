@@ -46,13 +46,14 @@ def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length
     _print_memory(run, learner, start, prompt_length)
     if config.sampling.truncates and config.logprobs == "sampler":
         console.warn(
-            "top_k, top_p and min_p sample from a truncated distribution: its log-probabilities are kept, so the KL "
-            "estimates are biased upwards and the first ratio is below 1 (--logprobs recompute keeps the ratio at 1)"
+            "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's: its "
+            "log-probabilities are kept, so the KL estimates are biased upwards and the first ratio is not 1 (with "
+            "--logprobs recompute it is)"
         )
     elif config.sampling.truncates:
         console.warn(
-            "top_k, top_p and min_p sample from a truncated distribution, log-probabilities are recomputed without the "
-            "truncation: the KL estimates are biased (top_k 0, top_p 1 and no min_p keep them right)"
+            "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's, whose "
+            "log-probabilities are recomputed: the KL estimates are biased (without these settings they are right)"
         )
     if not config.peft.use_peft and (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:
         presets = "the presets default, blocksworld and tiny are for a tiny model"
