@@ -131,9 +131,6 @@ def flags_of(call):
     return parse_cli(TrainConfig, "train", words[3:])
 
 
-# ------------------------------------------------------------------------------------------------------- launch files
-
-
 def test_files_are_what_the_table_says():
     found = {
         path.relative_to(ROOT / "deploy").as_posix(): path.read_text(encoding="utf-8")
@@ -261,9 +258,6 @@ def test_what_the_files_take_for_finished_is_what_the_package_does(tmp_path):
         run.write_evals(evals)
         done = subprocess.run(["bash", "-c", WRITING["FINISHED"]], env=os.environ | {"RUN": str(tmp_path)}, check=False)
         assert (done.returncode == 0) == run.is_finished() == ("after" in evals)
-
-
-# ----------------------------------------------------------------------------------------------------------- container
 
 
 def test_the_container_does_what_the_readme_says():

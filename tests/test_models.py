@@ -48,9 +48,6 @@ def masked(config, params, ids, mask, **more):
     return apply(config, params, jnp.asarray(ids), attention_mask=jnp.asarray(mask), **more).logits
 
 
-# --- padding and positions -------------------------------------------------------------------------------------------
-
-
 def test_without_a_mask_all_tokens_are_real(default_model):
     """Of rows padded on the right the real ones need no mask; none is made up from the ids."""
     model, config, params = default_model
@@ -134,9 +131,6 @@ def test_check_length_refuses_more_tokens_than_positions():
         models.check_length(CONFIGS[family], 10**6, "prompt")
     models.check_length(CONFIGS["gpt2"], 128, "prompt")
     refused("^prompt: .*128.*129", models.check_length, CONFIGS["gpt2"], 129, "prompt")
-
-
-# --- caches, and tokens that are read --------------------------------------------------------------------------------
 
 
 def test_a_cache_without_a_mask_is_all_that_was_written_to_it(default_model):
@@ -233,9 +227,6 @@ def test_densely_laid_is_about_tpus(name, head, order):
     assert_equal_trees(lowered.compile()(cache), cache)
 
 
-# --- dtypes, and what decoding takes ---------------------------------------------------------------------------------
-
-
 def cast(params, dtype):
     return jax.tree.map(lambda x: x.astype(dtype), params)
 
@@ -292,9 +283,6 @@ def test_for_decoding_merges_the_adapters_that_apply_adds(default_model):
     assert np.abs(first - plain).max() > 1
 
 
-# --- parameters and heads --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("family", RAW)
 def test_init_params_draws_like_transformers(family, tmp_path):
@@ -349,9 +337,6 @@ def test_heads_are_products_with_hidden_states(tied):
     refused(
         "^lm_head: .*trunk, score", models.apply, NEOX, {"trunk": params["trunk"], "score": head}, jnp.arange(6)[None]
     )
-
-
-# --- configurations --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

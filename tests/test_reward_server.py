@@ -71,9 +71,6 @@ def health(url):
     return httpx2.get(url + "/health", timeout=PATIENCE_S, **DIRECT)
 
 
-# --- answers
-
-
 def test_server_answers_llama_factorys_request():
     def with_prompts(completions, prompts, log_extra):
         log_extra("before", prompts)
@@ -170,9 +167,6 @@ def test_plan_reward_names_what_a_request_without_columns_lacks():
         assert answer.status_code == 422 and "'domain_pddl'" in answer.json()["error"]
         with pytest.raises(RewardError, match=r"422 .*'domain_pddl'"):
             RewardClient(url)(prompts=["p"], completions=["unstack b a"])
-
-
-# --- refusals
 
 
 @pytest.mark.parametrize(
@@ -277,9 +271,6 @@ def test_server_answers_unknown_paths_and_methods_in_json(open_server):
     assert answer.status_code == 405 and "error" in answer.json()
 
 
-# --- functions that fail
-
-
 def broken(completions, **columns):
     raise RuntimeError("disk full\x1b[31m; password=hunter2hunter2")
 
@@ -302,9 +293,6 @@ def test_server_says_how_a_function_failed_without_its_traceback(reward, named, 
     (logged,) = caplog.messages  # for the operator
     assert logged.startswith("Traceback") and "\x1b" not in logged
     assert "disk full" not in logged or ("\\x1b[31m" in logged and "password=<redacted>" in logged)
-
-
-# --- order
 
 
 class Gate:
@@ -457,9 +445,6 @@ def test_server_closes_connections_whose_client_does_not_read(monkeypatch):
         wait_until_answered(url)
 
 
-# --- the command
-
-
 def config_of(*flags):
     return parse_cli(RewardServerConfig, "reward_server", list(flags))
 
@@ -608,9 +593,6 @@ reward_server.serve(slow, RewardServerConfig(port=0))
         assert status == 0
         with pytest.raises(RewardError, match=str(port_of(command.url))):
             answer.result()
-
-
-# --- the page
 
 
 def blocks(language):

@@ -40,9 +40,6 @@ def configuration(*args: object) -> TrainConfig:
     return parse_cli(TrainConfig, "train", list(map(str, args)))
 
 
-# --------------------------------------------------------------------------------------------------------- the command
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """What the command leaves behind."""
@@ -124,9 +121,6 @@ def test_a_finished_run_is_left_as_it_is(finished, capfd):
     assert train.train(configuration("--output_dir", finished, "--resume")) == finished
     assert str(finished) in capfd.readouterr().out
     assert snapshot(finished) == before
-
-
-# ------------------------------------------------------------------------- in this process, which shows what runs hold
 
 
 class Recorded(NamedTuple):
@@ -392,9 +386,6 @@ def test_old_metric_names_are_logged_beside_the_new_ones(overflowing, finished):
     assert {"objective/scores", "loss/policy_avg", "lr"} <= set(both)
     assert [record[old_names[name]] for name in both] == [record[name] for name in both]
     assert not set(old_names.values()) & set(plain)
-
-
-# ------------------------------------------------------------------------------------------------------------ dry runs
 
 
 @pytest.fixture

@@ -207,9 +207,6 @@ def test_a_learned_reward_scores_what_was_sampled(run, reward_model):
         assert record["reward/truncated"] == 0
 
 
-# --- other commands
-
-
 @pytest.fixture
 def tune(tmp_path):
     """`sft.sft` on text for two steps, with these settings."""

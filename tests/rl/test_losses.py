@@ -40,9 +40,6 @@ def test_kl_estimate_refuses_an_unknown_estimator():
         losses.kl_estimate(jnp.zeros(1), jnp.zeros(1), "full")
 
 
-# --- the KL controller
-
-
 @pytest.mark.parametrize(
     ("kl", "horizon", "factor"),
     [
@@ -63,8 +60,6 @@ def test_adapted_kl_coef_on_hand_numbers(kl, horizon, factor):
     coef = losses.adapted_kl_coef(jnp.float32(0.3), jnp.float32(kl), 6.0, horizon, 64)
     np.testing.assert_allclose(coef, 0.3 * factor, rtol=1e-6)
 
-
-# --- the policy loss
 
 # ratio, advantage, cliprange above (below it is 0.2), loss, whether the clipped term decides
 POLICY_CASES = [
@@ -127,8 +122,6 @@ def test_policy_loss_and_its_gradient_ignore_infinite_log_ratios_outside_the_mas
     both = (policy_loss(x, advantages, weights, 0.2) for x in (dirty, clean))
     np.testing.assert_array_equal(*map(np.array, both))
 
-
-# --- the value loss
 
 # Values, old values, return, loss term (half the square) at cliprange 0.2, whether the clipped term decides
 VALUE_CASES = [

@@ -9,8 +9,6 @@ from jaxppo.config import OptimizerConfig
 from jaxppo.rl import optimizer
 from jaxppo.types import TrainState
 
-# --- schedules
-
 
 def rates_of(config, num_updates=10, peak=1.0):
     schedule = optimizer.make_schedule(config, num_updates, peak)
@@ -42,9 +40,6 @@ def test_make_learning_rates_gives_the_value_model_its_own_peak():
     # 0 is a choice, not a missing value.
     frozen = OptimizerConfig(learning_rate=0.5, value_learning_rate=0.0)
     assert optimizer.make_learning_rates(frozen, 4).value(1) == 0.0
-
-
-# --- optimizer steps
 
 
 def one_step(config, grads, params=None, step=0, num_updates=4):

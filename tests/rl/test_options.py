@@ -26,9 +26,6 @@ def batch_of(mask, advantages, **rest):
     return Trajectories(sequences, jnp.zeros(mask.shape), jnp.zeros(mask.shape), jnp.asarray(advantages), **rest)
 
 
-# --- means over tokens
-
-
 def loop_weights(loss_type, length):
     """The share of every token, from the definition of each mean."""
     expected = np.zeros(REAL.shape)
@@ -86,9 +83,6 @@ def test_loss_weights_of_positive_completions_are_the_mean_over_their_tokens():
     np.testing.assert_allclose(weights.positive, expected, rtol=1e-6)  # the second has no token of a positive one
 
 
-# --- ratios and clips
-
-
 RATIOS = np.array([0.3, 0.9, 1.1, 1.3, 2.0, 6.0, 0.3, 0.9, 1.1, 1.3, 2.0, 6.0])
 ADVANTAGES = np.array([2.0] * 6 + [-2.0] * 6)
 SHARES = jnp.full(12, 1 / 12)
@@ -108,9 +102,6 @@ def test_the_capped_loss_weighs_the_gradient_of_the_log_probabilities():
     np.testing.assert_allclose(both[1], expected, rtol=1e-5)
     over = [(r > 1.5 and a > 0) * n for n, (r, a) in enumerate(zip(RATIOS, ADVANTAGES, strict=True))]
     np.testing.assert_allclose(result.clipfrac, sum(over) / 66, rtol=1e-5)
-
-
-# --- a value model that learns alone
 
 
 def test_a_value_head_on_the_trunk_of_the_policy_learns_alone_in_the_first_updates():
@@ -149,8 +140,6 @@ def test_the_schedule_of_the_policy_begins_after_the_updates_of_the_value_model(
     whole = optimizer.make_learning_rates(config, 10)
     np.testing.assert_allclose([alone.value(n) for n in range(10)], [whole.value(n) for n in range(10)], rtol=1e-6)
 
-
-# --- settings
 
 GRPO = {"algorithm": "grpo"}
 RLOO = {"algorithm": "rloo"}

@@ -146,9 +146,6 @@ def baseline_of(variant):
     return state, stats
 
 
-# --- the first update
-
-
 @pytest.mark.parametrize("config", [CONFIG, RECOMPUTED], ids=["sampler", "recompute"])
 def test_the_first_update_starts_at_kl_0_and_ratio_1(recorded, config):
     ppo = make_ppo(config)
@@ -167,9 +164,6 @@ def test_without_a_reference_there_is_none_to_compare_with(recorded):
     scored = ppo.score(start(ppo), None, ppo.pack(make_prompts(), recorded), recorded)
     assert scored.ref_logprobs is scored.full_kl is None
     assert make_ppo(replace(CONFIG, kl_coef=0.0)).reference(start(ppo), POLICY) is None
-
-
-# --- what must not matter
 
 
 def permuted(prompts, rollout, copies, order):
@@ -270,9 +264,6 @@ def test_micro_batches_that_can_be_cut_are_sorted_by_length(recorded, parts, mon
         np.testing.assert_allclose(weight.sum(axis=(1, 2)), 1.0, rtol=1e-5)
 
 
-# --- what is refused
-
-
 def test_mini_batches_that_do_not_divide_over_the_devices_are_refused():
     config = replace(CONFIG, num_mini_batches=CONFIG.batch_size // 2)
     with pytest.raises(ConfigError, match="batch_size / num_mini_batches / gradient_accumulation_steps"):
@@ -313,9 +304,6 @@ def test_pack_wants_the_rows_of_a_batch(recorded):
             make_ppo().pack(prompts, rollout)
 
 
-# --- sampling
-
-
 def test_a_completion_may_end_with_any_of_several_tokens():
     ends, lasts = (EOS, 5, 9), [EOS, 5, 9, 4, EOS, 5, 9, 4]
     model = dataclasses.replace(MODEL, end_ids=ends[1:])
@@ -340,9 +328,6 @@ def test_lengths_and_tokens_are_drawn_per_row_and_anew_for_each_update():
     assert len({tuple(lengths) for lengths in cut}) == 8
     first, second = (rollout.completion_ids[:, :2] for rollout in rollouts[:2])
     assert (first != second).any()
-
-
-# --- learning
 
 
 @pytest.mark.parametrize("config", [replace(CONFIG, value_warmup_updates=1), RLOO], ids=["ppo", "rloo"])

@@ -82,9 +82,6 @@ def make(
     return program(controls, jnp.int32(step), *jax.tree.map(jnp.asarray, given))
 
 
-# --- the loop
-
-
 def loop_gae(rewards, values, lengths, gamma, lam):
     """Advantages and returns row by row, from the last state to the first, in float64."""
     advantages, returns = np.zeros(rewards.shape), np.zeros(rewards.shape)
@@ -358,9 +355,6 @@ def test_every_setting_above_changes_what_is_learned_or_the_next_coefficient():
         assert len(prints) == len(cases) - (algorithm == "ppo")  # mse is another name for k2
 
 
-# --- scores in parts
-
-
 def parts_of(scores, seed=0):
     """Parts at random tokens, some of which leave something over of the score."""
     rng = np.random.default_rng(seed)
@@ -399,9 +393,6 @@ def test_the_rounding_of_a_sum_is_no_step_however_large_the_parts(size, monkeypa
     np.testing.assert_array_equal(np.array(seen[0].steps)[some], ~np.isnan(parts)[some])
 
 
-# --- the KL
-
-
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
 def test_make_trajectories_without_a_reference_have_no_kl(algorithm):
     config = make_config(algorithm=algorithm, num_generations=2, **STEERED)
@@ -436,8 +427,6 @@ def test_make_trajectories_forget_a_batch_with_a_score_that_is_not_finite():
     controls, *_ = make(make_config(use_score_scaling=True), controls=before, scores=scores)
     np.testing.assert_array_equal(np.array(controls.moments), np.array(before.moments))
 
-
-# --- what must not matter
 
 MUCH = {"use_score_scaling": True, "missing_eos_penalty": 0.5, "adap_kl_ctrl": True, "kl_target": 1.0}
 ALGORITHMS = pytest.mark.parametrize(
@@ -479,9 +468,6 @@ def test_make_trajectories_ignore_what_lies_outside_the_masks(changes, junk):
     assert_is(make(config, padding=4, junk=junk, parts=wide), loop(config, parts=parts), padding=4)
 
 
-# --- options of advantages
-
-
 @pytest.mark.parametrize(("step", "lam_value"), [(1, 1.0), (2, 0.5)])
 def test_returns_have_lambda_1_while_the_value_model_learns_alone(step, lam_value):
     _, result, _ = make(make_config(value_warmup_updates=2, lam_value=0.5), step=step)
@@ -520,9 +506,6 @@ def test_positive_completions_are_those_with_a_score_of_1_before_it_is_changed()
     assert 0 < np.sum(result.positive) < ROWS
     _, result, _ = make(make_config(**changes), scores=np.where(np.arange(ROWS) == 1, np.nan, SCORES))
     np.testing.assert_array_equal(result.positive, (SCORES >= 1.0) & (np.arange(ROWS) != 1))
-
-
-# --- scores in parts, compared one by one
 
 
 def parts_with_gaps():
