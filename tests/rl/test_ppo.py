@@ -318,6 +318,11 @@ def test_a_completion_may_end_with_any_of_several_tokens():
     assert not np.any(alone.rollout_of([[4, last] for last in lasts]).ended)
 
 
+def test_with_pad_equal_to_eos_the_end_is_a_token_of_its_completion():
+    rollout = make_ppo(pad_id=EOS).rollout_of([[5, EOS], [7, 8, 9], [EOS], [3, 4, EOS]] * 2)
+    np.testing.assert_array_equal(rollout.completion_mask.sum(1), [2, 3, 1, 3] * 2)
+
+
 def test_lengths_and_tokens_are_drawn_per_row_and_anew_for_each_update():
     ppo, prompts = make_ppo(VARIANTS["rloo"]), make_prompts(copies=2)
     state = start(ppo)
@@ -349,6 +354,15 @@ def test_mini_batches_without_a_counted_token_take_no_step_and_do_not_dilute(con
         assert moved(before["value"], start(ppo).params["value"])
         after, stats = learn(ppo, state, ppo.parallel.put(REFERENCE), prompts, rollout, scorer=scorer)
         assert moved(after.params["policy"], before["policy"]) and stats["lr"] > 0
+
+
+def test_mini_batches_are_drawn_anew_for_each_update(monkeypatch):
+    ppo, keys = make_ppo(), set()
+    monkeypatch.setattr(ppo, "_mini_batches", lambda _, key: keys.add(tuple(jax.random.key_data(key).tolist())))
+    monkeypatch.setattr(ppo, "_update", lambda state, *_: (state, {}))
+    for step in range(3):
+        ppo.update(start(ppo), None, step)
+    assert len(keys) == 3
 
 
 def test_an_update_leaves_the_arrays_it_started_from_alone(recorded):
