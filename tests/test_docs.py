@@ -91,11 +91,6 @@ def check_configuration(block: Block, path: Path) -> None:
     pytest.fail("\n".join(problems))
 
 
-def test_the_pages_that_are_run_elsewhere_are():
-    for page, test in RUN_ELSEWHERE.items():
-        assert Path(page).name in source(test)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_are_understood(page, tmp_path, monkeypatch):
     """Those of its blocks, and those in its text."""

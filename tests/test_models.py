@@ -201,19 +201,6 @@ def test_apply_checks_the_shapes():
             apply(NEOX, params, ids, **arguments)
 
 
-def test_apply_compiles_once_for_equal_configs():
-    traces = []
-
-    @partial(jax.jit, static_argnums=0)
-    def run(config, params, ids):
-        traces.append(config)
-        return models.apply(config, params, ids).hidden
-
-    for config in (NEOX, dataclasses.replace(NEOX)):
-        jax.eval_shape(partial(run, config), random_params(NEOX), jnp.arange(4)[None])
-    assert len(traces) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "head", "order"), [("tpu", 64, "2, 3, 1, 0"), ("tpu", 128, "3, 2, 1, 0"), ("gpu", 64, None)]
 )

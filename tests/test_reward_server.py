@@ -612,11 +612,3 @@ def test_examples_of_the_page_are_what_the_server_says_and_the_client_does():
             assert {name: value for name, value in answer.items() if value or name in expected} == expected
         assert "http://127.0.0.1:8000" in client_code
         exec(client_code.replace("http://127.0.0.1:8000", url), {})
-
-
-def test_flags_of_the_page_are_flags(caplog):
-    caplog.set_level(logging.ERROR)
-    commands = [line for block in blocks("bash") for line in block.splitlines() if "jaxppo.reward_server" in line]
-    assert len(commands) == 2
-    for command in commands:
-        assert config_of(*command.split("jaxppo.reward_server")[1].split()).port == 8000

@@ -209,8 +209,7 @@ def test_train_rloo_learns_and_logs_the_kl(rloo):
     evals = json.loads((rloo.folder / "eval.json").read_text())
     assert evals["before"]["test_longer"]["rows"] == evals["after"]["test_longer"]["rows"] > 3
 
-
-def test_train_keeps_the_checkpoint_with_the_best_validity(rloo):
+    # The checkpoint with the best validity is kept.
     assert f"python -m jaxppo.export --run_dir {rloo.folder} --step 2" in rloo.out
     assert (rloo.folder / "checkpoints" / "2").is_dir()
 

@@ -10,7 +10,7 @@ from jaxppo.config import OptimizerConfig, RLConfig, TrainConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.rl import losses, optimizer, update
+from jaxppo.rl import losses, optimizer
 from jaxppo.rl.ppo import PPO
 from jaxppo.types import Sequences, Trajectories
 from tests.device_modes import EOS, MODEL, PAD
@@ -165,6 +165,10 @@ RLOO = {"algorithm": "rloo"}
         ({"positive_nll": float("nan")}, "positive_nll"),
         ({"importance_cap": 2.0}, "logprobs"),
         ({"importance_cap": 0.0, "logprobs": "recompute"}, "importance_cap"),
+        ({"dynamic_sampling": True}, "num_generations"),
+        (RLOO | {"dynamic_sampling": True, "async_rollouts": 1}, "dynamic_sampling"),
+        ({"max_resample": 0}, "max_resample"),
+        ({"async_rollouts": 2}, "async_rollouts"),
         ({"value_warmup_updates": -1}, "value_warmup_updates"),
         ({"total_episodes": 64, "value_warmup_updates": 1}, "value_warmup_updates"),
         (GRPO | {"importance_sampling_level": "sequence", "top_k": 5}, "logprobs"),
@@ -181,9 +185,4 @@ def test_trl_spellings_are_other_names_of_flags():
     rl = parse_cli(TrainConfig, "train", flags.split()).rl
     assert (rl.kl_coef, rl.cliprange, rl.cliprange_high, rl.num_ppo_epochs, rl.group_size) == (0.3, 0.1, 0.28, 2, 8)
     assert (rl.mean_of_losses, rl.ratio_level, rl.scale_rewards) == ("dapo", "token", "group")
-
-
-def test_ppo_takes_the_means_and_clips_of_grpo():
-    rl = RLConfig(loss_type="dr_grpo", delta=3.0)
-    assert (rl.mean_of_losses, rl.delta) == ("dr_grpo", 3.0)
-    assert update.SKIP_NOTHING.ratio_threshold is None
+    assert RLConfig(loss_type="dr_grpo", delta=3.0).mean_of_losses == "dr_grpo"  # of PPO, too

@@ -548,14 +548,6 @@ def test_grpo_compares_parts_with_those_of_the_group_and_sums_up_what_is_to_come
     np.testing.assert_array_equal(result.rewards, scores)
 
 
-def test_grpo_of_scores_in_one_part_at_the_end_is_that_of_whole_scores():
-    parts = np.full(MASK.shape, np.nan, np.float32)
-    parts[np.arange(ROWS), LENGTHS - 1] = SCORES
-    config = make_config(algorithm="grpo", num_generations=4)
-    (_, in_parts, _), (_, whole, _) = make(config, parts=parts), make(config)
-    np.testing.assert_allclose(in_parts.advantages, whole.advantages, atol=1e-5)
-
-
 def test_grpo_of_parts_learns_nothing_from_completions_without_a_score():
     scores = np.where(np.arange(ROWS) < 3, np.nan, SCORES).astype(np.float32)
     _, result, _ = make(make_config(algorithm="grpo", num_generations=2), scores=scores, parts=parts_with_gaps())
