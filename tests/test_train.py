@@ -417,15 +417,12 @@ def test_dry_run_prints_prompts_generations_passes_and_micro_batches(dry_run):
     assert sizes_in(plan)[:7] == [6, 16, 8, 2, 96, 2.0, 24]
 
 
-def test_dry_run_prints_nothing_when_quiet(dry_run):
-    assert dry_run("--quiet") == ""
-
-
 def test_dry_run_prints_the_micro_batches_that_fit_the_cache(dry_run):
     many = ["--batch_size", "4096", "--total_episodes", "4096", "--num_mini_batches", "1"]
     without = sizes_in(dry_run(*many, "--gradient_accumulation_steps", "1"))
     automatic = sizes_in(dry_run(*many))
     assert automatic[: len(without)] == without and automatic[len(without)] > 1
+    assert dry_run("--quiet") == ""
 
 
 @pytest.mark.parametrize("truncation", [["--top_k", "5"], ["--top_p", "0.9"], ["--min_p", "0.1"]])

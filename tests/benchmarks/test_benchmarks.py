@@ -1,4 +1,4 @@
-"""The benchmarks of speed: their arithmetic, their protocol, and small runs of the real commands."""
+"""The benchmarks: arithmetic of what is published, and small runs of the real commands."""
 
 import importlib
 import json
@@ -12,13 +12,6 @@ from tests import ROOT
 FOLDER = ROOT / "benchmarks"
 
 
-@pytest.fixture
-def benchmark(monkeypatch):
-    """Imports a module of benchmarks/ as a script of that folder would."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
-
-
 def run(script: str, *args: str) -> list[dict]:
     command = [sys.executable, str(FOLDER / script), *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -26,24 +19,9 @@ def run(script: str, *args: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_flops_of_a_model_counted_by_hand_and_of_the_workloads_of_the_peers(benchmark):
-    workloads = benchmark("workloads")
-    work = workloads.Workload(layers=1, hidden=4, heads=2, vocab=10, batch=3, prompt=5, response=2, epochs=1)
-
-    def trunk(tokens, seen, read):  # keys and values of all; queries, output and MLP of those read; scores and mixing
-        return 2 * tokens * 2 * 16 + 2 * read * 10 * 16 + 2 * 2 * read * seen * 4
-
-    head = 2 * 4 * 10
-    sampling = 3 * trunk(5, 5, 1) + 3 * trunk(1, 7, 1) + 2 * 3 * head
-    scoring = 2 * 3 * trunk(7, 7, 2) + 3 * trunk(7, 7, 1) + 6 * head
-    learning = 3 * (2 * 3 * trunk(7, 7, 2) + 6 * head)  # a backward pass is two forward passes
-    assert workloads.flops(work) == sampling + scoring + learning
-    assert round(workloads.flops(workloads.WORKLOADS["W1"]) / 1e9) == 568
-    assert round(workloads.flops(workloads.WORKLOADS["W2"]) / 1e9) == 2551
-
-
-def test_accelerator_compares_with_the_peaks(benchmark):
-    accelerator, workloads = benchmark("accelerator"), benchmark("workloads")
+def test_accelerator_compares_with_the_peaks(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))  # as in a script of that folder
+    accelerator, workloads = (importlib.import_module(name) for name in ("accelerator", "workloads"))
     work = workloads.Workload(
         layers=1, hidden=4, heads=2, vocab=10, batch=3, prompt=5, response=2, epochs=1, dtype="bfloat16"
     )

@@ -109,7 +109,6 @@ def test_a_vocabulary_that_tensor_does_not_divide_stays_whole():
 
 def test_each_process_has_rows_of_its_own(monkeypatch):
     parallel = DataParallel()
-    assert parallel.local_rows(6) == slice(0, 6)
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     monkeypatch.setattr(jax, "process_index", lambda: 2)
     assert parallel.local_rows(6) == slice(4, 6)

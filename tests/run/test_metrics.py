@@ -31,11 +31,15 @@ def test_metrics_are_described_and_their_texts_survive_a_markdown_table():
     assert [name for name in quoted if find(name) is None] == []
 
 
-def test_bands_are_ranges_and_advice_is_for_a_limit_of_the_band():
+def test_bands_are_those_of_the_text_and_advice_is_for_a_limit_of_the_band():
     assert sum(metric.band is not None for metric in METRICS) >= 15
     for metric in METRICS:
         low, high = metric.band or (None, None)
         assert low is None or high is None or low <= high, metric.name
+        numbers = {float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", metric.healthy)}
+        numbers |= {-0.1} if "with either sign, within 0.1" in metric.healthy else set()
+        # What cannot be negative has 0 as its lower limit, said or not.
+        assert {low, high} - {None} <= numbers | {0.0}, metric.name
         assert metric.too_low is None or low is not None, metric.name
         assert metric.too_high is None or high is not None, metric.name
         assert not metric.alarm or metric.too_low or metric.too_high, metric.name
