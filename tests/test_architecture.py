@@ -74,20 +74,12 @@ def file_of(module: str) -> str | None:
     return next((f for f in (f"{path}.py", f"{path}/__init__.py") if (PACKAGE / f).is_file()), None)
 
 
-class _Everything(set):
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-EVERYTHING = _Everything()
-
-
 @cache
-def offers(folder: str) -> set[str]:
-    """The names in `__all__` of a room's `__init__`; those of a module are its own affair."""
+def offers(folder: str) -> set[str] | None:
+    """The names in `__all__` of a room's `__init__`; None for a module, whose names are its own affair."""
     path = PACKAGE / folder / "__init__.py"
     if not path.is_file():
-        return EVERYTHING
+        return None
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
             return set(ast.literal_eval(node.value))
@@ -111,8 +103,8 @@ def layering(file: str, modules: set[str]) -> Iterator[str]:
         parts = module.split(".")[1:] if module.startswith("jaxppo.") else []
         for depth in (1, 2) if parts[:1] == ["planning"] else (1,):
             folder, name = "/".join(parts[:depth]), parts[depth] if len(parts) > depth else "__main__"
-            known = name == "__main__" or (folder == "planning" and name in PLANNING)
-            if not file.startswith(f"{folder}/") and not known and name not in offers(folder):
+            open_to_all = name == "__main__" or (folder == "planning" and name in PLANNING) or offers(folder) is None
+            if not file.startswith(f"{folder}/") and not open_to_all and name not in offers(folder):
                 yield f"{file} imports {module}, which {folder} does not offer"
 
 

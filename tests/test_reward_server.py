@@ -29,8 +29,8 @@ from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE
 from jaxppo.reward_functions.plan import PlanScoring, make_plan_reward
 from jaxppo.reward_server import make_function, serve
 from jaxppo.rewards import checked
-from tests import ROOT
 from tests.commands import environment
+from tests.pages import blocks
 from tests.plan_texts import random_completions
 from tests.reward_servers import DIRECT, PATIENCE_S, TOKEN, connected, length, port_of, post, running
 
@@ -595,16 +595,12 @@ reward_server.serve(slow, RewardServerConfig(port=0))
             answer.result()
 
 
-def blocks(language):
-    page = (ROOT / "docs" / "reward_server.md").read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-
-
 def test_examples_of_the_page_are_what_the_server_says_and_the_client_does():
-    server_code, client_code = blocks("python")
+    page = blocks("docs/reward_server.md")
+    server_code, client_code = (block.text for block in page if block.language == "python")
     names = {}
     exec(server_code, names)
-    examples = [json.loads(block) for block in blocks("json")]
+    examples = [json.loads(block.text) for block in page if block.language == "json"]
     with running(names["characters"]) as url:
         assert len(examples) == 6
         for request, expected in zip(examples[::2], examples[1::2], strict=True):
