@@ -325,7 +325,7 @@ def train(config: TrainConfig) -> Path:
 def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: Params | None) -> None:
     """Evaluate, train, evaluate, export; what `eval.json` and the checkpoints have already is not done again."""
     config, evals = setup.config, run.evals
-    evals["headline_split"] = config.headline_split
+    evals["headline_split"] = config.headline_split if config.data.eval_splits else None
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)
     run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
@@ -393,7 +393,9 @@ def _evaluation_metrics(setup: Setup, state: TrainState) -> dict[str, float]:
 
 
 def _evaluate(run: run_folder.Run, setup: Setup, moment: str, state: TrainState) -> dict[str, Any]:
-    """Evaluate, print the result, and keep some of the answers."""
+    """Evaluate, print the result, and keep some of the answers; a run without evaluation splits has no results."""
+    if not setup.evaluator.rows:
+        return {}
     judge = setup.evaluator.validator or registry.describe(setup.config.reward)
     setup.rewards.trainer_state = _trainer_state(setup, int(state.step))
     run.console.stage(f"Evaluation {moment} {setup.config.rl.algorithm.upper()} ({judge})")

@@ -50,12 +50,3 @@ def test_what_is_to_be_touched_exists():
     paths = [name for name in re.findall(r"`([\w./-]+(?:/|\.\w+))`", TO_ADD) if "<" not in name]
     assert len(paths) > 40
     assert [path for path in paths if not any((root / path).exists() for root in ROOTS)] == []
-
-
-def test_tables_that_are_named_exist():
-    """`NAME` in `file`: the file defines or imports the name."""
-    named = re.findall(r"`(\w+)` (?:of|in) `([\w/]+\.py)`", TO_ADD)
-    assert len(named) > 8
-    for name, path in named:
-        text = next((root / path).read_text(encoding="utf-8") for root in ROOTS if (root / path).exists())
-        assert re.search(rf"\b{name}\b", text), (name, path)

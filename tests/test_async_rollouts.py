@@ -90,9 +90,6 @@ def stopped(whole, tmp_path):
     return cut_back(shutil.copytree(whole, tmp_path / "run"), 2)
 
 
-# ----------------------------------------------------------------------------------------------------------- semantics
-
-
 def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(watched):
     expected = ["sample 0"]
     for step in range(UPDATES - 1):
@@ -188,9 +185,6 @@ def test_sampling_after_rewards_that_need_the_devices_gives_the_same_run(whole, 
     assert [record.get("time/overlap_s") for record in read_metrics(folder / "metrics.jsonl")] == [0.0, 0.0, 0.0, None]
 
 
-# -------------------------------------------------------------------------------------------------------------- resume
-
-
 def sigterm():
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -275,9 +269,6 @@ def test_a_run_that_was_on_policy_can_go_on_one_step_off_and_in_other_batches(tm
     again = comparable(carry_out(folder, *SAVED, *ASYNC, *other))
     assert f"({', '.join(names)})" in capsys.readouterr().out
     assert again[:3] == records[:3] and again[3]["policy/approxkl_avg_first"] < 1e-6
-
-
-# ----------------------------------------------------------------------------------------------------------- processes
 
 
 def two_processes(folder: Path, *flags: str) -> None:

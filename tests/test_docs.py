@@ -57,9 +57,6 @@ def text_of(page: str) -> str:
     return FENCE.sub("", source(page))
 
 
-# ------------------------------------------------------------------------------------------------- what is only parsed
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_are_what_they_say(page, tmp_path):
     fences = re.findall(r"^ *```", source(page), re.MULTILINE)
@@ -92,11 +89,6 @@ def check_configuration(block: Block, path: Path) -> None:
         except ConfigError as error:
             problems.append(str(error))
     pytest.fail("\n".join(problems))
-
-
-def test_the_pages_that_are_run_elsewhere_are():
-    for page, test in RUN_ELSEWHERE.items():
-        assert Path(page).name in source(test)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -137,9 +129,6 @@ def test_settings_of_the_troubleshooting_page_are_settings():
     assert len(named) > 20 and named <= ALL_SETTINGS
 
 
-# ----------------------------------------------------------------------------------------------------------- the README
-
-
 def test_the_readme_names_the_rooms_of_the_package_and_files_that_exist():
     readme = source("README.md")
     assert len(readme) < 10_000  # it is for the first day
@@ -159,9 +148,6 @@ def test_the_readme_begins_as_the_first_hour():
         for page in ("docs/index.md", "README.md", "docs/first_hour.md")
     )
     assert home == readme == [command.removesuffix(" --output_dir outputs/first") for command in first_hour]
-
-
-# ------------------------------------------------------------------------------------------------------------- python
 
 
 @pytest.fixture
@@ -207,9 +193,6 @@ def make_stand_in(folder: Path) -> None:
 def test_what_a_newcomer_reads_works(page, newcomer):
     make_stand_in(newcomer.folder / REPLACED["EleutherAI/pythia-70m"])
     assert newcomer.follow(page, shell=True) > 0
-
-
-# ------------------------------------------------------------------------------------------------------------ the site
 
 
 @pytest.fixture(scope="module")

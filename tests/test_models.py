@@ -48,9 +48,6 @@ def masked(config, params, ids, mask, **more):
     return apply(config, params, jnp.asarray(ids), attention_mask=jnp.asarray(mask), **more).logits
 
 
-# --- padding and positions -------------------------------------------------------------------------------------------
-
-
 def test_without_a_mask_all_tokens_are_real(default_model):
     """Of rows padded on the right the real ones need no mask; none is made up from the ids."""
     model, config, params = default_model
@@ -136,9 +133,6 @@ def test_check_length_refuses_more_tokens_than_positions():
     refused("^prompt: .*128.*129", models.check_length, CONFIGS["gpt2"], 129, "prompt")
 
 
-# --- caches, and tokens that are read --------------------------------------------------------------------------------
-
-
 def test_a_cache_without_a_mask_is_all_that_was_written_to_it(default_model):
     """And nothing of what its unused slots hold."""
     model, config, params = default_model
@@ -207,19 +201,6 @@ def test_apply_checks_the_shapes():
             apply(NEOX, params, ids, **arguments)
 
 
-def test_apply_compiles_once_for_equal_configs():
-    traces = []
-
-    @partial(jax.jit, static_argnums=0)
-    def run(config, params, ids):
-        traces.append(config)
-        return models.apply(config, params, ids).hidden
-
-    for config in (NEOX, dataclasses.replace(NEOX)):
-        jax.eval_shape(partial(run, config), random_params(NEOX), jnp.arange(4)[None])
-    assert len(traces) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "head", "order"), [("tpu", 64, "2, 3, 1, 0"), ("tpu", 128, "3, 2, 1, 0"), ("gpu", 64, None)]
 )
@@ -231,9 +212,6 @@ def test_densely_laid_is_about_tpus(name, head, order):
     assert text.count("LayoutConstraint") == (0 if order is None else 4)
     assert text.count(f"result_layouts = [dense<[{order}]>") == (0 if order is None else 4)
     assert_equal_trees(lowered.compile()(cache), cache)
-
-
-# --- dtypes, and what decoding takes ---------------------------------------------------------------------------------
 
 
 def cast(params, dtype):
@@ -292,9 +270,6 @@ def test_for_decoding_merges_the_adapters_that_apply_adds(default_model):
     assert np.abs(first - plain).max() > 1
 
 
-# --- parameters and heads --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("family", RAW)
 def test_init_params_draws_like_transformers(family, tmp_path):
@@ -349,9 +324,6 @@ def test_heads_are_products_with_hidden_states(tied):
     refused(
         "^lm_head: .*trunk, score", models.apply, NEOX, {"trunk": params["trunk"], "score": head}, jnp.arange(6)[None]
     )
-
-
-# --- configurations --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

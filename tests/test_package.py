@@ -46,11 +46,13 @@ def test_every_name_is_that_of_its_module():
         assert isinstance(module, ModuleType) and module is import_module(f"jaxppo.{name}")
 
 
-def test_dir_lists_what_is_offered_and_no_name_is_one_of_a_module():
+def test_dir_lists_what_is_offered_and_no_other_name_is():
     folders = {path.stem for path in (ROOT / "jaxppo").iterdir()}
     assert set(jaxppo.MODULES) <= folders and not set(jaxppo.NAMES) & folders
     assert set(jaxppo.__all__) == {"__version__", *jaxppo.NAMES, *jaxppo.MODULES} <= set(dir(jaxppo))
     assert len(set(jaxppo.__all__)) == len(jaxppo.__all__)
+    with pytest.raises(AttributeError, match="nonsense"):
+        jaxppo.nonsense  # noqa: B018
 
 
 def test_type_checkers_see_the_same_names():
@@ -64,8 +66,3 @@ def test_type_checkers_see_the_same_names():
     }
     expected = {name: place if ":" in place else f"{place}:{name}" for name, place in jaxppo.NAMES.items()}
     assert seen == expected | {name: f"jaxppo:{name}" for name in jaxppo.MODULES}
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="nonsense"):
-        jaxppo.nonsense  # noqa: B018

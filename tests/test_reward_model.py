@@ -35,8 +35,6 @@ from tests.torch_models import random_params, torch, transformers
 
 CONFIGS = {family: dataclasses.replace(config, num_hidden_layers=1) for family, config in TWO_LAYERS.items()}
 
-# ----------------------------------------------------------------------------------------------------------------- loss
-
 
 def loss_of(chosen, rejected, margins=None, coefficient=None):
     """Loss and metrics of score pairs that weigh the same."""
@@ -100,8 +98,6 @@ def test_preference_loss_adds_up_over_micro_batches_and_devices(mode):
         )
         np.testing.assert_allclose(found.grads["sign"], grads["sign"], rtol=1e-5)
 
-
-# ------------------------------------------------------------------------------------------------------------- learning
 
 GOOD, BAD = ["kind", "clear", "true"], ["rude", "vague", "false"]
 OTHERS = [f"w{i}" for i in range(24)]
@@ -307,9 +303,6 @@ def test_lora_on_a_language_model_trains_adapter_and_head_alone(preferences, tmp
     np.testing.assert_allclose(transformers_scores(exported / "reward_model", rows), merged, atol=1e-5, rtol=0)
 
 
-# --------------------------------------------------------------------------------------------------------- one run more
-
-
 def small_run(folder, dataset, tokenizer_folder, *args):
     return configure(
         *("--dataset", dataset, "--tokenizer_path", tokenizer_folder, "--output_dir", folder, *FRESH),
@@ -382,9 +375,6 @@ def test_micro_batches_and_devices_change_nothing(small_preferences, monkeypatch
     for name, value in stats.items():
         np.testing.assert_allclose(cut_stats[name], value, rtol=0, atol=1e-5, err_msg=name)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), cut_learned, learned)
-
-
-# -------------------------------------------------------------------------------------------------------- start, errors
 
 
 def test_a_language_model_gives_its_trunk_and_a_fresh_head(tmp_path):

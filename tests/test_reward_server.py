@@ -29,8 +29,8 @@ from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE
 from jaxppo.reward_functions.plan import PlanScoring, make_plan_reward
 from jaxppo.reward_server import make_function, serve
 from jaxppo.rewards import checked
-from tests import ROOT
 from tests.commands import environment
+from tests.pages import blocks
 from tests.plan_texts import random_completions
 from tests.reward_servers import DIRECT, PATIENCE_S, TOKEN, connected, length, port_of, post, running
 
@@ -69,9 +69,6 @@ def token_server():
 
 def health(url):
     return httpx2.get(url + "/health", timeout=PATIENCE_S, **DIRECT)
-
-
-# --- answers
 
 
 def test_server_answers_llama_factorys_request():
@@ -170,9 +167,6 @@ def test_plan_reward_names_what_a_request_without_columns_lacks():
         assert answer.status_code == 422 and "'domain_pddl'" in answer.json()["error"]
         with pytest.raises(RewardError, match=r"422 .*'domain_pddl'"):
             RewardClient(url)(prompts=["p"], completions=["unstack b a"])
-
-
-# --- refusals
 
 
 @pytest.mark.parametrize(
@@ -277,9 +271,6 @@ def test_server_answers_unknown_paths_and_methods_in_json(open_server):
     assert answer.status_code == 405 and "error" in answer.json()
 
 
-# --- functions that fail
-
-
 def broken(completions, **columns):
     raise RuntimeError("disk full\x1b[31m; password=hunter2hunter2")
 
@@ -302,9 +293,6 @@ def test_server_says_how_a_function_failed_without_its_traceback(reward, named, 
     (logged,) = caplog.messages  # for the operator
     assert logged.startswith("Traceback") and "\x1b" not in logged
     assert "disk full" not in logged or ("\\x1b[31m" in logged and "password=<redacted>" in logged)
-
-
-# --- order
 
 
 class Gate:
@@ -457,9 +445,6 @@ def test_server_closes_connections_whose_client_does_not_read(monkeypatch):
         wait_until_answered(url)
 
 
-# --- the command
-
-
 def config_of(*flags):
     return parse_cli(RewardServerConfig, "reward_server", list(flags))
 
@@ -610,19 +595,12 @@ reward_server.serve(slow, RewardServerConfig(port=0))
             answer.result()
 
 
-# --- the page
-
-
-def blocks(language):
-    page = (ROOT / "docs" / "reward_server.md").read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-
-
 def test_examples_of_the_page_are_what_the_server_says_and_the_client_does():
-    server_code, client_code = blocks("python")
+    page = blocks("docs/reward_server.md")
+    server_code, client_code = (block.text for block in page if block.language == "python")
     names = {}
     exec(server_code, names)
-    examples = [json.loads(block) for block in blocks("json")]
+    examples = [json.loads(block.text) for block in page if block.language == "json"]
     with running(names["characters"]) as url:
         assert len(examples) == 6
         for request, expected in zip(examples[::2], examples[1::2], strict=True):
@@ -630,11 +608,3 @@ def test_examples_of_the_page_are_what_the_server_says_and_the_client_does():
             assert {name: value for name, value in answer.items() if value or name in expected} == expected
         assert "http://127.0.0.1:8000" in client_code
         exec(client_code.replace("http://127.0.0.1:8000", url), {})
-
-
-def test_flags_of_the_page_are_flags(caplog):
-    caplog.set_level(logging.ERROR)
-    commands = [line for block in blocks("bash") for line in block.splitlines() if "jaxppo.reward_server" in line]
-    assert len(commands) == 2
-    for command in commands:
-        assert config_of(*command.split("jaxppo.reward_server")[1].split()).port == 8000

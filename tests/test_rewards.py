@@ -192,9 +192,6 @@ def test_a_missing_column_is_named_and_never_passed_over(function):
         Rewards([Reward(function.__name__, function)]).check_columns(["prompt_ids", "id"])
 
 
-# --- parts of scores
-
-
 def by_words(completions):
     """A part for each word: its length, less for the last."""
     scores = []
@@ -278,9 +275,6 @@ def test_parts_of_all_processes_are_in_their_order(others):
     (third,) = [scores.parts[0]]
     assert third == (Part(0, 1, 0.1), Part(2, 5, 0.3)) and len(scores.values) == len(scores.parts) == 6
     assert scores.parts[4] == ((Part(0, 1, 0.1), Part(2, 3, 0.1)) if others is by_words else ())
-
-
-# --- failures
 
 
 def fragile(completions, log_metric, log_extra):
@@ -406,9 +400,6 @@ def test_async_completions_wait_at_the_same_time():
     assert run_reward(meeting, timeout_s=30.0).values == [1.0] * 3
 
 
-# --- repeated completions
-
-
 def test_repeated_completions_are_asked_for_once():
     calls = []
 
@@ -472,9 +463,6 @@ def test_columns_of_any_kind_can_be_remembered_and_truths_are_no_numbers():
     scores = reward(batch(["x"] * 7, columns, ["p"] * 7))
     assert scores.values == [10.0, 11.0, 12.0, 10.0, 10.0, 10.0, 20.0]
     assert scores.metrics["cache/reward_hits"] == 1  # of the first row
-
-
-# --- several functions
 
 
 def test_rewards_are_a_weighted_sum():

@@ -98,9 +98,6 @@ def outcome(folder):
     }
 
 
-# ------------------------------------------------------------------------------------------------------- end to end
-
-
 def test_a_run_leaves_a_record_for_every_round(whole):
     first, last = comparable(whole)
     assert [first["step"], last["step"]] == [1, 2] and [first["episode"], last["episode"]] == [32, 64]
@@ -192,9 +189,6 @@ def test_a_round_is_the_same_however_it_is_spread_over_the_devices(whole, tmp_pa
     assert first.read_bytes() == expected.read_bytes()
     steps = [[record["loss"] for record in comparable(folder / "rounds/1")] for folder in (tmp_path / "run", whole)]
     np.testing.assert_allclose(*steps, rtol=1e-4)
-
-
-# ----------------------------------------------------------------------------------------------------------- resuming
 
 
 class Killed(BaseException):
@@ -289,9 +283,6 @@ def test_a_round_without_its_checkpoint_is_refused(whole, tmp_path):
 def test_other_settings_are_refused_on_resume(whole):
     with pytest.raises(ConfigError, match="start_ratio"):
         self_train.self_train(settings(whole, "--resume", "--start_ratio", "0"))
-
-
-# ----------------------------------------------------------------------------------------------------------- settings
 
 
 def test_the_default_samples_as_many_plans_as_train():

@@ -40,9 +40,6 @@ def configuration(*args: object) -> TrainConfig:
     return parse_cli(TrainConfig, "train", list(map(str, args)))
 
 
-# --------------------------------------------------------------------------------------------------------- the command
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """What the command leaves behind."""
@@ -124,9 +121,6 @@ def test_a_finished_run_is_left_as_it_is(finished, capfd):
     assert train.train(configuration("--output_dir", finished, "--resume")) == finished
     assert str(finished) in capfd.readouterr().out
     assert snapshot(finished) == before
-
-
-# ------------------------------------------------------------------------- in this process, which shows what runs hold
 
 
 class Recorded(NamedTuple):
@@ -215,8 +209,7 @@ def test_train_rloo_learns_and_logs_the_kl(rloo):
     evals = json.loads((rloo.folder / "eval.json").read_text())
     assert evals["before"]["test_longer"]["rows"] == evals["after"]["test_longer"]["rows"] > 3
 
-
-def test_train_keeps_the_checkpoint_with_the_best_validity(rloo):
+    # The checkpoint with the best validity is kept.
     assert f"python -m jaxppo.export --run_dir {rloo.folder} --step 2" in rloo.out
     assert (rloo.folder / "checkpoints" / "2").is_dir()
 
@@ -394,9 +387,6 @@ def test_old_metric_names_are_logged_beside_the_new_ones(overflowing, finished):
     assert not set(old_names.values()) & set(plain)
 
 
-# ------------------------------------------------------------------------------------------------------------ dry runs
-
-
 @pytest.fixture
 def dry_run(capsys, tmp_path):
     """The plan of a run of the preset `tiny` as one line."""
@@ -427,15 +417,12 @@ def test_dry_run_prints_prompts_generations_passes_and_micro_batches(dry_run):
     assert sizes_in(plan)[:7] == [6, 16, 8, 2, 96, 2.0, 24]
 
 
-def test_dry_run_prints_nothing_when_quiet(dry_run):
-    assert dry_run("--quiet") == ""
-
-
 def test_dry_run_prints_the_micro_batches_that_fit_the_cache(dry_run):
     many = ["--batch_size", "4096", "--total_episodes", "4096", "--num_mini_batches", "1"]
     without = sizes_in(dry_run(*many, "--gradient_accumulation_steps", "1"))
     automatic = sizes_in(dry_run(*many))
     assert automatic[: len(without)] == without and automatic[len(without)] > 1
+    assert dry_run("--quiet") == ""
 
 
 @pytest.mark.parametrize("truncation", [["--top_k", "5"], ["--top_p", "0.9"], ["--min_p", "0.1"]])

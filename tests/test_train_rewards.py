@@ -102,7 +102,7 @@ def test_updates_before_a_reward_that_fails_are_not_lost(run, tmp_path, asked, e
     "algorithm", ["ppo", pytest.param("rloo", marks=pytest.mark.full), pytest.param("grpo", marks=pytest.mark.full)]
 )
 def test_an_update_without_any_score_is_left_out_and_too_many_end_the_run_until_it_is_resumed(algorithm, tmp_path):
-    """The judge is away in updates 2 and 4 to 5, of six; it knows them by `trainer_state`."""
+    """The judge is away in updates 2 and 4 to 5, of six; it knows them by `trainer_state`. Nothing is evaluated."""
     is_away, seen = [1, 3, 4], []
 
     def judge(completions, trainer_state):
@@ -112,6 +112,7 @@ def test_an_update_without_any_score_is_left_out_and_too_many_end_the_run_until_
         return [float(len(text) % 5) for text in completions]
 
     flags = ["--algorithm", algorithm, "--on_error", "skip", "--max_bad_updates", "2", "--total_episodes", "96", *SAVED]
+    flags += ["--eval_splits"]
     flags += [] if algorithm == "ppo" else ["--num_generations", "4"]
     with shared_programs():
         with pytest.raises(TrainingError, match=r"^max_bad_updates: .*503"):
@@ -123,6 +124,7 @@ def test_an_update_without_any_score_is_left_out_and_too_many_end_the_run_until_
     assert [record["policy/bad_updates"] for record in records] == [0, 1, 0, 1, 2, 0]
     assert [record["objective/scores"] is None for record in records] == [False, True, False, True, True, False]
     assert [record["reward/not_scorable"] for record in records] == [0, 16, 0, 16, 16, 0]
+    assert json.loads((tmp_path / "eval.json").read_text()) == {"headline_split": None, "before": {}, "after": {}}
     with Checkpoints(tmp_path / "checkpoints", 9) as checkpoints:
         params = [jax.tree.leaves(checkpoints.restore_params(step, warnings.warn)[0]) for step in (1, 2, 3)]
     assert all(map(np.array_equal, params[0], params[1])) and not all(map(np.array_equal, params[1], params[2]))
@@ -238,9 +240,6 @@ def test_a_learned_reward_scores_what_was_sampled(run, reward_model):
         total = 0.1 * scores + np.array([sample["reward_plan"] for sample in samples])
         np.testing.assert_allclose([sample["score"] for sample in samples], total, atol=1e-6)
         assert record["reward/truncated"] == 0
-
-
-# --- other commands
 
 
 @pytest.fixture

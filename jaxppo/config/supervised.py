@@ -93,7 +93,6 @@ class SFTConfig:
             require_positive(self, "num_key_value_heads")
             names = ("num_attention_heads", "num_key_value_heads")
             require_divisible(names[0], self.num_attention_heads, names[1], self.num_key_value_heads)
-        require(len(self.data.eval_splits) > 0, "eval_splits", "at least one split", self.data.eval_splits)
         rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
         require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
         if self.model_path is not None:
@@ -103,7 +102,8 @@ class SFTConfig:
 
     def with_best_metric(self) -> "SFTConfig":
         """Return this configuration with the metric known by which the best checkpoint is chosen."""
-        return with_best_metric(self, self.data.eval_splits[0])
+        splits = self.data.eval_splits
+        return with_best_metric(self, splits[0]) if splits else self
 
     @property
     def augmented(self) -> tuple[str, ...]:

@@ -87,7 +87,8 @@ class TrainConfig:
         require_divisible("batch_size", self.batch_size, "num_mini_batches", rl.num_mini_batches)
         mini, accumulated = self.mini_batch_size, rl.gradient_accumulation_steps or 1
         require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
-        require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
+        if splits:
+            require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -154,7 +155,7 @@ class TrainConfig:
 
     def with_best_metric(self) -> "TrainConfig":
         """Return this configuration with the metric known by which the best checkpoint is chosen."""
-        return with_best_metric(self, self.headline_split)
+        return with_best_metric(self, self.headline_split) if self.data.eval_splits else self
 
     @property
     def num_prompts(self) -> int:

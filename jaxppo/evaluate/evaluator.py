@@ -71,7 +71,7 @@ class Evaluator:
         rows: of each split, where they are loaded already.
 
     Attributes:
-        rows: of each split, those with an overlong prompt left out where the data settings say so.
+        rows: of each split, maybe of none; those with an overlong prompt left out where the data settings say so.
         left_out: how many were left out.
         fixed: indices of the rows of each split that `eval_rows` asks for.
         validator: which validator judges plans; None where the data are no planning problems.
@@ -107,7 +107,8 @@ class Evaluator:
             split: choose_fixed(of_split, evaluation.eval_rows, data_config.data_seed)
             for split, of_split in self.rows.items()
         }
-        self.decoder.make_room(max(len(ids) for encoded in self._encoded.values() for ids in encoded))
+        lengths = [len(ids) for encoded in self._encoded.values() for ids in encoded]
+        self.decoder.make_room(max(lengths, default=0))
 
     def __call__(self, params: Params, *, fixed_rows_only: bool = False) -> dict[str, dict[str, Any]]:
         """Return {split: results}, as from `results_of`.

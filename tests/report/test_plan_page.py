@@ -122,9 +122,6 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "evaluation.html").stat().st_size > 20_000
 
 
-# ---------------------------------------------------------------------------------------------------- in a real browser
-
-
 @pytest.fixture
 def opened(browser, pages):
     """The page of one model, nothing being wrong with it yet."""

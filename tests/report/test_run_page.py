@@ -134,9 +134,6 @@ def test_write_report_of_a_long_run_stays_small(tmp_path):
     assert [entry.name for entry in folder.iterdir() if entry.name.startswith(".")] == []
 
 
-# --------------------------------------------------------------------------------------------------- at the end of runs
-
-
 @pytest.fixture
 def run(tmp_path):
     """The folder of a run, its console, and what that has printed."""
@@ -193,9 +190,6 @@ def test_write_report_refuses_what_is_no_run(tmp_path):
     (tmp_path / "eval.json").write_text("[1]")
     with pytest.raises(DataError, match=r"eval\.json"):
         write_report(tmp_path)
-
-
-# ---------------------------------------------------------------------------------------------------- in a real browser
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from jaxppo.config import OptimizerConfig
+from jaxppo.parallel import stacks
 from jaxppo.rl import optimizer
 from jaxppo.types import TrainState
-
-# --- schedules
 
 
 def rates_of(config, num_updates=10, peak=1.0):
@@ -42,9 +41,6 @@ def test_make_learning_rates_gives_the_value_model_its_own_peak():
     # 0 is a choice, not a missing value.
     frozen = OptimizerConfig(learning_rate=0.5, value_learning_rate=0.0)
     assert optimizer.make_learning_rates(frozen, 4).value(1) == 0.0
-
-
-# --- optimizer steps
 
 
 def one_step(config, grads, params=None, step=0, num_updates=4):
@@ -83,6 +79,10 @@ def test_apply_gradients_decays_weights_apart_from_adam():
     np.testing.assert_allclose(change["policy"], [[-0.5 * 0.1 * 2.0]], rtol=1e-6)
     bias_or_norm = one_step(config, {"policy": jnp.array([0.0])}, {"policy": jnp.array([2.0])})
     assert bias_or_norm["policy"] == 0.0
+    for shape, decay in (((2, 1), 0.0), ((2, 1, 1), -0.1)):  # biases and matrices of two layers in one array
+        stacked = {"policy": {stacks.ALL: jnp.full(shape, 2.0)}}
+        change = one_step(config, jax.tree.map(jnp.zeros_like, stacked), stacked)
+        np.testing.assert_allclose(change["policy"][stacks.ALL], np.full(shape, decay), rtol=1e-6)
     still = one_step(OptimizerConfig(learning_rate=0.0, weight_decay=0.1), {"policy": jnp.array([3.0])})
     assert still["policy"] == 0.0
 

@@ -58,9 +58,6 @@ def numpy_log_softmax(logits, temperature=1.0):
     return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
 
 
-# --- sample_tokens
-
-
 def test_sample_tokens_inverts_the_cumulative_sum_on_hand_numbers():
     logits = jnp.log(jnp.array([[0.125, 0.5, 0.25, 0.125]]))
     u = jnp.array([0.0, 0.1, 0.13, 0.6, 0.63, 0.87, 0.88, 0.99])
@@ -92,9 +89,6 @@ def test_sample_tokens_never_draws_a_token_without_probability(vocab_size, limit
         sampled = sample_tokens(logits, np.full(16, u, np.float32), temperature=1.0, **limits)
         assert not impossible[np.arange(16), np.asarray(sampled.ids)].any()
         assert np.isfinite(sampled.logprobs).all()
-
-
-# --- truncate
 
 
 def random_logits(num_rows=100):
@@ -162,9 +156,6 @@ def test_sample_tokens_draws_only_what_truncation_keeps(top_k, top_p, min_p):
         assert not stays.all()
         truncated = numpy_log_softmax(np.where(stays, log_p, -np.inf))
         np.testing.assert_allclose(sampled.logprobs[row], truncated[sampled.ids[row]], atol=1e-5)
-
-
-# --- generate
 
 
 def naive_generate(params, prompts, uniforms, temperature, keep=None, change=lambda ids, logits: logits):
@@ -463,9 +454,6 @@ def test_generate_ends_a_row_at_any_of_several_tokens(params, free_run):
     expected = cut_at(free_run, *stop_ids)
     assert_is(sample(params, stop_ids=stop_ids), expected, stop_ids)
     assert {ids[-1] for ids, _ in expected} >= {*stop_ids}  # each of them has ended a row
-
-
-# --- to_sequences and scoring
 
 
 @pytest.fixture(scope="module")

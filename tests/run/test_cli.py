@@ -45,8 +45,9 @@ def test_main_prints_one_line_without_terminal_codes_and_exits_with_2(error, nam
 
 
 def test_main_lets_a_programming_error_through_and_says_how_to_go_on_after_an_interrupt(capsys):
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as error:
         cli.main(lambda: 1 / 0)
+    assert "python -m jaxppo.doctor" in error.value.__notes__[0]
     code, _, err = outcome(raises(KeyboardInterrupt()), capsys)
     assert code == 130 and "--resume" in err
 

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from jaxppo.run.console import Console, sanitize
 from jaxppo.run.preemption import Preempted, Preemption
 
-# ------------------------------------------------------------------------------------------------------------- sanitize
-
 HOSTILE = [
     ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
     ("\x1b]8;;file:///x\x07link", r"\x1b]8;;file:///x\x07link"),
@@ -57,8 +55,6 @@ def test_sanitize_of_any_text_is_printable_and_stable(text):
     assert sanitize(shown) == shown
     shown.encode("utf-8")
 
-
-# -------------------------------------------------------------------------------------------------------------- Console
 
 SAMPLE = ["prompt", "completion", "verdict", "score"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")

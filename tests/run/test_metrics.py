@@ -32,17 +32,14 @@ def test_metrics_are_described_and_their_texts_survive_a_markdown_table():
 
 
 def test_bands_are_those_of_the_text_and_advice_is_for_a_limit_of_the_band():
-    banded = [metric for metric in METRICS if metric.band is not None]
-    assert len(banded) >= 15
-    for metric in banded:
-        low, high = metric.band
-        assert low is None or high is None or low <= high
+    assert sum(metric.band is not None for metric in METRICS) >= 15
+    for metric in METRICS:
+        low, high = metric.band or (None, None)
+        assert low is None or high is None or low <= high, metric.name
         numbers = {float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", metric.healthy)}
         numbers |= {-0.1} if "with either sign, within 0.1" in metric.healthy else set()
         # What cannot be negative has 0 as its lower limit, said or not.
         assert {low, high} - {None} <= numbers | {0.0}, metric.name
-    for metric in METRICS:
-        low, high = metric.band or (None, None)
         assert metric.too_low is None or low is not None, metric.name
         assert metric.too_high is None or high is not None, metric.name
         assert not metric.alarm or metric.too_low or metric.too_high, metric.name

@@ -94,9 +94,6 @@ def test_a_run_that_is_killed_and_stopped_in_every_stage_equals_the_uninterrupte
     assert meta["metrics"] == read_metrics(folder / "metrics.jsonl")[-1]
 
 
-# ------------------------------------------------------------------------------------------------------------------ sft
-
-
 def sft_config(folder, **changes):
     sizes = {"train_sizes": "3:50", "test_sizes": "4:4", "eval_splits": ("test",), "response_length": 8}
     model = {"hidden_size": 16, "num_hidden_layers": 1, "batch_size": 16, "total_episodes": 96, "warmup_steps": 0}
@@ -162,9 +159,6 @@ def test_rows_of_a_stream_are_the_same_after_a_resume(tmp_path, monkeypatch):
     assert weights[0] == weights[1]
 
 
-# ----------------------------------------------------------------------------------------------------------- settings
-
-
 def test_an_evaluation_that_may_be_the_best_is_saved():
     settings = {"save_steps": 5, "eval_steps": 2, "metric_for_best_model": "eval/test/validity"}
     loop = LoopConfig(**settings)
@@ -199,8 +193,6 @@ def test_the_best_checkpoint_is_chosen_by_validity_unless_told_otherwise():
     assert best_metric(train_config, eval_steps=5, metric_for_best_model="loss") == "loss"
     assert best_metric(train_config, eval_steps=5, reward_funcs=("module:function",)) is None
 
-
-# ------------------------------------------------------------------------------------------------------------ devices
 
 ONE_DEVICE = """
 import sys
