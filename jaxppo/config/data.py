@@ -33,7 +33,8 @@ class DataConfig:
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = ("test", "test_longer")
-    """Splits to evaluate on (alias --splits); the first is the one called in-distribution."""
+    """Splits to evaluate on (alias --splits); the first is the one called in-distribution. With none, train and sft do
+    not evaluate."""
     prompt_style: str = "atoms"
     """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), brief (in fewer
     words), pddl, or nl (English)."""
