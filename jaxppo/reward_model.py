@@ -404,7 +404,8 @@ def _meta(run: Run, training: Training, start: Start) -> dict[str, Any]:
     """Return what a checkpoint says of the run."""
     config = training.config
     base = base_of(config.model_path, start.loaded, training.model, "score") | {"kind": "reward"}
-    return run.meta(config, models_meta(base, None, training.adapter, (), str(config.dataset)))
+    texts = chat_template_of(config, start.tokenizer).describe()
+    return run.meta(config, models_meta(base, None, training.adapter, (), str(config.dataset), texts))
 
 
 if __name__ == "__main__":

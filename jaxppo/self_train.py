@@ -110,7 +110,7 @@ def set_up(run: run_folder.Run) -> Setup:
         tokenizer=tokenizer,
         template=template,
         start=loaded.params if config.run.dry_run else parallel.put(loaded.params),
-        models_meta=models_meta(base, None, None, stop_ids, config.data.dataset),
+        models_meta=models_meta(base, None, None, stop_ids, config.data.dataset, template.describe()),
         rows=rows,
         start_rows=start_rows,
         sampler=sampled_plans.make_plan_sampler(config, model, tokenizer, parallel, rows),

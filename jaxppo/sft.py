@@ -128,13 +128,16 @@ def sft(config: SFTConfig) -> Path:
     model, tokenizer = models.computing_in(start.model, config.dtype, config.run.attention), start.tokenizer
     parallel.check_model(model)
     template = data.make_chat_template(tokenizer, config.data)
+    console.print(f"prompts and completions: {template.describe()}")
     supervised, what = _learned(config, model, tokenizer, template, console)
     models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
     if config.run.target is not None:
         show(console, config, partial(_plan, start, supervised))
         return folder
     end_ids = model.ends_beside(template.end_id)
-    load_model = registry.reward_model_loader(model, start.params, tokenizer, parallel.of_process(), end_ids)
+    load_model = registry.reward_model_loader(
+        model, start.params, tokenizer, parallel.of_process(), end_ids, config.data.system_prompt
+    )
     context = registry.Context(load_model=load_model, max_completion_len=config.response_length)
     rewards = registry.make_rewards(config.reward, context)
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
@@ -151,7 +154,7 @@ def sft(config: SFTConfig) -> Path:
     if config.run.dry_run:
         return folder
     base = base_of(config.model_path, start.loaded, model, "lm")
-    meta = run.meta(config, models_meta(base, None, None, end_ids, config.data.dataset))
+    meta = run.meta(config, models_meta(base, None, None, end_ids, config.data.dataset, template.describe()))
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)

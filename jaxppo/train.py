@@ -94,6 +94,7 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
     data.check_same(config.data.dataset, config.data.train_split, rows)
     models, start = load_start(config, parallel, console)
     template = data.make_chat_template(models.tokenizer, config.data)
+    console.print(f"prompts and completions: {template.describe()}")
     rows = data.with_begun_plans(rows, config.drawing, config.data.data_seed, template)
     fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
     data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
@@ -118,6 +119,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     config, models, start, template, rows, prompts = inputs
     ppo = inputs.learner(config, parallel)
     rewards = _rewards(config, ppo, start, models.tokenizer, run.folder)
+    registry.tell_inputs(console.print, rewards)
     rewards.check_columns([*data.column_names(rows), "prompt_ids"])
     evaluator = evaluation.make_evaluator(config, ppo.model, models.tokenizer, parallel, rewards)
     config.loop.check_evaluated(evaluator.metric_names)
@@ -127,7 +129,14 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         config=config,
         tokenizer=models.tokenizer,
         template=template,
-        models_meta=models_meta(models.policy_base, models.value_base, ppo.adapter, ppo.stop_ids, config.data.dataset),
+        models_meta=models_meta(
+            models.policy_base,
+            models.value_base,
+            ppo.adapter,
+            ppo.stop_ids,
+            config.data.dataset,
+            template.describe(),
+        ),
         prompts=prompts,
         curriculum=data.make_curriculum(config.drawing, prompts, ahead=config.rl.async_rollouts > 0),
         rewards=rewards,
@@ -162,7 +171,9 @@ def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTempl
 
 def _rewards(config: TrainConfig, ppo: PPO, start: Start, tokenizer: Any, folder: Path) -> Rewards:
     parallel = ppo.parallel.of_process()
-    load_model = registry.reward_model_loader(ppo.model, start.policy, tokenizer, parallel, ppo.end_ids)
+    load_model = registry.reward_model_loader(
+        ppo.model, start.policy, tokenizer, parallel, ppo.end_ids, config.data.system_prompt
+    )
     run = registry.Context(config.validator, config.run.seed, folder, load_model, config.sampling.response_length)
     return registry.make_rewards(config.reward, run)
 

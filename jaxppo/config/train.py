@@ -88,7 +88,9 @@ class TrainConfig:
         mini, accumulated = self.mini_batch_size, rl.gradient_accumulation_steps or 1
         require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
         if splits:
-            require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
+            require(
+                self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split
+            )
         self._check_combinations()
 
     def _check_combinations(self) -> None:

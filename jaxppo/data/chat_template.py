@@ -108,6 +108,10 @@ class ChatTemplate(NamedTuple):
     def describe(self) -> str:
         """Describe what a model reads, in a few words."""
         layout = "turns of the tokenizer's chat template" if self.templated else "texts as they are"
+        if self.templated and self.system_prompt is not None:
+            layout += f" (system turn: {self.system_prompt!r})"
+        if self.templated and self.arguments:
+            layout += f" (arguments: {dict(self.arguments)})"
         return f"{layout}, ended by {self.tokenizer.convert_ids_to_tokens(self.end_id)}"
 
     @property

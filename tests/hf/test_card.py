@@ -66,6 +66,7 @@ GIVEN = {
     "base_license": "apache-2.0",
     "dataset": "blocksworld",
     "dataset_license": None,
+    "texts": "texts as they are, ended by <eos>",
     "algorithm": "ppo",
     "config": flatten(TrainConfig()),
     "evals": EVALS,
@@ -198,7 +199,9 @@ def test_a_relative_path_of_data_is_no_hub_id_from_another_folder(tmp_path, monk
     (tmp_path / "data" / "mine").mkdir(parents=True)
     (tmp_path / "blocksworld").mkdir()
     policy = {"base": None, "generation_config": {}}
-    names = {name: models_meta(policy, None, None, (), name)["dataset"] for name in ("data/mine", "a/b", "blocksworld")}
+    names = {
+        name: models_meta(policy, None, None, (), name, "")["dataset"] for name in ("data/mine", "a/b", "blocksworld")
+    }
     assert names == {"data/mine": "./data/mine", "a/b": "a/b", "blocksworld": "blocksworld"}
     monkeypatch.chdir("/")
     assert "datasets" not in metadata(card_of(dataset=names["data/mine"]))

@@ -81,7 +81,7 @@ def test_lists_of_ends_come_out_as_they_were(saved, tmp_path):
     assert policy.config.end_ids == (3, 2, 4)
     base = base_of(str(folder), policy.loaded, policy.config, "lm")
     assert base["config"] == hf.config_to_hf(policy.loaded.config, "lm") == read(folder)
-    generation = lambda stop: models_meta(base, None, None, stop, "blocksworld")["policy"]["generation_config"]  # noqa: E731
+    generation = lambda stop: models_meta(base, None, None, stop, "blocksworld", "")["policy"]["generation_config"]  # noqa: E731
     assert generation((2, 3, 4)) == read(folder, "generation_config.json")  # the same ends
     assert generation((5, 3, 2, 4))["eos_token_id"] == [5, 3, 2, 4]  # that of a chat template beside them
     assert generation((5,))["eos_token_id"] == 5

@@ -1,5 +1,6 @@
 """A reward model as a reward function: which ids it scores, and its scores against transformers and PEFT."""
 
+import dataclasses
 import shutil
 from functools import partial
 
@@ -14,7 +15,7 @@ from jaxppo.errors import DataError, ModelError
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions import reward_model
-from jaxppo.reward_functions.registry import text_reward_model_loader
+from jaxppo.reward_functions.registry import reward_model_loader, text_reward_model_loader
 from jaxppo.reward_functions.reward_model import ModelReward, load_reward_adapter, load_reward_model, same_vocabulary
 from tests.data.tokenizers import chat_tokenizer, word_tokenizer
 from tests.peft_models import LORA_CONFIGS, bases, peft_adapted, random_adapter  # noqa: F401 (a fixture)
@@ -190,6 +191,20 @@ def test_a_model_of_another_vocabulary_reads_turns_by_its_own_template(rows_of, 
         for before in (turns, turns[-1:])
     )
     assert rows == [whole, whole[:-1], plain]  # a completion that was cut has no end
+    assert "chat template" in reward.reads
+
+
+def test_a_model_of_another_vocabulary_gets_the_system_turn_of_the_policy(saved, policy_tokenizer, parallel, tmp_path):
+    model, params = hf.load_pretrained(saved[1])
+    tokenizer = chat_tokenizer()
+    hf.save_pretrained(tmp_path / "chat", model, params, tokenizer)
+    policy = dataclasses.replace(model, end_ids=())
+    load = reward_model_loader(policy, params, policy_tokenizer, parallel, (EOS,), "be brief")
+    reward, seen = load(str(tmp_path / "chat")), []
+    encode = reward.encode
+    reward.encode = lambda texts: seen.extend(texts) or encode(texts)
+    reward(["on b"], ["unstack b a"], [[5, EOS]], prompt_ids=[[3]], messages=[[{"role": "user", "content": "on b"}]])
+    assert "be brief" in seen[0] and "be brief" in reward.reads
 
 
 def test_same_vocabulary_compares_tokens_and_end(policy_tokenizer):
