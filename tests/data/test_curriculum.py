@@ -42,9 +42,6 @@ def assert_equal(a, b):
         assert (one.dtype, one.shape) == (other.dtype, other.shape), name
 
 
-# ------------------------------------------------------------------------------------------------------------- drawing
-
-
 def estimates_by_hand(successes, trials, lengths, domains):
     """Estimate of each row: of its own tries, and of two with the success of all rows of its domain and length."""
     s, n, of_kind = list(map(float, successes)), list(map(float, trials)), {}
@@ -112,9 +109,6 @@ def test_a_prompt_that_is_untried_is_taken_to_be_like_those_of_its_domain_and_le
     known = state_of([8, 0, 0, 0, 0, 0], [8, 0, 0, 8, 0, 0], limits=(5, 5))
     found = make(lengths, domains).estimates(known)
     np.testing.assert_allclose(found, [9.8 / 10, 0.9, 0.9, 0.2 / 10, 0.1, 0.5])
-
-
-# -------------------------------------------------------------------------------------------------------------- counts
 
 
 def by_hand(known, scores, lengths, domains, success, threshold, batch_size):
@@ -234,9 +228,6 @@ def test_what_is_kept_is_float32_and_goes_on_exactly():
         assert_equal(known, whole[-1])
 
 
-# ----------------------------------------------------------------------------------------------------------------- data
-
-
 def test_plan_lengths_and_domains_are_those_of_the_rows(rows):
     assert plan_lengths(rows).tolist() == [row["plan_length"] for row in rows]
     assert plan_lengths([*rows, {"prompt": "p"}]) is None
@@ -252,9 +243,6 @@ def test_a_drawn_batch_holds_the_rows_of_its_numbers(rows, tokenizer):
     assert batch.texts == [rows[i]["prompt"] for i in (3, 3, 0, 9)]
     for ids, mask, encoded in zip(*batch.prompts, batch.columns["prompt_ids"], strict=True):
         assert ids[mask].tolist() == encoded
-
-
-# --------------------------------------------------------------------------------------------------------- begun plans
 
 
 def test_begun_plans_follow_their_rows_and_come_first_by_length(rows, tokenizer):

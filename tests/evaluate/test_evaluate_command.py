@@ -68,9 +68,6 @@ def rows_of(dataset, *splits):
     return [row for split in splits for row in records_of(dataset / f"{split}.jsonl")]
 
 
-# --------------------------------------------------------------------------------------------------------------- models
-
-
 @pytest.fixture(scope="module")
 def compared(dataset, spoiled, tmp_path_factory):
     """Two seeds of a model with two samples each, against the spoiled one."""
@@ -231,9 +228,6 @@ def test_answers_become_rows_and_a_model_learns_from_them_and_is_repaired(compar
     assert len(repaired["test"]["repair"]) == 2
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
-
-
 def plans_file(path, rows, plan=lambda row: row["reference_plan"]):
     write_jsonl([{"id": row["id"], "plan": plan(row)} for row in rows], path)
     return str(path)
@@ -307,9 +301,6 @@ def test_what_is_wrong_is_found_out_before_the_first_answer(dataset, spoiled, tm
     with pytest.raises(ConfigError, match="prompt_style"):
         run(tmp_path / "run", dataset, repair_rounds=1)
     assert not (tmp_path / "run").exists()
-
-
-# --------------------------------------------------------------------------------------------------------------- corpus
 
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed")
@@ -388,8 +379,6 @@ class TestCorpus:
         assert result["errors"]["goal_not_reached"] == sum(case["goal_reached"] is False for case in cases)
 
 
-# -------------------------------------------------------------------------------------------------------- other rewards
-
 REWARD = """
 def words(prompts, completions, **_):
     return [float(len(text.split())) for text in completions]
@@ -410,9 +399,6 @@ def test_data_without_plans_are_scored(dataset, spoiled, tmp_path, monkeypatch):
     assert results["test"]["mean_reward"] == pytest.approx(fmean(map(fmean, by_row)))
     assert results["test"]["reward"]["n"] == NUM_ROWS and results["test"]["ended"]["samples"] == 4 * NUM_ROWS
     assert "mean reward" in out and not (folder / "eval.html").exists()
-
-
-# ------------------------------------------------------------------------------------------------------------- settings
 
 
 def test_flags_have_aliases():

@@ -169,9 +169,6 @@ def test_evaluator_counts_over_all_rows_of_a_split(folder, params, monkeypatch):
     assert "57.1% [25.0%, 84.2%] of 7" in summary_line("test", result)
 
 
-# --------------------------------------------------------------------------------------------- evaluation in training
-
-
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     most=st.integers(1, 40),
@@ -228,9 +225,6 @@ def test_eval_metrics_names_several_domains():
         "eval/other/mean_reward": 3.0,
     }
     assert all(find(name) is not None for name in metrics)
-
-
-# --- texts to be continued
 
 
 def text_evaluator(folder, **settings):

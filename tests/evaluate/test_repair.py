@@ -162,8 +162,6 @@ def test_rows_that_are_chats_go_on_as_chats():
     assert template.tokenizer.convert_ids_to_tokens(ids) == text.split()
 
 
-# --------------------------------------------------------------------------------------------------------- with a model
-
 SHORT = GPT2Config(
     vocab_size=32,
     hidden_size=16,

@@ -68,9 +68,6 @@ def to_bin(folder, rename=lambda name: name, **more):
     (folder / WEIGHTS).unlink()
 
 
-# --- both ways -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("family", "shard_size"), [("gpt_neox", "8KB"), ("gpt2", "1GB")])
 @pytest.mark.parametrize("head", ["lm", "score", None])
 def test_transformers_loads_our_folder_and_computes_the_same(family, head, shard_size, tmp_path):
@@ -128,9 +125,6 @@ def test_save_pretrained_writes_the_generation_config_and_no_secret(params, tmp_
     assert secret not in text and "me:pass" not in text
     assert read(tmp_path / "model")["note"] == "made with <redacted>"
     assert hf.load_pretrained(tmp_path / "model")[0] == config
-
-
-# --- what is read ----------------------------------------------------------------------------------------------------
 
 
 def test_load_pretrained_gives_the_dtype_asked_for(saved, params, tmp_path):
@@ -205,9 +199,6 @@ def test_a_tied_head_in_the_folder_must_be_the_embedding(tmp_path):
         refused(named, hf.load_model, tmp_path / "model")
 
 
-# --- heads -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("family", "unused"), [("gpt_neox", ("embed_out.weight",)), ("gpt2", ())])
 def test_load_model_makes_a_value_model_of_a_language_model(family, unused, tmp_path):
     params = random_params(CONFIGS[family])
@@ -266,9 +257,6 @@ def test_describe_says_what_was_loaded_fresh_and_unused(saved, params):
         assert all(each in line for each in shown) and "\n" not in line
 
 
-# --- placement -------------------------------------------------------------------------------------------------------
-
-
 def split_along(axis):
     """A placement that splits matrices over all devices along an axis; vectors are copied."""
     mesh = Mesh(np.asarray(jax.devices()), ("parts",))
@@ -319,9 +307,6 @@ def test_load_model_reads_for_every_device_its_own_part(family, file, axis, tmp_
     for name, sizes in parts.items():
         matrix = name.removesuffix(".weight") != name and not any(norm in name for norm in ("norm", "ln_"))
         assert sizes == ([0.25] * 4 if matrix else [1.0]), name
-
-
-# --- what does not fit -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -384,9 +369,6 @@ def test_load_model_names_the_file_that_is_missing_or_damaged(saved):
         (saved / beside).unlink()
 
 
-# --- what is written over --------------------------------------------------------------------------------------------
-
-
 def test_save_pretrained_replaces_an_earlier_model_and_nothing_else(saved, params, tmp_path):
     (saved / f"{WEIGHTS}.index.json").write_text("{}")
     reward = random_params(CONFIG, "score", seed=1)
@@ -427,9 +409,6 @@ def test_save_pretrained_refuses_parameters_that_do_not_fit(params, tmp_path):
     ):
         refused(named, hf.save_pretrained, tmp_path / "model", config, given)
     assert not list(tmp_path.iterdir())
-
-
-# --- policies and value heads ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -476,9 +455,6 @@ def test_load_value_head_reads_what_save_value_head_wrote(saved, tmp_path):
         refused(f"^{folder}: v_head.summary.weight: .*{named}", hf.load_value_head, folder, CONFIG)
     refused(rf"^{saved}: v_head.summary.weight: .*\(1, 32\)", hf.load_value_head, saved, CONFIG)
     refused(f"^{saved}: .*value_head.safetensors", hf.save_value_head, saved, head)
-
-
-# --- names and the hub -----------------------------------------------------------------------------------------------
 
 
 def test_find_model_gives_shipped_models_and_local_folders(tmp_path, monkeypatch):

@@ -128,9 +128,6 @@ def test_a_published_config_means_what_it_means_to_transformers():
     assert hf.config_to_hf(config, "lm") == PUBLISHED
 
 
-# --- what is written -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", OLD_CONFIGS)
 def test_config_to_hf_does_not_depend_on_where_a_model_computes(family):
     config = hf.config_from_hf(OLD_CONFIGS[family])
@@ -188,9 +185,6 @@ def test_config_to_hf_loses_nothing(rope):
         assert raw["architectures"] == [architecture]
         assert hf.config_from_hf(raw) == hf.config_from_hf(read_by_transformers(raw)) == config
         assert transformers.AutoConfig.for_model(**raw).num_labels == (1 if head == "score" else 2)
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------
 
 
 def test_kinds_of_rope_that_are_not_supported_are_named():

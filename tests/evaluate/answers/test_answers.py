@@ -69,9 +69,6 @@ def nonzero(counts):
     return {name: count for name, count in counts.items() if count}
 
 
-# ------------------------------------------------------------------------------------------------------------ PlanBench
-
-
 def test_planbench_results_are_judged_by_model_domain_and_prompt(tmp_path):
     pddl_dir = write_instances(tmp_path, instances())
     good = [record(one, lines(one.plan), True) for one in instances()]
@@ -183,9 +180,6 @@ def test_plans_break_in_one_half_or_the_other_and_a_reference_that_is_not_valid_
     assert (ratio["mean"], ratio["n"]) == (1.0, 1)
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
-
-
 def rows():
     """Two models' answers: three good, one bad, one with several steps in a list."""
     one, two = instances()[:2]
@@ -259,9 +253,6 @@ def test_files_of_plans_are_named_like_their_problems(tmp_path):
     ]
     validity = content["models"]["lama"]["plans"]["validity"]
     assert (validity["rate"], validity["n"], validity["samples"]) == (0.75, 2, 3)
-
-
-# -------------------------------------------------------------------------------------------------------------- hostile
 
 
 def test_what_is_broken_is_a_line_each(tmp_path):

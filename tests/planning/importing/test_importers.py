@@ -85,9 +85,6 @@ def plans_of(rows):
     return {name: row["reference_plan"] for name, row in rows.items()}
 
 
-# -------------------------------------------------------------------------------------------------------------- copies
-
-
 def test_copies_take_no_ids_and_an_import_without_train_has_none(tmp_path):
     names = {f"p{suffix}": goal for suffix, goal in (("", 1), ("-1", 2), ("-2", 3))}
     source = write_files(tmp_path / "source", lamp_files({name: (4, goal) for name, goal in names.items()}, "lamps/"))
@@ -128,9 +125,6 @@ def test_types_that_share_a_name_share_a_pool():
         for text in texts
     ]
     assert pools_of(problems) == {"a": ["x1", "x2", "y1"], "b": ["x1", "x2", "y1"], "c": ["z1", "z2", "z3"]}
-
-
-# ----------------------------------------------------------------------------------------------------- folders of PDDL
 
 
 def lamps_at(problem, plan, goal):
@@ -288,9 +282,6 @@ def test_import_problems_rejects_what_the_prompt_style_cannot_write(tmp_path):
     assert (list(rows), rejected) == (["p", "q"], {})
 
 
-# ------------------------------------------------------------------------------------------------------------ planners
-
-
 def test_import_problems_finds_missing_plans_and_goes_on_from_the_cache(tmp_path):
     unsolvable = lamp_problem(3, 1).replace("(lamp l0)", "(next l2 l0)")
     files = lamp_files({"p1": (3, 1)}) | {"p2.pddl": lamp_problem(3, 2), "p3.pddl": unsolvable}
@@ -327,9 +318,6 @@ def test_import_problems_adds_optimal_costs(tmp_path):
     assert (rows["p"]["plan_length"], rows["p"]["optimal_cost"]) == (4, 3)
 
 
-# -------------------------------------------------------------------------------------------------------------- splits
-
-
 def test_import_problems_splits_by_length_objects_and_canonical_form(tmp_path):
     cases = {f"p{n}-{goal}": (n, goal) for n in (*range(5, 13), 25) for goal in range(1, min(n, 24))}
     files = lamp_files(cases) | {"x/domain.pddl": PIPES, "x/p.pddl": pipe_problem(3), "x/p.plan": lines(pipe_plan(3))}
@@ -362,8 +350,6 @@ def test_import_problems_calls_larger_what_has_more_objects_than_train_rl_and_te
     assert rows["small"]["split"] in ("train", "rl", "test")
     assert (rows["longer"]["split"], rows["larger"]["split"]) == ("test_longer", "test_larger")
 
-
-# ----------------------------------------------------------------------------------------------------------- PlanBench
 
 MYSTERY = LAMPS.replace("lamps", "mystery-4ops").replace("switch-on", "attack").replace("pass", "feast")
 CONFIG = """\
@@ -474,9 +460,6 @@ def test_import_problems_lists_what_is_wrong_with_planbench_files(tmp_path):
         assert all(name in entry["reason"] for name in named)
 
 
-# ----------------------------------------------------------------------------------------------------------- the paper
-
-
 def test_import_problems_reads_the_papers_rows(tmp_path):
     basic, longer = "instances/lamps/generated_basic", "instances/lamps/generated_basic_longer_plan_len"
     pddl = {"instances/lamps/generated_domain.pddl": LAMPS}
@@ -525,9 +508,6 @@ def test_import_problems_keeps_all_valid_plans_of_a_problem(tmp_path):
     assert plans_of(imported) == {"lamps/instance-2": [lamp_plan(1), detour]}
     assert imported["lamps/instance-2"]["completion"] == "switch-on l0 ; pass l0 l1"
     assert rejected == {}
-
-
-# ------------------------------------------------------------------------------------------------------------ our rows
 
 
 def test_import_problems_writes_our_rows_in_another_style(tmp_path):
@@ -587,9 +567,6 @@ def test_import_problems_lists_what_is_wrong_with_our_rows(tmp_path):
     }
     assert rejected.pop("test.jsonl:7")  # a conversation, whose prompt would be written anew
     assert_rejected(rejected, expected)
-
-
-# ------------------------------------------------------------------------------------------------------------ settings
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,6 @@ def ground_actions(name):
     return tuple(short + random.Random(0).sample(longer, min(300, len(longer))))
 
 
-# --- plans there and back
-
-
 @each_domain
 @each_style
 def test_ground_actions_are_read_back_and_no_two_are_written_alike(name, style):
@@ -141,8 +138,6 @@ def test_plans_of_obfuscated_domains_are_read_back(style, words):
     written = {*split_words(render_prompt(other.domain_pddl, other.problem_pddl, style)), *split_words(completion)}
     assert not written & {"truck", "package", "airplane", "logistics", "load", "unload", "in-city", "truck1"}
 
-
-# --- what is no plan
 
 PLAN = (("unstack", "b", "a"), ("put-down", "b"))
 
@@ -215,9 +210,6 @@ def test_general_sentences_are_read_as_strictly(text):
 def test_nl_refuses_to_write_what_the_domain_does_not_have(step):
     with pytest.raises(DataError, match=rf"plan.*{step[0]}"):
         render_completion([("pick-up", "a"), step], "nl", BLOCKSWORLD)
-
-
-# --- prompts
 
 
 def test_nl_prompt_of_our_own_domain():
@@ -360,9 +352,6 @@ def test_pddl_prompt_of_what_only_other_validators_cover():
 def test_prompts_of_broken_text_are_errors(style):
     with pytest.raises(PddlError, match=r"<problem>:2\b"):
         render_prompt(BLOCKSWORLD, "(define (problem p)\n (:domain", style)
-
-
-# --- words
 
 
 @each_domain
