@@ -402,18 +402,3 @@ def test_license_of_reads_the_metadata(tmp_path):
     (tmp_path / "folder" / "README.md").mkdir(parents=True)
     assert license_of(tmp_path / "folder") is None
     assert license_of(tmp_path.with_name("null\0byte")) is None
-
-
-@given(st.binary(max_size=60))
-@settings(max_examples=50, deadline=None)
-def test_license_of_never_raises(tmp_path_factory, content):
-    folder = tmp_path_factory.getbasetemp()
-    (folder / "README.md").write_bytes(b"---\n" + content + b"\n---\n")
-    found = license_of(folder)
-    assert found is None or found.strip()
-
-
-def test_license_of_a_card_of_ours_is_the_licence_it_was_given(tmp_path):
-    for stated, back in [("mit", "mit"), ("mit, bsd", "mit, bsd"), ("Our Licence", "our-licence"), (None, "unknown")]:
-        (tmp_path / "README.md").write_text(card_of(base_license=stated), encoding="utf-8")
-        assert license_of(tmp_path) == back

@@ -469,14 +469,12 @@ def test_find_model_gives_shipped_models_and_local_folders(tmp_path, monkeypatch
         assert hf.find_model(name).resolve() == hf.find_model(str(here / name)).resolve() == (here / name).resolve()
 
 
-def test_find_model_asks_the_hub_for_no_path(tmp_path, monkeypatch):
+def test_find_model_asks_the_hub_for_no_path_and_names_all_it_tried(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
-    for name in ("/no/such/folder", "./gone", "a/b/c", "what is this?", "runs/gone/"):
-        refused("config.json", hf.find_model, name)
-
-
-def test_find_model_says_all_it_tried_and_what_the_hub_said(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+        for name in ("/no/such/folder", "./gone", "a/b/c", "what is this?", "runs/gone/"):
+            refused("config.json", hf.find_model, name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     shipped = "blocksworld-sft, planning-multi-sft"
     for name in ("no-such-user/no-such-model", "no-such-model", "no-such-user/no-such-model@main"):

@@ -182,18 +182,14 @@ def test_sentiment_refuses_a_model_without_a_trained_head(tmp_path):
         make_sentiment_reward(folder)
 
 
-def test_sentiment_opens_no_pickles(tmp_path):
-    config = distilbert_config("NEGATIVE", "POSITIVE")
-    config.save_pretrained(tmp_path)
-    words_tokenizer().save_pretrained(tmp_path)
-    torch.save(DistilBertForSequenceClassification(config).state_dict(), tmp_path / "pytorch_model.bin")
-    for folder in (tmp_path, tmp_path / "missing"):
+def test_sentiment_opens_no_pickles_and_runs_no_code_of_the_model(tmp_path):
+    model = DistilBertForSequenceClassification(distilbert_config("A", "POSITIVE"))
+    model.config.save_pretrained(tmp_path / "pickled")
+    words_tokenizer().save_pretrained(tmp_path / "pickled")
+    torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
+    for folder in (tmp_path / "pickled", tmp_path / "missing"):
         with pytest.raises(ModelError, match=f"safetensors at {folder}"):
             make_sentiment_reward(str(folder))
-
-
-def test_sentiment_runs_no_code_of_the_model(tmp_path):
-    model = DistilBertForSequenceClassification(distilbert_config("A", "POSITIVE"))
     model.config.auto_map = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.Config"}
     folder = save(tmp_path, model, words_tokenizer())
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\nclass Config: pass\n")

@@ -134,12 +134,6 @@ def test_a_kind_that_is_not_among_the_facts_is_refused():
         render_prompt(pddl, text.format(""), "brief")
 
 
-def test_kinds_that_change_the_plan_stay():
-    text, domain = problems("childsnack")[0], parse_domain(DOMAINS["childsnack"].pddl)
-    facts = {fact[0] for fact in parts(render_prompt(DOMAINS["childsnack"].pddl, text, "brief"), domain)[1]}
-    assert facts >= {"allergic", "not_allergic"} & {atom[0] for atom in parse_problem(text, domain).init}
-
-
 def test_other_names_give_the_same_prompt_in_other_names():
     for text in problems("logistics"):
         domain = parse_domain(DOMAINS["logistics"].pddl)

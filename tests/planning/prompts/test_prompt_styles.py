@@ -185,25 +185,20 @@ NO_STEPS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("style", "text", "n_actions"),
-    [*(("nl", *case) for case in NO_SENTENCES), *(("pddl", *case) for case in NO_STEPS)],
-)
-def test_reading_stops_at_anything_else(style, text, n_actions):
-    plan = parse_completion(text, style, BLOCKSWORLD)
-    assert (len(plan.actions), plan.error, plan.error_step) == (n_actions, PlanError.SYNTAX, n_actions + 1)
+GENERAL = ["use drive on v and home and hub.", "use fly on v, home and hub.", "drive on v, home and hub."]
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("style", "domain", "text", "n_actions"),
     [
-        "use drive on v and home and hub.",
-        "use fly on v, home and hub.",
-        "drive on v, home and hub.",
+        *(("nl", BLOCKSWORLD, *case) for case in NO_SENTENCES),
+        *(("pddl", BLOCKSWORLD, *case) for case in NO_STEPS),
+        *(("nl", DELIVERY, text, 0) for text in GENERAL),
     ],
 )
-def test_general_sentences_are_read_as_strictly(text):
-    assert parse_completion(text, "nl", DELIVERY) == ParsedPlan((), PlanError.SYNTAX, 1)
+def test_reading_stops_at_anything_else(style, domain, text, n_actions):
+    plan = parse_completion(text, style, domain)
+    assert (len(plan.actions), plan.error, plan.error_step) == (n_actions, PlanError.SYNTAX, n_actions + 1)
 
 
 @pytest.mark.parametrize("step", [("fly", "b"), ("stack", "b"), ("pick-up", "a", "b")])

@@ -20,20 +20,13 @@ from tests.planning.delivery import DELIVERY, ERRAND
 PLAN = (("unstack", "b", "a"), ("stack", "a", "b"))
 
 
-def test_render_prompt_keeps_the_order_of_atoms():
+def test_atoms_are_written_in_their_order():
     text = """(define (problem p) (:domain blocksworld) (:objects a b)
         (:init (on b a) (ontable a) (clear b) (handempty)) (:goal (and (on a b) (not (holding b)))))"""
     prompt = render_prompt(BLOCKSWORLD.pddl, text)
     assert prompt == "<init> on b a ; ontable a ; clear b ; handempty <goal> on a b ; not holding b <plan>"
-
-
-def test_render_prompt_of_empty_sides():
-    assert (
-        render_prompt(BLOCKSWORLD.pddl, "(define (problem p) (:domain d) (:init) (:goal ()))") == "<init> <goal> <plan>"
-    )
-
-
-def test_render_completion():
+    empty = render_prompt(BLOCKSWORLD.pddl, "(define (problem p) (:domain d) (:init) (:goal ()))")
+    assert empty == "<init> <goal> <plan>"
     assert render_completion(PLAN) == "unstack b a ; stack a b"
     assert render_completion(()) == ""
 

@@ -186,14 +186,6 @@ def test_obfuscate_with_the_inverse_mapping_undoes_it(style):
         assert parse_problem(back.problem_pddl, parse_domain(case[0])).init_order == parse(case).init_order
 
 
-def test_obfuscate_keeps_a_known_mapping():
-    first, second = small_case("gripper", 1), small_case("gripper", 2)
-    known = obfuscate(*first, "deceptive", rng=random.Random(1)).mapping
-    new = obfuscate(*second, "deceptive", rng=random.Random(2), known=known)
-    assert known.items() <= new.mapping.items()
-    assert new.domain_pddl == obfuscate(*first, "deceptive", rng=random.Random(9), known=known).domain_pddl
-
-
 def test_what_does_not_fit_is_refused_by_name():
     domain, problem, plan = small_case("ferry")
     with pytest.raises(ConfigError, match="style"):
