@@ -171,21 +171,6 @@ def test_counts_and_limits_are_those_of_a_loop(lengths, copies, domains):
         assert of_domain[0] == (-1 if lengths is None else 2)
 
 
-def test_it_begins_with_the_shortest_plans_and_takes_in_at_least_a_batch():
-    curriculum = make(batch_size=3, threshold=0.8)
-    known, metrics = curriculum.after(curriculum.start(), [None] * 3, 0)  # without a score nothing is learned
-    assert known.limits.tolist() == [2] and metrics["curriculum/recent_success"] == 0.0
-    known = curriculum.start()
-    seen = known.limits.tolist()
-    while seen[-1] < LENGTHS.max():
-        known, _ = curriculum.after(known, [1.0] * 3, len(seen))
-        assert all(LENGTHS[known.rows] <= known.limits[0])
-        seen += known.limits.tolist()
-    assert seen == [2, 4, 8]  # five rows of 2, four of 4; two of 6 are fewer than three, so that 8 comes with them
-    known, _ = curriculum.after(known, [1.0] * 3, 9)
-    assert known.limits.tolist() == [8] and known.recent[0, 1] > 0  # nothing is longer
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 def test_longer_plans_come_in_once_those_before_were_tried(ahead):
     """With `ahead` a batch is drawn before the plans come in that the batch before it has earned."""

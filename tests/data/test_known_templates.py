@@ -102,19 +102,6 @@ def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_turn(name, argu
             assert not tokenizer.decode(whole[end:]).replace(tokenizer.eos_token, "").strip()
 
 
-def test_the_empty_thinking_of_qwen3_belongs_to_the_answer_or_to_the_prompt():
-    thinking = "<think>\n\n</think>\n\n"
-    for arguments, opening, answer in (
-        (None, "<|im_start|>assistant\n", thinking + ANSWER),
-        ({"enable_thinking": True}, "<|im_start|>assistant\n", thinking + ANSWER),
-        ({"enable_thinking": False}, f"<|im_start|>assistant\n{thinking}", ANSWER),
-    ):
-        config = DataConfig(chat_template_kwargs=arguments)
-        template = data.make_chat_template(known_tokenizer("qwen3"), config)
-        assert template.prompt_text(row_of([LAST])).endswith(opening)
-        assert template.row_texts(row_of([LAST])).completion == answer + "<|im_end|>"
-
-
 def test_thoughts_of_a_completion_stand_where_the_template_has_them():
     row = row_of([LAST], f"<think>\nHm.\n</think>\n\n{ANSWER}")
     texts = data.make_chat_template(known_tokenizer("qwen3")).row_texts(row)

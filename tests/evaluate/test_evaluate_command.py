@@ -8,19 +8,16 @@ from statistics import fmean
 
 import pytest
 
-from jaxppo.config import EvaluateConfig, SFTConfig, TrainConfig
+from jaxppo.config import EvaluateConfig, TrainConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError, ModelError
 from jaxppo.evaluate import repair
 from jaxppo.evaluate.__main__ import evaluate
 from jaxppo.evaluate.intervals import wilson
-from jaxppo.planning import __main__ as planning
 from jaxppo.planning import prompts
 from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.planning.datasets.rows import build_split
-from jaxppo.sft import sft
 from tests.evaluate.small_models import write_spoiled
-from tests.one_layer import ONE_LAYER
 
 SPLITS = ("test", "test_longer")
 DOMAINS = ("blocks", "towers")
@@ -205,20 +202,6 @@ def test_eval_rows_asks_about_some_rows_with_the_answers_that_they_have_among_al
         validity[every.name] = results["test"]["validity"]
     _, of_file, _ = run(tmp_path / "file", dataset, eval_rows=4, plans=str(applicable[0] / "samples.jsonl"))
     assert of_file["test"]["validity"] == validity["samples.jsonl"]
-
-
-@pytest.mark.full
-def test_answers_become_rows_and_a_model_learns_from_them_and_is_repaired(compared, dataset, tmp_path):
-    samples = str(compared[0] / "samples_compared.jsonl")
-    words = ["--samples", samples, "--dataset", str(dataset), "--train_split", "test", "--held_out", "0.3"]
-    planning.run(["repair", *words, "--output_dir", str(tmp_path / "data")])
-    settings = {"dataset": str(tmp_path / "data"), "eval_splits": ("repair",), "model_path": ONE_LAYER}
-    small = {"total_episodes": 4, "batch_size": 4, "response_length": 8, "report_to": ("none",)}
-    learned = sft(replace(SFTConfig(), **settings | small, output_dir=str(tmp_path / "sft")))
-    assert "validity" in json.loads((learned / "eval.json").read_text())["repair"]
-    model = {"model": (str(learned / "policy"),), "response_length": 8, "repair_rounds": 1}
-    _, repaired, _ = run(tmp_path / "repaired", dataset, **model)
-    assert len(repaired["test"]["repair"]) == 2
 
 
 def plans_file(path, rows, plan=lambda row: row["reference_plan"]):

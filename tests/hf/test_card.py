@@ -204,22 +204,6 @@ def test_a_relative_path_of_data_is_no_hub_id_from_another_folder(tmp_path, monk
     assert "datasets" not in metadata(card_of(dataset=names["data/mine"]))
 
 
-def test_model_card_says_what_it_is_and_whose_licences_hold():
-    card = card_of()
-    (sentence,) = re.findall(r"^.*`EleutherAI/pythia-70m`.*`blocksworld`.*$", ModelCard(card).text, re.MULTILINE)
-    assert all(each in sentence for each in ("PPO", " 60", "0.1.0"))
-    for text, base, data in (
-        (card, "apache-2.0", None),
-        (card_of(base_license=None, dataset_license="mit"), None, "mit"),
-    ):
-        for name, stated in (("EleutherAI/pythia-70m", base), ("blocksworld", data)):
-            (line,) = re.findall(rf"^- .*`{name}`: (.*)\.$", text, re.MULTILINE)
-            assert (line == f"`{stated}`") if stated else "`" not in line
-    scratch = card_of(base_model=None, base_license=None, algorithm=None)
-    assert "base_model" not in metadata(scratch) and metadata(scratch)["tags"] == ["jaxppo", "policy"]
-    assert "pythia" not in scratch and "PPO" not in scratch and "derives" in card and "derives" not in scratch
-
-
 def test_model_card_shows_results_before_and_after_the_headline_split_first():
     head, *rows = tables(card_of())[0]
     assert head == ["split", "measure", "before", "after"]

@@ -19,7 +19,6 @@ from tests.plan_texts import (
     WRAPPERS,
     columns_for,
     columns_of,
-    enumerate_actions,
     random_completions,
 )
 
@@ -264,14 +263,6 @@ def test_no_trick_pays_in_a_marked_block_or_after_thinking(wrapper, gaming_rows)
         wrapped = rewards_of(rows, [WRAPPERS[wrapper].format(text) for text in tricked])
         bare = rewards_of(rows, tricked)
         assert all(value <= most for value, most in zip(wrapped, bare, strict=True)), trick
-
-
-def test_enumeration_of_all_ground_actions_earns_at_most_one_action(gaming_rows):
-    rows, *_ = gaming_rows
-    values = rewards_of(rows, [enumerate_actions(row) for row in rows])
-    assert all(0 < value <= 1 / row["plan_length"] for value, row in zip(values, rows, strict=True))
-    repeated = rewards_of(rows, [" ; ".join([enumerate_actions(row)] * 5) for row in rows])
-    assert all(more < once for more, once in zip(repeated, values, strict=True))
 
 
 def test_two_plans_in_one_earn_no_more_than_the_better_one(gaming_rows):

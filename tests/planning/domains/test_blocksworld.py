@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from jaxppo.errors import ConfigError, DataError
+from jaxppo.errors import DataError
 from jaxppo.planning import execute, parse_domain, parse_problem
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.domains.blocksworld import count_states, random_towers
@@ -40,12 +40,6 @@ def test_generate_problem_is_complete_and_solvable(n_blocks):
         assert not goal <= problem.init
         assert ("handempty",) in problem.init
         assert execute(problem, solve(problem)).valid
-
-
-@pytest.mark.parametrize("n_blocks", [1, 17])
-def test_generate_problem_refuses_sizes_out_of_range(n_blocks):
-    with pytest.raises(ConfigError, match="n_blocks"):
-        BLOCKSWORLD.generate_problem(n_blocks, random.Random(0), "p")
 
 
 @pytest.mark.parametrize("blocks", ["ab", "abc", pytest.param("abcd", marks=pytest.mark.full)])

@@ -82,7 +82,7 @@ def test_problems_vary_beyond_names_and_order(domain):
     assert len({len(problem.goal) for problem in problems}) > 1
 
 
-@pytest.mark.parametrize("domain", NEW)
+@pytest.mark.parametrize("domain", DOMAINS)
 def test_generate_problem_refuses_sizes_out_of_range(domain):
     sizes = DOMAINS[domain].sizes
     for size in (-1, sizes[0] - 1, sizes[-1] + 1):

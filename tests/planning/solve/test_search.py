@@ -189,21 +189,6 @@ def test_solve_ignores_costs():
     assert solve(switch_problem(effect="(increase (total-cost) 2)"), optimal=True) == (("press",),)
 
 
-def test_reachable_steps_are_those_of_trying_everything():
-    """The oracle: rounds over all steps until nothing new is reached."""
-    for family in ("typing and constants", "either, equality, negation"):
-        for domain, text, _ in draw_cases(family, random.Random(2), 4):
-            problem = parse_problem(text, parse_domain(domain))
-            moves = list(all_moves(problem))
-            reached, before = set(problem.init), -1
-            while len(reached) > before:
-                before = len(reached)
-                for move in moves:
-                    if move.needs <= reached:
-                        reached |= move.add
-            assert set(reachable_steps(problem)) == {move.action for move in moves if move.needs <= reached}
-
-
 def test_landmark_cut_is_admissible_everywhere_and_relaxed_plans_see_the_goal():
     """Distances to the goal of all states of three blocks, by going through every pair of states."""
     problem = blocksworld_problem(3, random.Random(4))
