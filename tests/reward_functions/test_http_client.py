@@ -198,22 +198,26 @@ def test_read_answer_refuses_what_is_no_answer_about_one_row(content, named):
         read_answer(body, 1)
 
 
-def test_client_does_not_ask_again_after_an_answer_that_is_none():
-    with Script(always(200, b"<html>\x1b[31m" * 99)) as server, pytest.raises(RewardError) as refused:
+WRONG = {"error": "messages: wrong\x1b[31m"}
+SHOWN = r"'messages: wrong\x1b[31m'"
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "named"),
+    [
+        *((status, WRONG, SHOWN) for status in (404, 422, 500, 302)),
+        (204, b"", "204"),
+        (200, b"<html>\x1b[31m" * 99, ""),
+    ],
+)
+def test_client_does_not_ask_again_where_that_cannot_help(status, content, named):
+    elsewhere = {"Location": "/other"} if status == 302 else {}
+    with Script(always(status, content, elsewhere)) as server, pytest.raises(RewardError) as refused:
         ask(client_of(server.url))
     message = str(refused.value)
     assert len(server.requests) == 1
-    assert server.url in message and len(message) < 400 and message.isprintable()
-
-
-@pytest.mark.parametrize("status", [404, 422, 500, 204, 302])
-def test_client_does_not_ask_again_where_that_cannot_help(status):
-    content = b"" if status == 204 else {"error": "messages: wrong\x1b[31m"}
-    elsewhere = {"Location": "/other"} if status == 302 else {}
-    with Script(always(status, content, elsewhere)) as server, pytest.raises(RewardError, match=str(status)) as refused:
-        ask(client_of(server.url))
-    assert len(server.requests) == 1
-    assert status == 204 or "'messages: wrong\\x1b[31m'" in str(refused.value)
+    assert server.url in message and named in message and (status == 200 or str(status) in message)
+    assert len(message) < 400 and message.isprintable()
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])

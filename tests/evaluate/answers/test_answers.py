@@ -44,6 +44,11 @@ def instances():
     return make_instances(6)
 
 
+@pytest.fixture
+def pddl_dir(tmp_path):
+    return write_instances(tmp_path, instances())
+
+
 def run(tmp_path, plans, *flags, pddl_dir=None):
     """The command in this process: `eval.json`, the records of the answers, what was printed, and the page."""
     folder, out = tmp_path / "judged", io.StringIO()
@@ -66,8 +71,7 @@ def nonzero(counts):
     return {name: count for name, count in counts.items() if count}
 
 
-def test_planbench_results_are_judged_by_model_domain_and_prompt(tmp_path):
-    pddl_dir = write_instances(tmp_path, instances())
+def test_planbench_results_are_judged_by_model_domain_and_prompt(tmp_path, pddl_dir):
     good = [record(one, lines(one.plan), True) for one in instances()]
     bad = [record(one, without_goal(one), False) for one in instances()[:3]]
     bad += [record(one, without_first(one), False) for one in instances()[3:]]
@@ -152,8 +156,7 @@ def test_responses_without_verdicts_are_judged_by_what_the_model_wrote(tmp_path)
     assert records[0]["valid"] and content["recorded"]["compared"] == 0
 
 
-def test_one_file_is_read_without_its_folders(tmp_path):
-    pddl_dir = write_instances(tmp_path, instances())
+def test_one_file_is_read_without_its_folders(tmp_path, pddl_dir):
     one = instances()[0]
     text = planbench_json("blocksworld", [record(one, lines(one.plan), True)])
     name = "some/where/task_1_plan_generation_zero_shot_run1.json"
@@ -213,8 +216,7 @@ def test_tables_of_all_kinds_give_the_same(tmp_path, suffix):
     assert content["models"]["a"]["p"]["validity"]["rate"] == 0.5
 
 
-def test_columns_are_named_and_problems_are_pddl_files_or_ids(tmp_path):
-    pddl_dir = write_instances(tmp_path, instances())
+def test_columns_are_named_and_problems_are_pddl_files_or_ids(tmp_path, pddl_dir):
     one = instances()[0]
     tasks = ["blocksworld/generated_basic/instance-1.pddl", "blocksworld/generated_basic/instance-1", "instance-1"]
     table = [{"answer": lines(one.plan).splitlines(), "task": task} for task in tasks]
@@ -231,8 +233,7 @@ def test_columns_are_named_and_problems_are_pddl_files_or_ids(tmp_path):
     assert [(one["domain"], one["problem"], one["valid"]) for one in records] == [("blocksworld", "bw-1", True)]
 
 
-def test_files_of_plans_are_named_like_their_problems(tmp_path):
-    pddl_dir = write_instances(tmp_path, instances())
+def test_files_of_plans_are_named_like_their_problems(tmp_path, pddl_dir):
     one, two = instances()[:2]
     files = {
         "plans/lama/blocksworld/instance-1.plan.1": without_goal(one),
@@ -252,8 +253,7 @@ def test_files_of_plans_are_named_like_their_problems(tmp_path):
     assert (validity["rate"], validity["n"], validity["samples"]) == (0.75, 2, 3)
 
 
-def test_what_is_broken_is_a_line_each(tmp_path):
-    pddl_dir = write_instances(tmp_path, instances())
+def test_what_is_broken_is_a_line_each(tmp_path, pddl_dir):
     one = instances()[0]
     good = record(one, lines(one.plan), True)
     entries = [good, good | {"instance_id": 99}, {"query": "x"}, "text", good | {"llm_correct": "perhaps"}]
@@ -284,8 +284,7 @@ def test_what_is_broken_is_a_line_each(tmp_path):
     assert "2 answers" in out and "17 files" in out
 
 
-def test_nothing_to_judge_is_an_error(tmp_path):
-    pddl_dir = write_instances(tmp_path, instances())
+def test_nothing_to_judge_is_an_error(tmp_path, pddl_dir):
     results = write_results(tmp_path, "m", [{"query": "x"}])
     for named, plans, folder in (
         ("plans", results, pddl_dir),
@@ -346,8 +345,7 @@ def test_val_judges_where_filling_in_objects_would_take_too_long(tmp_path):
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1c"], ids=ascii)
-def test_a_cell_of_a_csv_file_ends_where_the_writer_ended_it(tmp_path, mark):
-    pddl_dir = write_instances(tmp_path, instances())
+def test_a_cell_of_a_csv_file_ends_where_the_writer_ended_it(tmp_path, pddl_dir, mark):
     # On one line, else the writer quotes the cell.
     table = [row | {"plan": f"{' '.join(row['plan'].split())}{mark}and so on"} for row in rows()]
     _, records, _, _ = run(tmp_path, write_table(tmp_path / "answers.csv", table), pddl_dir=pddl_dir)
@@ -357,8 +355,7 @@ def test_a_cell_of_a_csv_file_ends_where_the_writer_ended_it(tmp_path, mark):
 SCRIPT = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 
 
-def test_hostile_text_is_shown_and_never_run(tmp_path, request):
-    pddl_dir = write_instances(tmp_path, instances())
+def test_hostile_text_is_shown_and_never_run(tmp_path, pddl_dir, request):
     one, _, three = instances()[:3]
     formula = '=HYPERLINK("http://x","y")'
     long = lines(one.plan) + "x" * MOST_CHARACTERS

@@ -120,15 +120,6 @@ def test_objects_decide_where_two_actions_have_one_sentence():
     assert [action for _, action in sentences.find(text)] == expected
 
 
-def test_find_reads_back_what_the_templates_write():
-    problem = parse_problem(PROBLEM, parse_domain(STACKS))
-    for action in (("pick-up", "a"), ("put-down", "b"), ("stack", "a", "b"), ("stack", "b", "a")):
-        written = CONFIG["actions"][action[0]].format(*(CONFIG["encoded_objects"][name] for name in action[1:]))
-        text = f"Then {written}."
-        (((start, end), found),) = Sentences(CONFIG, problem).find(text)
-        assert (found, text[start:end]) == (action, written)
-
-
 def test_find_takes_letters_that_are_alike_in_one_case_for_other_letters():
     problem = parse_problem(PROBLEM, parse_domain(STACKS))
     config = CONFIG | {"encoded_objects": {"a": "silver block", "b": "pink block"}}

@@ -201,20 +201,6 @@ def test_what_does_not_fit_is_refused_by_name():
         permute_atoms("(hello)", random.Random(1))
 
 
-@pytest.mark.parametrize("domain", sorted(DOMAINS.keys() - {"blocksworld"}))
-def test_rename_objects_takes_names_from_the_pool_of_the_kind(domain):
-    module = DOMAINS[domain]
-    domain_pddl, problem, plan = small_case(domain)
-    parsed = parse_domain(domain_pddl)
-    text, mapping = rename_objects(problem, parsed, random.Random(4), module.pools)
-    pool_of = {name: kind for kind, pool in module.pools.items() for name in pool}
-    assert mapping and all(pool_of[old] == pool_of[new] for old, new in mapping.items())
-    assert len(set(mapping.values())) == len(mapping) and not mapping.keys() & parsed.constants.keys()
-    assert verdict(domain_pddl, text, rename_plan(plan, mapping)).valid
-    others = {rename_objects(problem, parsed, random.Random(seed), module.pools)[0] for seed in range(5)}
-    assert len(others) == 5
-
-
 def test_rename_objects_leaves_other_words_alone():
     text, mapping = rename_objects(
         TYPED, parse_domain(SHOP), random.Random(1), {"object": ["u1", "u2", "u3"], "shop": ["s1", "s2"]}
