@@ -13,7 +13,6 @@ from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError, ModelError
 from jaxppo.evaluate import repair
 from jaxppo.evaluate.__main__ import evaluate
-from jaxppo.evaluate.intervals import wilson
 from jaxppo.planning import prompts
 from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.planning.datasets.rows import build_split
@@ -207,20 +206,6 @@ def test_eval_rows_asks_about_some_rows_with_the_answers_that_they_have_among_al
 def plans_file(path, rows, plan=lambda row: row["reference_plan"]):
     write_jsonl([{"id": row["id"], "plan": plan(row)} for row in rows], path)
     return str(path)
-
-
-def test_plans_of_a_file_are_measured(dataset, tmp_path):
-    def plan(row):
-        return row["reference_plan"][int(row["id"].split("-")[1]) % 3 == 0 :]
-
-    plans = plans_file(tmp_path / "plans.jsonl", rows_of(dataset, *SPLITS), plan)
-    folder, results, _ = run(tmp_path / "run", dataset, SPLITS, plans=plans)
-    assert list(results) == list(SPLITS)
-    for result in results.values():
-        assert result["validity"] == wilson(5, NUM_ROWS)
-        assert result["exact_match"]["rate"] == 5 / NUM_ROWS
-        assert result["ended"] is None
-    assert len(records_of(folder / "samples.jsonl")) == 2 * NUM_ROWS
 
 
 def test_plans_of_other_rows_are_refused_or_passed_over(dataset, tmp_path):

@@ -110,7 +110,6 @@ def test_complete_with_top_k_1_equals_greedy_decoding_at_any_temperature(folder,
 
 
 def evaluator_of(config_class, folder, model=MODEL, tokenizer=TOKENIZER, **settings):
-    """The evaluator of a command."""
     given = {"dataset": str(folder), "eval_splits": ("test",), "eval_validator": "builtin", "eval_batch_size": 8}
     given |= {"headline_split": "test"} if config_class is TrainConfig else {}
     config = replace(config_class(), **given, response_length=LENGTH, **settings)

@@ -62,7 +62,6 @@ def likeliest_applicable(logits_after, row):
 
 @pytest.fixture(scope="module")
 def likeliest(params):
-    """The answer to each row, as a plain loop without a cache finds it."""
     logits_after = logits_without_cache(params)
     return [likeliest_applicable(logits_after, row) for row in ROWS + LONGER_ROWS]
 

@@ -60,7 +60,6 @@ ROUNDS = (
 
 
 def repaired(script, most=512, **settings):
-    """The attempts at each row."""
     config = RepairConfig(**{"repair_rounds": 2} | settings)
     return repair_plans(ROWS, encoded_by(PLAIN), script, PLAIN, config, SCORING, most)
 

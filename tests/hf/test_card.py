@@ -110,7 +110,6 @@ def tables(text):
 
 
 def blocks(text):
-    """{language: content} of the blocks of code."""
     return {token.info: token.content for token in tokens_of(text) if token.type == "fence"}
 
 

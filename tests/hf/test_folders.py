@@ -41,7 +41,6 @@ WEIGHTS = "model.safetensors"
 
 
 def torch_folder(folder, family="gpt_neox", head="lm", **options):
-    """Let transformers write a random model."""
     model = torch_model(RAW[family] | options, head)
     model.save_pretrained(folder)
     return model
@@ -49,13 +48,11 @@ def torch_folder(folder, family="gpt_neox", head="lm", **options):
 
 @pytest.fixture(scope="module")
 def params():
-    """Parameters of `CONFIG` with a language model's head."""
     return random_params(CONFIG)
 
 
 @pytest.fixture
 def saved(params, tmp_path):
-    """The folder of a language model written by us."""
     hf.save_pretrained(tmp_path / "model", CONFIG, params)
     return tmp_path / "model"
 

@@ -132,23 +132,6 @@ def test_plan_metrics_count_plans_that_the_validator_failed_on(tmp_path, monkeyp
 
 
 @needs_val
-def test_plan_reward_is_the_same_by_val_and_in_this_process():
-    rows = build_split("test", sizes={4: 24}, seed=1, unique=True)
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    texts = random_completions(rows, random.Random(0))
-    results = {}
-    for validator in ("builtin", "val"):
-        reward = plan_reward.make_plan_reward(plan_reward.PlanScoring(validator=validator))
-        columns["prompts"], columns["completions"], columns["completion_ids"] = columns["prompt"], texts, [[]] * 24
-        metrics, extras = {}, {}
-        values = reward(**columns, log_metric=metrics.__setitem__, log_extra=extras.__setitem__)
-        verdicts = [text.partition(":")[0] for text in extras["verdict"]]  # VAL does not always say why
-        results[validator] = values, verdicts, metrics
-    assert results["val"] == results["builtin"]
-    assert len(set(results["val"][1])) >= 4 and 0 < results["val"][2]["reward/plan_valid"] < 1
-
-
-@needs_val
 def test_check_validator_passes_for_both_and_names_a_val_that_is_missing(monkeypatch, tmp_path):
     plan_reward.check_validator("builtin")
     plan_reward.check_validator("val")

@@ -59,7 +59,6 @@ def arguments(rows, **others):
 
 
 def ended_by(given, token):
-    """The same with another token that ends completions."""
     ids = [[token if i == EOS else i for i in completion] for completion in given["completion_ids"]]
     assert ids != given["completion_ids"]
     return given | {"completion_ids": ids}

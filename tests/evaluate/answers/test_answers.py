@@ -62,7 +62,6 @@ def run(tmp_path, plans, *flags, pddl_dir=None):
 
 
 def judge(tmp_path, entries, *flags):
-    """The same, of entries of one result file."""
     results, pddl_dir = write_results(tmp_path, "m", entries), write_instances(tmp_path, instances())
     return run(tmp_path, results, *flags, pddl_dir=pddl_dir)
 
@@ -181,7 +180,6 @@ def test_plans_break_in_one_half_or_the_other_and_a_reference_that_is_not_valid_
 
 
 def rows():
-    """Two models' answers: three good, one bad, one with several steps in a list."""
     one, two = instances()[:2]
     return [
         {"model": "a", "prompt": "p", "problem": "instance-1", "plan": lines(one.plan), "correct": True},

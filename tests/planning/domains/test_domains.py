@@ -30,7 +30,6 @@ def some_sizes(domain):
 
 
 def check_problem(domain, text):
-    """What holds for problems of every domain, and the domain's own check."""
     problem = parse(domain, text)
     goal = [literal.atom for literal in problem.goal]
     assert set(problem.objects) <= set(DOMAINS[domain].names)
@@ -92,7 +91,6 @@ def test_generate_problem_refuses_sizes_out_of_range(domain):
 
 @cache
 def solved(domain):
-    """A problem of the least size, and a shortest plan."""
     text = draw(domain, DOMAINS[domain].sizes[0], 0)
     return text, shortest_plan(parse(domain, text))
 

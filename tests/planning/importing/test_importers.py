@@ -59,7 +59,6 @@ def import_into(out: Path, source: Path, **settings):
 
 
 def import_with_pddl(tmp_path, files, pddl, **settings):
-    """Import files of PlanBench or the paper, with the PDDL files of their instances."""
     source, pddl_dir = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
     return import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir), **settings)
 
@@ -128,7 +127,6 @@ def test_types_that_share_a_name_share_a_pool():
 
 
 def lamps_at(problem, plan, goal):
-    """A lamp problem and its plan in these files."""
     return {problem: lamp_problem(3, goal), plan: lines(lamp_plan(goal))}
 
 

@@ -18,7 +18,6 @@ from tests.planning.dataset_rows import row
 
 
 def make_rows(style, split, count):
-    """Problems of ferry and gripper, one after the other."""
     return [row(split, number, ("ferry", "gripper")[number % 2], prompt_style=style) for number in range(count)]
 
 

@@ -63,7 +63,6 @@ def with_far_goal(text: str, domain: Domain, rng: random.Random) -> Problem:
 
 
 def draw_problems(source: str, rng: random.Random, n: int) -> Iterator[Problem]:
-    """Problems of a family, or the smaller ones of a domain."""
     if source in FAMILIES:
         for domain, text, _ in draw_cases(source, rng, n):
             yield with_far_goal(text, parse_domain(domain), rng)

@@ -73,7 +73,6 @@ def parse(case):
 
 
 def mutated(case, n):
-    """The case's plan and changed ones."""
     plan = case[2]
     rng = random.Random(5)
     parsed = parse(case)
