@@ -239,15 +239,6 @@ def test_help_shows_the_docstrings_and_defaults_of_all_groups(capsys):
     assert [name for name in flatten(TrainConfig()) if f"--{name} " not in shown and f"--{name}," not in shown] == []
 
 
-def test_flatten_and_replace_reach_every_group():
-    changed = replace(TrainConfig(), kl_coef=0.5, seed=7, headline_split="test")
-    assert (changed.rl.kl_coef, changed.run.seed, changed.headline_split) == (0.5, 7, "test")
-    differing = {name for name, value in flatten(TrainConfig()).items() if flatten(changed)[name] != value}
-    assert differing == {"kl_coef", "seed", "headline_split"}
-    with pytest.raises(ConfigError, match="no_such"):
-        replace(TrainConfig(), no_such=1)
-
-
 def test_a_mapping_is_json_on_the_command_line_and_a_mapping_in_a_file_and_survives_both_ways(tmp_path):
     mapping, path = {"date": "26 Jul 2024", "parts": [1, {"two": None}]}, tmp_path / "config.yaml"
     parsed = parse("--chat_template_kwargs", json.dumps(mapping))

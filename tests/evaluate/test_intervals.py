@@ -95,7 +95,7 @@ def test_paired_z_equals_the_normal_tail():
     assert paired_z([0.5, 0.5, 0.5, 0.6]) == 0.125
 
 
-def test_bootstrap_mean_equals_scipys_about():
+def test_bootstrap_mean_equals_scipys_about_and_is_decided_by_the_seed(monkeypatch):
     values = np.random.default_rng(3).choice([-1.0, 0.0, 1.0], 120, p=[0.1, 0.6, 0.3])
     expected = stats.bootstrap(
         (values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(1)
@@ -103,9 +103,6 @@ def test_bootstrap_mean_equals_scipys_about():
     made = bootstrap_mean(values.tolist())
     assert (made["mean"], made["n"]) == (pytest.approx(values.mean()), 120)
     np.testing.assert_allclose([made["low"], made["high"]], [expected.low, expected.high], atol=0.01)
-
-
-def test_bootstrap_mean_is_decided_by_the_seed(monkeypatch):
     values = [0.0, 1.0, 0.5, 0.25, 1.0, 0.0]
     first = bootstrap_mean(values, 500)
     assert bootstrap_mean(values, 500) == first != bootstrap_mean(values, 500, seed=1)

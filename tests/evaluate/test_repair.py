@@ -180,11 +180,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def params():
-    return jax.device_get(models.init_params(MODEL, jax.random.key(1)))
-
-
 def make_evaluator(folder, temperature, model=MODEL):
     settings = (
         DataConfig(dataset=str(folder), eval_splits=("test",)),

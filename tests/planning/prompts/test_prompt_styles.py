@@ -322,16 +322,13 @@ def test_pddl_prompt_is_written_in_one_way():
     )
 
 
-def test_pddl_prompt_of_what_only_other_validators_cover():
+def test_pddl_prompts_may_be_of_what_only_other_validators_cover_and_those_of_broken_text_are_errors():
     with pytest.raises(UnsupportedPddlError):
         parse_domain(kiln.DOMAIN)
     assert "(:durative-action" in render_prompt(kiln.DOMAIN, "(define (problem p) (:domain kiln))", "pddl")
-
-
-@pytest.mark.parametrize("style", ["pddl", "nl"])
-def test_prompts_of_broken_text_are_errors(style):
-    with pytest.raises(PddlError, match=r"<problem>:2\b"):
-        render_prompt(BLOCKSWORLD, "(define (problem p)\n (:domain", style)
+    for style in ("pddl", "nl"):
+        with pytest.raises(PddlError, match=r"<problem>:2\b"):
+            render_prompt(BLOCKSWORLD, "(define (problem p)\n (:domain", style)
 
 
 @each_domain
