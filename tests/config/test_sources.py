@@ -119,12 +119,6 @@ def test_parse_cli_names_a_bad_yaml_key_in_one_line(tmp_path, text, named):
     assert [part for part in named if part not in message] == []
 
 
-def test_a_setting_that_is_refused_has_the_same_line_from_flags_and_from_yaml(tmp_path):
-    by_flag = error_line("--config", yaml_file(tmp_path, "seed: 1"), "--reward_clip_range", "1", "-1")
-    assert by_flag.startswith("reward_clip_range: ")
-    assert error_line("--config", yaml_file(tmp_path, "reward_clip_range: [1, -1]")) == by_flag
-
-
 def test_parse_cli_reads_yaml_values_in_the_types_of_their_fields(tmp_path):
     text = "learning_rate: 1e-4\nmax_grad_norm:\nwhiten_rewards: yes\neval_splits: [dev, test_longer]\n"
     text += "val_timeout_s: 5\nreward_clip_range: [-1, 1]\ntest_sizes: 4:16\nrl_sizes: '5:100'\ndata_seed: 0x10\n"

@@ -104,13 +104,6 @@ def test_what_is_drawn_depends_on_seed_step_and_estimates_alone():
     assert len({*map(tuple, of_draws)}) > 2
 
 
-def test_a_prompt_that_is_untried_is_taken_to_be_like_those_of_its_domain_and_length():
-    lengths, domains = np.array([3, 3, 3, 5, 5, 3], np.int32), np.array([0, 0, 0, 0, 0, 1], np.int32)
-    known = state_of([8, 0, 0, 0, 0, 0], [8, 0, 0, 8, 0, 0], limits=(5, 5))
-    found = make(lengths, domains).estimates(known)
-    np.testing.assert_allclose(found, [9.8 / 10, 0.9, 0.9, 0.2 / 10, 0.1, 0.5])
-
-
 def by_hand(known, scores, lengths, domains, success, threshold, batch_size):
     """One update: counts, recent shares and limits, completion by completion."""
     copies, num_domains = len(scores) // batch_size, len(known.limits)

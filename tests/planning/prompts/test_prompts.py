@@ -60,17 +60,14 @@ def test_parse_completion_reads_steps(text, plan):
 )
 def test_parse_completion_stops_at_anything_else(text, n_actions):
     plan = parse_completion(text)
+    with pytest.raises(ConfigError, match=r"prompt_style.*haiku"):
+        parse_completion(text, style="haiku")
     assert (len(plan.actions), plan.error, plan.error_step) == (n_actions, PlanError.SYNTAX, n_actions + 1)
 
 
 def test_vocabulary_holds_constants_and_negation():
     names = parse_problem(ERRAND, parse_domain(DELIVERY)).objects
     assert set(render_prompt(DELIVERY, ERRAND).split()) <= set(vocabulary([DELIVERY], names))
-
-
-def test_unknown_style_is_an_error():
-    with pytest.raises(ConfigError, match=r"prompt_style.*haiku"):
-        parse_completion("", style="haiku")
 
 
 @pytest.mark.parametrize(

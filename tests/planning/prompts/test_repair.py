@@ -2,7 +2,6 @@
 
 import pytest
 
-from jaxppo.errors import ConfigError
 from jaxppo.planning import prompts
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.prompts import Fault, conversation, find_fault, parse_completion, render_fault
@@ -95,9 +94,3 @@ def test_a_conversation_is_the_beginning_of_every_longer_one_and_its_plans_can_b
     plan = second.removeprefix(first).removesuffix(said[1])
     assert parse_completion(plan, style, BLOCKSWORLD.pddl).actions == plans[1]
     assert len({text[-6:] for text in (prompt, first, second)}) == 1  # each ends where a plan begins
-
-
-def test_a_style_without_turns_is_one_line(monkeypatch):
-    monkeypatch.setitem(prompts.PROMPT_STYLES, "mute", prompts.PROMPT_STYLES["nl"]._replace(render_fault=None))
-    with pytest.raises(ConfigError, match=r"prompt_style.*mute"):
-        render_fault(Fault(), "mute")
