@@ -1,4 +1,4 @@
-"""The styles `pddl` and `nl`: what they write, that they read it back, and that they read nothing else."""
+"""The styles: what they write, that they read it back, and that they read nothing else."""
 
 import itertools
 import random
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxppo.errors import DataError, PddlError
+from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.planning import (
     ParsedPlan,
     PlanError,
@@ -137,6 +137,10 @@ PLAN = (("unstack", "b", "a"), ("put-down", "b"))
         (" \n", "nl", ()),
         ("", "pddl", ()),
         (" \n", "pddl", ()),
+        ("UNSTACK  B a;put-down\tb", "atoms", PLAN),
+        (" unstack b a\n;\r\nput-down b ", "atoms", PLAN),
+        ("", "atoms", ()),
+        (" \n", "atoms", ()),
     ],
 )
 def test_plans_are_read_with_any_blanks_and_case(text, style, plan):
@@ -162,6 +166,16 @@ NO_SENTENCES = [
 ]
 
 
+NO_ATOMS = [
+    ("unstack b a ;", 1),
+    ("unstack b a ; ; stack a b", 1),
+    ("unstack b a ; stack a b <eos>", 1),
+    ("unstack b a ; (stack a b)", 1),
+    ("unstack b 1", 0),
+    ("unstack b\u00a0a", 0),
+    ("unstack b \u0430", 0),
+    ("a " * 500_000 + "<", 0),
+]
 NO_STEPS = [
     ("(unstack b a) put-down b", 1),
     ("(unstack b a) (put-down b", 1),
@@ -178,6 +192,7 @@ GENERAL = ["use drive on v and home and hub.", "use fly on v, home and hub.", "d
     [
         *(("nl", BLOCKSWORLD, *case) for case in NO_SENTENCES),
         *(("pddl", BLOCKSWORLD, *case) for case in NO_STEPS),
+        *(("atoms", BLOCKSWORLD, *case) for case in NO_ATOMS),
         *(("nl", DELIVERY, text, 0) for text in GENERAL),
     ],
 )
@@ -190,6 +205,28 @@ def test_reading_stops_at_anything_else(style, domain, text, n_actions):
 def test_nl_refuses_to_write_what_the_domain_does_not_have(step):
     with pytest.raises(DataError, match=rf"plan.*{step[0]}"):
         render_completion([("pick-up", "a"), step], "nl", BLOCKSWORLD)
+
+
+def test_atoms_are_the_style_where_none_is_named_and_are_written_in_their_order():
+    assert render_prompt(BLOCKSWORLD, SWAP) == (
+        "<init> on b a ; ontable a ; clear b ; handempty <goal> on a b ; not holding b <plan>"
+    )
+    empty = render_prompt(BLOCKSWORLD, "(define (problem p) (:domain d) (:init) (:goal ()))")
+    assert empty == "<init> <goal> <plan>"
+    assert (render_completion(PLAN), render_completion(())) == ("unstack b a ; put-down b", "")
+    assert parse_completion("unstack b a ; put-down b") == ParsedPlan(PLAN)
+    with pytest.raises(ConfigError, match=r"prompt_style.*haiku"):
+        parse_completion("", style="haiku")
+
+
+@pytest.mark.parametrize(
+    ("goal", "named"),
+    [("(or (in b1 v) (in b2 v))", r"\(in b2 v\)"), ("(and (in b1 v) (> (total-cost) 3))", "numbers")],
+)
+def test_atoms_refuse_what_they_cannot_write(goal, named):
+    text = ERRAND.replace("(and (in b1 v) (not (at v hub)))", goal)
+    with pytest.raises(UnsupportedPddlError, match=rf"errand:1.*{named}"):
+        render_prompt(DELIVERY, text)
 
 
 def test_nl_prompt_of_our_own_domain():
@@ -341,6 +378,11 @@ def test_vocabulary_holds_the_words_of_all_problems(name, style):
     texts.append(render_completion(random.Random(0).sample(ground_actions(name), 50), style, module.pddl))
     assert set(words_of(texts)) <= set(words)
     assert "{}" not in "".join(words)
+
+
+def test_vocabulary_holds_constants_and_negation():
+    names = parse_problem(ERRAND, parse_domain(DELIVERY)).objects
+    assert set(render_prompt(DELIVERY, ERRAND).split()) <= set(vocabulary([DELIVERY], names))
 
 
 def test_words_of_splits_at_blanks_and_punctuation():
