@@ -17,6 +17,8 @@ from jaxppo.planning import (
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.reward_functions import plan as plan_reward
+from jaxppo.reward_functions import registry
+from jaxppo.rewards import Completions
 from tests.plan_texts import (
     PROBLEM_PDDL,
     REFERENCE,
@@ -276,3 +278,10 @@ def test_reward_level_is_refused_without_plans():
         RewardConfig(reward_funcs=("my:own",), reward_level="step")
     mixed = RewardConfig(reward_funcs=("plan", "my:own"), reward_level="step")
     assert mixed.reads_pddl_for("val") == "builtin" and RewardConfig().reads_pddl_for("val") == "val"
+
+
+@pytest.mark.parametrize("level", ["outcome", "step"])
+def test_the_configured_level_is_that_of_the_reward(level):
+    rewards = registry.make_rewards(RewardConfig(reward_level=level, audit_rate=0.0))
+    scores = rewards(Completions([""], [SOLUTION], [[1]], columns_for("x")))
+    assert scores.values == [1.0] and (scores.parts is None) == (level == "outcome")
