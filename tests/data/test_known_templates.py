@@ -102,20 +102,8 @@ def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_turn(name, argu
             assert not tokenizer.decode(whole[end:]).replace(tokenizer.eos_token, "").strip()
 
 
-def test_the_empty_thinking_of_qwen3_belongs_to_the_answer_or_to_the_prompt():
-    thinking = "<think>\n\n</think>\n\n"
-    for arguments, opening, answer in (
-        (None, "<|im_start|>assistant\n", thinking + ANSWER),
-        ({"enable_thinking": True}, "<|im_start|>assistant\n", thinking + ANSWER),
-        ({"enable_thinking": False}, f"<|im_start|>assistant\n{thinking}", ANSWER),
-    ):
-        config = DataConfig(chat_template_kwargs=arguments)
-        template = data.make_chat_template(known_tokenizer("qwen3"), config)
-        assert template.prompt_text(row_of([LAST])).endswith(opening)
-        assert template.row_texts(row_of([LAST])).completion == answer + "<|im_end|>"
-
-
-def test_thoughts_of_a_completion_stand_where_the_template_has_them():
+@pytest.mark.parametrize("name", OPENED)
+def test_thoughts_of_a_completion_stand_where_the_template_has_them(name):
     row = row_of([LAST], f"<think>\nHm.\n</think>\n\n{ANSWER}")
     texts = data.make_chat_template(known_tokenizer("qwen3")).row_texts(row)
     assert texts.completion == row["completion"] + "<|im_end|>"
@@ -124,10 +112,7 @@ def test_thoughts_of_a_completion_stand_where_the_template_has_them():
     )
     with pytest.raises(ConfigError, match=r"use_chat_template.*\br\b"):
         without.row_texts(row)
-
-
-@pytest.mark.parametrize("name", OPENED)
-def test_thinking_that_the_prompt_opens_can_be_continued_but_not_learned_from(name):
+    # Thinking that the prompt opens can be continued, but not learned from.
     tokenizer = known_tokenizer(name)
     template = data.make_chat_template(tokenizer)
     assert template.prompt_text(row_of([LAST])).endswith("<think>\n")

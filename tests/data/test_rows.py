@@ -17,11 +17,6 @@ from jaxppo.planning.datasets import files as dataset_files
 SMALL = DataConfig(train_sizes="3:4", rl_sizes="3:2", test_sizes="3:3", test_longer_sizes="4:2")
 
 
-def test_columns_of_fills_up_with_none_and_leaves_the_prompt_out():
-    columns = data.columns_of([{"prompt": "p", "id": 1}, {"prompt": "q", "id": 2, "extra": "x"}])
-    assert columns == {"id": [1, 2], "extra": [None, "x"]}
-
-
 @pytest.mark.parametrize(
     "other", [[{"prompt": "p", "plan": "(b)"}], [{"prompt": "p"}], [{"prompt": "p", "plan": "(a)"}] * 2]
 )

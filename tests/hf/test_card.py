@@ -111,7 +111,6 @@ def tables(text):
 
 
 def blocks(text):
-    """{language: content} of the blocks of code."""
     return {token.info: token.content for token in tokens_of(text) if token.type == "fence"}
 
 
@@ -205,22 +204,6 @@ def test_a_relative_path_of_data_is_no_hub_id_from_another_folder(tmp_path, monk
     assert names == {"data/mine": "./data/mine", "a/b": "a/b", "blocksworld": "blocksworld"}
     monkeypatch.chdir("/")
     assert "datasets" not in metadata(card_of(dataset=names["data/mine"]))
-
-
-def test_model_card_says_what_it_is_and_whose_licences_hold():
-    card = card_of()
-    (sentence,) = re.findall(r"^.*`EleutherAI/pythia-70m`.*`blocksworld`.*$", ModelCard(card).text, re.MULTILINE)
-    assert all(each in sentence for each in ("PPO", " 60", "0.1.0"))
-    for text, base, data in (
-        (card, "apache-2.0", None),
-        (card_of(base_license=None, dataset_license="mit"), None, "mit"),
-    ):
-        for name, stated in (("EleutherAI/pythia-70m", base), ("blocksworld", data)):
-            (line,) = re.findall(rf"^- .*`{name}`: (.*)\.$", text, re.MULTILINE)
-            assert (line == f"`{stated}`") if stated else "`" not in line
-    scratch = card_of(base_model=None, base_license=None, algorithm=None)
-    assert "base_model" not in metadata(scratch) and metadata(scratch)["tags"] == ["jaxppo", "policy"]
-    assert "pythia" not in scratch and "PPO" not in scratch and "derives" in card and "derives" not in scratch
 
 
 def test_model_card_shows_results_before_and_after_the_headline_split_first():
@@ -405,18 +388,3 @@ def test_license_of_reads_the_metadata(tmp_path):
     (tmp_path / "folder" / "README.md").mkdir(parents=True)
     assert license_of(tmp_path / "folder") is None
     assert license_of(tmp_path.with_name("null\0byte")) is None
-
-
-@given(st.binary(max_size=60))
-@settings(max_examples=50, deadline=None)
-def test_license_of_never_raises(tmp_path_factory, content):
-    folder = tmp_path_factory.getbasetemp()
-    (folder / "README.md").write_bytes(b"---\n" + content + b"\n---\n")
-    found = license_of(folder)
-    assert found is None or found.strip()
-
-
-def test_license_of_a_card_of_ours_is_the_licence_it_was_given(tmp_path):
-    for stated, back in [("mit", "mit"), ("mit, bsd", "mit, bsd"), ("Our Licence", "our-licence"), (None, "unknown")]:
-        (tmp_path / "README.md").write_text(card_of(base_license=stated), encoding="utf-8")
-        assert license_of(tmp_path) == back

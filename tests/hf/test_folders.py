@@ -41,7 +41,6 @@ WEIGHTS = "model.safetensors"
 
 
 def torch_folder(folder, family="gpt_neox", head="lm", **options):
-    """Let transformers write a random model."""
     model = torch_model(RAW[family] | options, head)
     model.save_pretrained(folder)
     return model
@@ -49,13 +48,11 @@ def torch_folder(folder, family="gpt_neox", head="lm", **options):
 
 @pytest.fixture(scope="module")
 def params():
-    """Parameters of `CONFIG` with a language model's head."""
     return random_params(CONFIG)
 
 
 @pytest.fixture
 def saved(params, tmp_path):
-    """The folder of a language model written by us."""
     hf.save_pretrained(tmp_path / "model", CONFIG, params)
     return tmp_path / "model"
 
@@ -66,9 +63,6 @@ def to_bin(folder, rename=lambda name: name, **more):
     state = {rename(name): torch.tensor(tensor) for name, tensor in tensors.items()} | more
     torch.save(state, folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
-
-
-# --- both ways -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "shard_size"), [("gpt_neox", "8KB"), ("gpt2", "1GB")])
@@ -128,9 +122,6 @@ def test_save_pretrained_writes_the_generation_config_and_no_secret(params, tmp_
     assert secret not in text and "me:pass" not in text
     assert read(tmp_path / "model")["note"] == "made with <redacted>"
     assert hf.load_pretrained(tmp_path / "model")[0] == config
-
-
-# --- what is read ----------------------------------------------------------------------------------------------------
 
 
 def test_load_pretrained_gives_the_dtype_asked_for(saved, params, tmp_path):
@@ -205,9 +196,6 @@ def test_a_tied_head_in_the_folder_must_be_the_embedding(tmp_path):
         refused(named, hf.load_model, tmp_path / "model")
 
 
-# --- heads -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("family", "unused"), [("gpt_neox", ("embed_out.weight",)), ("gpt2", ())])
 def test_load_model_makes_a_value_model_of_a_language_model(family, unused, tmp_path):
     params = random_params(CONFIGS[family])
@@ -266,9 +254,6 @@ def test_describe_says_what_was_loaded_fresh_and_unused(saved, params):
         assert all(each in line for each in shown) and "\n" not in line
 
 
-# --- placement -------------------------------------------------------------------------------------------------------
-
-
 def split_along(axis):
     """A placement that splits matrices over all devices along an axis; vectors are copied."""
     mesh = Mesh(np.asarray(jax.devices()), ("parts",))
@@ -319,9 +304,6 @@ def test_load_model_reads_for_every_device_its_own_part(family, file, axis, tmp_
     for name, sizes in parts.items():
         matrix = name.removesuffix(".weight") != name and not any(norm in name for norm in ("norm", "ln_"))
         assert sizes == ([0.25] * 4 if matrix else [1.0]), name
-
-
-# --- what does not fit -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -384,9 +366,6 @@ def test_load_model_names_the_file_that_is_missing_or_damaged(saved):
         (saved / beside).unlink()
 
 
-# --- what is written over --------------------------------------------------------------------------------------------
-
-
 def test_save_pretrained_replaces_an_earlier_model_and_nothing_else(saved, params, tmp_path):
     (saved / f"{WEIGHTS}.index.json").write_text("{}")
     reward = random_params(CONFIG, "score", seed=1)
@@ -427,9 +406,6 @@ def test_save_pretrained_refuses_parameters_that_do_not_fit(params, tmp_path):
     ):
         refused(named, hf.save_pretrained, tmp_path / "model", config, given)
     assert not list(tmp_path.iterdir())
-
-
-# --- policies and value heads ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -478,9 +454,6 @@ def test_load_value_head_reads_what_save_value_head_wrote(saved, tmp_path):
     refused(f"^{saved}: .*value_head.safetensors", hf.save_value_head, saved, head)
 
 
-# --- names and the hub -----------------------------------------------------------------------------------------------
-
-
 def test_find_model_gives_shipped_models_and_local_folders(tmp_path, monkeypatch):
     here = tmp_path / "here"
     for name in ("models/mine", "mine", "blocksworld-sft"):
@@ -493,14 +466,12 @@ def test_find_model_gives_shipped_models_and_local_folders(tmp_path, monkeypatch
         assert hf.find_model(name).resolve() == hf.find_model(str(here / name)).resolve() == (here / name).resolve()
 
 
-def test_find_model_asks_the_hub_for_no_path(tmp_path, monkeypatch):
+def test_find_model_asks_the_hub_for_no_path_and_names_all_it_tried(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
-    for name in ("/no/such/folder", "./gone", "a/b/c", "what is this?", "runs/gone/"):
-        refused("config.json", hf.find_model, name)
-
-
-def test_find_model_says_all_it_tried_and_what_the_hub_said(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+        for name in ("/no/such/folder", "./gone", "a/b/c", "what is this?", "runs/gone/"):
+            refused("config.json", hf.find_model, name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     shipped = "blocksworld-sft, planning-multi-sft"
     for name in ("no-such-user/no-such-model", "no-such-model", "no-such-user/no-such-model@main"):

@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 def preferences(folder):
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     rows = [{"prompt": "clear a", "chosen": "clear b", "rejected": "on a b"}] * 8
     for split in ("train", "test"):
         (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -62,10 +62,7 @@ def test_a_run_is_pushed_when_it_is_finished_and_pushed_again_by_export_alone(co
     assert not any(secret in path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert "me/mine" not in (folder / "config.yaml").read_text().partition("\n")[2]
     files, asked = dict(repo.files), len(hub.asked)
-    run_again = [*flags, "--resume"]
-    config, carry_out, settings, _ = COMMANDS[command]
-    more = ["--dataset", str(tmp_path / "pairs")] if command == "reward_model" else []
-    carry_out(parse_cli(config, command, [*settings, *more, "--output_dir", str(folder), *run_again]))
+    run(command, folder, *flags, "--resume")
     assert len(hub.asked) == asked  # finished: nothing to resume, nothing to push
     hub.repos.clear()
     export(parse_cli(ExportConfig, "export", ["--run_dir", str(folder), *flags]))

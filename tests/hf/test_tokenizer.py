@@ -91,9 +91,6 @@ def test_lists_of_ends_come_out_as_they_were(saved, tmp_path):
         assert read(tmp_path / "again", file) == read(folder, file)
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
 def test_save_tokenizer_writes_names_that_transformers_4_reads(tmp_path):
     tokenizer = word_tokenizer(size=20, eos_token="</s>", additional_special_tokens=["w7", "w8"])
     tokenizer.save_pretrained(tmp_path / "theirs")

@@ -15,7 +15,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from jaxppo.errors import ConfigError, DataError, JaxppoError
+from jaxppo.errors import ConfigError, DataError
 from jaxppo.reward_functions import http_client
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
 from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, Answer, merge, read_answer
@@ -67,12 +67,8 @@ def ask(client, completions=("a", "bb"), **others):
 
 
 def counts(requests, retries, failures):
-    """What a call reports of itself."""
     named = {"requests": requests, "retries": retries, "failures": failures}
     return {f"reward_server/{name}": float(count) for name, count in named.items()}
-
-
-# --- the contract
 
 
 def test_client_speaks_llama_factorys_contract_and_nothing_else():
@@ -173,9 +169,6 @@ def test_merge_weighs_metrics_by_rows_and_fills_columns():
     assert merged.extras == {"verdict": ["a", "b", "c", None]}
 
 
-# --- answers that are none
-
-
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -204,22 +197,26 @@ def test_read_answer_refuses_what_is_no_answer_about_one_row(content, named):
         read_answer(body, 1)
 
 
-def test_client_does_not_ask_again_after_an_answer_that_is_none():
-    with Script(always(200, b"<html>\x1b[31m" * 99)) as server, pytest.raises(RewardError) as refused:
+WRONG = {"error": "messages: wrong\x1b[31m"}
+SHOWN = r"'messages: wrong\x1b[31m'"
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "named"),
+    [
+        *((status, WRONG, SHOWN) for status in (404, 422, 500, 302)),
+        (204, b"", "204"),
+        (200, b"<html>\x1b[31m" * 99, ""),
+    ],
+)
+def test_client_does_not_ask_again_where_that_cannot_help(status, content, named):
+    elsewhere = {"Location": "/other"} if status == 302 else {}
+    with Script(always(status, content, elsewhere)) as server, pytest.raises(RewardError) as refused:
         ask(client_of(server.url))
     message = str(refused.value)
     assert len(server.requests) == 1
-    assert server.url in message and len(message) < 400 and message.isprintable()
-
-
-@pytest.mark.parametrize("status", [404, 422, 500, 204, 302])
-def test_client_does_not_ask_again_where_that_cannot_help(status):
-    content = b"" if status == 204 else {"error": "messages: wrong\x1b[31m"}
-    elsewhere = {"Location": "/other"} if status == 302 else {}
-    with Script(always(status, content, elsewhere)) as server, pytest.raises(RewardError, match=str(status)) as refused:
-        ask(client_of(server.url))
-    assert len(server.requests) == 1
-    assert status == 204 or "'messages: wrong\\x1b[31m'" in str(refused.value)
+    assert server.url in message and named in message and (status == 200 or str(status) in message)
+    assert len(message) < 400 and message.isprintable()
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
@@ -244,12 +241,8 @@ def test_client_says_which_rows_failed_and_stops_asking():
     assert scores == [2.0, 2.0, None, None, 2.0] and metrics == counts(3, 0, 1)
 
 
-# --- time
-
-
 @pytest.fixture
 def waits(monkeypatch):
-    """The waits between attempts, which take no time."""
     seconds = []
 
     async def note(delay):
@@ -306,9 +299,6 @@ def test_client_stops_reading_an_answer_without_an_end(monkeypatch):
         ask(client_of(url))
 
 
-# --- connections
-
-
 def everything_said(error):
     """The message and all that a traceback of it would show, whatever exceptions it was raised from."""
     chain = [error]
@@ -327,12 +317,6 @@ def test_client_names_a_server_that_is_not_running_and_no_secret(monkeypatch, ca
     assert metrics == counts(1, 1, 1)
     said = everything_said(refused.value) + caplog.text
     assert TOKEN not in said and "query-secret" not in said
-
-
-@pytest.mark.parametrize("host", ["a" * 70 + ".invalid", "xn--0.invalid"])
-def test_client_names_a_host_that_has_no_address(host):
-    with pytest.raises(JaxppoError, match="reward server"):
-        ask(client_of(f"http://{host}/", retries=0))
 
 
 def cut_off(connection):
@@ -383,9 +367,6 @@ def test_client_works_inside_an_event_loop_and_from_several_threads():
         assert asyncio.run(in_a_notebook()) == [2.0, 3.0]
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda _: ask(client), range(8))) == [[2.0, 3.0]] * 8
-
-
-# --- secrets
 
 
 def test_client_sends_the_token_or_user_and_password_of_the_url(monkeypatch):

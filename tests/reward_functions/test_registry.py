@@ -9,8 +9,8 @@ from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError, ModelError
 from jaxppo.reward_functions import registry
 from jaxppo.reward_functions.http_client import RewardError
-from jaxppo.reward_functions.registry import BuiltIn, Context, check, make_rewards
-from jaxppo.rewards import Completions, Failed
+from jaxppo.reward_functions.registry import Context, check, make_rewards
+from jaxppo.rewards import Failed
 
 
 @pytest.mark.parametrize(
@@ -35,15 +35,6 @@ def test_check_asks_for_a_missing_package_before_any_model_is_made(monkeypatch):
     for use in (check, make_rewards):
         with pytest.raises(ModelError, match=r"torch.*pip install 'jaxppo\[sentiment\]'"):
             use(config)
-
-
-def test_a_new_built_in_function_takes_one_row(monkeypatch):
-    def brevity(config, run):
-        return lambda completions: [-float(len(text)) for text in completions]
-
-    monkeypatch.setitem(registry.BUILT_IN, "brevity", BuiltIn(brevity))
-    rewards = make_rewards(RewardConfig(reward_funcs=("brevity",)))
-    assert rewards(Completions(["p"], ["abc"], [[1]], {})).values == [-3.0]
 
 
 def test_a_reward_model_is_refused_where_none_can_be_computed():

@@ -60,7 +60,6 @@ def arguments(rows, **others):
 
 
 def ended_by(given, token):
-    """The same with another token that ends completions."""
     ids = [[token if i == EOS else i for i in completion] for completion in given["completion_ids"]]
     assert ids != given["completion_ids"]
     return given | {"completion_ids": ids}
@@ -116,9 +115,6 @@ def rows_of(monkeypatch):
         return Numbering.seen
 
     return find
-
-
-# --- which ids are scored
 
 
 def test_ids_are_scored_as_they_come(rows_of, saved, policy_tokenizer, parallel):
@@ -230,9 +226,6 @@ def test_what_cannot_be_scored_is_an_error(rows_of, saved, policy_tokenizer, par
         reward([""] * 2, [""] * 2, [[5], row[1]], prompt_ids=[[3], row[0]])
 
 
-# --- scores
-
-
 @pytest.mark.parametrize(
     ("mode", "batch_size", "devices"), [("shard_map", 64, 4), ("shard_map", 1, 1), ("shard_map", 3, 4), ("pmap", 64, 4)]
 )
@@ -310,8 +303,6 @@ def test_a_reward_model_needs_an_end_of_sequence(saved, parallel):
     with pytest.raises(ModelError, match=r"^mine: .*eos_token"):
         ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel, name="mine")
 
-
-# --- an adapter on a base
 
 SHAPE = LoraConfig(r=4, lora_alpha=8)
 

@@ -137,12 +137,6 @@ def test_sentiment_does_not_depend_on_the_batch(classifier, batch_size, texts):
     assert ask(reward, []) == []
 
 
-def test_sentiment_cuts_texts_at_the_models_longest(classifier):
-    start = "the film was superb and " * 4 + "good music"  # 22 words and two special tokens
-    whole, longer = ask(make_sentiment_reward(classifier), [start, start + " awful" * 500])
-    assert longer == pytest.approx(whole, abs=1e-5)
-
-
 def test_sentiment_leaves_out_texts_without_tokens(tmp_path):
     config = GPT2Config(vocab_size=len(VOCABULARY), n_embd=16, n_layer=1, n_head=2, n_positions=16)
     config.bos_token_id = config.eos_token_id = None
@@ -182,18 +176,14 @@ def test_sentiment_refuses_a_model_without_a_trained_head(tmp_path):
         make_sentiment_reward(folder)
 
 
-def test_sentiment_opens_no_pickles(tmp_path):
-    config = distilbert_config("NEGATIVE", "POSITIVE")
-    config.save_pretrained(tmp_path)
-    words_tokenizer().save_pretrained(tmp_path)
-    torch.save(DistilBertForSequenceClassification(config).state_dict(), tmp_path / "pytorch_model.bin")
-    for folder in (tmp_path, tmp_path / "missing"):
+def test_sentiment_opens_no_pickles_and_runs_no_code_of_the_model(tmp_path):
+    model = DistilBertForSequenceClassification(distilbert_config("A", "POSITIVE"))
+    model.config.save_pretrained(tmp_path / "pickled")
+    words_tokenizer().save_pretrained(tmp_path / "pickled")
+    torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
+    for folder in (tmp_path / "pickled", tmp_path / "missing"):
         with pytest.raises(ModelError, match=f"safetensors at {folder}"):
             make_sentiment_reward(str(folder))
-
-
-def test_sentiment_runs_no_code_of_the_model(tmp_path):
-    model = DistilBertForSequenceClassification(distilbert_config("A", "POSITIVE"))
     model.config.auto_map = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.Config"}
     folder = save(tmp_path, model, words_tokenizer())
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\nclass Config: pass\n")

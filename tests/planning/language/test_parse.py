@@ -162,6 +162,7 @@ def test_parse_problem_refuses_text_that_is_not_one_definition(text):
         ("(:event x :parameters () :precondition () :effect (and))", ":event"),
         ("(:action x :parameters () :precondition (preference p1 (shut hub)) :effect (and))", "preference"),
         ("(:action x :parameters () :precondition (at start (shut hub)) :effect (and))", "(at start"),
+        ("(:action x :parameters () :precondition () :effect (and (increase (total-cost) (#t))))", "#t"),
     ],
 )
 def test_parse_domain_refuses_what_needs_val_by_name(section, feature):
