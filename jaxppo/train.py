@@ -117,7 +117,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     config, models, start, template, rows, prompts = inputs
     ppo = inputs.learner(config, parallel)
     rewards = _rewards(config, ppo, start, models.tokenizer, run.folder)
-    rewards.check_columns([*data.column_names(rows), "prompt_ids"])
+    rewards.check_columns(data.column_names(rows))
     evaluator = evaluation.make_evaluator(config, ppo.model, models.tokenizer, parallel, rewards)
     config.loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)

@@ -77,7 +77,7 @@ def load_examples(config: DataConfig) -> Examples | None:
 
 def _problem(row: Row) -> str:
     """Return what tells problems apart: of a chat all turns, whatever the user says last."""
-    return json.dumps(turns_of(row), sort_keys=True)
+    return json.dumps(turns_of(row), sort_keys=True, default=str)
 
 
 def _key(row: Row) -> Key:

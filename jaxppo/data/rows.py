@@ -21,6 +21,7 @@ from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.renamed_rows import numbered_row
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.run.jsonl import plain
 
 Row = dict[str, Any]
 
@@ -96,7 +97,7 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
     name = "prompt" if config.prompt_column == "messages" else config.prompt_column
     wanted = {name if column == "prompt" else column: kind for column, kind in columns.items()}
     try:
-        rows = read_rows(config.dataset, split, wanted, config.dataset_config, partial(plain_row, prompt_column=name))
+        rows = read_rows(config.dataset, split, wanted, config.dataset_config, partial(_text_row, prompt_column=name))
     except MissingColumnError as error:
         raise error.with_fix("--prompt_column names another, and messages may hold a chat") from None
     kept = [
@@ -107,6 +108,18 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
             f"min_prompt_characters: expected a row of split {split} with at least {least}, got none of {len(rows)}"
         )
     return kept
+
+
+def _text_row(row: Row, where: str, prompt_column: str) -> Row:
+    """Read turns of a row, and write its id as the files and pages of a run hold it."""
+    row = plain_row(row, where, prompt_column)
+    name = plain(row.get("id"))
+    if name is None:
+        return {column: value for column, value in row.items() if column != "id"}
+    if not isinstance(name, str | int | float):
+        expected = "a text, a number, a date, bytes or a UUID"
+        raise DataError(f"{where}: field 'id': expected {expected}, got {row['id']!r:.60}")
+    return row | {"id": name}
 
 
 def read_rows(

@@ -1,9 +1,14 @@
 """Rows of data sets: folders, files, copies of hub repositories, and what is wrong with bad rows."""
 
+import datetime
+import decimal
 import json
+import uuid
 from contextlib import nullcontext
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jaxppo import data
@@ -179,6 +184,33 @@ def text_split(tmp_path, *texts, column="text"):
     rows = [{column: text, "label": i} for i, text in enumerate(texts)]
     dataset_files.write_jsonl(rows, tmp_path / "train.jsonl")
     return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (datetime.datetime(2026, 1, 2, 3), "2026-01-02T03:00:00"),
+        (datetime.date(2026, 1, 2), "2026-01-02"),
+        (decimal.Decimal("1.50"), "1.50"),
+        (uuid.UUID(int=7).bytes, uuid.UUID(int=7).hex),
+        (b"row 1", "row 1"),
+        ("row", "row"),
+        (7, 7),
+    ],
+)
+def test_an_id_is_what_files_of_a_run_can_hold(name, text, tmp_path):
+    table = pa.table({"prompt": ["a", "b"], "id": [name, None], "other": [name, name]})
+    pq.write_table(table, tmp_path / "train.parquet")
+    first, second = data.load_split(DataConfig(dataset=str(tmp_path)), "train", None)
+    assert (first["id"], second["id"]) == (text, "train-1")
+    assert first["other"] == name  # reward functions have the others as they are
+    assert json.loads(json.dumps(first["id"])) == text
+
+
+def test_an_id_that_is_no_name_is_refused(tmp_path):
+    dataset_files.write_jsonl([{"prompt": "a", "id": [1, 2]}], tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match=r"train\.jsonl:1: field 'id'.*\[1, 2\]"):
+        data.load_split(DataConfig(dataset=str(tmp_path)), "train", None)
 
 
 def test_prompts_may_stand_in_another_column_and_short_ones_are_left_out(tmp_path):
