@@ -129,7 +129,7 @@ def read_rows(
     configuration: str | None = None,
     convert: dataset_files.Convert | None = None,
 ) -> list[Row]:
-    """Read the rows of `<dataset>/<split>.jsonl` or `.parquet`, or of whatever the `datasets` library reads.
+    """Read the rows of `<dataset>/<split>.jsonl`, `.parquet`, `.json` or `.csv`, or of what `datasets` reads.
 
     Args:
         dataset: a folder, a toy or a hub id.
@@ -143,7 +143,8 @@ def read_rows(
     """
     folder = toys.find(dataset) or Path(dataset)
     if folder.is_file():
-        fix = f"give its folder, and the split {folder.stem} (other formats: convert them to JSON lines or Parquet)"
+        endings = ", ".join(dataset_files.SPLIT_ENDINGS)
+        fix = f"give its folder, and the split {folder.stem} (files that end in {endings} are read)"
         raise DataError(f"dataset: expected a folder with one file per split, got the file {folder}; {fix}")
     if (folder / "state.json").exists():
         fix = "save DatasetDict({'train': ...}), which has splits"
@@ -170,7 +171,7 @@ def _is_hugging_faces(folder: Path, split: str) -> bool:
     if card.is_file() and re.match(r"---\n(.*\n)*?configs:", card.read_text(encoding="utf-8", errors="replace")):
         return True
     part = "-?????-of-?????.parquet"
-    hubs = (f"*{part}", f"*/*{part}", f"data/{split}.jsonl", f"data/{split}.parquet")
+    hubs = (f"*{part}", f"*/*{part}", *(f"data/{split}{ending}" for ending in dataset_files.SPLIT_ENDINGS))
     return any(path for pattern in hubs for path in folder.glob(pattern))
 
 

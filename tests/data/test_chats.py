@@ -224,7 +224,8 @@ def test_a_chat_needs_a_template(template, config):
 
 
 TOOLS_TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{% for message in messages %}<|{{ message.role }}|>\n"
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>\n"
     "{{ message.content }}{% for call in message.tool_calls %}{{ call.function.name }} "
     "{{ call.function.arguments.top }}{% endfor %} <|end|>\n{% endfor %}" + ASKED
 )
