@@ -269,9 +269,18 @@ class Rewards:
         return Scores(values, metrics, extras, self._weighted_parts(list(terms.values())))
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise a `DataError` unless the data have every column that the functions need."""
+        """Raise a `DataError` unless the data have every column that the functions need, and none that hides ours.
+
+        Args:
+            names: of the columns of the data, without `prompt_ids`, which every batch has.
+        """
+        for name in (*_OWN_ARGUMENTS, PROMPT_IDS):
+            if name in names:
+                fix = f"rename it in the data, such as to data_{name}"
+                expected = "another name, as reward functions are given something else by this one"
+                raise DataError(f"column {name!r} of the data: expected {expected}; {fix}")
         for reward in self.rewards:
-            check_columns(reward.name, reward.function, names)
+            check_columns(reward.name, reward.function, [*names, PROMPT_IDS])
 
     def close(self) -> None:
         """Release what the functions hold."""
@@ -326,6 +335,9 @@ def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None
 
 _NOT_OF_ROWS = frozenset(("log_metric", "log_extra", "trainer_state"))
 _OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", *sorted(_NOT_OF_ROWS))
+
+PROMPT_IDS = "prompt_ids"
+"""The column that the run adds to those of the data: the token ids of each prompt."""
 
 
 def arguments_of(reward: RewardFunction, completions: Completions, **others: Any) -> dict[str, Any]:

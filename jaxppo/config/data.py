@@ -26,8 +26,8 @@ class DataConfig:
 
     dataset: str = "blocksworld"
     """`blocksworld` (built on first use and cached), `stream:DOMAIN,DOMAIN,...` (endless fresh problems, see
-    docs/datasets.md), a folder with one <split>.jsonl per split, or, through the `datasets` library, a hub id, a copy
-    of its files, or a `save_to_disk` folder (alias --data)."""
+    docs/datasets.md), a folder with one <split>.jsonl (or .parquet, .json, .csv) per split, or, through the `datasets`
+    library, a hub id, a copy of its files, or a `save_to_disk` folder (alias --data)."""
     dataset_config: str | None = None
     """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
     train_split: str = "train"

@@ -130,8 +130,9 @@ class RewardModelConfig:
     peft: PeftConfig = field(default_factory=PeftConfig)
     hub: HubConfig = field(default_factory=HubConfig)
     dataset: str | None = None
-    """Folder with one <split>.jsonl per split or, through the `datasets` library, a hub id, a copy of its files, or a
-    `save_to_disk` folder; columns chosen, rejected and maybe prompt and margin, texts or lists of turns."""
+    """Folder with one <split>.jsonl (or .parquet, .json, .csv) per split or, through the `datasets` library, a hub id,
+    a copy of its files, or a `save_to_disk` folder; columns chosen, rejected and maybe prompt and margin, texts or
+    lists of turns."""
     dataset_config: str | None = None
     """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
     train_split: str = "train"

@@ -1,15 +1,16 @@
 """Chat templates: prompts become turns of a chat where the tokenizer has a template, and stay as they are elsewhere."""
 
+import json
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jaxppo.config import DataConfig
-from jaxppo.data.chats import Row, Turn, is_chat, turns_of
+from jaxppo.data.chats import SYSTEM_ROLES, Row, Turn, is_chat, turns_of
 from jaxppo.data.few_shot import Examples, load_examples, shown_after
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import prompts
@@ -128,7 +129,7 @@ class ChatTemplate(NamedTuple):
         """Return all turns before the completion: system, examples, and those of the row."""
         *examples, last = self._shown(row)
         turns = turns_of(last)
-        own = turns[:1] if turns[0]["role"] == "system" else []
+        own = turns[:1] if turns[0]["role"] in SYSTEM_ROLES else []
         shown = [turn for example in examples for turn in (*_without_system(turns_of(example)), _answer(example))]
         return [*(own or _system(self.system_prompt)), *shown, *turns[len(own) :]]
 
@@ -144,7 +145,14 @@ class ChatTemplate(NamedTuple):
         return f"{example['prompt']}{gap}{example['completion']}{self.tokenizer.eos_token}\n\n"
 
     def _render(self, turns: Sequence[Turn], row: Row) -> str:
-        return _apply(self.tokenizer, turns, self.arguments or {}, f" of row {row['id']}")
+        tools = (row.get("tools") if is_chat(row) else None) or []
+        arguments = {**(self.arguments or {}), **({"tools": tools} if tools else {})}
+        text = _apply(self.tokenizer, turns, arguments, f" of row {row['id']}")
+        for what, said in _beyond_the_usual(turns, tools):
+            if not _is_written(said, text):
+                expected = f"a chat template that writes {what} of row {row['id']}"
+                raise ConfigError(f"use_chat_template: expected {expected}, got one that leaves out {said!r:.60}")
+        return text
 
 
 def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> ChatTemplate:
@@ -199,7 +207,7 @@ def _answer(row: Row) -> Turn:
 
 
 def _without_system(turns: Sequence[Turn]) -> Sequence[Turn]:
-    return turns[1:] if turns[0]["role"] == "system" else turns
+    return turns[1:] if turns[0]["role"] in SYSTEM_ROLES else turns
 
 
 def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], where: str = "") -> str:
@@ -212,6 +220,25 @@ def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], 
         asked = f"a chat template for the turns {', '.join(turn['role'] for turn in turns)}{where}"
         got = f"{type(error).__name__}: {error}"
         raise ConfigError(f"use_chat_template: expected {asked}, got {got}") from error
+
+
+def _beyond_the_usual(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield what a template may pass over in silence, as one that knows no tools does: (what it is, what it says)."""
+    for turn in turns:
+        if turn["role"] in ("developer", "tool"):
+            yield f"the turn of the {turn['role']}", turn.get("content", "")
+        for call in turn.get("tool_calls") or ():
+            yield "the tool call", call.get("function", call)["name"]
+    for tool in tools:
+        name = tool.get("function", tool).get("name")
+        if isinstance(name, str):
+            yield "the tool", name
+
+
+def _is_written(said: str, text: str) -> bool:
+    """Return whether a rendered chat has a text, as it is or within JSON."""
+    said = said.strip()
+    return said in text or any(json.dumps(said, ensure_ascii=is_ascii)[1:-1] in text for is_ascii in (False, True))
 
 
 def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:

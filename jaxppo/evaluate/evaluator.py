@@ -102,7 +102,7 @@ class Evaluator:
             self.rows[split], self._encoded[split] = self._encode(loaded, data_config)
             self.left_out[split] = len(loaded) - len(self.rows[split])
             if self._rewards is not None:
-                self._rewards.check_columns([*data.column_names(self.rows[split]), "prompt_ids"])
+                self._rewards.check_columns(data.column_names(self.rows[split]))
         self.fixed = {
             split: choose_fixed(of_split, evaluation.eval_rows, data_config.data_seed)
             for split, of_split in self.rows.items()
