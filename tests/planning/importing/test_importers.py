@@ -272,7 +272,7 @@ def test_import_problems_leaves_duplicates_out_once_for_each_domain(tmp_path):
 
 
 def test_import_problems_does_not_load_files_that_are_too_large(tmp_path):
-    files = {**GOOD, "good/q.pddl": lamp_problem(4, 1) + ";" * 3_000_000}
+    files = {**GOOD, "good/q.pddl": lamp_problem(4, 1) + ";" * 16_000_000}
     _, rejected, _ = import_into(tmp_path / "out", write_files(tmp_path / "in", files))
     assert_rejected(rejected, {"good/q.pddl": ("unreadable", str(len(files["good/q.pddl"])))})
 
