@@ -307,7 +307,8 @@ class Rewards:
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
 _UNSCORED = "reward/not_scorable"
-_SUMMED = (*_COUNTS, _UNSCORED, "reward/val_audited", "reward/val_disagreements", "reward/val_failed")
+_AUDIT = ("reward/val_audited", "reward/val_disagreements", "reward/val_failed", "reward/val_deviations")
+_SUMMED = (*_COUNTS, _UNSCORED, *_AUDIT)
 
 
 def name_of(reward: RewardFunction) -> str:

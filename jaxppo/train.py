@@ -119,12 +119,8 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     config, models, start, template, rows, prompts = inputs
     ppo = inputs.learner(config, parallel)
     rewards = _rewards(config, ppo, start, models.tokenizer, run.folder)
-<<<<<<< HEAD
     registry.tell_inputs(console.print, rewards)
-    rewards.check_columns([*data.column_names(rows), "prompt_ids"])
-=======
     rewards.check_columns(data.column_names(rows))
->>>>>>> 5c4d2709055065d6e119da5c80220c7582f5f2dc
     evaluator = evaluation.make_evaluator(config, ppo.model, models.tokenizer, parallel, rewards)
     config.loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)

@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import read_text
-from jaxppo.planning.language.sexpr import MAX_CHARACTERS
 
 _COMMENT = re.compile(r";[^\n]*+")
-_DEFINITION = re.compile(r"\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")
+_DEFINITION = re.compile(r"\ufeff?+\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")
 _DOMAIN_OF_PROBLEM = re.compile(r"\(\s*+:domain\s++([^\s()]++)\s*+\)")
 _LAST_NUMBER = re.compile(r"(\d+)\D*+$")
-MOST_BYTES = 4 * MAX_CHARACTERS
-"""Of a PDDL file or a plan: no larger one can be read, so none is loaded."""
+MOST_BYTES = 16_000_000
+"""Of a PDDL file or a plan: four times the largest of the planning competitions; a larger one is not loaded."""
 _DOMAIN_FOLDERS = (".", "domain", "domains")
 PLAN_FOLDERS = ("plan", "plans", "solution", "solutions")
 _PLAN_SUFFIXES = (".plan", ".soln", ".sol", ".solution")
