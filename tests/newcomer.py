@@ -14,7 +14,7 @@ import pytest
 from jaxppo.config import ReportConfig
 from jaxppo.config.__main__ import COMMANDS
 from jaxppo.config.sources import parse_cli, parse_flags
-from jaxppo.planning.datasets.config import PushConfig
+from jaxppo.planning.datasets.config import PushConfig, SolveConfig, ValidateConfig
 from tests import ROOT
 from tests.one_layer import ONE_LAYER
 from tests.pages import Block, blocks, source
@@ -37,12 +37,19 @@ NOT_RUN = {"pip": "the tests run where jaxppo is installed", "pytest": "these ar
 
 PLACEHOLDERS = {"N": "1"}
 """Words of the text that stand for a number."""
-FLAGS_ALONE = {"report": ReportConfig, "planning push": PushConfig}
+FLAGS_ALONE = {
+    "report": ReportConfig,
+    "planning push": PushConfig,
+    "planning validate": ValidateConfig,
+    "planning solve": SolveConfig,
+}
 """Commands without presets and configuration files."""
 OTHER_FLAGS = {
     "doctor": {"--json", "--network"},
     "report": {"--output"},
     "planning push": {"--hub_dataset_id", "--private"},
+    "planning validate": {"--val", "--json"},
+    "planning solve": {"--planner", "--optimal"},
 }
 """Of commands without a configuration."""
 SHELL = {"docker", "export", "pip", "pytest"}

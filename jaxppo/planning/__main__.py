@@ -1,5 +1,6 @@
-"""The command: python -m jaxppo.planning build|import|repair|inspect|push [flags]."""
+"""The command: python -m jaxppo.planning validate|solve|build|import|repair|inspect|push [flags]."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,10 +9,12 @@ from jaxppo.config import require
 from jaxppo.config.sources import parse_cli, parse_flags
 from jaxppo.errors import ConfigError, did_you_mean
 from jaxppo.run import cli
-from jaxppo.run.console import Console
+from jaxppo.run.console import Console, sanitize
 
-_USAGE = """usage: python -m jaxppo.planning {build,import,repair,inspect,push} [flags]
+_USAGE = """usage: python -m jaxppo.planning {validate,solve,build,import,repair,inspect,push} [flags]
 
+  validate judge one plan: DOMAIN PROBLEM PLAN
+  solve    print a plan for one problem: DOMAIN PROBLEM
   build    make a data set from the generators of this package
   import   make a data set from PDDL files, PlanBench or other rows
   repair   make a data set of a model's invalid plans, what is wrong with them, and reference plans
@@ -71,7 +74,47 @@ def push(arguments: list[str]) -> None:
     Console().result(f"data set at {hub.push(files, config.hub_dataset_id, config.private, 'dataset')}")
 
 
+def validate(arguments: list[str]) -> None:
+    """Judge one plan; the exit status says whether it is valid."""
+    from jaxppo.planning.answers.plan_check import check_as_json, check_as_text, check_plan
+    from jaxppo.planning.datasets.config import ValidateConfig
+    from jaxppo.planning.datasets.files import decode_text, read_text
+
+    config = parse_flags(ValidateConfig, "planning validate", arguments)
+    domain, problem = (read_text(Path(path)) for path in (config.domain, config.problem))
+    is_piped = config.plan == "-"
+    plan = decode_text(sys.stdin.buffer.read(), "standard input") if is_piped else read_text(Path(config.plan))
+    check = check_plan(domain, problem, plan, config.val)
+    Console().result(json.dumps(check_as_json(check)) if config.json else check_as_text(check))
+    if not check.verdict.valid:
+        sys.exit(1)
+
+
+def solve(arguments: list[str]) -> None:
+    """Print a plan for one problem; the exit status says whether there is one."""
+    from jaxppo.planning.datasets.config import SolveConfig
+    from jaxppo.planning.datasets.files import read_text
+    from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans, write_plan
+
+    config = parse_flags(SolveConfig, "planning solve", arguments)
+    domain, problem = (read_text(Path(path)) for path in (config.domain, config.problem))
+    planner = config.planner
+    if config.optimal and planner in PLANNERS and not PLANNERS[planner].optimal:
+        planner = f"{planner}-optimal"
+        require(
+            planner in PLANNERS, "optimal", f"a planner that has a way to shortest plans, not {config.planner}", True
+        )
+    task = PlanTask(config.problem, domain, problem)
+    (result,) = find_plans([task], planner=planner, timeout_s=config.planner_timeout_s, workers=1)
+    if result.plan is None:
+        print(f"no plan: {sanitize(result.reason or '')} ({result.planner}, {result.seconds:.2f} s)", file=sys.stderr)
+        sys.exit(1)
+    Console().result(write_plan(domain, problem, result.plan))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "validate": validate,
+    "solve": solve,
     "build": build,
     "import": import_problems,
     "repair": repair,

@@ -4,13 +4,14 @@ All rules leave a text alone that is a plan already. `docs/judge_plans.md` has t
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 from jaxppo.errors import DataError
+from jaxppo.planning.answers.steps import StepFinder, plain
 from jaxppo.planning.importing.planbench_sentences import Sentences
-from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, Span, parse_plan_text
+from jaxppo.planning.language.plans import Action, ParsedPlan, parse_plan_text
+from jaxppo.planning.language.task import Problem
 
 Rule = Literal["strict", "fenced", "longest", "last"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -18,24 +19,26 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 MOST_CHARACTERS = 1_000_000
 """Of an answer; a longer one is not looked at, and is no plan by any rule."""
 
-_MARK = re.compile(r"^[ \t]*+`{3,}+[^\n`]*+$|\[plan(?: end)?\]|</?plan>", re.IGNORECASE | re.MULTILINE)
-_STEP = re.compile(rf"\(\s*+({NAME_PATTERN}(?:\s++{NAME_PATTERN})*+)\s*+\)")
-_BETWEEN = re.compile(r"[^\w()]*+(?:(?:step[ \t]*+)?\d++[^\w()]*+)?", re.IGNORECASE)
-"""What may stand between two steps of a run: punctuation, and the number of the next."""
-
-Steps = list[tuple[Span, Action]]
+_FENCE = r"^[ \t]*+`{3,}+[^\n`]*+$"
+_TAGS = r"\[plan(?: end)?\]|</?(?:plan|answer|final_answer)>"
+_MARK = re.compile(rf"{_FENCE}|{_TAGS}", re.IGNORECASE | re.MULTILINE)
+_TAG = re.compile(_TAGS, re.IGNORECASE)
+_BOXED = re.compile(r"\\boxed\s*+\{")
+_THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_NEXT_PROBLEM = "[STATEMENT]"
+"""What PlanBench's prompts begin a problem with: a model that goes on after its plan writes the next one."""
 
 
 class PlanReader:
     """Reads answers to one problem.
 
     Args:
-        operators: names of the domain's actions.
+        problem: its actions and objects.
         sentences: how they are written in English, where that is known.
     """
 
-    def __init__(self, operators: Collection[str], sentences: Sentences | None = None):
-        self._operators, self._sentences = frozenset(operators), sentences
+    def __init__(self, problem: Problem, sentences: Sentences | None = None):
+        self._sentences, self._finder = sentences, StepFinder(problem, sentences)
 
     def read(self, text: str, rule: Rule) -> ParsedPlan:
         """Read an answer by a rule; the plan that is read strictly where the rule finds none."""
@@ -66,35 +69,40 @@ class PlanReader:
         return None
 
     def longest(self, text: str) -> tuple[Action, ...] | None:
-        """Take the longest run of steps; of equally long ones the last."""
-        runs = self._runs(text)
-        return max(reversed(runs), key=len) if runs else None
+        """Take the longest list of steps; of equally long ones the last."""
+        lists = self._lists(text)
+        return max(reversed(lists), key=len) if lists else None
 
     def last(self, text: str) -> tuple[Action, ...] | None:
-        """Take the last run of steps."""
-        runs = self._runs(text)
-        return runs[-1] if runs else None
+        """Take the last list of steps."""
+        lists = self._lists(text)
+        return lists[-1] if lists else None
 
-    def _runs(self, text: str) -> list[tuple[Action, ...]]:
-        """Find the steps between which no word stands."""
-        steps = self._steps(text)
-        if not steps:
-            return []
-        runs: list[list[Action]] = [[steps[0][1]]]
-        for (before, _), (span, action) in pairwise(steps):
-            if _BETWEEN.fullmatch(text, before[1], span[0]):
-                runs[-1].append(action)
-            else:
-                runs.append([action])
-        return [tuple(run) for run in runs]
+    def _lists(self, text: str) -> list[tuple[Action, ...]]:
+        """Find lists of steps behind the thinking: in what is marked as the plan where steps are, else anywhere."""
+        text = _THOUGHT.split(text)[-1]
+        for piece in [*self._marked(text), text]:
+            lists = self._finder.lists(plain(piece))
+            if lists:
+                return lists
+        return []
 
-    def _steps(self, text: str) -> Steps:
-        """Find steps in parentheses, those that the domain knows before others; without any, sentences."""
-        found = [(match.span(), tuple(match[1].lower().split())) for match in _STEP.finditer(text)]
-        known = [step for step in found if step[1][0] in self._operators]
-        if known or self._sentences is None:
-            return known or found
-        return list(self._sentences.find(text)) or found
+    def _marked(self, text: str) -> list[str]:
+        """Return the last piece between two tags, or in a box; and what is before a closing tag alone."""
+        answer, *_ = text.strip().split(_NEXT_PROBLEM)
+        pieces = _TAG.split(answer)
+        inside = pieces[1::2] if len(pieces) != 2 else [piece for piece in pieces if piece.strip()][:1]
+        return [piece for piece in (_boxed(text), *inside[::-1], answer) if piece.strip()]
+
+
+def _boxed(text: str) -> str:
+    r"""Return what stands in the last `\\boxed{}`; nothing where there is none."""
+    depth, piece = 1, _BOXED.split(text)[1:][-1:]
+    for end, character in enumerate(piece[0] if piece else ""):
+        depth += (character == "{") - (character == "}")
+        if not depth:
+            return piece[0][:end]
+    return "".join(piece)
 
 
 _CUTS: Mapping[str, Callable[[PlanReader, str], tuple[Action, ...] | None]] = {

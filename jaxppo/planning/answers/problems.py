@@ -111,7 +111,7 @@ class Problems:
             parsed, names = None, read_names(domain, problem).problem
         config = self._instances.configs.get(answer.domain) if self._instances else None
         sentences = Sentences(config, names) if config else None
-        return Task(name, label, domain, problem, parsed, PlanReader(names.domain.actions, sentences))
+        return Task(name, label, domain, problem, parsed, PlanReader(names, sentences))
 
     def _texts(self, answer: Answer) -> tuple[str, str, str, str]:
         """Return domain and problem, and the names of problem and domain."""

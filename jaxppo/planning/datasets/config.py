@@ -1,9 +1,9 @@
-"""Settings of `python -m jaxppo.planning build|import|repair|inspect|push`: frozen dataclasses, checked when made."""
+"""Settings of the commands of `python -m jaxppo.planning`: frozen dataclasses, checked when made."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -273,3 +273,44 @@ class PushConfig:
 
     def __post_init__(self) -> None:
         require_repo_id("hub_dataset_id", self.hub_dataset_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateConfig:
+    """One plan judged: where it fails, what is missing there, which conditions of the goal do not hold.
+
+    Exit status: 0 for a valid plan, 1 for one that is not, 2 where there is no verdict.
+    """
+
+    domain: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DOMAIN")]]
+    """File of the domain."""
+    problem: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PROBLEM")]]
+    """File of the problem."""
+    plan: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PLAN")]]
+    """File of the plan, or `-` for standard input: `(action args)` one after another, with time stamps or without."""
+    val: bool = False
+    """Ask VAL, too, and show its verdict beside."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveConfig:
+    """A plan for one problem, checked, as a plan file.
+
+    Exit status: 0 where a plan is found, 1 where none is, 2 where nothing could be asked.
+    """
+
+    domain: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DOMAIN")]]
+    """File of the domain."""
+    problem: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="PROBLEM")]]
+    """File of the problem."""
+    planner: str = "builtin"
+    """The planner: builtin, or one of docs/planners.md."""
+    optimal: bool = False
+    """Take the planner's way to shortest plans (cheapest ones, where the problem has a metric)."""
+    planner_timeout_s: float = 60.0
+    """Seconds until the planner is stopped."""
+
+    def __post_init__(self) -> None:
+        require(self.planner_timeout_s > 0, "planner_timeout_s", "a number above 0", self.planner_timeout_s)

@@ -286,11 +286,21 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
     try:
         if most_bytes is not None and path.stat().st_size > most_bytes:
             raise DataError(f"{path.name}: expected at most {most_bytes} bytes, got {path.stat().st_size}")
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path.name}: expected a UTF-8 text file, got: {_reason(error)}") from error
+        content = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise DataError(f"{path.name}: expected a UTF-8 text file, got: {reason}") from error
+    return decode_text(content, path.name)
+
+
+def decode_text(content: bytes, name: str) -> str:
+    r"""Read bytes as text, with `\n` at the end of every line.
+
+    Raises:
+        DataError: they are not UTF-8; `name` says whose they are.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: expected a UTF-8 text file, got: {error}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return str(error) if isinstance(error, UnicodeDecodeError) else error.strerror or type(error).__name__

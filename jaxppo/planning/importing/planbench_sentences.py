@@ -16,6 +16,8 @@ from jaxppo.planning.language.plans import Action, Span
 from jaxppo.planning.language.task import Problem
 
 _MARKS = ("[PLAN]", "[PLAN END]")
+_ALIKE = {"on": "(?:on(?:to)?|atop|upon)", "into": "in(?:to|side)?"}
+"""Words between two objects, to those that models write in their place."""
 
 
 class Sentences:
@@ -64,7 +66,7 @@ class Sentences:
         """
         if not self._actions:
             return
-        templates, names = list(self._actions), self._folded()
+        templates, names = list(self._actions), self.names
         for match in self._anywhere.finditer(text):
             outer = match.lastindex or 1  # the group around a template closes last
             parts = templates[int((match.lastgroup or "_0")[1:])]
@@ -72,7 +74,9 @@ class Sentences:
             if names.keys() >= {*phrases}:  # in any case, the pattern also takes the long s for an s
                 yield match.span(), self._chosen(parts, [names[phrase] for phrase in phrases])
 
-    def _folded(self) -> dict[str, str]:
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """What an object may be called, in lower case, to the object."""
         return {phrase.lower(): name for phrase, name in self._names.items()}
 
     @cached_property
@@ -84,7 +88,7 @@ class Sentences:
     @cached_property
     def _anywhere(self) -> re.Pattern[str]:
         """Make one pattern of all templates; the group around a template is named by its number."""
-        objects = "|".join(map(_spaced, sorted(self._folded(), key=len, reverse=True)))
+        objects = "|".join(map(_spaced, sorted(self.names, key=len, reverse=True)))
         forms = (f"(?P<_{number}>{_loose(parts, objects or '(?!)')})" for number, parts in enumerate(self._actions))
         return re.compile(rf"(?<![\w-])(?:{'|'.join(forms)})(?![\w-])", re.IGNORECASE)
 
@@ -112,7 +116,7 @@ def _loose(parts: Sequence[str], objects: str) -> str:
     for place, part in enumerate(parts[1:], 2):
         first, *others = part.split() or [""]
         pattern += f"({objects})"
-        pattern += f"\\s++{_spaced(first)}" if first else ""
+        pattern += f"\\s++{_ALIKE.get(first, _spaced(first))}" if first else ""
         pattern += "".join(f"(?:\\s++{_spaced(word)})?" for word in others)
         pattern += "\\s++" if place < len(parts) else ""
     return pattern if len(parts) > 1 else _spaced(parts[0])

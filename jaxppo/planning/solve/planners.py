@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jaxppo.errors import ConfigError, PddlError, ValidatorError
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
-from jaxppo.planning.language.plans import Action
+from jaxppo.planning.language.plans import Action, format_action
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.solve import search
 from jaxppo.planning.solve.cache import PlanCache, Record
@@ -151,6 +151,15 @@ def find_plans(
         raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
     pool = _Pool(PLANNERS[planner], timeout_s, memory_mib)
     return _results(_Job(list(tasks), version, pool, PlanCache(cache), use_val), workers or default_workers(), progress)
+
+
+def write_plan(domain_pddl: str, problem_pddl: str, plan: Sequence[Action]) -> str:
+    """Write a valid plan as Fast Downward writes its plan files: a step a line, and its cost as a comment."""
+    problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
+    cost = execute(problem, plan).cost
+    kind = "unit cost" if problem.metric is None else "general cost"
+    comment = [] if cost is None else [f"; cost = {cost:g} ({kind})"]
+    return "\n".join([*map(format_action, plan), *comment])
 
 
 class _Pool:

@@ -62,6 +62,18 @@ class Trace(NamedTuple):
     steps: tuple[TraceStep, ...]
 
 
+class Unmet(NamedTuple):
+    """What does not hold where a plan stops, as PDDL.
+
+    Attributes:
+        preconditions: of the step that fails by its precondition; none where no step does.
+        goals: of the conditions that the goal joins.
+    """
+
+    preconditions: tuple[str, ...]
+    goals: tuple[str, ...]
+
+
 _Parts = Sequence[tuple[Condition, Binding]]
 _NO_EXTRAS = Extras((), (), 0)
 
@@ -80,6 +92,22 @@ def trace(problem: Problem, actions: Sequence[Action]) -> Trace:
     return _Replay(problem).run(actions[: executed + 1], executed)
 
 
+def unmet_conditions(problem: Problem, actions: Sequence[Action]) -> Unmet:
+    """Carry out a plan and list all that does not hold where it stops; a verdict names only the first of it.
+
+    Args:
+        problem: from `parse_problem`.
+        actions: the plan, lower case.
+
+    Raises:
+        UnsupportedPddlError: filling in the objects gives a formula that is too large.
+    """
+    verdict = execute(problem, actions)
+    executed = verdict.executed_steps or 0  # None: evaluating it costs too much
+    failing = actions[executed] if verdict.error is PlanError.PRECONDITION else None
+    return _Replay(problem).stopped(actions[:executed], failing)
+
+
 class _Replay:
     def __init__(self, problem: Problem):
         self._problem, self._grounder = problem, Grounder(problem)
@@ -89,17 +117,30 @@ class _Replay:
     def run(self, actions: Sequence[Action], executed: int) -> Trace:
         """Apply the first `executed` actions; one behind them is the step that fails."""
         facts, numbers = tuple(sorted(self._state.facts)), tuple(self._state.values.items())
-        goals = self._checks(self._goal)
+        goals = self._goal_checks()
         steps = [self._applied(action) for action in actions[:executed]]
         if len(actions) > executed:
             steps.append(self._failing(actions))
         return Trace(facts, numbers, goals, tuple(steps))
 
+    def stopped(self, executed: Sequence[Action], failing: Action | None) -> Unmet:
+        """Apply actions, and look at the state behind them."""
+        for action in executed:
+            self._apply(action)
+        preconditions = self._preconditions(failing) if failing is not None else ()
+        missing = [
+            tuple(check.text for check in checks if not check.holds) for checks in (preconditions, self._goal_checks())
+        ]
+        return Unmet(*missing)
+
+    def _apply(self, action: Action) -> None:
+        step = self._grounder.step(action)
+        self._state.apply(step.extras or _NO_EXTRAS, step.delete, step.add)  # which forgets what followed by the rules
+
     def _applied(self, action: Action) -> TraceStep:
         preconditions, state = self._preconditions(action), self._state
         facts, values = set(state.facts), dict(state.values)
-        step = self._grounder.step(action)
-        state.apply(step.extras or _NO_EXTRAS, step.delete, step.add)  # which forgets what followed by the rules
+        self._apply(action)
         return TraceStep(
             action,
             preconditions,
@@ -122,7 +163,10 @@ class _Replay:
         return self._checks([(condition, binding) for condition in schema.precondition])
 
     def _goals(self) -> tuple[bool, ...]:
-        return tuple(check.holds for check in self._checks(self._goal))
+        return tuple(check.holds for check in self._goal_checks())
+
+    def _goal_checks(self) -> tuple[Check, ...]:
+        return self._checks(self._goal)
 
     def _checks(self, parts: _Parts) -> tuple[Check, ...]:
         return tuple(Check(write_condition(*part), self._holds(*part)) for part in parts)
@@ -135,6 +179,10 @@ class _Replay:
             return self._state.holds(self._grounder.condition(condition, binding))
         except UndefinedNumberError:
             return False
+
+
+def _false_ones(checks: Sequence[Check]) -> tuple[str, ...]:
+    return tuple(check.text for check in checks if not check.holds)
 
 
 def _changed(before: Values, after: Values) -> tuple[tuple[Atom, float], ...]:

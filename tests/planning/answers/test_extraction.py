@@ -23,7 +23,7 @@ CONFIG = {
 
 def reader(with_sentences=True):
     problem = parse_problem(PROBLEM, parse_domain(STACKS))
-    return PlanReader(problem.domain.actions, Sentences(CONFIG, problem) if with_sentences else None)
+    return PlanReader(problem, Sentences(CONFIG, problem) if with_sentences else None)
 
 
 SHORT = "(pick-up a)"
@@ -43,7 +43,7 @@ CASES = [
     (f"[PLAN]\n{FULL}\n[PLAN END] as asked", None, FULL, FULL, FULL),
     (f"<plan>{FULL}</plan>.", None, FULL, FULL, FULL),
     ("| (pick-up a) | (stack a b) |", None, None, FULL, FULL),
-    (PROSE, None, None, FULL, SHORT),
+    (PROSE, None, None, FULL, FULL),  # an action in a sentence is no step
     # No step of these is the domain's: then any will do.
     ("Go: (move a b) (move b a)", None, None, "(move a b) (move b a)", "(move a b) (move b a)"),
     ("pick up the red block\nstack the red block on top of the dark blue block\n", FULL, FULL, FULL, FULL),
@@ -51,9 +51,74 @@ CASES = [
     ("1. Pick up the red block.\n2. **Stack the red block on top of the dark blue block.**", None, None, FULL, FULL),
     ("1. pick up red block\n2. stack RED on blue", None, None, FULL, FULL),
     ("Pick up a. Stack a on top of b!", None, None, FULL, FULL),
-    ("Pick up the green block. Put down the red block onto it.", None, None, "(put-down a)", "(put-down a)"),
+    (
+        "Pick up the green block. Put down the red block onto it.",
+        None,
+        None,
+        None,
+        None,
+    ),  # it begins with no step
     ("unstack the red block on top of the dark blue block", None, None, None, None),
 ]
+
+
+WRITTEN = [
+    "1) (pick-up a)\n2) (stack a b)",
+    "1. (pick-up a) - since a is clear\n2. (stack a b) - as asked",
+    "1. Take it: (pick-up a)\n2. Place it: (stack a b).",
+    "pick-up(a)\nstack(a, b)",
+    "PickUp(a)\nStack(a b)",
+    "(pick-up, a)\n(stack, a, b)",
+    "First pick-up a\nThen stack a b",
+    "(pick-up a), then (stack a b).",
+    "(pick-up a) -> (stack a b)",
+    "(pick\u2013up\u00a0a)\n(stack\u2009a\u202fb)",
+    "(PICK\u2011UP A)\n(STACK A B)",
+    "0.000: (pick-up a) [1.000]\n1.001: (stack a b) [1.000]",
+    "step    0: PICK-UP A\n        1: STACK A B",
+    "1. **Pick up** `a`\n2. **Stack** `a` on `b`",
+    "| step | action |\n|---|---|\n| 1 | (pick-up a) |\n| 2 | (stack a b) |",
+    "| 1 | pick-up | a |\n| 2 | stack | a, b |",
+    '["(pick-up a)", "(stack a b)"]',
+    '{"plan": [{"action": "pick-up", "args": ["a"]}, {"action": "stack", "args": ["a", "b"]}]}',
+    "Thus \\boxed{(pick-up a)\\\\ (stack a b)} and so on.\n(put-down a)",
+    "$(pick-up a)$\n$(stack a b)$",
+    "Try (pick-up b)\n(stack b a)\nNo.\n</think>\n(pick-up a)\n(stack a b)",
+    "<answer>\n(pick-up a)\n(stack a b)\n</answer>\n\n(pick-up a) takes a.",
+    "### Step 1: take a\n(pick-up a)\nNow a is held.\n\n### Step 2: place a\n(stack a b)\nDone.",
+    "1. Pick up the red block\n   - Action: pick up the red block\n\n   So it is held.\n2. Stack red onto blue",
+    "1. Pick up the red block: put down the red block would undo it.\n2. Stack the red block on the dark blue block.",
+    "(pick-up a)\n(stack a b)\n[PLAN END]\n[STATEMENT]\nMy plan is:\n(pick-up b)\n(stack b a)\n",
+]
+"""Ways to write one plan."""
+NOT_WRITTEN = [
+    ("1. (pick-up b)\n2. (stack b a)\nThat is wrong. The plan:\n1. (pick-up a)\n2. (stack a b)", FULL),
+    ("(pick-up b)\n(put-down b)\n(pick-up b)\nThis is wasteful. Final plan:\n(pick-up a)\n(stack a b)", FULL),
+    ("You ask for a plan such as (pick-up b).\n\n(pick-up a)\n(stack a b)\n\nHere (pick-up a) comes first.", FULL),
+    (f"{FULL} {FULL}\n\nIn this plan\n- (pick-up a) takes a.", f"{FULL} {FULL}"),  # speaks about the plan
+    ("1. (pick-up a)\n2. (pick-up b) is not possible.\n3. (stack a b)", FULL),
+    ("1. (pick-up a)\n2. Wait for a while.\n3. (stack a b)", SHORT),  # what cannot be read ends a list
+    ("I would pick up a block.", None),
+    ("We need (pick-up a) and (stack a b) in some order.", None),
+    ("<think>(pick-up a) (stack a b)</think> I do not know.", None),
+    (
+        "(pick-up a)\n(stack a z)",
+        "(pick-up a) (stack a z)",
+    ),  # a wrong plan, not a shorter one
+]
+
+
+@pytest.mark.parametrize("text", WRITTEN, ids=range(len(WRITTEN)))
+def test_last_reads_a_plan_as_models_write_it_and_strict_reading_does_not(text):
+    assert " ".join(map(format_action, reader().read(text, "last").actions)) == FULL
+    assert reader().read(text, "strict").error is PlanError.SYNTAX
+
+
+@pytest.mark.parametrize(("text", "expected"), NOT_WRITTEN, ids=range(len(NOT_WRITTEN)))
+def test_last_takes_no_attempt_and_no_action_in_a_sentence_for_the_plan(text, expected):
+    read = reader().read(text, "last")
+    assert (" ".join(map(format_action, read.actions)) or None) == expected
+    assert (read.error is None) == (expected is not None)
 
 
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
@@ -82,6 +147,32 @@ def test_rules_leave_plans_alone_and_find_no_step_that_is_not_there(parts):
         assert read == strict or strict.error is not None
         assert read.actions.count(("stack", "a", "b")) <= text.count("(stack a b)")
         assert read.error is not None or len(read.actions) <= text.count("(") + text.count("pick up the red")
+
+
+HOSTILE = [
+    "1. (pick-up a)\n",
+    "stack a ",
+    "a: ",
+    "**",
+    "\\boxed{",
+    "pick-up(a, ",
+    "(",
+    "(pick-up ",
+    "```",
+    "```\n",
+    "pick up the ",
+    "stack the red block on ",
+    " ",
+    "[plan]",
+    "1 ",
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_hostile_texts_are_read_to_their_end(piece):
+    text = piece * (100_000 // len(piece))  # a rule that is quadratic in the length would take minutes
+    for rule in RULES:
+        assert reader().read(text, rule).error in (None, PlanError.SYNTAX)
 
 
 LOADS = """(define (domain loads) (:predicates (truck ?t) (airplane ?t) (in ?p ?t) (box ?p))

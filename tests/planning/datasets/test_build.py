@@ -314,10 +314,10 @@ def test_presets_name_domains_that_there_are():
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--help"], 0, "python -m jaxppo.planning {build,import,repair,inspect,push}"),
+        (["--help"], 0, "python -m jaxppo.planning {validate,solve,build,import,repair,inspect,push}"),
         (["build", "--help"], 0, "python -m jaxppo.planning build"),
         (["bild"], 2, "'build'"),
-        ([], 2, "build, import, repair, inspect, push"),
+        ([], 2, "validate, solve, build, import, repair, inspect, push"),
         (["build", "--n_train", "x"], 2, "n_train"),
     ],
 )

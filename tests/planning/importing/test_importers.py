@@ -237,7 +237,7 @@ CONSTRAINED = LAMPS.replace("(:predicates", "(:constraints) (:predicates")
         ({"domain.pddl": LAMPS, "p.pddl": TWO, "p.plan": "(pass l0 l1)"}, "invalid plan", "step 1: precondition"),
         ({"domain.pddl": LAMPS, "p.pddl": TWO, "p.plan": "(switch-on l9)"}, "invalid plan", "unknown_object"),
         ({"domain.pddl": LAMPS, "p.pddl": TWO}, "no plan", "planner"),
-        ({"domain.pddl": LAMPS, "p.pddl": TWO + ";" * 3_000_000}, "unreadable", str(len(TWO) + 3_000_000)),
+        ({"domain.pddl": LAMPS, "p.pddl": TWO + ";" * 16_000_000}, "unreadable", str(len(TWO) + 16_000_000)),
     ],
 )
 def test_import_problems_lists_what_is_wrong_and_goes_on(files, kind, named, tmp_path):
