@@ -26,6 +26,7 @@ from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_sp
 from jaxppo.data.stream import stream_of
 from jaxppo.data.tokens import (
     EncodedRow,
+    RowLimit,
     cut_prompts,
     decode,
     encode_completions,
@@ -50,6 +51,7 @@ __all__ = [
     "FreshData",
     "PromptData",
     "Row",
+    "RowLimit",
     "Shuffled",
     "SuccessCurriculum",
     "SupervisedData",

@@ -54,9 +54,10 @@ def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length
             "top_k, top_p and min_p sample from a truncated distribution, log-probabilities are recomputed without the "
             "truncation: the KL estimates are biased (top_k 0, top_p 1 and no min_p keep them right)"
         )
-    if not config.peft.use_peft and (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:
-        presets = "the presets default, blocksworld and tiny are for a tiny model"
-        console.warn(f"{warning}; {presets}: set them by flags, or in a --config file of its own")
+    rates, use_peft = config.optimizer, config.peft.use_peft
+    policy_updates = config.num_updates - ppo.value_warmup_updates
+    for warning in optimizer.warnings(rates, policy_updates, parameters, supervised=False, use_peft=use_peft):
+        console.warn(warning)
     if ppo.kl_coef == 0:
         console.print("kl_coef 0: no reference, and no KL is measured")
 
