@@ -22,6 +22,8 @@ _PROMPT, _COMPLETION = "prompt", "completion"
 
 _LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
 """What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one."""
+_THINKING_LEAD = re.compile(r"<think>\s*(?:</think>\s*)?$")
+_GENERATION = re.compile(r"\{%-?\s*generation\b")
 _DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")
 _OPENED_THINKING = re.compile(r"<think>\s*$")
 
@@ -105,6 +107,46 @@ class ChatTemplate(NamedTuple):
             )
         answer = whole[len(start) : len(whole) - len(self.tail)]
         return RowTexts(start, answer + self.before_end + self.end_text)
+
+    def assistant_spans(self, row: Row) -> list[tuple[int, int]]:
+        """Return the characters of all turns of the assistant, with their ends, in prompt and completion of a row.
+
+        They are what the template has in `{% generation %}` blocks; where it has none, what follows the text up to
+        which the turns before are written, to the end of the turn.
+
+        Raises:
+            ConfigError: the template writes an earlier turn in a way that does not show where it is.
+        """
+        if self._is_templated(row):
+            prompt, completion = self.row_texts(row)
+            return [(len(prompt), len(prompt) + len(completion))]
+        turns = [*self._turns(row), _answer(row)]
+        if _GENERATION.search(str(self.tokenizer.chat_template)):
+            generated = _generated(self.tokenizer, turns, self.arguments or {})
+            if not generated:
+                expected = "False, or a chat template whose {% generation %} blocks hold the turns of the assistant"
+                raise ConfigError(f"assistant_only_loss: expected {expected}, got none in row {row['id']}")
+            return generated
+        whole = self._render(turns, row)
+        spans = []
+        for number, turn in enumerate(turns):
+            if turn["role"] == "assistant":
+                spans.append(self._span(whole, turns[:number], turn["content"], row))
+        return spans
+
+    def _span(self, whole: str, before: Sequence[Turn], content: str, row: Row) -> tuple[int, int]:
+        """Find a turn of the assistant, with its end, behind the turns before it."""
+        start = self._render(before, row) if before else ""
+        if not whole.startswith(start):  # thoughts that are opened for the last answer alone
+            start = _THINKING_LEAD.sub("", start)
+        # Templates leave out blanks around an answer, and thoughts of earlier ones.
+        for answer in dict.fromkeys([content, content.strip(), content.rpartition("</think>")[2].strip()]):
+            found = whole.find(answer, len(start))
+            if whole.startswith(start) and found >= 0 and _LEAD.fullmatch(whole, len(start), found):
+                ended = re.compile(rf"\s*{re.escape(self.end_text)}").match(whole, found + len(answer))
+                return len(start), found + len(answer) if ended is None else ended.end()
+        expected = "False, or a chat template with {% generation %} blocks, or one that writes all turns alike"
+        raise ConfigError(f"assistant_only_loss: expected {expected} (row {row['id']}), got {whole[-200:]!r}")
 
     def describe(self) -> str:
         """Describe what a model reads, in a few words."""
@@ -239,6 +281,20 @@ def _is_written(said: str, text: str) -> bool:
     """Return whether a rendered chat has a text, as it is or within JSON."""
     said = said.strip()
     return said in text or any(json.dumps(said, ensure_ascii=is_ascii)[1:-1] in text for is_ascii in (False, True))
+
+
+def _generated(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the characters of a chat that its template has in `{% generation %}` blocks."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
+    _, (spans,) = render_jinja_template(
+        [list(turns)],
+        chat_template=tokenizer.get_chat_template(),
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+        **arguments,
+    )
+    return [(begin, end) for begin, end in spans]
 
 
 def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:

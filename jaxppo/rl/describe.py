@@ -66,9 +66,10 @@ def print_plan(
             "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's, whose "
             "log-probabilities are recomputed: the KL estimates are biased (without these settings they are right)"
         )
-    if not config.peft.use_peft and (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:
-        presets = "the presets default, blocksworld and tiny are for a tiny model"
-        console.warn(f"{warning}; {presets}: set them by flags, or in a --config file of its own")
+    rates, use_peft = config.optimizer, config.peft.use_peft
+    policy_updates = config.num_updates - ppo.value_warmup_updates
+    for warning in optimizer.warnings(rates, policy_updates, parameters, supervised=False, use_peft=use_peft):
+        console.warn(warning)
     if ppo.kl_coef == 0:
         console.print("kl_coef 0: no reference, and no KL is measured")
 
