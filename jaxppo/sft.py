@@ -129,7 +129,8 @@ def sft(config: SFTConfig) -> Path:
     parallel.check_model(model)
     template = data.make_chat_template(tokenizer, config.data)
     supervised, what = _learned(config, model, tokenizer, template, console)
-    models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
+    longest = "longest prompt and completion of train_split"
+    models.check_length(model, supervised.longest, longest, tokenizer.model_max_length)
     if config.run.target is not None:
         show(console, config, partial(_plan, start, supervised))
         return folder

@@ -222,7 +222,8 @@ def cut_prompts(
 def token_ids(tokenizer: Any, texts: Sequence[str], where: str) -> list[list[int]]:
     """Return the token ids of every text, without special tokens; `where` names the texts in a `DataError`."""
     try:
-        return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        # Not verbose: `models.check_length` says once which rows are longer than the model was made for.
+        return tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:  # tokenizers raises plain Exception for a word that a word-level vocabulary lacks
         got = first_line(error)
         raise DataError(f"{where}: expected text that the model's tokenizer can encode, got: {got}") from error
