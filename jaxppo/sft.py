@@ -165,7 +165,7 @@ def sft(config: SFTConfig) -> Path:
     console.print(f"prompts and completions: {template.describe()}")
     supervised, what = _learned(config, model, tokenizer, template, console)
     what_is_long = "longest prompt and completion of train_split, which max_length limits"
-    models.check_length(model, supervised.longest, what_is_long)
+    models.check_length(model, supervised.longest, what_is_long, tokenizer.model_max_length)
     if config.run.target is not None:
         show(console, config, partial(_plan, start, supervised))
         return folder

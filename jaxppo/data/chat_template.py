@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jaxppo.config import DataConfig
-from jaxppo.data.chats import SYSTEM_ROLES, Row, Turn, is_chat, turns_of
+from jaxppo.data.chats import ANSWER, SYSTEM_ROLES, Row, Turn, is_chat, turns_of
 from jaxppo.data.few_shot import Examples, load_examples, shown_after
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import prompts
@@ -245,7 +245,7 @@ def _system(content: str | None) -> list[Turn]:
 
 
 def _answer(row: Row) -> Turn:
-    return {"role": "assistant", "content": row["completion"]}
+    return row.get(ANSWER) or {"role": "assistant", "content": row["completion"]}
 
 
 def _without_system(turns: Sequence[Turn]) -> Sequence[Turn]:

@@ -92,7 +92,8 @@ class Decoder:
         Raises:
             ModelError: the model does not know so many positions.
         """
-        models.check_length(self.model, longest + self.length, "longest prompt of eval_splits and response_length")
+        what, limit = "longest prompt of eval_splits and response_length", self.tokenizer.model_max_length
+        models.check_length(self.model, longest + self.length, what, limit)
         self.prompt_length = max(self.prompt_length, data.bucket(longest))
         fitting = memory.decoded_rows(self.model, self.prompt_length, self.length)
         if fitting is not None:

@@ -33,9 +33,9 @@ class StartModels(NamedTuple):
     value_base: dict[str, Any] | None
 
     def check_length(self, longest: int) -> None:
-        """Raise a `ModelError` where a sequence of `longest` tokens is too long for a model."""
+        """Check sequences of up to `longest` tokens for both models, as `models.check_length` does."""
         for each in (self.policy, self.value):
-            models.check_length(each, longest, "longest prompt and response_length")
+            models.check_length(each, longest, "longest prompt and response_length", self.tokenizer.model_max_length)
 
 
 def load_start(config: TrainConfig, parallel: DataParallel, console: Console) -> tuple[StartModels, Start]:
