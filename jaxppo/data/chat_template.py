@@ -115,14 +115,14 @@ class ChatTemplate(NamedTuple):
         which the turns before are written, to the end of the turn.
 
         Raises:
-            ConfigError: the template writes an earlier turn in a way that does not show where it is.
+            ConfigError: the template writes a turn in a way that does not show where it is, or where its calls are.
         """
         if self._is_templated(row):
             prompt, completion = self.row_texts(row)
             return [(len(prompt), len(prompt) + len(completion))]
         turns = [*self._turns(row), _answer(row)]
         if _GENERATION.search(str(self.tokenizer.chat_template)):
-            generated = _generated(self.tokenizer, turns, self.arguments or {})
+            generated = _generated(self.tokenizer, turns, self._arguments_of(row))
             if not generated:
                 expected = "False, or a chat template whose {% generation %} blocks hold the turns of the assistant"
                 raise ConfigError(f"assistant_only_loss: expected {expected}, got none in row {row['id']}")
@@ -130,6 +130,9 @@ class ChatTemplate(NamedTuple):
         whole = self._render(turns, row)
         spans = []
         for number, turn in enumerate(turns):
+            if turn.get("tool_calls"):
+                expected = "False, or a chat template with {% generation %} blocks for turns that call tools"
+                raise ConfigError(f"assistant_only_loss: expected {expected}, got one without (row {row['id']})")
             if turn["role"] == "assistant":
                 spans.append(self._span(whole, turns[:number], turn["content"], row))
         return spans
@@ -186,11 +189,15 @@ class ChatTemplate(NamedTuple):
         gap = "" if style is None else style.gap
         return f"{example['prompt']}{gap}{example['completion']}{self.tokenizer.eos_token}\n\n"
 
-    def _render(self, turns: Sequence[Turn], row: Row) -> str:
+    def _arguments_of(self, row: Row) -> dict[str, Any]:
+        """Return the arguments of the template for a row, with its tools."""
         tools = (row.get("tools") if is_chat(row) else None) or []
-        arguments = {**(self.arguments or {}), **({"tools": tools} if tools else {})}
+        return {**(self.arguments or {}), **({"tools": tools} if tools else {})}
+
+    def _render(self, turns: Sequence[Turn], row: Row) -> str:
+        arguments = self._arguments_of(row)
         text = _apply(self.tokenizer, turns, arguments, f" of row {row['id']}")
-        for what, said in _beyond_the_usual(turns, tools):
+        for what, said in _beyond_the_usual(turns, arguments.get("tools", [])):
             if not _is_written(said, text):
                 expected = f"a chat template that writes {what} of row {row['id']}"
                 raise ConfigError(f"use_chat_template: expected {expected}, got one that leaves out {said!r:.60}")
