@@ -31,10 +31,11 @@ def agreement(judged: Sequence[Judged]) -> dict[str, Any]:
 
     Returns:
         "compared" and "equal" (answers), "reasons" {reason: answers}, "val" (whether it could be asked) and
-        "disagreements", each with its file, the two verdicts and the reason.
+        "disagreements", each with its file, the two verdicts and the reason, and "table", with the counts by task,
+        domain, model and kind of prompt.
     """
-    compared = [one for one in judged if one.answer.recorded is not None]
-    different = [one for one in compared if one.verdict.valid != one.answer.recorded]
+    compared = [one for one in judged if one.answer.recorded is not None and one.correct is not None]
+    different = [one for one in compared if one.correct != one.answer.recorded]
     explained = [(one, _reason(one)) for one in different]
     open_cases = [one for one, reason in explained if reason is None]
     has_val = find_val() is not None
@@ -47,7 +48,26 @@ def agreement(judged: Sequence[Judged]) -> dict[str, Any]:
         "reasons": {str(reason): counts[reason] for reason in Reason},
         "val": has_val,
         "disagreements": [_record(one, reason) for one, reason in zip(different, reasons, strict=True)],
+        "table": _table(compared),
     }
+
+
+def _table(compared: Sequence[Judged]) -> list[dict[str, Any]]:
+    """Count what is recorded and what is judged correct, for each task, domain, model and kind of prompt."""
+    groups: dict[tuple[str, ...], list[Judged]] = {}
+    for one in compared:
+        answer = one.answer
+        groups.setdefault((answer.task, one.task.domain, answer.model, answer.prompt), []).append(one)
+    return [
+        {
+            **dict(zip(("task", "domain", "model", "prompt"), names, strict=True)),
+            "answers": len(group),
+            "recorded": sum(one.answer.recorded is True for one in group),
+            "judged": sum(one.correct is True for one in group),
+            "equal": sum(one.correct == one.answer.recorded for one in group),
+        }
+        for names, group in sorted(groups.items())
+    ]
 
 
 def _with_val(cases: Sequence[Judged], has_val: bool) -> list[tuple[Judged, Judged]]:
