@@ -9,6 +9,7 @@ from jaxppo.evaluate.answers.judging import Judged, ask_val
 from jaxppo.planning import PlanVerdict, find_val
 from jaxppo.planning.answers.extraction import RULES
 from jaxppo.planning.language.plans import ParsedPlan, PlanError, parse_plan_text
+from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import describe
 
 
@@ -19,6 +20,8 @@ class Reason(StrEnum):
     """No operator of the answer is one of the domain's, and none of the recorded reference is."""
     AROUND = "text around the plan"
     """The text is no plan by itself, and the recorded verdict is that on the whole or on what another rule cuts out."""
+    SURPLUS = "surplus arguments"
+    """Of untyped actions VAL reads no more arguments than there are parameters; without them the plan is valid."""
     RECORD = "recorded verdict differs from VAL's"
     """VAL says of the plan what is said here, and it is the recorded one as far as the file tells."""
     OTHER = "differs"
@@ -79,6 +82,8 @@ def _reason(one: Judged) -> Reason | None:
     is_around = one.by_rule[0].error is PlanError.SYNTAX
     if is_around and any(verdict.valid == recorded for verdict in _others(one)):
         return Reason.AROUND
+    if error is PlanError.WRONG_ARITY and recorded and _is_valid_without_surplus(one):
+        return Reason.SURPLUS
     if error is PlanError.UNKNOWN_ACTION and _is_foreign(one, one.plan):
         reference = parse_plan_text(one.answer.reference)
         if not reference.actions or _is_foreign(one, reference):
@@ -93,6 +98,16 @@ def _others(one: Judged) -> list[PlanVerdict]:
     """
     cut = [verdict for verdict in one.by_rule[1:] if verdict.error is not PlanError.SYNTAX]
     return cut if one.answer.extracted is not None else [one.by_rule[0], *cut]
+
+
+def _is_valid_without_surplus(one: Judged) -> bool:
+    problem = one.task.problem
+    if problem is None:
+        return False
+    actions = problem.domain.actions
+    counts = {name: len(action.parameters) for name, action in actions.items()}
+    plan = [action[: 1 + counts[action[0]]] if action[0] in counts else action for action in one.plan.actions]
+    return execute(problem, plan).valid
 
 
 def _is_foreign(one: Judged, plan: ParsedPlan) -> bool:

@@ -20,7 +20,7 @@ _QUOTES = dict.fromkeys((0xAB, 0xBB, *range(0x201C, 0x2020)), '"') | dict.fromke
 _FULL_WIDTH = {0xFF08: "(", 0xFF09: ")", 0xFF0C: ","}
 _INVISIBLE = dict.fromkeys((0x200B, 0xFEFF), None)
 _CHARACTERS = _DASHES | _BLANKS | _QUOTES | _FULL_WIDTH | _INVISIBLE
-_LINE_BREAK = re.compile(r"\\\\|<br ?/?>", re.IGNORECASE)
+_LINE_BREAK = re.compile(r"\\\\|\\\n|<br ?/?>", re.IGNORECASE)
 _ESCAPED = re.compile(r"\\([_\-#&%$])")
 _LATEX = re.compile(r"\\(?:[A-Za-z]++\{?|[()\[\]])")
 _EMPHASIS = re.compile(r"\*++|(?<!`)`{1,2}+(?!`)|\$++|(?<![\w-])_+(?=\w)|(?<=\w)_+(?![\w-])|</?[bi]>|</?code>")
@@ -89,7 +89,7 @@ class StepFinder:
     def __init__(self, problem: Problem, sentences: Sentences | None = None):
         self._problem, self._sentences = problem, sentences
         names = sentences.names if sentences is not None else {}
-        self._objects: Mapping[str, str] = names | {name: name for name in problem.objects}
+        self._objects: Mapping[str, str] = {**names, **{name: name for name in problem.objects}}
 
     def lists(self, text: str) -> list[tuple[Action, ...]]:
         """Return the lists of steps in a text without typography, in their order.

@@ -53,9 +53,14 @@ class Sentences:
                 yield self._step(line)
 
     def in_pddl(self, action: Action) -> Action:
-        """Write `(stack red blue)` as `(stack a b)`; a name that the problem declares stays."""
-        declared = self._problem.objects
-        return (action[0], *(name if name in declared else self.names.get(name, name) for name in action[1:]))
+        """Write `(stack red blue)`, or `(feast object a object b)`, in the names of the problem; its own names stay."""
+        declared, arguments = self._problem.objects, list(action[1:])
+        schema = self._problem.domain.actions.get(action[0])
+        if schema is not None and len(arguments) > len(schema.parameters):
+            pairs = [" ".join(arguments[place : place + 2]) for place in range(0, len(arguments), 2)]
+            if len(pairs) == len(schema.parameters) and self.names.keys() >= {*pairs}:
+                arguments = pairs
+        return (action[0], *(name if name in declared else self.names.get(name, name) for name in arguments))
 
     def _step(self, line: str) -> Action:
         for parts, pattern in self._patterns.items():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxppo.evaluate.answers.agreement import agreement
+from jaxppo.evaluate.answers.agreement import Reason, agreement
 from jaxppo.evaluate.answers.judging import AnswerJudge, rows_of
 from jaxppo.planning import format_action
 from jaxppo.planning.answers.problems import Problems
@@ -85,6 +85,16 @@ def test_an_optimal_plan_costs_what_the_reference_costs(tmp_path):
     ]
     unknown = judged[0]._replace(reference_cost=None)
     assert unknown.correct is None and agreement([unknown])["compared"] == 0
+
+
+def test_phrases_of_the_prompt_may_stand_for_objects_and_surplus_arguments_are_a_reason(tmp_path):
+    phrases = [" ".join(f"{COLOURS[ord(name) - 97]} block" for name in action[1:]) for action in ONE.plan]
+    plan = [f"({action[0]} {words})" for action, words in zip(ONE.plan, phrases, strict=True)]
+    surplus = lines([(*action, "extra") for action in TWO.plan])
+    entries = instances({"extracted_llm_plan": plan, "correct": True}, {"extracted_llm_plan": surplus, "correct": True})
+    judged, _, _ = judge(tmp_path, {NAME: {"task": "t1", "domain": "blocksworld", "instances": entries}})
+    assert [one.verdict.valid for one in judged] == [True, False]
+    assert [one["reason"] for one in agreement(judged)["disagreements"]] == [Reason.SURPLUS]
 
 
 CLAIMS = [
