@@ -54,7 +54,7 @@ def read_results(
         "prompt": prompt,
     }
     columns = with_named(PLANBENCH, named)
-    unanswered = 0
+    unanswered = dialogues = 0
     for number, instance in enumerate(content["instances"], 1):
         where = f"{label}: entry {number}"
         try:
@@ -64,14 +64,18 @@ def read_results(
             if task == VERIFICATION:
                 instance = _as_verification(instance)
             elif not any(instance.get(name) is not None for name in (*columns["plan"], "llm_raw_response")):
-                unanswered += 1
+                unanswered += "messages" not in instance
+                dialogues += "messages" in instance
                 continue
             answer = read_row(instance, columns, where, known)
             yield answer._replace(task=task, given=_given(instance), claim=instance.get("claim"))
         except DataError as error:
             yield Unread.of(where, error)
+    total = len(content["instances"])
     if unanswered:
-        yield Unread(label, f"{unanswered} of {len(content['instances'])} instances have no answer")
+        yield Unread(label, f"{unanswered} of {total} instances have no answer")
+    if dialogues:
+        yield Unread(label, f"{dialogues} of {total} instances are dialogues without an extracted plan: not judged")
 
 
 def _given(instance: Mapping[str, Any]) -> tuple[str, str] | None:

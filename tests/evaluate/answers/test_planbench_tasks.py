@@ -143,9 +143,14 @@ def test_other_tasks_and_instances_without_an_answer_are_a_line_each(tmp_path):
     files = {NAME: {"task": "task_1_plan_generation", "domain": "blocksworld", "instances": answered}}
     for task in ("task_4_plan_reuse", "task_7_plan_execution", "unheard_of"):
         files[f"results/blocksworld/m/{task}.json"] = {"task": task, "domain": "blocksworld", "instances": answered}
+    told = instances({"messages": [], "correct": True}, {"messages": [], "correct": False})
+    files["results/blocksworld/m/task_1_told.json"] = {"task": "t1", "domain": "blocksworld", "instances": told}
     judged, unread, _ = judge(tmp_path, files)
-    assert len(judged) == 1 and len(unread) == 4
-    assert "1 of 2" in unread[0].reason and all("task" in one.reason for one in unread[1:])
+    assert len(judged) == 1 and len(unread) == 5
+    reasons = [one.reason for one in unread]
+    assert any("1 of 2 instances have no answer" in reason for reason in reasons)
+    assert any("2 of 2 instances are dialogues" in reason for reason in reasons)
+    assert sum("task: expected" in reason for reason in reasons) == 3
 
 
 def test_import_reads_the_same(tmp_path):
