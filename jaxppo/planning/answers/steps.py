@@ -47,6 +47,9 @@ _REJECTION = re.compile(
 )
 
 
+_MOST_LISTS = 200
+
+
 class FoundStep(NamedTuple):
     """A step, and where it stands."""
 
@@ -94,8 +97,8 @@ class StepFinder:
     def lists(self, text: str) -> list[tuple[Action, ...]]:
         """Return the lists of steps in a text without typography, in their order.
 
-        A numbered list begins with 0 or 1. A list of fewer than half the steps of one before it, and of no others, in
-        their order, speaks about that one.
+        A numbered list begins with 0 or 1. A list of fewer than half the steps of the longest before it, of no others
+        and in their order, speaks about that one. Of very many lists the last are looked at.
         """
         lists: list[_List] = []
         heading, after_blank = None, False
@@ -114,10 +117,12 @@ class StepFinder:
                 lists[-1].is_closed = True
             after_blank = not line.text.strip()
         kept: list[tuple[Action, ...]] = []
-        for found in lists:
+        longest: tuple[Action, ...] = ()
+        for found in lists[-_MOST_LISTS:]:
             steps = tuple(found.steps)
-            if found.first in (None, 0, 1) and not any(_speaks_about(steps, other) for other in kept):
+            if found.first in (None, 0, 1) and not _speaks_about(steps, longest):
                 kept.append(steps)
+                longest = max(longest, steps, key=len)
         return kept
 
     def _lines(self, text: str) -> Iterator[_Line]:
