@@ -41,7 +41,7 @@ def read_results(
     try:
         content = read_instances(path, label, tuple(_TASKS))
     except DataError as error:
-        yield Unread.of(label, error)
+        yield Unread.of(label, DataError(str(error).removeprefix(f"{label}: ")))
         return
     task = _TASKS[task_number(content)]
     folders = path.resolve().parts

@@ -68,7 +68,8 @@ def read_instances(path: Path, label: str, tasks: Sequence[int] = _PLANNING) -> 
         raise DataError(f"{label}: expected a JSON object, got {type(content).__name__}")
     checked_row(content, label, {"domain": str, "instances": list})
     if task_number(content) not in tasks:
-        expected = " or ".join(f"{_NAMED_TASKS[task]} (task_{task})" for task in tasks)
+        *others, last = (f"{_NAMED_TASKS[task]} (task_{task})" for task in tasks)
+        expected = f"{', '.join(others)} or {last}"
         raise DataError(f"{label}: task: expected {expected}, got {content.get('task')!r:.60}")
     return content
 
