@@ -1,6 +1,5 @@
 """Find the files of answers: result files of PlanBench, tables, plans as files; each by what its name ends with."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -8,15 +7,11 @@ from pathlib import Path
 
 from jaxppo.errors import DataError
 from jaxppo.planning.answers.answer import Answer, Unread
-from jaxppo.planning.answers.columns import PLANBENCH, TABLE, read_row, with_named
+from jaxppo.planning.answers.columns import TABLE, read_row, with_named
 from jaxppo.planning.answers.plan_files import is_plan_file, read_plan_file
+from jaxppo.planning.answers.planbench_results import read_results
 from jaxppo.planning.answers.tables import READERS
 from jaxppo.planning.importing.pddl_folder import natural_key
-from jaxppo.planning.importing.planbench import read_instances
-
-_TASK = re.compile(r"task_\d+(?:_plan_(?:generation|optimality))?_?(.*)")
-_ONE_SHOT = "one_shot"
-"""What PlanBench calls a file without a further word."""
 
 Answers = Iterator[Answer | Unread]
 
@@ -37,7 +32,7 @@ def read_answers(source: Path, named: Mapping[str, str], configs: Collection[str
         raise DataError(f"plans: expected a file or a folder, got {source}")
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     readers: dict[str, Callable[[Path, str], Answers]] = {
-        ".json": partial(_planbench, named=named, configs=configs),
+        ".json": partial(read_results, named=named, configs=configs),
         **{suffix: partial(_table, suffix=suffix, named=named) for suffix in READERS},
     }
     known = ", ".join([*readers, ".plan"])
@@ -52,29 +47,6 @@ def read_answers(source: Path, named: Mapping[str, str], configs: Collection[str
             yield from readers[path.suffix.lower()](path, label)
         elif is_plan_file(path):
             yield read_plan_file(path, source, label, folders)
-
-
-def _planbench(path: Path, label: str, named: Mapping[str, str], configs: Collection[str]) -> Answers:
-    """Read `<config>/<model>/task_1_plan_generation_<prompt>.json`."""
-    try:
-        content = read_instances(path, label)
-    except DataError as error:
-        yield Unread.of(label, error)
-        return
-    folders = path.resolve().parts
-    config = folders[-3] if len(folders) > 2 and folders[-3] in configs else content["domain"]
-    match = _TASK.fullmatch(path.stem)
-    prompt = (match[1] or _ONE_SHOT) if match else path.stem
-    known = {"model": folders[-2] if len(folders) > 1 else "", "domain": config, "prompt": prompt}
-    columns = with_named(PLANBENCH, named)
-    for number, instance in enumerate(content["instances"], 1):
-        where = f"{label}: entry {number}"
-        try:
-            if not isinstance(instance, dict):
-                raise DataError(f"expected a JSON object, got {type(instance).__name__}")
-            yield read_row(instance, columns, f"{label}: instance {instance.get('instance_id')!s:.40}", known)
-        except DataError as error:
-            yield Unread.of(where, error)
 
 
 def _table(path: Path, label: str, suffix: str, named: Mapping[str, str]) -> Answers:

@@ -121,16 +121,27 @@ class PddlFolder:
     def plans_of(self, problem: Definition) -> list[Path]:
         """List the files that may hold a plan for a problem, the best name first.
 
-        `p01.plan`, `p01.pddl.soln`, `plans/p01.anything`, and `sas_plan` where it can only belong to this problem. Of
-        numbered ones (`p01.plan.2`, `sas_plan.2`) the last comes first, since planners number them as they get better.
+        `p01.plan`, `p01.pddl.soln`, `plans/p01.anything`, in a mirrored tree `solutions/rovers/easy/p01.plan` for
+        `rovers/easy/p01.pddl` or `problems/rovers/easy/p01.pddl`, and `sas_plan` where it can only belong to this
+        problem. Of numbered ones (`p01.plan.2`, `sas_plan.2`) the last comes first, since planners number them as they
+        get better.
         """
         folder, stems = problem.path.parent, (problem.path.stem, problem.path.name)
         found = [path for suffix in _PLAN_SUFFIXES for stem in stems for path in self._numbered(folder, stem + suffix)]
-        for place in (folder, folder.parent) if folder != self.root else (folder,):
-            for plans in PLAN_FOLDERS:
-                found += self._starting_with(place / plans, problem.path.stem)
+        for place in self._plan_folders(folder):
+            found += self._starting_with(place, problem.path.stem)
         if len(self._in_folder(folder, "problem")) == 1:
             found += self._numbered(folder, _SAS_PLAN)
+        return list(dict.fromkeys(found))
+
+    def _plan_folders(self, folder: Path) -> list[Path]:
+        """List where plans for the problems of a folder may be: beside it, and at the same place of a mirrored tree."""
+        places = [folder, folder.parent] if folder != self.root else [folder]
+        found = [place / plans for place in places for plans in PLAN_FOLDERS]
+        for base in self._folders_above(folder / "problem"):
+            parts = folder.relative_to(base).parts
+            for mirrored in (parts, parts[1:]):
+                found += [base.joinpath(plans, *mirrored) for plans in PLAN_FOLDERS if mirrored]
         return list(dict.fromkeys(found))
 
     def _folders_above(self, path: Path) -> Iterator[Path]:

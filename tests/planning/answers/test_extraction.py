@@ -151,6 +151,7 @@ def test_rules_leave_plans_alone_and_find_no_step_that_is_not_there(parts):
 
 HOSTILE = [
     "1. (pick-up a)\n",
+    "(pick-up a)\n(stack a b)\n\nWait:\n",
     "stack a ",
     "a: ",
     "**",
