@@ -132,16 +132,13 @@ def test_every_module_that_is_a_command_is_one_of_the_console_script():
     assert set(console_script.COMMANDS) == found - inner
 
 
-def test_help_lists_the_commands_and_version_prints_it(capsys):
+def test_help_lists_the_commands_and_an_unknown_one_is_one_line_with_the_one_that_may_be_meant(capsys):
     for word in ("--help", "-h", "help"):
         console_script.main([word])
         out = capsys.readouterr().out
         assert all(f"\n  {name} " in out and summary in out for name, summary in console_script.COMMANDS.items())
     console_script.main(["--version"])
     assert capsys.readouterr().out == f"jaxppo {jaxppo.__version__}\n"
-
-
-def test_unknown_command_is_one_line_with_the_one_that_may_be_meant(capsys):
     with pytest.raises(SystemExit) as stop:
         console_script.main(["trian", "--seed", "1"])
     err = capsys.readouterr().err

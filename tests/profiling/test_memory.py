@@ -93,11 +93,15 @@ def test_budget_splits_rows_over_devices_and_micro_batches():
     assert parts["scoring"]["activations"] == whole["scoring"]["activations"] / 4
 
 
-def test_logits_bytes_are_those_of_a_block_whatever_the_vocabulary():
+def test_bytes_of_logits_are_those_of_a_block_and_copies_those_of_a_cast_or_a_merge():
     assert sizes.logits_bytes(NEOX, 10) == 2 * 4 * 10 * 512
     assert sizes.logits_bytes(NEOX, 10**6) == 2 * 4 * 1024 * 512
     wide = GPTNeoXConfig(**SIZES | {"vocab_size": 2**21}, hidden_size=64)
     assert sizes.logits_bytes(wide, 10**6) == 2 * 4 * 1024 * 1024
+    weights = {"kernel": np.zeros((3, 5), np.float32), "bias": np.zeros(5, np.float32)}
+    half = models.computing_in(NEOX, "bfloat16")
+    assert [sizes.copy_bytes(NEOX, weights), sizes.copy_bytes(NEOX, weights, merged=True)] == [0, 80]
+    assert [sizes.copy_bytes(half, weights), sizes.copy_bytes(half, weights, merged=True)] == [40, 40]
 
 
 # The widest activation: 512 numbers per token in the MLP, or one per head and token attended to.
@@ -268,13 +272,6 @@ def test_the_budget_is_within_a_tenth_of_what_compilers_said(name, devices, flag
 def test_measured_is_the_most_that_the_process_had_where_devices_do_not_say():
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     assert peak.measured([Device()])["memory/peak_mib"] == pytest.approx(int(line.split()[1]) / 1024, rel=0.02)
-
-
-def test_copy_bytes_are_those_of_a_cast_or_a_merge():
-    weights = {"kernel": np.zeros((3, 5), np.float32), "bias": np.zeros(5, np.float32)}
-    half = models.computing_in(NEOX, "bfloat16")
-    assert [sizes.copy_bytes(NEOX, weights), sizes.copy_bytes(NEOX, weights, merged=True)] == [0, 80]
-    assert [sizes.copy_bytes(half, weights), sizes.copy_bytes(half, weights, merged=True)] == [40, 40]
 
 
 def reserved(config, model, prompt_length):

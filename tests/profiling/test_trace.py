@@ -25,13 +25,10 @@ def found(*events):
     return [(op.name, op.calls, op.total_ms, op.share) for op in ops_of({"traceEvents": list(events)})]
 
 
-def test_ops_of_adds_calls_up_over_threads_by_program_and_leaves_frames_of_the_host_out():
+def test_ops_of_adds_calls_up_by_program_without_frames_of_the_host_and_loops_without_their_bodies():
     frames = [call("train_step", 0, 9e6, program=None), {"ph": "X", "pid": 1, "tid": 1, "ts": 0, "dur": 5, "name": "x"}]
     ops = [call("dot.1", 0, 3000), call("dot.1", 5000, 1000, tid=2), call("dot.1", 9000, 1000, program="jit_generate")]
     assert found(*ops, *frames) == [("jit_update/dot.1", 2, 4.0, 0.8), ("jit_generate/dot.1", 1, 1.0, 0.2)]
-
-
-def test_a_loop_counts_without_its_body():
     body = [call("dot", 1000 + 3000 * i, 2000) for i in range(3)]
     inner = call("fusion", 1500, 1000)
     assert found(call("while", 0, 10000), *body, inner, call("add", 10000, 1000)) == [

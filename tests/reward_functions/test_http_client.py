@@ -173,7 +173,6 @@ def test_merge_weighs_metrics_by_rows_and_fills_columns():
     ("content", "named"),
     [
         (b"<html>oops</html>", "<html>oops"),
-        (b"\xff\xfe", "JSON"),
         (b"[" * 100_000, "JSON"),
         ([0.25], "scores"),
         ({"scores": [0.25, 0.5]}, "1 scores, got 2"),
@@ -278,12 +277,17 @@ def hang(connection):
         pass
 
 
-@pytest.mark.parametrize("serve", [hang, drip])
-def test_client_waits_a_bounded_time_for_a_server_that_does_not_get_to_an_end(serve):
+def cut_off(connection):
+    connection.recv(65536)
+    connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"scores": [1.0, ')
+
+
+@pytest.mark.parametrize(("serve", "timed_out"), [(hang, True), (drip, True), (cut_off, False)])
+def test_client_asks_a_server_that_does_not_get_to_an_end_again_for_a_bounded_time(serve, timed_out):
     metrics = {}
-    with raw_server(serve) as url, pytest.raises(RewardError, match=r"0\.3 s.*2 attempts") as refused:
+    with raw_server(serve) as url, pytest.raises(RewardError, match="2 attempts") as refused:
         ask(client_of(url, timeout_s=0.3, retries=1), log_metric=metrics.__setitem__)
-    assert refused.value.timed_out and metrics == counts(1, 1, 1)
+    assert refused.value.timed_out == timed_out and metrics == counts(1, 1, 1)
 
 
 def test_client_stops_reading_an_answer_without_an_end(monkeypatch):
@@ -316,34 +320,7 @@ def test_client_names_a_server_that_is_not_running_and_no_secret(monkeypatch, ca
         ask(client_of(f"http://{address}/?v=query-" + "secret", retries=1), log_metric=metrics.__setitem__)
     assert metrics == counts(1, 1, 1)
     said = everything_said(refused.value) + caplog.text
-    assert TOKEN not in said and "query-secret" not in said
-
-
-def cut_off(connection):
-    connection.recv(65536)
-    connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"scores": [1.0, ')
-
-
-def hang_up(connection):
-    connection.recv(65536)
-
-
-@pytest.mark.parametrize("serve", [cut_off, hang_up])
-def test_client_asks_again_when_the_server_goes_away_in_the_middle(serve):
-    calls = []
-
-    def broken_twice(connection):
-        calls.append(connection)
-        if len(calls) <= 2:
-            return serve(connection)
-        connection.recv(65536)
-        answer = b'{"scores": [1.0, 2.0]}'
-        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer))
-
-    metrics = {}
-    with raw_server(broken_twice) as url:
-        assert ask(client_of(url, retries=2), log_metric=metrics.__setitem__) == [1.0, 2.0]
-    assert metrics == counts(1, 2, 0)
+    assert TOKEN not in said and "query-secret" not in said and "python -m jaxppo.reward_server" in said
 
 
 def test_client_uses_no_proxy_of_the_environment(monkeypatch):

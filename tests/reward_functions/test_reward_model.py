@@ -162,12 +162,16 @@ def test_rows_end_as_the_model_has_learned(rows_of, saved, policy_tokenizer, par
     assert rows_of(without_policy, {name: given[name] for name in ("prompts", "completions")}) == ended
 
 
-def test_texts_begin_as_the_tokenizer_begins_them(rows_of, saved, parallel):
+def test_texts_begin_as_the_tokenizer_begins_them_and_need_an_end(rows_of, saved, parallel):
     tokenizer = word_tokenizer(WORDS)
     tokenizer.add_special_tokens({"bos_token": "w9"})
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="w9 $A", special_tokens=[("w9", 9)])
     reward = ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel)
     assert reward.encode(["w5 w6"]) == [tokenizer("w5 w6")["input_ids"]] == [[9, 5, 6]]
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.eos_token = None
+    with pytest.raises(ModelError, match=r"^mine: .*eos_token"):
+        ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel, name="mine")
 
 
 def test_a_model_of_another_vocabulary_reads_turns_by_its_own_template(rows_of, saved, policy_tokenizer, parallel):
@@ -295,13 +299,6 @@ def test_a_folder_that_is_no_reward_model_is_refused(saved, tmp_path, policy_tok
     with pytest.raises(ModelError, match=named) as caught:
         load_reward_model(str(tmp_path / "rm"), policy_tokenizer, parallel)
     assert "\n" not in str(caught.value)
-
-
-def test_a_reward_model_needs_an_end_of_sequence(saved, parallel):
-    tokenizer = word_tokenizer(WORDS)
-    tokenizer.eos_token = None
-    with pytest.raises(ModelError, match=r"^mine: .*eos_token"):
-        ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel, name="mine")
 
 
 SHAPE = LoraConfig(r=4, lora_alpha=8)

@@ -1,6 +1,5 @@
 """Who may write into a run folder."""
 
-import re
 import shutil
 
 import pytest
@@ -58,25 +57,22 @@ def test_claim_resumes_a_run_of_the_same_configuration_when_asked_to(tmp_path):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("change", "difference"),
-    [
-        ({"eval_splits": ("test_longer",)}, "eval_splits ['test_longer'] (was ['test', 'test_longer'])"),
-        (
-            {"kl_coef": 0.5, "seed": 43, "quiet": True, "batch_size": 32},
-            "seed 43 (was 42), kl_coef 0.5 (was 0.05), batch_size 32 (was 64)",
-        ),
-        (
-            {"chat_template_kwargs": {"enable_thinking": True}},
-            "chat_template_kwargs {'enable_thinking': True} (was None)",
-        ),
-    ],
-)
-def test_claim_names_every_setting_in_which_a_resumed_run_differs(tmp_path, change, difference):
+def test_claim_names_every_setting_in_which_a_resumed_run_differs(tmp_path):
     claim(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}, got {difference}; ")):
+    change = {
+        "kl_coef": 0.5,
+        "seed": 43,
+        "quiet": True,
+        "eval_splits": ("test_longer",),
+        "chat_template_kwargs": {"a": True},
+    }
+    with pytest.raises(ConfigError, match=f"^output_dir: .*{tmp_path}, got ") as refused:
         claim(tmp_path, **change, resume=True)
+    differing = ["seed 43 (was 42)", "kl_coef 0.5 (was 0.05)", "chat_template_kwargs {'a': True} (was None)"]
+    for difference in (*differing, "eval_splits ['test_longer'] (was ['test', 'test_longer'])"):
+        assert difference in str(refused.value)
+    assert "quiet" not in str(refused.value)
     assert contents(tmp_path) == before
 
 

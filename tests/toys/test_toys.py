@@ -1,6 +1,5 @@
 """Toys are made once, whole or not at all, by commands that exist; their texts have the answers that they claim."""
 
-import re
 import subprocess
 from pathlib import Path
 from random import Random
@@ -131,18 +130,6 @@ def test_facts_kept_is_1_for_a_summary_without_faults_alone():
         # A wish or a deed drawn anew may be the right one.
         assert sum(value == 1.0 for value in kept_with(fault)) < 0.25 * len(ROWS), fault
     assert texts.facts_kept(["my sister sold my car"], ["my sister"], ["sold my car"], ["a new one"]) == [2 / 6]
-
-
-def test_demonstrations_mostly_leave_the_wish_out_and_chosen_summaries_keep_it():
-    missing = sum("i want" not in row["completion"] for row in ROWS)
-    assert 0.5 < missing / len(ROWS) < 0.7
-    rows = texts.preference_rows("preferences", 400, seed=1)
-    kept = {"chosen": 0, "rejected": 0}
-    for row in rows:
-        wish = re.search(r"i want [^.]+", row["prompt"])[0]
-        for kind in kept:
-            kept[kind] += wish in row[kind]
-    assert kept["rejected"] < 0.6 * len(rows) < 0.8 * len(rows) < kept["chosen"]
 
 
 def train_classifier(folder, steps, rows, monkeypatch):
