@@ -139,7 +139,7 @@ def test_export_in_another_dtype_and_in_shards_loads_in_transformers(adapted, tm
         torch.testing.assert_close(tensor, whole[name].to(torch.bfloat16), rtol=0, atol=0)
 
 
-def test_policy_of_adapters_is_merged_and_peft_computes_the_same_from_the_adapter(adapted, base):
+def test_adapters_of_policy_and_value_compute_in_peft_what_their_merged_models_do(adapted, base):
     ids = np.random.default_rng(0).integers(0, 20, (3, 11))
     with torch.no_grad():
         merged = transformers.AutoModelForCausalLM.from_pretrained(adapted / "policy")(torch.tensor(ids)).logits
@@ -155,9 +155,6 @@ def test_policy_of_adapters_is_merged_and_peft_computes_the_same_from_the_adapte
     for theirs in (merged, with_adapter):
         np.testing.assert_allclose(ours, theirs.numpy()[..., :TOKENS], rtol=0, atol=1e-4)
     assert np.abs(ours - before.numpy()[..., :TOKENS]).max() > 1e-2
-
-
-def test_value_adapter_gives_the_scores_of_the_merged_value_model(adapted, base):
     ids = torch.tensor(np.random.default_rng(0).integers(2, 20, (2, 9)))
     score = transformers.AutoModelForSequenceClassification
     merged, info = score.from_pretrained(adapted / "value", output_loading_info=True)

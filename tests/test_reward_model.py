@@ -204,7 +204,7 @@ def finished(tmp_path_factory, preferences, tokenizer_folder):
     return folder, out
 
 
-def test_a_fresh_model_learns_the_rule_and_is_exported(finished, preferences, tmp_path):
+def test_a_fresh_model_learns_the_rule_is_exported_and_logs_the_metrics_of_trl(finished, preferences, tmp_path):
     folder, out = finished
     assert_learned_and_exported(folder, preferences)
     accuracy = json.loads((folder / "eval.json").read_text())["after"]["test"]["accuracy"]
@@ -218,9 +218,6 @@ def test_a_fresh_model_learns_the_rule_and_is_exported(finished, preferences, tm
         args = ["--run_dir", folder, "--quiet", "--output_dir", tmp_path / str(step), "--step", step]
         exported = export(parse_cli(ExportConfig, "export", list(map(str, args))))
         assert ("reward_bias" in json.loads((exported / "reward_model" / "config.json").read_text())) == has_bias
-
-
-def test_metrics_have_the_names_of_trl(finished):
     records = read_metrics(finished[0] / "metrics.jsonl")
     names = {"loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward"}
     assert [record["step"] for record in records] == list(range(1, 31))

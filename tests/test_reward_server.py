@@ -127,7 +127,7 @@ def scored(reward, rows, texts):
     return checked("plan", values, len(rows)), own_metrics, extras
 
 
-def test_plan_reward_over_http_is_the_plan_reward():
+def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks():
     """Scores and their parts."""
     rows = build_split("test", sizes={4: 30}, seed=1, unique=True)
     texts = random_completions(rows, random.Random(0))
@@ -140,6 +140,9 @@ def test_plan_reward_over_http_is_the_plan_reward():
     assert (cut_scores, cut_extras) == (scores, extras)
     assert cut_metrics["reward/mean"] == pytest.approx(metrics["reward/mean"], abs=1e-12)
     assert scores.parts is not None and len(set(scores.values)) > 3 and 0 < metrics["reward/plan_valid"] < 1
+    with running(make_plan_reward()) as url:
+        answer = post(url, {"model": "model", "messages": ["unstack b a"]})
+        assert answer.status_code == 422 and "'domain_pddl'" in answer.json()["error"]
 
 
 def test_a_server_sends_parts_beside_the_scores_of_llama_factory():
@@ -157,12 +160,6 @@ def test_a_server_sends_parts_beside_the_scores_of_llama_factory():
             RewardClient(url)(**given | {"prompts": [""] * 3})
     assert answer["scores"] == [0.75, 1.0, None]
     assert answer["parts"] == [[[0, 1, 0.25, "characters"], [1, 1, 0.5, "tokens"]], None, None]
-
-
-def test_plan_reward_names_what_a_request_without_columns_lacks():
-    with running(make_plan_reward()) as url:
-        answer = post(url, {"model": "model", "messages": ["unstack b a"]})
-        assert answer.status_code == 422 and "'domain_pddl'" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -415,7 +412,7 @@ def wait_until_answered(url):
             time.sleep(0.05)
 
 
-def test_server_has_a_limit_of_connections(monkeypatch):
+def test_server_has_a_limit_of_connections_and_closes_those_whose_client_does_not_read(monkeypatch):
     monkeypatch.setattr(reward_server, "MAX_CONNECTIONS", 3)
     with running(length) as url, contextlib.ExitStack() as stack:
         first, *_ = [stack.enter_context(connected(url)) for _ in range(3)]
@@ -423,9 +420,6 @@ def test_server_has_a_limit_of_connections(monkeypatch):
             health(url)
         first.close()
         wait_until_answered(url)
-
-
-def test_server_closes_connections_whose_client_does_not_read(monkeypatch):
     monkeypatch.setattr(reward_server, "BODY_TIMEOUT_S", 0.5)
     monkeypatch.setattr(reward_server, "MAX_CONNECTIONS", 1)
 

@@ -39,7 +39,7 @@ def test_ops_of_adds_calls_up_by_program_without_frames_of_the_host_and_loops_wi
     ]
 
 
-def test_where_a_device_has_a_line_of_operations_nothing_else_counts():
+def test_where_a_device_has_a_line_of_operations_nothing_else_counts_and_tables_show_ten():
     host = [named(1, "/host:CPU"), call("launch", 0, 9)]
     gpu = [named(2, "/device:GPU:0"), named(2, "Stream #13(Compute)", 7), call("gemm", 0, 2000, pid=2, tid=7)]
     assert found(*host, *gpu) == [("jit_update/gemm", 1, 2.0, 1)]
@@ -47,9 +47,6 @@ def test_where_a_device_has_a_line_of_operations_nothing_else_counts():
     tpu += [call("jit_update(123)", 0, 5000, pid=3, tid=1), call("fusion.1", 0, 3000, pid=3, tid=2, program=None)]
     tpu += [call("fusion.2", 3000, 1000, pid=3, tid=2)]
     assert found(*host, *tpu) == [("fusion.1", 1, 3.0, 0.75), ("jit_update/fusion.2", 1, 1.0, 0.25)]
-
-
-def test_table_of_shows_ten_and_no_control_characters():
     events = [call(f"op{i}\x1b[31m", 20000 * i, 1000 * (i + 1)) for i in range(12)]
     lines = table_of({"traceEvents": events}, "update 3").splitlines()
     assert "12" in lines[0] and "update 3" in lines[0]

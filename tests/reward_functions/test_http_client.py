@@ -85,16 +85,13 @@ def test_client_speaks_llama_factorys_contract_and_nothing_else():
         client_of(server.url)(prompts=["a"], completions=["1", "2"])
 
 
-def test_client_cuts_a_large_call_into_requests_and_keeps_the_order():
+def test_client_cuts_a_large_call_into_requests_of_which_as_many_run_at_a_time_as_asked_for():
     completions = ["x" * (n * 7 % 23) for n in range(101)]
     with Script(by_length) as server:
         scores = ask(client_of(server.url, batch_size=16, workers=3), completions)
         assert ask(client_of(server.url), []) == []
     assert scores == [1 + len(text) for text in completions]
     assert sorted(len(body["messages"]) for body in server.bodies) == [5, *[16] * 6]
-
-
-def test_client_sends_several_requests_at_a_time_but_no_more_than_asked_for():
     inside, most, together = 0, 0, threading.Barrier(3)
     lock = threading.Lock()
 
@@ -428,7 +425,6 @@ def test_client_refuses_what_is_no_http_address_and_hides_its_password(url):
         ("timeout_s", float("inf")),
         ("retries", -1),
         ("backoff_s", float("nan")),
-        ("batch_size", 0),
         ("workers", 0),
         ("on_error", "skip"),
         ("token", TOKEN),  # beside a password in the address

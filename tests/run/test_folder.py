@@ -114,7 +114,6 @@ def test_write_json_is_read_back_and_keeps_the_old_file_where_the_new_content_fa
         {"headline_split": ["test"]},
         {"before": 1},
         {"before": {"test": 1}},
-        {"before": {"test": {}}},
         {"before": {"test": {"validity": 1, "mean_reward": 1}}},
         {"before": {"test": {"validity": {"low": 0.0, "high": 1.0, "n": 4}}}},
         {"before": {"test": {"validity": {"rate": 0.5, "low": "a", "high": 1.0, "n": 4}}}},

@@ -110,7 +110,7 @@ def test_the_data_set_of_posts_has_all_splits(tmp_path):
     assert (tmp_path / "tokenizer.json").exists()
 
 
-def test_reviews_are_a_function_of_the_seed_and_mostly_say_what_their_label_says():
+def test_reviews_mostly_say_what_their_label_says_and_facts_kept_is_1_for_a_summary_without_faults_alone():
     rows = texts.review_rows("train", 400, seed=1)
     assert rows == texts.review_rows("train", 400, seed=1) != texts.review_rows("train", 400, seed=2)
     scores = texts.favourable_words([row["prompt"] for row in rows])
@@ -120,8 +120,6 @@ def test_reviews_are_a_function_of_the_seed_and_mostly_say_what_their_label_says
     parts = texts.review_rows("sft", 50, seed=1)
     assert all(1 <= len(row["prompt"].split()) <= 4 and row["completion"][0] == " " for row in parts)
 
-
-def test_facts_kept_is_1_for_a_summary_without_faults_alone():
     def kept_with(*faults):
         return texts.facts_kept([texts.summary(row, faults, Random(0)) for row in ROWS], **COLUMNS)
 
