@@ -169,12 +169,9 @@ def test_a_room_says_what_it_is_in_six_lines(room):
         ("brand_new.py", "", "brand_new.py has no room"),
         ("rl/ops.py", "from jaxppo.rewards import call", "rl/ops.py (row 11) imports rewards.py (row 12)"),
         ("rl/ops.py", "def f():\n    from .. import rewards", "rl/ops.py (row 11) imports rewards.py (row 12)"),
-        ("rl/ops.py", "from . import losses", None),
         ("rl/ops.py", "from jaxppo.config import PeftConfig", "rl/ops.py imports settings"),
         ("run/metrics.py", "from jaxppo.train import main", "run/metrics.py imports train.py, a command"),
-        ("train.py", "from jaxppo import __version__\nfrom jaxppo.rl import update", None),
         ("hf/folders.py", "from flax import nnx", "hf/folders.py imports flax"),
-        ("models.py", "from flax import nnx", None),
         ("rewards.py", "import jax.numpy as jnp", "rewards.py imports jax"),
         (
             "planning/language/plans.py",
@@ -193,7 +190,6 @@ def test_a_room_says_what_it_is_in_six_lines(room):
         ),
         ("planning/__main__.py", "from jaxppo.run import cli\nfrom jaxppo.planning import validate_plan", None),
         ("rl/update.py", "from jax.sharding import Mesh as M", "rl/update.py uses Mesh"),
-        ("rl/update.py", "mode = 'pmap'", None),
         ("parallel/devices.py", "from jax.sharding import Mesh, NamedSharding", None),
     ],
 )
@@ -211,13 +207,10 @@ def loaded_after_importing(files: list[str]) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
 
 
-def test_importing_the_package_does_not_import_torch():
+def test_importing_loads_no_torch_and_for_rewards_on_the_host_no_jax():
     loaded = loaded_after_importing([file for file in module_files() if not file.endswith("__main__.py")])
     assert "jax" in loaded
     assert "torch" not in loaded
-
-
-def test_importing_what_computes_rewards_on_the_host_does_not_import_jax():
     host = [file for file in module_files() if file.startswith(HOST) and not file.endswith("__main__.py")]
     loaded = loaded_after_importing(host)
     assert "jaxppo" in loaded

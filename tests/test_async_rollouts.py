@@ -104,12 +104,9 @@ def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(watched):
         assert stages - record.get("time/overlap_s", 0.0) > 0
 
 
-def test_a_checkpoint_holds_the_batch_that_was_sampled_ahead(whole):
+def test_checkpoints_hold_what_was_sampled_ahead_and_prompts_follow_from_seed_and_past_scores(whole):
     held = {entry.name: (entry / "ahead").is_dir() for entry in (whole / "checkpoints").iterdir()}
     assert held == {"1": True, "2": True, "3": True, "4": False}  # after the last update comes no other
-
-
-def test_prompts_are_those_of_seed_and_past_scores(whole):
     assert_drawn_by_success(whole, config_of(whole, *FLAGS))
 
 

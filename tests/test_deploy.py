@@ -153,7 +153,7 @@ def test_the_dry_run_comes_first_and_flags_are_those_of_train(name, place):
         assert config.run.coordinator_address in ("jaxppo-train-0-0.jaxppo:8476", "10.0.0.1:8476")
 
 
-def test_a_dry_run_is_understood_in_words_and_as_json():
+def test_what_the_files_take_for_fitting_and_for_finished_is_what_the_package_says(tmp_path):
     statuses = {
         "compiled\nit fits: 1 of 2 GiB\n": 0,
         "it does not fit: but --use_peft makes it fit\n": 1,
@@ -164,6 +164,12 @@ def test_a_dry_run_is_understood_in_words_and_as_json():
     for said, status in statuses.items():
         done = subprocess.run(["bash", "-c", WRITING["FITS"]], input=said, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (status, said)
+    measures = {"test": {"mean_reward": 1.0}}
+    for evals in ({"before": measures}, {"before": measures, "after": measures}):
+        run = Run(command="train", config=TrainConfig(), folder=tmp_path, console=Console(True), evals=evals)
+        run.write_evals(evals)
+        done = subprocess.run(["bash", "-c", WRITING["FINISHED"]], env=os.environ | {"RUN": str(tmp_path)}, check=False)
+        assert (done.returncode == 0) == run.is_finished() == ("after" in evals)
 
 
 def devices_of(name, text):
@@ -224,12 +230,3 @@ def test_the_first_process_of_a_pod_passes_sigterm_on(place):
     assert (place.folder / "run" / "saved").exists()
     job = yaml.safe_load(FILES["jobset/tpu-v5e-16.yaml"])["spec"]["replicatedJobs"][1]["template"]["spec"]
     assert process.returncode in job["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
-
-
-def test_what_the_files_take_for_finished_is_what_the_package_does(tmp_path):
-    measures = {"test": {"mean_reward": 1.0}}
-    for evals in ({"before": measures}, {"before": measures, "after": measures}):
-        run = Run(command="train", config=TrainConfig(), folder=tmp_path, console=Console(True), evals=evals)
-        run.write_evals(evals)
-        done = subprocess.run(["bash", "-c", WRITING["FINISHED"]], env=os.environ | {"RUN": str(tmp_path)}, check=False)
-        assert (done.returncode == 0) == run.is_finished() == ("after" in evals)

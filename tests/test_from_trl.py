@@ -125,13 +125,10 @@ def test_the_yaml_of_the_page_is_a_configuration(tmp_path):
     assert {name: ours[name] for name in theirs} == theirs
 
 
-def test_every_defect_has_its_test():
+def test_defects_have_their_tests_and_metrics_exist():
     for row in table_rows(section("Defects")):
         (place,) = in_backticks(row["test"])
         file, name = place.split("::")
         assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), place
-
-
-def test_metrics_named_as_ours_exist():
     named = {name for row in table_rows(section("Metrics")) for name in in_backticks(row["here"])}
     assert len(named) > 10 and named <= {metric.name for metric in metrics.METRICS}

@@ -42,7 +42,7 @@ def wheel(tmp_path_factory):
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_wheel_holds_the_package_with_its_data_and_nothing_else(wheel):
+def test_wheel_holds_the_package_with_its_data_and_its_metadata_names_licences_extras_and_the_script(wheel):
     tracked = subprocess.run(["git", "ls-files", "jaxppo"], cwd=ROOT, capture_output=True, text=True, check=False)
     info = f"jaxppo-{jaxppo.__version__}.dist-info"
     inside = {name for name in wheel if not name.startswith(info)}
@@ -62,6 +62,13 @@ def test_wheel_holds_the_package_with_its_data_and_nothing_else(wheel):
     start = {name: len(data) for name, data in wheel.items() if name.startswith("jaxppo/hf/assets/planning-multi-sft/")}
     assert 0 < sum(start.values()) < 8_000_000  # the model for six domains
     assert sum(map(len, wheel.values())) - sum(start.values()) < 8 << 20  # all else
+    info = f"jaxppo-{jaxppo.__version__}.dist-info"
+    metadata = message_from_bytes(wheel[f"{info}/METADATA"])
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE", "THIRD_PARTY_NOTICES.md"]
+    assert set(metadata.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+    assert b"jaxppo = jaxppo.__main__:main" in wheel[f"{info}/entry_points.txt"]
 
 
 def test_sdist_holds_what_its_own_checks_need(tmp_path):
@@ -70,16 +77,6 @@ def test_sdist_holds_what_its_own_checks_need(tmp_path):
     needed = {"mkdocs.yml", "pyproject.toml", ".ci/run", "tests/conftest.py", "docs/index.md", "LICENSE", "README.md"}
     assert needed <= names
     assert not [name for name in names if name.startswith(("outputs/", ".git/"))]
-
-
-def test_metadata_names_licences_extras_and_the_script(wheel):
-    info = f"jaxppo-{jaxppo.__version__}.dist-info"
-    metadata = message_from_bytes(wheel[f"{info}/METADATA"])
-    assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata.get_all("License-File") == ["LICENSE", "THIRD_PARTY_NOTICES.md"]
-    assert set(metadata.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
-    assert "Typing :: Typed" in metadata.get_all("Classifier")
-    assert b"jaxppo = jaxppo.__main__:main" in wheel[f"{info}/entry_points.txt"]
 
 
 def test_the_doctor_the_page_and_the_notices_name_every_extra_and_every_required_package():
@@ -132,16 +129,13 @@ def test_every_module_that_is_a_command_is_one_of_the_console_script():
     assert set(console_script.COMMANDS) == found - inner
 
 
-def test_help_lists_the_commands_and_version_prints_it(capsys):
+def test_help_lists_the_commands_and_an_unknown_one_is_one_line_with_the_one_that_may_be_meant(capsys):
     for word in ("--help", "-h", "help"):
         console_script.main([word])
         out = capsys.readouterr().out
         assert all(f"\n  {name} " in out and summary in out for name, summary in console_script.COMMANDS.items())
     console_script.main(["--version"])
     assert capsys.readouterr().out == f"jaxppo {jaxppo.__version__}\n"
-
-
-def test_unknown_command_is_one_line_with_the_one_that_may_be_meant(capsys):
     with pytest.raises(SystemExit) as stop:
         console_script.main(["trian", "--seed", "1"])
     err = capsys.readouterr().err

@@ -363,14 +363,6 @@ def test_on_error_costs_only_the_completions_that_fail(function, timeout_s, on_e
     assert scores.extras == {"shout": ["X", None, "ZZZ"]} | failed
 
 
-def test_interrupts_are_no_failures_of_the_reward():
-    def interrupted(completions):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_reward(interrupted, on_error="skip")
-
-
 @pytest.mark.parametrize(("on_timeout", "instead"), [("skip", None), (0.25, 0.25)])
 def test_an_async_function_has_its_time_limit_for_every_completion(on_timeout, instead):
     async def sleepy(completions):
@@ -471,7 +463,7 @@ def test_columns_of_any_kind_can_be_remembered_and_truths_are_no_numbers():
     assert scores.metrics["cache/reward_hits"] == 1  # of the first row
 
 
-def test_rewards_are_a_weighted_sum():
+def test_rewards_are_a_weighted_sum_without_the_functions_that_cannot_score_a_completion():
     lengths = Reward("lengths", lambda completions: [float(len(text)) for text in completions], weight=2.0)
     scores = Rewards([lengths, Reward("half", lambda completions: [0.5] * 3, weight=-1.0)])(batch())
     assert scores.values == [1.5, 3.5, 5.5]
@@ -479,9 +471,6 @@ def test_rewards_are_a_weighted_sum():
     assert scores.metrics["rewards/lengths/std"] == pytest.approx(np.std([1, 2, 3], ddof=1))
     assert scores.metrics["rewards/half/std"] == 0.0
     assert scores.extras == {"reward_lengths": [1.0, 2.0, 3.0], "reward_half": [0.5] * 3}
-
-
-def test_a_function_that_cannot_score_a_completion_is_left_out_of_its_sum():
     first = Reward("first", lambda completions: [None, 1.0, None])
     second = Reward("second", lambda completions: [None, 0.5, 0.25], weight=2.0)
     scores = Rewards([first, second])(batch())
@@ -489,7 +478,7 @@ def test_a_function_that_cannot_score_a_completion_is_left_out_of_its_sum():
     assert (scores.metrics["reward/not_scorable"], scores.metrics["rewards/second/mean"]) == (1, 0.375)
 
 
-def test_counts_add_up_over_functions():
+def test_counts_add_up_over_functions_and_a_batch_without_any_score_has_the_reasons():
     broken = Reward("broken", lambda completions: [math.nan, 1.0, 1.0], policy=Policy(on_error=0.0))
     picky = Reward(
         "picky",
@@ -501,9 +490,6 @@ def test_counts_add_up_over_functions():
     assert scores.metrics["reward/errors"] == 2 and scores.metrics["reward/not_scorable"] == 0
     assert scores.extras["broken_failed"] == ["nan", None, None]
     assert together(batch()).metrics["cache/reward_hits"] == 2  # all but the failed one
-
-
-def test_a_batch_without_any_score_has_none_and_the_reasons():
     reward = Reward("broken", lambda completions: 1 / 0, policy=Policy(on_error="skip"))
     scores = Rewards([reward])(batch())
     assert scores.values == [None] * 3 and scores.metrics["reward/not_scorable"] == 3
@@ -542,8 +528,14 @@ def test_a_function_that_asks_for_it_learns_how_far_training_is_and_is_not_remem
         assert rewards(batch()).values == [step] * 3
 
 
-def test_rewards_run_in_the_thread_of_the_caller():
+def test_rewards_run_in_the_thread_of_the_caller_whose_interrupts_are_no_failures():
     """JAX and signal handlers care about it."""
     threads = []
     run_reward(lambda completions: threads.append(threading.current_thread()) or [0.0] * 3)
     assert threads == [threading.current_thread()]
+
+    def interrupted(completions):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_reward(interrupted, on_error="skip")

@@ -338,14 +338,7 @@ def test_complete_folder_follows_links_and_relative_paths(tmp_path, monkeypatch)
     assert (tmp_path / "real" / "file").read_text() == "3"
 
 
-def test_naming_puts_the_file_in_front_once(tmp_path):
-    for message in ("r: expected 1", f"{tmp_path}: r: expected 1"):
-        with pytest.raises(ModelError) as caught, model_files.naming(tmp_path):
-            raise ModelError(message)
-        assert str(caught.value) == f"{tmp_path}: r: expected 1"
-
-
-def test_read_json_reads_what_write_json_wrote_and_names_other_files(tmp_path):
+def test_read_json_reads_what_write_json_wrote_and_errors_name_the_file_once(tmp_path):
     file, content = tmp_path / "file.json", {"b": [1, 2.5, None], "a": {"ä": True}}
     model_files.write_json(file, content)
     assert model_files.read_json(file) == content
@@ -354,3 +347,7 @@ def test_read_json_reads_what_write_json_wrote_and_names_other_files(tmp_path):
         file.write_bytes(damaged)
         refused(f"^{file}: ", model_files.read_json, file)
     refused(f"^{file}x: ", model_files.read_json, tmp_path / "file.jsonx")
+    for message in ("r: expected 1", f"{tmp_path}: r: expected 1"):
+        with pytest.raises(ModelError) as caught, model_files.naming(tmp_path):
+            raise ModelError(message)
+        assert str(caught.value) == f"{tmp_path}: r: expected 1"

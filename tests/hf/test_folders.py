@@ -16,17 +16,13 @@ from safetensors.numpy import load_file
 
 from jaxppo import hf
 from jaxppo.nn import FAMILIES
-from jaxppo.parallel import stacks
-from tests.hf.families import OLD_CONFIGS
 from tests.torch_models import (
-    AUTO,
     CONFIGS,
     RAW,
     assert_equal_tensors,
     assert_equal_trees,
     edit_config,
     edit_tensors,
-    ragged_batch,
     random_params,
     read,
     refused,
@@ -63,47 +59,6 @@ def to_bin(folder, rename=lambda name: name, **more):
     state = {rename(name): torch.tensor(tensor) for name, tensor in tensors.items()} | more
     torch.save(state, folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
-
-
-@pytest.mark.parametrize(("family", "shard_size"), [("gpt_neox", "8KB"), ("gpt2", "1GB")])
-@pytest.mark.parametrize("head", ["lm", "score", None])
-def test_transformers_loads_our_folder_and_computes_the_same(family, head, shard_size, tmp_path):
-    theirs = torch_folder(tmp_path / "theirs", family, head)
-    config, params = hf.load_pretrained(tmp_path / "theirs")
-    assert config == CONFIGS[family]
-    ids, mask = ragged_batch("right")
-    with torch.no_grad():
-        expected = theirs(torch.tensor(ids), attention_mask=torch.tensor(mask.astype(int)))[0]
-    for written in (config, CONFIGS[family]):  # the second began here
-        hf.save_pretrained(tmp_path / "ours", written, params, max_shard_size=shard_size, card="# A card\n")
-        assert (tmp_path / "ours" / f"{WEIGHTS}.index.json").exists() == (shard_size == "8KB")
-        assert (tmp_path / "ours" / "README.md").read_text() == "# A card\n"
-        ours, info = AUTO[head].from_pretrained(tmp_path / "ours", output_loading_info=True)
-        assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        assert written is config or ours.config.num_labels == (1 if head == "score" else 2)
-        with torch.no_grad():
-            computed = ours.eval()(torch.tensor(ids), attention_mask=torch.tensor(mask.astype(int)))[0]
-        np.testing.assert_array_equal(computed.numpy(), expected.numpy())
-        loaded = hf.load_model(tmp_path / "ours")
-        assert loaded.config == config
-        assert_equal_trees(loaded.params, params)
-
-
-@pytest.mark.parametrize("family", OLD_CONFIGS)
-def test_round_trip_keeps_the_config_of_older_versions(family, tmp_path):
-    old = OLD_CONFIGS[family]
-    torch_folder(tmp_path / "theirs", family, **{name: value for name, value in old.items() if name == "rotary_pct"})
-    (tmp_path / "theirs" / "config.json").write_text(json.dumps(old | {"auto_map": {"AutoModel": "code.Model"}}))
-    config, params = hf.load_pretrained(tmp_path / "theirs")
-    hf.save_pretrained(tmp_path / "ours", config, params)
-    assert read(tmp_path / "ours") == old
-    assert_equal_tensors(tmp_path / "theirs", tmp_path / "ours")
-    hf.save_pretrained(tmp_path / "ours", config, stacks.stacked(params), dtype="bfloat16")  # layers may be stacked
-    assert read(tmp_path / "ours") == old | {"torch_dtype" if "torch_dtype" in old else "dtype": "bfloat16"}
-    tensors = load_file(tmp_path / "ours" / WEIGHTS)
-    for name, tensor in load_file(tmp_path / "theirs" / WEIGHTS).items():
-        np.testing.assert_array_equal(tensors[name], tensor.astype(jnp.bfloat16))
-        assert tensors[name].dtype == jnp.bfloat16
 
 
 def test_save_pretrained_writes_the_generation_config_and_no_secret(params, tmp_path):
@@ -406,21 +361,6 @@ def test_save_pretrained_refuses_parameters_that_do_not_fit(params, tmp_path):
     ):
         refused(named, hf.save_pretrained, tmp_path / "model", config, given)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("special", "pad"), [({"pad_token": "<pad>"}, 1), ({}, 2)], ids=["its own pad token", "its end of sequence"]
-)
-def test_load_policy_reads_model_and_tokenizer(special, pad, params, tmp_path):
-    tokenizer = word_tokenizer(size=61, eos_token="</s>", **special)
-    hf.save_pretrained(tmp_path / "model", CONFIG, params, tokenizer=tokenizer)
-    policy = hf.load_policy(tmp_path / "model", placement=split_along(0))
-    assert policy.config == dataclasses.replace(CONFIG, end_ids=(2,))
-    assert_equal_trees(policy.params, params)
-    assert len(policy.params["trunk"]["embed_in"]["embedding"].sharding.device_set) == 4
-    assert policy.tokenizer("put-down b1").input_ids == [3, 4]
-    assert (policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id) == (pad, 2)
-    assert policy.loaded.folder == tmp_path / "model"
 
 
 def test_load_policy_names_what_does_not_fit(params, tmp_path):

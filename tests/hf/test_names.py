@@ -163,14 +163,6 @@ def test_config_to_hf_loses_nothing(rope):
         assert transformers.AutoConfig.for_model(**raw).num_labels == (1 if head == "score" else 2)
 
 
-def test_kinds_of_rope_that_are_not_supported_are_named():
-    unsupported = sorted(set(ROPE_INIT_FUNCTIONS) - {"linear", "dynamic", "llama3", "yarn"})
-    assert "longrope" in unsupported
-    for key in ("rope_scaling", "rope_parameters"):
-        for kind in (*unsupported, "su", None, []):
-            refused(rf"^{key}\.rope_type: ", hf.config_from_hf, NEOX | {key: {"rope_type": kind, "factor": 2.0}})
-
-
 @pytest.mark.parametrize(
     ("raw", "changes", "named"),
     [
@@ -211,6 +203,11 @@ def test_config_from_hf_names_what_is_wrong(raw, changes, named):
     refused(f"^{named}", hf.config_from_hf, raw | changes)
 
 
-def test_config_from_hf_names_a_missing_size():
+def test_config_from_hf_names_a_missing_size_and_kinds_of_rope_that_are_not_supported():
     for raw in (NEOX, KIND["qwen3"]):
         refused("^hidden_size: ", hf.config_from_hf, {name: raw[name] for name in raw if name != "hidden_size"})
+    unsupported = sorted(set(ROPE_INIT_FUNCTIONS) - {"linear", "dynamic", "llama3", "yarn"})
+    assert "longrope" in unsupported
+    for key in ("rope_scaling", "rope_parameters"):
+        for kind in (*unsupported, "su", None, []):
+            refused(rf"^{key}\.rope_type: ", hf.config_from_hf, NEOX | {key: {"rope_type": kind, "factor": 2.0}})

@@ -87,16 +87,13 @@ def test_client_speaks_llama_factorys_contract_and_nothing_else():
         client_of(server.url)(prompts=["a"], completions=["1", "2"])
 
 
-def test_client_cuts_a_large_call_into_requests_and_keeps_the_order():
+def test_client_cuts_a_large_call_into_requests_of_which_as_many_run_at_a_time_as_asked_for():
     completions = ["x" * (n * 7 % 23) for n in range(101)]
     with Script(by_length) as server:
         scores = ask(client_of(server.url, batch_size=16, workers=3), completions)
         assert ask(client_of(server.url), []) == []
     assert scores == [1 + len(text) for text in completions]
     assert sorted(len(body["messages"]) for body in server.bodies) == [5, *[16] * 6]
-
-
-def test_client_sends_several_requests_at_a_time_but_no_more_than_asked_for():
     inside, most, together = 0, 0, threading.Barrier(3)
     lock = threading.Lock()
 
@@ -181,7 +178,6 @@ def test_merge_weighs_metrics_by_rows_and_fills_columns():
     ("content", "named"),
     [
         (b"<html>oops</html>", "<html>oops"),
-        (b"\xff\xfe", "JSON"),
         (b"[" * 100_000, "JSON"),
         ([0.25], "scores"),
         ({"scores": [0.25, 0.5]}, "1 scores, got 2"),
@@ -286,12 +282,17 @@ def hang(connection):
         pass
 
 
-@pytest.mark.parametrize("serve", [hang, drip])
-def test_client_waits_a_bounded_time_for_a_server_that_does_not_get_to_an_end(serve):
+def cut_off(connection):
+    connection.recv(65536)
+    connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"scores": [1.0, ')
+
+
+@pytest.mark.parametrize(("serve", "timed_out"), [(hang, True), (drip, True), (cut_off, False)])
+def test_client_asks_a_server_that_does_not_get_to_an_end_again_for_a_bounded_time(serve, timed_out):
     metrics = {}
-    with raw_server(serve) as url, pytest.raises(RewardError, match=r"0\.3 s.*2 attempts") as refused:
+    with raw_server(serve) as url, pytest.raises(RewardError, match="2 attempts") as refused:
         ask(client_of(url, timeout_s=0.3, retries=1), log_metric=metrics.__setitem__)
-    assert refused.value.timed_out and metrics == counts(1, 1, 1)
+    assert refused.value.timed_out == timed_out and metrics == counts(1, 1, 1)
 
 
 def test_client_stops_reading_an_answer_without_an_end(monkeypatch):
@@ -324,34 +325,7 @@ def test_client_names_a_server_that_is_not_running_and_no_secret(monkeypatch, ca
         ask(client_of(f"http://{address}/?v=query-" + "secret", retries=1), log_metric=metrics.__setitem__)
     assert metrics == counts(1, 1, 1)
     said = everything_said(refused.value) + caplog.text
-    assert TOKEN not in said and "query-secret" not in said
-
-
-def cut_off(connection):
-    connection.recv(65536)
-    connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"scores": [1.0, ')
-
-
-def hang_up(connection):
-    connection.recv(65536)
-
-
-@pytest.mark.parametrize("serve", [cut_off, hang_up])
-def test_client_asks_again_when_the_server_goes_away_in_the_middle(serve):
-    calls = []
-
-    def broken_twice(connection):
-        calls.append(connection)
-        if len(calls) <= 2:
-            return serve(connection)
-        connection.recv(65536)
-        answer = b'{"scores": [1.0, 2.0]}'
-        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer))
-
-    metrics = {}
-    with raw_server(broken_twice) as url:
-        assert ask(client_of(url, retries=2), log_metric=metrics.__setitem__) == [1.0, 2.0]
-    assert metrics == counts(1, 2, 0)
+    assert TOKEN not in said and "query-secret" not in said and "python -m jaxppo.reward_server" in said
 
 
 def test_client_uses_no_proxy_of_the_environment(monkeypatch):
@@ -459,7 +433,6 @@ def test_client_refuses_what_is_no_http_address_and_hides_its_password(url):
         ("timeout_s", float("inf")),
         ("retries", -1),
         ("backoff_s", float("nan")),
-        ("batch_size", 0),
         ("workers", 0),
         ("on_error", "skip"),
         ("token", TOKEN),  # beside a password in the address

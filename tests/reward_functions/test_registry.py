@@ -37,12 +37,9 @@ def test_check_asks_for_a_missing_package_before_any_model_is_made(monkeypatch):
             use(config)
 
 
-def test_a_reward_model_is_refused_where_none_can_be_computed():
+def test_what_a_reward_model_or_a_server_cannot_do_is_an_error_of_its_kind():
     with pytest.raises(ConfigError, match=r"^reward_funcs: .*'model'"):
         make_rewards(RewardConfig(reward_funcs=("model",), reward_model_path="x"))
-
-
-def test_a_server_without_an_answer_is_a_timeout_and_any_other_failure_an_error():
     client = registry._server(RewardConfig(reward_funcs=("server",), reward_server_url="http://x"), Context())
     assert client._on_error(RewardError("late", timed_out=True)) == Failed("timeouts", "late")
     assert client._on_error(RewardError("broken")) == Failed("errors", "broken")

@@ -112,15 +112,12 @@ def test_sentiment_is_the_raw_logit_of_the_label_wherever_it_stands(labels, text
     assert ask(make_sentiment_reward(folder), texts) == ask(make_sentiment_reward(folder, label="POSITIVE"), texts)
 
 
-def test_sentiment_turns_logits_into_probabilities(classifier, texts):
+def test_sentiment_turns_logits_into_probabilities_and_reads_the_prompt_unless_asked_otherwise(classifier, texts):
     raw = torch.tensor([raw_logits(classifier, texts, label) for label in ("NEGATIVE", "POSITIVE")])
     softmax = ask(make_sentiment_reward(classifier, function_to_apply="softmax"), texts)
     sigmoid = ask(make_sentiment_reward(classifier, function_to_apply="sigmoid"), texts)
     assert softmax == pytest.approx(torch.softmax(raw, 0)[1].tolist(), abs=1e-5)
     assert sigmoid == pytest.approx(torch.sigmoid(raw)[1].tolist(), abs=1e-5)
-
-
-def test_sentiment_reads_the_prompt_unless_asked_otherwise(classifier):
     prompts, completions = ["the film was superb and"] * 2, [" dull", " lovely"]
     both, completion = make_sentiment_reward(classifier), make_sentiment_reward(classifier, text="completion")
     joined = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]

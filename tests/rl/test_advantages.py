@@ -98,16 +98,13 @@ def test_scale_scores_only_centres_scores_that_were_all_the_same(num_rows, subtr
     np.testing.assert_allclose(np.diff(scaled), [1.0, 1.0], atol=1e-3)
 
 
-def test_leave_one_out_on_hand_numbers_leaves_completions_without_a_reward_out():
+def test_leave_one_out_and_normalise_on_hand_numbers_leave_completions_without_a_reward_out():
     rewards = jnp.array([1.0, 0.0, 0.0, 0.5, 2.0, 2.0, 2.0, 2.0])
     result = advantages.leave_one_out(rewards, 4, jnp.ones(8, bool))
     np.testing.assert_allclose(result, [1 - 0.5 / 3, -0.5, -0.5, 0.5 - 1 / 3, 0, 0, 0, 0], atol=1e-6)
     counted = jnp.array([True, False, True, True, True, False, False, False])
     result = advantages.leave_one_out(jnp.where(counted, rewards, 9.0), 4, counted)
     np.testing.assert_allclose(result, [1 - 0.5 / 2, 0, 0 - 1.5 / 2, 0.5 - 1 / 2, 0, 0, 0, 0], atol=1e-6)
-
-
-def test_normalise_on_hand_numbers():
     values, counted = jnp.array([1.0, 3.0, 99.0, 5.0]), jnp.array([True, True, False, True])
     result = advantages.normalize(values, counted)  # mean 3, deviation 2
     np.testing.assert_allclose(result, [-2 / 2.0001, 0.0, 0.0, 2 / 2.0001], rtol=1e-6)
