@@ -24,6 +24,7 @@ from jaxppo.reward_functions import plan as plan_reward
 from jaxppo.rl import advantages
 from jaxppo.rl.ppo import PPO
 from jaxppo.types import PromptBatch, Rollout
+from tests.data.tokenizers import word_tokenizer
 
 EOS, PAD, STOP, ROWS, LENGTH = 0, 1, 2, 8, 6
 MODEL = GPTNeoXConfig(
@@ -138,11 +139,7 @@ def test_d03_the_loss_uses_the_temperature_of_the_sampler():
 def test_d04_resume_neither_skips_nor_repeats_data():
     """The batch of an update is a pure function of its number, whatever num_ppo_epochs is."""
     rows = [{"id": str(i), "prompt": f"{i}"} for i in range(10)]
-
-    def tokenizer(texts, **_):
-        return {"input_ids": [[int(text) + 2] for text in texts]}
-
-    tokenizer.pad_token_id = tokenizer.eos_token_id = PAD
+    tokenizer = word_tokenizer(["<pad>", "<eos>", *(row["prompt"] for row in rows)])
     through, resumed = (data.PromptData(rows, tokenizer, 4, seed=0, max_prompt_length=8) for _ in range(2))
     all_texts = [through.batch(step).texts for step in range(5)]
     assert [resumed.batch(step).texts for step in (3, 4)] == all_texts[3:]
