@@ -139,10 +139,9 @@ def _learned(
         longest = sys.maxsize  # a long prompt is part of a long row
     fixed = data.SupervisedData(rows, tokenizer, size, seed, longest, template, limit, assistant_only=assistant_only)
     if fixed.overlong:
-        cut = fixed.overlong - fixed.left_out
         console.warn(
-            f"{fixed.overlong} of {len(rows)} rows are longer than max_length {config.max_length} tokens: {cut} are "
-            f"cut, {fixed.left_out} left out"
+            f"{fixed.overlong} of {len(rows)} rows are longer than max_length {config.max_length} tokens: "
+            f"{fixed.overlong - fixed.left_out} cut, {fixed.left_out} left out"
         )
     return fixed, str(len(fixed))
 

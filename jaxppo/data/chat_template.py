@@ -301,7 +301,7 @@ def _generated(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, An
         **tokenizer.special_tokens_map,
         **arguments,
     )
-    return [(begin, end) for begin, end in spans]
+    return [(int(begin), int(end)) for begin, end in spans]
 
 
 def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:

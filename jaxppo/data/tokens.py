@@ -146,7 +146,9 @@ def encode_rows(
 
 def _closed(row: EncodedRow, end_id: int) -> EncodedRow:
     """Add the end, unless the template has written it, or a completion of the data has it: it is learned once."""
-    if row.completion[-1:] == [end_id]:
+    # Of a chat in which no token is learned all of it is prompt.
+    ids = row.completion if row.completion or row.learned is None else row.prompt
+    if ids[-1:] == [end_id]:
         return row
     return EncodedRow(row.prompt, [*row.completion, end_id], None if row.learned is None else [*row.learned, True])
 
@@ -298,6 +300,7 @@ def _chats(
             first = bisect_right(offsets, begin, key=lambda characters: characters[1])
             behind = bisect_left(offsets, end, key=lambda characters: characters[0])
             learned[first:behind] = [True] * (behind - first)
+        learned[:1] = [False]  # nothing stands before the first token, from which it could be told
         start = learned.index(True) if True in learned else len(ids)
         chats.append(EncodedRow(ids[:start], ids[start:], learned[start:]))
         prompts.append(ids[: bisect_left(offsets, len(text.prompt), key=lambda characters: characters[0])])
