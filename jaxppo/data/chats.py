@@ -44,6 +44,8 @@ def plain_row(row: Row, where: str, prompt_column: str = "prompt") -> Row:
     Raises:
         DataError: malformed turns; the message names row and field.
     """
+    if ANSWER in row:
+        raise DataError(f"{where}: field '{ANSWER}': expected another name, as answers that call tools are kept by it")
     if prompt_column in ("prompt", "messages"):
         row = usual_form(row, where)
     else:
@@ -162,7 +164,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: expected mappings with a function and its name, got {call!r:.60}")
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
-        return call
+        return dict(call)
     try:
         read = parse_json(arguments)
     except DataError:
@@ -170,7 +172,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise DataError(f"{where}, arguments: expected a mapping, as such or in JSON, got {arguments!r:.60}")
     function = {**function, "arguments": read}
-    return {**call, "function": function} if "function" in call else function
+    return {**call, "function": function} if "function" in call else dict(function)
 
 
 def _without_none(value: Any) -> Any:

@@ -169,6 +169,7 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"prompt": [1]}, "prompt.*1"),
         ({"prompt": [FIRST], "completion": [FIRST]}, "completion"),
         ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "completion"),
+        ({"messages": [FIRST], "completion_turn": "x"}, "completion_turn"),
         ({"text": "x"}, "prompt.*messages"),
     ],
 )
