@@ -17,7 +17,7 @@ Node: TypeAlias = "str | list[Node]"
 _LOG = logging.getLogger(__name__)
 _COMMENT = re.compile(r";[^\n]*+")
 # A name (`?x` and `:types` too), a number, an operator; or else a character that VAL would skip and no reader accepts.
-_WORD = r"[?:]?[a-z_][a-z0-9_-]*+|-?[0-9]++(?:\.[0-9]*+)?|[<>]=|#t|\S"
+_WORD = r"[a-z_?:][a-z0-9_-]*+|-?[0-9]++(?:\.[0-9]*+)?|[<>]=|#t|\S"
 _TOKEN = re.compile(rf"[()]|{_WORD}")
 _TOKEN_WITH_LINES = re.compile(rf"[()\n]|{_WORD}", re.IGNORECASE)
 # VAL reads the `?` of a variable and its name as two words.
@@ -75,10 +75,11 @@ def read_fast(text: str, source: str) -> list[Node]:
             raise PddlError(source, 1, "expected ASCII characters outside comments")
         plain = re.sub(r"[^\x00-\x7f]", " ", plain)
     plain = plain.lower()
-    words: dict[str, str] = {}  # each word once, however often the text has it
     current: list[Node] = []
     stack: list[list[Node]] = []
     for tokens, end in _chunks(plain, source):
+        if not stack and tokens[:1] not in (["("], []):
+            raise PddlError(source, 1, "expected one '(define ...)'")
         rest = iter(tokens)
         for token in rest:
             if token == "(":
@@ -89,18 +90,14 @@ def read_fast(text: str, source: str) -> list[Node]:
                 if len(stack) > _MAX_DEPTH:
                     raise PddlError(source, 1, "expected fewer open parentheses")
             elif token != ")":
-                if not stack:
-                    raise PddlError(source, 1, "expected one '(define ...)'")
-                current.append(words.setdefault(token, token))
-            elif len(stack) > 1:
-                current = stack.pop()
-            elif stack:
-                behind = next(rest, None) or next(_TOKEN.finditer(plain, end), None)
-                if behind:
-                    _warn(behind if isinstance(behind, str) else behind[0], source)
-                return current
+                current.append(token)
             else:
-                raise PddlError(source, 1, "expected no spare parenthesis")
+                closed, current = current, stack.pop()
+                if not stack:
+                    behind = next(rest, None) or next(_TOKEN.finditer(plain, end), None)
+                    if behind:
+                        _warn(behind if isinstance(behind, str) else behind[0], source)
+                    return closed
     raise PddlError(source, 1, "expected one '(define ...)'")
 
 
@@ -109,11 +106,12 @@ def _without_comments(text: str) -> str:
     plain = text.removeprefix(_BYTE_ORDER_MARK)
     if ";" in plain:
         plain = _COMMENT.sub("", plain)
-    return _SPACED_VARIABLE.sub(r"\1?", plain)
+    return _SPACED_VARIABLE.sub(r"\1?", plain) if "?" in plain else plain
 
 
 def _chunks(plain: str, source: str) -> Iterator[tuple[list[str], int]]:
     """Yield the tokens of a text, many at a time, each with the place behind them."""
+    words: dict[str, str] = {}
     start, n_tokens = 0, 0
     while start < len(plain):
         end = _end_of_chunk(plain, start)
@@ -121,6 +119,8 @@ def _chunks(plain: str, source: str) -> Iterator[tuple[list[str], int]]:
         n_tokens += len(tokens)
         if n_tokens > MAX_TOKENS:
             raise _too_large(plain.count("\n", 0, start) + 1, source)
+        if end - start < len(plain):  # of a long text memory holds each word once, however often it comes
+            tokens = [words.setdefault(token, token) for token in tokens]
         yield tokens, end
         start = end
 
