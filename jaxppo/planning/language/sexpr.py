@@ -29,6 +29,8 @@ _BYTE_ORDER_MARK = "\ufeff"
 _MAX_DEPTH = 100
 # Three times the largest file of the planning competitions; reading so many takes about a second.
 MAX_TOKENS = 3_000_000
+# No name is as long; it would fill messages and other programs' buffers.
+_LONGEST_WORD = 10_000
 # So many characters are cut into tokens at a time, so that memory holds no list of all of them.
 _CHUNK = 1 << 20
 
@@ -117,6 +119,8 @@ def _chunks(plain: str, source: str) -> Iterator[tuple[list[str], int]]:
         end = _end_of_chunk(plain, start)
         tokens = _TOKEN.findall(plain, start, end)
         n_tokens += len(tokens)
+        if end - start > _LONGEST_WORD and max(map(len, tokens), default=0) > _LONGEST_WORD:
+            raise PddlError(source, 1, "expected shorter words")
         if n_tokens > MAX_TOKENS:
             raise _too_large(plain.count("\n", 0, start) + 1, source)
         if end - start < len(plain):  # of a long text memory holds each word once, however often it comes
@@ -158,7 +162,8 @@ def read_form(text: str, source: str) -> Form:
     """
     line, top, n_tokens = 1, Form(1), 0
     stack = [top]
-    for match in _TOKEN_WITH_LINES.finditer(_without_comments(text)):
+    plain = _without_comments(text)
+    for match in _TOKEN_WITH_LINES.finditer(plain):
         token = match[0]
         if token == "\n":
             line += 1
@@ -174,7 +179,11 @@ def read_form(text: str, source: str) -> Form:
             stack[-1].append(_word(token, line, source))
         if len(stack) == 1:
             break
-    return _only_form(stack, line, source)
+    form = _only_form(stack, line, source)
+    foreign = _FOREIGN.search(plain)  # it can only be behind the form
+    if foreign:
+        _word(foreign[0], plain.count("\n", 0, foreign.start()) + 1, source)
+    return form
 
 
 def line_of(node: Node) -> int:
@@ -192,6 +201,8 @@ def show(node: "Node | Form") -> str:
 def _word(token: str, line: int, source: str) -> Word:
     if not token.isascii():
         raise PddlError(source, line, f"expected ASCII characters outside comments, got {token[:60]!a}")
+    if len(token) > _LONGEST_WORD:
+        raise PddlError(source, line, f"expected words of at most {_LONGEST_WORD} characters, got {token[:60]}...")
     word = Word(token.lower())
     word.line = line
     return word
