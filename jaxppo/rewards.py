@@ -3,8 +3,8 @@
 A reward function is called as `fn(prompts=..., completions=..., completion_ids=..., **columns)`, where every argument
 is a list with one entry per completion and `columns` holds every column of the data set. It returns one number per
 completion, or None for one that it cannot score, or `Part`s: pieces of the completion with a reward each, whose sum is
-its score. It may be `async`, may take `prompt_ids`, and may take `log_metric(name, value)` and
-`log_extra(column, values)` to report more.
+its score. It may be `async`, also where an event loop runs already, as in a notebook. It may take `prompt_ids`, and
+`log_metric(name, value)` and `log_extra(column, values)` to report more, and `trainer_state`: how far training is.
 
 A `Reward` is one function with its weight, its cache and its failure policy; `Rewards` is the weighted sum of several.
 As in TRL, a score is the number that a completion gets.
@@ -16,7 +16,9 @@ import math
 import sys
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -40,6 +42,7 @@ __all__ = [
     "RewardFunction",
     "Rewards",
     "Scores",
+    "TrainerState",
     "call",
     "lccs",
     "lcs",
@@ -52,6 +55,16 @@ RewardFunction = Callable[..., Any]
 """TRL's reward function, as above."""
 
 
+class TrainerState(NamedTuple):
+    """How far training is, for reward functions that take `trainer_state`; the first three are named as in TRL."""
+
+    global_step: int  # updates done
+    max_steps: int  # updates of the whole run
+    epoch: float  # passes over the prompts done
+    episode: int  # completions learned from
+    total_episodes: int
+
+
 class Completions(NamedTuple):
     """The arguments of reward functions, one entry per completion."""
 
@@ -59,12 +72,13 @@ class Completions(NamedTuple):
     texts: list[str]
     ids: list[list[int]]
     columns: dict[str, list[Any]]
+    trainer_state: TrainerState | None = None  # of all; None outside of training
 
     def rows(self, numbers: Sequence[int]) -> "Completions":
         """Return some of the completions."""
         pick = lambda values: [values[i] for i in numbers]  # noqa: E731
         columns = {name: pick(values) for name, values in self.columns.items()}
-        return Completions(pick(self.prompts), pick(self.texts), pick(self.ids), columns)
+        return Completions(pick(self.prompts), pick(self.texts), pick(self.ids), columns, self.trainer_state)
 
 
 class Failed(NamedTuple):
@@ -153,7 +167,8 @@ class Reward:
         self.name, self.function, self.weight, self.policy = name, function, weight, policy or Policy()
         how = _call_or_stop if self.policy.on_error == "stop" else _call_or_isolate
         self._scorer = scorer or partial(how, name, function)
-        self._reports = bool({"log_metric", "log_extra"} & set(inspect.signature(function).parameters))
+        # What the result depends on, or does, besides the arguments of a completion.
+        self._cacheable = not _NOT_OF_ROWS & set(inspect.signature(function).parameters)
         self._known: OrderedDict[Any, tuple[float | None, Parts]] = OrderedDict()
 
     def __call__(self, completions: Completions) -> Scores:
@@ -181,7 +196,7 @@ class Reward:
 
     def _with_cache(self, completions: Completions) -> tuple[Scores, int]:
         """Return scores, and how many came from the cache or from an equal completion of the batch."""
-        if self._reports or not self.policy.cache_size:  # a function that reports has to see every row
+        if not self._cacheable or not self.policy.cache_size:
             return self._scorer(completions), 0
         arguments = arguments_of(self.function, completions)
         columns = [[(name, _hashable(value)) for value in values] for name, values in arguments.items()]
@@ -212,10 +227,15 @@ class Rewards:
 
     As in TRL, a function that cannot score a completion is left out of its sum; a completion that none can score gets
     None. What functions give to a completion as a whole is in none of the parts.
+
+    Attributes:
+        rewards: the functions.
+        trainer_state: how far training is; what trains keeps it up to date.
     """
 
     def __init__(self, rewards: Sequence[Reward]):
         self.rewards = tuple(rewards)
+        self.trainer_state: TrainerState | None = None
 
     def __call__(self, completions: Completions, gather: Gather | None = None) -> Scores:
         """Score completions: [B] sums, None where no function gave a score.
@@ -226,8 +246,9 @@ class Rewards:
                 that of all completions, and what the functions report is averaged over the processes.
 
         Raises:
-            DataError: see `Reward`; or not one completion could be scored.
+            DataError: see `Reward`.
         """
+        completions = completions._replace(trainer_state=self.trainer_state)
         terms = {reward: reward(completions) for reward in self.rewards}
         if gather is not None:
             everywhere = zip(*gather(list(terms.values())), strict=True)
@@ -243,17 +264,23 @@ class Rewards:
                 metrics[f"rewards/{reward.name}/mean"] = fmean(numbers)
                 metrics[f"rewards/{reward.name}/std"] = stdev(numbers) if len(numbers) > 1 else 0.0
             extras |= scores.extras | ({f"reward_{reward.name}": scores.values} if len(terms) > 1 else {})
-        if values and all(value is None for value in values):
-            reasons = [value for column in extras.values() for value in column if isinstance(value, str)]
-            raise DataError(f"reward: expected a number for at least one completion, got none ({reasons[:1]})")
         unscored = sum(value is None for value in values)
         metrics |= dict(counts) | {_UNSCORED: unscored}
         return Scores(values, metrics, extras, self._weighted_parts(list(terms.values())))
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise a `DataError` unless the data have every column that the functions need."""
+        """Raise a `DataError` unless the data have every column that the functions need, and none that hides ours.
+
+        Args:
+            names: of the columns of the data, without `prompt_ids`, which every batch has.
+        """
+        for name in (*_OWN_ARGUMENTS, PROMPT_IDS):
+            if name in names:
+                fix = f"rename it in the data, such as to data_{name}"
+                expected = "another name, as reward functions are given something else by this one"
+                raise DataError(f"column {name!r} of the data: expected {expected}; {fix}")
         for reward in self.rewards:
-            check_columns(reward.name, reward.function, names)
+            check_columns(reward.name, reward.function, [*names, PROMPT_IDS])
 
     def close(self) -> None:
         """Release what the functions hold."""
@@ -280,7 +307,8 @@ class Rewards:
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
 _UNSCORED = "reward/not_scorable"
-_SUMMED = (*_COUNTS, _UNSCORED, "reward/val_audited", "reward/val_disagreements", "reward/val_failed")
+_AUDIT = ("reward/val_audited", "reward/val_disagreements", "reward/val_failed", "reward/val_deviations")
+_SUMMED = (*_COUNTS, _UNSCORED, *_AUDIT)
 
 
 def name_of(reward: RewardFunction) -> str:
@@ -306,7 +334,11 @@ def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None
     return None
 
 
-_OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
+_NOT_OF_ROWS = frozenset(("log_metric", "log_extra", "trainer_state"))
+_OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", *sorted(_NOT_OF_ROWS))
+
+PROMPT_IDS = "prompt_ids"
+"""The column that the run adds to those of the data: the token ids of each prompt."""
 
 
 def arguments_of(reward: RewardFunction, completions: Completions, **others: Any) -> dict[str, Any]:
@@ -315,7 +347,9 @@ def arguments_of(reward: RewardFunction, completions: Completions, **others: Any
     arguments = completions.columns | own | others
     parameters = inspect.signature(reward).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: _copied(values) for name, values in arguments.items() if takes_all or name in parameters}
+    chosen = {name: _copied(values) for name, values in arguments.items() if takes_all or name in parameters}
+    # Only by name: in `**columns`, everything is a list with an entry for each completion.
+    return chosen | ({"trainer_state": completions.trainer_state} if "trainer_state" in parameters else {})
 
 
 def _copied(value: Any) -> Any:
@@ -340,9 +374,22 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
 
     reports = Reports(name, len(completions.texts))
     values = reward(**arguments_of(reward, completions, **reports.arguments))
-    numbers = asyncio.run(awaited()) if inspect.isawaitable(values) else values
+    numbers = run_to_end(awaited()) if inspect.isawaitable(values) else values
     scores = checked(name, numbers, len(completions.texts))
     return scores._replace(metrics=reports.metrics, extras=reports.extras)
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine and return its result, also where an event loop runs in this thread, as in a notebook.
+
+    A running loop cannot run another one until it is left, so that the coroutine then gets a thread with its own.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, asyncio.run, coroutine).result()
 
 
 class Reports:

@@ -32,7 +32,7 @@ from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.reward_functions.judged import Judge, Judged, chosen_groups, failed_samples, of_groups, rows_of
-from jaxppo.rewards import Rewards
+from jaxppo.rewards import Rewards, TrainerState
 from jaxppo.rl.ahead import AheadSampler, Sampled, stage_times
 from jaxppo.rl.describe import plan_of, print_plan
 from jaxppo.rl.ppo import PPO
@@ -77,7 +77,8 @@ class Inputs(NamedTuple):
         """Return the programs of a run of these models, under these settings or others."""
         models, gaps = self.models, self.prompts.length_gaps
         ids = self.template.end_id, models.tokenizer.pad_token_id
-        return PPO(config, models.policy, *ids, parallel, models.value, models.adapter, gaps)
+        stops = data.stop_table(models.tokenizer, config.sampling.stop_strings, models.policy.num_logits)
+        return PPO(config, models.policy, *ids, parallel, models.value, models.adapter, gaps, stops)
 
 
 def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -> Inputs:
@@ -93,6 +94,7 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
     data.check_same(config.data.dataset, config.data.train_split, rows)
     models, start = load_start(config, parallel, console)
     template = data.make_chat_template(models.tokenizer, config.data)
+    console.print(f"prompts and completions: {template.describe()}")
     rows = data.with_begun_plans(rows, config.drawing, config.data.data_seed, template)
     fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
     data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
@@ -117,7 +119,8 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     config, models, start, template, rows, prompts = inputs
     ppo = inputs.learner(config, parallel)
     rewards = _rewards(config, ppo, start, models.tokenizer, run.folder)
-    rewards.check_columns([*data.column_names(rows), "prompt_ids"])
+    registry.tell_inputs(console.print, rewards)
+    rewards.check_columns(data.column_names(rows))
     evaluator = evaluation.make_evaluator(config, ppo.model, models.tokenizer, parallel, rewards)
     config.loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)
@@ -126,7 +129,14 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
         config=config,
         tokenizer=models.tokenizer,
         template=template,
-        models_meta=models_meta(models.policy_base, models.value_base, ppo.adapter, ppo.stop_ids, config.data.dataset),
+        models_meta=models_meta(
+            models.policy_base,
+            models.value_base,
+            ppo.adapter,
+            ppo.stop_ids,
+            config.data.dataset,
+            template.describe(),
+        ),
         prompts=prompts,
         curriculum=data.make_curriculum(config.drawing, prompts, ahead=config.rl.async_rollouts > 0),
         rewards=rewards,
@@ -161,7 +171,9 @@ def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTempl
 
 def _rewards(config: TrainConfig, ppo: PPO, start: Start, tokenizer: Any, folder: Path) -> Rewards:
     parallel = ppo.parallel.of_process()
-    load_model = registry.reward_model_loader(ppo.model, start.policy, tokenizer, parallel, ppo.end_ids)
+    load_model = registry.reward_model_loader(
+        ppo.model, start.policy, tokenizer, parallel, ppo.end_ids, config.data.system_prompt
+    )
     run = registry.Context(config.validator, config.run.seed, folder, load_model, config.sampling.response_length)
     return registry.make_rewards(config.reward, run)
 
@@ -189,6 +201,7 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     else:
         sampled = Sampled.before(state.ahead, began)
     preemption.check()
+    setup.rewards.trainer_state = _trainer_state(setup, step)
     answers = setup.judge.answers(batch, sampled.experience.rollout)
     with setup.ahead.sampling(_next_sample(setup, state, reference, step)) as ahead:
         judged = setup.judge(answers, ahead.gather)
@@ -202,11 +215,11 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     state, update_stats = ppo.update(state._replace(curriculum=None), trajectories, step)
     known, drawn = setup.curriculum.after(known, judged.scores.values, step)
     state = state._replace(ahead=ahead.experience, curriculum=ppo.parallel.put(known))
-    episode = (step + 1) * setup.config.batch_size
+    after = _trainer_state(setup, step + 1)
     record = {
-        "step": step + 1,
-        "episode": episode,
-        "epoch": episode / (len(setup.prompts.rows) * setup.config.rl.group_size),
+        "step": after.global_step,
+        "episode": after.episode,
+        "epoch": after.epoch,
         **jax.device_get(stats | update_stats),
         **(learned.judged.scores.metrics | drawn),
     }
@@ -215,6 +228,18 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     shapes = learned.prompts.prompt_ids, learned.judged.mask, sequences.input_ids
     record |= setup.meter.throughput(*shapes, done - began, int(record.get("reward/extra_batches", 0)))
     return Step(state, record, learned.judged.samples(step + 1), trajectories)
+
+
+def _trainer_state(setup: Setup, step: int) -> TrainerState:
+    """Say how far the run is after `step` updates."""
+    config, episode = setup.config, step * setup.config.batch_size
+    return TrainerState(
+        global_step=step,
+        max_steps=config.num_updates,
+        epoch=episode / (len(setup.prompts.rows) * config.rl.group_size),
+        episode=episode,
+        total_episodes=config.num_updates * config.batch_size,
+    )
 
 
 def _sample(setup: Setup, state: TrainState, reference: Params | None, prompts: PromptBatch, step: int) -> Sampled:
@@ -288,7 +313,8 @@ def train(config: TrainConfig) -> Path:
         _aim(run)
         return run.folder
     setup, start = set_up(run)
-    print_plan(run, setup.ppo, start, len(setup.prompts.rows), setup.prompts.prompt_length)
+    evaluated = setup.evaluator.rows_and_length
+    print_plan(run, setup.ppo, start, len(setup.prompts.rows), setup.prompts.prompt_length, evaluated)
     if config.run.dry_run:
         return run.folder
     with (
@@ -311,7 +337,7 @@ def train(config: TrainConfig) -> Path:
 def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: Params | None) -> None:
     """Evaluate, train, evaluate, export; what `eval.json` and the checkpoints have already is not done again."""
     config, evals = setup.config, run.evals
-    evals["headline_split"] = config.headline_split
+    evals["headline_split"] = config.headline_split if config.data.eval_splits else None
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)
     run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
@@ -373,13 +399,17 @@ def _run_updates(
 
 
 def _evaluation_metrics(setup: Setup, state: TrainState) -> dict[str, float]:
+    setup.rewards.trainer_state = _trainer_state(setup, int(state.step))
     policy = setup.ppo.models_of(state)["policy"]
     return evaluation.eval_metrics(setup.evaluator(policy, fixed_rows_only=True))
 
 
 def _evaluate(run: run_folder.Run, setup: Setup, moment: str, state: TrainState) -> dict[str, Any]:
-    """Evaluate, print the result, and keep some of the answers."""
+    """Evaluate, print the result, and keep some of the answers; a run without evaluation splits has no results."""
+    if not setup.evaluator.rows:
+        return {}
     judge = setup.evaluator.validator or registry.describe(setup.config.reward)
+    setup.rewards.trainer_state = _trainer_state(setup, int(state.step))
     run.console.stage(f"Evaluation {moment} {setup.config.rl.algorithm.upper()} ({judge})")
     results, samples = setup.evaluator.with_samples(setup.ppo.models_of(state)["policy"])
     printing.print_results(run.console, results)

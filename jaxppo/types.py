@@ -45,6 +45,7 @@ class Sequences(NamedTuple):
     prompt_lengths: Array  # [B] int32
     completion_ids: Array  # [B, C] int32
     completion_mask: Array  # [B, C] bool
+    learned: Array | None = None  # [B, C] bool, tokens with a share in a supervised loss; None: the completion mask
 
 
 class Scored(NamedTuple):
@@ -102,7 +103,7 @@ class Controls(NamedTuple):
 
     kl_coef: Array  # [] fp32, in force
     moments: ScoreMoments
-    bad_updates: Array  # [] int32, updates in a row with a loss or gradient that was not finite
+    bad_updates: Array  # [] int32, updates in a row with a loss or gradient that was not finite, or without any score
 
 
 class Curriculum(NamedTuple):

@@ -42,7 +42,7 @@ os.environ.setdefault("JAXPPO_CACHE", os.path.join(tempfile.gettempdir(), f"jaxp
 # Tests that run in the background inherit that Ctrl-C is ignored, and so would the processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONG_FILES = """test_runs test_ppo test_train test_models test_defects test_resume test_reward_model
+LONG_FILES = """test_runs test_ppo test_train test_models test_resume test_reward_model
 test_train_rewards test_docs test_device_modes test_processes test_export test_checkpoints
 test_gradient_checkpointing test_update test_rollout test_learned test_lora test_build test_config
 test_trl_grpo test_trl_ppo test_trl_rloo""".split()  # noqa: SIM905

@@ -1,29 +1,8 @@
 """Reward functions for runs of tests, by the names `tests.rewards_for_runs:...`; some of them fail."""
 
-import os
 import re
-import time
 from collections.abc import Callable
 from typing import Any
-
-
-def fate(text: str) -> int:
-    """A pure function of the completion, so that a test can say what must have happened."""
-    return sum(map(ord, text)) % 6
-
-
-def troubled(completions: list[str]) -> list[float | None]:
-    """Raise, end the process, hang, give no score or 1, by the fate of a completion."""
-    (text,) = completions
-    if fate(text) == 1:
-        raise ValueError("bad luck")
-    if fate(text) == 2:
-        os._exit(3)
-    if fate(text) == 3:
-        time.sleep(600)
-    if fate(text) == 4:
-        return [None]
-    return [1.0]
 
 
 def unlucky(completions: list[str]) -> list[float]:

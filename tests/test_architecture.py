@@ -1,4 +1,4 @@
-"""Holds the layering of `tests/rooms.py`, which has no exceptions: `pytest tests/test_architecture.py -s` prints it."""
+"""Holds the layering of `tests/rooms.py`, which has no exceptions."""
 
 import ast
 import subprocess
@@ -17,10 +17,7 @@ LEVEL = {name: level for level, room in enumerate(ROOMS) for name in room.names}
 COMMANDS = LEVEL["train"]
 
 # Packages and names with one home.
-ONLY_IN = {
-    "flax": ("nn/", "models.py"),
-    "orbax": ("run/checkpoints.py",),
-}
+ONLY_IN = {"flax": ("nn/", "models.py"), "orbax": ("run/checkpoints.py",)}
 PARALLEL_NAMES = {"Mesh", "NamedSharding", "shard_map", "pmap"}
 
 # What computes rewards and judges plans on the host: importing it loads no JAX, and no library of models.
@@ -77,20 +74,12 @@ def file_of(module: str) -> str | None:
     return next((f for f in (f"{path}.py", f"{path}/__init__.py") if (PACKAGE / f).is_file()), None)
 
 
-class _Everything(set):
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-EVERYTHING = _Everything()
-
-
 @cache
-def offers(folder: str) -> set[str]:
-    """The names in `__all__` of a room's `__init__`; those of a module are its own affair."""
+def offers(folder: str) -> set[str] | None:
+    """The names in `__all__` of a room's `__init__`; None for a module, whose names are its own affair."""
     path = PACKAGE / folder / "__init__.py"
     if not path.is_file():
-        return EVERYTHING
+        return None
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
             return set(ast.literal_eval(node.value))
@@ -114,8 +103,8 @@ def layering(file: str, modules: set[str]) -> Iterator[str]:
         parts = module.split(".")[1:] if module.startswith("jaxppo.") else []
         for depth in (1, 2) if parts[:1] == ["planning"] else (1,):
             folder, name = "/".join(parts[:depth]), parts[depth] if len(parts) > depth else "__main__"
-            known = name == "__main__" or (folder == "planning" and name in PLANNING)
-            if not file.startswith(f"{folder}/") and not known and name not in offers(folder):
+            open_to_all = name == "__main__" or (folder == "planning" and name in PLANNING) or offers(folder) is None
+            if not file.startswith(f"{folder}/") and not open_to_all and name not in offers(folder):
                 yield f"{file} imports {module}, which {folder} does not offer"
 
 
@@ -156,26 +145,15 @@ def violations(file: str, source: str) -> list[str]:
 def test_every_module_keeps_the_layering():
     sources = {file: (PACKAGE / file).read_text(encoding="utf-8") for file in module_files()}
     found = [violation for file, source in sources.items() for violation in violations(file, source)]
-    lines = {level: 0 for level in range(len(ROOMS))}
-    for file, source in sources.items():
-        level = level_of(file)
-        if level is not None:
-            lines[level] += source.count("\n")
-    for level, room in enumerate(ROOMS):
-        print(f"{level:2}  {', '.join(room.names)[:48]:48}  {lines[level]:6}  {room.purpose}")
     assert found == []
 
 
 def test_the_table_names_what_there_is():
-    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py"}
-    there |= {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
-    assert there == set(LEVEL) - {"*/__main__"}
-    assert {path.name for path in (PACKAGE / "planning").iterdir() if (path / "__init__.py").is_file()} == set(PLANNING)
-
-
-def test_the_package_has_few_entries_at_the_top():
     entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
-    assert len(entries) <= 28
+    assert len(entries) <= 28  # few
+    rooms = {path.stem for path in entries if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert rooms == set(LEVEL) - {"*/__main__"}
+    assert {path.name for path in (PACKAGE / "planning").iterdir() if (path / "__init__.py").is_file()} == set(PLANNING)
 
 
 @pytest.mark.parametrize("room", [name for room in ROOMS for name in room.names if (PACKAGE / name).is_dir()])
@@ -190,22 +168,11 @@ def test_a_room_says_what_it_is_in_six_lines(room):
     [
         ("brand_new.py", "", "brand_new.py has no room"),
         ("rl/ops.py", "from jaxppo.rewards import call", "rl/ops.py (row 11) imports rewards.py (row 12)"),
-        ("rl/ops.py", "from jaxppo import rewards", "rl/ops.py (row 11) imports rewards.py (row 12)"),
-        ("rl/ops.py", "def f():\n    import jaxppo.rewards", "rl/ops.py (row 11) imports rewards.py (row 12)"),
-        ("rl/ops.py", "from .. import rewards", "rl/ops.py (row 11) imports rewards.py (row 12)"),
-        ("rl/ops.py", "from . import losses", None),
+        ("rl/ops.py", "def f():\n    from .. import rewards", "rl/ops.py (row 11) imports rewards.py (row 12)"),
         ("rl/ops.py", "from jaxppo.config import PeftConfig", "rl/ops.py imports settings"),
-        ("planning/domains/x.py", "from ...rl import ops", "planning/domains/x.py (row 2) imports rl/ops.py (row 11)"),
         ("run/metrics.py", "from jaxppo.train import main", "run/metrics.py imports train.py, a command"),
-        ("sft.py", "from jaxppo import train", "sft.py imports train.py, a command"),
-        ("train.py", "from jaxppo import __version__\nfrom jaxppo.rl import update", None),
         ("hf/folders.py", "from flax import nnx", "hf/folders.py imports flax"),
-        ("nn/gpt2.py", "from flax import nnx\nfrom jaxppo.nn.config import Family", None),
-        ("nn/gpt2.py", "from jaxppo.models import apply", "nn/gpt2.py (row 7) imports models.py (row 8)"),
-        ("models.py", "from flax import nnx", None),
-        ("train.py", "import orbax.checkpoint as ocp", "train.py imports orbax"),
         ("rewards.py", "import jax.numpy as jnp", "rewards.py imports jax"),
-        ("planning/language/plans.py", "import jax", "planning/language/plans.py imports jax"),
         (
             "planning/language/plans.py",
             "from jaxppo.planning.validate import val",
@@ -221,14 +188,8 @@ def test_a_room_says_what_it_is_in_six_lines(room):
             "from jaxppo.hf.names import head_of",
             "rl/update.py imports jaxppo.hf.names, which hf does not offer",
         ),
-        (
-            "planning/__main__.py",
-            "from jaxppo.run import cli, console\nfrom jaxppo.planning import validate_plan",
-            None,
-        ),
-        ("rl/update.py", "import jax\nstep = jax.pmap(f)", "rl/update.py uses pmap"),
+        ("planning/__main__.py", "from jaxppo.run import cli\nfrom jaxppo.planning import validate_plan", None),
         ("rl/update.py", "from jax.sharding import Mesh as M", "rl/update.py uses Mesh"),
-        ("rl/update.py", "mode = 'pmap'", None),
         ("parallel/devices.py", "from jax.sharding import Mesh, NamedSharding", None),
     ],
 )
@@ -246,13 +207,10 @@ def loaded_after_importing(files: list[str]) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
 
 
-def test_importing_the_package_does_not_import_torch():
+def test_importing_loads_no_torch_and_for_rewards_on_the_host_no_jax():
     loaded = loaded_after_importing([file for file in module_files() if not file.endswith("__main__.py")])
     assert "jax" in loaded
     assert "torch" not in loaded
-
-
-def test_importing_what_computes_rewards_on_the_host_does_not_import_jax():
     host = [file for file in module_files() if file.startswith(HOST) and not file.endswith("__main__.py")]
     loaded = loaded_after_importing(host)
     assert "jaxppo" in loaded

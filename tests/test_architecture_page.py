@@ -22,16 +22,13 @@ def test_the_picture_is_what_the_imports_say_and_shows_one_against_the_order():
     assert 'class="upward"' not in drawing["draw"](drawing["Imports"]({(5, 3)}, set()))
 
 
-def test_the_tables_have_every_room_in_its_order_with_its_purpose():
+def test_the_tables_have_every_room_and_module_in_its_order_with_its_purpose():
     rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|", TABLE_OF_ROOMS, re.MULTILINE)
     assert [(int(number), purpose) for number, _, purpose in rows] == [(i, r.purpose) for i, r in enumerate(ROOMS)]
     for (_, files, _), room in zip(rows[:-1], ROOMS[:-1], strict=True):
         assert tuple(re.findall(r"(\w+)(?:/|\.py)`", files)) == room.names
     inside = TABLE_OF_ROOMS.split("### Inside planning")[1]
     assert tuple(re.findall(r"^\| `(\w+)/` \|", inside, re.MULTILINE)) == PLANNING
-
-
-def test_the_tables_name_every_module():
     rows = {row.split("`")[1].rstrip("/"): row for row in TABLE_OF_ROOMS.splitlines() if "| `" in row}
     rows["commands"] = next(row for row in TABLE_OF_ROOMS.splitlines() if row.startswith(f"| {len(ROOMS) - 1} |"))
     missing = []
@@ -50,12 +47,3 @@ def test_what_is_to_be_touched_exists():
     paths = [name for name in re.findall(r"`([\w./-]+(?:/|\.\w+))`", TO_ADD) if "<" not in name]
     assert len(paths) > 40
     assert [path for path in paths if not any((root / path).exists() for root in ROOTS)] == []
-
-
-def test_tables_that_are_named_exist():
-    """`NAME` in `file`: the file defines or imports the name."""
-    named = re.findall(r"`(\w+)` (?:of|in) `([\w/]+\.py)`", TO_ADD)
-    assert len(named) > 8
-    for name, path in named:
-        text = next((root / path).read_text(encoding="utf-8") for root in ROOTS if (root / path).exists())
-        assert re.search(rf"\b{name}\b", text), (name, path)

@@ -90,9 +90,6 @@ def stopped(whole, tmp_path):
     return cut_back(shutil.copytree(whole, tmp_path / "run"), 2)
 
 
-# ----------------------------------------------------------------------------------------------------------- semantics
-
-
 def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(watched):
     expected = ["sample 0"]
     for step in range(UPDATES - 1):
@@ -107,12 +104,9 @@ def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(watched):
         assert stages - record.get("time/overlap_s", 0.0) > 0
 
 
-def test_a_checkpoint_holds_the_batch_that_was_sampled_ahead(whole):
+def test_checkpoints_hold_what_was_sampled_ahead_and_prompts_follow_from_seed_and_past_scores(whole):
     held = {entry.name: (entry / "ahead").is_dir() for entry in (whole / "checkpoints").iterdir()}
     assert held == {"1": True, "2": True, "3": True, "4": False}  # after the last update comes no other
-
-
-def test_prompts_are_those_of_seed_and_past_scores(whole):
     assert_drawn_by_success(whole, config_of(whole, *FLAGS))
 
 
@@ -186,9 +180,6 @@ def test_sampling_after_rewards_that_need_the_devices_gives_the_same_run(whole, 
     folder = carry_out(tmp_path / "run", *FLAGS)
     assert_same_run(folder, whole)
     assert [record.get("time/overlap_s") for record in read_metrics(folder / "metrics.jsonl")] == [0.0, 0.0, 0.0, None]
-
-
-# -------------------------------------------------------------------------------------------------------------- resume
 
 
 def sigterm():
@@ -275,9 +266,6 @@ def test_a_run_that_was_on_policy_can_go_on_one_step_off_and_in_other_batches(tm
     again = comparable(carry_out(folder, *SAVED, *ASYNC, *other))
     assert f"({', '.join(names)})" in capsys.readouterr().out
     assert again[:3] == records[:3] and again[3]["policy/approxkl_avg_first"] < 1e-6
-
-
-# ----------------------------------------------------------------------------------------------------------- processes
 
 
 def two_processes(folder: Path, *flags: str) -> None:

@@ -1,10 +1,9 @@
-"""deploy/ and Dockerfile: what the table says, parsed as those who read it would, and their scripts carried out.
+"""deploy/: what the table says, parsed as those who read it would, and their scripts carried out.
 
 The scripts run in bash with stand-ins for `python`, `srun` and `scontrol`, which write down how they were called.
 """
 
 import json
-import math
 import os
 import re
 import runpy
@@ -12,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,15 +22,12 @@ from jaxppo.profiling import targets
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run
 from tests import ROOT
-from tests.pages import blocks, commands_of
 
 WRITING = runpy.run_path(str(ROOT / "deploy" / "write.py"))
 NAMES = WRITING["TABLE"]["targets"]
 FILES = {path.relative_to(ROOT / "deploy").as_posix(): text for path, text in WRITING["files"](NAMES).items()}
 OTHERS = [*targets.NAMES, "tpu:v5p:2x2x4", "gpu:b200:4x8"]
 SEVERAL = ["slurm/gpu-h100-2x8.sbatch", "jobset/gpu-h100-2x8.yaml", "skypilot/gpu-h100-2x8.yaml"]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
 STAND_IN = """\
 #!{python} -IS
 import json, os, pathlib, signal, sys, time
@@ -131,9 +126,6 @@ def flags_of(call):
     return parse_cli(TrainConfig, "train", words[3:])
 
 
-# ------------------------------------------------------------------------------------------------------- launch files
-
-
 def test_files_are_what_the_table_says():
     found = {
         path.relative_to(ROOT / "deploy").as_posix(): path.read_text(encoding="utf-8")
@@ -161,7 +153,7 @@ def test_the_dry_run_comes_first_and_flags_are_those_of_train(name, place):
         assert config.run.coordinator_address in ("jaxppo-train-0-0.jaxppo:8476", "10.0.0.1:8476")
 
 
-def test_a_dry_run_is_understood_in_words_and_as_json():
+def test_what_the_files_take_for_fitting_and_for_finished_is_what_the_package_says(tmp_path):
     statuses = {
         "compiled\nit fits: 1 of 2 GiB\n": 0,
         "it does not fit: but --use_peft makes it fit\n": 1,
@@ -172,39 +164,26 @@ def test_a_dry_run_is_understood_in_words_and_as_json():
     for said, status in statuses.items():
         done = subprocess.run(["bash", "-c", WRITING["FITS"]], input=said, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (status, said)
+    measures = {"test": {"mean_reward": 1.0}}
+    for evals in ({"before": measures}, {"before": measures, "after": measures}):
+        run = Run(command="train", config=TrainConfig(), folder=tmp_path, console=Console(True), evals=evals)
+        run.write_evals(evals)
+        done = subprocess.run(["bash", "-c", WRITING["FINISHED"]], env=os.environ | {"RUN": str(tmp_path)}, check=False)
+        assert (done.returncode == 0) == run.is_finished() == ("after" in evals)
 
 
 def devices_of(name, text):
     """Hosts and devices of each, as SLURM, Kubernetes or SkyPilot read them."""
     if name.startswith("slurm"):
         options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
-        assert options["ntasks-per-node"] == "1" and options["signal"] == "TERM@300"
-        assert "#SBATCH --requeue\n" in text and text.startswith("#!/usr/bin/env bash\n")
-        kind, chip, count = options["gres"].split(":")
-        assert kind == "gpu" and chip in targets.CHIPS
-        return int(options["nodes"]), int(count)
+        return int(options["nodes"]), int(options["gres"].rpartition(":")[2])
     content = yaml.safe_load(text)
     if name.startswith("jobset"):
-        plan, train = content["spec"]["replicatedJobs"]
-        assert content["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and content["kind"] == "JobSet"
-        assert train["dependsOn"] == [{"name": plan["name"], "status": "Complete"}]
-        job = train["template"]["spec"]
-        pod = job["template"]["spec"]
-        (container,) = pod["containers"]
-        assert job["completions"] == job["parallelism"] and job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
-        assert job["podFailurePolicy"]["rules"][1]["onExitCodes"]["containerName"] == container["name"]
-        assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
-        ((resource, count),) = container["resources"]["limits"].items()
-        if resource == "google.com/tpu":
-            topology = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
-            assert math.prod(map(int, topology.split("x"))) == job["completions"] * count
+        job = content["spec"]["replicatedJobs"][1]["template"]["spec"]
+        (container,) = job["template"]["spec"]["containers"]
+        (count,) = container["resources"]["limits"].values()
         return job["completions"], count
-    resources = content["resources"]
-    assert resources["use_spot"] is True and resources["job_recovery"]["recover_on_exit_codes"] == [75]
-    assert f".[{'tpu' if 'accelerator_args' in resources else 'gpu'}]" in content["setup"]
-    if "accelerator_args" in resources:
-        return content["num_nodes"], int(resources["accelerators"].rpartition("-")[2])
-    return content["num_nodes"], int(resources["accelerators"].rpartition(":")[2])
+    return content["num_nodes"], int(re.search(r"\d+$", content["resources"]["accelerators"])[0])
 
 
 @pytest.mark.parametrize("target", OTHERS)
@@ -216,7 +195,6 @@ def test_every_target_has_its_machines(target):
         hosts, count = devices_of(path.relative_to(ROOT / "deploy").as_posix(), text)
         size = 2 if path.parent.name == "skypilot" and ":v5p:" in f":{sizes.topology}" else 1
         assert hosts * count == sizes.devices * size
-        assert path.parent.name == "skypilot" or count == sizes.per_host
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -252,41 +230,3 @@ def test_the_first_process_of_a_pod_passes_sigterm_on(place):
     assert (place.folder / "run" / "saved").exists()
     job = yaml.safe_load(FILES["jobset/tpu-v5e-16.yaml"])["spec"]["replicatedJobs"][1]["template"]["spec"]
     assert process.returncode in job["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
-
-
-def test_what_the_files_take_for_finished_is_what_the_package_does(tmp_path):
-    measures = {"test": {"mean_reward": 1.0}}
-    for evals in ({"before": measures}, {"before": measures, "after": measures}):
-        run = Run(command="train", config=TrainConfig(), folder=tmp_path, console=Console(True), evals=evals)
-        run.write_evals(evals)
-        done = subprocess.run(["bash", "-c", WRITING["FINISHED"]], env=os.environ | {"RUN": str(tmp_path)}, check=False)
-        assert (done.returncode == 0) == run.is_finished() == ("after" in evals)
-
-
-# ----------------------------------------------------------------------------------------------------------- container
-
-
-def test_the_container_does_what_the_readme_says():
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-    steps = [line.split(maxsplit=1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    assert [word for word, _ in steps] == ["FROM", "ARG", "RUN", "WORKDIR", "COPY", "RUN", "USER", "CMD"]
-    image, *_, install, user, start = (rest for _, rest in steps)
-    version = re.fullmatch(r"python:(3\.\d+)-slim-\w+", image)
-    assert f"Programming Language :: Python :: {version[1]}" in PROJECT["classifiers"]
-    assert user.isdecimal() and int(user) > 0
-    readme = next(block for block in blocks("README.md") if block.language == "bash")
-    assert commands_of(readme) == ["pip install -e .", "python -m jaxppo.train"]
-    assert json.loads(start) == commands_of(readme)[1].split()
-    for extra in ("", "gpu", "gpu-cuda12", "tpu"):
-        shell = ["bash", "-c", f"printf '%s ' {install}"]
-        said = subprocess.run(shell, env=os.environ | {"EXTRA": extra}, capture_output=True, text=True, check=True)
-        expected = f"pip install -e .{f'[{extra}]' if extra else ''}"
-        assert said.stdout.replace("--no-cache-dir ", "").strip() == expected
-        assert not extra or extra in PROJECT["optional-dependencies"]
-
-
-def test_the_container_gets_what_an_installation_takes_and_nothing_else():
-    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    first, *others = [line for line in lines if line and not line.startswith("#")]
-    kept = {line.removeprefix("!") for line in others if line.startswith("!")}
-    assert first == "*" and kept == {"jaxppo", "pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]}

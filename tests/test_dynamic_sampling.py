@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxppo.errors import ConfigError
 from jaxppo.run.preemption import Preempted
 from tests import small_runs
 from tests.commands import comparable
-from tests.small_runs import ROWS, SAVED, assert_same_run, config_of, samples_of
+from tests.small_runs import ROWS, SAVED, assert_same_run, samples_of
 
 UPDATES = 2
 FLAGS = ["--algorithm", "grpo", "--num_generations", "4", "--dynamic_sampling", "True", "--max_resample", "2"]
@@ -95,16 +94,3 @@ def test_modes_change_nothing(whole, tmp_path, flags):
         return [[(sample["id"], sample["completion"]) for sample in samples] for samples in samples_of(folder)]
 
     assert texts(carry_out(tmp_path / "run", *flags)) == texts(whole)
-
-
-@pytest.mark.parametrize(
-    ("flags", "name"),
-    [
-        (["--dynamic_sampling", "True"], "num_generations"),
-        (["--algorithm", "rloo", "--dynamic_sampling", "True", "--async_rollouts", "1"], "dynamic_sampling"),
-        (["--max_resample", "0"], "max_resample"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(flags, name, tmp_path):
-    with pytest.raises(ConfigError, match=f"^{name}"):
-        config_of(tmp_path, *flags)

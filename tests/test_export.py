@@ -139,7 +139,7 @@ def test_export_in_another_dtype_and_in_shards_loads_in_transformers(adapted, tm
         torch.testing.assert_close(tensor, whole[name].to(torch.bfloat16), rtol=0, atol=0)
 
 
-def test_policy_of_adapters_is_merged_and_peft_computes_the_same_from_the_adapter(adapted, base):
+def test_adapters_of_policy_and_value_compute_in_peft_what_their_merged_models_do(adapted, base):
     ids = np.random.default_rng(0).integers(0, 20, (3, 11))
     with torch.no_grad():
         merged = transformers.AutoModelForCausalLM.from_pretrained(adapted / "policy")(torch.tensor(ids)).logits
@@ -155,9 +155,6 @@ def test_policy_of_adapters_is_merged_and_peft_computes_the_same_from_the_adapte
     for theirs in (merged, with_adapter):
         np.testing.assert_allclose(ours, theirs.numpy()[..., :TOKENS], rtol=0, atol=1e-4)
     assert np.abs(ours - before.numpy()[..., :TOKENS]).max() > 1e-2
-
-
-def test_value_adapter_gives_the_scores_of_the_merged_value_model(adapted, base):
     ids = torch.tensor(np.random.default_rng(0).integers(2, 20, (2, 9)))
     score = transformers.AutoModelForSequenceClassification
     merged, info = score.from_pretrained(adapted / "value", output_loading_info=True)
@@ -169,7 +166,12 @@ def test_value_adapter_gives_the_scores_of_the_merged_value_model(adapted, base)
         assert merged(ids).logits.abs().max() > 1e-3
 
 
-def test_cards_name_the_base_the_licences_and_the_command(adapted, base):
+def test_what_the_base_said_is_kept_and_cards_name_it_the_licences_and_the_command(adapted, base):
+    raw = json.loads((adapted / "policy" / "config.json").read_text())
+    assert raw["classifier_dropout"] == 0.1 and raw["eos_token_id"] == ENDS
+    generation = json.loads((adapted / "policy" / "generation_config.json").read_text())
+    assert (generation["eos_token_id"], generation["max_new_tokens"]) == ([5, 1], 77)
+    assert hf.load_policy(adapted / "policy").config == hf.load_policy(base).config
     for folder in (adapted / "policy", adapted / "value", adapted / "adapters" / "policy"):
         card = (folder / "README.md").read_text()
         assert str(base) in card
@@ -179,21 +181,17 @@ def test_cards_name_the_base_the_licences_and_the_command(adapted, base):
     assert "apache-2.0" in (adapted / "policy" / "README.md").read_text()  # of the generated problems
 
 
-def test_what_the_base_said_is_kept(adapted, base):
-    raw = json.loads((adapted / "policy" / "config.json").read_text())
-    assert raw["classifier_dropout"] == 0.1 and raw["eos_token_id"] == ENDS
-    generation = json.loads((adapted / "policy" / "generation_config.json").read_text())
-    assert (generation["eos_token_id"], generation["max_new_tokens"]) == ([5, 1], 77)
-    assert hf.load_policy(adapted / "policy").config == hf.load_policy(base).config
-
-
-def test_a_run_samples_none_of_the_padded_rows(adapted):
+def test_a_run_samples_none_of_the_padded_rows_and_none_of_its_files_holds_a_secret(adapted):
     samples = read_metrics(adapted / "samples.jsonl")
     assert len(samples) == 32
     padded = {f"<{token}>" for token in range(TOKENS, ROWS)}
     assert not any(padded & set(sample["completion"].split()) for sample in samples)
     first = comparable(adapted)[0]
     assert abs(first["val/ratio_first"] - 1.0) < 1e-5 and abs(first["objective/kl"]) < 1e-4
+    files = contents(adapted)
+    assert any(file.startswith("checkpoints/") for file in files)
+    assert [file for file, content in files.items() if SECRET.encode() in content] == []
+    assert b"--hub_token" in files["config.yaml"]  # the command stands in it, its secret does not
 
 
 @pytest.mark.full
@@ -204,13 +202,6 @@ def test_a_run_leaves_the_padded_rows_as_they_are(base, shared):
     for name in ("embed_out.weight", "gpt_neox.embed_in.weight"):
         np.testing.assert_array_equal(after[name][TOKENS:], before[name][TOKENS:])
         assert np.any(after[name][:TOKENS] != before[name][:TOKENS])
-
-
-def test_no_file_of_a_run_holds_a_secret(adapted):
-    files = contents(adapted)
-    assert any(file.startswith("checkpoints/") for file in files)
-    assert [file for file, content in files.items() if SECRET.encode() in content] == []
-    assert b"--hub_token" in files["config.yaml"]  # the command stands in it, its secret does not
 
 
 def test_export_of_adapters_refuses_a_base_that_is_gone_or_has_changed(adapted, base, tmp_path):

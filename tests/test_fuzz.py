@@ -85,8 +85,6 @@ def maybe_damaged(draw, content: bytes) -> bytes:
     return damaged(draw, content) if draw(st.booleans()) else content
 
 
-# ------------------------------------------------------------------------------------------- what is changed, and read
-
 CONFIGS = {"train": TrainConfig, "sft": SFTConfig, "reward_model": RewardModelConfig, "evaluate": EvaluateConfig}
 CONFIGS |= {"self_train": SelfTrainConfig}
 

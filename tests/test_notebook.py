@@ -26,13 +26,10 @@ def is_left_out(cell):
     return nbclient.NotebookClient(NOTEBOOK).skip_cells_with_tag in cell.metadata.get("tags", [])
 
 
-def test_the_notebook_is_what_the_page_says():
+def test_the_notebook_is_what_the_page_says_block_by_block():
     assert MAKING["make"](MAKING["PAGE"]) == TEXT, "python docs/make_notebook.py"
     nbformat.validate(NOTEBOOK)
     assert nbformat.writes(NOTEBOOK) + "\n" == TEXT  # to open and to save it changes nothing
-
-
-def test_every_block_of_the_page_is_a_cell():
     ours = [block for block in blocks(MAKING["PAGE"]) if block.language in ("bash", "python")]
     installs, *others = CODE
     assert len(others) == len(ours) > 5

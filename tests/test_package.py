@@ -36,7 +36,7 @@ def test_what_is_instant_loads_nothing_but_the_standard_library(code):
     assert {name.split(".")[0] for name in loaded_by(code)} == {"jaxppo"}
 
 
-def test_every_name_is_that_of_its_module():
+def test_every_name_is_that_of_its_module_and_no_other_is_offered():
     for name, place in jaxppo.NAMES.items():
         module, _, own_name = place.partition(":")
         assert getattr(jaxppo, name) is getattr(import_module(f"jaxppo.{module}"), own_name or name)
@@ -44,13 +44,12 @@ def test_every_name_is_that_of_its_module():
     for name in jaxppo.MODULES:
         module = getattr(jaxppo, name)
         assert isinstance(module, ModuleType) and module is import_module(f"jaxppo.{name}")
-
-
-def test_dir_lists_what_is_offered_and_no_name_is_one_of_a_module():
     folders = {path.stem for path in (ROOT / "jaxppo").iterdir()}
     assert set(jaxppo.MODULES) <= folders and not set(jaxppo.NAMES) & folders
     assert set(jaxppo.__all__) == {"__version__", *jaxppo.NAMES, *jaxppo.MODULES} <= set(dir(jaxppo))
     assert len(set(jaxppo.__all__)) == len(jaxppo.__all__)
+    with pytest.raises(AttributeError, match="nonsense"):
+        jaxppo.nonsense  # noqa: B018
 
 
 def test_type_checkers_see_the_same_names():
@@ -64,8 +63,3 @@ def test_type_checkers_see_the_same_names():
     }
     expected = {name: place if ":" in place else f"{place}:{name}" for name, place in jaxppo.NAMES.items()}
     assert seen == expected | {name: f"jaxppo:{name}" for name in jaxppo.MODULES}
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="nonsense"):
-        jaxppo.nonsense  # noqa: B018

@@ -26,6 +26,7 @@ PLACES = ("dataset", "sft_model_path", "model_path", "reward_model_path", "value
 """Settings that name a model or a data set."""
 
 HIDDEN, VOCABULARY = 32, 512
+ONE_LAYER = {"hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -72,11 +73,7 @@ def test_tldr_pythia_1b_runs_on_folders_of_the_hubs_layout(tmp_path, carry_out):
     tokenizer = byte_level_bpe([row["prompt"] for row in splits["train"]], pad_token="[PAD]")
     config = transformers.GPTNeoXConfig(
         vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=64,
-        rotary_pct=0.25,
+        **ONE_LAYER,
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=tokenizer.pad_token_id,
@@ -116,18 +113,10 @@ def test_imdb_gpt2_runs_on_folders_of_the_hubs_layout(tmp_path, carry_out):
     tokenizer.save_pretrained(policy)
     judge = hub_folder(tmp_path / "home", "lvwerra/distilbert-imdb")
     judging = byte_level_bpe([row["prompt"] for row in rows], pad_token="[PAD]")
-    transformers.DistilBertForSequenceClassification(
-        transformers.DistilBertConfig(
-            vocab_size=len(judging),
-            dim=HIDDEN,
-            hidden_dim=64,
-            n_layers=1,
-            n_heads=4,
-            pad_token_id=judging.pad_token_id,
-            id2label={0: "NEGATIVE", 1: "POSITIVE"},
-            label2id={"NEGATIVE": 0, "POSITIVE": 1},
-        )
-    ).save_pretrained(judge)
+    labels = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
+    sizes = {"dim": HIDDEN, "hidden_dim": 64, "n_layers": 1, "n_heads": 4, "pad_token_id": judging.pad_token_id}
+    config = transformers.DistilBertConfig(vocab_size=len(judging), **sizes, **labels)
+    transformers.DistilBertForSequenceClassification(config).save_pretrained(judge)
     judging.save_pretrained(judge)
     run = tmp_path / "run"
     flags = ["--dataset", tmp_path / "data", "--batch_size", "8", "--total_episodes", "8"]
@@ -164,19 +153,8 @@ def test_planning_recipes_of_chat_models_run_on_folders_of_the_hubs_layout(prese
     folder = hub_folder(tmp_path / "home", repo)
     torch.manual_seed(0)
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>")]
-    start = model(
-        config(
-            vocab_size=len(tokenizer) + 24,  # padded, as theirs
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            intermediate_size=48,
-            eos_token_id=ends[0],
-            bos_token_id=ends[1],
-        )
-    )
+    special = {"eos_token_id": ends[0], "bos_token_id": ends[1], "num_key_value_heads": 2, "head_dim": 8}
+    start = model(config(vocab_size=len(tokenizer) + 24, **ONE_LAYER, **special))  # padded, as theirs
     start.generation_config.eos_token_id = ends
     start.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

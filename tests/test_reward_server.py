@@ -29,8 +29,8 @@ from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE
 from jaxppo.reward_functions.plan import PlanScoring, make_plan_reward
 from jaxppo.reward_server import make_function, serve
 from jaxppo.rewards import checked
-from tests import ROOT
 from tests.commands import environment
+from tests.pages import blocks
 from tests.plan_texts import random_completions
 from tests.reward_servers import DIRECT, PATIENCE_S, TOKEN, connected, length, port_of, post, running
 
@@ -69,9 +69,6 @@ def token_server():
 
 def health(url):
     return httpx2.get(url + "/health", timeout=PATIENCE_S, **DIRECT)
-
-
-# --- answers
 
 
 def test_server_answers_llama_factorys_request():
@@ -130,12 +127,11 @@ def scored(reward, rows, texts):
     return checked("plan", values, len(rows)), own_metrics, extras
 
 
-@pytest.mark.parametrize("level", ["outcome", "step"])
-def test_plan_reward_over_http_is_the_plan_reward(level):
-    """Scores, and at the level `step` their parts."""
+def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks():
+    """Scores and their parts."""
     rows = build_split("test", sizes={4: 30}, seed=1, unique=True)
     texts = random_completions(rows, random.Random(0))
-    reward = make_plan_reward(PlanScoring(level=level))
+    reward = make_plan_reward(PlanScoring(level="step"))
     scores, metrics, extras = scored(reward, rows, texts)
     with running(reward) as url:
         assert scored(RewardClient(url, with_columns=True), rows, texts) == (scores, metrics, extras)
@@ -143,8 +139,10 @@ def test_plan_reward_over_http_is_the_plan_reward(level):
         cut_scores, cut_metrics, cut_extras = scored(RewardClient(url, with_columns=True, batch_size=7), rows, texts)
     assert (cut_scores, cut_extras) == (scores, extras)
     assert cut_metrics["reward/mean"] == pytest.approx(metrics["reward/mean"], abs=1e-12)
-    assert len(set(scores.values)) > 3 and 0 < metrics["reward/plan_valid"] < 1
-    assert (scores.parts is None) == (level == "outcome")
+    assert scores.parts is not None and len(set(scores.values)) > 3 and 0 < metrics["reward/plan_valid"] < 1
+    with running(make_plan_reward()) as url:
+        answer = post(url, {"model": "model", "messages": ["unstack b a"]})
+        assert answer.status_code == 422 and "'domain_pddl'" in answer.json()["error"]
 
 
 def test_a_server_sends_parts_beside_the_scores_of_llama_factory():
@@ -164,17 +162,6 @@ def test_a_server_sends_parts_beside_the_scores_of_llama_factory():
     assert answer["parts"] == [[[0, 1, 0.25, "characters"], [1, 1, 0.5, "tokens"]], None, None]
 
 
-def test_plan_reward_names_what_a_request_without_columns_lacks():
-    with running(make_plan_reward()) as url:
-        answer = post(url, {"model": "model", "messages": ["unstack b a"]})
-        assert answer.status_code == 422 and "'domain_pddl'" in answer.json()["error"]
-        with pytest.raises(RewardError, match=r"422 .*'domain_pddl'"):
-            RewardClient(url)(prompts=["p"], completions=["unstack b a"])
-
-
-# --- refusals
-
-
 @pytest.mark.parametrize(
     ("body", "status", "named"),
     [
@@ -187,10 +174,8 @@ def test_plan_reward_names_what_a_request_without_columns_lacks():
         ({"messages": ["a", 1]}, 422, "messages.* 1, "),
         ({"messages": ["a"], "prompts": ["a"]}, 422, "prompts and completions"),
         ({"messages": ["a"], "prompts": [], "completions": ["a"]}, 422, "column prompts"),
-        ({"messages": ["a"], "completion_ids": []}, 422, "column completion_ids"),
         ({"messages": ["a"], "columns": [["x"]]}, 422, "columns"),
         ({"messages": ["a"], "columns": {"c": ["x", "y"]}}, 422, "column c"),
-        ({"messages": ["a"], "columns": {"c": "x"}}, 422, "column c"),
         ({"messages": ["a"], "columns": {"log_metric": ["x"]}}, 422, "log_metric"),
     ],
 )
@@ -277,9 +262,6 @@ def test_server_answers_unknown_paths_and_methods_in_json(open_server):
     assert answer.status_code == 405 and "error" in answer.json()
 
 
-# --- functions that fail
-
-
 def broken(completions, **columns):
     raise RuntimeError("disk full\x1b[31m; password=hunter2hunter2")
 
@@ -302,9 +284,6 @@ def test_server_says_how_a_function_failed_without_its_traceback(reward, named, 
     (logged,) = caplog.messages  # for the operator
     assert logged.startswith("Traceback") and "\x1b" not in logged
     assert "disk full" not in logged or ("\\x1b[31m" in logged and "password=<redacted>" in logged)
-
-
-# --- order
 
 
 class Gate:
@@ -433,7 +412,7 @@ def wait_until_answered(url):
             time.sleep(0.05)
 
 
-def test_server_has_a_limit_of_connections(monkeypatch):
+def test_server_has_a_limit_of_connections_and_closes_those_whose_client_does_not_read(monkeypatch):
     monkeypatch.setattr(reward_server, "MAX_CONNECTIONS", 3)
     with running(length) as url, contextlib.ExitStack() as stack:
         first, *_ = [stack.enter_context(connected(url)) for _ in range(3)]
@@ -441,9 +420,6 @@ def test_server_has_a_limit_of_connections(monkeypatch):
             health(url)
         first.close()
         wait_until_answered(url)
-
-
-def test_server_closes_connections_whose_client_does_not_read(monkeypatch):
     monkeypatch.setattr(reward_server, "BODY_TIMEOUT_S", 0.5)
     monkeypatch.setattr(reward_server, "MAX_CONNECTIONS", 1)
 
@@ -455,9 +431,6 @@ def test_server_closes_connections_whose_client_does_not_read(monkeypatch):
         body = b'{"messages": ["x"]}'
         silent.sendall(head_of(len(body)) + body)
         wait_until_answered(url)
-
-
-# --- the command
 
 
 def config_of(*flags):
@@ -610,19 +583,12 @@ reward_server.serve(slow, RewardServerConfig(port=0))
             answer.result()
 
 
-# --- the page
-
-
-def blocks(language):
-    page = (ROOT / "docs" / "reward_server.md").read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-
-
 def test_examples_of_the_page_are_what_the_server_says_and_the_client_does():
-    server_code, client_code = blocks("python")
+    page = blocks("docs/reward_server.md")
+    server_code, client_code = (block.text for block in page if block.language == "python")
     names = {}
     exec(server_code, names)
-    examples = [json.loads(block) for block in blocks("json")]
+    examples = [json.loads(block.text) for block in page if block.language == "json"]
     with running(names["characters"]) as url:
         assert len(examples) == 6
         for request, expected in zip(examples[::2], examples[1::2], strict=True):
@@ -630,11 +596,3 @@ def test_examples_of_the_page_are_what_the_server_says_and_the_client_does():
             assert {name: value for name, value in answer.items() if value or name in expected} == expected
         assert "http://127.0.0.1:8000" in client_code
         exec(client_code.replace("http://127.0.0.1:8000", url), {})
-
-
-def test_flags_of_the_page_are_flags(caplog):
-    caplog.set_level(logging.ERROR)
-    commands = [line for block in blocks("bash") for line in block.splitlines() if "jaxppo.reward_server" in line]
-    assert len(commands) == 2
-    for command in commands:
-        assert config_of(*command.split("jaxppo.reward_server")[1].split()).port == 8000

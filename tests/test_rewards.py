@@ -1,6 +1,7 @@
 """The convention by which reward functions are called, and what becomes of those that fail."""
 
 import asyncio
+import contextvars
 import functools
 import math
 import re
@@ -14,7 +15,7 @@ from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
 from jaxppo.reward_functions.isolated import Concurrent
-from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, call
+from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, TrainerState, call
 
 
 def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
@@ -188,10 +189,13 @@ def test_a_missing_column_is_named_and_never_passed_over(function):
     with pytest.raises(DataError, match=rf"reward {function.__name__}: .*'answer'"):
         run_reward(function, on_error="skip")
     with pytest.raises(DataError, match=r"'answer'.* id, prompt_ids"):
-        Rewards([Reward(function.__name__, function)]).check_columns(["prompt_ids", "id"])
+        Rewards([Reward(function.__name__, function)]).check_columns(["id"])
 
 
-# --- parts of scores
+@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "log_metric", "log_extra", "prompt_ids"])
+def test_a_column_of_the_data_that_ours_would_hide_is_refused_by_name(name):
+    with pytest.raises(DataError, match=rf"^column '{name}'"):
+        Rewards([Reward("positional", positional)]).check_columns(["answer", name])
 
 
 def by_words(completions):
@@ -279,9 +283,6 @@ def test_parts_of_all_processes_are_in_their_order(others):
     assert scores.parts[4] == ((Part(0, 1, 0.1), Part(2, 3, 0.1)) if others is by_words else ())
 
 
-# --- failures
-
-
 def fragile(completions, log_metric, log_extra):
     if "yy" in completions:
         raise RuntimeError("no\nsuch  word")
@@ -362,14 +363,6 @@ def test_on_error_costs_only_the_completions_that_fail(function, timeout_s, on_e
     assert scores.extras == {"shout": ["X", None, "ZZZ"]} | failed
 
 
-def test_interrupts_are_no_failures_of_the_reward():
-    def interrupted(completions):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_reward(interrupted, on_error="skip")
-
-
 @pytest.mark.parametrize(("on_timeout", "instead"), [("skip", None), (0.25, 0.25)])
 def test_an_async_function_has_its_time_limit_for_every_completion(on_timeout, instead):
     async def sleepy(completions):
@@ -403,9 +396,6 @@ def test_async_completions_wait_at_the_same_time():
 
     arrived = []
     assert run_reward(meeting, timeout_s=30.0).values == [1.0] * 3
-
-
-# --- repeated completions
 
 
 def test_repeated_completions_are_asked_for_once():
@@ -473,10 +463,7 @@ def test_columns_of_any_kind_can_be_remembered_and_truths_are_no_numbers():
     assert scores.metrics["cache/reward_hits"] == 1  # of the first row
 
 
-# --- several functions
-
-
-def test_rewards_are_a_weighted_sum():
+def test_rewards_are_a_weighted_sum_without_the_functions_that_cannot_score_a_completion():
     lengths = Reward("lengths", lambda completions: [float(len(text)) for text in completions], weight=2.0)
     scores = Rewards([lengths, Reward("half", lambda completions: [0.5] * 3, weight=-1.0)])(batch())
     assert scores.values == [1.5, 3.5, 5.5]
@@ -484,9 +471,6 @@ def test_rewards_are_a_weighted_sum():
     assert scores.metrics["rewards/lengths/std"] == pytest.approx(np.std([1, 2, 3], ddof=1))
     assert scores.metrics["rewards/half/std"] == 0.0
     assert scores.extras == {"reward_lengths": [1.0, 2.0, 3.0], "reward_half": [0.5] * 3}
-
-
-def test_a_function_that_cannot_score_a_completion_is_left_out_of_its_sum():
     first = Reward("first", lambda completions: [None, 1.0, None])
     second = Reward("second", lambda completions: [None, 0.5, 0.25], weight=2.0)
     scores = Rewards([first, second])(batch())
@@ -494,7 +478,7 @@ def test_a_function_that_cannot_score_a_completion_is_left_out_of_its_sum():
     assert (scores.metrics["reward/not_scorable"], scores.metrics["rewards/second/mean"]) == (1, 0.375)
 
 
-def test_counts_add_up_over_functions():
+def test_counts_add_up_over_functions_and_a_batch_without_any_score_has_the_reasons():
     broken = Reward("broken", lambda completions: [math.nan, 1.0, 1.0], policy=Policy(on_error=0.0))
     picky = Reward(
         "picky",
@@ -506,16 +490,52 @@ def test_counts_add_up_over_functions():
     assert scores.metrics["reward/errors"] == 2 and scores.metrics["reward/not_scorable"] == 0
     assert scores.extras["broken_failed"] == ["nan", None, None]
     assert together(batch()).metrics["cache/reward_hits"] == 2  # all but the failed one
-
-
-def test_a_batch_without_any_score_is_an_error_that_says_why():
     reward = Reward("broken", lambda completions: 1 / 0, policy=Policy(on_error="skip"))
-    with pytest.raises(DataError, match="ZeroDivision"):
-        Rewards([reward])(batch())
+    scores = Rewards([reward])(batch())
+    assert scores.values == [None] * 3 and scores.metrics["reward/not_scorable"] == 3
+    assert all("ZeroDivision" in reason for reason in scores.extras["broken_failed"])
 
 
-def test_rewards_run_in_the_thread_of_the_caller():
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_an_async_function_is_scored_where_an_event_loop_runs_already(in_rows):
+    """As in a cell of a notebook; it sees the context variables of the cell."""
+    user = contextvars.ContextVar("user")
+
+    async def judge(completions):
+        await asyncio.sleep(0)
+        return [float(len(text)) + user.get() for text in completions]
+
+    async def cell():
+        user.set(10.0)
+        scorer = Concurrent("judge", judge, 5.0) if in_rows else None
+        return Rewards([Reward("judge", judge, scorer=scorer)])(batch()).values
+
+    assert asyncio.run(cell()) == [11.0, 12.0, 13.0]
+
+
+def test_a_function_that_asks_for_it_learns_how_far_training_is_and_is_not_remembered():
+    def seen(completions, trainer_state):
+        return [0.0 if trainer_state is None else float(trainer_state.global_step)] * len(completions)
+
+    def others(completions, **columns):
+        assert "trainer_state" not in columns  # which has no entry for each completion
+        return [0.0] * len(completions)
+
+    rewards = Rewards([Reward("seen", seen, policy=Policy(cache_size=10)), Reward("others", others)])
+    assert rewards(batch()).values == [0.0] * 3
+    for step in (3, 4):
+        rewards.trainer_state = TrainerState(step, 8, 0.5, 16 * step, 128)
+        assert rewards(batch()).values == [step] * 3
+
+
+def test_rewards_run_in_the_thread_of_the_caller_whose_interrupts_are_no_failures():
     """JAX and signal handlers care about it."""
     threads = []
     run_reward(lambda completions: threads.append(threading.current_thread()) or [0.0] * 3)
     assert threads == [threading.current_thread()]
+
+    def interrupted(completions):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_reward(interrupted, on_error="skip")

@@ -40,9 +40,6 @@ def configuration(*args: object) -> TrainConfig:
     return parse_cli(TrainConfig, "train", list(map(str, args)))
 
 
-# --------------------------------------------------------------------------------------------------------- the command
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """What the command leaves behind."""
@@ -82,15 +79,12 @@ def test_train_logs_what_it_learned_and_what_that_took(finished):
     assert [records[-1][name] for name in ("compile/count", "cache/hits", "compile/s")] == [0, 0, 0]
 
 
-def test_train_adapts_the_kl_coefficient_in_every_update(finished):
+def test_train_adapts_the_kl_coefficient_and_scales_scores_by_the_moments_of_all_so_far(finished):
     records = read_metrics(finished / "metrics.jsonl")
     assert max(record["objective/kl"] for record in records) < 4.8
     # So far below the target of 6 the error is clipped to -0.2: 16 completions of a horizon of 100 each time.
     expected = [0.05 * (1 - 0.2 * 16 / 100) ** n for n in range(UPDATES)]
     np.testing.assert_allclose([record["objective/kl_coef"] for record in records], expected, rtol=1e-6)
-
-
-def test_train_scales_scores_by_the_moments_of_all_scores_so_far(finished):
     seen = []
     for samples, record in zip(samples_of(finished), read_metrics(finished / "metrics.jsonl"), strict=True):
         scores = np.array([sample["score"] for sample in samples])
@@ -124,9 +118,6 @@ def test_a_finished_run_is_left_as_it_is(finished, capfd):
     assert train.train(configuration("--output_dir", finished, "--resume")) == finished
     assert str(finished) in capfd.readouterr().out
     assert snapshot(finished) == before
-
-
-# ------------------------------------------------------------------------- in this process, which shows what runs hold
 
 
 class Recorded(NamedTuple):
@@ -184,11 +175,7 @@ def rloo(run_recorded):
     return run
 
 
-def test_train_draws_groups_by_their_success(rloo):
-    assert_drawn_by_success(rloo.folder, configuration(*RLOO))
-
-
-def test_train_rloo_has_no_value_model(rloo):
+def test_train_rloo_has_no_value_model_learns_and_logs_the_kl(rloo):
     names = {path.name for path in rloo.folder.iterdir()}
     assert names >= {"policy", "eval.json", "curves.png", "checkpoints"} and "value" not in names
     assert [set(step.state.params) for step in rloo.steps] == [{"policy"}] * 4
@@ -197,9 +184,6 @@ def test_train_rloo_has_no_value_model(rloo):
     assert len(jax.tree.leaves(first.opt_state)) == 2 * len(jax.tree.leaves(first.params)) + 1
     for record in read_metrics(rloo.folder / "metrics.jsonl"):
         assert not [name for name in record if name.startswith(("value/", "loss/value", "val/clipfrac", "lr_value"))]
-
-
-def test_train_rloo_learns_and_logs_the_kl(rloo):
     records = read_metrics(rloo.folder / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert [record["episode"] for record in records] == [16, 32, 48, 64]
@@ -215,13 +199,12 @@ def test_train_rloo_learns_and_logs_the_kl(rloo):
     evals = json.loads((rloo.folder / "eval.json").read_text())
     assert evals["before"]["test_longer"]["rows"] == evals["after"]["test_longer"]["rows"] > 3
 
-
-def test_train_keeps_the_checkpoint_with_the_best_validity(rloo):
+    # The checkpoint with the best validity is kept.
     assert f"python -m jaxppo.export --run_dir {rloo.folder} --step 2" in rloo.out
     assert (rloo.folder / "checkpoints" / "2").is_dir()
 
 
-def test_train_rloo_compares_each_score_with_those_of_the_same_prompt(rloo):
+def test_train_draws_groups_by_their_success_and_compares_each_score_with_those_of_its_prompt(rloo):
     """Completions of a prompt are next to each other; in the first update the KL is 0, so rewards are scores."""
     for samples in samples_of(rloo.folder):
         groups = [samples[i : i + 4] for i in range(0, 16, 4)]
@@ -234,6 +217,7 @@ def test_train_rloo_compares_each_score_with_those_of_the_same_prompt(rloo):
         expected.append(own_score - sum(siblings) / 3)
     assert max(map(abs, expected)) > 0.1
     np.testing.assert_allclose(rloo.steps[0].trajectories.advantages, expected, atol=1e-5)
+    assert_drawn_by_success(rloo.folder, configuration(*RLOO))
 
 
 def test_every_logged_metric_is_defined(finished, rloo):
@@ -325,7 +309,7 @@ def overflowing(run_recorded):
 
 
 @pytest.mark.full
-def test_train_stops_after_too_many_bad_updates_in_a_row_with_one_line_and_status_2(overflowing):
+def test_train_stops_after_too_many_bad_updates_and_saves_the_model_as_it_was(overflowing):
     assert overflowing.status == 2
     (line,) = overflowing.err.strip().splitlines()
     assert line.startswith("error: max_bad_updates: ")
@@ -338,24 +322,6 @@ def test_train_stops_after_too_many_bad_updates_in_a_row_with_one_line_and_statu
     assert set(json.loads((overflowing.folder / "eval.json").read_text())) == {"headline_split", "before"}
     report = (overflowing.folder / "report.html").read_text()
     assert "4 of 6 updates" in report and "in 3 updates" in report
-
-
-@pytest.mark.full
-def test_train_saves_the_batches_of_bad_updates(overflowing):
-    saved = overflowing.folder / "bad_batches"
-    names = {f"update-{n}.{suffix}" for n in (1, 3, 4) for suffix in ("npz", "jsonl")}
-    assert {path.name for path in saved.iterdir()} == names
-    samples = read_metrics(saved / "update-3.jsonl")
-    assert [sample["score"] for sample in samples] == [0.0, 3e38] * 8
-    with np.load(saved / "update-3.npz") as arrays:
-        expected = overflowing.steps[2].trajectories
-        np.testing.assert_array_equal(arrays["sequences.input_ids"], expected.sequences.input_ids)
-        np.testing.assert_array_equal(arrays["returns"], expected.returns)
-        assert np.nanmax(arrays["rewards"]) == np.float32(3e38)
-
-
-@pytest.mark.full
-def test_train_leaves_the_model_as_it_is_in_a_bad_update_and_saves_it_when_it_stops(overflowing):
     policy = hf.load_policy(ONE_LAYER).params
     first, second, third, fourth = (step.state for step in overflowing.steps)
     jax.tree.map(np.testing.assert_array_equal, first.params["policy"], policy)
@@ -394,9 +360,6 @@ def test_old_metric_names_are_logged_beside_the_new_ones(overflowing, finished):
     assert not set(old_names.values()) & set(plain)
 
 
-# ------------------------------------------------------------------------------------------------------------ dry runs
-
-
 @pytest.fixture
 def dry_run(capsys, tmp_path):
     """The plan of a run of the preset `tiny` as one line."""
@@ -427,15 +390,12 @@ def test_dry_run_prints_prompts_generations_passes_and_micro_batches(dry_run):
     assert sizes_in(plan)[:7] == [6, 16, 8, 2, 96, 2.0, 24]
 
 
-def test_dry_run_prints_nothing_when_quiet(dry_run):
-    assert dry_run("--quiet") == ""
-
-
 def test_dry_run_prints_the_micro_batches_that_fit_the_cache(dry_run):
     many = ["--batch_size", "4096", "--total_episodes", "4096", "--num_mini_batches", "1"]
     without = sizes_in(dry_run(*many, "--gradient_accumulation_steps", "1"))
     automatic = sizes_in(dry_run(*many))
     assert automatic[: len(without)] == without and automatic[len(without)] > 1
+    assert dry_run("--quiet") == ""
 
 
 @pytest.mark.parametrize("truncation", [["--top_k", "5"], ["--top_p", "0.9"], ["--min_p", "0.1"]])

@@ -55,9 +55,6 @@ AUTO = {
 assert_equal_trees = partial(jax.tree.map, np.testing.assert_array_equal)
 
 
-# --- what transformers computes --------------------------------------------------------------------------------------
-
-
 def torch_model(raw, head="lm", dtype="float32"):
     """A transformers model whose parameters are all different, and so large that every option shows in its outputs."""
     config = transformers.AutoConfig.for_model(**json.loads(json.dumps(raw)), num_labels=1)
@@ -115,9 +112,6 @@ def torch_loss(model, ids, mask):
     return model(**torch_inputs(ids, mask), labels=torch.tensor(np.where(counted, ids, -100))).loss
 
 
-# --- parameters of ours ----------------------------------------------------------------------------------------------
-
-
 @lru_cache
 def _shapes(config, head):
     return jax.eval_shape(lambda: models.init_params(config, jax.random.key(0), head))
@@ -138,9 +132,6 @@ def refused(named, call, *arguments, **more):
     with pytest.raises(ModelError, match=named) as caught:
         call(*arguments, **more)
     assert "\n" not in str(caught.value)
-
-
-# --- folders ---------------------------------------------------------------------------------------------------------
 
 
 def read(folder, file="config.json"):

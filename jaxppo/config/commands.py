@@ -13,7 +13,7 @@ from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.run import RunConfig
-from jaxppo.config.sampling import EvalConfig
+from jaxppo.config.sampling import EvalConfig, SamplingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +86,14 @@ class EvaluateConfig:
     """Most tokens of a completion; the default is that of the default run."""
     stop_token_id: int | None = None
     """A completion ends with this token alone; default: as in training (stop_token)."""
+    stop_strings: tuple[str, ...] = ()
+    """A completion also ends with the token that completes one of these strings."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that prompt or completion have already are divided by it, negative ones multiplied (CTRL)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "response_length", "num_samples")
+        SamplingConfig(stop_strings=self.stop_strings, repetition_penalty=self.repetition_penalty)  # checks them
         self._check_sources()
         splits = self.data.eval_splits
         require(len(splits) > 0, "eval_splits", "at least one split", splits)
@@ -101,6 +106,8 @@ class EvaluateConfig:
             require(greedy, "decoder", "plain with num_samples or eval_temperature: others are greedy", self.decoder)
             functions = self.reward.reward_funcs
             require(functions == ("plan",), "decoder", f"plain with reward_funcs {' '.join(functions)}", self.decoder)
+            as_usual = not self.stop_strings and self.repetition_penalty == 1.0
+            require(as_usual, "decoder", "plain with stop_strings or repetition_penalty", self.decoder)
         if self.repair.repair_rounds:
             self._check_repair()
         if self.num_samples > 1:

@@ -26,14 +26,15 @@ class DataConfig:
 
     dataset: str = "blocksworld"
     """`blocksworld` (built on first use and cached), `stream:DOMAIN,DOMAIN,...` (endless fresh problems, see
-    docs/datasets.md), a folder with one <split>.jsonl per split, or, through the `datasets` library, a hub id, a copy
-    of its files, or a `save_to_disk` folder (alias --data)."""
+    docs/datasets.md), a folder with one <split>.jsonl (or .parquet, .json, .csv) per split, or, through the `datasets`
+    library, a hub id, a copy of its files, or a `save_to_disk` folder (alias --data)."""
     dataset_config: str | None = None
     """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = ("test", "test_longer")
-    """Splits to evaluate on (alias --splits); the first is the one called in-distribution."""
+    """Splits to evaluate on (alias --splits); the first is the one called in-distribution. With none, train and sft do
+    not evaluate."""
     prompt_style: str = "atoms"
     """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), brief (in fewer
     words), pddl, or nl (English)."""

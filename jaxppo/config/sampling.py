@@ -22,6 +22,9 @@ class SamplingConfig:
     samples response_length tokens."""
     stop_token_id: int | None = None
     """A completion ends with this token alone instead, which stays in the text that rewards see."""
+    stop_strings: tuple[str, ...] = ()
+    """A completion also ends with the token that completes one of these strings, which stay in the text that rewards
+    see; in a shell a new line is $'\\n'."""
     temperature: float = 0.7
     """Logits are divided by it, in sampling and in every log-probability."""
     top_k: int = 0
@@ -30,6 +33,8 @@ class SamplingConfig:
     """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
     min_p: float | None = None
     """Sample among tokens at least this times as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that prompt or completion have already are divided by it, negative ones multiplied (CTRL)."""
     drop_ended_rows: bool | None = None
     """Go on with half of the rows as soon as fewer are still to be continued, and so on: a step then reads less of the
     cache. Each row keeps its random numbers, but products of fewer rows may be rounded differently. Default: on
@@ -46,14 +51,17 @@ class SamplingConfig:
             expected = f"1 to response_length ({self.response_length})"
             fits = 1 <= self.output_min_length <= self.response_length
             require(fits, "output_min_length", expected, self.output_min_length)
+        require(all(self.stop_strings), "stop_strings", "strings that are not empty", self.stop_strings)
+        require(self.repetition_penalty > 0.0, "repetition_penalty", "a number above 0", self.repetition_penalty)
+        require_finite(self, "repetition_penalty")
         if self.stop_token_id is not None:
             require(self.stop_token is None, "stop_token", "None beside stop_token_id", self.stop_token)
             require(self.stop_token_id >= 0, "stop_token_id", "a token id of at least 0", self.stop_token_id)
 
     @property
     def truncates(self) -> bool:
-        """Whether completions come from a truncated distribution, which is not the one the loss is about."""
-        return self.top_k > 0 or self.top_p < 1.0 or bool(self.min_p)
+        """Whether completions come from another distribution than the one the loss is about."""
+        return self.top_k > 0 or self.top_p < 1.0 or bool(self.min_p) or self.repetition_penalty != 1.0
 
     def stop_ids(self, end_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return the tokens of which any ends a completion, `end_ids` unless another is configured; maybe none."""
@@ -75,7 +83,7 @@ class EvalConfig:
     eval_top_p: float = 1.0
     """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
     eval_batch_size: int = 256
-    """Completions decoded at once."""
+    """Most completions decoded at once; fewer where they would take more than a quarter of the memory."""
     eval_rows: int | None = None
     """The command evaluate, and evaluations every eval_steps, look at no more than this many rows of each split: always
     the same ones, as many of each domain as can be. Those before and after training look at all. Default: all."""

@@ -60,7 +60,7 @@ class TrainConfig:
     num_sample_generations: int = 10
     """About how many times in the run sample completions are shown, beside those of the last update."""
     max_bad_updates: int = 3
-    """Stop after this many updates in a row with a loss or gradient that was not finite."""
+    """Stop after this many updates in a row with a loss or gradient that was not finite, or without any score."""
     old_metric_names: bool = False
     """Log metrics under their TRL 0.11 names too, where these differ."""
     profile: int = 0
@@ -87,7 +87,10 @@ class TrainConfig:
         require_divisible("batch_size", self.batch_size, "num_mini_batches", rl.num_mini_batches)
         mini, accumulated = self.mini_batch_size, rl.gradient_accumulation_steps or 1
         require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
-        require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
+        if splits:
+            require(
+                self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split
+            )
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -101,7 +104,7 @@ class TrainConfig:
             require(self.reward.reward_level == "outcome", "reward_level", expected, self.reward.reward_level)
         if rl.ratio_level != "token" and self.sampling.truncates:
             # The ratio of a completion would start at the product of what was cut off at every token.
-            expected = f"recompute {given} and top_k, top_p or min_p"
+            expected = f"recompute {given} and top_k, top_p, min_p or repetition_penalty"
             require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
         if rl.importance_cap is not None:
             expected = "recompute with importance_cap, or both probabilities are the sampler's"
@@ -154,7 +157,7 @@ class TrainConfig:
 
     def with_best_metric(self) -> "TrainConfig":
         """Return this configuration with the metric known by which the best checkpoint is chosen."""
-        return with_best_metric(self, self.headline_split)
+        return with_best_metric(self, self.headline_split) if self.data.eval_splits else self
 
     @property
     def num_prompts(self) -> int:

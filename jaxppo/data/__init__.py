@@ -23,9 +23,11 @@ from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_begun_plans
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
 from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, read_rows
+from jaxppo.data.stop_strings import stop_table
 from jaxppo.data.stream import stream_of
 from jaxppo.data.tokens import (
     EncodedRow,
+    RowLimit,
     cut_prompts,
     decode,
     encode_completions,
@@ -50,6 +52,7 @@ __all__ = [
     "FreshData",
     "PromptData",
     "Row",
+    "RowLimit",
     "Shuffled",
     "SuccessCurriculum",
     "SupervisedData",
@@ -78,6 +81,7 @@ __all__ = [
     "right_padded",
     "row_order",
     "start_ids",
+    "stop_table",
     "stream_of",
     "tell_left_out",
     "token_ids",

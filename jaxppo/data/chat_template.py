@@ -1,15 +1,16 @@
 """Chat templates: prompts become turns of a chat where the tokenizer has a template, and stay as they are elsewhere."""
 
+import json
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jaxppo.config import DataConfig
-from jaxppo.data.chats import Row, Turn, is_chat, turns_of
+from jaxppo.data.chats import ANSWER, SYSTEM_ROLES, Row, Turn, is_chat, turns_of
 from jaxppo.data.few_shot import Examples, load_examples, shown_after
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import prompts
@@ -21,6 +22,8 @@ _PROMPT, _COMPLETION = "prompt", "completion"
 
 _LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
 """What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one."""
+_THINKING_LEAD = re.compile(r"<think>\s*(?:</think>\s*)?$")
+_GENERATION = re.compile(r"\{%-?\s*generation\b")
 _DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")
 _OPENED_THINKING = re.compile(r"<think>\s*$")
 
@@ -105,9 +108,56 @@ class ChatTemplate(NamedTuple):
         answer = whole[len(start) : len(whole) - len(self.tail)]
         return RowTexts(start, answer + self.before_end + self.end_text)
 
+    def assistant_spans(self, row: Row) -> list[tuple[int, int]]:
+        """Return the characters of all turns of the assistant, with their ends, in prompt and completion of a row.
+
+        They are what the template has in `{% generation %}` blocks; where it has none, what follows the text up to
+        which the turns before are written, to the end of the turn.
+
+        Raises:
+            ConfigError: the template writes a turn in a way that does not show where it is, or where its calls are.
+        """
+        if self._is_templated(row):
+            prompt, completion = self.row_texts(row)
+            return [(len(prompt), len(prompt) + len(completion))]
+        turns = [*self._turns(row), _answer(row)]
+        if _GENERATION.search(str(self.tokenizer.chat_template)):
+            generated = _generated(self.tokenizer, turns, self._arguments_of(row))
+            if not generated:
+                expected = "False, or a chat template whose {% generation %} blocks hold the turns of the assistant"
+                raise ConfigError(f"assistant_only_loss: expected {expected}, got none in row {row['id']}")
+            return generated
+        whole = self._render(turns, row)
+        spans = []
+        for number, turn in enumerate(turns):
+            if turn.get("tool_calls"):
+                expected = "False, or a chat template with {% generation %} blocks for turns that call tools"
+                raise ConfigError(f"assistant_only_loss: expected {expected}, got one without (row {row['id']})")
+            if turn["role"] == "assistant":
+                spans.append(self._span(whole, turns[:number], turn["content"], row))
+        return spans
+
+    def _span(self, whole: str, before: Sequence[Turn], content: str, row: Row) -> tuple[int, int]:
+        """Find a turn of the assistant, with its end, behind the turns before it."""
+        start = self._render(before, row) if before else ""
+        if not whole.startswith(start):  # thoughts that are opened for the last answer alone
+            start = _THINKING_LEAD.sub("", start)
+        # Templates leave out blanks around an answer, and thoughts of earlier ones.
+        for answer in dict.fromkeys([content, content.strip(), content.rpartition("</think>")[2].strip()]):
+            found = whole.find(answer, len(start))
+            if whole.startswith(start) and found >= 0 and _LEAD.fullmatch(whole, len(start), found):
+                ended = re.compile(rf"\s*{re.escape(self.end_text)}").match(whole, found + len(answer))
+                return len(start), found + len(answer) if ended is None else ended.end()
+        expected = "False, or a chat template with {% generation %} blocks, or one that writes all turns alike"
+        raise ConfigError(f"assistant_only_loss: expected {expected} (row {row['id']}), got {whole[-200:]!r}")
+
     def describe(self) -> str:
         """Describe what a model reads, in a few words."""
         layout = "turns of the tokenizer's chat template" if self.templated else "texts as they are"
+        if self.templated and self.system_prompt is not None:
+            layout += f" (system turn: {self.system_prompt!r})"
+        if self.templated and self.arguments:
+            layout += f" (arguments: {dict(self.arguments)})"
         return f"{layout}, ended by {self.tokenizer.convert_ids_to_tokens(self.end_id)}"
 
     @property
@@ -124,7 +174,7 @@ class ChatTemplate(NamedTuple):
         """Return all turns before the completion: system, examples, and those of the row."""
         *examples, last = self._shown(row)
         turns = turns_of(last)
-        own = turns[:1] if turns[0]["role"] == "system" else []
+        own = turns[:1] if turns[0]["role"] in SYSTEM_ROLES else []
         shown = [turn for example in examples for turn in (*_without_system(turns_of(example)), _answer(example))]
         return [*(own or _system(self.system_prompt)), *shown, *turns[len(own) :]]
 
@@ -139,8 +189,19 @@ class ChatTemplate(NamedTuple):
         gap = "" if style is None else style.gap
         return f"{example['prompt']}{gap}{example['completion']}{self.tokenizer.eos_token}\n\n"
 
+    def _arguments_of(self, row: Row) -> dict[str, Any]:
+        """Return the arguments of the template for a row, with its tools."""
+        tools = (row.get("tools") if is_chat(row) else None) or []
+        return {**(self.arguments or {}), **({"tools": tools} if tools else {})}
+
     def _render(self, turns: Sequence[Turn], row: Row) -> str:
-        return _apply(self.tokenizer, turns, self.arguments or {}, f" of row {row['id']}")
+        arguments = self._arguments_of(row)
+        text = _apply(self.tokenizer, turns, arguments, f" of row {row['id']}")
+        for what, said in _beyond_the_usual(turns, arguments.get("tools", [])):
+            if not _is_written(said, text):
+                expected = f"a chat template that writes {what} of row {row['id']}"
+                raise ConfigError(f"use_chat_template: expected {expected}, got one that leaves out {said!r:.60}")
+        return text
 
 
 def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> ChatTemplate:
@@ -191,11 +252,11 @@ def _system(content: str | None) -> list[Turn]:
 
 
 def _answer(row: Row) -> Turn:
-    return {"role": "assistant", "content": row["completion"]}
+    return row.get(ANSWER) or {"role": "assistant", "content": row["completion"]}
 
 
 def _without_system(turns: Sequence[Turn]) -> Sequence[Turn]:
-    return turns[1:] if turns[0]["role"] == "system" else turns
+    return turns[1:] if turns[0]["role"] in SYSTEM_ROLES else turns
 
 
 def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], where: str = "") -> str:
@@ -208,6 +269,39 @@ def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], 
         asked = f"a chat template for the turns {', '.join(turn['role'] for turn in turns)}{where}"
         got = f"{type(error).__name__}: {error}"
         raise ConfigError(f"use_chat_template: expected {asked}, got {got}") from error
+
+
+def _beyond_the_usual(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield what a template may pass over in silence, as one that knows no tools does: (what it is, what it says)."""
+    for turn in turns:
+        if turn["role"] in ("developer", "tool"):
+            yield f"the turn of the {turn['role']}", turn.get("content", "")
+        for call in turn.get("tool_calls") or ():
+            yield "the tool call", call.get("function", call)["name"]
+    for tool in tools:
+        name = tool.get("function", tool).get("name")
+        if isinstance(name, str):
+            yield "the tool", name
+
+
+def _is_written(said: str, text: str) -> bool:
+    """Return whether a rendered chat has a text, as it is or within JSON."""
+    said = said.strip()
+    return said in text or any(json.dumps(said, ensure_ascii=is_ascii)[1:-1] in text for is_ascii in (False, True))
+
+
+def _generated(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the characters of a chat that its template has in `{% generation %}` blocks."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
+    _, (spans,) = render_jinja_template(
+        [list(turns)],
+        chat_template=tokenizer.get_chat_template(),
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+        **arguments,
+    )
+    return [(begin, end) for begin, end in spans]
 
 
 def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxppo.config import DataConfig, parse_sizes
-from jaxppo.data.chats import Row, is_chat, turns_of
+from jaxppo.data.chats import Row, is_chat, last_of_user, turns_of
 from jaxppo.data.rows import check_same, load_split
 from jaxppo.errors import DataError
 from jaxppo.planning import prompts
@@ -77,7 +77,7 @@ def load_examples(config: DataConfig) -> Examples | None:
 
 def _problem(row: Row) -> str:
     """Return what tells problems apart: of a chat all turns, whatever the user says last."""
-    return json.dumps(turns_of(row), sort_keys=True)
+    return json.dumps(turns_of(row), sort_keys=True, default=str)
 
 
 def _key(row: Row) -> Key:
@@ -87,5 +87,10 @@ def _key(row: Row) -> Key:
 def shown_after(row: Row, example: Row) -> Row:
     """Return a row as it stands behind an example: without the domain, where the example has told the same one."""
     text = prompts.prompt_after(example["prompt"], row["prompt"], str(row.get("prompt_style")))
-    turns = {"messages": [*turns_of(row)[:-1], turns_of(row)[-1] | {"content": text}]} if is_chat(row) else {}
-    return row | {"prompt": text} | turns
+    if not is_chat(row):
+        return row | {"prompt": text}
+    turns = list(turns_of(row))
+    last = last_of_user(turns)
+    if last is not None:
+        turns[last] = turns[last] | {"content": text}
+    return row | {"prompt": text, "messages": turns}

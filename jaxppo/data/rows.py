@@ -12,7 +12,7 @@ from typing import Any
 from jaxppo import toys
 from jaxppo.config import DataConfig
 from jaxppo.data.builtin import Drawn, built_in
-from jaxppo.data.chats import plain_row
+from jaxppo.data.chats import ANSWER, plain_row
 from jaxppo.data.stream import drawn_stream
 from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
 from jaxppo.parallel import processes
@@ -21,6 +21,7 @@ from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.renamed_rows import numbered_row
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.run.jsonl import plain
 
 Row = dict[str, Any]
 
@@ -96,7 +97,7 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
     name = "prompt" if config.prompt_column == "messages" else config.prompt_column
     wanted = {name if column == "prompt" else column: kind for column, kind in columns.items()}
     try:
-        rows = read_rows(config.dataset, split, wanted, config.dataset_config, partial(plain_row, prompt_column=name))
+        rows = read_rows(config.dataset, split, wanted, config.dataset_config, partial(_text_row, prompt_column=name))
     except MissingColumnError as error:
         raise error.with_fix("--prompt_column names another, and messages may hold a chat") from None
     kept = [
@@ -109,6 +110,18 @@ def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> l
     return kept
 
 
+def _text_row(row: Row, where: str, prompt_column: str) -> Row:
+    """Read turns of a row, and write its id as the files and pages of a run hold it."""
+    row = plain_row(row, where, prompt_column)
+    name = plain(row.get("id"))
+    if name is None:
+        return {column: value for column, value in row.items() if column != "id"}
+    if not isinstance(name, str | int | float):
+        expected = "a text, a number, a date, bytes or a UUID"
+        raise DataError(f"{where}: field 'id': expected {expected}, got {row['id']!r:.60}")
+    return row | {"id": name}
+
+
 def read_rows(
     dataset: str,
     split: str,
@@ -116,7 +129,7 @@ def read_rows(
     configuration: str | None = None,
     convert: dataset_files.Convert | None = None,
 ) -> list[Row]:
-    """Read the rows of `<dataset>/<split>.jsonl` or `.parquet`, or of whatever the `datasets` library reads.
+    """Read the rows of `<dataset>/<split>.jsonl`, `.parquet`, `.json` or `.csv`, or of what `datasets` reads.
 
     Args:
         dataset: a folder, a toy or a hub id.
@@ -130,7 +143,8 @@ def read_rows(
     """
     folder = toys.find(dataset) or Path(dataset)
     if folder.is_file():
-        fix = f"give its folder, and the split {folder.stem} (other formats: convert them to JSON lines or Parquet)"
+        endings = ", ".join(dataset_files.SPLIT_ENDINGS)
+        fix = f"give its folder, and the split {folder.stem} (files that end in {endings} are read)"
         raise DataError(f"dataset: expected a folder with one file per split, got the file {folder}; {fix}")
     if (folder / "state.json").exists():
         fix = "save DatasetDict({'train': ...}), which has splits"
@@ -157,7 +171,7 @@ def _is_hugging_faces(folder: Path, split: str) -> bool:
     if card.is_file() and re.match(r"---\n(.*\n)*?configs:", card.read_text(encoding="utf-8", errors="replace")):
         return True
     part = "-?????-of-?????.parquet"
-    hubs = (f"*{part}", f"*/*{part}", f"data/{split}.jsonl", f"data/{split}.parquet")
+    hubs = (f"*{part}", f"*/*{part}", *(f"data/{split}{ending}" for ending in dataset_files.SPLIT_ENDINGS))
     return any(path for pattern in hubs for path in folder.glob(pattern))
 
 
@@ -249,7 +263,7 @@ def column_names(rows: Sequence[Row]) -> list[str]:
     easily mistaken for the model's.
     """
     names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if name not in ("prompt", "completion")]
+    return [name for name in names if name not in ("prompt", "completion", ANSWER)]
 
 
 def columns_of(rows: Sequence[Row], names: Sequence[str] | None = None) -> dict[str, list[Any]]:

@@ -205,12 +205,14 @@ class _Evaluation:
             policy.tokenizer,
         )
         end_ids = model.ends_beside(data.make_chat_template(tokenizer, self.config.data).end_id)
-        parallel = self._parallel.of_process()
-        load_model = registry.reward_model_loader(model, policy.params, tokenizer, parallel, end_ids)
+        load_model = registry.reward_model_loader(
+            model, policy.params, tokenizer, self._parallel.of_process(), end_ids, self.config.data.system_prompt
+        )
         validator = self.validator or plan.default_validator()
         longest = self.config.response_length
         context = registry.Context(validator, load_model=load_model, max_completion_len=longest)
         rewards = registry.make_rewards(self.config.reward, context)
+        registry.tell_inputs(self._console.print, rewards)
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
         data.tell_left_out(self._console.print, self.config.data, evaluator.left_out)
         return LoadedModel(policy.params, evaluator, rewards)

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -64,13 +65,13 @@ class Evaluator:
         data_config: which splits.
         evaluation: batch size, temperature, validator, how many rows are fixed.
         reward: how plans are scored.
-        sampling: stop token and most tokens of a completion; the rest comes from `evaluation`.
+        sampling: where a completion ends, its most tokens and the repetition penalty; the rest comes from `evaluation`.
         seed: of the sampling, where the temperature is above 0.
         rewards: the functions that score completions, where there are others than the plan reward.
         rows: of each split, where they are loaded already.
 
     Attributes:
-        rows: of each split, those with an overlong prompt left out where the data settings say so.
+        rows: of each split, maybe of none; those with an overlong prompt left out where the data settings say so.
         left_out: how many were left out.
         fixed: indices of the rows of each split that `eval_rows` asks for.
         validator: which validator judges plans; None where the data are no planning problems.
@@ -101,12 +102,13 @@ class Evaluator:
             self.rows[split], self._encoded[split] = self._encode(loaded, data_config)
             self.left_out[split] = len(loaded) - len(self.rows[split])
             if self._rewards is not None:
-                self._rewards.check_columns([*data.column_names(self.rows[split]), "prompt_ids"])
+                self._rewards.check_columns(data.column_names(self.rows[split]))
         self.fixed = {
             split: choose_fixed(of_split, evaluation.eval_rows, data_config.data_seed)
             for split, of_split in self.rows.items()
         }
-        self.decoder.make_room(max(len(ids) for encoded in self._encoded.values() for ids in encoded))
+        lengths = [len(ids) for encoded in self._encoded.values() for ids in encoded]
+        self.decoder.make_room(max(lengths, default=0))
 
     def __call__(self, params: Params, *, fixed_rows_only: bool = False) -> dict[str, dict[str, Any]]:
         """Return {split: results}, as from `results_of`.
@@ -132,6 +134,14 @@ class Evaluator:
     def fixed_rows(self) -> dict[str, list[Row]]:
         """Return the fixed rows of each split."""
         return {split: [self.rows[split][i] for i in chosen] for split, chosen in self.fixed.items()}
+
+    @property
+    def rows_and_length(self) -> tuple[int, int] | None:
+        """Return how many rows a device decodes at once, and the tokens of their prompts; None without a split."""
+        if not self.rows:
+            return None
+        rows = max(self.decoder.rows_for(len(of_split)) for of_split in self.rows.values())
+        return rows // self.parallel.row_shards, self.decoder.prompt_length
 
     @property
     def metric_names(self) -> set[str]:
@@ -301,8 +311,14 @@ def make_evaluator(
     if isinstance(config, TrainConfig | SelfTrainConfig):
         sampling = config.sampling
     else:
-        stop_token_id = config.stop_token_id if isinstance(config, EvaluateConfig) else None
-        sampling = SamplingConfig(response_length=config.response_length, stop_token_id=stop_token_id)
+        sampling = SamplingConfig(response_length=config.response_length)
+        if isinstance(config, EvaluateConfig):
+            sampling = replace(
+                sampling,
+                stop_token_id=config.stop_token_id,
+                stop_strings=config.stop_strings,
+                repetition_penalty=config.repetition_penalty,
+            )
     settings = (config.data, config.evaluation, config.reward, sampling, config.run.seed)
     return Evaluator(model, tokenizer, parallel, *settings, rewards, rows)
 

@@ -36,6 +36,8 @@ def show_samples(progress: ProgressView, samples: Sequence[dict[str, Any]], show
 def print_outcome(console: Console, evals: Mapping[str, Any], samples: Mapping[str, Any], method: str) -> None:
     """Print what training changed on the headline split: answers to the same prompts, then the rate in one line.
 
+    Without a split nothing was measured, and nothing is printed.
+
     Args:
         console: where to.
         evals: content of `eval.json`.
@@ -43,6 +45,8 @@ def print_outcome(console: Console, evals: Mapping[str, Any], samples: Mapping[s
         method: what lies between before and after, such as "PPO".
     """
     split = evals["headline_split"]
+    if split is None:
+        return
     before, after = (evals[moment][split] for moment in ("before", "after"))
     earlier, later = (samples.get(moment, {}).get(split, []) for moment in ("before", "after"))
     print_before_and_after(console, split, earlier, later)

@@ -127,6 +127,7 @@ def model_card(
     base_license: str | None,
     dataset: str,
     dataset_license: str | None,
+    texts: str | None,
     algorithm: str | None,
     config: dict[str, Any],
     evals: dict[str, Any],
@@ -144,6 +145,7 @@ def model_card(
         base_license: its licence, as from `license_of`; None: not stated.
         dataset: what it was trained on.
         dataset_license: its licence; None: not stated.
+        texts: how it reads prompts and completions; None: not known.
         algorithm: "ppo", "rloo" or "grpo"; None: supervised.
         config: the flat settings, as from `flatten`; those of one call only (`CALL_ONLY`) are left out.
         evals: content of `eval.json`: "before" and "after" by split, or splits alone; may be partial or empty.
@@ -165,6 +167,7 @@ def model_card(
         f"{int(step)}. Made with jaxppo {_inline(version)}.",
         "## How to load it",
         _fenced(_CODE[kind].replace(_BASE, _base_argument(base_model)), "python"),
+        *([] if texts is None else [f"Prompts and completions were {_inline(redact(texts))}."]),
         *_tried(kind),
         "## Results",
         _results(evals),

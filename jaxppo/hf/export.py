@@ -65,6 +65,7 @@ def models_meta(
     adapter: LoraConfig | None,
     stop_ids: tuple[int, ...],
     dataset: str,
+    texts: str,
 ) -> dict[str, Any]:
     """Collect what a checkpoint says about its models, so that it can be exported: plain values, for JSON.
 
@@ -74,6 +75,7 @@ def models_meta(
         adapter: shape of the adapters, or None where whole models are trained.
         stop_ids: tokens of which any ends a completion; the base's list of them stays as it is where it names the same.
         dataset: name, path or hub id of the training data.
+        texts: how the model reads prompts and completions, from `ChatTemplate.describe`.
     """
     if stop_ids:
         policy = policy | {"generation_config": _ending_with(stop_ids, policy["generation_config"])}
@@ -83,6 +85,7 @@ def models_meta(
         "adapter": None if adapter is None else dataclasses.asdict(adapter),
         "dataset": _named_as_path(dataset),
         "dataset_license": "apache-2.0" if dataset == "blocksworld" else license_of(Path(dataset)),
+        "texts": texts,
         "command": run_folder.command_line(),
     }
 
@@ -192,6 +195,7 @@ def _card(kind: Any, info: dict[str, Any], meta: dict[str, Any], evals: dict[str
         base_license=info["license"] if info["base"] else models["policy"]["license"],
         dataset=models["dataset"],
         dataset_license=models["dataset_license"],
+        texts=models.get("texts"),  # checkpoints of 0.1.0 have none
         algorithm=meta["config"].get("algorithm"),
         config=meta["config"],
         evals=evals,

@@ -9,10 +9,9 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import httpx2
 
@@ -29,6 +28,7 @@ from jaxppo.reward_functions.http_contract import (
     messages,
     read_answer,
 )
+from jaxppo.rewards import run_to_end
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 """Temporary failures; 500 is not among them, since then the reward function itself failed."""
@@ -41,8 +41,6 @@ MAX_ANSWER_BYTES = 64 * 2**20
 
 _SHOWN = 200  # characters of a server's text in a message
 _SHORT = 4  # shorter secrets are not searched for in messages: they would match inside ordinary words
-
-Result = TypeVar("Result")
 
 
 class RewardError(JaxppoError):
@@ -221,7 +219,7 @@ class RewardClient:
         return requests
 
     def _score(self, requests: list[_Request], call: _Call) -> Answer:
-        answers = _run(self._ask_all(requests, call)) if requests else []
+        answers = run_to_end(self._ask_all(requests, call)) if requests else []
         if call.errors and self._on_error == "raise":
             raise call.errors[0]
         instead = {error.rows: self._on_error(error) for error in call.errors} if callable(self._on_error) else {}
@@ -339,16 +337,6 @@ def _authorization(url: httpx2.URL, token: str | None) -> str | None:
 
 def _cut(columns: dict[str, Any], rows: slice) -> dict[str, list[Any]]:
     return {name: list(values[rows]) for name, values in columns.items()}
-
-
-def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run to the end; for a caller inside an event loop (a notebook), in a thread beside it."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
 
 
 async def _read(response: httpx2.Response) -> bytes | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ConfigError, DataError
+from jaxppo.run.jsonl import plain
 
 TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
 """Environment variable with the bearer token, the same for client and server; it has no flag and no config key."""
@@ -110,14 +111,22 @@ def _check_encodes(name: str, values: Any) -> None:
 
 
 def dumps(content: Any) -> bytes:
-    """Encode JSON in ASCII, numpy's numbers and arrays as Python's; NaN raises a `ValueError`."""
+    """Encode JSON in ASCII, numpy's numbers and arrays as Python's, dates and decimals as text.
+
+    Raises:
+        ValueError: a value is NaN.
+        TypeError: JSON has no form for a value, such as bytes.
+    """
     return json.dumps(content, allow_nan=False, default=_plain).encode("ascii")
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__}")
+    # Bytes may be an image: no text that a server could do anything with.
+    if isinstance(value, bytes) or (text := plain(value)) is value:
+        raise TypeError(f"a {type(value).__name__}")
+    return text
 
 
 def read_request(body: bytes | bytearray) -> Batch:

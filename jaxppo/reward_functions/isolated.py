@@ -33,6 +33,7 @@ from jaxppo.rewards import (
     joined,
     name_of,
     reason_of,
+    run_to_end,
 )
 
 if sys.platform == "win32":
@@ -93,7 +94,7 @@ class Concurrent:
             rows = (completions.rows([row]) for row in range(len(completions.texts)))
             return await asyncio.gather(*map(self._score_row, rows))
 
-        return joined(asyncio.run(all_of_them()))
+        return joined(run_to_end(all_of_them()))
 
     async def _score_row(self, row: Completions) -> Scores:
         reports = Reports(self._name, 1)

@@ -20,7 +20,7 @@ from jaxppo.reward_functions.http_client import RewardClient
 from jaxppo.reward_functions.isolated import Concurrent, Workers, import_function, is_async
 from jaxppo.reward_functions.overlong import get_soft_overlong_punishment
 from jaxppo.reward_functions.plan import PlanScoring, check_validator, make_plan_reward
-from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model
+from jaxppo.reward_functions.reward_model import ModelReward, load_reward_adapter, load_reward_model
 from jaxppo.reward_functions.sentiment import check_installed, make_sentiment_reward
 from jaxppo.rewards import Failed, Policy, Reward, RewardFunction, Rewards
 from jaxppo.run.alarms import DISAGREEMENTS
@@ -228,6 +228,7 @@ def reward_model_loader(
     tokenizer: Any,
     parallel: DataParallel,
     end_ids: tuple[int, ...] | None = None,
+    system_prompt: str | None = None,
 ) -> ModelLoader:
     """Return the loader of the reward `model`: a full model, or an adapter on the weights that the policy starts from.
 
@@ -237,6 +238,7 @@ def reward_model_loader(
         tokenizer: its tokenizer.
         parallel: devices.
         end_ids: any of these ends a completion; default: the tokenizer's end of sequence and those of the model.
+        system_prompt: first turn that the policy gets before chats without one; a model of another vocabulary, too.
     """
 
     def load(path: str) -> RewardFunction:
@@ -245,7 +247,8 @@ def reward_model_loader(
         if _is_adapter(folder):
             return load_reward_adapter(str(folder), policy, params, tokenizer, parallel, policy_end_ids=ends)
         dtype = policy.compute_dtype or "float32"
-        return load_reward_model(str(folder), tokenizer, parallel, dtype=dtype, policy_end_ids=ends)
+        settings: dict[str, Any] = {"policy_end_ids": ends, "system_prompt": system_prompt}
+        return load_reward_model(str(folder), tokenizer, parallel, dtype=dtype, **settings)
 
     return load
 
@@ -269,6 +272,13 @@ def text_reward_model_loader(parallel: DataParallel) -> ModelLoader:
         return model
 
     return load
+
+
+def tell_inputs(write: Callable[[str], None], rewards: Rewards) -> None:
+    """Write what each reward model reads, in a line for each."""
+    for reward in rewards.rewards:
+        if isinstance(reward.function, ModelReward):
+            write(f"reward model {reward.function.__name__} reads {reward.function.reads}")
 
 
 def describe(config: RewardConfig) -> str:

@@ -46,6 +46,7 @@ class ModelReward:
 
     Attributes:
         shares_vocabulary: whether ids are scored as they come, and not the text.
+        reads: what it gets, in a few words.
         truncated: rows so far that were too long.
 
     Raises:
@@ -81,6 +82,8 @@ class ModelReward:
         self._template = make_chat_template(
             tokenizer, DataConfig(system_prompt=system_prompt if has_template else None)
         )
+        own = f"texts by its own tokenizer: {self._template.describe()}"
+        self.reads = "the policy's tokens" if self.shares_vocabulary else own
         self._max_length = model.max_length if max_length is None else max_length
         self._scorer = RowScorer(model, parallel, batch_size, self._max_length)
 

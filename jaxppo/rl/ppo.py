@@ -48,6 +48,7 @@ class PPO:
         value_model: architecture of a separate value model; default: the policy's.
         adapter: shape of the LoRA adapters; default: as configured.
         length_gaps: `data.length_gaps` of the prompts; default: micro-batches are not cut.
+        stop_table: `data.stop_table` of `stop_strings`; default: there are none.
 
     Raises:
         ConfigError: prompts or micro-batches do not divide over the devices.
@@ -63,6 +64,7 @@ class PPO:
         value_model: ModelConfig | None = None,
         adapter: LoraConfig | None = None,
         length_gaps: Sequence[int] = (),
+        stop_table: np.ndarray | None = None,
     ):
         config.check_devices(parallel.row_shards)
         self.config, self.parallel = config, parallel
@@ -79,7 +81,8 @@ class PPO:
         self._optimizer = optimizer.make_optimizer(config.optimizer)
         self._compile_scoring()
         sampling = config.sampling
-        can_end = bool(self.stop_ids) or sampling.output_min_length is not None
+        self._stop_table = stop_table
+        can_end = bool(self.stop_ids) or stop_table is not None or sampling.output_min_length is not None
         self._generate = parallel.map(
             partial(
                 rollout.generate,
@@ -90,6 +93,8 @@ class PPO:
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
                 min_p=sampling.min_p,
+                repetition_penalty=sampling.repetition_penalty,
+                stop_table=stop_table,
                 drop_ended=sampling.drop_ended_rows if can_end else False,
             ),
             row_axes=(None, 0, 0, 0),
@@ -329,8 +334,17 @@ class PPO:
         for row, tokens in enumerate(completions):
             ids[row, : len(tokens)] = tokens
         mask = np.arange(length) < np.array([len(tokens) for tokens in completions])[:, None]
-        ended = np.array([tokens[-1] in self.stop_ids for tokens in completions])
+        ended = np.array([tokens[-1] in self.stop_ids or self._stops_with_string(tokens) for tokens in completions])
         return self.parallel.put(Rollout(ids, mask, None, ended), 0)  # type: ignore[arg-type]
+
+    def _stops_with_string(self, ids: Sequence[int]) -> bool:
+        """Return whether a completion has a stop string."""
+        state = 0
+        for token_id in ids if self._stop_table is not None else ():
+            state = int(self._stop_table[state, token_id])
+            if state == len(self._stop_table):
+                return True
+        return False
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
         """Make right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""

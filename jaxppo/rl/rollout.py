@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxppo import models
 from jaxppo.nn import ModelConfig
@@ -29,11 +30,19 @@ class _Rows(NamedTuple):
     slots: Array  # [N, P + C] bool: of the cache, those that hold a real token, now or later
 
 
+class _Written(NamedTuple):
+    """What is remembered of the tokens of each row; None where nothing asks for it."""
+
+    seen: Array | None  # [N, V] bool: tokens of prompt and completion, for the repetition penalty
+    stop_state: Array | None  # [N] int32: which beginning of a stop string the row ends with
+
+
 class _Decoding(NamedTuple):
     """Where the decoding loop stands."""
 
     t: Array  # [] int32, tokens drawn for each row
     rollout: Rollout
+    written: _Written
     cache: models.Cache
 
 
@@ -50,6 +59,8 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop_table: np.ndarray | None = None,
     drop_ended: bool | None = None,
     prompts_at_once: int | None = None,
 ) -> Rollout:
@@ -69,6 +80,8 @@ def generate(
         top_k: see `sampling.truncate`.
         top_p: see `sampling.truncate`.
         min_p: see `sampling.truncate`.
+        repetition_penalty: see `sampling.penalize_repetition`.
+        stop_table: [S, V] from `data.stop_table`; a completion also ends with the token that completes a stop string.
         drop_ended: go on with half of the rows as soon as no more of them are to be continued, see `row_counts`; random
             numbers belong to rows, so that this changes nothing but the rounding of products with fewer rows. Default:
             on accelerators, where a step takes the time to read the cache.
@@ -81,12 +94,18 @@ def generate(
         prompts_at_once = memory.prompts_at_once(model, params, prompts.prompt_ids.shape, uniforms.shape)
     if drop_ended is None:
         drop_ended = platform.current().name != "cpu"
-    can_end = bool(stop_ids) or lengths is not None
+    can_end = bool(stop_ids) or lengths is not None or stop_table is not None
     draw = partial(sampling.sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    def append(rollout: Rollout, logits: Array, t: Array, rows: _Rows) -> Rollout:
-        u = jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0]
-        return _append(rollout, draw(partition.over_tensor(logits, None), u), t, rows.limits, stop_ids, pad_id)
+    def append(rollout: Rollout, written: _Written, logits: Array, t: Array, rows: _Rows) -> tuple[Rollout, _Written]:
+        logits = partition.over_tensor(logits, None)
+        if written.seen is not None:
+            logits = sampling.penalize_repetition(logits, written.seen, repetition_penalty)
+        drawn = draw(logits, jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0])
+        written, stops = _with_token(written, drawn.ids, stop_table)
+        for stop_id in stop_ids:
+            stops |= drawn.ids == stop_id
+        return _append(rollout, drawn, stops, t, rows.limits, pad_id), written
 
     def step(state: _Decoding, rows: _Rows) -> _Decoding:
         """Feed the last token drawn, draw the next."""
@@ -105,12 +124,35 @@ def generate(
         logits = models.lm_logits(model, params, out.hidden[:, 0])
         assert out.cache is not None
         cache = models.densely_laid(out.cache)
-        return _Decoding(state.t + 1, append(state.rollout, logits, state.t, rows), cache)
+        rollout, written = append(state.rollout, state.written, logits, state.t, rows)
+        return _Decoding(state.t + 1, rollout, written, cache)
 
     logits, cache = _prefill(params, prompts, rows.slots[::copies], copies, model, prompts_at_once)
-    first = append(_empty_rollout(uniforms.shape[0], uniforms.shape[1], pad_id), logits, jnp.int32(0), rows)
+    nothing = _empty_rollout(uniforms.shape[0], uniforms.shape[1], pad_id)
+    unwritten = _Written(
+        seen=None if repetition_penalty == 1.0 else jnp.repeat(_seen(prompts, logits.shape[1]), copies, axis=0),
+        stop_state=None if stop_table is None else jnp.zeros(uniforms.shape[0], jnp.int32),
+    )
+    first = append(nothing, unwritten, logits, jnp.int32(0), rows)
     counts = row_counts(uniforms.shape[0]) if drop_ended and can_end else (uniforms.shape[0],)
-    return _decode(step, _Decoding(jnp.int32(1), first, cache), rows, counts)
+    return _decode(step, _Decoding(jnp.int32(1), *first, cache), rows, counts)
+
+
+def _seen(prompts: PromptBatch, vocab_size: int) -> Array:
+    """Return which tokens each prompt has, [G, V] bool."""
+    rows = jnp.arange(len(prompts.prompt_ids))[:, None]
+    return jnp.zeros((len(prompts.prompt_ids), vocab_size), bool).at[rows, prompts.prompt_ids].max(prompts.prompt_mask)
+
+
+def _with_token(written: _Written, ids: Array, stop_table: np.ndarray | None) -> tuple[_Written, Array]:
+    """Add a token to each row; returns also which rows have completed a stop string by it, [N] bool."""
+    seen, state = written
+    if seen is not None:
+        seen = seen.at[jnp.arange(len(ids)), ids].set(True)
+    if state is None or stop_table is None:
+        return _Written(seen, state), jnp.zeros(len(ids), bool)
+    state = jnp.asarray(stop_table)[state, ids]
+    return _Written(seen, state), state == len(stop_table)
 
 
 def _rows_of(prompts: PromptBatch, uniforms: Array, lengths: Array | None) -> _Rows:
@@ -153,11 +195,10 @@ def _decode(step: Callable[..., _Decoding], state: _Decoding, rows: _Rows, count
 
 def _take(state: _Decoding, kept: Array) -> _Decoding:
     """Keep these rows alone, one array after the other: each makes room for the next before that is copied."""
-    leaves, structure = jax.tree.flatten((state.rollout, state.cache))
+    leaves, structure = jax.tree.flatten((state.rollout, state.written, state.cache))
     for i, leaf in enumerate(leaves):
         leaves[i], kept = jax.lax.optimization_barrier((leaf[kept], kept))
-    rollout, cache = jax.tree.unflatten(structure, leaves)
-    return _Decoding(state.t, rollout, cache)
+    return _Decoding(state.t, *jax.tree.unflatten(structure, leaves))
 
 
 def _put_back(whole: Rollout, part: Rollout, places: Array) -> Rollout:
@@ -206,21 +247,16 @@ def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:
     )
 
 
-def _append(
-    rollout: Rollout, sampled: Sampled, t: Array, limits: Array, stop_ids: tuple[int, ...], pad_id: int
-) -> Rollout:
-    """Write token t of the rows that are not done."""
+def _append(rollout: Rollout, sampled: Sampled, stops: Array, t: Array, limits: Array, pad_id: int) -> Rollout:
+    """Write token t of the rows that are not done; some end with it."""
     live = ~rollout.ended & (t < limits)
     ids = jnp.where(live, sampled.ids, pad_id)
-    ended = rollout.ended
-    for stop_id in stop_ids:
-        ended |= live & (sampled.ids == stop_id)
     put = lambda buffer, column: jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))  # noqa: E731
     return Rollout(
         completion_ids=put(rollout.completion_ids, ids),
         completion_mask=put(rollout.completion_mask, live),
         logprobs=put(rollout.logprobs, jnp.where(live, sampled.logprobs, 0.0)),
-        ended=ended,
+        ended=rollout.ended | (live & stops),
     )
 
 

@@ -53,6 +53,8 @@ def make_trajectories(
     counted = ~jnp.isnan(scores)
     positive = counted & (scores >= POSITIVE_SCORE)
     scores = jnp.where(counted, scores, 0.0)
+    unscored = ops.global_sum(counted.astype(jnp.int32), axis_name) == 0
+    bad_updates = controls.bad_updates + unscored.astype(jnp.int32)
     moments = advantages.add_scores(controls.moments, scores, counted, axis_name)
     scores = _final_scores(scores, moments, rollout.ended, rl)
     stats = _score_stats(scores, counted, axis_name) | _length_stats(rollout, sequences, axis_name)
@@ -79,7 +81,8 @@ def make_trajectories(
         trajectories = trajectories._replace(positive=positive)
     non_score_reward = stats.get("objective/non_score_reward", 0.0)
     stats["objective/rlhf_reward"] = stats["objective/scores"] + non_score_reward
-    return controls._replace(kl_coef=next_kl_coef, moments=moments), trajectories, stats
+    controls = controls._replace(kl_coef=next_kl_coef, moments=moments, bad_updates=bad_updates)
+    return controls, trajectories, stats
 
 
 def _truncated_importance(trajectories: Trajectories, log_ratio: Array, cap: float) -> Trajectories:
@@ -179,9 +182,13 @@ def _mean_row_sum(x: Array, mask: Array, axis_name: Axes) -> Array:
 
 
 def _score_stats(scores: Array, counted: Array, axis_name: Axes) -> Stats:
+    """Describe the scores that there are; NaN where there are none."""
+    mean = ops.masked_mean(scores, counted, axis_name)
+    std = jnp.sqrt(ops.masked_var(scores, counted, axis_name))
+    has_some = ops.global_sum(counted.astype(jnp.int32), axis_name) > 0
     return {
-        "objective/scores": ops.masked_mean(scores, counted, axis_name),
-        "objective/scores_std": jnp.sqrt(ops.masked_var(scores, counted, axis_name)),
+        "objective/scores": jnp.where(has_some, mean, jnp.nan),
+        "objective/scores_std": jnp.where(has_some, std, jnp.nan),
     }
 
 

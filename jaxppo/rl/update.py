@@ -236,7 +236,8 @@ def update(
         choose = partial(jax.tree.map, partial(jnp.where, finite & allowed & real))
         params, opt_state = choose(learned.params, state.params), choose(learned.opt_state, state.opt_state)
         state = state._replace(params=params, opt_state=opt_state)
-        outcome = _Step(stats, counts=finite & ~stopped & real, bad=allowed & ~finite, skipped=~allowed)
+        counts = finite & ~stopped & real
+        outcome = _Step(stats, real=real, counts=counts, bad=allowed & ~finite, skipped=~allowed)
         return (state, reached), outcome
 
     (after, _), steps = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
@@ -245,7 +246,9 @@ def update(
     stats["policy/skipped_steps"] = jnp.sum(steps.skipped, dtype=jnp.int32)
     controls = after.controls
     if controls is not None:
-        controls = controls._replace(bad_updates=jnp.where(jnp.any(steps.bad), controls.bad_updates + 1, 0))
+        # Where no token counted, `make_trajectories` has decided.
+        good = jnp.where(jnp.any(steps.real), 0, controls.bad_updates)
+        controls = controls._replace(bad_updates=jnp.where(jnp.any(steps.bad), controls.bad_updates + 1, good))
         stats["policy/bad_updates"] = controls.bad_updates
     return after._replace(step=state.step + 1, controls=controls), stats
 
@@ -254,6 +257,7 @@ class _Step(NamedTuple):
     """What became of a mini-batch."""
 
     stats: Stats
+    real: Array  # [] bool, whether a token counted
     counts: Array  # [] bool, whether the statistics mean something
     bad: Array  # [] bool, left out as loss or gradient were not finite
     skipped: Array  # [] bool, left out by a rule

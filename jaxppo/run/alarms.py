@@ -1,4 +1,4 @@
-"""Warn after an update whose loss is not finite, or with a metric outside the range where its row raises an alarm."""
+"""Warn after an update that could not learn, or with a metric outside the range where its row raises an alarm."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,8 @@ class Health:
     Args:
         console: for warnings.
         folder: run folder.
-        max_bad_updates: bad updates in a row that end the run.
+        max_bad_updates: bad updates in a row that end the run: with a loss or gradient that was not finite, or without
+            any score.
         to_host: fetches a batch from the devices.
     """
 
@@ -43,7 +44,7 @@ class Health:
         self._warned: set[str] = set()
 
     def is_over(self, record: dict[str, Any]) -> bool:
-        """Return whether too many updates in a row had a loss or gradient that was not finite."""
+        """Return whether too many updates in a row were bad."""
         return record["policy/bad_updates"] >= self._max_bad_updates
 
     def check(self, record: dict[str, Any], trajectories: Trajectories, samples: list[dict[str, Any]]) -> None:
@@ -59,6 +60,8 @@ class Health:
         """
         if record[_NONFINITE]:
             self._save_and_warn(record, trajectories, samples)
+        elif samples and all(sample["score"] is None for sample in samples):
+            self._warn_unscored(record, samples)
         for metric in _ALARMS:
             value = record.get(metric.name, math.nan)
             side = outside(value, metric.band)
@@ -81,6 +84,17 @@ class Health:
                 f"infinite loss or gradient; the last batch is in {saved}; a new run with a lower "
                 "learning_rate or max_grad_norm may help"
             )
+
+    def _warn_unscored(self, record: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+        """Say that no completion of a batch had a score, and why."""
+        failed = [value for name, value in samples[0].items() if name.endswith("_failed") and value is not None]
+        why = failed[0] if failed else "every reward function returned None"
+        if self.is_over(record):
+            raise TrainingError(
+                f"max_bad_updates: stopped after {record['policy/bad_updates']} updates in a row without any score, "
+                f"the last time: {why}; with --resume the run goes on from here"
+            )
+        self._console.warn(f"update {record['step']} is left out, as none of its completions has a score: {why}")
 
 
 def save_batch(folder: Path, step: int, trajectories: Trajectories, samples: list[dict[str, Any]]) -> Path:

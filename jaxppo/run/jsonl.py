@@ -1,8 +1,11 @@
 """The JSON-lines logs of a run: appended while it runs, cut back when it resumes, read by whoever likes."""
 
+import datetime
+import decimal
 import json
 import math
 import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -140,7 +143,10 @@ def _step(record: dict[str, Any], path: Path) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into what `json.dumps` writes: arrays into numbers and lists, NaN and infinities into None."""
+    """Turn a value into what `json.dumps` writes: arrays into numbers and lists, NaN and infinities into None.
+
+    Dates, times, decimals, UUIDs and bytes, which tables have and JSON has not, become text.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -149,7 +155,24 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
+    return text_of(value) if isinstance(value, _WRITTEN_AS_TEXT) else value
+
+
+_WRITTEN_AS_TEXT = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes)
+"""Kinds of cells of Parquet files that JSON has no form for; a `datetime` is a date."""
+
+
+def text_of(value: Any) -> str:
+    """Return a cell of a table as text: dates and times in ISO form, bytes that are not printable in hexadecimal."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return value.hex()
+    return text if text.isprintable() else value.hex()
 
 
 def json_value(value: Any) -> Any:

@@ -173,8 +173,6 @@ def test_check_devices_names_the_size_and_the_number_of_devices():
             train.check_devices(4)
     with pytest.raises(ConfigError, match=r"^batch_size: .*\(4\), got 6"):
         replace(SFTConfig(), batch_size=6).check_devices(4)
-    with pytest.raises(ConfigError, match=r"^eval_splits: "):
-        replace(SFTConfig(), eval_splits=())
 
 
 def test_train_config_derives_its_sizes():

@@ -4,9 +4,6 @@ import subprocess
 import sys
 from importlib import resources
 
-import pytest
-
-from jaxppo.config import __main__ as config_page
 from jaxppo.config.__main__ import COMMANDS, markdown_page
 from jaxppo.config.sources import flatten
 from tests import ROOT
@@ -27,15 +24,3 @@ def test_every_setting_of_every_command_with_presets_has_a_row_with_a_meaning():
     for name, config_class in COMMANDS.items():
         unexplained = [each for each in flatten(config_class()) if len(meanings.get(f"`{each}`", "")) < 5]
         assert unexplained == [], name
-
-
-@pytest.mark.parametrize(
-    ("text", "cell"),
-    [
-        ("a * b < c, `x * y`", "a \\* b \\< c, `x * y`"),
-        ("two\n    lines | more", "two lines \\| more"),
-        ("see docs/metrics.md.", "see [metrics.md](metrics.md)."),
-    ],
-)
-def test_text_survives_a_table(text, cell):
-    assert config_page._markdown(text) == cell

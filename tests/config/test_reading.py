@@ -12,7 +12,6 @@ from jaxppo import hf
 from jaxppo.config.reading import parse_json, parse_yaml
 from jaxppo.config.sources import read_yaml
 from jaxppo.errors import ConfigError, DataError, ModelError
-from jaxppo.hf.card import license_of
 
 DEEP = 200_000
 JSON = {
@@ -54,14 +53,6 @@ def test_hostile_yaml_is_one_error(text, limit, tmp_path):
     with pytest.raises(ConfigError, match=rf"^config: .*run\.yaml .*{limit}") as refused:
         read_yaml(tmp_path / "run.yaml")
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
-
-
-def test_a_bomb_of_merge_keys_in_a_card_names_no_license(tmp_path):
-    """Under a kilobyte, which would take gigabytes."""
-    text = f"---\nlicense: mit\n{MERGES}---\n"
-    assert len(text) < 1000
-    (tmp_path / "README.md").write_text(text)
-    assert license_of(tmp_path) is None
 
 
 def test_yaml_and_json_are_read_as_others_read_them():

@@ -8,11 +8,8 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config
 
-from jaxppo.config import EvaluateConfig, SFTConfig, TrainConfig
 from jaxppo.config.redact import REDACTED, redact, redact_command
-from jaxppo.config.sources import flatten
 
 ALNUM = string.ascii_letters + string.digits
 
@@ -167,26 +164,7 @@ def test_redact_keeps_types_and_does_not_touch_its_argument():
     }
 
 
-@pytest.mark.parametrize("config", [TrainConfig(), SFTConfig(), EvaluateConfig()], ids=["train", "sft", "evaluate"])
-def test_redact_leaves_our_settings_and_those_of_models_alone(config):
-    content = flatten(config) | {"model": GPT2Config().to_dict()}
-    assert redact(content) == content
-    text = json.dumps(content, indent=2)
-    assert redact(text) == text
-
-
 JSON_LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["</s>", "gelu"])
-ORDINARY = st.recursive(
-    JSON_LEAVES | st.text(string.ascii_letters + " ./-<>|", max_size=15),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(ORDINARY_NAMES), inner, max_size=5),
-    max_leaves=20,
-)
-
-
-@given(ORDINARY)
-@settings(max_examples=50, deadline=None)
-def test_redact_leaves_ordinary_configurations_alone(value):
-    assert redact(value) == value
 
 
 def hide_somewhere(draw, secret, opaque):
@@ -238,27 +216,6 @@ def test_redact_command_takes_the_secret_of_a_flag_out(name, secret, equals, oth
     assert redact(command) == command
 
 
-@given(SHAPED, st.sampled_from(["{}", "--model={}", "--dataset=https://x/{}/y", "a {} b", "https://u:{}@h", "X='{}'"]))
-@settings(max_examples=50, deadline=None)
-def test_redact_command_takes_tokens_with_a_shape_out_of_every_word(secret, word):
-    command = redact_command(["prog", "--seed", "1", word.format(secret)])
-    assert secret not in command
-    assert shlex.split(command)[:3] == ["prog", "--seed", "1"]
-
-
 def test_redact_command_hides_every_value_of_a_flag_for_several():
     command = redact_command(["prog", "--api_keys", "a", "b", "--use_auth_token", "--stop_token", "eos"])
     assert shlex.split(command) == ["prog", "--api_keys", REDACTED, REDACTED, "--use_auth_token", "--stop_token", "eos"]
-
-
-NAMES = "token api_key password my_token auth key sig user abc 12 12345 None Bearer s Basic %3D -- :// https://"
-FRAGMENTS = st.sampled_from(
-    [*NAMES.split(), *"-_=: \n\"'\\`&?@/#.,;}][{(<", REDACTED, "hf_abcdefghijklmnopqrst", "9" * 9 + "a" * 15]
-)
-
-
-@given(st.lists(FRAGMENTS, max_size=14))
-@settings(max_examples=200, deadline=None)
-def test_redact_of_text_and_of_words_twice_changes_nothing_more(words):
-    for value in ("".join(words), words):
-        assert redact(redact(value)) == redact(value)

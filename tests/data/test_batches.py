@@ -42,17 +42,6 @@ def make_prompts(rows, tokenizer, seed=0):
     return PromptData(rows, tokenizer, batch_size=4, seed=seed, max_prompt_length=64)
 
 
-def test_prompt_data_batches_are_a_function_of_seed_and_step(rows, tokenizer):
-    first, again = make_prompts(rows, tokenizer), make_prompts(rows, tokenizer)
-    again.batch(7)  # what was asked before does not matter
-    for step in (3, 0, 1):
-        a, b = first.batch(step), again.batch(step)
-        np.testing.assert_array_equal(a.prompts.prompt_ids, b.prompts.prompt_ids)
-        assert (a.texts, a.columns) == (b.texts, b.columns)
-    other = make_prompts(rows, tokenizer, seed=1)
-    assert other.batch(0).texts + other.batch(1).texts != first.batch(0).texts + first.batch(1).texts
-
-
 def test_prompt_data_batches_hold_text_ids_and_columns_of_the_same_rows(rows, tokenizer):
     rows = [row | ({"hint": "x"} if i == 0 else {}) for i, row in enumerate(rows)]  # a column of one row alone
     prompts = make_prompts(rows, tokenizer)

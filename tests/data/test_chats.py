@@ -1,5 +1,7 @@
 """Rows that are chats: what becomes of their turns, how they reach models and rewards, and malformed ones."""
 
+import json
+
 import pytest
 
 from jaxppo import data
@@ -7,11 +9,17 @@ from jaxppo.config import DataConfig
 from jaxppo.data.chats import plain_row
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets import files as dataset_files
-from tests.data.tokenizers import TEMPLATE, chat_tokenizer, words
+from tests.data.tokenizers import ASKED, TEMPLATE, TURN, chat_tokenizer, words
 
 SYSTEM = {"role": "system", "content": "be brief"}
 FIRST, SECOND = {"role": "user", "content": "on b a"}, {"role": "user", "content": "b"}
 ANSWER = {"role": "assistant", "content": "stack b a"}
+PART = {"type": "text", "text": "on"}
+CALL = {"type": "function", "function": {"name": "stack", "arguments": {"top": "b"}}}
+CALLING = {"role": "assistant", "tool_calls": [CALL]}
+TOOL = {"role": "tool", "content": "on b a"}
+DEVELOPER = {"role": "developer", "content": "be brief"}
+SCHEMA = {"type": "function", "function": {"name": "stack", "parameters": {"type": "object", "properties": {}}}}
 
 
 def split_of(tmp_path, *rows, **options):
@@ -38,6 +46,19 @@ def split_of(tmp_path, *rows, **options):
             {"prompt": "on b a", "completion": "stack b a", "messages": [FIRST]},
         ),
         ({"prompt": "on b a", "messages": None}, {"prompt": "on b a", "messages": None}),
+        (
+            {"messages": [FIRST | {"content": [PART, PART | {"text": " b a", "image": None}]}, ANSWER]},
+            {"prompt": "on b a", "completion": "stack b a", "messages": [FIRST]},
+        ),
+        (
+            {"messages": [DEVELOPER, FIRST, CALLING | {"content": None}, TOOL, ANSWER], "tools": [SCHEMA]},
+            {
+                "prompt": "on b a",
+                "completion": "stack b a",
+                "messages": [DEVELOPER, FIRST, CALLING, TOOL],
+                "tools": [SCHEMA],
+            },
+        ),
         ({"messages": [FIRST | {"name": None, "x": 1}]}, {"prompt": "on b a", "messages": [FIRST | {"x": 1}]}),
     ],
 )  # fmt: skip
@@ -46,6 +67,46 @@ def test_a_chat_has_a_text_as_prompt_and_the_turns_before_the_completion(row, ex
     assert plain_row(expected, "here") == expected  # a second time, too
     (loaded,) = data.load_split(split_of(tmp_path, row), "train", None)
     assert loaded == {"id": "train-0"} | expected
+
+
+def test_tools_and_arguments_in_json_are_read_as_templates_want_them():
+    flat = {"name": "stack", "arguments": '{"top": "b"}'}
+    row = {"messages": [FIRST, CALLING | {"tool_calls": [flat]}, TOOL], "tools": json.dumps([SCHEMA])}
+    read = plain_row(row, "here")
+    assert read["tools"] == [SCHEMA]
+    assert read["messages"][1]["tool_calls"] == [{"name": "stack", "arguments": {"top": "b"}}]
+    with pytest.raises(DataError, match="arguments"):
+        plain_row({"messages": [FIRST, CALLING | {"tool_calls": [flat | {"arguments": "b"}]}, TOOL]}, "here")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            {"conversations": [{"from": "human", "value": "on b a"}, {"from": "gpt", "value": "stack b a"}]},
+            {"prompt": "on b a", "completion": "stack b a", "messages": [FIRST]},
+        ),
+        (
+            {"conversations": [FIRST, {"from": "observation", "value": "on b a"}], "system": "be brief"},
+            {"prompt": "on b a", "messages": [SYSTEM, FIRST, TOOL]},
+        ),
+        ({"instruction": "on", "input": "b", "output": "x"}, {"prompt": "on\n\nb", "completion": "x"}),
+        ({"instruction": "b", "input": "", "output": "x", "system": None}, {"prompt": "b", "completion": "x"}),
+        (
+            {"instruction": "b", "output": "x", "system": "be brief", "history": [["on b a", "stack b a"]]},
+            {"prompt": "b", "completion": "x", "messages": [SYSTEM, FIRST, ANSWER, SECOND]},
+        ),
+    ],
+)
+def test_rows_of_sharegpt_and_alpaca_are_read_as_ours(row, expected, tmp_path):
+    (loaded,) = data.load_split(split_of(tmp_path, row), "train", None, {"prompt": str})
+    assert {name: loaded.get(name) for name in ("prompt", "completion", "messages") if name in loaded} == expected
+
+
+def test_a_prompt_column_that_is_named_is_no_form_of_others(tmp_path):
+    row = {"instruction": "b", "input": "on", "output": "x"}
+    (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="instruction"), "train", None)
+    assert (loaded["prompt"], "completion" in loaded) == ("b", False)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "hub"])
@@ -88,7 +149,14 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"messages": []}, "messages"),
         ({"messages": [FIRST, "hi"]}, "messages.*2"),
         ({"messages": [{"content": "hi"}]}, "messages.*1.*role"),
-        ({"messages": [{"role": "tool", "content": "hi"}]}, "messages.*1.*role.*tool"),
+        ({"messages": [{"role": "robot", "content": "hi"}]}, "messages.*1.*role.*robot"),
+        ({"messages": [TOOL]}, "messages.*user.*tool"),
+        ({"messages": [FIRST | {"content": [{"type": "image", "image": "x"}]}]}, "messages.*1.*part 1.*image"),
+        ({"messages": [FIRST | {"content": [PART, {"text": "x"}]}]}, "messages.*1.*part 2"),
+        ({"messages": [FIRST, CALLING | {"tool_calls": [{"name": 1}]}, TOOL]}, "messages.*2.*tool_calls"),
+        ({"messages": [FIRST, ANSWER], "tools": "stack"}, "tools"),
+        ({"instruction": 1, "output": "x"}, "instruction"),
+        ({"instruction": "b", "output": "x", "history": ["b"]}, "history"),
         ({"messages": [{"role": "user"}]}, "messages.*1.*content"),
         ({"messages": [FIRST, SYSTEM, FIRST]}, "messages.*2.*system"),
         ({"messages": [ANSWER]}, "messages"),
@@ -97,6 +165,7 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"messages": [FIRST, ANSWER], "completion": "x"}, "completion"),
         ({"messages": [FIRST, ANSWER | {"reasoning_content": "so"}]}, "messages.*2.*reasoning_content"),
         ({"prompt": [FIRST], "completion": [ANSWER | {"tool_calls": [1]}]}, "completion.*1.*tool_calls"),
+        ({"messages": [FIRST, CALLING], "completion": "stack b a"}, "completion"),
         ({"prompt": [1]}, "prompt.*1"),
         ({"prompt": [FIRST], "completion": [FIRST]}, "completion"),
         ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "completion"),
@@ -153,6 +222,62 @@ def test_a_chat_needs_a_template(template, config):
     made = data.make_chat_template(tokenizer, config)
     with pytest.raises(DataError, match=r"\br\b.*use_chat_template"):
         data.PromptData([CHAT], tokenizer, 1, 0, 64, config.text_lengths, made)
+
+
+TOOLS_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>\n"
+    "{{ message.content }}{% for call in message.tool_calls %}{{ call.function.name }} "
+    "{{ call.function.arguments.top }}{% endfor %} <|end|>\n{% endfor %}" + ASKED
+)
+
+
+def test_tools_calls_and_turns_of_tools_and_developers_go_to_the_template():
+    tokenizer = chat_tokenizer(TOOLS_TEMPLATE)
+    turns = [DEVELOPER, FIRST, CALLING, TOOL]
+    row = {"id": "r", "prompt": "on b a", "messages": turns, "completion": "stack b a", "tools": [SCHEMA]}
+    template = data.make_chat_template(tokenizer, DataConfig(system_prompt="on on"))
+    expected = tokenizer.apply_chat_template(turns, tools=[SCHEMA], add_generation_prompt=True, tokenize=False)
+    assert template.prompt_text(row) == expected
+    assert expected.startswith("stack <|developer|>\nbe brief <|end|>") and "stack b <|end|>\n<|tool|>" in expected
+    texts = template.row_texts(row)
+    assert (texts.prompt, texts.completion) == (expected, "stack b a <|end|>")
+    # A column called tools of a row that is no chat is its own affair.
+    plain = {"id": "r", "prompt": "b", "tools": "hammer"}
+    assert template.prompt_text(plain).startswith("<|system|>\non on <|end|>")
+
+
+def test_an_answer_that_calls_a_tool_is_learned_as_the_template_writes_it(tmp_path):
+    tokenizer = chat_tokenizer(TOOLS_TEMPLATE)
+    template = data.make_chat_template(tokenizer)
+    answers = [{"messages": [FIRST, CALLING], "tools": [SCHEMA]}]
+    answers += [{"prompt": [FIRST], "completion": [CALLING | {"content": "unstack "}], "tools": [SCHEMA]}]
+    rows = data.load_split(split_of(tmp_path, *answers), "train", None, {"prompt": str, "completion": str})
+    called, said = data.encode_rows(tokenizer, rows, template=template)
+    assert words(tokenizer, called.prompt) == "stack <|user|> on b a <|end|> <|assistant|>"
+    assert words(tokenizer, called.completion) == "stack b <|end|>"
+    assert words(tokenizer, said.completion) == "unstack stack b <|end|>"
+    assert data.column_names(rows) == ["id", "messages", "tools"]
+    with pytest.raises(ConfigError, match=r"tool call\b.*train-0"):
+        data.encode_rows(tokenizer, [rows[0] | {"tools": None}], template=data.make_chat_template(chat_tokenizer()))
+
+
+USUAL_ROLES = "{% for message in messages if message.role in ('system', 'user', 'assistant') %}" + TURN + "{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "changes", "named"),
+    [
+        (USUAL_ROLES + ASKED, {"messages": [DEVELOPER, SECOND]}, "developer"),
+        (USUAL_ROLES + ASKED, {"messages": [SECOND, ANSWER, TOOL]}, "tool"),
+        (TEMPLATE, {"messages": [SECOND, CALLING, TOOL]}, "tool call"),
+        (TEMPLATE, {"messages": [SECOND], "tools": [SCHEMA]}, "tool"),
+    ],
+)
+def test_a_template_that_would_leave_something_out_in_silence_is_refused(template, changes, named):
+    made = data.make_chat_template(chat_tokenizer(template))
+    with pytest.raises(ConfigError, match=rf"use_chat_template.*\b{named}\b.*\br\b"):
+        made.prompt_text({"id": "r", "prompt": "b"} | changes)
 
 
 def test_a_template_that_refuses_the_turns_of_a_row_names_it():

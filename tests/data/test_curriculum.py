@@ -42,9 +42,6 @@ def assert_equal(a, b):
         assert (one.dtype, one.shape) == (other.dtype, other.shape), name
 
 
-# ------------------------------------------------------------------------------------------------------------- drawing
-
-
 def estimates_by_hand(successes, trials, lengths, domains):
     """Estimate of each row: of its own tries, and of two with the success of all rows of its domain and length."""
     s, n, of_kind = list(map(float, successes)), list(map(float, trials)), {}
@@ -107,16 +104,6 @@ def test_what_is_drawn_depends_on_seed_step_and_estimates_alone():
     assert len({*map(tuple, of_draws)}) > 2
 
 
-def test_a_prompt_that_is_untried_is_taken_to_be_like_those_of_its_domain_and_length():
-    lengths, domains = np.array([3, 3, 3, 5, 5, 3], np.int32), np.array([0, 0, 0, 0, 0, 1], np.int32)
-    known = state_of([8, 0, 0, 0, 0, 0], [8, 0, 0, 8, 0, 0], limits=(5, 5))
-    found = make(lengths, domains).estimates(known)
-    np.testing.assert_allclose(found, [9.8 / 10, 0.9, 0.9, 0.2 / 10, 0.1, 0.5])
-
-
-# -------------------------------------------------------------------------------------------------------------- counts
-
-
 def by_hand(known, scores, lengths, domains, success, threshold, batch_size):
     """One update: counts, recent shares and limits, completion by completion."""
     copies, num_domains = len(scores) // batch_size, len(known.limits)
@@ -177,21 +164,6 @@ def test_counts_and_limits_are_those_of_a_loop(lengths, copies, domains):
         assert of_domain[0] == (-1 if lengths is None else 2)
 
 
-def test_it_begins_with_the_shortest_plans_and_takes_in_at_least_a_batch():
-    curriculum = make(batch_size=3, threshold=0.8)
-    known, metrics = curriculum.after(curriculum.start(), [None] * 3, 0)  # without a score nothing is learned
-    assert known.limits.tolist() == [2] and metrics["curriculum/recent_success"] == 0.0
-    known = curriculum.start()
-    seen = known.limits.tolist()
-    while seen[-1] < LENGTHS.max():
-        known, _ = curriculum.after(known, [1.0] * 3, len(seen))
-        assert all(LENGTHS[known.rows] <= known.limits[0])
-        seen += known.limits.tolist()
-    assert seen == [2, 4, 8]  # five rows of 2, four of 4; two of 6 are fewer than three, so that 8 comes with them
-    known, _ = curriculum.after(known, [1.0] * 3, 9)
-    assert known.limits.tolist() == [8] and known.recent[0, 1] > 0  # nothing is longer
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 def test_longer_plans_come_in_once_those_before_were_tried(ahead):
     """With `ahead` a batch is drawn before the plans come in that the batch before it has earned."""
@@ -234,9 +206,6 @@ def test_what_is_kept_is_float32_and_goes_on_exactly():
         assert_equal(known, whole[-1])
 
 
-# ----------------------------------------------------------------------------------------------------------------- data
-
-
 def test_plan_lengths_and_domains_are_those_of_the_rows(rows):
     assert plan_lengths(rows).tolist() == [row["plan_length"] for row in rows]
     assert plan_lengths([*rows, {"prompt": "p"}]) is None
@@ -252,9 +221,6 @@ def test_a_drawn_batch_holds_the_rows_of_its_numbers(rows, tokenizer):
     assert batch.texts == [rows[i]["prompt"] for i in (3, 3, 0, 9)]
     for ids, mask, encoded in zip(*batch.prompts, batch.columns["prompt_ids"], strict=True):
         assert ids[mask].tolist() == encoded
-
-
-# --------------------------------------------------------------------------------------------------------- begun plans
 
 
 def test_begun_plans_follow_their_rows_and_come_first_by_length(rows, tokenizer):

@@ -19,7 +19,6 @@ def problem_of(row):
 
 
 def of_epoch(rows_of, epoch, steps=5):
-    """All rows of an epoch of ten rows in batches of two, by the problem they are."""
     rows = [row for step in range(epoch * steps, (epoch + 1) * steps) for row in rows_of(step)]
     return {row["id"]: row for row in rows}
 

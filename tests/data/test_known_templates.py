@@ -102,20 +102,8 @@ def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_turn(name, argu
             assert not tokenizer.decode(whole[end:]).replace(tokenizer.eos_token, "").strip()
 
 
-def test_the_empty_thinking_of_qwen3_belongs_to_the_answer_or_to_the_prompt():
-    thinking = "<think>\n\n</think>\n\n"
-    for arguments, opening, answer in (
-        (None, "<|im_start|>assistant\n", thinking + ANSWER),
-        ({"enable_thinking": True}, "<|im_start|>assistant\n", thinking + ANSWER),
-        ({"enable_thinking": False}, f"<|im_start|>assistant\n{thinking}", ANSWER),
-    ):
-        config = DataConfig(chat_template_kwargs=arguments)
-        template = data.make_chat_template(known_tokenizer("qwen3"), config)
-        assert template.prompt_text(row_of([LAST])).endswith(opening)
-        assert template.row_texts(row_of([LAST])).completion == answer + "<|im_end|>"
-
-
-def test_thoughts_of_a_completion_stand_where_the_template_has_them():
+@pytest.mark.parametrize("name", OPENED)
+def test_thoughts_of_a_completion_stand_where_the_template_has_them(name):
     row = row_of([LAST], f"<think>\nHm.\n</think>\n\n{ANSWER}")
     texts = data.make_chat_template(known_tokenizer("qwen3")).row_texts(row)
     assert texts.completion == row["completion"] + "<|im_end|>"
@@ -124,10 +112,7 @@ def test_thoughts_of_a_completion_stand_where_the_template_has_them():
     )
     with pytest.raises(ConfigError, match=r"use_chat_template.*\br\b"):
         without.row_texts(row)
-
-
-@pytest.mark.parametrize("name", OPENED)
-def test_thinking_that_the_prompt_opens_can_be_continued_but_not_learned_from(name):
+    # Thinking that the prompt opens can be continued, but not learned from.
     tokenizer = known_tokenizer(name)
     template = data.make_chat_template(tokenizer)
     assert template.prompt_text(row_of([LAST])).endswith("<think>\n")
@@ -153,3 +138,34 @@ def test_templates_that_write_the_date_and_arguments_that_none_reads_are_warned_
         data.make_chat_template(known_tokenizer(name), DataConfig(chat_template_kwargs=arguments))
     assert len(caplog.records) == (warned is not None)
     assert all(re.search(warned, record.getMessage()) for record in caplog.records)
+
+
+CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"block": "b"}}}
+PARAMETERS = {"type": "object", "properties": {"block": {"type": "string", "description": "which"}}}
+TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Look.", "parameters": PARAMETERS}}]
+CALLED = [LAST, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "name": "look_up", "content": 'on "a"'}]
+DEVELOPER = {"role": "developer", "content": "You plan."}
+BEYOND = {
+    "tools": ([LAST], TOOLS, "look_up"),
+    "a call": (CALLED, TOOLS, "look_up"),
+    "a developer": ([DEVELOPER, LAST], None, "You plan."),
+}
+"""Turns, tools, and what a template that knows of none leaves out."""
+WRITTEN = {
+    "tools": ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", "qwen3_5_nothink", "llama3_1", "llama3_2"),
+    "a developer": ("llama3", "llama3_1", "llama3_2"),
+}
+WRITTEN["a call"] = WRITTEN["tools"]
+
+
+@pytest.mark.parametrize("what", BEYOND)
+@pytest.mark.parametrize("name", WHOLE | OPENED)
+def test_tools_and_developers_are_written_as_by_transformers_or_refused(name, what):
+    tokenizer, (turns, tools, said) = known_tokenizer(name), BEYOND[what]
+    template, row = data.make_chat_template(tokenizer), row_of(turns) | {"tools": tools}
+    if name in WRITTEN[what]:
+        theirs = tokenizer.apply_chat_template(turns, tools=tools, tokenize=False, add_generation_prompt=True)
+        assert said in theirs and template.prompt_text(row | {"prompt": "x"}) == theirs
+    else:
+        with pytest.raises(ConfigError, match=r"use_chat_template.* of row r"):
+            template.prompt_text(row | {"prompt": "x"})

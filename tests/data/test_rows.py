@@ -1,9 +1,14 @@
 """Rows of data sets: folders, files, copies of hub repositories, and what is wrong with bad rows."""
 
+import datetime
+import decimal
 import json
+import uuid
 from contextlib import nullcontext
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jaxppo import data
@@ -15,11 +20,6 @@ from jaxppo.planning import canonical_form, execute, parse_action, parse_domain,
 from jaxppo.planning.datasets import files as dataset_files
 
 SMALL = DataConfig(train_sizes="3:4", rl_sizes="3:2", test_sizes="3:3", test_longer_sizes="4:2")
-
-
-def test_columns_of_fills_up_with_none_and_leaves_the_prompt_out():
-    columns = data.columns_of([{"prompt": "p", "id": 1}, {"prompt": "q", "id": 2, "extra": "x"}])
-    assert columns == {"id": [1, 2], "extra": [None, "x"]}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,76 @@ def text_split(tmp_path, *texts, column="text"):
     rows = [{column: text, "label": i} for i, text in enumerate(texts)]
     dataset_files.write_jsonl(rows, tmp_path / "train.jsonl")
     return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (datetime.datetime(2026, 1, 2, 3), "2026-01-02T03:00:00"),
+        (datetime.date(2026, 1, 2), "2026-01-02"),
+        (decimal.Decimal("1.50"), "1.50"),
+        (uuid.UUID(int=7).bytes, uuid.UUID(int=7).hex),
+        (b"row 1", "row 1"),
+        ("row", "row"),
+        (7, 7),
+    ],
+)
+def test_an_id_is_what_files_of_a_run_can_hold(name, text, tmp_path):
+    table = pa.table({"prompt": ["a", "b"], "id": [name, None], "other": [name, name]})
+    pq.write_table(table, tmp_path / "train.parquet")
+    first, second = data.load_split(DataConfig(dataset=str(tmp_path)), "train", None)
+    assert (first["id"], second["id"]) == (text, "train-1")
+    assert first["other"] == name  # reward functions have the others as they are
+    assert json.loads(json.dumps(first["id"])) == text
+
+
+TWO_ROWS = [{"prompt": "a, b", "label": "x"}, {"prompt": "c\nd", "label": None}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.json", json.dumps(TWO_ROWS, indent=1)),
+        ("train.json", "".join(json.dumps(row) + "\n" for row in TWO_ROWS)),
+        ("train.csv", '\ufeffprompt,label\r\n"a, b",x\r\n"c\nd",\r\n'),
+    ],
+)
+def test_a_split_may_be_json_or_csv(name, text, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+    assert data.read_rows(str(tmp_path), "train", {"prompt": str}) == TWO_ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("train.json", '[{"prompt": "a"}, 1]', r"train\.json, row 2"),
+        ("train.json", '[{"prompt": "a"}', r"train\.json"),
+        ("train.json", '{"data": [\n{"prompt": "a"}]}', r"train\.json:1"),
+        ("train.csv", "prompt,label\na,b\na\n", r"train\.csv:3"),
+        ("train.csv", "prompt,prompt\na,b\n", r"train\.csv:1.*prompt"),
+        ("train.csv", 'prompt\n"a', r"train\.csv"),
+        ("train.csv", "text\na\n", r"train\.csv:2.*prompt"),
+        ("train.tsv", "prompt\na\n", r"\.json\b.*train\.tsv"),
+        ("test.json", "[]", r"\.json\b.*test\.json"),
+    ],
+)
+def test_a_file_that_is_no_split_is_named(name, text, named, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=named):
+        data.read_rows(str(tmp_path), "train", {"prompt": str})
+
+
+def test_a_file_beside_the_one_that_is_read_is_named(tmp_path, caplog):
+    for name in ("train.jsonl", "train.json"):
+        (tmp_path / name).write_text(json.dumps({"prompt": name}) + "\n")
+    assert data.read_rows(str(tmp_path), "train", {"prompt": str}) == [{"prompt": "train.jsonl"}]
+    assert "train.jsonl is read; train.json" in caplog.text
+
+
+def test_an_id_that_is_no_name_is_refused(tmp_path):
+    dataset_files.write_jsonl([{"prompt": "a", "id": [1, 2]}], tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match=r"train\.jsonl:1: field 'id'.*\[1, 2\]"):
+        data.load_split(DataConfig(dataset=str(tmp_path)), "train", None)
 
 
 def test_prompts_may_stand_in_another_column_and_short_ones_are_left_out(tmp_path):

@@ -2,13 +2,21 @@
 
 from collections.abc import Iterator
 
+import jax
 import pytest
 
+from jaxppo import models
 from jaxppo.evaluate import grounded_decoding
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import rollout
+from tests.evaluate.small_models import MODEL
 
 DECODING = (rollout.generate, grounded_decoding._begin, grounded_decoding._next)
+
+
+@pytest.fixture(scope="session")
+def params():
+    return jax.device_get(models.init_params(MODEL, jax.random.key(1)))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,7 +1,6 @@
 """Two models on the same rows."""
 
 import json
-import random
 from statistics import fmean, stdev
 
 import pytest
@@ -31,15 +30,10 @@ def test_compare_by_hand():
     assert result["p_value"] == pytest.approx(stats.binomtest(2, 11).pvalue)
     assert result["test"] == "mcnemar" and result["test"] in TESTS
     assert json.loads(json.dumps(result)) == result
-
-
-def test_compare_of_the_other_way_round_is_the_negative_and_rows_are_paired_by_id():
-    a, b = model([1, 0, 0, 1, 0, 0, 0]), model([0, 1, 1, 1, 1, 1, 0])
-    one, other = compare(a, b), compare(b, a)
-    assert other["p_value"] == one["p_value"] and other["a_better"] == one["b_better"]
-    assert other["difference"]["mean"] == -one["difference"]["mean"]
-    itself = compare(a, a[::-1])
-    assert itself["p_value"] == 1.0 and itself["tied"] == 7
+    other, itself = compare(b, a), compare(a, a[::-1])  # rows are paired by id
+    assert other["p_value"] == result["p_value"] and other["a_better"] == result["b_better"]
+    assert other["difference"]["mean"] == -result["difference"]["mean"]
+    assert itself["p_value"] == 1.0 and itself["tied"] == 25
 
 
 def test_compare_of_several_samples_counts_each_problem_once():
@@ -62,19 +56,6 @@ def test_compare_of_different_numbers_of_answers_is_by_rates():
     differences = [0, 0.5, -1, 0]
     z = fmean(differences) / (stdev(differences) / 2)
     assert result["test"] == "z" and result["p_value"] == pytest.approx(2 * stats.norm.sf(abs(z)))
-
-
-def test_compare_of_one_answer_with_many_does_not_favour_a_side():
-    # Both sides solve each problem with probability 0.3. One answer against ten: in most rows the ten are "better", as
-    # a sign test would have it; on average there is no difference.
-    rng = random.Random(0)
-
-    def draw(size, n=60):
-        return several(*([RIGHT if rng.random() < 0.3 else WRONG for _ in range(size)] for _ in range(n)))
-
-    results = [compare(draw(1), draw(10)) for _ in range(20)]
-    assert all(result["b_better"] > result["a_better"] for result in results)
-    assert sum(result["p_value"] < 0.05 for result in results) <= 3  # more have a chance of 2 %
 
 
 def test_comparison_rows_list_splits_and_several_domains():

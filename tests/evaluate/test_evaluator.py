@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxppo import data, models
+from jaxppo import data
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.errors import DataError
@@ -26,9 +26,11 @@ from jaxppo.evaluate.evaluator import (
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.predictions import Prediction
 from jaxppo.evaluate.printing import print_before_and_after, summary_line
+from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
+from jaxppo.profiling import memory
 from jaxppo.reward_functions import plan
 from jaxppo.run.console import Console
 from jaxppo.run.metrics import find
@@ -48,11 +50,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dataset")
     dataset_files.write_jsonl([rows[i] for i in order], folder / "test.jsonl")
     return folder
-
-
-@pytest.fixture(scope="module")
-def params():
-    return jax.device_get(models.init_params(MODEL, jax.random.key(1)))
 
 
 def evaluator(folder, batch_size, num_devices=1, seed=0, **settings):
@@ -90,6 +87,16 @@ def test_complete_gives_one_completion_per_row_in_the_order_of_the_split(
     assert texts_of(evaluator(folder, batch_size, num_devices).complete(params, "test")) == greedy
 
 
+def test_memory_decides_how_many_rows_are_decoded_at_once(folder, params, greedy, monkeypatch):
+    row_bytes = sum(memory._decoded(MODEL, 1, evaluator(folder, 8).decoder.prompt_length, LENGTH).values())
+    monkeypatch.setattr(platform, "machine_bytes", lambda: 3 * 4 * row_bytes * jax.local_device_count())
+    small = evaluator(folder, 8)
+    assert small.decoder.batch_size == 3 and small.rows_and_length == (3, small.decoder.prompt_length)
+    assert texts_of(small.complete(params, "test")) == greedy
+    monkeypatch.setattr(platform, "machine_bytes", lambda: None)
+    assert evaluator(folder, 8).decoder.batch_size == 8
+
+
 def test_samples_depend_on_seed_row_and_number_and_not_on_the_batch(folder, params):
     first = evaluator(folder, 8, eval_temperature=1.0)
     completions = first.complete(params, "test")
@@ -110,7 +117,6 @@ def test_complete_with_top_k_1_equals_greedy_decoding_at_any_temperature(folder,
 
 
 def evaluator_of(config_class, folder, model=MODEL, tokenizer=TOKENIZER, **settings):
-    """The evaluator of a command."""
     given = {"dataset": str(folder), "eval_splits": ("test",), "eval_validator": "builtin", "eval_batch_size": 8}
     given |= {"headline_split": "test"} if config_class is TrainConfig else {}
     config = replace(config_class(), **given, response_length=LENGTH, **settings)
@@ -169,9 +175,6 @@ def test_evaluator_counts_over_all_rows_of_a_split(folder, params, monkeypatch):
     assert "57.1% [25.0%, 84.2%] of 7" in summary_line("test", result)
 
 
-# --------------------------------------------------------------------------------------------- evaluation in training
-
-
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     most=st.integers(1, 40),
@@ -189,13 +192,9 @@ def test_fixed_rows_are_balanced_over_domains_and_nested(sizes, most, seed, orde
     short = [counts[f"d{i}"] for i, size in enumerate(sizes) if counts[f"d{i}"] < size]
     # A domain that is not exhausted has as many as any other, give or take one.
     assert all(count >= max(counts.values()) - 1 for count in short)
-
-
-def test_fixed_rows_need_no_domain():
-    rows = [{"prompt": str(i)} for i in range(50)]
-    assert choose_fixed(rows, None, 0) == choose_fixed(rows, 50, 0) == list(range(50))
-    first, second = choose_fixed(rows, 10, 0), choose_fixed(rows, 10, 1)
-    assert first != second and first != list(range(10))
+    without_domains = [{"prompt": str(i)} for i in range(50)]
+    assert choose_fixed(without_domains, None, seed) == list(range(50))
+    assert choose_fixed(without_domains, 10, seed) not in (choose_fixed(without_domains, 10, 9), list(range(10)))
 
 
 def test_evaluations_in_training_look_at_the_fixed_rows_as_whole_ones_do(folder, params):
@@ -228,9 +227,6 @@ def test_eval_metrics_names_several_domains():
         "eval/other/mean_reward": 3.0,
     }
     assert all(find(name) is not None for name in metrics)
-
-
-# --- texts to be continued
 
 
 def text_evaluator(folder, **settings):

@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 
-from jaxppo import data, models
+from jaxppo import data
 from jaxppo.config import DataConfig, EvalConfig, SamplingConfig
 from jaxppo.errors import DataError
 from jaxppo.evaluate.decoding import Completion, Decoder
@@ -30,11 +30,6 @@ def make_decoder(batch_size, num_devices):
     parallel = DataParallel(devices=jax.local_devices()[:num_devices])
     settings = (DataConfig(), EvalConfig(eval_batch_size=batch_size), SamplingConfig(response_length=LENGTH))
     return Decoder(MODEL, TOKENIZER, parallel, *settings)
-
-
-@pytest.fixture(scope="module")
-def params():
-    return jax.device_get(models.init_params(MODEL, jax.random.key(1)))
 
 
 def likeliest_applicable(logits_after, row):
@@ -62,7 +57,6 @@ def likeliest_applicable(logits_after, row):
 
 @pytest.fixture(scope="module")
 def likeliest(params):
-    """The answer to each row, as a plain loop without a cache finds it."""
     logits_after = logits_without_cache(params)
     return [likeliest_applicable(logits_after, row) for row in ROWS + LONGER_ROWS]
 

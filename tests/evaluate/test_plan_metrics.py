@@ -116,7 +116,7 @@ def test_seeds_are_kept_apart_for_what_is_about_samples():
 
 def test_a_problem_counts_once_in_the_validity_of_a_seed_and_equal_seeds_say_no_more_than_one():
     rows = [lamp_row("p0"), lamp_row("p1")]
-    answers = [(RIGHT, 0), (RIGHT, 0), (RIGHT, 0), (RIGHT, 1)], [(BAD, 0), (BAD, 1)]
+    answers = [(RIGHT, 0), (RIGHT, 1), (RIGHT, 0), (RIGHT, 0)], [(BAD, 0), (BAD, 1)]
     cell = measure(judge_rows(rows, [[Prediction(text, seed=seed) for text, seed in each] for each in answers]))
     assert cell["validity_by_seed"] == {"0": 0.5, "1": 0.5} and cell["validity_sd_over_seeds"] == 0.0
     once = measure(several([RIGHT], [BAD], [SHORT], [RIGHT]))

@@ -60,7 +60,6 @@ ROUNDS = (
 
 
 def repaired(script, most=512, **settings):
-    """The attempts at each row."""
     config = RepairConfig(**{"repair_rounds": 2} | settings)
     return repair_plans(ROWS, encoded_by(PLAIN), script, PLAIN, config, SCORING, most)
 
@@ -162,8 +161,6 @@ def test_rows_that_are_chats_go_on_as_chats():
     assert template.tokenizer.convert_ids_to_tokens(ids) == text.split()
 
 
-# --------------------------------------------------------------------------------------------------------- with a model
-
 SHORT = GPT2Config(
     vocab_size=32,
     hidden_size=16,
@@ -181,11 +178,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dataset")
     write_jsonl(ROWS, folder / "test.jsonl")
     return folder
-
-
-@pytest.fixture(scope="module")
-def params():
-    return jax.device_get(models.init_params(MODEL, jax.random.key(1)))
 
 
 def make_evaluator(folder, temperature, model=MODEL):

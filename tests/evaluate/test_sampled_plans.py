@@ -84,8 +84,6 @@ def test_as_reference_makes_a_row_of_a_data_set():
     assert row["plan_length"] == 2 and row["extra"] == 3 and row["planner"] == "self-training"
 
 
-# ------------------------------------------------------------------------------------------------------- the sampler
-
 TEXTS = ["light a ; light b", "light b ; light a", "light a", "light a ; light a ; light b"]
 
 

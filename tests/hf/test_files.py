@@ -241,15 +241,13 @@ def write_all(folder, max_shard_size):
     return asked
 
 
-def test_write_tensors_writes_one_file(tmp_path):
-    assert write_all(tmp_path, "5GB") == list(TENSORS)
-    (file,) = tmp_path.iterdir()
-    assert_same_tensors(model_files.open_tensors(tmp_path), TENSORS)
+def test_write_tensors_writes_one_file_or_splits_at_the_size(tmp_path):
+    (tmp_path / "one").mkdir()
+    assert write_all(tmp_path / "one", "5GB") == list(TENSORS)
+    (file,) = (tmp_path / "one").iterdir()
+    assert_same_tensors(model_files.open_tensors(tmp_path / "one"), TENSORS)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o644
     assert model_files.read_metadata(file) == {"format": "pt"}  # transformers refuses a file without it
-
-
-def test_write_tensors_splits_at_the_size(tmp_path):
     write_all(tmp_path, 40)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
@@ -340,14 +338,7 @@ def test_complete_folder_follows_links_and_relative_paths(tmp_path, monkeypatch)
     assert (tmp_path / "real" / "file").read_text() == "3"
 
 
-def test_naming_puts_the_file_in_front_once(tmp_path):
-    for message in ("r: expected 1", f"{tmp_path}: r: expected 1"):
-        with pytest.raises(ModelError) as caught, model_files.naming(tmp_path):
-            raise ModelError(message)
-        assert str(caught.value) == f"{tmp_path}: r: expected 1"
-
-
-def test_read_json_reads_what_write_json_wrote_and_names_other_files(tmp_path):
+def test_read_json_reads_what_write_json_wrote_and_errors_name_the_file_once(tmp_path):
     file, content = tmp_path / "file.json", {"b": [1, 2.5, None], "a": {"ä": True}}
     model_files.write_json(file, content)
     assert model_files.read_json(file) == content
@@ -356,3 +347,7 @@ def test_read_json_reads_what_write_json_wrote_and_names_other_files(tmp_path):
         file.write_bytes(damaged)
         refused(f"^{file}: ", model_files.read_json, file)
     refused(f"^{file}x: ", model_files.read_json, tmp_path / "file.jsonx")
+    for message in ("r: expected 1", f"{tmp_path}: r: expected 1"):
+        with pytest.raises(ModelError) as caught, model_files.naming(tmp_path):
+            raise ModelError(message)
+        assert str(caught.value) == f"{tmp_path}: r: expected 1"

@@ -16,17 +16,13 @@ from safetensors.numpy import load_file
 
 from jaxppo import hf
 from jaxppo.nn import FAMILIES
-from jaxppo.parallel import stacks
-from tests.hf.families import OLD_CONFIGS
 from tests.torch_models import (
-    AUTO,
     CONFIGS,
     RAW,
     assert_equal_tensors,
     assert_equal_trees,
     edit_config,
     edit_tensors,
-    ragged_batch,
     random_params,
     read,
     refused,
@@ -41,7 +37,6 @@ WEIGHTS = "model.safetensors"
 
 
 def torch_folder(folder, family="gpt_neox", head="lm", **options):
-    """Let transformers write a random model."""
     model = torch_model(RAW[family] | options, head)
     model.save_pretrained(folder)
     return model
@@ -49,13 +44,11 @@ def torch_folder(folder, family="gpt_neox", head="lm", **options):
 
 @pytest.fixture(scope="module")
 def params():
-    """Parameters of `CONFIG` with a language model's head."""
     return random_params(CONFIG)
 
 
 @pytest.fixture
 def saved(params, tmp_path):
-    """The folder of a language model written by us."""
     hf.save_pretrained(tmp_path / "model", CONFIG, params)
     return tmp_path / "model"
 
@@ -66,50 +59,6 @@ def to_bin(folder, rename=lambda name: name, **more):
     state = {rename(name): torch.tensor(tensor) for name, tensor in tensors.items()} | more
     torch.save(state, folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
-
-
-# --- both ways -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("family", "shard_size"), [("gpt_neox", "8KB"), ("gpt2", "1GB")])
-@pytest.mark.parametrize("head", ["lm", "score", None])
-def test_transformers_loads_our_folder_and_computes_the_same(family, head, shard_size, tmp_path):
-    theirs = torch_folder(tmp_path / "theirs", family, head)
-    config, params = hf.load_pretrained(tmp_path / "theirs")
-    assert config == CONFIGS[family]
-    ids, mask = ragged_batch("right")
-    with torch.no_grad():
-        expected = theirs(torch.tensor(ids), attention_mask=torch.tensor(mask.astype(int)))[0]
-    for written in (config, CONFIGS[family]):  # the second began here
-        hf.save_pretrained(tmp_path / "ours", written, params, max_shard_size=shard_size, card="# A card\n")
-        assert (tmp_path / "ours" / f"{WEIGHTS}.index.json").exists() == (shard_size == "8KB")
-        assert (tmp_path / "ours" / "README.md").read_text() == "# A card\n"
-        ours, info = AUTO[head].from_pretrained(tmp_path / "ours", output_loading_info=True)
-        assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        assert written is config or ours.config.num_labels == (1 if head == "score" else 2)
-        with torch.no_grad():
-            computed = ours.eval()(torch.tensor(ids), attention_mask=torch.tensor(mask.astype(int)))[0]
-        np.testing.assert_array_equal(computed.numpy(), expected.numpy())
-        loaded = hf.load_model(tmp_path / "ours")
-        assert loaded.config == config
-        assert_equal_trees(loaded.params, params)
-
-
-@pytest.mark.parametrize("family", OLD_CONFIGS)
-def test_round_trip_keeps_the_config_of_older_versions(family, tmp_path):
-    old = OLD_CONFIGS[family]
-    torch_folder(tmp_path / "theirs", family, **{name: value for name, value in old.items() if name == "rotary_pct"})
-    (tmp_path / "theirs" / "config.json").write_text(json.dumps(old | {"auto_map": {"AutoModel": "code.Model"}}))
-    config, params = hf.load_pretrained(tmp_path / "theirs")
-    hf.save_pretrained(tmp_path / "ours", config, params)
-    assert read(tmp_path / "ours") == old
-    assert_equal_tensors(tmp_path / "theirs", tmp_path / "ours")
-    hf.save_pretrained(tmp_path / "ours", config, stacks.stacked(params), dtype="bfloat16")  # layers may be stacked
-    assert read(tmp_path / "ours") == old | {"torch_dtype" if "torch_dtype" in old else "dtype": "bfloat16"}
-    tensors = load_file(tmp_path / "ours" / WEIGHTS)
-    for name, tensor in load_file(tmp_path / "theirs" / WEIGHTS).items():
-        np.testing.assert_array_equal(tensors[name], tensor.astype(jnp.bfloat16))
-        assert tensors[name].dtype == jnp.bfloat16
 
 
 def test_save_pretrained_writes_the_generation_config_and_no_secret(params, tmp_path):
@@ -128,9 +77,6 @@ def test_save_pretrained_writes_the_generation_config_and_no_secret(params, tmp_
     assert secret not in text and "me:pass" not in text
     assert read(tmp_path / "model")["note"] == "made with <redacted>"
     assert hf.load_pretrained(tmp_path / "model")[0] == config
-
-
-# --- what is read ----------------------------------------------------------------------------------------------------
 
 
 def test_load_pretrained_gives_the_dtype_asked_for(saved, params, tmp_path):
@@ -205,9 +151,6 @@ def test_a_tied_head_in_the_folder_must_be_the_embedding(tmp_path):
         refused(named, hf.load_model, tmp_path / "model")
 
 
-# --- heads -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("family", "unused"), [("gpt_neox", ("embed_out.weight",)), ("gpt2", ())])
 def test_load_model_makes_a_value_model_of_a_language_model(family, unused, tmp_path):
     params = random_params(CONFIGS[family])
@@ -266,9 +209,6 @@ def test_describe_says_what_was_loaded_fresh_and_unused(saved, params):
         assert all(each in line for each in shown) and "\n" not in line
 
 
-# --- placement -------------------------------------------------------------------------------------------------------
-
-
 def split_along(axis):
     """A placement that splits matrices over all devices along an axis; vectors are copied."""
     mesh = Mesh(np.asarray(jax.devices()), ("parts",))
@@ -319,9 +259,6 @@ def test_load_model_reads_for_every_device_its_own_part(family, file, axis, tmp_
     for name, sizes in parts.items():
         matrix = name.removesuffix(".weight") != name and not any(norm in name for norm in ("norm", "ln_"))
         assert sizes == ([0.25] * 4 if matrix else [1.0]), name
-
-
-# --- what does not fit -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -384,9 +321,6 @@ def test_load_model_names_the_file_that_is_missing_or_damaged(saved):
         (saved / beside).unlink()
 
 
-# --- what is written over --------------------------------------------------------------------------------------------
-
-
 def test_save_pretrained_replaces_an_earlier_model_and_nothing_else(saved, params, tmp_path):
     (saved / f"{WEIGHTS}.index.json").write_text("{}")
     reward = random_params(CONFIG, "score", seed=1)
@@ -429,24 +363,6 @@ def test_save_pretrained_refuses_parameters_that_do_not_fit(params, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# --- policies and value heads ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("special", "pad"), [({"pad_token": "<pad>"}, 1), ({}, 2)], ids=["its own pad token", "its end of sequence"]
-)
-def test_load_policy_reads_model_and_tokenizer(special, pad, params, tmp_path):
-    tokenizer = word_tokenizer(size=61, eos_token="</s>", **special)
-    hf.save_pretrained(tmp_path / "model", CONFIG, params, tokenizer=tokenizer)
-    policy = hf.load_policy(tmp_path / "model", placement=split_along(0))
-    assert policy.config == dataclasses.replace(CONFIG, end_ids=(2,))
-    assert_equal_trees(policy.params, params)
-    assert len(policy.params["trunk"]["embed_in"]["embedding"].sharding.device_set) == 4
-    assert policy.tokenizer("put-down b1").input_ids == [3, 4]
-    assert (policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id) == (pad, 2)
-    assert policy.loaded.folder == tmp_path / "model"
-
-
 def test_load_policy_names_what_does_not_fit(params, tmp_path):
     folder, ended = tmp_path / "model", {"eos_token": "</s>"}
     for given, tokenizer, named in (
@@ -478,9 +394,6 @@ def test_load_value_head_reads_what_save_value_head_wrote(saved, tmp_path):
     refused(f"^{saved}: .*value_head.safetensors", hf.save_value_head, saved, head)
 
 
-# --- names and the hub -----------------------------------------------------------------------------------------------
-
-
 def test_find_model_gives_shipped_models_and_local_folders(tmp_path, monkeypatch):
     here = tmp_path / "here"
     for name in ("models/mine", "mine", "blocksworld-sft"):
@@ -493,14 +406,12 @@ def test_find_model_gives_shipped_models_and_local_folders(tmp_path, monkeypatch
         assert hf.find_model(name).resolve() == hf.find_model(str(here / name)).resolve() == (here / name).resolve()
 
 
-def test_find_model_asks_the_hub_for_no_path(tmp_path, monkeypatch):
+def test_find_model_asks_the_hub_for_no_path_and_names_all_it_tried(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
-    for name in ("/no/such/folder", "./gone", "a/b/c", "what is this?", "runs/gone/"):
-        refused("config.json", hf.find_model, name)
-
-
-def test_find_model_says_all_it_tried_and_what_the_hub_said(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+        for name in ("/no/such/folder", "./gone", "a/b/c", "what is this?", "runs/gone/"):
+            refused("config.json", hf.find_model, name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     shipped = "blocksworld-sft, planning-multi-sft"
     for name in ("no-such-user/no-such-model", "no-such-model", "no-such-user/no-such-model@main"):

@@ -179,16 +179,13 @@ def test_what_cannot_be_pushed_is_met_before_the_run(hub, tmp_path, monkeypatch)
     refused("^push_to_hub: .*HF_HUB_OFFLINE", named)
 
 
-def test_settings_of_the_hub_are_checked_when_they_are_read():
+def test_settings_of_the_hub_are_checked_and_are_those_of_one_call(tmp_path):
     refused_flags = [("hub_model_id", ["--hub_model_id", "user/name"]), ("hub_private", ["--hub_private"])]
     for name in ("name", "a/b/c", "user/", "user/na me", "../x", "user/a--b", "https://hub/user/x"):
         refused_flags.append(("hub_model_id", ["--push_to_hub", "--hub_model_id", name]))
     for setting, flags in refused_flags:
         with pytest.raises(ConfigError, match=f"^{setting}: "):
             parse_cli(SFTConfig, "sft", flags)
-
-
-def test_where_a_run_is_pushed_is_said_for_one_call(tmp_path):
     flags = ["--push_to_hub", "True", "--hub_model_id", "user/name", "--hub_private_repo"]  # as in transformers
     config = parse_cli(TrainConfig, "train", flags)
     assert config.hub == HubConfig(push_to_hub=True, hub_model_id="user/name", hub_private=True)

@@ -5,12 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
 import pytest
 
-from jaxppo.hf import files, names
+from jaxppo import hf
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from tests.torch_models import random_params
 
 # Prints, in bytes: the peak of resident memory while a folder is loaded, over that before; what the devices then hold.
 LOAD = """
@@ -43,21 +42,6 @@ print(json.dumps({"peak": resident("VmHWM") - before, "held": held}))
 """
 
 
-def write_random_folder(folder: Path, config: GPTNeoXConfig, max_shard_size: str) -> None:
-    """Write a bfloat16 language model of random values below 2, a shard in memory at a time."""
-    expected = names.expected_tensors(config, "lm", ("gpt_neox.",))
-    rng = np.random.default_rng(0)
-
-    def tensor(name):
-        bits = np.frombuffer(rng.bytes(2 * int(np.prod(expected[name].shape))), np.uint16) & 0xBFFF
-        return bits.view(ml_dtypes.bfloat16).reshape(expected[name].shape)
-
-    folder.mkdir()
-    files.write_json(folder / "config.json", names.config_to_hf(config, "lm", "bfloat16"))
-    sizes = {name: 2 * int(np.prod(entry.shape)) for name, entry in expected.items()}
-    files.write_tensors(folder, sizes, tensor, max_shard_size)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """208 MB in three shards; the largest tensor has 64 MB."""
@@ -65,7 +49,7 @@ def folder(tmp_path_factory):
         vocab_size=50304, hidden_size=640, num_hidden_layers=8, num_attention_heads=10, intermediate_size=2560
     )
     folder = tmp_path_factory.mktemp("memory") / "model"
-    write_random_folder(folder, config, "100MB")
+    hf.save_pretrained(folder, config, random_params(config), dtype="bfloat16", max_shard_size="100MB")
     yield folder
     for file in folder.glob("*.safetensors"):
         file.unlink()

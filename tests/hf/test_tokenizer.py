@@ -81,7 +81,7 @@ def test_lists_of_ends_come_out_as_they_were(saved, tmp_path):
     assert policy.config.end_ids == (3, 2, 4)
     base = base_of(str(folder), policy.loaded, policy.config, "lm")
     assert base["config"] == hf.config_to_hf(policy.loaded.config, "lm") == read(folder)
-    generation = lambda stop: models_meta(base, None, None, stop, "blocksworld")["policy"]["generation_config"]  # noqa: E731
+    generation = lambda stop: models_meta(base, None, None, stop, "blocksworld", "")["policy"]["generation_config"]  # noqa: E731
     assert generation((2, 3, 4)) == read(folder, "generation_config.json")  # the same ends
     assert generation((5, 3, 2, 4))["eos_token_id"] == [5, 3, 2, 4]  # that of a chat template beside them
     assert generation((5,))["eos_token_id"] == 5
@@ -89,9 +89,6 @@ def test_lists_of_ends_come_out_as_they_were(saved, tmp_path):
     hf.save_pretrained(tmp_path / "again", hf.config_from_hf(base["config"]), params, TOKENIZER, generation((2, 3, 4)))
     for file in ("config.json", "generation_config.json"):
         assert read(tmp_path / "again", file) == read(folder, file)
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def test_save_tokenizer_writes_names_that_transformers_4_reads(tmp_path):

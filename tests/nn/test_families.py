@@ -154,9 +154,6 @@ def test_greedy_texts_are_those_of_generate(model):
         close(logits[slots], torch_logits(theirs, expected, slots)[slots], 1e-4)
 
 
-# --- what layers are made of -----------------------------------------------------------------------------------------
-
-
 def test_activations_are_those_of_transformers():
     x = np.linspace(-9, 9, 1000, dtype=np.float32)  # without the kinks, at whole numbers
 

@@ -100,9 +100,6 @@ def saved(tmp_path, bases):
     return tmp_path / "adapter", NEOX, base
 
 
-# --- shape -----------------------------------------------------------------------------------------------------------
-
-
 def test_scale_is_alpha_over_rank_or_its_root_and_a_bad_field_is_named():
     assert LoraConfig(r=4, lora_alpha=8).scale == 2.0
     assert LoraConfig(r=4, lora_alpha=8, use_rslora=True).scale == 4.0
@@ -161,9 +158,6 @@ def test_init_adapter_draws_as_peft_does(bases):
     misspelt = LoraConfig(target_modules=("query_key_value", "dens"))
     refused("^lora_target_modules: .*'dens'", lora.check_targets, NEOX, misspelt)
     assert not np.array_equal(a[0], other["trunk"]["layers"]["0"]["attention"]["query_key_value"]["lora_a"])
-
-
-# --- attach and merge ------------------------------------------------------------------------------------------------
 
 
 def test_attach_shares_the_arrays_of_the_base(bases):
@@ -241,9 +235,6 @@ def test_attached_decoding_with_a_cache_equals_merged(bases):
         output = step(ids[:, i : i + 1], cache=output.cache, cache_index=i)
         logits.append(output.logits)
     close(np.concatenate(logits, axis=1), expected, atol=1e-5 * np.abs(expected).max(), rtol=1e-5)
-
-
-# --- PEFT, both ways -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "shape", "named"), quick_first(5, ADAPTERS))
@@ -337,9 +328,6 @@ def test_gradients_are_those_of_peft(family, bases, tmp_path):
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-3
 
 
-# --- folders that we write -------------------------------------------------------------------------------------------
-
-
 def test_save_adapter_writes_what_peft_writes(bases, tmp_path):
     shape = LoraConfig(r=4, target_modules=("c_attn",))
     folder, base = bases["gpt2", "lm"]
@@ -393,9 +381,6 @@ def test_save_adapter_replaces_only_an_adapter(saved, monkeypatch):
     assert sorted(path.name for path in folder.parent.iterdir()) == ["adapter", "model"]
 
 
-# --- folders that we read --------------------------------------------------------------------------------------------
-
-
 def test_load_adapter_reads_a_config_of_defaults(saved):
     folder, config, base = saved
     expected = hf.peft.load_adapter(folder, config, base)
@@ -413,16 +398,11 @@ def test_load_adapter_reads_a_config_of_defaults(saved):
 UNSUPPORTED = {
     "use_dora": True,
     "bias": "all",
-    "layers_to_transform": [0],
     "rank_pattern": {"dense": 8},
-    "alpha_pattern": {"dense": 8},
     "exclude_modules": ["dense"],
-    "trainable_token_indices": [1, 2],
-    "target_parameters": ["weight"],
     "use_qalora": True,
     "alora_invocation_tokens": [5],
     "lora_bias": True,
-    "layer_replication": [[0, 2]],
     "init_lora_weights": "pissa",
     "use_bdlora": {"nblocks": 2},
     "kasa_config": {"beta": 1},

@@ -102,14 +102,18 @@ def test_parameters_and_what_goes_with_them_are_placed_by_their_names():
     assert head.addressable_shards[0].data.shape == (8, 15)
 
 
-def test_a_vocabulary_that_tensor_does_not_divide_stays_whole():
+def test_a_vocabulary_that_tensor_does_not_divide_stays_whole_and_to_host_gives_whole_arrays_back():
     head = DataParallel("fsdp", jax.devices()[:4], "tensor=4").placement(("lm_head", "kernel"), (16, 30))
     assert head.spec == P("fsdp", None)
-
-
-def test_to_host_gives_whole_arrays_back():
     tree = {"lm_head": {"kernel": np.arange(480.0, dtype=np.float32).reshape(16, 30)}}
     np.testing.assert_array_equal(split().to_host(split().put(tree))["lm_head"]["kernel"], tree["lm_head"]["kernel"])
+
+
+def test_each_process_has_rows_of_its_own(monkeypatch):
+    parallel = DataParallel()
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(jax, "process_index", lambda: 2)
+    assert parallel.local_rows(6) == slice(4, 6)
 
 
 @pytest.mark.full

@@ -9,14 +9,12 @@ from jaxppo.parallel import platform
 from jaxppo.parallel.platform import Platform
 
 
-def test_current_is_the_platform_of_the_devices_or_the_target():
+def test_current_is_the_platform_of_the_target_or_of_the_smallest_device(monkeypatch):
     target = Platform("tpu", 16 * 2**30)
     with platform.compiling_for(target):
         assert platform.current() == target
     assert platform.current() == Platform(jax.default_backend(), None)
 
-
-def test_current_takes_the_smallest_device(monkeypatch):
     class Device:
         def __init__(self, stats):
             self.memory_stats = lambda: stats

@@ -159,14 +159,7 @@ def test_flags_that_cannot_be(flags, name):
         RunConfig(**flags)
 
 
-def test_distributed_without_a_cluster_is_refused(monkeypatch):
-    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match="distributed"):
-        processes.join(RunConfig(distributed=True))
-
-
-def test_one_process_agrees_with_itself():
+def test_one_process_agrees_with_itself_and_distributed_is_refused_without_a_cluster(monkeypatch):
     assert processes.gather({"a": 1}) == [{"a": 1}]
     assert processes.largest(3) == 3
     assert processes.on_first(lambda: "here") == "here"
@@ -178,3 +171,7 @@ def test_one_process_agrees_with_itself():
 
     with pytest.raises(ConfigError, match="no"):
         processes.on_first(refuse)
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="distributed"):
+        processes.join(RunConfig(distributed=True))

@@ -34,13 +34,17 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_unstacked_undoes_stacked_in_whatever_holds_models():
+def test_unstacked_undoes_stacked_whose_first_axis_is_not_split():
     tree = {"policy": model(12), "moments": (Moments(model(), jnp.int32(3)), None)}
     stack = stacks.stacked(tree)
     assert stack["policy"]["trunk"]["layers"]["all"]["attention"]["dense"]["kernel"].shape == (12, 4, 4)
     assert_same(stacks.unstacked(stack), tree)
     assert_same(jax.jit(stacks.unstacked)(stack), tree)
     assert_same(stacks.stacked(stack), stack)
+    assert set(FAMILIES["gpt_neox"].partition) <= set(partition.TABLE)
+    entry = partition.axes_of("policy/trunk/layers/0/attention/dense/kernel")
+    assert partition.axes_of("policy/trunk/layers/all/attention/dense/kernel") == (None, *entry)
+    assert partition.axes_of("policy/trunk/layers/all/input_layernorm/scale") == ()
 
 
 def test_unstacked_shapes_keep_their_places():
@@ -72,13 +76,6 @@ def test_stacked_like_gives_the_places_of_the_other_and_deletes_what_it_stacked(
     assert kernel.is_deleted()
     assert jax.tree.map(lambda x: x.sharding, result) == jax.tree.map(lambda x: x.sharding, like)
     assert_same(result, {"a": stacks.stacked(model()), "b": (model(), jnp.ones(2))})
-
-
-def test_the_first_axis_of_a_stack_is_not_split():
-    assert set(FAMILIES["gpt_neox"].partition) <= set(partition.TABLE)
-    entry = partition.axes_of("policy/trunk/layers/0/attention/dense/kernel")
-    assert partition.axes_of("policy/trunk/layers/all/attention/dense/kernel") == (None, *entry)
-    assert partition.axes_of("policy/trunk/layers/all/input_layernorm/scale") == ()
 
 
 def test_unstacked_arrays_share_no_memory_with_the_device():

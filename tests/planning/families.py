@@ -156,7 +156,6 @@ FAMILIES = {
 
 
 def draw_cases(name: str, rng: random.Random, n: int) -> Iterator[Case]:
-    """Random problems of a family, each with a random plan."""
     for _ in range(n):
         yield _draw_blocks(rng) if name == "blocksworld" else _draw_case(FAMILIES[name], rng)
 
@@ -193,7 +192,6 @@ def random_action(problem: Problem, rng: random.Random) -> Action:
 
 
 def _walk(problem: Problem, rng: random.Random, length: int) -> tuple[Action, ...]:
-    """Random steps that can be executed."""
     plan: tuple[Action, ...] = ()
     for _ in range(length):
         tried = (random_action(problem, rng) for _ in range(60))

@@ -65,7 +65,6 @@ def planbench_json(domain: str, instances: Sequence[Mapping[str, Any]], task: st
 
 
 def paper_row(domain: str, instance_id: Any, raw_plan: Any, prompt_id: int = 0, **others: Any) -> dict[str, Any]:
-    """A row with the ten columns."""
     instruction, given, output = "You switch lamps.", "As initial conditions I have that, ...", "<PLAN>...</PLAN>"
     return {
         "domain": domain,

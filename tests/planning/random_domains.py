@@ -144,6 +144,5 @@ def _signature(name: str, types: tuple[str, ...]) -> str:
 
 
 def draw_random_case(rng: random.Random) -> tuple[str, str, tuple[tuple[str, ...], ...]]:
-    """A domain, a problem and a plan."""
     writer = Writer(rng)
     return writer.domain(), writer.problem(), writer.plan()

@@ -90,7 +90,6 @@ def essence(verdict: PlanVerdict) -> tuple[bool, bool, bool | None, int | None, 
 
 
 def judge(domain: str, problem: str, plan: str) -> PlanVerdict:
-    """Our verdict alone."""
     return execute(parse_problem(problem, parse_domain(domain)), parse_plan_text(plan).actions)
 
 

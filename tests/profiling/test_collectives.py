@@ -21,7 +21,7 @@ def sent(program, trips=1):
     return collectives.sent(text, dict(parallel.mesh.shape), trips)
 
 
-def test_kinds_axes_and_bytes():
+def test_kinds_axes_and_bytes_of_programs_with_loops_multiplied_out():
     def program(x):
         gathered = jax.lax.all_gather(x, "fsdp", tiled=True)
         scattered = jax.lax.psum_scatter(jnp.sin(x), "data", tiled=True)
@@ -32,9 +32,6 @@ def test_kinds_axes_and_bytes():
     assert found["all-reduce", ("data", "fsdp")] == ARRAY
     # XLA's CPU compiler may write a scatter as a sum.
     assert found.get(("reduce-scatter", ("data",)), found.get(("all-reduce", ("data",)))) == ARRAY
-
-
-def test_loops_are_multiplied_out():
     body = lambda x: jax.lax.psum(jnp.sin(x), "data")  # noqa: E731
     assert sent(lambda x: jax.lax.scan(lambda c, _: (body(c), None), x, None, length=7)[0]) == {
         ("all-reduce", ("data",)): 7 * ARRAY

@@ -99,15 +99,6 @@ MODEL = GPTNeoXConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_a
 CONFIG = replace(TrainConfig(), batch_size=8, response_length=16, num_mini_batches=1, total_episodes=80)
 
 
-def test_a_forward_pass_is_what_the_compiler_counts():
-    shapes = jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0)))
-    traced = jax.jit(lambda params, ids: models.apply(MODEL, params, ids).logits).trace(
-        shapes, jax.ShapeDtypeStruct((8, 32), jnp.int32)
-    )
-    said = traced.lower().compile().cost_analysis()["flops"]
-    assert counts.of_program(traced.jaxpr).flops == pytest.approx(said, rel=0.1)  # that has norms and softmax, too
-
-
 def test_an_update_is_what_the_arithmetic_of_the_shapes_says():
     """The arithmetic takes every token to see its row; so does attention on a CPU."""
     ppo = PPO(CONFIG, MODEL, 0, 1, DataParallel())

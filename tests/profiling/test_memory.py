@@ -64,7 +64,7 @@ def gpu_of(gib):
     return platform.compiling_for(platform.Platform("gpu", None if gib is None else int(gib * 2**30)))
 
 
-def test_what_is_held_is_exact():
+def test_what_is_held_is_exact_and_rows_are_split_over_devices_and_micro_batches():
     ppo = PPO(replace(CONFIG, total_episodes=80), NEOX, 0, 1, one_device())
     params = shapes_of_params(NEOX)
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(ppo.init_state, params))
@@ -72,17 +72,6 @@ def test_what_is_held_is_exact():
     found = make_budget(CONFIG, **arrays).held
     assert found == {name: sum(array.nbytes for array in leaves) for name, leaves in arrays.items()}
     assert sizes.tree_bytes(state.opt_state) == found["o"] > 2 * sizes.tree_bytes(params)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, LLAMA])
-def test_kv_cache_bytes_are_those_of_the_cache(family, dtype):
-    model = models.computing_in(family(**SIZES, hidden_size=64), dtype)
-    cache = jax.eval_shape(lambda: models.init_cache(model, 6, 40))
-    assert sizes.kv_cache_bytes(model, 6, 40) == sizes.tree_bytes(cache)
-
-
-def test_budget_splits_rows_over_devices_and_micro_batches():
     whole = make_budget(CONFIG).stages
     assert whole["sampling"]["KV cache"] == sizes.kv_cache_bytes(NEOX, 4, 24)
     assert whole["learning"]["gradients"] == 400
@@ -93,11 +82,23 @@ def test_budget_splits_rows_over_devices_and_micro_batches():
     assert parts["scoring"]["activations"] == whole["scoring"]["activations"] / 4
 
 
-def test_logits_bytes_are_those_of_a_block_whatever_the_vocabulary():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, LLAMA])
+def test_kv_cache_bytes_are_those_of_the_cache(family, dtype):
+    model = models.computing_in(family(**SIZES, hidden_size=64), dtype)
+    cache = jax.eval_shape(lambda: models.init_cache(model, 6, 40))
+    assert sizes.kv_cache_bytes(model, 6, 40) == sizes.tree_bytes(cache)
+
+
+def test_bytes_of_logits_are_those_of_a_block_and_copies_those_of_a_cast_or_a_merge():
     assert sizes.logits_bytes(NEOX, 10) == 2 * 4 * 10 * 512
     assert sizes.logits_bytes(NEOX, 10**6) == 2 * 4 * 1024 * 512
     wide = GPTNeoXConfig(**SIZES | {"vocab_size": 2**21}, hidden_size=64)
     assert sizes.logits_bytes(wide, 10**6) == 2 * 4 * 1024 * 1024
+    weights = {"kernel": np.zeros((3, 5), np.float32), "bias": np.zeros(5, np.float32)}
+    half = models.computing_in(NEOX, "bfloat16")
+    assert [sizes.copy_bytes(NEOX, weights), sizes.copy_bytes(NEOX, weights, merged=True)] == [0, 80]
+    assert [sizes.copy_bytes(half, weights), sizes.copy_bytes(half, weights, merged=True)] == [40, 40]
 
 
 # The widest activation: 512 numbers per token in the MLP, or one per head and token attended to.
@@ -141,7 +142,7 @@ def test_prompts_at_once_take_no_more_than_their_share(count, rows):
     assert part < count
 
 
-def test_the_peak_is_that_of_the_greediest_stage():
+def test_the_peak_is_that_of_the_greediest_stage_and_measured_of_the_fullest_device_or_the_process():
     budget = Budget({"policy": 3 * MIB, "optimizer": 6 * MIB}, {"a": {"x": MIB}, "b": {"y": MIB, "z": 2 * MIB}})
     assert budget.peak == 12 * MIB
     described = budget.describe()
@@ -152,9 +153,6 @@ def test_the_peak_is_that_of_the_greediest_stage():
     assert peak.excess(budget, [silent]) is None
     warning = peak.excess(budget, [large, small])
     assert warning is not None and warning.count("12.0") == 2
-
-
-def test_measured_is_of_the_fullest_device_or_of_the_process():
     full, empty = Device(peak_bytes_in_use=5 * MIB), Device(peak_bytes_in_use=MIB)
     assert peak.measured([empty, full]) == {"memory/peak_mib": 5.0}
     record = {"step": 1, "memory/peak_mib": 5.0}
@@ -268,13 +266,6 @@ def test_the_budget_is_within_a_tenth_of_what_compilers_said(name, devices, flag
 def test_measured_is_the_most_that_the_process_had_where_devices_do_not_say():
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     assert peak.measured([Device()])["memory/peak_mib"] == pytest.approx(int(line.split()[1]) / 1024, rel=0.02)
-
-
-def test_copy_bytes_are_those_of_a_cast_or_a_merge():
-    weights = {"kernel": np.zeros((3, 5), np.float32), "bias": np.zeros(5, np.float32)}
-    half = models.computing_in(NEOX, "bfloat16")
-    assert [sizes.copy_bytes(NEOX, weights), sizes.copy_bytes(NEOX, weights, merged=True)] == [0, 80]
-    assert [sizes.copy_bytes(half, weights), sizes.copy_bytes(half, weights, merged=True)] == [40, 40]
 
 
 def reserved(config, model, prompt_length):

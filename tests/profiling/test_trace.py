@@ -25,13 +25,10 @@ def found(*events):
     return [(op.name, op.calls, op.total_ms, op.share) for op in ops_of({"traceEvents": list(events)})]
 
 
-def test_ops_of_adds_calls_up_over_threads_by_program_and_leaves_frames_of_the_host_out():
+def test_ops_of_adds_calls_up_by_program_without_frames_of_the_host_and_loops_without_their_bodies():
     frames = [call("train_step", 0, 9e6, program=None), {"ph": "X", "pid": 1, "tid": 1, "ts": 0, "dur": 5, "name": "x"}]
     ops = [call("dot.1", 0, 3000), call("dot.1", 5000, 1000, tid=2), call("dot.1", 9000, 1000, program="jit_generate")]
     assert found(*ops, *frames) == [("jit_update/dot.1", 2, 4.0, 0.8), ("jit_generate/dot.1", 1, 1.0, 0.2)]
-
-
-def test_a_loop_counts_without_its_body():
     body = [call("dot", 1000 + 3000 * i, 2000) for i in range(3)]
     inner = call("fusion", 1500, 1000)
     assert found(call("while", 0, 10000), *body, inner, call("add", 10000, 1000)) == [
@@ -42,7 +39,7 @@ def test_a_loop_counts_without_its_body():
     ]
 
 
-def test_where_a_device_has_a_line_of_operations_nothing_else_counts():
+def test_where_a_device_has_a_line_of_operations_nothing_else_counts_and_tables_show_ten():
     host = [named(1, "/host:CPU"), call("launch", 0, 9)]
     gpu = [named(2, "/device:GPU:0"), named(2, "Stream #13(Compute)", 7), call("gemm", 0, 2000, pid=2, tid=7)]
     assert found(*host, *gpu) == [("jit_update/gemm", 1, 2.0, 1)]
@@ -50,9 +47,6 @@ def test_where_a_device_has_a_line_of_operations_nothing_else_counts():
     tpu += [call("jit_update(123)", 0, 5000, pid=3, tid=1), call("fusion.1", 0, 3000, pid=3, tid=2, program=None)]
     tpu += [call("fusion.2", 3000, 1000, pid=3, tid=2)]
     assert found(*host, *tpu) == [("fusion.1", 1, 3.0, 0.75), ("jit_update/fusion.2", 1, 1.0, 0.25)]
-
-
-def test_table_of_shows_ten_and_no_control_characters():
     events = [call(f"op{i}\x1b[31m", 20000 * i, 1000 * (i + 1)) for i in range(12)]
     lines = table_of({"traceEvents": events}, "update 3").splitlines()
     assert "12" in lines[0] and "update 3" in lines[0]

@@ -20,13 +20,18 @@ def test_moving_mean_by_hand():
     assert {round(mean, 12) for mean in means if mean is not None} == {2.5}
 
 
-def test_thinned_keeps_all_of_a_few_and_the_extremes_of_many():
+def test_few_values_are_all_kept_and_numbers_and_ticks_are_short():
     assert thinned([1.0] * 300) == list(range(300))
     values = [0.0 if i != 4321 else 9.0 for i in range(10_000)]
     values[777] = None
     kept = thinned(values)
     assert len(kept) <= 401 and kept == sorted(set(kept))
     assert 4321 in kept and kept[-1] == 9_999
+    assert ticks(0, 60) == [0, 20, 40, 60]
+    assert ticks(0.38, 0.56) == pytest.approx([0.4, 0.45, 0.5, 0.55])
+    texts = {0: "0", 0.125: "0.125", 12_000: "12k", 3e-5: "3e-05", 2.5e6: "2.5M", -0.5: "-0.5", 1234.0: "1234"}
+    texts |= {0.0006: "0.0006", 5.5e-4: "5.5e-4"}
+    assert {value: short(value) for value in texts} == texts
 
 
 def test_limits_leave_single_extremes_out_and_take_a_near_band_in():
@@ -39,24 +44,13 @@ def test_limits_leave_single_extremes_out_and_take_a_near_band_in():
     assert low < 256 < high
 
 
-def test_ticks_and_short_numbers():
-    assert ticks(0, 60) == [0, 20, 40, 60]
-    assert ticks(0.38, 0.56) == pytest.approx([0.4, 0.45, 0.5, 0.55])
-    texts = {0: "0", 0.125: "0.125", 12_000: "12k", 3e-5: "3e-05", 2.5e6: "2.5M", -0.5: "-0.5", 1234.0: "1234"}
-    texts |= {0.0006: "0.0006", 5.5e-4: "5.5e-4"}
-    assert {value: short(value) for value in texts} == texts
-
-
-def test_line_chart_draws_values_means_and_band():
+def test_line_chart_draws_values_means_and_band_and_breaks_where_a_value_is_null():
     ys = [float(i % 7) for i in range(60)]
     chart = line_chart("a & b", [Curve("x", range(60), ys)], band=(1.0, 3.0))
     assert chart is not None and chart.svg.count("<polyline") == 2 and 'class="band"' in chart.svg
     assert 'aria-label="a &amp; b"' in chart.svg and chart.beyond == 0
     (curve,) = chart.data["curves"]
     assert [point[:2] for point in curve["points"]] == [[i, y] for i, y in enumerate(ys)]
-
-
-def test_line_chart_breaks_where_a_value_is_null():
     chart = line_chart("t", [Curve("", range(9), [1.0, 2.0, None, 3.0, None, None, 4.0, 5.0, 6.0])], smooth=False)
     assert chart is not None and chart.svg.count("<polyline") == 3 and chart.svg.count("<circle") == 6
     one = line_chart("t", [Curve("", [1], [0.5])])

@@ -50,15 +50,12 @@ def drawn(tmp_path, monkeypatch):
     return draw
 
 
-def test_plot_curves_draws_each_curve_and_bar(drawn):
+def test_plot_curves_draws_what_a_run_has(drawn):
     lines, bars, texts = drawn(FULL, BOTH)
     for name in CURVES.keys() - {"completions/mean_length"}:
         assert [value for value in CURVES[name] if value is not None] in lines, name
     assert bars == [90, 50, 92, 75] and {"90.0", "50.0", "92.0", "75.0"} <= set(texts)
     assert drawn(FULL, {"before": BEFORE})[1] == [90, 50]
-
-
-def test_plot_curves_draws_what_a_run_has(drawn):
     lengths = [{name: record[name] for name in ("step", "completions/mean_length")} for record in FULL]
     lines, bars, texts = drawn(lengths, {})  # in place of the health of updates, which are not reported
     assert CURVES["completions/mean_length"] in lines and bars == [] and texts == ["not measured"] * 3

@@ -51,16 +51,13 @@ def pages(tmp_path_factory):
     return folder / "one.html", folder / "deep" / "two.html"
 
 
-def test_write_page_shows_hostile_text_as_text_and_runs_its_own_script_alone(pages):
+def test_write_page_shows_each_number_and_hostile_text_as_text_and_runs_its_own_script_alone(pages):
     for path in pages:
         assert_self_contained(path, "samples-data")
     text, page = read(pages[0])
     assert page.texts["h1"] == f"One {HOSTILE}" and page.texts["title"].startswith(f"One {HOSTILE}")
     assert HOSTILE in page.texts["td"]
     assert HOSTILE in {sample["text"] for sample in json.loads(data_of(text, "samples-data"))}
-
-
-def test_write_page_shows_each_number(pages):
     _, page = read(pages[0])
     assert page.by_id("summary") == {"id": "summary"}
     assert "33.3%[9.7%, 70.0%]" in page.texts["td"]  # two of six in each split
@@ -120,9 +117,6 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch, capsys):
     exec(example, {})
     assert capsys.readouterr().out.startswith("{'rate': 1.0, 'low': 0.51")
     assert (tmp_path / "evaluation.html").stat().st_size > 20_000
-
-
-# ---------------------------------------------------------------------------------------------------- in a real browser
 
 
 @pytest.fixture
@@ -207,21 +201,3 @@ def test_page_steps_through_a_plan_by_keys_and_by_its_fragment(opened, pages):
         assert opened.text("#position").startswith("step 0 of ")
         assert opened.run("location.hash") == f"#sample={shown}&step=0"
     assert opened.problems == []
-
-
-def test_page_shows_the_state_after_each_step(browser, tmp_path):
-    (row,) = build_split("test", sizes={4: 1}, seed=3, unique=True)
-    done = judge_rows([row], [[Prediction(row["completion"])]])
-    (sample,) = pick_samples(done)
-    write_page(plan_results(done), [sample], tmp_path / "page.html")
-    browser.open_afresh((tmp_path / "page.html").as_uri())
-    facts = set(sample["trace"]["facts"])
-    goals = {goal for goal, _ in sample["trace"]["goals"]}
-    for step in (None, *sample["trace"]["steps"]):
-        if step is not None:
-            browser.press("ArrowRight")
-            facts = (facts - set(step["deleted"])) | set(step["added"])
-        shown = browser.run("[...document.querySelectorAll('#state span:not(.deleted)')].map(one => one.innerText)")
-        assert {text.removeprefix("+ ") for text in shown} == facts
-        assert browser.run("document.querySelectorAll('#goals .yes').length") == len(goals & facts)
-    assert browser.run("document.querySelector('#after').disabled") and goals <= facts

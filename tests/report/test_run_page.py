@@ -123,20 +123,6 @@ def test_write_report_of_supervised_runs(tmp_path, command, config, evals, headl
     assert "loss" in page.texts["figcaption"] and "finished after 30 updates" in page.texts["p"]
 
 
-def test_write_report_of_a_long_run_stays_small(tmp_path):
-    records = [record(step, 2000) | {"reward/part": step % 17} for step in range(1, 2001)]
-    samples = [sample(step, completion="y" * 9000) for step in range(100)]
-    folder = write_run(tmp_path / "run", records=records, samples=samples)
-    text, page = read(write_report(folder))
-    curves = [curve for chart in json.loads(data_of(text, "curves-data")) for curve in chart["curves"]]
-    assert len(curves) > 10 and max(len(curve["points"]) for curve in curves) <= 401
-    assert "40 of 100 logged samples of 40 of 100 updates" in page.texts["p"]
-    assert [entry.name for entry in folder.iterdir() if entry.name.startswith(".")] == []
-
-
-# --------------------------------------------------------------------------------------------------- at the end of runs
-
-
 @pytest.fixture
 def run(tmp_path):
     """The folder of a run, its console, and what that has printed."""
@@ -193,9 +179,6 @@ def test_write_report_refuses_what_is_no_run(tmp_path):
     (tmp_path / "eval.json").write_text("[1]")
     with pytest.raises(DataError, match=r"eval\.json"):
         write_report(tmp_path)
-
-
-# ---------------------------------------------------------------------------------------------------- in a real browser
 
 
 @pytest.fixture

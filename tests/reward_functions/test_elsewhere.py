@@ -4,7 +4,6 @@ import functools
 import inspect
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -101,11 +100,3 @@ def test_plan_reward_reads_the_last_turn_of_a_chat():
     says = lambda *turns: [{"role": "assistant", "content": turn} for turn in turns]  # noqa: E731
     completions = [row["completion"], says(row["completion"]), says(row["completion"], "no plan"), says(None)]
     assert make_plan_reward()(["p"] * 4, completions, [[]] * 4, **columns) == [1.0, 1.0, 0.0, 0.0]
-
-
-def test_rewards_and_planning_import_no_array_or_model_library():
-    names = "jaxppo.rewards, jaxppo.reward_functions.plan, jaxppo.planning.datasets.rows"
-    libraries = {"jax", "flax", "transformers", "torch", "numpy"}
-    code = f"import sys, {names}; print({libraries!r} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import contextlib
+import datetime
+import decimal
 import json
 import logging
 import socket
@@ -15,10 +17,10 @@ import httpx2
 import numpy as np
 import pytest
 
-from jaxppo.errors import ConfigError, DataError, JaxppoError
+from jaxppo.errors import ConfigError, DataError
 from jaxppo.reward_functions import http_client
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
-from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, Answer, merge, read_answer
+from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, Answer, encode_request, merge, read_answer
 from tests.commands import free_port
 from tests.reward_servers import PATIENCE_S, TOKEN, Script
 
@@ -67,12 +69,8 @@ def ask(client, completions=("a", "bb"), **others):
 
 
 def counts(requests, retries, failures):
-    """What a call reports of itself."""
     named = {"requests": requests, "retries": retries, "failures": failures}
     return {f"reward_server/{name}": float(count) for name, count in named.items()}
-
-
-# --- the contract
 
 
 def test_client_speaks_llama_factorys_contract_and_nothing_else():
@@ -89,16 +87,13 @@ def test_client_speaks_llama_factorys_contract_and_nothing_else():
         client_of(server.url)(prompts=["a"], completions=["1", "2"])
 
 
-def test_client_cuts_a_large_call_into_requests_and_keeps_the_order():
+def test_client_cuts_a_large_call_into_requests_of_which_as_many_run_at_a_time_as_asked_for():
     completions = ["x" * (n * 7 % 23) for n in range(101)]
     with Script(by_length) as server:
         scores = ask(client_of(server.url, batch_size=16, workers=3), completions)
         assert ask(client_of(server.url), []) == []
     assert scores == [1 + len(text) for text in completions]
     assert sorted(len(body["messages"]) for body in server.bodies) == [5, *[16] * 6]
-
-
-def test_client_sends_several_requests_at_a_time_but_no_more_than_asked_for():
     inside, most, together = 0, 0, threading.Barrier(3)
     lock = threading.Lock()
 
@@ -150,6 +145,12 @@ def test_client_sends_columns_with_their_rows_and_hands_on_what_the_server_repor
     assert metrics == {"reward/mean": pytest.approx(0.1)} | counts(2, 0, 0)
 
 
+def test_dates_and_decimals_of_a_column_are_text():
+    columns = {"at": [datetime.date(2026, 1, 2)], "price": [decimal.Decimal("1.50")], "count": [np.int64(3)]}
+    body = json.loads(encode_request("model", ["text"], {"columns": columns}))
+    assert body["columns"] == {"at": ["2026-01-02"], "price": ["1.50"], "count": [3]}
+
+
 @pytest.mark.parametrize(
     ("name", "values"), [("cost", [float("nan"), 1.0]), ("blob", [b"x", b"y"]), ("short", [1.0]), ("text", "ab")]
 )
@@ -173,14 +174,10 @@ def test_merge_weighs_metrics_by_rows_and_fills_columns():
     assert merged.extras == {"verdict": ["a", "b", "c", None]}
 
 
-# --- answers that are none
-
-
 @pytest.mark.parametrize(
     ("content", "named"),
     [
         (b"<html>oops</html>", "<html>oops"),
-        (b"\xff\xfe", "JSON"),
         (b"[" * 100_000, "JSON"),
         ([0.25], "scores"),
         ({"scores": [0.25, 0.5]}, "1 scores, got 2"),
@@ -204,22 +201,26 @@ def test_read_answer_refuses_what_is_no_answer_about_one_row(content, named):
         read_answer(body, 1)
 
 
-def test_client_does_not_ask_again_after_an_answer_that_is_none():
-    with Script(always(200, b"<html>\x1b[31m" * 99)) as server, pytest.raises(RewardError) as refused:
+WRONG = {"error": "messages: wrong\x1b[31m"}
+SHOWN = r"'messages: wrong\x1b[31m'"
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "named"),
+    [
+        *((status, WRONG, SHOWN) for status in (404, 422, 500, 302)),
+        (204, b"", "204"),
+        (200, b"<html>\x1b[31m" * 99, ""),
+    ],
+)
+def test_client_does_not_ask_again_where_that_cannot_help(status, content, named):
+    elsewhere = {"Location": "/other"} if status == 302 else {}
+    with Script(always(status, content, elsewhere)) as server, pytest.raises(RewardError) as refused:
         ask(client_of(server.url))
     message = str(refused.value)
     assert len(server.requests) == 1
-    assert server.url in message and len(message) < 400 and message.isprintable()
-
-
-@pytest.mark.parametrize("status", [404, 422, 500, 204, 302])
-def test_client_does_not_ask_again_where_that_cannot_help(status):
-    content = b"" if status == 204 else {"error": "messages: wrong\x1b[31m"}
-    elsewhere = {"Location": "/other"} if status == 302 else {}
-    with Script(always(status, content, elsewhere)) as server, pytest.raises(RewardError, match=str(status)) as refused:
-        ask(client_of(server.url))
-    assert len(server.requests) == 1
-    assert status == 204 or "'messages: wrong\\x1b[31m'" in str(refused.value)
+    assert server.url in message and named in message and (status == 200 or str(status) in message)
+    assert len(message) < 400 and message.isprintable()
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
@@ -244,12 +245,8 @@ def test_client_says_which_rows_failed_and_stops_asking():
     assert scores == [2.0, 2.0, None, None, 2.0] and metrics == counts(3, 0, 1)
 
 
-# --- time
-
-
 @pytest.fixture
 def waits(monkeypatch):
-    """The waits between attempts, which take no time."""
     seconds = []
 
     async def note(delay):
@@ -285,12 +282,17 @@ def hang(connection):
         pass
 
 
-@pytest.mark.parametrize("serve", [hang, drip])
-def test_client_waits_a_bounded_time_for_a_server_that_does_not_get_to_an_end(serve):
+def cut_off(connection):
+    connection.recv(65536)
+    connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"scores": [1.0, ')
+
+
+@pytest.mark.parametrize(("serve", "timed_out"), [(hang, True), (drip, True), (cut_off, False)])
+def test_client_asks_a_server_that_does_not_get_to_an_end_again_for_a_bounded_time(serve, timed_out):
     metrics = {}
-    with raw_server(serve) as url, pytest.raises(RewardError, match=r"0\.3 s.*2 attempts") as refused:
+    with raw_server(serve) as url, pytest.raises(RewardError, match="2 attempts") as refused:
         ask(client_of(url, timeout_s=0.3, retries=1), log_metric=metrics.__setitem__)
-    assert refused.value.timed_out and metrics == counts(1, 1, 1)
+    assert refused.value.timed_out == timed_out and metrics == counts(1, 1, 1)
 
 
 def test_client_stops_reading_an_answer_without_an_end(monkeypatch):
@@ -304,9 +306,6 @@ def test_client_stops_reading_an_answer_without_an_end(monkeypatch):
 
     with raw_server(flood) as url, pytest.raises(RewardError, match="1048576 bytes"):
         ask(client_of(url))
-
-
-# --- connections
 
 
 def everything_said(error):
@@ -326,40 +325,7 @@ def test_client_names_a_server_that_is_not_running_and_no_secret(monkeypatch, ca
         ask(client_of(f"http://{address}/?v=query-" + "secret", retries=1), log_metric=metrics.__setitem__)
     assert metrics == counts(1, 1, 1)
     said = everything_said(refused.value) + caplog.text
-    assert TOKEN not in said and "query-secret" not in said
-
-
-@pytest.mark.parametrize("host", ["a" * 70 + ".invalid", "xn--0.invalid"])
-def test_client_names_a_host_that_has_no_address(host):
-    with pytest.raises(JaxppoError, match="reward server"):
-        ask(client_of(f"http://{host}/", retries=0))
-
-
-def cut_off(connection):
-    connection.recv(65536)
-    connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"scores": [1.0, ')
-
-
-def hang_up(connection):
-    connection.recv(65536)
-
-
-@pytest.mark.parametrize("serve", [cut_off, hang_up])
-def test_client_asks_again_when_the_server_goes_away_in_the_middle(serve):
-    calls = []
-
-    def broken_twice(connection):
-        calls.append(connection)
-        if len(calls) <= 2:
-            return serve(connection)
-        connection.recv(65536)
-        answer = b'{"scores": [1.0, 2.0]}'
-        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer))
-
-    metrics = {}
-    with raw_server(broken_twice) as url:
-        assert ask(client_of(url, retries=2), log_metric=metrics.__setitem__) == [1.0, 2.0]
-    assert metrics == counts(1, 2, 0)
+    assert TOKEN not in said and "query-secret" not in said and "python -m jaxppo.reward_server" in said
 
 
 def test_client_uses_no_proxy_of_the_environment(monkeypatch):
@@ -383,9 +349,6 @@ def test_client_works_inside_an_event_loop_and_from_several_threads():
         assert asyncio.run(in_a_notebook()) == [2.0, 3.0]
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda _: ask(client), range(8))) == [[2.0, 3.0]] * 8
-
-
-# --- secrets
 
 
 def test_client_sends_the_token_or_user_and_password_of_the_url(monkeypatch):
@@ -470,7 +433,6 @@ def test_client_refuses_what_is_no_http_address_and_hides_its_password(url):
         ("timeout_s", float("inf")),
         ("retries", -1),
         ("backoff_s", float("nan")),
-        ("batch_size", 0),
         ("workers", 0),
         ("on_error", "skip"),
         ("token", TOKEN),  # beside a password in the address

@@ -104,15 +104,12 @@ def test_workers_score_in_order_and_are_kept_until_they_end(workers):
     assert not any(map(is_running, [*first, *again.extras["who"]]))
 
 
-def test_a_completion_that_fails_costs_nothing_but_itself(workers):
+def test_a_completion_that_fails_costs_nothing_but_itself_and_a_process_keeps_its_state(workers):
     score = workers(timeout_s=1.5)
     scores = score(completions("a", "hang", "bb", "crash", "raise", "nan", "crash", "ccc"))
     late, crashed = Failed("timeouts", "no answer within 1.5 s"), Failed("errors", "its process ended with 7")
     raised, nan = Failed("errors", "ValueError: a bad day"), Failed("errors", "nan")
     assert scores.values == [1.0, late, 2.0, crashed, raised, nan, crashed, 3.0]
-
-
-def test_a_process_keeps_the_state_of_its_function(workers):
     assert workers(count=1)(completions("a", "b", "calls")).values == [1.0, 1.0, 3.0]
 
 
@@ -174,12 +171,9 @@ def test_make_rewards_puts_functions_with_a_time_limit_into_workers(functions):
     assert scores.extras["moody_failed"] == [None, "no answer within 1.5 s", "its process ended with 7", None]
 
 
-def test_make_rewards_calls_functions_without_a_time_limit_here(functions):
+def test_make_rewards_calls_functions_here_and_keeps_their_results_where_that_is_asked_for(functions):
     rewards = make_rewards(RewardConfig(reward_funcs=(f"{functions}:moody",)))
     assert rewards(completions("a")).extras["who"] == [os.getpid()]
-
-
-def test_make_rewards_keeps_results_of_own_functions_only_where_that_is_asked_for():
     for size, hits in ((None, 0), (10, 1)):
         rewards = make_rewards(RewardConfig(reward_funcs=("tests.reward_servers:length",), reward_cache_size=size))
         scores = rewards(completions("aa", "aa"))

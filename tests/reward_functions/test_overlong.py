@@ -34,12 +34,6 @@ def test_punishment_is_that_of_the_equation_and_of_trl_at_every_length(longest, 
     assert given == theirs(completion_ids=ids)
 
 
-@pytest.mark.parametrize("cache", [0, -1, 21])
-def test_a_cache_out_of_range_is_refused(cache):
-    with pytest.raises(ConfigError, match=r"^soft_punish_cache: .*20"):
-        get_soft_overlong_punishment(20, cache)
-
-
 def test_it_is_a_weighted_term_of_a_run_s_rewards():
     config = RewardConfig(reward_funcs=(NAME, "json:loads"), reward_weights=(0.5, 0.0), soft_punish_cache=4)
     rewards = registry.make_rewards(config, Context(max_completion_len=10)).rewards[0]

@@ -9,8 +9,8 @@ from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError, ModelError
 from jaxppo.reward_functions import registry
 from jaxppo.reward_functions.http_client import RewardError
-from jaxppo.reward_functions.registry import BuiltIn, Context, check, make_rewards
-from jaxppo.rewards import Completions, Failed
+from jaxppo.reward_functions.registry import Context, check, make_rewards
+from jaxppo.rewards import Failed
 
 
 @pytest.mark.parametrize(
@@ -37,21 +37,9 @@ def test_check_asks_for_a_missing_package_before_any_model_is_made(monkeypatch):
             use(config)
 
 
-def test_a_new_built_in_function_takes_one_row(monkeypatch):
-    def brevity(config, run):
-        return lambda completions: [-float(len(text)) for text in completions]
-
-    monkeypatch.setitem(registry.BUILT_IN, "brevity", BuiltIn(brevity))
-    rewards = make_rewards(RewardConfig(reward_funcs=("brevity",)))
-    assert rewards(Completions(["p"], ["abc"], [[1]], {})).values == [-3.0]
-
-
-def test_a_reward_model_is_refused_where_none_can_be_computed():
+def test_what_a_reward_model_or_a_server_cannot_do_is_an_error_of_its_kind():
     with pytest.raises(ConfigError, match=r"^reward_funcs: .*'model'"):
         make_rewards(RewardConfig(reward_funcs=("model",), reward_model_path="x"))
-
-
-def test_a_server_without_an_answer_is_a_timeout_and_any_other_failure_an_error():
     client = registry._server(RewardConfig(reward_funcs=("server",), reward_server_url="http://x"), Context())
     assert client._on_error(RewardError("late", timed_out=True)) == Failed("timeouts", "late")
     assert client._on_error(RewardError("broken")) == Failed("errors", "broken")

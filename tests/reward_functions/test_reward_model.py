@@ -1,5 +1,6 @@
 """A reward model as a reward function: which ids it scores, and its scores against transformers and PEFT."""
 
+import dataclasses
 import shutil
 from functools import partial
 
@@ -14,7 +15,7 @@ from jaxppo.errors import DataError, ModelError
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions import reward_model
-from jaxppo.reward_functions.registry import text_reward_model_loader
+from jaxppo.reward_functions.registry import reward_model_loader, text_reward_model_loader
 from jaxppo.reward_functions.reward_model import ModelReward, load_reward_adapter, load_reward_model, same_vocabulary
 from tests.data.tokenizers import chat_tokenizer, word_tokenizer
 from tests.peft_models import LORA_CONFIGS, bases, peft_adapted, random_adapter  # noqa: F401 (a fixture)
@@ -59,7 +60,6 @@ def arguments(rows, **others):
 
 
 def ended_by(given, token):
-    """The same with another token that ends completions."""
     ids = [[token if i == EOS else i for i in completion] for completion in given["completion_ids"]]
     assert ids != given["completion_ids"]
     return given | {"completion_ids": ids}
@@ -117,9 +117,6 @@ def rows_of(monkeypatch):
     return find
 
 
-# --- which ids are scored
-
-
 def test_ids_are_scored_as_they_come(rows_of, saved, policy_tokenizer, parallel):
     reward = load_reward_model(str(saved[1]), policy_tokenizer, parallel)
     assert reward.shares_vocabulary and reward.__name__ == "my-rm"
@@ -151,9 +148,13 @@ def test_another_vocabulary_scores_the_text(rows_of, saved, policy_tokenizer, pa
     # Another token that ends the policy's completions closes the text in the same way.
     several = load_reward_model(str(tmp_path / "other"), policy_tokenizer, parallel, policy_end_ids=(EOS, 9))
     assert rows_of(several, ended_by(given, 9)) == expected
+    assert same_vocabulary(policy_tokenizer, word_tokenizer(WORDS))
+    assert not same_vocabulary(policy_tokenizer, word_tokenizer(WORDS, eos="w9"))
+    assert not same_vocabulary(policy_tokenizer, word_tokenizer([*WORDS, "more"]))
+    assert not same_vocabulary(policy_tokenizer, word_tokenizer([*WORDS[:3], *WORDS[:2:-1]]))
 
 
-def test_rows_end_as_the_model_has_learned(rows_of, saved, policy_tokenizer, parallel):
+def test_rows_end_as_learned_and_long_ones_lose_their_beginning(rows_of, saved, policy_tokenizer, parallel):
     load = partial(load_reward_model, str(saved[1]), policy_tokenizer, parallel)
     # Where the policy ended in another way, and with `append_eos` everywhere, once.
     assert rows_of(load(policy_end_ids=(EOS, 9)), ended_by(arguments(ROWS), 9)) == IDS
@@ -163,14 +164,24 @@ def test_rows_end_as_the_model_has_learned(rows_of, saved, policy_tokenizer, par
     given = arguments(ROWS)
     without_policy = text_reward_model_loader(parallel)(str(saved[1]))
     assert rows_of(without_policy, {name: given[name] for name in ("prompts", "completions")}) == ended
+    reward = load_reward_model(str(saved[1]), policy_tokenizer, parallel, max_length=8)
+    logged = {}
+    assert rows_of(reward, arguments(ROWS), log_metric=logged.__setitem__) == [row[-8:] for row in IDS]
+    assert logged == {"reward/truncated": 3.0}
+    reward(**arguments(ROWS))
+    assert reward.truncated == 6
 
 
-def test_texts_begin_as_the_tokenizer_begins_them(rows_of, saved, parallel):
+def test_texts_begin_as_the_tokenizer_begins_them_and_need_an_end(rows_of, saved, parallel):
     tokenizer = word_tokenizer(WORDS)
     tokenizer.add_special_tokens({"bos_token": "w9"})
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="w9 $A", special_tokens=[("w9", 9)])
     reward = ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel)
     assert reward.encode(["w5 w6"]) == [tokenizer("w5 w6")["input_ids"]] == [[9, 5, 6]]
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.eos_token = None
+    with pytest.raises(ModelError, match=r"^mine: .*eos_token"):
+        ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel, name="mine")
 
 
 def test_a_model_of_another_vocabulary_reads_turns_by_its_own_template(rows_of, saved, policy_tokenizer, parallel):
@@ -190,22 +201,20 @@ def test_a_model_of_another_vocabulary_reads_turns_by_its_own_template(rows_of, 
         for before in (turns, turns[-1:])
     )
     assert rows == [whole, whole[:-1], plain]  # a completion that was cut has no end
+    assert "chat template" in reward.reads
 
 
-def test_same_vocabulary_compares_tokens_and_end(policy_tokenizer):
-    assert same_vocabulary(policy_tokenizer, word_tokenizer(WORDS))
-    assert not same_vocabulary(policy_tokenizer, word_tokenizer(WORDS, eos="w9"))
-    assert not same_vocabulary(policy_tokenizer, word_tokenizer([*WORDS, "more"]))
-    assert not same_vocabulary(policy_tokenizer, word_tokenizer([*WORDS[:3], *WORDS[:2:-1]]))
-
-
-def test_long_rows_lose_their_beginning_and_are_counted(rows_of, saved, policy_tokenizer, parallel):
-    reward = load_reward_model(str(saved[1]), policy_tokenizer, parallel, max_length=8)
-    logged = {}
-    assert rows_of(reward, arguments(ROWS), log_metric=logged.__setitem__) == [row[-8:] for row in IDS]
-    assert logged == {"reward/truncated": 3.0}
-    reward(**arguments(ROWS))
-    assert reward.truncated == 6
+def test_a_model_of_another_vocabulary_gets_the_system_turn_of_the_policy(saved, policy_tokenizer, parallel, tmp_path):
+    model, params = hf.load_pretrained(saved[1])
+    tokenizer = chat_tokenizer()
+    hf.save_pretrained(tmp_path / "chat", model, params, tokenizer)
+    policy = dataclasses.replace(model, end_ids=())
+    load = reward_model_loader(policy, params, policy_tokenizer, parallel, (EOS,), "be brief")
+    reward, seen = load(str(tmp_path / "chat")), []
+    encode = reward.encode
+    reward.encode = lambda texts: seen.extend(texts) or encode(texts)
+    reward(["on b"], ["unstack b a"], [[5, EOS]], prompt_ids=[[3]], messages=[[{"role": "user", "content": "on b"}]])
+    assert "be brief" in seen[0] and "be brief" in reward.reads
 
 
 @pytest.mark.parametrize(("row", "named"), [(([], []), "row 1"), (([3], [61]), "vocab_size=61.* 61 in row 1")])
@@ -213,9 +222,6 @@ def test_what_cannot_be_scored_is_an_error(rows_of, saved, policy_tokenizer, par
     reward = load_reward_model(str(saved[1]), policy_tokenizer, parallel)
     with pytest.raises(DataError, match=f"^my-rm: .*{named}"):
         reward([""] * 2, [""] * 2, [[5], row[1]], prompt_ids=[[3], row[0]])
-
-
-# --- scores
 
 
 @pytest.mark.parametrize(
@@ -288,15 +294,6 @@ def test_a_folder_that_is_no_reward_model_is_refused(saved, tmp_path, policy_tok
         load_reward_model(str(tmp_path / "rm"), policy_tokenizer, parallel)
     assert "\n" not in str(caught.value)
 
-
-def test_a_reward_model_needs_an_end_of_sequence(saved, parallel):
-    tokenizer = word_tokenizer(WORDS)
-    tokenizer.eos_token = None
-    with pytest.raises(ModelError, match=r"^mine: .*eos_token"):
-        ModelReward(*hf.load_pretrained(saved[1]), tokenizer, parallel=parallel, name="mine")
-
-
-# --- an adapter on a base
 
 SHAPE = LoraConfig(r=4, lora_alpha=8)
 

@@ -127,7 +127,7 @@ def test_trl_scores_are_those_of_get_reward(reward, pad, context_length):
     assert np.ptp(scores[..., 0][real]) > 0.5
 
 
-def test_trl_scores_at_the_edges(reward):
+def test_trl_scores_at_the_edges_and_pooled_scores_without_a_pad_id(reward):
     _, config, params = reward
     run = partial(trl_scores, params, jnp.asarray(as_trl()), model=config, pad_id=PAD)
     # No pad: the last column. A pad at once: the last column of the prompt. A pad inside: what comes after is cut off.
@@ -137,6 +137,13 @@ def test_trl_scores_at_the_edges(reward):
     np.testing.assert_array_equal(whole.last, [-1, PROMPT + 2, *[-1] * 7])
     np.testing.assert_array_equal(whole.final[2:], whole.scores[2:, -1])
     np.testing.assert_array_equal(run(context_length=PROMPT + COMPLETION).last, [PROMPT + COMPLETION - 1] * len(ROWS))
+    model, config, params = reward
+    ids = np.array([[5, 6, PAD, 7, PAD]])
+    ours = pooled_scores(params, jnp.asarray(ids), model=config, pad_id=None)
+    assert_close(ours, transformers_scores(model, ids, None))
+    assert far(ours, transformers_scores(model, ids, PAD))
+    with pytest.raises(ModelError, match=r"^pad_token_id: .*2 rows"):
+        pooled_scores(params, jnp.asarray(np.repeat(ids, 2, axis=0)), model=config, pad_id=None)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -156,16 +163,6 @@ def test_pooled_scores_are_those_of_transformers(reward, side):
     assert_close(
         pooled_scores(params, jnp.asarray(ids), model=config, pad_id=PAD), transformers_scores(model, ids, PAD)
     )
-
-
-def test_pooled_scores_without_a_pad_id_are_of_one_row(reward):
-    model, config, params = reward
-    ids = np.array([[5, 6, PAD, 7, PAD]])
-    ours = pooled_scores(params, jnp.asarray(ids), model=config, pad_id=None)
-    assert_close(ours, transformers_scores(model, ids, None))
-    assert far(ours, transformers_scores(model, ids, PAD))
-    with pytest.raises(ModelError, match=r"^pad_token_id: .*2 rows"):
-        pooled_scores(params, jnp.asarray(np.repeat(ids, 2, axis=0)), model=config, pad_id=None)
 
 
 def test_few_programs_serve_all_lengths(monkeypatch):

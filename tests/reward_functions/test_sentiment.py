@@ -112,15 +112,12 @@ def test_sentiment_is_the_raw_logit_of_the_label_wherever_it_stands(labels, text
     assert ask(make_sentiment_reward(folder), texts) == ask(make_sentiment_reward(folder, label="POSITIVE"), texts)
 
 
-def test_sentiment_turns_logits_into_probabilities(classifier, texts):
+def test_sentiment_turns_logits_into_probabilities_and_reads_the_prompt_unless_asked_otherwise(classifier, texts):
     raw = torch.tensor([raw_logits(classifier, texts, label) for label in ("NEGATIVE", "POSITIVE")])
     softmax = ask(make_sentiment_reward(classifier, function_to_apply="softmax"), texts)
     sigmoid = ask(make_sentiment_reward(classifier, function_to_apply="sigmoid"), texts)
     assert softmax == pytest.approx(torch.softmax(raw, 0)[1].tolist(), abs=1e-5)
     assert sigmoid == pytest.approx(torch.sigmoid(raw)[1].tolist(), abs=1e-5)
-
-
-def test_sentiment_reads_the_prompt_unless_asked_otherwise(classifier):
     prompts, completions = ["the film was superb and"] * 2, [" dull", " lovely"]
     both, completion = make_sentiment_reward(classifier), make_sentiment_reward(classifier, text="completion")
     joined = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
@@ -135,12 +132,6 @@ def test_sentiment_does_not_depend_on_the_batch(classifier, batch_size, texts):
     assert ask(reward, texts) == ask(reward, texts) == pytest.approx(ask(expected, texts), abs=1e-5)
     assert ask(reward, texts)[::-1] == pytest.approx(ask(expected, texts[::-1]), abs=1e-5)
     assert ask(reward, []) == []
-
-
-def test_sentiment_cuts_texts_at_the_models_longest(classifier):
-    start = "the film was superb and " * 4 + "good music"  # 22 words and two special tokens
-    whole, longer = ask(make_sentiment_reward(classifier), [start, start + " awful" * 500])
-    assert longer == pytest.approx(whole, abs=1e-5)
 
 
 def test_sentiment_leaves_out_texts_without_tokens(tmp_path):
@@ -182,18 +173,14 @@ def test_sentiment_refuses_a_model_without_a_trained_head(tmp_path):
         make_sentiment_reward(folder)
 
 
-def test_sentiment_opens_no_pickles(tmp_path):
-    config = distilbert_config("NEGATIVE", "POSITIVE")
-    config.save_pretrained(tmp_path)
-    words_tokenizer().save_pretrained(tmp_path)
-    torch.save(DistilBertForSequenceClassification(config).state_dict(), tmp_path / "pytorch_model.bin")
-    for folder in (tmp_path, tmp_path / "missing"):
+def test_sentiment_opens_no_pickles_and_runs_no_code_of_the_model(tmp_path):
+    model = DistilBertForSequenceClassification(distilbert_config("A", "POSITIVE"))
+    model.config.save_pretrained(tmp_path / "pickled")
+    words_tokenizer().save_pretrained(tmp_path / "pickled")
+    torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
+    for folder in (tmp_path / "pickled", tmp_path / "missing"):
         with pytest.raises(ModelError, match=f"safetensors at {folder}"):
             make_sentiment_reward(str(folder))
-
-
-def test_sentiment_runs_no_code_of_the_model(tmp_path):
-    model = DistilBertForSequenceClassification(distilbert_config("A", "POSITIVE"))
     model.config.auto_map = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.Config"}
     folder = save(tmp_path, model, words_tokenizer())
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\nclass Config: pass\n")

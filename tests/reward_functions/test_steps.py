@@ -18,7 +18,6 @@ from jaxppo.planning.datasets.rows import build_split
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.reward_functions import plan as plan_reward
 from jaxppo.reward_functions import registry
-from jaxppo.reward_functions.steps import step_rewards
 from jaxppo.rewards import Completions
 from tests.plan_texts import (
     PROBLEM_PDDL,
@@ -45,8 +44,6 @@ def pieces(text, outcome):
     """The parts as (piece of the text, reward)."""
     return [(text[part.start : part.end], part.reward) for part in outcome.steps.parts]
 
-
-# --- by hand
 
 UNSTACKED, DOWN = ("unstack b a", 1 / 4), ("put-down b", 1 / 4)
 WHOLE = [UNSTACKED, DOWN, ("pick-up a", 1 / 4), ("stack a b", 1 / 4)]
@@ -179,9 +176,6 @@ def test_spans_are_those_of_the_text_as_it_is(style, text, actions, rest):
     assert len(plan.actions) == len(actions) and (plan.error is None) == (rest is None)
 
 
-# --- nothing changes in sum
-
-
 SHAPES = [
     {},
     {"partial": "lccs", "normalise_by": "reference", "partial_scale": 0.3},
@@ -219,9 +213,6 @@ def test_parts_add_up_to_the_outcome_on_random_and_hostile_answers(options):
     assert len({outcome.reward for outcome in outcomes}) >= (2 if options else 10)
 
 
-# --- the best policy stays the best
-
-
 @pytest.mark.parametrize("options", SHAPES, ids=str)
 def test_from_any_place_on_the_return_is_the_outcome_less_what_the_text_before_has_decided(options):
     """The theorem of potential-based shaping, over all answers of up to four actions.
@@ -245,18 +236,6 @@ def test_from_any_place_on_the_return_is_the_outcome_less_what_the_text_before_h
             assert abs(before - potential) < 1e-12, plan
     assert len(potentials) == len(plans) and min(potentials.values()) == 0
     assert max(potentials.values()) == pytest.approx(1)
-
-
-def test_a_rest_that_one_number_cannot_hold_takes_two():
-    plan = parse_completion(SOLUTION)
-    references = [tuple(map(parse_action, REFERENCE))]
-    verdict = one(SOLUTION).verdict
-    for reward in (0.1, 1 / 3, 1e-12, 0.7 * 3 / 11, 0.999):
-        steps = step_rewards(SOLUTION, plan, verdict, reward, BLOCKSWORLD.pddl, PROBLEM_PDDL, references)
-        assert math.fsum(part.reward for part in steps.parts) == reward
-
-
-# --- what is reported, and where it is refused
 
 
 def test_plan_reward_reports_where_plans_break():

@@ -117,8 +117,6 @@ def _in_place(made: str, roots: dict[str, str]) -> bool:
     return operation[1] in ("get-tuple-element", "parameter", "bitcast", "dynamic-update-slice")
 
 
-# --- arrays of all logits or of all attention scores
-
 WIDE = GPTNeoXConfig(**SIZES, vocab_size=10_000, intermediate_size=512)
 WIDE_ROWS, WIDE_PROMPT, RESPONSE = 16, 232, 24  # together 256 tokens, whole tiles
 ARRAY = re.compile(r"= \(?([a-z0-9]+)\[([\d,]*)\]")

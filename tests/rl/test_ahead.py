@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxppo.config import RewardConfig, TrainConfig
-from jaxppo.config.sources import replace
-from jaxppo.errors import ConfigError
+from jaxppo.config import RewardConfig
 from jaxppo.reward_functions import registry
 from jaxppo.rl.ahead import AheadSampler, Sampled, stage_times
 from jaxppo.types import Experience
@@ -129,10 +127,3 @@ def test_of_our_own_rewards_only_the_model_needs_the_devices():
     needing = RewardConfig(reward_funcs=("plan", "model"), reward_model_path="somewhere")
     assert registry.need_devices(needing)
     assert not registry.need_devices(RewardConfig(reward_funcs=("plan", "my_rewards:own")))
-
-
-def test_a_batch_is_at_most_one_update_old():
-    assert replace(TrainConfig(), async_rollouts=1).rl.async_rollouts == 1
-    for value in (2, -1):
-        with pytest.raises(ConfigError, match="async_rollouts"):
-            replace(TrainConfig(), async_rollouts=value)

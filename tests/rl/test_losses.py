@@ -28,19 +28,11 @@ def test_kl_estimate_on_hand_numbers():
         np.testing.assert_allclose(losses.kl_estimate(logprobs, reference, estimator), kl, rtol=1e-6, err_msg=estimator)
     # The one that is left needs whole distributions; the configuration offers the same names.
     assert {*expected, "full"} == set(get_args(get_type_hints(RLConfig)["kl_estimator"]))
-
-
-def test_kl_estimate_k3_keeps_its_digits_for_tiny_differences():
+    with pytest.raises(ValueError, match="estimator"):
+        losses.kl_estimate(logprobs, reference, "full")
+    # k3 keeps its digits for tiny differences.
     kl = losses.kl_estimate(jnp.float32(0.0), jnp.float32(1e-3), "k3")
     np.testing.assert_allclose(kl, 1e-6 / 2 + 1e-9 / 6, rtol=1e-3)
-
-
-def test_kl_estimate_refuses_an_unknown_estimator():
-    with pytest.raises(ValueError, match="estimator"):
-        losses.kl_estimate(jnp.zeros(1), jnp.zeros(1), "full")
-
-
-# --- the KL controller
 
 
 @pytest.mark.parametrize(
@@ -63,8 +55,6 @@ def test_adapted_kl_coef_on_hand_numbers(kl, horizon, factor):
     coef = losses.adapted_kl_coef(jnp.float32(0.3), jnp.float32(kl), 6.0, horizon, 64)
     np.testing.assert_allclose(coef, 0.3 * factor, rtol=1e-6)
 
-
-# --- the policy loss
 
 # ratio, advantage, cliprange above (below it is 0.2), loss, whether the clipped term decides
 POLICY_CASES = [
@@ -127,8 +117,6 @@ def test_policy_loss_and_its_gradient_ignore_infinite_log_ratios_outside_the_mas
     both = (policy_loss(x, advantages, weights, 0.2) for x in (dirty, clean))
     np.testing.assert_array_equal(*map(np.array, both))
 
-
-# --- the value loss
 
 # Values, old values, return, loss term (half the square) at cliprange 0.2, whether the clipped term decides
 VALUE_CASES = [

@@ -79,9 +79,6 @@ def test_statistics_are_global_over_devices(mode, num_devices):
     assert np.abs(halves[::-1] - expected).max() > 0.5  # the data would show statistics per device
 
 
-# --- means as weighted sums
-
-
 def test_mean_weights_on_hand_numbers():
     mask = jnp.array([[True, True, False], [True, False, False]])
     np.testing.assert_allclose(ops.mean_weights(mask, (0, 1)), np.array([[1, 1, 0], [1, 0, 0]]) / 3, rtol=1e-6)
@@ -98,9 +95,6 @@ def test_weighted_sum_and_its_gradient_ignore_what_has_no_weight(hidden):
     assert value == ops.weighted_sum(np.where(RAGGED, X, 0), weights)
     np.testing.assert_array_equal(gradient, weights)
     assert np.isnan(ops.weighted_sum(jnp.array([1.0, jnp.nan]), jnp.array([0.5, 0.5])))  # among the real it shows
-
-
-# --- packing
 
 
 def random_prompts(num_rows=6, prompt_length=7, completion_length=5):
@@ -120,9 +114,6 @@ def test_pack_equals_a_loop(length):
         both = [*prompt_ids[row][mask[row]], *completion_ids[row]]
         expected[row, : len(both)] = both
     np.testing.assert_array_equal(pack(prompt_ids, mask, completion_ids, length), expected[:, :length])
-
-
-# --- random numbers
 
 
 def test_row_uniforms_of_a_row_do_not_depend_on_the_number_of_rows():

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from jaxppo.config import OptimizerConfig
+from jaxppo.parallel import stacks
 from jaxppo.rl import optimizer
 from jaxppo.types import TrainState
-
-# --- schedules
 
 
 def rates_of(config, num_updates=10, peak=1.0):
@@ -42,9 +41,6 @@ def test_make_learning_rates_gives_the_value_model_its_own_peak():
     # 0 is a choice, not a missing value.
     frozen = OptimizerConfig(learning_rate=0.5, value_learning_rate=0.0)
     assert optimizer.make_learning_rates(frozen, 4).value(1) == 0.0
-
-
-# --- optimizer steps
 
 
 def one_step(config, grads, params=None, step=0, num_updates=4):
@@ -83,16 +79,39 @@ def test_apply_gradients_decays_weights_apart_from_adam():
     np.testing.assert_allclose(change["policy"], [[-0.5 * 0.1 * 2.0]], rtol=1e-6)
     bias_or_norm = one_step(config, {"policy": jnp.array([0.0])}, {"policy": jnp.array([2.0])})
     assert bias_or_norm["policy"] == 0.0
+    for shape, decay in (((2, 1), 0.0), ((2, 1, 1), -0.1)):  # biases and matrices of two layers in one array
+        stacked = {"policy": {stacks.ALL: jnp.full(shape, 2.0)}}
+        change = one_step(config, jax.tree.map(jnp.zeros_like, stacked), stacked)
+        np.testing.assert_allclose(change["policy"][stacks.ALL], np.full(shape, decay), rtol=1e-6)
     still = one_step(OptimizerConfig(learning_rate=0.0, weight_decay=0.1), {"policy": jnp.array([3.0])})
     assert still["policy"] == 0.0
 
 
-def test_rates_of_tiny_models_are_warned_of_with_larger_ones():
-    both = OptimizerConfig(learning_rate=6e-4, value_learning_rate=2e-3)
-    warning = optimizer.high_rates(both, 12_000_000)
-    for part in ("learning_rate 0.0006", "value_learning_rate 0.002", "12,000,000"):
-        assert part in warning
-    of_values = optimizer.high_rates(OptimizerConfig(learning_rate=1e-5, value_learning_rate=2e-3), 12_000_000)
-    assert of_values.startswith("value_learning_rate 0.002")
-    assert optimizer.high_rates(OptimizerConfig(learning_rate=1e-5), 12_000_000) is None
-    assert optimizer.high_rates(both, 1_000_000) is None
+@pytest.mark.parametrize(
+    ("parameters", "supervised", "use_peft", "usual", "high"),
+    [
+        (12_000_000, False, False, 1e-4, 6e-4),  # PPO
+        (135_000_000, True, False, 1e-3, 3e-3),  # SmolLM2-135M, and the rate for tiny models
+        (1_700_000_000, True, False, 3e-4, 1e-3),
+        (7_000_000_000, True, False, 5e-5, 2e-4),
+        (7_000_000_000, True, True, 5e-4, 1e-3),
+        (135_000_000, True, True, 1e-3, 3e-3),
+        (7_000_000_000, False, True, 5e-4, 3e-3),
+    ],
+)
+def test_rates_are_high_for_the_size_and_kind_of_what_is_trained(parameters, supervised, use_peft, usual, high):
+    kind = {"supervised": supervised, "use_peft": use_peft}
+    assert optimizer.high_rates(OptimizerConfig(learning_rate=usual), parameters, **kind) is None
+    assert optimizer.high_rates(OptimizerConfig(learning_rate=high), 1_000_000, **kind) is None
+    warning = optimizer.high_rates(OptimizerConfig(learning_rate=high), parameters, **kind)
+    assert f"learning_rate {high:g}" in warning and f"{parameters:,}" in warning
+    both = optimizer.high_rates(OptimizerConfig(learning_rate=usual, value_learning_rate=high), parameters, **kind)
+    assert both.startswith("value_learning_rate")
+
+
+def test_a_warmup_longer_than_the_run_tells_the_rate_that_the_run_ends_with():
+    config = OptimizerConfig(learning_rate=3e-3, warmup_steps=50)
+    assert optimizer.warnings(config, 50, None, supervised=True) == []
+    (warning,) = optimizer.warnings(config, 8, None, supervised=True)
+    last = float(optimizer.make_schedule(config, 8, 3e-3)(7))
+    assert last == pytest.approx(4.8e-4) and "warmup_steps 50" in warning and f"{last:.3g}" in warning

@@ -146,9 +146,6 @@ def baseline_of(variant):
     return state, stats
 
 
-# --- the first update
-
-
 @pytest.mark.parametrize("config", [CONFIG, RECOMPUTED], ids=["sampler", "recompute"])
 def test_the_first_update_starts_at_kl_0_and_ratio_1(recorded, config):
     ppo = make_ppo(config)
@@ -167,9 +164,6 @@ def test_without_a_reference_there_is_none_to_compare_with(recorded):
     scored = ppo.score(start(ppo), None, ppo.pack(make_prompts(), recorded), recorded)
     assert scored.ref_logprobs is scored.full_kl is None
     assert make_ppo(replace(CONFIG, kl_coef=0.0)).reference(start(ppo), POLICY) is None
-
-
-# --- what must not matter
 
 
 def permuted(prompts, rollout, copies, order):
@@ -270,9 +264,6 @@ def test_micro_batches_that_can_be_cut_are_sorted_by_length(recorded, parts, mon
         np.testing.assert_allclose(weight.sum(axis=(1, 2)), 1.0, rtol=1e-5)
 
 
-# --- what is refused
-
-
 def test_mini_batches_that_do_not_divide_over_the_devices_are_refused():
     config = replace(CONFIG, num_mini_batches=CONFIG.batch_size // 2)
     with pytest.raises(ConfigError, match="batch_size / num_mini_batches / gradient_accumulation_steps"):
@@ -313,9 +304,6 @@ def test_pack_wants_the_rows_of_a_batch(recorded):
             make_ppo().pack(prompts, rollout)
 
 
-# --- sampling
-
-
 def test_a_completion_may_end_with_any_of_several_tokens():
     ends, lasts = (EOS, 5, 9), [EOS, 5, 9, 4, EOS, 5, 9, 4]
     model = dataclasses.replace(MODEL, end_ids=ends[1:])
@@ -330,6 +318,11 @@ def test_a_completion_may_end_with_any_of_several_tokens():
     assert not np.any(alone.rollout_of([[4, last] for last in lasts]).ended)
 
 
+def test_with_pad_equal_to_eos_the_end_is_a_token_of_its_completion():
+    rollout = make_ppo(pad_id=EOS).rollout_of([[5, EOS], [7, 8, 9], [EOS], [3, 4, EOS]] * 2)
+    np.testing.assert_array_equal(rollout.completion_mask.sum(1), [2, 3, 1, 3] * 2)
+
+
 def test_lengths_and_tokens_are_drawn_per_row_and_anew_for_each_update():
     ppo, prompts = make_ppo(VARIANTS["rloo"]), make_prompts(copies=2)
     state = start(ppo)
@@ -340,9 +333,6 @@ def test_lengths_and_tokens_are_drawn_per_row_and_anew_for_each_update():
     assert len({tuple(lengths) for lengths in cut}) == 8
     first, second = (rollout.completion_ids[:, :2] for rollout in rollouts[:2])
     assert (first != second).any()
-
-
-# --- learning
 
 
 @pytest.mark.parametrize("config", [replace(CONFIG, value_warmup_updates=1), RLOO], ids=["ppo", "rloo"])
@@ -364,6 +354,15 @@ def test_mini_batches_without_a_counted_token_take_no_step_and_do_not_dilute(con
         assert moved(before["value"], start(ppo).params["value"])
         after, stats = learn(ppo, state, ppo.parallel.put(REFERENCE), prompts, rollout, scorer=scorer)
         assert moved(after.params["policy"], before["policy"]) and stats["lr"] > 0
+
+
+def test_mini_batches_are_drawn_anew_for_each_update(monkeypatch):
+    ppo, keys = make_ppo(), set()
+    monkeypatch.setattr(ppo, "_mini_batches", lambda _, key: keys.add(tuple(jax.random.key_data(key).tolist())))
+    monkeypatch.setattr(ppo, "_update", lambda state, *_: (state, {}))
+    for step in range(3):
+        ppo.update(start(ppo), None, step)
+    assert len(keys) == 3
 
 
 def test_an_update_leaves_the_arrays_it_started_from_alone(recorded):

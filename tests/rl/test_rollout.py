@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo import models
+from jaxppo import data, models
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import ops, rollout, sampling
 from jaxppo.types import PromptBatch, Rollout
@@ -24,7 +24,8 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6], [5, 3, 5, 8, 9, 7, 9], [3, 2, 3, 8]]
 TRUNCATION = ("top_k", "top_p", "min_p")
 sample_tokens = jax.jit(sampling.sample_tokens, static_argnames=("temperature", *TRUNCATION))
 truncate = jax.jit(sampling.truncate, static_argnames=TRUNCATION)
-generate = jax.jit(partial(rollout.generate, model=MODEL), static_argnames=("temperature", *TRUNCATION))
+OPTIONS = ("temperature", *TRUNCATION, "repetition_penalty", "drop_ended")
+generate = jax.jit(partial(rollout.generate, model=MODEL), static_argnames=OPTIONS)
 hidden_of = jax.jit(lambda params, ids: models.apply(MODEL, params, ids, logits=False).hidden)
 logprobs_of = jax.jit(partial(rollout.completion_logprobs, temperature=TEMPERATURE), static_argnames="model")
 kl_of = jax.jit(partial(rollout.completion_kl, temperature=TEMPERATURE), static_argnames="model")
@@ -55,9 +56,6 @@ def numpy_log_softmax(logits, temperature=1.0):
     z = np.asarray(logits, np.float64) / temperature
     z = z - z.max(axis=-1, keepdims=True)
     return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
-
-
-# --- sample_tokens
 
 
 def test_sample_tokens_inverts_the_cumulative_sum_on_hand_numbers():
@@ -91,9 +89,6 @@ def test_sample_tokens_never_draws_a_token_without_probability(vocab_size, limit
         sampled = sample_tokens(logits, np.full(16, u, np.float32), temperature=1.0, **limits)
         assert not impossible[np.arange(16), np.asarray(sampled.ids)].any()
         assert np.isfinite(sampled.logprobs).all()
-
-
-# --- truncate
 
 
 def random_logits(num_rows=100):
@@ -163,13 +158,10 @@ def test_sample_tokens_draws_only_what_truncation_keeps(top_k, top_p, min_p):
         np.testing.assert_allclose(sampled.logprobs[row], truncated[sampled.ids[row]], atol=1e-5)
 
 
-# --- generate
-
-
-def naive_generate(params, prompts, uniforms, temperature, keep=None):
+def naive_generate(params, prompts, uniforms, temperature, keep=None, change=lambda ids, logits: logits):
     """Row by row and token by token, each time through the whole sequence: (ids, logprobs) of rows that never end.
 
-    `keep` gives the tokens that may be drawn, of log-probabilities [V].
+    `change` gives other logits [V] behind some ids, `keep` the tokens that may be drawn, of log-probabilities [V].
     """
     results = []
     for prompt, row_uniforms in zip(prompts, uniforms, strict=True):
@@ -178,7 +170,7 @@ def naive_generate(params, prompts, uniforms, temperature, keep=None):
             # Fixed width, for one compilation: a token does not see what comes after it.
             padded = np.zeros((1, 16), np.int32)
             padded[0, : len(ids)] = ids
-            log_p = numpy_log_softmax(logits_of(params, padded)[0, len(ids) - 1], temperature or 1.0)
+            log_p = numpy_log_softmax(change(ids, logits_of(params, padded)[0, len(ids) - 1]), temperature or 1.0)
             if keep is not None:
                 log_p = numpy_log_softmax(np.where(keep(log_p), log_p, -np.inf))
             chosen = int(np.searchsorted(np.cumsum(np.exp(log_p)), u, side="right")) if temperature else log_p.argmax()
@@ -338,6 +330,55 @@ def test_generate_with_truncation_equals_a_loop(params, free_run):
     assert [ids for ids, _ in expected] != [ids for ids, _ in free_run]
 
 
+def test_generate_with_a_repetition_penalty_equals_a_loop_with_that_of_transformers(params, free_run):
+    torch = pytest.importorskip("torch")
+    penalize = pytest.importorskip("transformers").RepetitionPenaltyLogitsProcessor(3.0)
+
+    def change(ids, logits):
+        return penalize(torch.tensor([ids]), torch.tensor(np.array(logits)[None]))[0].numpy()
+
+    expected = naive_generate(params, PROMPTS, uniforms_for(5), TEMPERATURE, change=change)
+    assert_is(sample(params, repetition_penalty=3.0), expected)
+    assert any(ids != free for (ids, _), (free, _) in zip(expected, free_run, strict=True))
+
+
+class Letters:
+    """A tokenizer whose tokens are the letters that follow one another from `A` on."""
+
+    eos_token_id = -1
+
+    def __call__(self, texts, add_special_tokens):
+        return {"input_ids": [[ord(letter) - ord("A") for letter in text] for text in texts]}
+
+    def convert_ids_to_tokens(self, token_id):
+        return chr(ord("A") + token_id)
+
+    def convert_tokens_to_string(self, tokens):
+        return "".join(tokens)
+
+
+@pytest.mark.parametrize("drop_ended", [False, True])
+def test_generate_ends_a_row_with_the_token_that_completes_a_stop_string(params, free_run, drop_ended):
+    """Dropped rows take the state of what they have written along; their prompt is no part of it."""
+    letters = Letters()
+    texts = ["".join(map(letters.convert_ids_to_tokens, ids)) for ids, _ in free_run]
+    strings = (texts[0][2:4], texts[3][1:4], letters.convert_ids_to_tokens(PROMPTS[1][-1]) + texts[1][0])
+    ends = [min((text.find(s) + len(s) for s in strings if s in text), default=None) for text in texts]
+    assert ends[0] == 4 and ends[3] == 4 and None in ends
+    copies = [row for row in range(5) for _ in range(8)]  # enough to drop some
+    rollout = sample(
+        params,
+        left_padded([PROMPTS[row] for row in copies]),
+        uniforms_for(5)[copies],
+        stop_ids=(),
+        stop_table=data.stop_table(letters, strings, MODEL.num_logits),
+        drop_ended=drop_ended,
+    )
+    for row, ids, mask, ended in zip(copies, *rollout[:2], rollout.ended, strict=True):
+        assert ids[mask].tolist() == free_run[row][0][: ends[row]]
+        assert ended == (ends[row] is not None)
+
+
 @pytest.fixture(scope="module")
 def free_pairs(params):
     """Two completions of every prompt, in adjacent rows."""
@@ -413,9 +454,6 @@ def test_generate_ends_a_row_at_any_of_several_tokens(params, free_run):
     expected = cut_at(free_run, *stop_ids)
     assert_is(sample(params, stop_ids=stop_ids), expected, stop_ids)
     assert {ids[-1] for ids, _ in expected} >= {*stop_ids}  # each of them has ended a row
-
-
-# --- to_sequences and scoring
 
 
 @pytest.fixture(scope="module")

@@ -82,9 +82,6 @@ def make(
     return program(controls, jnp.int32(step), *jax.tree.map(jnp.asarray, given))
 
 
-# --- the loop
-
-
 def loop_gae(rewards, values, lengths, gamma, lam):
     """Advantages and returns row by row, from the last state to the first, in float64."""
     advantages, returns = np.zeros(rewards.shape), np.zeros(rewards.shape)
@@ -358,9 +355,6 @@ def test_every_setting_above_changes_what_is_learned_or_the_next_coefficient():
         assert len(prints) == len(cases) - (algorithm == "ppo")  # mse is another name for k2
 
 
-# --- scores in parts
-
-
 def parts_of(scores, seed=0):
     """Parts at random tokens, some of which leave something over of the score."""
     rng = np.random.default_rng(seed)
@@ -399,9 +393,6 @@ def test_the_rounding_of_a_sum_is_no_step_however_large_the_parts(size, monkeypa
     np.testing.assert_array_equal(np.array(seen[0].steps)[some], ~np.isnan(parts)[some])
 
 
-# --- the KL
-
-
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
 def test_make_trajectories_without_a_reference_have_no_kl(algorithm):
     config = make_config(algorithm=algorithm, num_generations=2, **STEERED)
@@ -436,8 +427,6 @@ def test_make_trajectories_forget_a_batch_with_a_score_that_is_not_finite():
     controls, *_ = make(make_config(use_score_scaling=True), controls=before, scores=scores)
     np.testing.assert_array_equal(np.array(controls.moments), np.array(before.moments))
 
-
-# --- what must not matter
 
 MUCH = {"use_score_scaling": True, "missing_eos_penalty": 0.5, "adap_kl_ctrl": True, "kl_target": 1.0}
 ALGORITHMS = pytest.mark.parametrize(
@@ -477,9 +466,6 @@ def test_make_trajectories_ignore_what_lies_outside_the_masks(changes, junk):
         return
     wide = np.pad(parts, ((0, 0), (0, 4)), constant_values=junk)
     assert_is(make(config, padding=4, junk=junk, parts=wide), loop(config, parts=parts), padding=4)
-
-
-# --- options of advantages
 
 
 @pytest.mark.parametrize(("step", "lam_value"), [(1, 1.0), (2, 0.5)])
@@ -522,9 +508,6 @@ def test_positive_completions_are_those_with_a_score_of_1_before_it_is_changed()
     np.testing.assert_array_equal(result.positive, (SCORES >= 1.0) & (np.arange(ROWS) != 1))
 
 
-# --- scores in parts, compared one by one
-
-
 def parts_with_gaps():
     """Parts, some of them 0, and NaN where there is none; they leave something over of every other score."""
     rng = np.random.default_rng(4)
@@ -563,14 +546,6 @@ def test_grpo_compares_parts_with_those_of_the_group_and_sums_up_what_is_to_come
     np.testing.assert_allclose(result.advantages, expected, atol=1e-4)
     np.testing.assert_allclose(stats["policy/advantages_std"], expected[MASK].std(ddof=1), rtol=1e-3)
     np.testing.assert_array_equal(result.rewards, scores)
-
-
-def test_grpo_of_scores_in_one_part_at_the_end_is_that_of_whole_scores():
-    parts = np.full(MASK.shape, np.nan, np.float32)
-    parts[np.arange(ROWS), LENGTHS - 1] = SCORES
-    config = make_config(algorithm="grpo", num_generations=4)
-    (_, in_parts, _), (_, whole, _) = make(config, parts=parts), make(config)
-    np.testing.assert_allclose(in_parts.advantages, whole.advantages, atol=1e-5)
 
 
 def test_grpo_of_parts_learns_nothing_from_completions_without_a_score():

@@ -15,8 +15,6 @@ from jaxppo.rl import losses, ops, optimizer, trajectories, update
 from jaxppo.types import Sequences, Trajectories
 from tests import device_modes
 
-# --- mini-batches
-
 
 @pytest.mark.parametrize(("epochs", "parts"), [(1, 1), (3, 4)])
 def test_mini_batch_rows_hold_every_row_once_per_epoch(epochs, parts):
@@ -33,8 +31,6 @@ def test_mini_batch_rows_differ_between_epochs_and_updates():
     assert len(orders) == 12
     assert tuple(range(16)) not in orders
 
-
-# --- update
 
 CONFIG = OptimizerConfig(learning_rate=0.1, adam_epsilon=1.0)
 
@@ -167,8 +163,6 @@ def test_update_gives_the_value_model_its_own_rate_and_norm():
     np.testing.assert_allclose(changes, [-0.1 * 0.6 / 1.6, -0.4 * 0.8 / 1.8], rtol=1e-5)
 
 
-# --- steps that are left out
-
 RULES = update.SkipRules(ratio_threshold=10.0, max_policykl=1.5)
 NAN, INF = np.nan, np.inf
 LEFT_OUT = {  # steps that are taken, steps that count in averages, of the others how many are bad and how many skipped
@@ -249,8 +243,6 @@ def test_update_does_not_compute_what_comes_after_an_early_stop():
         jax.effects_barrier()
         assert len(computed) == count
 
-
-# --- the losses of PPO and RLOO
 
 MODEL = dataclasses.replace(device_modes.MODEL, initializer_range=0.4)
 TEMPERATURE = 0.7

@@ -58,8 +58,6 @@ def test_restore_gives_back_every_bit_and_resume_frees_what_it_replaces(folder, 
     assert_equal_bits(restored(tmp_path / "plain", like=make_state(99)._replace(controls=None)), plain)
 
 
-# ------------------------------------------------------------------------------------------------------------ devices
-
 PLACES = {
     "two": lambda: DataParallel(devices=jax.local_devices()[:2]),
     "pmap": lambda: DataParallel("pmap"),
@@ -132,9 +130,6 @@ def test_save_is_not_disturbed_by_an_update_that_takes_over_the_memory(tmp_path,
             assert_equal_bits(checkpoints.restore_params(step, no_warning)[0], expected)
 
 
-# ------------------------------------------------------------------------------------------------------- which are kept
-
-
 def test_latest_is_the_newest_of_those_kept_and_no_step_is_saved_twice(tmp_path):
     assert Checkpoints(tmp_path / "none", 2).latest is None
     assert not (tmp_path / "none").exists()
@@ -180,9 +175,6 @@ def test_the_best_one_is_remembered_by_a_resumed_run_unless_it_is_damaged(tmp_pa
     assert Checkpoints(tmp_path, 1, "eval/x").best_step == 7
 
 
-# ---------------------------------------------------------------------------------------------------- parameters only
-
-
 def test_restore_params_reads_neither_template_nor_optimizer(tmp_path):
     with Checkpoints(tmp_path, 2) as checkpoints:
         for step in (2, 4):
@@ -210,9 +202,6 @@ def test_restore_params_passes_over_a_damaged_checkpoint_unless_it_is_asked_for(
     assert_equal_bits(params, make_state(3, 3).params)
     with pytest.raises(DataError, match=r"^step: .* 5: params/_METADATA"):
         Checkpoints(folder, 2).restore_params(5, no_warning)
-
-
-# --------------------------------------------------------------------------------------------------------- bad folders
 
 
 def test_restore_passes_over_what_is_no_checkpoint(folder):
@@ -353,8 +342,6 @@ def test_a_checkpoint_of_another_model_is_not_damage(two_saved):
             restored(two_saved, like=like)
     assert contents(two_saved) == before
 
-
-# ---------------------------------------------------------------------------------------------------------- full disk
 
 FULL_DISK = """
 import os, resource, sys, time

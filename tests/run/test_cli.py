@@ -1,5 +1,6 @@
 """One line on standard error and exit status 2 for bad input."""
 
+import errno
 import gc
 import os
 import subprocess
@@ -26,6 +27,10 @@ def raises(error):
     return command
 
 
+SYSTEM = {errno.ENOSPC: "JAXPPO_CACHE", errno.EACCES: "chmod", errno.ENOENT: "path", errno.EIO: "why"}
+"""Errors of the system, and what helps."""
+
+
 @pytest.mark.parametrize(
     ("error", "named"),
     [
@@ -34,7 +39,7 @@ def raises(error):
         (PddlError("domain.pddl", 3, "bad"), "domain.pddl:3: bad"),
         (MemoryError(), "--gradient_accumulation_steps"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"), "--gradient_accumulation_steps"),
-        (PermissionError(13, "Permission denied", "/runs/a"), "/runs/a"),
+        *((OSError(number, "why", "/runs/a"), word) for number, word in SYSTEM.items()),
     ],
 )
 def test_main_prints_one_line_without_terminal_codes_and_exits_with_2(error, named, capsys):
@@ -45,8 +50,9 @@ def test_main_prints_one_line_without_terminal_codes_and_exits_with_2(error, nam
 
 
 def test_main_lets_a_programming_error_through_and_says_how_to_go_on_after_an_interrupt(capsys):
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as error:
         cli.main(lambda: 1 / 0)
+    assert "python -m jaxppo.doctor" in error.value.__notes__[0]
     code, _, err = outcome(raises(KeyboardInterrupt()), capsys)
     assert code == 130 and "--resume" in err
 

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from jaxppo.run.console import Console, sanitize
 from jaxppo.run.preemption import Preempted, Preemption
 
-# ------------------------------------------------------------------------------------------------------------- sanitize
-
 HOSTILE = [
     ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
     ("\x1b]8;;file:///x\x07link", r"\x1b]8;;file:///x\x07link"),
@@ -57,8 +55,6 @@ def test_sanitize_of_any_text_is_printable_and_stable(text):
     assert sanitize(shown) == shown
     shown.encode("utf-8")
 
-
-# -------------------------------------------------------------------------------------------------------------- Console
 
 SAMPLE = ["prompt", "completion", "verdict", "score"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
@@ -130,7 +126,7 @@ def test_console_escapes_what_the_output_cannot_encode_and_wraps_no_lines(capsys
     assert rb"\xe9 \u65e5" in raw.getvalue()
 
 
-def test_result_table_keeps_a_row_on_its_line_also_when_quiet():
+def test_off_a_terminal_tables_keep_their_rows_and_progress_prints_few_lines():
     out = io.StringIO()
     rows = [{"split": "test\x1b[2J", "n": 7}, {"split": "test_longer", "n": 1024, "valid": "9.7% [8.0, 11.6]"}]
     Console(quiet=True, file=out).result_table("Results", rows, ["split", "n", "valid"])
@@ -141,9 +137,6 @@ def test_result_table_keeps_a_row_on_its_line_also_when_quiet():
         "test\\x1b[2J     7",
         "test_longer  1024  9.7% [8.0, 11.6]",
     ]
-
-
-def test_progress_off_terminal_prints_first_last_and_few_between():
     out = io.StringIO()
     with Console(file=out).progress(1000, "SFT") as progress:
         for step in range(1, 1001):

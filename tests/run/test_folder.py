@@ -1,6 +1,5 @@
 """Who may write into a run folder."""
 
-import re
 import shutil
 
 import pytest
@@ -58,25 +57,22 @@ def test_claim_resumes_a_run_of_the_same_configuration_when_asked_to(tmp_path):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("change", "difference"),
-    [
-        ({"eval_splits": ("test_longer",)}, "eval_splits ['test_longer'] (was ['test', 'test_longer'])"),
-        (
-            {"kl_coef": 0.5, "seed": 43, "quiet": True, "batch_size": 32},
-            "seed 43 (was 42), kl_coef 0.5 (was 0.05), batch_size 32 (was 64)",
-        ),
-        (
-            {"chat_template_kwargs": {"enable_thinking": True}},
-            "chat_template_kwargs {'enable_thinking': True} (was None)",
-        ),
-    ],
-)
-def test_claim_names_every_setting_in_which_a_resumed_run_differs(tmp_path, change, difference):
+def test_claim_names_every_setting_in_which_a_resumed_run_differs(tmp_path):
     claim(tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}, got {difference}; ")):
+    change = {
+        "kl_coef": 0.5,
+        "seed": 43,
+        "quiet": True,
+        "eval_splits": ("test_longer",),
+        "chat_template_kwargs": {"a": True},
+    }
+    with pytest.raises(ConfigError, match=f"^output_dir: .*{tmp_path}, got ") as refused:
         claim(tmp_path, **change, resume=True)
+    differing = ["seed 43 (was 42)", "kl_coef 0.5 (was 0.05)", "chat_template_kwargs {'a': True} (was None)"]
+    for difference in (*differing, "eval_splits ['test_longer'] (was ['test', 'test_longer'])"):
+        assert difference in str(refused.value)
+    assert "quiet" not in str(refused.value)
     assert contents(tmp_path) == before
 
 
@@ -118,7 +114,6 @@ def test_write_json_is_read_back_and_keeps_the_old_file_where_the_new_content_fa
         {"headline_split": ["test"]},
         {"before": 1},
         {"before": {"test": 1}},
-        {"before": {"test": {}}},
         {"before": {"test": {"validity": 1, "mean_reward": 1}}},
         {"before": {"test": {"validity": {"low": 0.0, "high": 1.0, "n": 4}}}},
         {"before": {"test": {"validity": {"rate": 0.5, "low": "a", "high": 1.0, "n": 4}}}},

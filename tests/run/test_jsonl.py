@@ -1,3 +1,5 @@
+import datetime
+import decimal
 import json
 import math
 
@@ -42,6 +44,8 @@ def test_append_is_on_file_at_once_and_reads_back(path):
         ({"a": (1, math.nan)}, {"a": [1, None]}),
         (None, None),
         (False, False),
+        ({"at": datetime.date(2026, 1, 2)}, {"at": "2026-01-02"}),
+        ([decimal.Decimal("1.5"), datetime.timedelta(1), b"text", b"\xff"], ["1.5", "1 day, 0:00:00", "text", "ff"]),
     ],
 )
 def test_append_writes_plain_json(path, value, written):

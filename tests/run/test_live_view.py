@@ -66,11 +66,17 @@ def make_view(text="x", notice=None, ascii_only=False):
     return view
 
 
-def test_a_text_of_many_lines_is_seen_from_its_beginning():
+def test_long_texts_are_seen_from_their_beginning_and_of_many_warnings_the_latest():
     view = make_view()
     view.samples("Samples", [{"prompt": "p", "completion": "\n\nstack-a-b\n" + "x" * 100_000}], COLUMNS)
     (line,) = [line for line in frame(view, 80) if "stack-a-b" in line]
     assert line.strip().startswith(r"\n\nstack-a-b\nxxx")
+    view = make_view()
+    for number in range(5):
+        view.warn(f"warning {number} " + "long " * 200)
+    lines = frame(view, 80)
+    assert [line[:11] for line in lines if line.startswith("!")] == ["! warning 2", "! warning 3", "! warning 4"]
+    assert "Samples of update 11" in {line.rstrip() for line in lines}  # long ones leave room
 
 
 def frame(view, width, height=50, encoding="utf-8", soft_wrap=False):
@@ -119,12 +125,3 @@ def test_a_view_before_the_first_update_shows_where_it_stands_and_one_without_un
     assert "SFT  row 0 of 0, 0:00 elapsed" in frame(view, 80)[0]
     lines = frame(make_view(ascii_only=True), 80, encoding="ascii")
     assert "_..-==+++@" in "\n".join(lines).replace("*", "+")
-
-
-def test_of_many_warnings_the_latest_stay_in_view():
-    view = make_view()
-    for number in range(5):
-        view.warn(f"warning {number} " + "long " * 200)
-    lines = frame(view, 80)
-    assert [line[:11] for line in lines if line.startswith("!")] == ["! warning 2", "! warning 3", "! warning 4"]
-    assert "Samples of update 11" in {line.rstrip() for line in lines}  # long ones leave room

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -41,22 +41,18 @@ def test_a_lock_has_one_holder_leaves_nothing_and_ends_with_its_process(tmp_path
 
 
 def test_of_many_that_come_and_go_never_two_hold_it(tmp_path):
-    inside, most, counts = [], [], []
+    inside, most = [], []
 
-    def work():
+    def work(_):
         for _ in range(200):
             try:
                 with FolderLock(tmp_path):
                     inside.append(1)
                     most.append(len(inside))
-                    counts.append(1)
                     inside.pop()
             except ConfigError:
                 continue
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(most) == {1} and len(counts) > 8
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert set(most) == {1} and len(most) > 8

@@ -110,9 +110,6 @@ def test_the_checkpoint_of_the_best_record_is_kept_beside_the_latest_ones(tmp_pa
     assert steps_of(count(configured(tmp_path / "run", **best))) == [2, 6]
 
 
-# ------------------------------------------------------------------------------------------------------------ settings
-
-
 def test_a_checkpoint_is_not_resumed_under_an_edited_configuration(folder):
     """And the resume leaves the settings: else the next one would be refused for what this one was to change."""
     path = folder / "config.yaml"
@@ -136,9 +133,6 @@ def test_settings_may_change_that_are_named(folder):
     count(configured(folder, resume=True, **changes))  # the last checkpoint has them
 
 
-# ---------------------------------------------------------------------------------------------------------------- logs
-
-
 @pytest.mark.parametrize(("kept", "filled"), [(None, 3), ((1, 2), 2), ((2, 3, 5), 1)], ids=["no log", "end", "gaps"])
 def test_records_that_the_log_has_lost_come_from_the_checkpoints(folder, capsys, kept, filled):
     path = folder / "metrics.jsonl"
@@ -156,9 +150,6 @@ def test_records_that_the_log_has_lost_come_from_the_checkpoints(folder, capsys,
     assert numbers == [1, 5, len(missing), missing[0], filled]
 
 
-# --------------------------------------------------------------------------------------------------------- evaluations
-
-
 @pytest.mark.parametrize("samples", ['{"before": {"te', '{"before": 3}', '{"before": {"test": {}}}'])
 def test_damaged_results_and_samples_are_set_aside_before_training(folder, capsys, samples):
     (folder / "eval.json").write_text('{"before": 3}')
@@ -170,9 +161,6 @@ def test_damaged_results_and_samples_are_set_aside_before_training(folder, capsy
         assert line.startswith(f"warning: {folder / name}: ") and f"{name}.damaged" in line
     assert sorted(path.name for path in folder.glob("eval*")) == ["eval.json.damaged", "eval_samples.json.damaged"]
     assert (folder / "eval.json.damaged").read_text() == '{"before": 3}'
-
-
-# ------------------------------------------------------------------------------------------------- lock and signals
 
 
 def test_a_run_is_worked_on_by_one_process_at_a_time(folder):

@@ -94,9 +94,6 @@ def test_a_run_that_is_killed_and_stopped_in_every_stage_equals_the_uninterrupte
     assert meta["metrics"] == read_metrics(folder / "metrics.jsonl")[-1]
 
 
-# ------------------------------------------------------------------------------------------------------------------ sft
-
-
 def sft_config(folder, **changes):
     sizes = {"train_sizes": "3:50", "test_sizes": "4:4", "eval_splits": ("test",), "response_length": 8}
     model = {"hidden_size": 16, "num_hidden_layers": 1, "batch_size": 16, "total_episodes": 96, "warmup_steps": 0}
@@ -162,33 +159,11 @@ def test_rows_of_a_stream_are_the_same_after_a_resume(tmp_path, monkeypatch):
     assert weights[0] == weights[1]
 
 
-# ----------------------------------------------------------------------------------------------------------- settings
-
-
-def test_an_evaluation_that_may_be_the_best_is_saved():
-    settings = {"save_steps": 5, "eval_steps": 2, "metric_for_best_model": "eval/test/validity"}
-    loop = LoopConfig(**settings)
-    assert [step for step in range(1, 10) if loop.saves_at(step, 9)] == [2, 4, 5, 6, 8, 9]
-    plain = LoopConfig(**settings | {"metric_for_best_model": "objective/scores"})
-    assert [step for step in range(1, 10) if plain.saves_at(step, 9)] == [5, 9]
-
-
-def test_the_metric_for_the_best_model_must_be_one_that_is_logged():
-    loop = LoopConfig(eval_steps=2, metric_for_best_model="eval/tset/validity")
-    loop.check_record({"step": 1}, 8)
-    loop.check_record({"step": 8}, 8)
-    with pytest.raises(ConfigError, match=r"^metric_for_best_model: .*eval/tset/validity"):
-        loop.check_record({"step": 2, "eval/test/validity": 0.5}, 8)
-    with pytest.raises(ConfigError, match=r"^metric_for_best_model: .*'los'"):
-        LoopConfig(metric_for_best_model="los").check_record({"step": 1, "loss": 0.5}, 8)
-    LoopConfig().check_record({"step": 1}, 8)
-
-
 def best_metric(config, **settings):
     return replace(config, **settings).with_best_metric().loop.best_metric
 
 
-def test_the_best_checkpoint_is_chosen_by_validity_unless_told_otherwise():
+def test_the_best_checkpoint_is_chosen_by_a_metric_that_is_logged_and_is_saved_when_it_may_be_the_best():
     train_config, sft_settings = TrainConfig(), SFTConfig()
     assert best_metric(train_config) is best_metric(sft_settings) is None  # nothing is evaluated in between
     assert best_metric(train_config, eval_steps=5) == "eval/test_longer/validity"
@@ -198,9 +173,20 @@ def test_the_best_checkpoint_is_chosen_by_validity_unless_told_otherwise():
     assert best_metric(train_config, eval_steps=5, metric_for_best_model="none") is None
     assert best_metric(train_config, eval_steps=5, metric_for_best_model="loss") == "loss"
     assert best_metric(train_config, eval_steps=5, reward_funcs=("module:function",)) is None
+    loop = LoopConfig(eval_steps=2, metric_for_best_model="eval/tset/validity")
+    loop.check_record({"step": 1}, 8)
+    loop.check_record({"step": 8}, 8)
+    with pytest.raises(ConfigError, match=r"^metric_for_best_model: .*eval/tset/validity"):
+        loop.check_record({"step": 2, "eval/test/validity": 0.5}, 8)
+    with pytest.raises(ConfigError, match=r"^metric_for_best_model: .*'los'"):
+        LoopConfig(metric_for_best_model="los").check_record({"step": 1, "loss": 0.5}, 8)
+    LoopConfig().check_record({"step": 1}, 8)
+    settings = {"save_steps": 5, "eval_steps": 2, "metric_for_best_model": "eval/test/validity"}
+    loop = LoopConfig(**settings)
+    assert [step for step in range(1, 10) if loop.saves_at(step, 9)] == [2, 4, 5, 6, 8, 9]
+    plain = LoopConfig(**settings | {"metric_for_best_model": "objective/scores"})
+    assert [step for step in range(1, 10) if plain.saves_at(step, 9)] == [5, 9]
 
-
-# ------------------------------------------------------------------------------------------------------------ devices
 
 ONE_DEVICE = """
 import sys

@@ -1,6 +1,5 @@
 """Toys are made once, whole or not at all, by commands that exist; their texts have the answers that they claim."""
 
-import re
 import subprocess
 from pathlib import Path
 from random import Random
@@ -111,7 +110,7 @@ def test_the_data_set_of_posts_has_all_splits(tmp_path):
     assert (tmp_path / "tokenizer.json").exists()
 
 
-def test_reviews_are_a_function_of_the_seed_and_mostly_say_what_their_label_says():
+def test_reviews_mostly_say_what_their_label_says_and_facts_kept_is_1_for_a_summary_without_faults_alone():
     rows = texts.review_rows("train", 400, seed=1)
     assert rows == texts.review_rows("train", 400, seed=1) != texts.review_rows("train", 400, seed=2)
     scores = texts.favourable_words([row["prompt"] for row in rows])
@@ -121,8 +120,6 @@ def test_reviews_are_a_function_of_the_seed_and_mostly_say_what_their_label_says
     parts = texts.review_rows("sft", 50, seed=1)
     assert all(1 <= len(row["prompt"].split()) <= 4 and row["completion"][0] == " " for row in parts)
 
-
-def test_facts_kept_is_1_for_a_summary_without_faults_alone():
     def kept_with(*faults):
         return texts.facts_kept([texts.summary(row, faults, Random(0)) for row in ROWS], **COLUMNS)
 
@@ -131,18 +128,6 @@ def test_facts_kept_is_1_for_a_summary_without_faults_alone():
         # A wish or a deed drawn anew may be the right one.
         assert sum(value == 1.0 for value in kept_with(fault)) < 0.25 * len(ROWS), fault
     assert texts.facts_kept(["my sister sold my car"], ["my sister"], ["sold my car"], ["a new one"]) == [2 / 6]
-
-
-def test_demonstrations_mostly_leave_the_wish_out_and_chosen_summaries_keep_it():
-    missing = sum("i want" not in row["completion"] for row in ROWS)
-    assert 0.5 < missing / len(ROWS) < 0.7
-    rows = texts.preference_rows("preferences", 400, seed=1)
-    kept = {"chosen": 0, "rejected": 0}
-    for row in rows:
-        wish = re.search(r"i want [^.]+", row["prompt"])[0]
-        for kind in kept:
-            kept[kind] += wish in row[kind]
-    assert kept["rejected"] < 0.6 * len(rows) < 0.8 * len(rows) < kept["chosen"]
 
 
 def train_classifier(folder, steps, rows, monkeypatch):

@@ -1,5 +1,6 @@
 """Find the files of answers: result files of PlanBench, tables, plans as files; each by what its name ends with."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ def read_answers(source: Path, named: Mapping[str, str], configs: Collection[str
         folders: names of the folders with problems.
 
     Raises:
-        DataError: there is no such file or folder.
+        DataError: there is no such file or folder, or no file of the folder is of a kind that is read.
     """
     if not source.exists():
         raise DataError(f"plans: expected a file or a folder, got {source}")
@@ -34,15 +35,18 @@ def read_answers(source: Path, named: Mapping[str, str], configs: Collection[str
         ".json": partial(read_results, named=named, configs=configs),
         **{suffix: partial(_table, suffix=suffix, named=named) for suffix in READERS},
     }
+    known = ", ".join([*readers, ".plan"])
+    if not any(path.suffix.lower() in readers or is_plan_file(path) for path in files):
+        kinds = Counter(path.suffix or "no suffix" for path in files)
+        found = ", ".join(f"{count} with {suffix}" for suffix, count in kinds.most_common(3)) or "an empty folder"
+        got = found if source.is_dir() else str(source)
+        raise DataError(f"plans: expected files that end with {known} (a plan alone: PROBLEM.plan), got {got}")
     for path in sorted(files, key=lambda path: natural_key(path.as_posix())):
         label = path.name if path == source else path.relative_to(source).as_posix()
         if path.suffix.lower() in readers:
             yield from readers[path.suffix.lower()](path, label)
         elif is_plan_file(path):
             yield read_plan_file(path, source, label, folders)
-        elif path == source:
-            known = ", ".join([*readers, ".plan"])
-            raise DataError(f"plans: expected a file that ends with {known}, or a folder, got {source}")
 
 
 def _table(path: Path, label: str, suffix: str, named: Mapping[str, str]) -> Answers:

@@ -1,7 +1,9 @@
 """The files of a data set: rows as JSON lines or Parquet, and the JSON beside them."""
 
+import csv
 import io
 import json
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, Row, checked_row
+
+_LOG = logging.getLogger(__name__)
 
 REPORT_FILE, CARD_FILE, REJECTED_FILE = "report.json", "README.md", "rejected.jsonl"
 VOCABULARY_FILE, OBFUSCATION_FILE = "vocabulary.json", "obfuscation.json"
@@ -88,24 +92,85 @@ def read_mappings(folder: Path) -> Mapping[str, Any]:
     return mappings
 
 
+SPLIT_ENDINGS = (".jsonl", ".parquet", ".json", ".csv")
+"""Of files that a split is read from, the first one there; `build` writes the first two, with the same rows."""
+_MOST_NAMED = 8
+
+
+def split_file(folder: Path, split: str) -> Path | None:
+    """Return the file that a split of a folder is read from, with a warning where others of that name are not."""
+    found = [path for ending in SPLIT_ENDINGS if (path := folder / f"{split}{ending}").exists()]
+    others = [path.name for path in found[1:] if path.suffix != ".parquet"]
+    if others:
+        _LOG.warning(f"dataset: {found[0]} is read; {', '.join(others)} beside it is not")
+    return found[0] if found else None
+
+
 def read_split(
     folder: Path | str, split: str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None
 ) -> list[Row]:
-    """Read the rows of a split from `<split>.jsonl`, or else from `<split>.parquet`; both give the same rows.
+    """Read the rows of a split from `<split>.jsonl`, or else from `<split>.parquet`, `.json` or `.csv`.
+
+    JSON is a list of objects or, as in JSON lines, one object a line; CSV has texts alone, None where one is empty.
 
     Raises:
-        DataError: neither can be read, or a row does not have every one of the columns in the right type.
+        DataError: none can be read, or a row does not have every one of the columns in the right type.
     """
-    path = Path(folder) / f"{split}.jsonl"
-    if path.exists():
+    folder = Path(folder)
+    path = split_file(folder, split)
+    if path is None:
+        endings = ", ".join(SPLIT_ENDINGS[1:])
+        raise DataError(
+            f"{folder / f'{split}{SPLIT_ENDINGS[0]}'}: expected this file, or one that ends in {endings}, got "
+            f"{_seen(folder)} in the folder; train_split, eval_splits, headline_split name them"
+        )
+    readers = {".jsonl": read_jsonl, ".parquet": _read_parquet, ".json": _read_json, ".csv": _read_csv}
+    return readers[path.suffix](path, columns, convert)
+
+
+def _seen(folder: Path) -> str:
+    """Name the splits of a folder, or whatever files it has."""
+    names = sorted(path.name for path in folder.glob("*") if not path.name.startswith("."))
+    no_splits = (REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE)
+    splits = [name for name in names if Path(name).suffix in SPLIT_ENDINGS and name not in no_splits]
+    shown = splits or names
+    more = f" and {len(shown) - _MOST_NAMED} more" if len(shown) > _MOST_NAMED else ""
+    return (", ".join(shown[:_MOST_NAMED]) + more) if shown else "no files"
+
+
+def _read_json(path: Path, columns: Mapping[str, type], convert: Convert | None) -> list[Row]:
+    text = read_text(path)
+    if not text.lstrip().startswith("["):
         return read_jsonl(path, columns, convert)
-    if path.with_suffix(".parquet").exists():
-        return _read_parquet(path.with_suffix(".parquet"), columns, convert)
-    there = sorted({file.stem for file in Path(folder).glob("*") if file.suffix in (".jsonl", ".parquet")})
-    got = f"{', '.join(there) or 'no splits'} in the folder"
-    raise DataError(
-        f"{path}: expected this file or {split}.parquet, got {got}; train_split, eval_splits, headline_split name them"
-    )
+    try:
+        rows = parse_json(text)
+    except DataError as error:
+        raise DataError(f"{path}: expected a list of JSON objects, or one a line, got {error}") from error
+    return [_checked(row, f"{path}, row {number}", columns, convert) for number, row in enumerate(rows, 1)]
+
+
+def _read_csv(path: Path, columns: Mapping[str, type], convert: Convert | None) -> list[Row]:
+    csv.field_size_limit(_LARGEST_CELL)
+    reader = csv.DictReader(io.StringIO(read_text(path)), strict=True)
+    rows = []
+    try:
+        names = reader.fieldnames or ()
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}:1: expected each column once, got {', '.join(names)}")
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():
+                expected = f"{len(names)} cells, as in the first line"
+                raise DataError(f"{where}: expected {expected}, got more or fewer")
+            cells = {name: cell or None for name, cell in row.items()}
+            rows.append(_checked(cells, where, columns, convert))
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: expected a CSV file, got: {error}") from error
+    return rows
+
+
+_LARGEST_CELL = 2**31 - 1
+"""Of a CSV file, in characters; Python's own limit is 131072."""
 
 
 def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None) -> list[Row]:
@@ -128,6 +193,10 @@ def _parsed_row(line: str, where: str, columns: Mapping[str, type], convert: Con
         row = parse_json(line)
     except DataError as error:
         raise DataError(f"{where}: expected a JSON object, got {error}") from error
+    return _checked(row, where, columns, convert)
+
+
+def _checked(row: Any, where: str, columns: Mapping[str, type], convert: Convert | None) -> Row:
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return checked_row(row if convert is None else convert(row, where), where, columns)
@@ -185,7 +254,7 @@ def _read_parquet(path: Path, columns: Mapping[str, type], convert: Convert | No
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
     named = [(row, f"{path}:{number}") for number, row in enumerate(rows, 1)]
-    return [checked_row(row if convert is None else convert(row, where), where, columns) for row, where in named]
+    return [_checked(row, where, columns, convert) for row, where in named]
 
 
 def features_of(rows: Sequence[Row]) -> dict[str, Any]:

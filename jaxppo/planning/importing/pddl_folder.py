@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import read_text
-from jaxppo.planning.language.sexpr import MAX_CHARACTERS
 
 _COMMENT = re.compile(r";[^\n]*+")
 _DEFINITION = re.compile(r"\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")
 _DOMAIN_OF_PROBLEM = re.compile(r"\(\s*+:domain\s++([^\s()]++)\s*+\)")
 _LAST_NUMBER = re.compile(r"(\d+)\D*+$")
-MOST_BYTES = 4 * MAX_CHARACTERS
-"""Of a PDDL file or a plan: no larger one can be read, so none is loaded."""
+MOST_BYTES = 16_000_000
+"""Of a PDDL file or a plan: four times the largest of the planning competitions; a larger one is not loaded."""
 _DOMAIN_FOLDERS = (".", "domain", "domains")
 PLAN_FOLDERS = ("plan", "plans", "solution", "solutions")
 _PLAN_SUFFIXES = (".plan", ".soln", ".sol", ".solution")
@@ -68,8 +67,16 @@ class PddlFolder:
     @cached_property
     def files(self) -> list[Path]:
         """The `.pddl` files, `p2` in front of `p10`."""
-        found = [path for path in self.root.rglob("*") if path.suffix.lower() == ".pddl" and path.is_file()]
+        found = [path for path in self.root.rglob("*") if path.suffix.lower() == ".pddl" and self._is_own_file(path)]
         return sorted(found, key=lambda path: natural_key(self.label(path)))
+
+    @cached_property
+    def _real_root(self) -> Path:
+        return self.root.resolve()
+
+    def _is_own_file(self, path: Path) -> bool:
+        """Return whether a path is a file that really is in the folder; a link that leads out of it is none."""
+        return path.is_file() and path.resolve().is_relative_to(self._real_root)
 
     def label(self, path: Path) -> str:
         """Return a file's path in the folder."""
@@ -180,7 +187,7 @@ class PddlFolder:
                     prefixes.setdefault(".".join(parts[:length]), []).append(path)
             self._prefixes[folder] = prefixes
         found = self._prefixes[folder].get(name, [])
-        return sorted((path for path in found if path.is_file()), key=lambda path: -_number_suffix(path))
+        return sorted(filter(self._is_own_file, found), key=lambda path: -_number_suffix(path))
 
     def _numbered(self, folder: Path, name: str) -> list[Path]:
         """List the files `NAME.2`, `NAME.1` and `NAME`."""

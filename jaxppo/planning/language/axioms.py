@@ -98,6 +98,8 @@ def _read_rule(form: list[Node], scope: Scope) -> Rule:
     if wanted is None:
         scope.fail(head, "a predicate declared under ':predicates'")
     parameters = read_parameters(head[1:], scope)
+    if len(dict(parameters)) < len(parameters):
+        scope.fail(head, "a rule whose arguments have different names")
     if tuple(types for _, types in parameters) != wanted:
         scope.fail(head, f"the {len(wanted)} argument(s) of '{head[0]}', of the types declared under ':predicates'")
     inner = replace(scope, terms={**scope.terms, **dict(parameters)})

@@ -149,6 +149,20 @@ def is_fallible(condition: Condition, fallible: frozenset[str]) -> bool:
             return is_fallible(body, fallible)
 
 
+def has_quantifier(condition: Condition) -> bool:
+    """Return whether a condition ranges over all objects of some types."""
+    match condition:
+        case Quantified():
+            return True
+        case Junction(_, parts):
+            return any(map(has_quantifier, parts))
+        case Negation(part):
+            return has_quantifier(part)
+        case Implication(left, right):
+            return has_quantifier(left) or has_quantifier(right)
+    return False
+
+
 def write_condition(condition: Condition, binding: Binding) -> str:
     """Write a condition as PDDL, with the bound variables filled in."""
     match condition:

@@ -10,10 +10,16 @@ from dataclasses import replace
 from jaxppo.planning.language.axioms import compare_numbers, derived_predicates, read_rules
 from jaxppo.planning.language.conditions import read_conjuncts
 from jaxppo.planning.language.effects import read_effects
-from jaxppo.planning.language.scope import TOTAL_COST, Scope, Types, read_name
+from jaxppo.planning.language.scope import BEYOND_ALL, TOTAL_COST, Scope, Types, read_name
 from jaxppo.planning.language.sexpr import Node
-from jaxppo.planning.language.task import ActionSchema, Domain
-from jaxppo.planning.language.typed_lists import ancestors_of, read_parameters, read_typed_list, read_types
+from jaxppo.planning.language.task import ACTION_PARTS, ActionSchema, Domain
+from jaxppo.planning.language.typed_lists import (
+    ancestors_of,
+    declared_types,
+    read_parameters,
+    read_typed_list,
+    read_types,
+)
 
 _KEYWORD = re.compile(r":[a-z][a-z0-9-]*+")
 # Each of these at most once, and before the first action or rule; VAL reads on and loses what it has read.
@@ -60,6 +66,8 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
 def read_definition(form: list[Node], kind: str, known: frozenset[str], scope: Scope) -> tuple[str, list[list[Node]]]:
     """Read the name and the sections of `(define (kind name) (:section ...) ...)`."""
     head = form[1] if len(form) > 1 and form[0] == "define" else form
+    if isinstance(head, list) and head[:1] == ["situation"]:
+        scope.refuse(head, "situation")
     if head is form or not isinstance(head, list) or len(head) != 2 or head[0] != kind:
         scope.fail(head, f"'(define ({kind} NAME) ...)'")
     name = read_name(head[1], scope, f"the {kind}'s name")
@@ -98,6 +106,12 @@ def _check_order(form: list[Node], sections: Sequence[list[Node]], scope: Scope)
     check_once(sections, _DECLARATIONS, scope)
     if all(section[0] in _DECLARATIONS for section in sections):
         scope.fail(form, "an action or a rule (VAL reads no domain without)")
+    keywords = [section[0] for section in sections]
+    if ":functions" in keywords and ":predicates" in keywords[keywords.index(":functions") :]:
+        names = {item[0] for item in items_of(sections, ":functions") if isinstance(item, list) and item}
+        for item in items_of(sections, ":predicates"):
+            if isinstance(item, list) and item and item[0] in names:
+                scope.fail(item, "a predicate that is not named like a function declared before it")
     started = False
     for section in sections:
         if started and section[0] in _DECLARATIONS:
@@ -108,11 +122,14 @@ def _check_order(form: list[Node], sections: Sequence[list[Node]], scope: Scope)
 def read_objects(items: Sequence[Node], constants: Mapping[str, Types], scope: Scope) -> dict[str, Types]:
     """Read constants or objects, behind those that are known already."""
     objects = dict(constants)
+    declarations = []
     for name, types in read_typed_list(items, scope):
-        if objects.setdefault(read_name(name, scope, "an object"), types) != types:
-            scope.fail(name, "an object to be declared with one type")
+        declarations.append((read_name(name, scope, "an object"), types))
         if name in scope.functions:
             scope.fail(name, "an object that is not named like a function (VAL reads the function)")
+    objects.update(declarations)
+    if len(objects) < len(constants) + len(declarations):
+        return declared_types(declarations, constants)
     return objects
 
 
@@ -120,9 +137,10 @@ def _predicates(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, .
     predicates: dict[str, tuple[Types, ...]] = {}
     for node in items:
         name, types = _signature(node, "predicate", scope)
-        if name in predicates or name in scope.functions:
-            scope.fail(node, "a predicate to be declared once, and not as a function")
-        predicates[name] = types
+        if name in predicates:
+            scope.fail(node, "a predicate to be declared once")
+        if name not in scope.functions:  # else VAL reads the function wherever the name stands
+            predicates[name] = types
     return predicates
 
 
@@ -134,7 +152,7 @@ def _functions(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, ..
         if node == "-":
             kind = next(rest, node)
             if kind != "number":
-                scope.refuse(kind, "functions whose values are no numbers")
+                scope.refuse_for_all(kind, "functions whose values are objects (object fluents)")
             continue
         name, types = _signature(node, "function", scope)
         if name in functions or name in scope.ancestors:
@@ -168,21 +186,27 @@ def _action(form: list[Node], scope: Scope) -> ActionSchema:
         scope.fail(form, "'(:action NAME :parameters ... :effect ...)'")
     name = read_name(form[1], scope, "an action")
     parts = _action_parts(form, scope)
-    parameters = read_parameters(parts[":parameters"], scope)
+    parameters = read_parameters(parts.get(":parameters", []), scope)
     if scope.names_only:
         return ActionSchema(name, parameters)
     scope = replace(scope, terms={**scope.terms, **dict(parameters)})
-    precondition = read_conjuncts(parts[":precondition"], scope)
-    always, effects = read_effects(parts[":effect"], scope)
+    precondition = read_conjuncts(parts.get(":precondition", []), scope)
+    always, effects = read_effects(parts.get(":effect") or ["and"], scope)
     return ActionSchema(name, parameters, precondition, always.add, always.delete, always.updates, effects)
 
 
 def _action_parts(form: list[Node], scope: Scope) -> dict[str, list[Node]]:
-    """Read the three parts behind an action's name, which VAL wants complete and in this order."""
-    keywords = (":parameters", ":precondition", ":effect")
-    parts = {
-        str(keyword): part for keyword, part in zip(form[2::2], form[3::2], strict=False) if isinstance(part, list)
-    }
-    if tuple(parts) != keywords or len(form) != 2 + 2 * len(keywords):
-        scope.fail(form, f"'{' (...) '.join(keywords)} (...)', all three in this order ('()' for an empty one)")
+    """Read the parts behind an action's name, of which each may be missing: nothing is asked or changed there.
+
+    VAL wants all three, in this order, and loses other actions (`deviations` says so of a plan).
+    """
+    parts: dict[str, list[Node]] = {}
+    rest = iter(form[2:])
+    for keyword in rest:
+        part = next(rest, None)
+        if isinstance(keyword, str) and keyword in BEYOND_ALL:
+            scope.refuse(keyword, keyword)
+        if keyword not in ACTION_PARTS or keyword in parts or not isinstance(part, list):
+            scope.fail(form, f"'{' (...) '.join(ACTION_PARTS)} (...)' and nothing else")
+        parts[str(keyword)] = part
     return parts

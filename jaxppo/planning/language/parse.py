@@ -13,7 +13,7 @@ from jaxppo.planning.language.conditions import Condition, Literal
 from jaxppo.planning.language.domain import read_domain
 from jaxppo.planning.language.problem import read_problem
 from jaxppo.planning.language.scope import Atom, Parameter, Scope, Types, UnsupportedPddlError
-from jaxppo.planning.language.sexpr import Node, read_fast, read_form
+from jaxppo.planning.language.sexpr import Node, TextTooLargeError, read_fast, read_form
 from jaxppo.planning.language.task import ActionSchema, Domain, Metric, Problem
 
 __all__ = [
@@ -87,6 +87,8 @@ def _read(text: str, source: str, read: Callable[[list[Node]], T]) -> T:
     """Read fast; where that fails, once more with line numbers, for the message."""
     try:
         return read(read_fast(text, source))
+    except TextTooLargeError:
+        raise
     except PddlError:
         pass
     return read(read_form(text, source))  # pyright: ignore[reportArgumentType] # a Form is a list of nodes

@@ -3,18 +3,18 @@
 Source: McDermott et al., PDDL - The Planning Domain Definition Language (1998); Fox and Long, PDDL2.1, JAIR 20 (2003).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jaxppo.planning.language.conditions import Condition, read_conjuncts
+from jaxppo.planning.language.conditions import Condition, has_quantifier, read_conjuncts
 from jaxppo.planning.language.domain import check_once, items_of, read_definition, read_objects
 from jaxppo.planning.language.numeric import read_expression, read_function, read_number
-from jaxppo.planning.language.scope import Atom, Scope, headed, read_atom, read_fact, read_name
+from jaxppo.planning.language.scope import Atom, Scope, Types, headed, read_atom, read_fact, read_name
 from jaxppo.planning.language.sexpr import Node
-from jaxppo.planning.language.task import Domain, Metric, Problem
+from jaxppo.planning.language.task import Domain, Metric, Problem, has_quantifiers
 
 _ONCE = frozenset({":domain", ":objects", ":init", ":goal", ":metric"})
-_SECTIONS = _ONCE | {":requirements"}
+_SECTIONS = _ONCE | {":requirements", ":length"}
 
 
 def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
@@ -38,6 +38,8 @@ def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
     scope = replace(scope, terms=objects)
     facts, values = _read_init(items_of(sections, ":init"), scope)
     goal = _read_goal([section for section in sections if section[0] == ":goal"], scope)
+    if domain.typed and (has_quantifiers(domain) or any(map(has_quantifier, goal))):
+        _check_types_known(form, objects, scope)
     metric = _read_metric([section for section in sections if section[0] == ":metric"], scope)
     return Problem(name, domain, objects, frozenset(facts), facts, goal, values, metric)
 
@@ -51,6 +53,29 @@ def _check_sections(form: list[Node], sections: Sequence[list[Node]], scope: Sco
     if len(sections[0]) != 2:
         scope.fail(sections[0], "'(:domain NAME)'")
     read_name(sections[0][1], scope, "a domain's name")
+    for section in sections:
+        if section[0] == ":length":
+            _check_length(section, scope)
+
+
+def _check_types_known(form: list[Node], objects: Mapping[str, Types], scope: Scope) -> None:
+    """Refuse objects without a type where something ranges over the objects of a type: VAL has no answer then."""
+    for name, types in objects.items():
+        if not types:
+            named = [item for section in form if isinstance(section, list) for item in section if item == name]
+            scope.fail(
+                named[0] if named else form, f"a type for the object '{name}', as 'forall' or 'exists' ask for it"
+            )
+
+
+def _check_length(section: list[Node], scope: Scope) -> None:
+    """Read the form of `:length` that VAL reads, which says nothing about plans."""
+    words = [word for word in section[1:] if isinstance(word, str)]
+    numbers = [read_number(word, scope) for word in words[1::2]]
+    if words[::2] not in ([":serial"], [":parallel"], [":serial", ":parallel"]) or None in numbers:
+        scope.fail(section, "'(:length :serial NUMBER)', as VAL reads it")
+    if len(words) < len(section) - 1 or len(numbers) < len(words[::2]):
+        scope.fail(section, "'(:length :serial NUMBER)', as VAL reads it")
 
 
 def _read_init(items: Sequence[Node], scope: Scope) -> tuple[tuple[Atom, ...], dict[Atom, float]]:

@@ -31,10 +31,30 @@ BEYOND = frozenset(
     """always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after
     preference at over""".split()  # noqa: SIM905
 )
+# Words of other languages than PDDL 2 and 3: neither the built-in validator nor VAL reads them.
+BEYOND_ALL = {
+    "oneof": "effects of which one happens by chance (non-deterministic planning)",
+    "probabilistic": "effects with probabilities (PPDDL)",
+    "unknown": "facts that are not known (contingent planning)",
+    ":observe": "observations (contingent planning)",
+    ":sense": "observations (contingent planning)",
+    ":task": "hierarchical task networks (HDDL)",
+    ":tasks": "hierarchical task networks (HDDL)",
+    ":method": "hierarchical task networks (HDDL)",
+    ":htn": "hierarchical task networks (HDDL)",
+    ":axiom": "axioms of PDDL 1 (in PDDL 2.2 ':derived')",
+    ":vars": "variables of PDDL 1 beside the parameters",
+    ":situation": "situations of PDDL 1",
+    "situation": "situations of PDDL 1",
+}
 
 
 class UnsupportedPddlError(PddlError):
     """Right PDDL that the built-in validator does not cover; VAL may."""
+
+
+class UncoveredPddlError(UnsupportedPddlError):
+    """A planning language, or a part of PDDL, that neither the built-in validator nor VAL covers."""
 
 
 class Parameter(NamedTuple):
@@ -79,9 +99,16 @@ class Scope:
         raise PddlError(self.source, line_of(node), f"expected {expected}, got '{show(node)}'")
 
     def refuse(self, node: Node, feature: str) -> NoReturn:
-        """Refuse PDDL that goes too far."""
+        """Refuse PDDL that goes too far: VAL may cover it, unless no validator here does."""
+        if feature in BEYOND_ALL:
+            self.refuse_for_all(node, BEYOND_ALL[feature])
         message = f"got '{feature}', which is not supported by the built-in validator"
         raise UnsupportedPddlError(self.source, line_of(node), message)
+
+    def refuse_for_all(self, node: Node, feature: str) -> NoReturn:
+        """Refuse what VAL does not read, either."""
+        message = f"got '{show(node)}': {feature} are read neither by the built-in validator nor by VAL"
+        raise UncoveredPddlError(self.source, line_of(node), message)
 
 
 def read_name(node: Node, scope: Scope, what: str) -> str:
@@ -110,7 +137,7 @@ def headed(node: Node, scope: Scope, expected: str) -> tuple[list[Node], str]:
 
 def read_atom(form: list[Node], head: str, scope: Scope) -> Atom:
     """Read an atom whose predicate, number of arguments and argument types are as declared."""
-    if head in BEYOND and head not in scope.predicates:
+    if (head in BEYOND or head in BEYOND_ALL) and head not in scope.predicates:
         scope.refuse(form, head)
     wanted = ((ROOT_TYPE,),) * 2 if head == "=" else scope.predicates.get(head)
     if wanted is None:

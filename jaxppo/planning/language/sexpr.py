@@ -1,6 +1,12 @@
-"""Parenthesised text to nested lists, fast, or with the line of every word for messages."""
+"""Parenthesised text to nested lists, fast, or with the line of every word for messages.
 
+Words end where they end for VAL: at blanks and parentheses, in front of a `?`, and behind a name or a number where
+something else follows (`off?l`, `-type`).
+"""
+
+import logging
 import re
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from jaxppo.errors import PddlError
@@ -8,13 +14,27 @@ from jaxppo.errors import PddlError
 Node: TypeAlias = "str | list[Node]"
 """A lower-case word, or a parenthesised list of nodes."""
 
+_LOG = logging.getLogger(__name__)
 _COMMENT = re.compile(r";[^\n]*+")
-_TOKEN = re.compile(r"[()]|[^\s()]++")
-_TOKEN_WITH_LINES = re.compile(r"[()\n]|;[^\n]*+|[^\s();]++")
+# A name (`?x` and `:types` too), a number, an operator; or else a character that VAL would skip and no reader accepts.
+_WORD = r"[?:]?[a-z_][a-z0-9_-]*+|-?[0-9]++(?:\.[0-9]*+)?|[<>]=|#t|\S"
+_TOKEN = re.compile(rf"[()]|{_WORD}")
+_TOKEN_WITH_LINES = re.compile(rf"[()\n]|{_WORD}", re.IGNORECASE)
+# VAL reads the `?` of a variable and its name as two words.
+_SPACED_VARIABLE = re.compile(r"\?(\s++)(?=[A-Za-z_])")
+# Blanks that only Unicode has, from copied text, are blanks; of other characters some look like letters.
+_FOREIGN = re.compile(r"[^\x00-\x7f\s]")
+_BYTE_ORDER_MARK = "\ufeff"
 # No real PDDL nests deeper; the limit keeps the recursive readers of the result clear of Python's own.
 _MAX_DEPTH = 100
-# Nearly all benchmark files are smaller. Reading this many takes some tenths of a second, also up to an error.
-MAX_CHARACTERS = 600_000
+# Three times the largest file of the planning competitions; reading so many takes about a second.
+MAX_TOKENS = 3_000_000
+# So many characters are cut into tokens at a time, so that memory holds no list of all of them.
+_CHUNK = 1 << 20
+
+
+class TextTooLargeError(PddlError):
+    """A text has more tokens than are read."""
 
 
 class Word(str):
@@ -38,63 +58,122 @@ class Form(list["Word | Form"]):
 def read_fast(text: str, source: str) -> list[Node]:
     """Read the first parenthesised form of a text as plain lists and strings, about five times faster than `read_form`.
 
-    Errors carry no line: whoever gets one reads again with `read_form`, which raises the same error with its line.
+    What follows the form is not read, as in VAL; a warning says so. Errors carry no line: whoever gets one reads again
+    with `read_form`, which raises the same error with its line.
 
     Args:
         text: the file's text; `;` starts a comment.
         source: the file's name for messages.
 
     Raises:
-        PddlError: a missing or spare parenthesis, or text outside the form.
+        PddlError: a missing parenthesis, or text in front of the form.
+        TextTooLargeError: more than `MAX_TOKENS` tokens; it has a line.
     """
-    _check_size(text, source)
-    plain = _COMMENT.sub("", text) if ";" in text else text
+    plain = _without_comments(text)
     if not plain.isascii():  # asked before letters become small: that of the kelvin sign is k
-        raise PddlError(source, 1, "expected ASCII characters outside comments")
+        if _FOREIGN.search(plain):
+            raise PddlError(source, 1, "expected ASCII characters outside comments")
+        plain = re.sub(r"[^\x00-\x7f]", " ", plain)
+    plain = plain.lower()
+    words: dict[str, str] = {}  # each word once, however often the text has it
     current: list[Node] = []
     stack: list[list[Node]] = []
-    for token in _TOKEN.findall(plain.lower()):
-        if token == "(":
-            form: list[Node] = []
-            current.append(form)
-            stack.append(current)
-            current = form
-            if len(stack) > _MAX_DEPTH:
-                raise PddlError(source, 1, "expected fewer open parentheses")
-        elif token != ")":
-            current.append(token)
-        elif stack:
-            current = stack.pop()
-        else:
-            raise PddlError(source, 1, "expected no spare parenthesis")
-    if stack or len(current) != 1 or isinstance(current[0], str):
-        raise PddlError(source, 1, "expected one '(define ...)'")
-    return current[0]
+    for tokens, end in _chunks(plain, source):
+        rest = iter(tokens)
+        for token in rest:
+            if token == "(":
+                form: list[Node] = []
+                current.append(form)
+                stack.append(current)
+                current = form
+                if len(stack) > _MAX_DEPTH:
+                    raise PddlError(source, 1, "expected fewer open parentheses")
+            elif token != ")":
+                if not stack:
+                    raise PddlError(source, 1, "expected one '(define ...)'")
+                current.append(words.setdefault(token, token))
+            elif len(stack) > 1:
+                current = stack.pop()
+            elif stack:
+                behind = next(rest, None) or next(_TOKEN.finditer(plain, end), None)
+                if behind:
+                    _warn(behind if isinstance(behind, str) else behind[0], source)
+                return current
+            else:
+                raise PddlError(source, 1, "expected no spare parenthesis")
+    raise PddlError(source, 1, "expected one '(define ...)'")
+
+
+def _without_comments(text: str) -> str:
+    """Take the comments, a byte order mark and the blanks in variables out; everything else keeps its line."""
+    plain = text.removeprefix(_BYTE_ORDER_MARK)
+    if ";" in plain:
+        plain = _COMMENT.sub("", plain)
+    return _SPACED_VARIABLE.sub(r"\1?", plain)
+
+
+def _chunks(plain: str, source: str) -> Iterator[tuple[list[str], int]]:
+    """Yield the tokens of a text, many at a time, each with the place behind them."""
+    start, n_tokens = 0, 0
+    while start < len(plain):
+        end = _end_of_chunk(plain, start)
+        tokens = _TOKEN.findall(plain, start, end)
+        n_tokens += len(tokens)
+        if n_tokens > MAX_TOKENS:
+            raise _too_large(plain.count("\n", 0, start) + 1, source)
+        yield tokens, end
+        start = end
+
+
+def _end_of_chunk(plain: str, start: int) -> int:
+    """Return a place at which no token is cut: behind a line break or a blank, or else the end of the text."""
+    end = start + _CHUNK
+    if end >= len(plain):
+        return len(plain)
+    for blank in "\n ":
+        place = plain.rfind(blank, start, end) + 1
+        if place > start:
+            return place
+    return len(plain)
+
+
+def _too_large(line: int, source: str) -> TextTooLargeError:
+    return TextTooLargeError(source, line, f"expected at most {MAX_TOKENS} words and parentheses, got more")
+
+
+def _warn(token: str, source: str) -> None:
+    _LOG.warning("%s: the text behind the end of '(define ...)' is not read; it begins with '%s'", source, show(token))
 
 
 def read_form(text: str, source: str) -> Form:
-    """Read the first parenthesised form of a text, lower-cased; what follows it must be blank or comments.
+    """Read the first parenthesised form of a text, lower-cased; what follows it is not read.
 
     Args:
         text: the file's text; `;` starts a comment.
         source: the file's name for messages.
 
     Raises:
-        PddlError: a missing or spare parenthesis, or text outside the form.
+        PddlError: a missing parenthesis, or text in front of the form.
+        TextTooLargeError: more than `MAX_TOKENS` tokens.
     """
-    _check_size(text, source)
-    line, top = 1, Form(1)
+    line, top, n_tokens = 1, Form(1), 0
     stack = [top]
-    for match in _TOKEN_WITH_LINES.finditer(text):
+    for match in _TOKEN_WITH_LINES.finditer(_without_comments(text)):
         token = match[0]
         if token == "\n":
             line += 1
-        elif token == "(":
+            continue
+        n_tokens += 1
+        if n_tokens > MAX_TOKENS:
+            raise _too_large(line, source)
+        if token == "(":
             stack.append(_open(stack, line, source))
         elif token == ")":
             _close(stack, line, source)
-        elif token[0] != ";":
+        else:
             stack[-1].append(_word(token, line, source))
+        if len(stack) == 1:
+            break
     return _only_form(stack, line, source)
 
 
@@ -108,11 +187,6 @@ def show(node: "Node | Form") -> str:
     text = node if isinstance(node, str) else f"({' '.join(map(show, node[:3]))}{' ...' * (len(node) > 3)})"
     text = str(text) if len(text) <= 60 else text[:57] + "..."
     return text if text.isprintable() else ascii(text)[1:-1]
-
-
-def _check_size(text: str, source: str) -> None:
-    if len(text) > MAX_CHARACTERS:
-        raise PddlError(source, 1, f"expected at most {MAX_CHARACTERS} characters, got {len(text)}")
 
 
 def _word(token: str, line: int, source: str) -> Word:
@@ -140,8 +214,7 @@ def _close(stack: list[Form], line: int, source: str) -> None:
 def _only_form(stack: list[Form], line: int, source: str) -> Form:
     if len(stack) > 1:
         raise PddlError(source, line, f"expected ')' for the '(' of line {stack[-1].line}, got the end of the text")
-    first, *others = stack[0] or [_word("end-of-text", line, source)]
-    if isinstance(first, Word) or others:
-        stray = others[0] if others else first
-        raise PddlError(source, stray.line, f"expected one '(define ...)' and nothing else, got '{show(stray)}'")
+    first = stack[0][0] if stack[0] else _word("end-of-text", line, source)
+    if isinstance(first, Word):
+        raise PddlError(source, first.line, f"expected '(define ...)', got '{show(first)}'")
     return first

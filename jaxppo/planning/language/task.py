@@ -6,12 +6,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jaxppo.planning.language.axioms import Rule
-from jaxppo.planning.language.conditions import Condition, Literal, is_fallible, write_condition
+from jaxppo.planning.language.conditions import Condition, Literal, has_quantifier, is_fallible, write_condition
 from jaxppo.planning.language.effects import Effect
 from jaxppo.planning.language.numeric import Expression, Update
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
 from jaxppo.planning.language.verdicts import PlanError
+
+ACTION_PARTS = (":parameters", ":precondition", ":effect")
+"""What an operator says behind its name, in the usual order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +152,19 @@ _NONE: frozenset[str] = frozenset()
 
 @lru_cache(maxsize=256)
 def _domain_compares_numbers(domain: Domain) -> bool:
+    return any(is_fallible(condition, _NONE) for condition in _conditions_of(domain))
+
+
+@lru_cache(maxsize=256)
+def has_quantifiers(domain: Domain) -> bool:
+    """Return whether an operator or rule of the domain ranges over all objects of some types."""
+    effects = [effect for schema in domain.actions.values() for effect in schema.effects]
+    return any(effect.parameters for effect in effects) or any(map(has_quantifier, _conditions_of(domain)))
+
+
+def _conditions_of(domain: Domain) -> list[Condition]:
     conditions = [rule.body for rules in domain.rules.values() for rule in rules]
     for schema in domain.actions.values():
         conditions += schema.precondition
         conditions += [condition for effect in schema.effects for condition in effect.conditions]
-    return any(is_fallible(condition, _NONE) for condition in conditions)
+    return conditions

@@ -26,6 +26,7 @@ from jaxppo.planning.language.plans import (
     parse_plan_text,
     parse_timed_plan_text,
 )
+from jaxppo.planning.language.scope import UncoveredPddlError
 from jaxppo.planning.language.sexpr import Form, Word, read_form
 from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError
@@ -87,6 +88,8 @@ def read_names(domain_pddl: str, problem_pddl: str) -> PlanNames:
     """
     try:
         return PlanNames(parse_problem(problem_pddl, parse_domain(domain_pddl)), False, frozenset(), None)
+    except UncoveredPddlError:
+        raise
     except UnsupportedPddlError as error:
         beyond = str(error)
     timed = needs_time_stamps(domain_pddl, problem_pddl)
@@ -140,7 +143,10 @@ def _outline_tokens(form: Form) -> Iterator[tuple[str, int]]:
 def _action_tokens(form: Form) -> Iterator[tuple[str, int]]:
     """Yield an operator's head: its name and parameters."""
     yield "(:action", form.line
-    for node in form[1:4]:
+    places = [place for place, node in enumerate(form[:-1]) if node == ":parameters"]
+    # VAL wants them behind the name of a durative action; other actions may be without.
+    first = 2 if form[0] == _DURATIVE or not places else places[0]
+    for node in (*form[1:2], *(form[first : first + 2] if places or form[0] == _DURATIVE else ())):
         yield from _tokens(node)
     yield ":precondition () :effect (and))", _last_line(form)
 

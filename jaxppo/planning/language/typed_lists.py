@@ -1,6 +1,9 @@
-"""Typed lists of PDDL: `a b - type c - (either t u)`, and the hierarchy that `:types` declares."""
+"""Typed lists of PDDL: `a b - type c - (either t u)`, and the hierarchy that `:types` declares.
 
-from collections.abc import Iterator, Mapping, Sequence
+A name that is declared more than once has the types that VAL gives it, which reads the last declaration first.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jaxppo.planning.language.scope import ROOT_TYPE, Parameter, Scope, Types, read_name, read_variable
 from jaxppo.planning.language.sexpr import Node
@@ -15,7 +18,7 @@ def _named_types(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, Typ
     for node in rest:
         if node == "-":
             stated = next(rest, None)
-            if stated is None or not waiting:
+            if stated is None:  # without names in front the type is that of nobody
                 scope.fail(node, "names, '-' and a type")
             types = _type_names(stated, scope)
             yield from ((name, types, stated) for name in waiting)
@@ -83,10 +86,39 @@ def read_typed_list(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, 
 
 
 def read_parameters(items: Sequence[Node], scope: Scope) -> tuple[Parameter, ...]:
-    """Read a typed list of different variables."""
-    parameters: dict[str, Parameter] = {}
-    for name, types in read_typed_list(items, scope):
-        if name in parameters:
-            scope.fail(name, "every parameter to have its own name")
-        parameters[name] = Parameter(read_variable(name, scope), types)
-    return tuple(parameters.values())
+    """Read a typed list of variables; of several with one name each has the types of all, and the last one's value."""
+    parameters = tuple(Parameter(read_variable(name, scope), types) for name, types in read_typed_list(items, scope))
+    if len({parameter.name for parameter in parameters}) == len(parameters):
+        return parameters
+    types_of = declared_types(parameters)
+    return tuple(Parameter(name, types_of[name]) for name, _ in parameters)
+
+
+def declared_types(
+    declarations: Iterable[tuple[str, Types]], before: Mapping[str, Types] | None = None
+) -> dict[str, Types]:
+    """Map each name of a list to its types, in the order of the list.
+
+    Args:
+        declarations: names with the types declared for them there; a name may come again.
+        before: the types of names that another list has declared.
+    """
+    types_of = dict(before or {})
+    listed = list(declarations)
+    types_of.update((name, types_of.get(name, ())) for name, _ in listed)
+    for name, types in reversed(listed):
+        types_of[name] = _joined(types_of[name], types)
+    return types_of
+
+
+def _joined(types: Types, more: Types) -> Types:
+    """Join the types that a name has with those of another declaration.
+
+    `a - t a - u` is of both types; but where an `either` is one of the declarations, a plain type that VAL has read
+    before hides it, and it hides an earlier list of types.
+    """
+    if not types or not more:
+        return types or more
+    if len(more) == 1:
+        return tuple(dict.fromkeys((*types, *more)))
+    return types if len(types) == 1 else more

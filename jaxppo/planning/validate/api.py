@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jaxppo.errors import ConfigError
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import ParsedTimedPlan, TimedAction
+from jaxppo.planning.language.scope import UncoveredPddlError
 from jaxppo.planning.language.temporal import Plan, parse_plan_for
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.val import HOW_TO_GET_VAL, Case, run_val_many
@@ -58,6 +59,8 @@ def validate_many(cases: Sequence[Case], validator: str = "builtin", val_timeout
     for number, case in enumerate(cases) if validator != "val" else ():
         try:
             verdicts[number] = _execute(*case)
+        except UncoveredPddlError:
+            raise
         except UnsupportedPddlError as error:
             if validator == "builtin":
                 fix = f"--validator val or auto may cover it ({HOW_TO_GET_VAL})"

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from jaxppo.errors import ConfigError, ValidatorError
 from jaxppo.planning.language.plans import TimedAction, format_action, format_timed_action
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
+from jaxppo.planning.validate.deviations import deviation
 from jaxppo.planning.validate.val import Case, find_val, run_val, run_val_many
 
 MOST_SAVED = 100
@@ -37,12 +38,14 @@ class AuditResult(NamedTuple):
         disagreements: plans on which the two verdicts differ in `valid` or `executable`.
         failed: plans on which one side gave no verdict: a crash, a timeout, a domain that VAL cannot read.
         saved: folders written by this call.
+        deviations: plans on which VAL gave no verdict for a reason that `docs/validator.md` lists; not among `failed`.
     """
 
     audited: int
     disagreements: int
     failed: int
     saved: list[Path]
+    deviations: int = 0
 
 
 class Audit:
@@ -81,14 +84,16 @@ class Audit:
         """
         sample = self._sample(cases, verdicts)
         opinions = _ask([case for case, _ in sample.values()], self.timeout_s)
-        failed, differing, saved = 0, 0, []
+        failed, differing, deviating, saved = 0, 0, 0, []
         for (digest, (case, verdict)), opinion in zip(sample.items(), opinions, strict=True):
-            if opinion.error in _NO_VERDICT or verdict.error in _NO_VERDICT:
+            if opinion.error in _NO_VERDICT and verdict.error not in _NO_VERDICT and deviation(*case):
+                deviating += 1
+            elif opinion.error in _NO_VERDICT or verdict.error in _NO_VERDICT:
                 failed += 1
             elif (verdict.valid, verdict.executable) != (opinion.valid, opinion.executable):
                 differing += 1
                 saved += self._saved(digest, case, {"checked": verdict, "val": opinion})
-        return AuditResult(len(sample), differing, failed, saved)
+        return AuditResult(len(sample), differing, failed, saved, deviating)
 
     def _sample(self, cases: Sequence[Case], verdicts: Sequence[PlanVerdict]) -> dict[str, tuple[Case, PlanVerdict]]:
         """Choose the plans to audit: their digests, each with its case and verdict."""

@@ -54,13 +54,14 @@ def _is_plain(schema: ActionSchema, domain: Domain) -> bool:
 
 
 def _template(schema: ActionSchema) -> Template:
+    # Of parameters with one name the last one's object counts.
     words = {parameter.name: number for number, parameter in enumerate(schema.parameters, 1)}
-    n_given = 1 + len(words)
+    n_names, n_given = len(words), 1 + len(schema.parameters)
 
     def fill(atom: Atom) -> Fill:
-        places = [words.setdefault(atom[0] + "(", n_given + len(words) - len(schema.parameters))]
+        places = [words.setdefault(atom[0] + "(", n_given + len(words) - n_names)]
         for term in atom[1:]:
-            places.append(words.setdefault(term, n_given + len(words) - len(schema.parameters)))
+            places.append(words.setdefault(term, n_given + len(words) - n_names))
         return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
     literals = [part for part in schema.precondition if isinstance(part, Literal)]
@@ -71,7 +72,7 @@ def _template(schema: ActionSchema) -> Template:
         delete=tuple(map(fill, schema.delete)),
         add=tuple(map(fill, schema.add)),
         equalities=tuple((fill(atom), positive) for atom, positive in literals if atom[0] == "="),
-        words=tuple(word.removesuffix("(") for word in list(words)[len(schema.parameters) :]),
+        words=tuple(word.removesuffix("(") for word in list(words)[n_names:]),
     )
 
 

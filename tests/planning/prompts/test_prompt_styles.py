@@ -1,4 +1,4 @@
-"""The styles `pddl` and `nl`: what they write, that they read it back, and that they read nothing else."""
+"""The styles: what they write, that they read it back, and that they read nothing else."""
 
 import itertools
 import random
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxppo.errors import DataError, PddlError
+from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.planning import (
     ParsedPlan,
     PlanError,
@@ -22,10 +22,9 @@ from jaxppo.planning import (
     vocabulary,
 )
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.prompts import PROMPT_STYLES, split_words, words_of
+from jaxppo.planning.prompts import PROMPT_STYLES, words_of
 from jaxppo.planning.prompts.phrases import general_phrases, phrases_of
 from jaxppo.planning.prompts.sentences import template
-from jaxppo.planning.transform.renaming import obfuscate
 from tests.planning import kiln
 from tests.planning.delivery import DELIVERY, ERRAND
 
@@ -38,7 +37,6 @@ each_style = pytest.mark.parametrize("style", PROMPT_STYLES)
 
 
 def problems(name, count=4, seed=0):
-    """Problems of several sizes."""
     module, rng = DOMAINS[name], random.Random(seed)
     sizes = list(module.sizes)
     return [module.generate_problem(rng.choice(sizes), rng, f"p-{number}") for number in range(count)]
@@ -68,9 +66,6 @@ def ground_actions(name):
     short = [action for action in actions if len(action) <= 2]
     longer = [action for action in actions if len(action) > 2]
     return tuple(short + random.Random(0).sample(longer, min(300, len(longer))))
-
-
-# --- plans there and back
 
 
 @each_domain
@@ -129,21 +124,6 @@ def test_plans_of_other_domains_are_read_back_whatever_the_names(style, plan):
     assert parse_completion(render_completion(plan, style, DELIVERY), style, DELIVERY) == ParsedPlan(plan)
 
 
-@pytest.mark.parametrize("style", ["pddl", "nl"])
-@pytest.mark.parametrize("words", ["random", "deceptive"])
-def test_plans_of_obfuscated_domains_are_read_back(style, words):
-    module = DOMAINS["logistics"]
-    plan = random.Random(0).sample(ground_actions("logistics"), 20)
-    text = module.generate_problem(10, random.Random(0), "p")
-    other = obfuscate(module.pddl, text, plan, words, rng=random.Random(1))
-    completion = render_completion(other.plan, style, other.domain_pddl)
-    assert parse_completion(completion, style, other.domain_pddl) == ParsedPlan(tuple(other.plan))
-    written = {*split_words(render_prompt(other.domain_pddl, other.problem_pddl, style)), *split_words(completion)}
-    assert not written & {"truck", "package", "airplane", "logistics", "load", "unload", "in-city", "truck1"}
-
-
-# --- what is no plan
-
 PLAN = (("unstack", "b", "a"), ("put-down", "b"))
 
 
@@ -157,6 +137,10 @@ PLAN = (("unstack", "b", "a"), ("put-down", "b"))
         (" \n", "nl", ()),
         ("", "pddl", ()),
         (" \n", "pddl", ()),
+        ("UNSTACK  B a;put-down\tb", "atoms", PLAN),
+        (" unstack b a\n;\r\nput-down b ", "atoms", PLAN),
+        ("", "atoms", ()),
+        (" \n", "atoms", ()),
     ],
 )
 def test_plans_are_read_with_any_blanks_and_case(text, style, plan):
@@ -182,6 +166,16 @@ NO_SENTENCES = [
 ]
 
 
+NO_ATOMS = [
+    ("unstack b a ;", 1),
+    ("unstack b a ; ; stack a b", 1),
+    ("unstack b a ; stack a b <eos>", 1),
+    ("unstack b a ; (stack a b)", 1),
+    ("unstack b 1", 0),
+    ("unstack b\u00a0a", 0),
+    ("unstack b \u0430", 0),
+    ("a " * 500_000 + "<", 0),
+]
 NO_STEPS = [
     ("(unstack b a) put-down b", 1),
     ("(unstack b a) (put-down b", 1),
@@ -190,25 +184,21 @@ NO_STEPS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("style", "text", "n_actions"),
-    [*(("nl", *case) for case in NO_SENTENCES), *(("pddl", *case) for case in NO_STEPS)],
-)
-def test_reading_stops_at_anything_else(style, text, n_actions):
-    plan = parse_completion(text, style, BLOCKSWORLD)
-    assert (len(plan.actions), plan.error, plan.error_step) == (n_actions, PlanError.SYNTAX, n_actions + 1)
+GENERAL = ["use drive on v and home and hub.", "use fly on v, home and hub.", "drive on v, home and hub."]
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("style", "domain", "text", "n_actions"),
     [
-        "use drive on v and home and hub.",
-        "use fly on v, home and hub.",
-        "drive on v, home and hub.",
+        *(("nl", BLOCKSWORLD, *case) for case in NO_SENTENCES),
+        *(("pddl", BLOCKSWORLD, *case) for case in NO_STEPS),
+        *(("atoms", BLOCKSWORLD, *case) for case in NO_ATOMS),
+        *(("nl", DELIVERY, text, 0) for text in GENERAL),
     ],
 )
-def test_general_sentences_are_read_as_strictly(text):
-    assert parse_completion(text, "nl", DELIVERY) == ParsedPlan((), PlanError.SYNTAX, 1)
+def test_reading_stops_at_anything_else(style, domain, text, n_actions):
+    plan = parse_completion(text, style, domain)
+    assert (len(plan.actions), plan.error, plan.error_step) == (n_actions, PlanError.SYNTAX, n_actions + 1)
 
 
 @pytest.mark.parametrize("step", [("fly", "b"), ("stack", "b"), ("pick-up", "a", "b")])
@@ -217,7 +207,26 @@ def test_nl_refuses_to_write_what_the_domain_does_not_have(step):
         render_completion([("pick-up", "a"), step], "nl", BLOCKSWORLD)
 
 
-# --- prompts
+def test_atoms_are_the_style_where_none_is_named_and_are_written_in_their_order():
+    assert render_prompt(BLOCKSWORLD, SWAP) == (
+        "<init> on b a ; ontable a ; clear b ; handempty <goal> on a b ; not holding b <plan>"
+    )
+    empty = render_prompt(BLOCKSWORLD, "(define (problem p) (:domain d) (:init) (:goal ()))")
+    assert empty == "<init> <goal> <plan>"
+    assert (render_completion(PLAN), render_completion(())) == ("unstack b a ; put-down b", "")
+    assert parse_completion("unstack b a ; put-down b") == ParsedPlan(PLAN)
+    with pytest.raises(ConfigError, match=r"prompt_style.*haiku"):
+        parse_completion("", style="haiku")
+
+
+@pytest.mark.parametrize(
+    ("goal", "named"),
+    [("(or (in b1 v) (in b2 v))", r"\(in b2 v\)"), ("(and (in b1 v) (> (total-cost) 3))", "numbers")],
+)
+def test_atoms_refuse_what_they_cannot_write(goal, named):
+    text = ERRAND.replace("(and (in b1 v) (not (at v hub)))", goal)
+    with pytest.raises(UnsupportedPddlError, match=rf"errand:1.*{named}"):
+        render_prompt(DELIVERY, text)
 
 
 def test_nl_prompt_of_our_own_domain():
@@ -350,19 +359,13 @@ def test_pddl_prompt_is_written_in_one_way():
     )
 
 
-def test_pddl_prompt_of_what_only_other_validators_cover():
+def test_pddl_prompts_may_be_of_what_only_other_validators_cover_and_those_of_broken_text_are_errors():
     with pytest.raises(UnsupportedPddlError):
         parse_domain(kiln.DOMAIN)
     assert "(:durative-action" in render_prompt(kiln.DOMAIN, "(define (problem p) (:domain kiln))", "pddl")
-
-
-@pytest.mark.parametrize("style", ["pddl", "nl"])
-def test_prompts_of_broken_text_are_errors(style):
-    with pytest.raises(PddlError, match=r"<problem>:2\b"):
-        render_prompt(BLOCKSWORLD, "(define (problem p)\n (:domain", style)
-
-
-# --- words
+    for style in ("pddl", "nl"):
+        with pytest.raises(PddlError, match=r"<problem>:2\b"):
+            render_prompt(BLOCKSWORLD, "(define (problem p)\n (:domain", style)
 
 
 @each_domain
@@ -375,6 +378,11 @@ def test_vocabulary_holds_the_words_of_all_problems(name, style):
     texts.append(render_completion(random.Random(0).sample(ground_actions(name), 50), style, module.pddl))
     assert set(words_of(texts)) <= set(words)
     assert "{}" not in "".join(words)
+
+
+def test_vocabulary_holds_constants_and_negation():
+    names = parse_problem(ERRAND, parse_domain(DELIVERY)).objects
+    assert set(render_prompt(DELIVERY, ERRAND).split()) <= set(vocabulary([DELIVERY], names))
 
 
 def test_words_of_splits_at_blanks_and_punctuation():

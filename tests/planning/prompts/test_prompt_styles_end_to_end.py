@@ -4,26 +4,20 @@ import dataclasses
 import json
 
 import jax
-import numpy as np
 import pytest
 
 from jaxppo import data, hf, models, sft, train
 from jaxppo.config import SFTConfig, TrainConfig
 from jaxppo.config.sources import replace
-from jaxppo.data.tokens import encode_completions
 from jaxppo.planning.datasets import files as dataset_files
-from jaxppo.planning.prompts import PROMPT_STYLES, words_of
-from jaxppo.reward_functions import plan as plan_reward
+from jaxppo.planning.prompts import words_of
 from jaxppo.run.folder import Run
 from tests.data.tokenizers import ASKED, TURN
 from tests.evaluate.small_models import MODEL
 from tests.planning.dataset_rows import row
 
-each_style = pytest.mark.parametrize("style", PROMPT_STYLES)
-
 
 def make_rows(style, split, count):
-    """Problems of ferry and gripper, one after the other."""
     return [row(split, number, ("ferry", "gripper")[number % 2], prompt_style=style) for number in range(count)]
 
 
@@ -32,30 +26,6 @@ def write_dataset(folder, style, num_train=4):
     for split, rows in splits.items():
         dataset_files.write_jsonl(rows, folder / f"{split}.jsonl")
     return splits
-
-
-@each_style
-def test_completions_are_valid_plans_after_encoding_and_decoding(style):
-    rows = make_rows(style, "test", 12)
-    tokenizer = data.word_tokenizer(words_of(row[column] for row in rows for column in ("prompt", "completion")))
-    encoded = encode_completions(tokenizer, rows)
-    length = max(map(len, encoded))
-    ids = np.array([ids + [tokenizer.pad_token_id] * (length - len(ids)) for ids in encoded])
-    mask = np.arange(length)[None, :] < np.array([[len(ids)] for ids in encoded])
-    names = ("domain_pddl", "problem_pddl", "reference_plan", "prompt_style")
-    columns = {name: [row[name] for row in rows] for name in names}
-    outcomes = plan_reward.judge_plans(data.decode(tokenizer, ids, mask), None, **columns)
-    assert [outcome.reward for outcome in outcomes] == [1.0] * len(rows)
-    assert [outcome.lccs for outcome in outcomes] == [1.0] * len(rows)
-    prompts = data.encode_prompts(tokenizer, rows, 2048)
-    assert [len(ids) for ids in prompts] == [len(words_of_text(row["prompt"])) for row in rows]
-
-
-def words_of_text(text):
-    """Words as a plain loop finds them."""
-    for mark in "().,:;":
-        text = text.replace(mark, f" {mark} ")
-    return text.split()
 
 
 def test_the_tokenizer_of_the_built_in_domain_is_that_of_the_shipped_model(tmp_path):

@@ -2,8 +2,6 @@
 
 import pytest
 
-from jaxppo import hf
-from jaxppo.errors import ConfigError
 from jaxppo.planning import prompts
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.prompts import Fault, conversation, find_fault, parse_completion, render_fault
@@ -96,18 +94,3 @@ def test_a_conversation_is_the_beginning_of_every_longer_one_and_its_plans_can_b
     plan = second.removeprefix(first).removesuffix(said[1])
     assert parse_completion(plan, style, BLOCKSWORLD.pddl).actions == plans[1]
     assert len({text[-6:] for text in (prompt, first, second)}) == 1  # each ends where a plan begins
-
-
-def test_the_shipped_model_knows_every_word_of_a_conversation():
-    words = hf.load_policy("blocksworld-sft").tokenizer.get_vocab().keys()
-    prompt = prompts.render_prompt(BLOCKSWORLD.pddl, PROBLEM)
-    for text, fault in CASES.items():
-        if "fly" not in text and "z" not in text:
-            said = render_fault(fault, "atoms", BLOCKSWORLD.pddl)
-            assert {*conversation(prompt, [(text, said)]).split()} <= words
-
-
-def test_a_style_without_turns_is_one_line(monkeypatch):
-    monkeypatch.setitem(prompts.PROMPT_STYLES, "mute", prompts.PROMPT_STYLES["nl"]._replace(render_fault=None))
-    with pytest.raises(ConfigError, match=r"prompt_style.*mute"):
-        render_fault(Fault(), "mute")

@@ -303,9 +303,3 @@ def test_find_plans_with_the_planners_that_are_installed(name, capfd):
         assert not result.optimal or len(result.plan) == len(solve(problem, optimal=True) or ())
     assert results[2].plan is None and results[2].reason.startswith(("unsolvable", "no plan", "timeout"))
     assert capfd.readouterr() == ("", "")
-
-
-def test_planners_name_their_licences():
-    assert {planner.extra for planner in PLANNERS.values()} == {None, "planners", "planners-gpl"}
-    for planner in PLANNERS.values():
-        assert planner.licence.startswith("GPL") is (planner.extra == "planners-gpl")

@@ -2,10 +2,9 @@
 
 import hashlib
 import random
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 
@@ -19,6 +18,7 @@ from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.solve.strips import compile_task
 from tests.planning.breadth_first import all_moves, shortest_plan
 from tests.planning.families import FAMILIES, draw_cases
+from tests.planning.towers import all_states, towers_problem
 
 # Balls to carry between rooms with two grippers; one ball is glued.
 GRIPPER = """(define (domain gripper) (:requirements :typing :negative-preconditions)
@@ -63,7 +63,6 @@ def with_far_goal(text: str, domain: Domain, rng: random.Random) -> Problem:
 
 
 def draw_problems(source: str, rng: random.Random, n: int) -> Iterator[Problem]:
-    """Problems of a family, or the smaller ones of a domain."""
     if source in FAMILIES:
         for domain, text, _ in draw_cases(source, rng, n):
             yield with_far_goal(text, parse_domain(domain), rng)
@@ -189,49 +188,15 @@ def test_solve_ignores_costs():
     assert solve(switch_problem(effect="(increase (total-cost) 2)"), optimal=True) == (("press",),)
 
 
-def test_reachable_steps_are_those_of_trying_everything():
-    """The oracle: rounds over all steps until nothing new is reached."""
-    for family in ("typing and constants", "either, equality, negation"):
-        for domain, text, _ in draw_cases(family, random.Random(2), 4):
-            problem = parse_problem(text, parse_domain(domain))
-            moves = list(all_moves(problem))
-            reached, before = set(problem.init), -1
-            while len(reached) > before:
-                before = len(reached)
-                for move in moves:
-                    if move.needs <= reached:
-                        reached |= move.add
-            assert set(reachable_steps(problem)) == {move.action for move in moves if move.needs <= reached}
-
-
 def test_landmark_cut_is_admissible_everywhere_and_relaxed_plans_see_the_goal():
-    """Distances to the goal of all states of three blocks, by going through every pair of states."""
-    problem = blocksworld_problem(3, random.Random(4))
-    task = compile_task(problem, reachable_steps(problem))
-    assert task is not None
-    after: dict[int, set[int]] = {task.start: set()}
-    queue = deque(after)
-    while queue:
-        state = queue.popleft()
-        for number, need in enumerate(task.need):
-            if state & need == need:
-                following = state & task.keep[number] | task.give[number]
-                after[state].add(following)
-                if following not in after:
-                    after[following] = set()
-                    queue.append(following)
-    distance = {state: 0 for state in after if state & task.goal == task.goal}
-    while len(distance) < len(after):
-        distance |= {
-            state: 1 + min(distance[other] for other in others if other in distance)
-            for state, others in after.items()
-            if state not in distance and not others.isdisjoint(distance)
-        }
-    assert len(after) == 22  # 13 states with an empty hand, and 3 times 3 with a held block
-    for state, steps in distance.items():
-        estimate = landmark_cut(task, state)[0]
+    for start, goal in product(all_states("abc"), repeat=2):
+        problem = towers_problem(start, goal)
+        task = compile_task(problem, reachable_steps(problem))
+        assert task is not None
+        steps, estimate = len(shortest_plan(problem) or ()), landmark_cut(task, task.start)[0]
         assert estimate <= steps and (estimate > 0) is (steps > 0)
-        assert (relaxed_plan(task, state)[0] > 0) is (steps > 0) and relaxed_plan(task, state)[0] < INFINITY
+        relaxed = relaxed_plan(task, task.start)[0]
+        assert (relaxed > 0) is (steps > 0) and relaxed < INFINITY
 
 
 def test_solve_does_not_depend_on_the_order_of_facts():

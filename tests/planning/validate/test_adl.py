@@ -201,7 +201,6 @@ def test_a_goal_is_one_condition():
 @pytest.mark.parametrize(
     ("part", "form"),
     [
-        ("precondition", "(exists (?y ?y) (p))"),
         ("effect", "(when (p) (forall (?x) (q ?x)))"),
         ("effect", "(when (p))"),
         ("effect", "(and (g) (= ?x a))"),

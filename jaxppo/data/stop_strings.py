@@ -1,0 +1,55 @@
+"""Stop strings as a table over tokens, by which a sampler on the devices sees that one is complete.
+
+A string may begin and end inside tokens, so that no list of token ids says where a completion ends. What has been
+written so far matters only as the longest beginning of a stop string that it ends with: these beginnings are the states
+of an automaton, which reads one token at a time (Aho and Corasick 1975, "Efficient string matching"). Source of the
+idea, as tables over a vocabulary: `StopStringCriteria` of transformers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxppo.data.tokens import REPLACEMENT, text_after, token_ids
+from jaxppo.errors import ConfigError
+
+
+def stop_table(tokenizer: Any, stop_strings: Sequence[str], num_ids: int) -> np.ndarray | None:
+    """Return the table of the automaton: [S, V] int32, the state after each token in each state.
+
+    State 0 is the beginning of a completion, S says that a stop string is complete. Only the completion counts, not the
+    end of its prompt.
+
+    Args:
+        tokenizer: of the model.
+        stop_strings: none of them empty; none at all: no table.
+        num_ids: V, ids that may be sampled.
+
+    Raises:
+        ConfigError: the tokenizer cuts a character of a stop string into tokens of single bytes, in which it would not
+            be recognised.
+    """
+    if not stop_strings:
+        return None
+    for string in stop_strings:
+        for ids in token_ids(tokenizer, [string], "stop_strings"):
+            if any(REPLACEMENT in text_after(tokenizer, token_id) for token_id in ids):
+                expected = "characters that are not cut into bytes by the model's tokenizer"
+                raise ConfigError(f"stop_strings: expected {expected}, got {string!r}")
+    beginnings = dict.fromkeys(string[:end] for string in stop_strings for end in range(len(string)))
+    numbers = {beginning: number for number, beginning in enumerate(beginnings)}
+    longest = max(map(len, beginnings))
+    pieces = [text_after(tokenizer, token_id) for token_id in range(num_ids)]
+
+    def state_after(text: str) -> int:
+        if any(string in text for string in stop_strings):
+            return len(numbers)
+        ends = (text[len(text) - length :] for length in range(min(longest, len(text)), -1, -1))
+        return next(numbers[end] for end in ends if end in numbers)
+
+    table = np.empty((len(numbers), num_ids), np.int32)
+    for beginning, number in numbers.items():
+        states = {piece: state_after(beginning + piece) for piece in set(pieces)}
+        table[number] = [states[piece] for piece in pieces]
+    return table
