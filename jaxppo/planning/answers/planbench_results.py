@@ -43,7 +43,7 @@ def read_results(
     except DataError as error:
         yield Unread.of(label, DataError(str(error).removeprefix(f"{label}: ")))
         return
-    task = _TASKS[task_number(content)]
+    task = _TASKS[task_number(content) or 1]  # `read_instances` lets no other number pass
     folders = path.resolve().parts
     match = _NAME.fullmatch(path.stem)
     kind = (match[1] if match else path.stem) or _ONE_SHOT
