@@ -8,19 +8,16 @@ import importlib.metadata
 import json
 import sys
 
-import jax
 import pytest
 
-from jaxppo import export, hf, models, reward_server, sft, train
+from jaxppo import export, reward_server, sft, train
 from jaxppo.config import EvaluateConfig, ExportConfig, RewardServerConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import __main__ as evaluate
-from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.planning import __main__ as planning
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.validate import val
 from tests.commands import refusal_of
-from tests.one_layer import ONE_LAYER
 
 REWARDS = """
 def needs_answer(prompts, completions, answer): return [0.0 for _ in completions]
@@ -56,7 +53,6 @@ MISTAKES = {
     "processes that do not meet": ("train", [*RUN, "--num_processes", "2", "--process_id", "0"], ["num_processes"]),
     "rewards of one name": ("train", [*RUN, "--reward_funcs", THREE, "other_rewards:three"], ["reward_funcs"]),
     "model of the hub, offline": ("train", [*RUN, "--sft_model_path", "user/no-such"], ["HF_HUB_OFFLINE"]),
-    "model of few positions": ("train", [*RUN, "--sft_model_path", "short"], ["response_length", "at most 48"]),
     "no such data set": ("train", [*RUN, "--dataset", "blocksword"], ["blocksword", "blocksworld"]),
     "data set without splits": ("train", [*RUN, "--dataset", "single"], ["DatasetDict("]),
     "data set that was not built": ("train", [*RUN, "--dataset", "data/planning"], ["jaxppo.planning build"]),
@@ -102,17 +98,6 @@ def belongings(tmp_path_factory):
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text(text)
-    config, _, tokenizer, _ = hf.load_policy(ONE_LAYER)
-    short = GPT2Config(
-        vocab_size=config.vocab_size,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=48,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    hf.save_pretrained(folder / "short", short, models.init_params(short, jax.random.key(0)), tokenizer)
     return folder
 
 

@@ -1,33 +1,21 @@
 """Scores of a `...ForSequenceClassification` model, read at the last real token of each row.
 
 TRL and transformers find the end of a row by comparing ids with the pad id, so a pad token that was sampled, or pad =
-eos, moves it. Lengths are always right. `trl_scores` and `pooled_scores` give the numbers of the other two, for a model
-that was trained or is compared with them.
+eos, moves it. Lengths are always right.
 
 Shape letters: B rows, T tokens.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxppo import models
 from jaxppo.data import bucket, chunks, padded_size, right_padded
-from jaxppo.errors import ModelError
 from jaxppo.nn import ModelConfig, by_rows
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.types import Array, Params
-
-
-class TrlScores(NamedTuple):
-    """Scores of all tokens, and the one of each row that counts."""
-
-    scores: Array  # [B, T] fp32, of every token; they mean nothing at pad ids
-    final: Array  # [B] fp32, the one that counts
-    last: Array  # [B] int32, its column
 
 
 def score_rows(params: Params, input_ids: Array, lengths: Array, *, model: ModelConfig) -> Array:
@@ -44,75 +32,6 @@ def score_rows(params: Params, input_ids: Array, lengths: Array, *, model: Model
     """
     hidden = models.apply(model, params, input_ids, read=lengths[:, None] - 1, logits=False).hidden
     return models.scores(params, hidden[:, 0])
-
-
-def trl_scores(params: Params, input_ids: Array, *, model: ModelConfig, pad_id: int, context_length: int) -> TrlScores:
-    """Read scores as TRL's `get_reward` does: a completion ends before its first pad id.
-
-    Ids that are the pad id are hidden from the others, do not count as positions and are read as id 0. A completion
-    without a pad ends in the last column; one that starts with a pad, in the last column of the prompt (with
-    `context_length` 0, in the last column of all).
-
-    Args:
-        params: {"trunk", "score"}.
-        input_ids: [B, T] int, left-padded prompts of `context_length` columns, then right-padded completions.
-        model: configuration of the model, static under `jax.jit`.
-        pad_id: id of the padding, wherever it occurs.
-        context_length: columns of the prompts, in [0, T].
-
-    Returns:
-        All scores, those that count and their columns.
-
-    Source: TRL 1.12 trl/experimental/utils.py, get_reward and first_true_indices.
-    """
-    real = input_ids != pad_id
-    # `apply` counts positions as TRL does: the real tokens before each.
-    output = models.apply(model, params, jnp.where(real, input_ids, 0), attention_mask=real, logits=False)
-    scores = models.scores(params, output.hidden)
-    length = input_ids.shape[1] - context_length
-    columns = jnp.where(real[:, context_length:], length, jnp.arange(length, dtype=jnp.int32))
-    last = jnp.min(columns, axis=1, initial=length) - 1 + context_length
-    return TrlScores(scores, scores[jnp.arange(len(last)), last], last)
-
-
-def pooled_scores(
-    params: Params,
-    input_ids: Array,
-    *,
-    model: ModelConfig,
-    pad_id: int | None,
-    attention_mask: Array | None = None,
-) -> Array:
-    """Read scores as transformers' `...ForSequenceClassification` does: at the rightmost id that is not the pad id.
-
-    A row of nothing but pads is read at column 0. Positions are columns, also under left padding, which is what
-    transformers takes where it is given none: with GPT-2 the score of a row then depends on its padding.
-
-    Args:
-        params: {"trunk", "score"}.
-        input_ids: [B, T] int, padded on either side.
-        model: configuration of the model, static under `jax.jit`.
-        pad_id: id of the padding; None reads the last column, for one row only.
-        attention_mask: [B, T] bool, the tokens that others see; default all of them, pads included.
-
-    Returns:
-        [B] fp32.
-
-    Raises:
-        ModelError: several rows without a pad id.
-
-    Source: transformers 5 modeling_layers.py, GenericForSequenceClassification.
-    """
-    rows, length = input_ids.shape
-    if pad_id is None and rows != 1:
-        raise ModelError(f"pad_token_id: expected an id, without which only one row can be scored, got {rows} rows")
-    columns = jnp.arange(length, dtype=jnp.int32)[None]
-    counted = jnp.ones_like(input_ids, bool) if pad_id is None else input_ids != pad_id
-    last = jnp.max(jnp.where(counted, columns, 0), axis=1, keepdims=True)
-    output = models.apply(
-        model, params, input_ids, positions=columns, attention_mask=attention_mask, read=last, logits=False
-    )
-    return models.scores(params, output.hidden[:, 0])
 
 
 class RowScorer:

@@ -6,8 +6,6 @@ import pytest
 from jaxppo.reward_functions.judged import Judged, chosen_groups, of_groups
 from jaxppo.rewards import Part, Scores
 
-NAN = float("nan")
-
 
 def judged_of(values, name="a", **more):
     rows = len(values)

@@ -1,4 +1,4 @@
-"""Scores of reward models against TRL's `get_reward` and transformers' classes, and where those two are wrong."""
+"""Scores of reward models are those of rows alone, where TRL's `get_reward` and transformers' classes go by the ids."""
 
 from functools import partial
 
@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo.errors import ModelError
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions import score_head
 from jaxppo.reward_functions.score_head import RowScorer
@@ -38,8 +37,6 @@ NO_END = {"to the last column", "empty", "pad last", "pad first"}
 RIGHT = {PAD: (PLAIN, set(ROWS) - {"pad last"}), EOS: (NO_END, NO_END)}
 
 score_rows = jax.jit(score_head.score_rows, static_argnames="model")
-trl_scores = jax.jit(score_head.trl_scores, static_argnames=("model", "context_length"))
-pooled_scores = jax.jit(score_head.pooled_scores, static_argnames="model")
 assert_close = partial(np.testing.assert_allclose, atol=1e-4, rtol=0)
 
 
@@ -61,19 +58,17 @@ def as_trl(pad=PAD):
     return np.array(rows)
 
 
-def padded(side, pad=PAD):
-    """(ids, mask) of whole rows, padded on one side."""
+def padded(pad=PAD):
+    """(ids, lengths) of whole rows, padded on the right."""
     rows = [prompt + completion for prompt, completion in ROWS.values()]
-    width = max(map(len, rows))
-    order = 1 if side == "right" else -1
-    ids = np.array([(row[::order] + [pad] * (width - len(row)))[::order] for row in rows])
-    mask = np.arange(width) < np.array([[len(row)] for row in rows])
-    return ids, mask[:, ::order]
+    lengths = np.array([len(row) for row in rows])
+    ids = np.array([row + [pad] * (lengths.max() - len(row)) for row in rows])
+    return ids, lengths
 
 
 def last_token_scores(params, pad, config):
-    ids, mask = padded("right", pad)
-    return score_rows(params, jnp.asarray(ids), jnp.asarray(mask.sum(axis=1)), model=config)
+    ids, lengths = padded(pad)
+    return score_rows(params, jnp.asarray(ids), jnp.asarray(lengths), model=config)
 
 
 def scores_alone(model):
@@ -82,13 +77,6 @@ def scores_alone(model):
     with torch.no_grad():
         hidden = [trunk(torch.tensor([p + c])).last_hidden_state for p, c in ROWS.values()]
         return np.array([float(model.score(states)[0, -1, 0]) for states in hidden])
-
-
-def transformers_scores(model, ids, pad, mask=None):
-    model.config.pad_token_id = pad
-    with torch.no_grad():
-        mask = None if mask is None else torch.tensor(mask.astype(int))
-        return model(torch.tensor(ids), attention_mask=mask).logits[:, 0].numpy()
 
 
 def far(first, second):
@@ -103,66 +91,12 @@ def test_only_last_token_scores_are_right_where_ids_do_not_tell(reward, pad):
     assert (ours.shape, ours.dtype) == ((len(ROWS),), jnp.float32)
     assert_close(ours, expected)
     np.testing.assert_array_equal(ours, last_token_scores(params, 50, config))  # whatever the padding holds
-    trl = trl_scores(params, jnp.asarray(as_trl(pad)), model=config, pad_id=pad, context_length=PROMPT).final
-    pooled = pooled_scores(params, jnp.asarray(padded("right", pad)[0]), model=config, pad_id=pad)
+    model.config.pad_token_id = pad
+    with torch.no_grad():
+        _, trl, _ = trl_utils.get_reward(model, torch.tensor(as_trl(pad)), pad, PROMPT)
+        pooled = model(torch.tensor(padded(pad)[0])).logits[:, 0]
     for scores, right in zip((trl, pooled), RIGHT[pad], strict=True):
         assert {name for name, wrong in zip(ROWS, far(scores, expected), strict=True) if not wrong} == right
-
-
-@pytest.mark.parametrize("pad", [PAD, EOS])
-@pytest.mark.parametrize("context_length", quick_first(1, [PROMPT, 0]))
-def test_trl_scores_are_those_of_get_reward(reward, pad, context_length):
-    model, config, params = reward
-    ids = as_trl(pad)
-    with torch.no_grad():
-        scores, final, last = (x.numpy() for x in trl_utils.get_reward(model, torch.tensor(ids), pad, context_length))
-    ours = trl_scores(params, jnp.asarray(ids), model=config, pad_id=pad, context_length=context_length)
-    assert ours.scores.shape == ids.shape
-    real = ids != pad
-    np.testing.assert_array_equal(ours.last, last)
-    assert_close(ours.scores[real], scores[..., 0][real])
-    counts = real[np.arange(len(ids)), last]  # what stands at a pad means nothing
-    assert_close(ours.final[counts], final[counts])
-    assert counts.all() if context_length == PROMPT else counts.any()
-    assert np.ptp(scores[..., 0][real]) > 0.5
-
-
-def test_trl_scores_at_the_edges_and_pooled_scores_without_a_pad_id(reward):
-    _, config, params = reward
-    run = partial(trl_scores, params, jnp.asarray(as_trl()), model=config, pad_id=PAD)
-    # No pad: the last column. A pad at once: the last column of the prompt. A pad inside: what comes after is cut off.
-    np.testing.assert_array_equal(run(context_length=PROMPT).last, PROMPT - 1 + np.array([7, 3, 5, 1, 0, 2, 4, 0, 3]))
-    # A prompt of no columns: one before the first is the last of all. A completion of none: the end of the prompt.
-    whole = run(context_length=0)
-    np.testing.assert_array_equal(whole.last, [-1, PROMPT + 2, *[-1] * 7])
-    np.testing.assert_array_equal(whole.final[2:], whole.scores[2:, -1])
-    np.testing.assert_array_equal(run(context_length=PROMPT + COMPLETION).last, [PROMPT + COMPLETION - 1] * len(ROWS))
-    model, config, params = reward
-    ids = np.array([[5, 6, PAD, 7, PAD]])
-    ours = pooled_scores(params, jnp.asarray(ids), model=config, pad_id=None)
-    assert_close(ours, transformers_scores(model, ids, None))
-    assert far(ours, transformers_scores(model, ids, PAD))
-    with pytest.raises(ModelError, match=r"^pad_token_id: .*2 rows"):
-        pooled_scores(params, jnp.asarray(np.repeat(ids, 2, axis=0)), model=config, pad_id=None)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_pooled_scores_are_those_of_transformers(reward, side):
-    """Under left padding, positions are columns: GPT-2's scores of these rows are shifted, there as here."""
-    model, config, params = reward
-    for pad in (PAD, EOS):
-        ids, mask = padded(side, pad)
-        ours = pooled_scores(params, jnp.asarray(ids), model=config, pad_id=pad)
-        assert_close(ours, transformers_scores(model, ids, pad))
-        masked = pooled_scores(params, jnp.asarray(ids), model=config, pad_id=pad, attention_mask=jnp.asarray(mask))
-        assert_close(masked, transformers_scores(model, ids, pad, mask))
-        assert np.ptp(ours) > 0.5
-    # A row of nothing but pads is read at its first column.
-    ids = np.full_like(ids, PAD)
-    ids[1, 2] = ids[2, 0] = 7
-    assert_close(
-        pooled_scores(params, jnp.asarray(ids), model=config, pad_id=PAD), transformers_scores(model, ids, PAD)
-    )
 
 
 def test_few_programs_serve_all_lengths(monkeypatch):
