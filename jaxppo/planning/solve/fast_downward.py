@@ -6,6 +6,7 @@ Source: Helmert, The Fast Downward planning system, JAIR 26 (2006); exit codes: 
 """
 
 import importlib.util
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,9 @@ _REASONS = {
     34: "unsupported: the planner refused the problem",
 }
 """What its exit status means where it finds no plan."""
+_MISSING_BLANK = re.compile(r"(?<=\s-)(?=[A-Za-z])|(?<=[\w-])(?=\?)")
+"""Where it needs a blank and others do not: in `-truck`, and in `off?x`."""
+_NO_REASON = ("INFO", "Driver aborting", "translate exit code", "search exit code", "Planner time")
 _ERROR_STATUS = range(30, 40)  # of the translator or the search: input or usage
 
 
@@ -49,7 +53,7 @@ class FastDownward:
             folder = Path(name)
             files = [folder / "domain.pddl", folder / "problem.pddl"]
             for path, text in zip(files, (domain_pddl, problem_pddl), strict=True):
-                path.write_text(text, encoding="utf-8")
+                path.write_text(_MISSING_BLANK.sub(" ", text), encoding="utf-8")
             options = ["--plan-file", "plan", *([] if self._optimal else _SATISFICING)]
             search = _OPTIMAL if self._optimal else ()
             command = [sys.executable, str(self._program), *options, *map(str, files), *search]
@@ -65,7 +69,10 @@ class FastDownward:
 
 def _reason(done: "subprocess.CompletedProcess[bytes]") -> str:
     known = _REASONS.get(done.returncode)
-    words = (done.stderr or done.stdout).decode("utf-8", "replace").strip().split("\n")[-1][:200]
+    lines = (done.stderr.strip() or done.stdout).decode("utf-8", "replace").split("\n")
+    words = next(
+        (line.strip()[:200] for line in reversed(lines) if line.strip() and not line.startswith(_NO_REASON)), ""
+    )
     if known is not None and done.returncode != 34:
         return known
     kind = "unsupported" if done.returncode in _ERROR_STATUS else f"crash: status {done.returncode}"

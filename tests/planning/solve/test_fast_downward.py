@@ -35,7 +35,9 @@ def downward(tmp_path, monkeypatch):
 
     def run(optimal=False, **said):
         note = tmp_path / "note.json"
-        answer = FastDownward(optimal)("(domain text \u00e9)", json.dumps({"note": str(note), **said}))
+        answer = FastDownward(optimal)(
+            "(domain text \u00e9 ?x -truck) (off?l) -5 a-b", json.dumps({"note": str(note), **said})
+        )
         return answer, json.loads(note.read_text())
 
     return run
@@ -44,7 +46,7 @@ def downward(tmp_path, monkeypatch):
 def test_the_files_are_given_as_they_are_and_the_plan_is_read(downward):
     answer, given = downward(plan="(Move a B)\n(stop)\n; cost = 2 (unit cost)\n")
     assert (answer.plan, answer.reason) == ((("move", "a", "b"), ("stop",)), None)
-    assert given["domain"] == "(domain text \u00e9)"
+    assert given["domain"] == "(domain text \u00e9 ?x - truck) (off ?l) -5 a-b"
     assert given["arguments"][:4] == ["--plan-file", "plan", "--alias", "lama-first"]
     assert not any(Path(word).exists() for word in given["arguments"] if word.endswith(".pddl"))
     _, given = downward(optimal=True, plan="")
