@@ -15,6 +15,7 @@ read, V vocabulary, D hidden size, H heads, G heads of keys and values, K head s
 """
 
 import dataclasses
+import logging
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from jaxppo.nn import layers as blocks
 from jaxppo.nn.attention import Cache
 from jaxppo.nn.layers import with_adapters
 from jaxppo.parallel import partition, platform, stacks
+
+_LOG = logging.getLogger(__name__)
 
 Params = dict[str, Any]
 
@@ -305,11 +308,38 @@ def _init_trunk(config: ModelConfig, key: jax.Array) -> Params:
     return nnx.to_pure_dict(nnx.split(FAMILIES[config.model_type].trunk(config, blocks.Keys(key)))[1])
 
 
-def check_length(config: ModelConfig, tokens: int, what: str) -> None:
-    """Raise a `ModelError` where rows of this many real tokens have positions that the model does not know."""
+def check_length(config: ModelConfig, tokens: int, what: str, model_max_length: int | None = None) -> None:
+    """Check how long rows are; warn once where they are longer than those that the model was made for.
+
+    Args:
+        config: of the model.
+        tokens: real tokens of the longest row.
+        what: names the rows.
+        model_max_length: what the tokenizer says of the model.
+
+    Raises:
+        ModelError: the model does not know so many positions.
+    """
     if config.max_length is not None and tokens > config.max_length:
         limit = f"at most {config.max_length} tokens (positions of this {config.model_type} model)"
         raise ModelError(f"{what}: expected {limit}, got {tokens}")
+    limits = {"max_position_embeddings": config.max_position_embeddings}
+    if model_max_length is not None:
+        limits["model_max_length"] = model_max_length
+    name, limit = min(limits.items(), key=lambda entry: entry[1])
+    if tokens > limit:
+        made_for = f"this {config.model_type} model was made for {limit} ({name})"
+        _warn_of_length(limit, f"{what}: {tokens} tokens, and {made_for}")
+
+
+_warned_of_length: set[int] = set()
+
+
+def _warn_of_length(limit: int, message: str) -> None:
+    """Warn once of a model: training, value model and evaluation all ask."""
+    if limit not in _warned_of_length:
+        _warned_of_length.add(limit)
+        _LOG.warning(message)
 
 
 def _check_shapes(input_ids: jax.Array, attention_mask: jax.Array | None, num_slots: int) -> None:

@@ -34,15 +34,19 @@ from jaxppo.report.run_page import reported
 from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
 from jaxppo.rl.start import adapter_of
-from jaxppo.rl.supervised import check_finite, in_parts, room_to_learn, supervised_step
+from jaxppo.rl.supervised import (
+    check_finite,
+    in_parts,
+    init_state,
+    room_to_learn,
+    supervised_step,
+    whole_model,
+)
 from jaxppo.run import cli, preemption
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run, begin
 from jaxppo.run.loop import Steps, TrainingLoop
 from jaxppo.types import Array, Params, Stats, TrainState
-
-MODEL = "policy"
-"""Name of the model in the state: the one under which the update program knows a model that is trained alone."""
 
 
 def preference_loss(
@@ -161,24 +165,15 @@ class Training:
 
     def init_state(self, params: Params) -> TrainState:
         """Return the state before the first step: of a model, or of an adapter and score head on a frozen trunk."""
-        frozen, model = None, self._trained
-        if self.adapter is None:
-            params = models.for_training(model, params)
-        else:
+        adapter = None
+        if self.adapter is not None:
             key = ops.purpose_key(self.config.run.seed, ops.Purpose.POLICY_ADAPTER)
             adapter = lora.init_adapter(self.model, self.adapter, key)
-            trunk = models.for_training(model, {"trunk": params["trunk"]}, adapter)
-            frozen = {MODEL: trunk}
-            in_stacks = stacks.is_stacked(trunk["trunk"]["layers"])
-            params = (stacks.stacked(adapter) if in_stacks else adapter) | {"score": params["score"]}
-        state = update.init_state({MODEL: params}, optimizer.make_optimizer(self.config.optimizer))
-        return state._replace(frozen=frozen)
+        return init_state(self.config.optimizer, self._trained, params, self.adapter, adapter)
 
     def whole(self, trained: Params, frozen: Params | None) -> Params:
         """{"trunk", "score"} as `models.apply` takes them, with the adapter attached."""
-        if self.adapter is None or frozen is None:
-            return trained[MODEL]
-        return lora.attach(frozen[MODEL], trained[MODEL], self.adapter.scale)
+        return whole_model(trained, frozen, self.adapter)
 
     @cached_property
     def room(self) -> int | None:
@@ -341,11 +336,10 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         f"reward model: {num_steps} steps of {config.batch_size} pairs out of "
         f"{len(splits[config.train_split].kept)}, {parameters:,} parameters, into {folder}"
     )
-    warning = (
-        None if config.peft.use_peft or start.loaded is None else optimizer.high_rates(config.optimizer, parameters)
-    )
-    if warning is not None:
-        console.warn(f"{warning}: --learning_rate sets another")
+    read = None if start.loaded is None else parameters
+    use_peft = config.peft.use_peft
+    for warning in optimizer.warnings(config.optimizer, num_steps, read, supervised=True, use_peft=use_peft):
+        console.warn(warning)
     if config.run.target is not None:
         show(console, config, partial(_plan, start, splits[config.train_split].kept, num_steps))
     if config.run.dry_run:

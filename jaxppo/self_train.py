@@ -156,8 +156,8 @@ def print_plan(run: run_folder.Run, setup: Setup) -> None:
         f"size: {parameters:,} parameters in {config.dtype}, {run.parallel.describe()}\n"
         f"folder: {run.folder}, trackers: {', '.join(config.loop.report_to)}"
     )
-    if (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:
-        run.console.warn(f"{warning}: --learning_rate sets another")
+    for warning in optimizer.warnings(config.optimizer, config.num_updates, parameters, supervised=True):
+        run.console.warn(warning)
 
 
 # ------------------------------------------------------------------------------------------------- stages of a round

@@ -1,9 +1,10 @@
 """Supervised fine-tuning on reference plans: `python -m jaxppo.sft`.
 
-Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy/` (Hugging Face), `eval.json` and
-`report.html`.
+Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy/` (Hugging Face), with LoRA also
+`adapters/policy/` (PEFT), `eval.json` and `report.html`.
 """
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +15,13 @@ import jax.numpy as jnp
 from jaxppo import data, hf, models
 from jaxppo.config import SFTConfig
 from jaxppo.config.sources import parse_cli
+from jaxppo.errors import ConfigError
 from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator
 from jaxppo.evaluate.printing import print_results
 from jaxppo.hf import hub
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
-from jaxppo.nn import ModelConfig, family_of
+from jaxppo.nn import ModelConfig, family_of, lora
+from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets.stream_ahead import StreamAhead
@@ -27,6 +30,7 @@ from jaxppo.profiling.aim import show
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rl import ops, optimizer
+from jaxppo.rl.start import adapter_of, start_adapter
 from jaxppo.rl.supervised import SFT, check_finite
 from jaxppo.run import cli
 from jaxppo.run.console import Console
@@ -44,6 +48,8 @@ class Start(NamedTuple):
     params: Params
     tokenizer: Any
     loaded: hf.Loaded | None  # None: drawn at random
+    adapter: LoraConfig | None = None  # shape of the adapter that is trained; None: all weights are
+    adapter_params: Params | None = None  # of an adapter to start from
 
 
 def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Start:
@@ -54,7 +60,8 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         placement: see `hf.load_model`; fresh parameters lie on the first device.
     """
     if config.model_path is not None:
-        return Start(*hf.load_policy(config.model_path, placement, shapes_only=config.run.target is not None))
+        policy = hf.load_policy(config.model_path, placement, shapes_only=config.run.target is not None)
+        return Start(*policy, *_adapter(config, policy.config, policy.params))
     if config.tokenizer_path is None:
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
@@ -77,13 +84,24 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
     return Start(model, models.init_params(model, ops.purpose_key(config.run.seed, ops.Purpose.INIT)), tokenizer, None)
 
 
+def _adapter(config: SFTConfig, model: ModelConfig, base: Params) -> tuple[LoraConfig | None, Params | None]:
+    """Return the shape of the adapter that is trained, and the one to start from; None where there is none."""
+    if not config.peft.use_peft:
+        return None, None
+    shape, adapter = start_adapter(config.peft, model, base)
+    if shape is None:
+        shape = adapter_of(config.peft)
+        lora.check_targets(model, shape)
+    return shape, adapter
+
+
 def _plan(start: Start, supervised: Learned, config: SFTConfig, devices: list[Any]) -> aot.Plan:
     """Plan the optimizer step on the longest rows, for devices that are not there."""
     parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
     config.check_devices(parallel.row_shards)
     model = models.computing_in(start.model, config.dtype, config.run.attention)
     parallel.check_model(model)
-    learner = SFT(config, model, parallel, supervised.length_gaps)
+    learner = SFT(config, model, parallel, supervised.length_gaps, start.adapter)
     state = aot.placed(parallel, jax.eval_shape(learner.init_state, start.params))
     batch = jax.eval_shape(learner.weighted, supervised.longest_batch())
     step = aot.Program(learner.program, (state,), (aot.placed(parallel, batch, 2),))
@@ -95,10 +113,15 @@ def _learned(
 ) -> tuple[Learned, str]:
     """Return the rows to learn from, and what they are out of."""
     size, seed, longest = config.batch_size, config.run.seed, config.data.max_prompt_length
+    assistant_only = config.assistant_only_loss
+    if assistant_only and not template.templated:
+        raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
     if config.data.stream_domains is not None and config.data.train_split == "train":
         stream = data.stream_of(config.data, "train", config.augmented)
         ahead = StreamAhead(stream, size, config.stream_workers)
-        return data.FreshData(ahead.batch, tokenizer, longest, template, model.max_length), "an endless stream"
+        most = model.max_length
+        fresh = data.FreshData(ahead.batch, tokenizer, longest, template, most, assistant_only=assistant_only)
+        return fresh, "an endless stream"
     split, judges = config.data.train_split, "builtin" if config.reward.judges_plans else None
     rows = data.load_split(config.data, split, judges, {"prompt": str, "completion": str})
     data.check_same(config.data.dataset, split, rows)
@@ -108,9 +131,19 @@ def _learned(
     if config.augmented:
         numbered = config.data.numbers_objects
         renamed = data.renamed_in_every_epoch(rows, size, seed, config.augmented, numbered=numbered)
-        fresh = data.FreshData(renamed, tokenizer, longest, template, model.max_length)
+        most = model.max_length
+        fresh = data.FreshData(renamed, tokenizer, longest, template, most, assistant_only=assistant_only)
         return fresh, f"{len(rows)}, each drawn anew in every epoch"
-    return data.SupervisedData(rows, tokenizer, size, seed, longest, template), str(len(rows))
+    limit = None if config.max_length is None else data.RowLimit(config.max_length, config.overlong)
+    if limit is not None:
+        longest = sys.maxsize  # a long prompt is part of a long row
+    fixed = data.SupervisedData(rows, tokenizer, size, seed, longest, template, limit, assistant_only=assistant_only)
+    if fixed.overlong:
+        console.warn(
+            f"{fixed.overlong} of {len(rows)} rows are longer than max_length {config.max_length} tokens: "
+            f"{fixed.overlong - fixed.left_out} cut, {fixed.left_out} left out"
+        )
+    return fixed, str(len(fixed))
 
 
 def sft(config: SFTConfig) -> Path:
@@ -130,7 +163,8 @@ def sft(config: SFTConfig) -> Path:
     template = data.make_chat_template(tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
     supervised, what = _learned(config, model, tokenizer, template, console)
-    models.check_length(model, supervised.longest, "longest prompt and completion of train_split")
+    what_is_long = "longest prompt and completion of train_split, which max_length limits"
+    models.check_length(model, supervised.longest, what_is_long, tokenizer.model_max_length)
     if config.run.target is not None:
         show(console, config, partial(_plan, start, supervised))
         return folder
@@ -146,24 +180,27 @@ def sft(config: SFTConfig) -> Path:
     data.tell_left_out(console.print, config.data, evaluator.left_out)
     parameters = sum(p.size for p in jax.tree.leaves(start.params))
     console.print(
-        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {what}, {parameters:,} parameters, "
-        f"into {folder}"
+        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {what}, {parameters:,} parameters"
+        f"{'' if start.adapter is None else f' under adapters of rank {start.adapter.r}'}, into {folder}"
     )
-    if start.loaded is not None and (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:
-        console.warn(f"{warning}: --learning_rate sets another")
+    read = None if start.loaded is None else parameters
+    use_peft = config.peft.use_peft
+    for warning in optimizer.warnings(config.optimizer, config.num_updates, read, supervised=True, use_peft=use_peft):
+        console.warn(warning)
     if config.run.dry_run:
         return folder
     base = base_of(config.model_path, start.loaded, model, "lm")
-    meta = run.meta(config, models_meta(base, None, None, end_ids, config.data.dataset, template.describe()))
+    texts = template.describe()
+    meta = run.meta(config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts))
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-    learner = SFT(config, model, parallel, supervised.length_gaps)
-    state = learner.init_state(params)
+    learner = SFT(config, model, parallel, supervised.length_gaps, start.adapter)
+    state = learner.init_state(params, start.adapter_params)
     steps = Steps(
         total=config.num_updates,
         step=learner.step(supervised),
-        evaluate=lambda state: eval_metrics(evaluator(state.params["policy"], fixed_rows_only=True)),
+        evaluate=lambda state: eval_metrics(evaluator(learner.policy(state), fixed_rows_only=True)),
         meta=meta,
         title="SFT",
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {folder}",
@@ -173,11 +210,11 @@ def sft(config: SFTConfig) -> Path:
         if processes.is_first():
             write_tokenizer(folder, tokenizer)
         state, last = TrainingLoop(run, loop, steps, parallel.put(state)).run()
-        results = evaluator(state.params["policy"])
+        results = evaluator(learner.policy(state))
         trackers.log(config.num_updates, eval_metrics(results))
-        params = stacks.unstacked(parallel.to_host(state.params))
+        params, frozen = stacks.unstacked(parallel.to_host((state.params, state.frozen)))
         if processes.is_first():
-            write_models(folder, last, params, None, tokenizer, {"after": results})
+            write_models(folder, last, params, frozen, tokenizer, {"after": results})
         run.write_evals(results)
         print_results(console, results)
         console.print(f"model in {folder / 'policy'}")

@@ -313,7 +313,8 @@ def train(config: TrainConfig) -> Path:
         _aim(run)
         return run.folder
     setup, start = set_up(run)
-    print_plan(run, setup.ppo, start, len(setup.prompts.rows), setup.prompts.prompt_length)
+    evaluated = setup.evaluator.rows_and_length
+    print_plan(run, setup.ppo, start, len(setup.prompts.rows), setup.prompts.prompt_length, evaluated)
     if config.run.dry_run:
         return run.folder
     with (

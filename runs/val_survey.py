@@ -140,7 +140,7 @@ def domain_of(problem: File, domains_in: dict[Path, list[File]], collection: Pat
 def fit(problem: File, domain: File) -> tuple[int, bool, bool]:
     """Rank a domain: one whose file name says the same, then one that has the name asked for, then `domain.pddl`."""
     own, other = (FILLER.sub("", file.path.stem.lower()) for file in (problem, domain))
-    shared = len(other) if own.startswith(other) else 0
+    shared = len(other) if own.startswith(other) and not own[len(other) :][:1].isdigit() else 0
     return shared, problem.name == domain.name, domain.path.name == "domain.pddl"
 
 
@@ -166,17 +166,17 @@ def val_outcomes(path: Path | None) -> dict[tuple[str, str], Outcome]:
 
 def read_here(domain: Path, problem: Path, timeout_s: float) -> Outcome:
     """Read a pair with the built-in validator, and judge the empty plan."""
-    start = time.monotonic()
+    start = time.process_time()
 
     def outcome(kind: str, reason: str = "", valid: bool | None = None) -> Outcome:
-        signal.alarm(0)
-        return Outcome(kind, reason, valid, round(time.monotonic() - start, 3))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return Outcome(kind, reason, valid, round(time.process_time() - start, 3))
 
     def stop(*_: object) -> None:
         raise OutOfTimeError
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(max(1, round(timeout_s)))
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, timeout_s)  # of processor time: the machine may do other things
     try:
         texts = [path.read_text(encoding="utf-8", errors="replace") for path in (domain, problem)]
         verdict = execute(parse_problem(texts[1], parse_domain(texts[0])), ())
@@ -188,8 +188,16 @@ def read_here(domain: Path, problem: Path, timeout_s: float) -> Outcome:
     except OutOfTimeError:
         return outcome("out of time")
     finally:
-        parse_problem.cache_clear()
-        parse_domain.cache_clear()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        clear_caches()
+
+
+def clear_caches() -> None:
+    """Forget what was read, so that memory holds one pair."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("jaxppo.planning.")]
+    for function in {id(value): value for module in modules for value in vars(module).values()}.values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
 
 
 def ask_val(domain: Path, problem: Path, timeout_s: float) -> Outcome:

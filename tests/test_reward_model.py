@@ -393,7 +393,7 @@ def test_gpt2_leaves_out_pairs_beyond_its_positions_and_a_dry_run_writes_nothing
 
 
 BAD_INPUT = {
-    "no such split": (["--eval_splits", "tset"], DataError, "tset.jsonl.*test.jsonl"),
+    "no such split": (["--eval_splits", "tset"], DataError, r"tset\.jsonl.*test\.jsonl, train\.jsonl"),
     "batch": (["--batch_size", "6"], ConfigError, "^batch_size: .*4"),
     "too long": (["--max_length", "3"], DataError, "split train: .*3 tokens, got 60"),
     "adapter on nothing": (["--use_peft"], ConfigError, "^model_path: .*use_peft"),

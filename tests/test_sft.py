@@ -1,20 +1,37 @@
 """Supervised fine-tuning: the step, and the rows that it learns from."""
 
+# ruff: noqa: F811 (`bases` is a fixture)
+import dataclasses
 import functools
+import os
+import shutil
+import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from jaxppo import data, models, sft
+from jaxppo import data, hf, models, sft
 from jaxppo.config import SFTConfig
 from jaxppo.config.sources import replace
+from jaxppo.data.batches import packed
+from jaxppo.errors import ConfigError
+from jaxppo.nn import lora
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.rl import optimizer, padding, update
-from jaxppo.rl.supervised import SFT
+from jaxppo.rl.supervised import SFT, sft_loss, whole_model
+from jaxppo.run.checkpoints import Checkpoints
+from jaxppo.run.preemption import Preempted
+from tests.data.tokenizers import chat_tokenizer, write_rows
 from tests.device_modes import MODEL
 from tests.one_layer import ONE_LAYER
+from tests.peft_models import LORA_CONFIGS, bases, peft_adapted  # noqa: F401
+from tests.torch_models import assert_equal_trees, random_params, torch, transformers
 
 ROWS = [
     {"prompt": "<init> clear a <goal> on a b <plan>", "completion": "stack a b ; " * n + "pick-up a"} for n in range(5)
@@ -89,3 +106,179 @@ def test_a_fresh_model_ties_its_embeddings_where_its_settings_or_its_family_say_
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "dataset": "stream:ferry"}
     start = sft.start_model(replace(SFTConfig(), model_type=family, tie_word_embeddings=tied, **sizes))
     assert ("lm_head" in start.params) == has_head
+
+
+# ------------------------------------------------------------------------------------------------------------- adapters
+
+SHAPE = LoraConfig(r=4, lora_alpha=8)
+LLAMA = LORA_CONFIGS["llama"]
+TOKEN_ROWS = [  # of prompt, completion, and which tokens of it are learned
+    data.EncodedRow([5, 6, 7], [8, 9, 10, 11], None),
+    data.EncodedRow([12], [13, 14, 15, 16, 17], [True, False, False, True, True]),
+]
+
+
+def adapter_learner(parallel, **settings):
+    config = replace(SFTConfig(), batch_size=2, learning_rate=1e-2, warmup_steps=0, **settings)
+    return SFT(config, LLAMA, parallel, adapter=SHAPE)
+
+
+@pytest.mark.full
+def test_gradients_of_adapters_are_those_of_peft(bases, tmp_path):
+    folder, base = bases["llama", "lm"]
+    theirs = peft_adapted(folder, SHAPE, "llama")
+    theirs.save_pretrained(tmp_path / "adapter")
+    _, adapter = hf.peft.load_adapter(tmp_path / "adapter", LLAMA)
+    learner = adapter_learner(DataParallel(devices=jax.devices()[:1]))
+    batch = packed(TOKEN_ROWS, 8, 8, 0)
+    sequences, weights = jax.tree.map(lambda x: x[0, 0], learner.weighted(batch))
+    state = learner.init_state(base, adapter)
+
+    def loss(trained):
+        return sft_loss(whole_model(trained, state.frozen, SHAPE), sequences, weights, model=LLAMA)[0]
+
+    value, gradients = jax.value_and_grad(loss)(state.params)
+    labels = np.full(batch.input_ids.shape, -100)
+    mask = np.zeros(batch.input_ids.shape, int)
+    for number, row in enumerate(TOKEN_ROWS):
+        start, end = len(row.prompt), row.length
+        flags = row.learned or [True] * len(row.completion)
+        labels[number, start:end] = np.where(flags, row.completion, -100)
+        mask[number, :end] = 1
+    computed = theirs(
+        torch.tensor(batch.input_ids), attention_mask=torch.tensor(mask), labels=torch.tensor(labels)
+    ).loss
+    computed.backward()
+    np.testing.assert_allclose(value, computed.item(), atol=1e-5)
+    with torch.no_grad():  # through the folder the gradients reach the places of their factors
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(parameter.grad)
+    theirs.save_pretrained(tmp_path / "gradients")
+    _, expected = hf.peft.load_adapter(tmp_path / "gradients", LLAMA)
+    jax.tree.map(
+        lambda ours, peft: np.testing.assert_allclose(ours, peft, atol=1e-5, rtol=0),
+        stacks.unstacked(gradients["policy"]),
+        expected,
+    )
+    assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-3
+
+
+@pytest.mark.full
+def test_adapters_learn_the_same_in_every_mode_and_their_base_stays(bases):
+    _, base = bases["llama", "lm"]
+    learned = {}
+    for mode, mesh in (("shard_map", None), ("pmap", None), ("fsdp", None), ("fsdp", "fsdp=2,tensor=2")):
+        parallel = DataParallel(mode, jax.devices()[:4] if mesh else jax.devices()[:2], mesh)
+        learner = adapter_learner(parallel)
+        state = parallel.put(learner.init_state(jax.tree.map(jnp.array, base)))
+        frozen = jax.device_get(parallel.to_host(state.frozen))
+        for _ in range(2):
+            batch = learner.weighted(packed(TOKEN_ROWS, 8, 8, 0))
+            state, _ = learner.program(state, parallel.put(batch, 2))
+        assert_equal_trees(parallel.to_host(state.frozen), frozen)
+        learned[mode, mesh] = stacks.unstacked(parallel.to_host(state.params))["policy"]
+    first = learned.pop(("shard_map", None))
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(first)) > 1e-3
+    for other in learned.values():
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=0), other, first)
+
+
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": "on a"},
+            {"role": "assistant", "content": "stack a"},
+            {"role": "user", "content": "on b" + " ;" * count},
+            {"role": "assistant", "content": "unstack b" + " ;" * count},
+        ]
+    }
+    for count in range(8)
+]
+
+
+def length_reward(completions, **columns):
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """A small Llama with a chat template, and chats for it."""
+    folder = tmp_path_factory.mktemp("chats")
+    tokenizer = chat_tokenizer(eos="<|end|>")
+    config = dataclasses.replace(LLAMA, vocab_size=24, eos_token_id=tokenizer.eos_token_id, pad_token_id=0)
+    hf.save_pretrained(folder / "model", config, random_params(config), tokenizer)
+    write_rows(folder / "data", train=CHATS, test=CHATS[:2])
+    return folder
+
+
+def chat_config(chats, folder, **changes):
+    settings = {"model_path": str(chats / "model"), "dataset": str(chats / "data"), "eval_splits": ("test",)}
+    settings |= {"reward_funcs": ("tests.test_sft:length_reward",), "response_length": 4, "quiet": True}
+    settings |= {"batch_size": 4, "total_episodes": 16, "warmup_steps": 0, "learning_rate": 1e-2, "save_steps": 1}
+    return replace(SFTConfig(), output_dir=str(folder), **settings, **changes)
+
+
+@pytest.mark.full
+def test_a_run_with_adapters_is_read_by_peft_and_goes_on_as_it_was_stopped(chats, tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    settings = {"use_peft": True, "lora_r": 2, "assistant_only_loss": True, "max_length": 20}
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    sft.sft(chat_config(chats, whole, **settings))
+    batch = data.SupervisedData.batch
+
+    def stop(self, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch(self, step)
+
+    with monkeypatch.context() as patch, pytest.raises(Preempted):
+        patch.setattr(data.SupervisedData, "batch", stop)
+        sft.sft(chat_config(chats, stopped, **settings))
+    assert not (stopped / "adapters").exists()
+    sft.sft(chat_config(chats, stopped, resume=True, **settings))
+    for name in ("policy/model.safetensors", "adapters/policy/adapter_model.safetensors"):
+        assert_equal_trees(load_file(whole / name), load_file(stopped / name))
+
+    config, merged = hf.load_pretrained(whole / "policy")
+    _, base = hf.load_pretrained(chats / "model")
+    shape, adapter = hf.peft.load_adapter(whole / "adapters" / "policy", config, base)
+    ids = np.array([[2, 4, 8, 9, 10, 6], [2, 4, 9, 10, 6, 5]])
+    plain = transformers.AutoModelForCausalLM.from_pretrained(chats / "model")
+    theirs = peft.PeftModel.from_pretrained(plain, whole / "adapters" / "policy").eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    for params in (lora.attach(base, adapter, shape.scale), merged):
+        logits = np.asarray(models.apply(config, params, jnp.asarray(ids)).logits)
+        np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
+    assert np.abs(logits - np.asarray(models.apply(config, base, jnp.asarray(ids)).logits)).max() > 1e-2
+    params, meta, step = Checkpoints(whole / "checkpoints", 1).restore_params(None, None)
+    assert step == 4 and meta["models"]["adapter"]["r"] == 2
+    assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)} == {"lora_a", "lora_b"}
+
+    # Another run starts from the adapter.
+    sft.sft(chat_config(chats, tmp_path / "more", use_peft=True, lora_path=str(whole / "adapters" / "policy")))
+    assert hf.peft.load_adapter(tmp_path / "more" / "adapters" / "policy", config, base)[0].r == 2
+
+
+def test_settings_of_what_is_learned_that_do_not_go_together_are_refused():
+    for name, settings in {
+        "model_path": {"use_peft": True},
+        "overlong": {"overlong": "drop"},
+        "max_length": {"max_length": 8, "augment": "names"},
+        "n_shots": {"assistant_only_loss": True, "n_shots": 2},
+        "use_chat_template": {"assistant_only_loss": True, "use_chat_template": False},
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{name}: "):
+            replace(SFTConfig(), **settings)
+
+
+def test_turns_of_the_assistant_need_a_chat_template(chats, tmp_path):
+    folder = tmp_path / "plain"
+    shutil.copytree(chats / "model", folder)
+    (folder / "chat_template.jinja").unlink()
+    rows = [{"prompt": "on a", "completion": "stack a"}]
+    dataset = write_rows(tmp_path / "rows", train=rows, test=rows)
+    changes = {"model_path": str(folder), "dataset": dataset, "assistant_only_loss": True, "dry_run": True}
+    with pytest.raises(ConfigError, match=r"^assistant_only_loss: "):
+        sft.sft(replace(chat_config(chats, tmp_path / "run"), **changes))

@@ -46,6 +46,7 @@ python -m jaxppo.train --preset tiny --kl_coef 0.1 --eval_splits test --headline
 
 - A switch is `--resume` or `--resume True`, and `--resume False`; several values stand one after the other;
   `None` takes a value away.
+- `~/` at the beginning of a value is the home folder. Where a setting has other names (alias), files have them, too.
 - An unknown name or a value that does not fit is one line that names it, before anything is computed.
 - `config.yaml` of a run folder holds every setting of the run, and `--config` takes it again.
 - Where a run takes place (`--mesh`, `--distributed` and their like) and how a call behaves (`--resume`, `--quiet`) is

@@ -47,7 +47,8 @@ class PeftConfig:
     """Training a low-rank adapter instead of all weights (LoRA); names as in TRL."""
 
     use_peft: bool = False
-    """Train LoRA adapters of policy and value model on one frozen base, which is also the reference."""
+    """Train LoRA adapters on a frozen base instead of all weights; in train those of policy and value model are on one
+    base, which is also the reference."""
     lora_r: int = 16
     """Rank."""
     lora_alpha: float = 32.0
@@ -58,7 +59,7 @@ class PeftConfig:
     use_rslora: bool = False
     """Multiply by lora_alpha / sqrt(lora_r) instead."""
     lora_path: str | None = None
-    """PEFT folder to start the policy's adapter from; its shape takes the place of the settings above."""
+    """PEFT folder to start the language model's adapter from; its shape takes the place of the settings above."""
 
     def __post_init__(self) -> None:
         require_positive(self, "lora_r", "lora_alpha")

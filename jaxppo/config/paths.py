@@ -9,7 +9,7 @@ import platformdirs
 
 def cache_dir() -> Path:
     """Return the private folder of all caches: $JAXPPO_CACHE, or the user's cache folder."""
-    return Path(os.environ.get("JAXPPO_CACHE") or platformdirs.user_cache_dir("jaxppo"))
+    return Path(os.environ.get("JAXPPO_CACHE") or platformdirs.user_cache_dir("jaxppo")).expanduser()
 
 
 def write_atomically(path: Path | str, content: str | bytes) -> None:

@@ -83,7 +83,7 @@ class EvalConfig:
     eval_top_p: float = 1.0
     """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
     eval_batch_size: int = 256
-    """Completions decoded at once."""
+    """Most completions decoded at once; fewer where they would take more than a quarter of the memory."""
     eval_rows: int | None = None
     """The command evaluate, and evaluations every eval_steps, look at no more than this many rows of each split: always
     the same ones, as many of each domain as can be. Those before and after training look at all. Default: all."""

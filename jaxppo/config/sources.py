@@ -8,17 +8,19 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import os
 import re
 import sys
-from collections.abc import Collection
+import types
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 import yaml
 
-from jaxppo.config.checks import JsonMapping
+from jaxppo.config.checks import JsonMapping, require
 from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import BoundedLoader, parse_yaml
 from jaxppo.config.redact import REDACTED, redact
@@ -52,8 +54,45 @@ ALIASES = {
     "epsilon_high": "cliprange_high",
     "num_iterations": "num_ppo_epochs",
     "hub_private_repo": "hub_private",
+    "max_completion_length": "response_length",
 }
-"""Other names of flags, for configurations that have the flag and no field of that name; YAML keys have none."""
+"""Other names of flags and YAML keys, for configurations that have the setting and none of that name."""
+
+MEANT = {
+    "per_device_train_batch_size": "batch_size",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "generation_batch_size": "batch_size",
+    "mini_batch_size": "num_mini_batches",
+    "steps_per_generation": "num_mini_batches",
+    "max_steps": "total_episodes",
+    "ppo_epochs": "num_ppo_epochs",
+    "init_kl_coef": "kl_coef",
+    "kl_penalty": "kl_estimator",
+    "reward_model": "reward_model_path",
+    "model_name": "sft_model_path",
+    "model_name_or_path": "sft_model_path",
+    "ref_model": "sft_model_path",
+    "dataset_name": "dataset",
+    "dataset_train_split": "train_split",
+    "dataset_test_split": "eval_splits",
+    "max_new_tokens": "response_length",
+    "max_seq_length": "max_length",
+    "resume_from_checkpoint": "resume",
+    "warmup_ratio": "warmup_steps",
+    "bf16": "dtype",
+    "fp16": "dtype",
+    "disable_tqdm": "quiet",
+    "lora_rank": "lora_r",
+    "lora_dropout": None,
+    "logging_steps": None,
+    "num_completions_to_print": None,
+    "deepspeed": "parallel",
+    "fsdp": "parallel",
+}
+"""Names of TRL and transformers to the setting to look at, which means something else in part; None: there is none."""
+
+_ALSO = {"sft_model_path": "model_path"}
+"""What a command has in place of a setting that it lacks."""
 
 CONFIG_FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
@@ -82,9 +121,20 @@ def replace(config: Config, /, **changes: Any) -> Config:
     """
     unknown = sorted(set(changes) - set(flatten(config)))
     if unknown:
-        hint = did_you_mean(unknown[0], flatten(config))
+        hint = _hint(unknown[0], flatten(config))
         raise ConfigError(f"{shown(unknown[0])}: expected the name of a setting, got {unknown[0]!r}{hint}")
     return _replace_known(config, changes)
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown name: the setting that is meant, by TRL's words or by letters."""
+    if name not in MEANT:
+        return did_you_mean(name, known)
+    ours = MEANT[name]
+    ours = ours if ours in known else _ALSO.get(str(ours))
+    if ours not in known:
+        return ", which has no setting here (docs/from_trl.md)"
+    return f", did you mean {ours!r}? It is not the same to the letter (docs/from_trl.md)"
 
 
 def _replace_known(config: Any, changes: dict[str, Any]) -> Any:
@@ -104,16 +154,25 @@ def _typed(name: str, value: Any, annotation: Any) -> Any:
     """Check a YAML value against a field's annotation, through the same parser as the command line."""
     if annotation == JsonMapping and not isinstance(value, str):
         return value  # whatever it is, the configuration checks it
+    if bool in (annotation, *get_args(annotation)) and str(value).lower() in _SWITCH_WORDS:
+        value = _SWITCH_WORDS[str(value).lower()]
     words = [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
     try:
         _check_kind(value, annotation)
         with contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(tyro.conf.Positional[annotation], args=words, prog=name)
     except (SystemExit, TypeError):
-        choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-        kind = str(getattr(annotation, "__name__", annotation)).replace("typing.", "")
-        expected = f"one of {', '.join(choices)}" if choices else kind
-        raise ConfigError(f"{name}: expected {expected}, got {value!r}") from None
+        raise ConfigError(f"{name}: expected {_kind(annotation)}, got {value!r}") from None
+
+
+def _kind(annotation: Any) -> str:
+    """Describe the values of a setting: its choices, or its type."""
+    if get_origin(annotation) is Literal:
+        return f"one of {', '.join(get_args(annotation))}"
+    if get_origin(annotation) in (Union, types.UnionType):
+        kinds = [_kind(kind) for kind in get_args(annotation) if kind is not type(None)]
+        return " or ".join([*kinds, "None"] if type(None) in get_args(annotation) else kinds)
+    return str(getattr(annotation, "__name__", annotation)).replace("typing.", "")
 
 
 def _plain_numbers(pattern: re.Pattern[str]) -> re.Pattern[str]:
@@ -131,8 +190,26 @@ def _check_kind(value: Any, annotation: Any) -> None:
         raise TypeError("a collection")
 
 
+_BOOL, _TEXT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
+_SWITCH_WORDS = {"on": True, "yes": True, "off": False, "no": False}
+"""What YAML 1.1 reads as True and False, and a setting with such words of its own as these."""
+
+
 class _Loader(BoundedLoader):
-    """YAML without two traps: of a key that comes twice the last would win, and 4:16 would be 256 (sexagesimal)."""
+    """YAML without three traps.
+
+    Of a key that comes twice the last would win, 4:16 would be 256 (sexagesimal), and `off` would be False where a flag
+    says off. The value of a setting keeps such a word; inside of a mapping it is what YAML says.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        root = super().get_single_node()
+        values = [value for _, value in root.value] if isinstance(root, yaml.MappingNode) else []
+        entries = [entry for value in values if isinstance(value, yaml.SequenceNode) for entry in value.value]
+        for node in (*values, *entries):
+            if isinstance(node, yaml.ScalarNode) and node.tag == _BOOL and node.value.lower() in _SWITCH_WORDS:
+                node.tag = _TEXT
+        return root
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, list[str]] = {}
@@ -171,7 +248,21 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     for name in content:
         if not isinstance(name, str) or name == "config":  # a file that names another one would hide it
             raise ConfigError(f"config: expected names of fields, without config, in {path}, got {name!r}")
-    return content
+    return {name: _with_home(value) for name, value in content.items()}
+
+
+def _with_home(value: Any) -> Any:
+    """Put the home folder in the place of the `~` that a path begins with, as shells do before they call a command."""
+    if isinstance(value, list):
+        return [_with_home(entry) for entry in value]
+    is_path = isinstance(value, str) and (value == "~" or value.startswith("~/"))
+    return os.path.expanduser(value) if is_path else value
+
+
+def _args_with_home(args: Sequence[str]) -> list[str]:
+    """Do the same for arguments, of which a shell leaves `--flag=~/folder` and what is quoted."""
+    split = (arg.partition("=") if arg.startswith("--") else ("", "", arg) for arg in args)
+    return [flag + equals + _with_home(value) for flag, equals, value in split]
 
 
 def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
@@ -223,7 +314,7 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
     Raises:
         ConfigError: unknown flag or key, or a bad value, named in one line.
     """
-    args = _without_aliases(sys.argv[1:] if argv is None else argv, config_class)
+    args = _without_aliases(_args_with_home(sys.argv[1:] if argv is None else argv), config_class)
     config = parse_flags(config_class, command, args, _base_config(config_class, command, args))
     for name, value in flatten(config).items():
         if REDACTED in str(value):
@@ -245,7 +336,7 @@ def parse_flags(
         with contextlib.redirect_stderr(messages):
             return tyro.cli(
                 tyro.conf.OmitArgPrefixes[config_class],  # type: ignore[valid-type]
-                args=argv,
+                args=_args_with_home(sys.argv[1:] if argv is None else argv),
                 default=tyro.MISSING_NONPROP if default is None else default,
                 prog=f"python -m jaxppo.{command}",
                 use_underscores=True,
@@ -257,10 +348,15 @@ def parse_flags(
 
 
 def _without_aliases(args: list[str], config_class: type) -> list[str]:
-    names = setting_names(config_class)
-    aliases = {f"--{alias}": f"--{name}" for alias, name in ALIASES.items() if name in names and alias not in names}
+    aliases = {f"--{alias}": f"--{name}" for alias, name in _aliases(config_class).items()}
     split = (arg.partition("=") for arg in args)
     return _switched([aliases.get(flag, flag) + equals + value for flag, equals, value in split], config_class)
+
+
+def _aliases(config_class: Any) -> dict[str, str]:
+    """Return the other names that settings of a command have."""
+    names = setting_names(config_class)
+    return {alias: name for alias, name in ALIASES.items() if name in names and alias not in names}
 
 
 def _switched(args: list[str], config_class: type) -> list[str]:
@@ -292,6 +388,12 @@ def _base_config(config_class: type[Config], command: str, args: list[str]) -> C
         config_file = str(saved) if saved.exists() else None
     values = {"preset": "default"} if config_file is None else read_yaml(config_file)
     in_file = values.pop("preset", None)
+    for alias, name in _aliases(config_class).items():
+        if alias in values:
+            require(
+                name not in values, alias, f"this name or {name}, which are the same setting, not both", values[alias]
+            )
+            values[name] = values.pop(alias)
     values = _over_presets(command, preset or in_file, values)
     named = {name for name in ("num_train_epochs", "total_episodes") if _flag_value(args, name) is not None}
     return replace(config_class(), **_without_episodes(values, named))
@@ -347,6 +449,7 @@ def _with_fix(message: str, config_class: type) -> str:
     word = words.split(", ")[0].partition("=")[0]
     if not word.startswith("--"):
         return f"{word}: expected a flag (--help lists them), got a word behind no flag or behind one that takes fewer"
-    flags = [f"--{name}" for name in setting_names(config_class)]
-    hint = did_you_mean(f"--{word[2:].replace('-', '_')}", flags)
+    name = word[2:].replace("-", "_")
+    names = setting_names(config_class)
+    hint = _hint(name, names) if name in MEANT else did_you_mean(f"--{name}", [f"--{known}" for known in names])
     return f"{word}: expected a flag of this command (--help lists them), got {word!r}{hint}"

@@ -32,6 +32,7 @@ class SFTConfig:
     )
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
+    peft: PeftConfig = field(default_factory=PeftConfig)
     hub: HubConfig = field(default_factory=HubConfig)
     model_path: str | None = None
     """Hugging Face folder, hub id or shipped model to go on from; default: a fresh GPT-NeoX of the sizes below."""
@@ -61,6 +62,15 @@ class SFTConfig:
     """Rows to learn from over the whole run, rounded up to whole steps; a row seen twice counts twice."""
     batch_size: int = 64
     """Rows per optimizer step, over all devices."""
+    assistant_only_loss: bool = False
+    """Learn all turns of the assistant in a chat, instead of the last one alone: what the chat template has in
+    `{% generation %}` blocks, else each turn with the token that ends it."""
+    max_length: int | None = None
+    """Most tokens of a row that is learned, prompt and completion together, in place of max_prompt_length. Default:
+    what the model has positions for, beyond which rows are an error."""
+    overlong: Literal["cut", "drop", "error"] = "cut"
+    """With max_length, what becomes of longer rows: they are cut and keep their beginning, left out, or refused. Those
+    of which nothing is left to be learned are left out."""
     augment: str = "none"
     """What is drawn anew for every planning problem in every epoch, by seed, epoch and row: names (of its objects; the
     plan is renamed with them), order (of its atoms), states (of a stream: with which state of its plan every other
@@ -95,10 +105,27 @@ class SFTConfig:
             require_divisible(names[0], self.num_attention_heads, names[1], self.num_key_value_heads)
         rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
         require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
+        self._check_rows()
+        if self.peft.use_peft:
+            require(self.model_path is not None, "model_path", "a model under the adapter with use_peft", None)
         if self.model_path is not None:
             tokenizer = self.tokenizer_path
             require(tokenizer is None, "tokenizer_path", "None with model_path, which has a tokenizer", tokenizer)
         require(cut is None, "input_max_text_length", "None: sft learns whole rows", cut)
+
+    def _check_rows(self) -> None:
+        """Check what is learned of each row."""
+        made = self.augmented or (self.data.stream_domains is not None and self.data.train_split == "train")
+        if self.max_length is None:
+            require(self.overlong == "cut", "overlong", "cut without max_length", self.overlong)
+        else:
+            require_positive(self, "max_length")
+            expected = "None with augment or an endless stream, whose rows are not known before"
+            require(not made, "max_length", expected, self.max_length)
+        if self.assistant_only_loss:
+            use, shots = self.data.use_chat_template, self.data.n_shots
+            require(use is not False, "use_chat_template", "a chat template with assistant_only_loss", use)
+            require(shots == 0, "n_shots", "0 with assistant_only_loss, which would learn the examples", shots)
 
     def with_best_metric(self) -> "SFTConfig":
         """Return this configuration with the metric known by which the best checkpoint is chosen."""

@@ -27,6 +27,7 @@ from jaxppo.data.stop_strings import stop_table
 from jaxppo.data.stream import stream_of
 from jaxppo.data.tokens import (
     EncodedRow,
+    RowLimit,
     cut_prompts,
     decode,
     encode_completions,
@@ -51,6 +52,7 @@ __all__ = [
     "FreshData",
     "PromptData",
     "Row",
+    "RowLimit",
     "Shuffled",
     "SuccessCurriculum",
     "SupervisedData",

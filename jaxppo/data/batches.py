@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, column_names, columns_of
-from jaxppo.data.tokens import cut_prompts, encode_prompts, encode_rows
+from jaxppo.data.tokens import EncodedRow, RowLimit, cut_prompts, encode_prompts, encode_rows, within_limit
 from jaxppo.errors import DataError
 from jaxppo.types import Curriculum, PromptBatch, Sequences
 
@@ -145,6 +145,22 @@ class SupervisedData:
     """Prompts with their reference completions, packed and right-padded; the rows of a step are those of `PromptData`.
 
     A batch is no longer than the bucket of its longest row, and sorted by length.
+
+    Args:
+        rows: with `prompt` and `completion`.
+        tokenizer: of the model.
+        batch_size: rows of a step.
+        seed: of the order.
+        max_prompt_length: longest prompt allowed.
+        template: how prompts stand in front of the model; default: as they are.
+        limit: what becomes of long rows; default: they stay.
+        assistant_only: see `encode_rows`.
+
+    Attributes:
+        longest: tokens of the longest row.
+        length_gaps: `length_gaps` of the rows.
+        overlong: how many rows were longer than the limit.
+        left_out: how many of these are not learned from.
     """
 
     def __init__(
@@ -155,43 +171,46 @@ class SupervisedData:
         seed: int,
         max_prompt_length: int,
         template: ChatTemplate | None = None,
+        limit: RowLimit | None = None,
+        *,
+        assistant_only: bool = False,
     ):
         if not rows:
             raise DataError("train_split: expected a split with rows, got an empty one")
         self.seed, self.batch_size, self._pad_id = seed, batch_size, tokenizer.pad_token_id
-        encoded = encode_rows(tokenizer, rows, max_prompt_length, template)
-        self._prompts = [row.prompt for row in encoded]
-        self._completions = [row.completion for row in encoded]
-        self._lengths = [len(p) + len(c) for p, c in zip(self._prompts, self._completions, strict=True)]
+        encoded = encode_rows(tokenizer, rows, max_prompt_length, template, assistant_only=assistant_only)
+        limited = within_limit(rows, encoded, limit)
+        self._rows, self.overlong, self.left_out = limited
+        self._lengths = [row.length for row in self._rows]
         self.longest, self.length_gaps = max(self._lengths), length_gaps(self._lengths)
-        self.length, self.completion_length = bucket(self.longest), bucket(max(map(len, self._completions)))
+        self.length, self.completion_length = bucket(self.longest), bucket(max(len(r.completion) for r in self._rows))
+
+    def __len__(self) -> int:
+        """Count the rows that are learned from."""
+        return len(self._rows)
 
     def batch(self, step: int) -> Sequences:
         """Return the sequences of step `step` (0-based), numpy arrays."""
-        order = row_order(len(self._prompts), self.seed, step * self.batch_size, self.batch_size).tolist()
+        order = row_order(len(self._rows), self.seed, step * self.batch_size, self.batch_size).tolist()
         order.sort(key=self._lengths.__getitem__)
         length = min(bucket(self._lengths[order[-1]], SEQUENCE_BUCKET), self.length)
-        prompts, answers = [self._prompts[i] for i in order], [self._completions[i] for i in order]
-        return packed(prompts, answers, length, self.completion_length, self._pad_id)
+        return packed([self._rows[i] for i in order], length, self.completion_length, self._pad_id)
 
     def longest_batch(self) -> Sequences:
         """Return the shapes of the sequences of a step with the longest row."""
         return longest_shapes(self.batch_size, self.length, self.completion_length)
 
 
-def packed(
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    length: int,
-    completion_length: int,
-    pad_id: int,
-) -> Sequences:
+def packed(rows: Sequence[EncodedRow], length: int, completion_length: int, pad_id: int) -> Sequences:
     """Put prompts and completions together: sequences of `length`, completions of `completion_length`, on the host."""
-    together = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-    ids, lengths = right_padded(together, length, pad_id)
-    completion_ids, completion_lengths = right_padded(completions, completion_length, pad_id)
+    ids, lengths = right_padded([[*row.prompt, *row.completion] for row in rows], length, pad_id)
+    completion_ids, completion_lengths = right_padded([row.completion for row in rows], completion_length, pad_id)
     mask = np.arange(completion_length)[None, :] < completion_lengths[:, None]
-    return Sequences(ids, lengths - completion_lengths, completion_ids, mask)  # type: ignore[arg-type]
+    learned = None
+    if any(row.learned is not None for row in rows):
+        flags = [[True] * len(row.completion) if row.learned is None else row.learned for row in rows]
+        learned = right_padded(flags, completion_length)[0].astype(bool)
+    return Sequences(ids, lengths - completion_lengths, completion_ids, mask, learned)  # type: ignore[arg-type]
 
 
 def longest_shapes(batch_size: int, length: int, completion_length: int) -> Sequences:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jaxppo.config import DataConfig
-from jaxppo.data.chats import SYSTEM_ROLES, Row, Turn, is_chat, turns_of
+from jaxppo.data.chats import ANSWER, SYSTEM_ROLES, Row, Turn, is_chat, turns_of
 from jaxppo.data.few_shot import Examples, load_examples, shown_after
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import prompts
@@ -22,6 +22,8 @@ _PROMPT, _COMPLETION = "prompt", "completion"
 
 _LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
 """What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one."""
+_THINKING_LEAD = re.compile(r"<think>\s*(?:</think>\s*)?$")
+_GENERATION = re.compile(r"\{%-?\s*generation\b")
 _DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")
 _OPENED_THINKING = re.compile(r"<think>\s*$")
 
@@ -106,6 +108,49 @@ class ChatTemplate(NamedTuple):
         answer = whole[len(start) : len(whole) - len(self.tail)]
         return RowTexts(start, answer + self.before_end + self.end_text)
 
+    def assistant_spans(self, row: Row) -> list[tuple[int, int]]:
+        """Return the characters of all turns of the assistant, with their ends, in prompt and completion of a row.
+
+        They are what the template has in `{% generation %}` blocks; where it has none, what follows the text up to
+        which the turns before are written, to the end of the turn.
+
+        Raises:
+            ConfigError: the template writes a turn in a way that does not show where it is, or where its calls are.
+        """
+        if self._is_templated(row):
+            prompt, completion = self.row_texts(row)
+            return [(len(prompt), len(prompt) + len(completion))]
+        turns = [*self._turns(row), _answer(row)]
+        if _GENERATION.search(str(self.tokenizer.chat_template)):
+            generated = _generated(self.tokenizer, turns, self._arguments_of(row))
+            if not generated:
+                expected = "False, or a chat template whose {% generation %} blocks hold the turns of the assistant"
+                raise ConfigError(f"assistant_only_loss: expected {expected}, got none in row {row['id']}")
+            return generated
+        whole = self._render(turns, row)
+        spans = []
+        for number, turn in enumerate(turns):
+            if turn.get("tool_calls"):
+                expected = "False, or a chat template with {% generation %} blocks for turns that call tools"
+                raise ConfigError(f"assistant_only_loss: expected {expected}, got one without (row {row['id']})")
+            if turn["role"] == "assistant":
+                spans.append(self._span(whole, turns[:number], turn["content"], row))
+        return spans
+
+    def _span(self, whole: str, before: Sequence[Turn], content: str, row: Row) -> tuple[int, int]:
+        """Find a turn of the assistant, with its end, behind the turns before it."""
+        start = self._render(before, row) if before else ""
+        if not whole.startswith(start):  # thoughts that are opened for the last answer alone
+            start = _THINKING_LEAD.sub("", start)
+        # Templates leave out blanks around an answer, and thoughts of earlier ones.
+        for answer in dict.fromkeys([content, content.strip(), content.rpartition("</think>")[2].strip()]):
+            found = whole.find(answer, len(start))
+            if whole.startswith(start) and found >= 0 and _LEAD.fullmatch(whole, len(start), found):
+                ended = re.compile(rf"\s*{re.escape(self.end_text)}").match(whole, found + len(answer))
+                return len(start), found + len(answer) if ended is None else ended.end()
+        expected = "False, or a chat template with {% generation %} blocks, or one that writes all turns alike"
+        raise ConfigError(f"assistant_only_loss: expected {expected} (row {row['id']}), got {whole[-200:]!r}")
+
     def describe(self) -> str:
         """Describe what a model reads, in a few words."""
         layout = "turns of the tokenizer's chat template" if self.templated else "texts as they are"
@@ -144,11 +189,15 @@ class ChatTemplate(NamedTuple):
         gap = "" if style is None else style.gap
         return f"{example['prompt']}{gap}{example['completion']}{self.tokenizer.eos_token}\n\n"
 
-    def _render(self, turns: Sequence[Turn], row: Row) -> str:
+    def _arguments_of(self, row: Row) -> dict[str, Any]:
+        """Return the arguments of the template for a row, with its tools."""
         tools = (row.get("tools") if is_chat(row) else None) or []
-        arguments = {**(self.arguments or {}), **({"tools": tools} if tools else {})}
+        return {**(self.arguments or {}), **({"tools": tools} if tools else {})}
+
+    def _render(self, turns: Sequence[Turn], row: Row) -> str:
+        arguments = self._arguments_of(row)
         text = _apply(self.tokenizer, turns, arguments, f" of row {row['id']}")
-        for what, said in _beyond_the_usual(turns, tools):
+        for what, said in _beyond_the_usual(turns, arguments.get("tools", [])):
             if not _is_written(said, text):
                 expected = f"a chat template that writes {what} of row {row['id']}"
                 raise ConfigError(f"use_chat_template: expected {expected}, got one that leaves out {said!r:.60}")
@@ -203,7 +252,7 @@ def _system(content: str | None) -> list[Turn]:
 
 
 def _answer(row: Row) -> Turn:
-    return {"role": "assistant", "content": row["completion"]}
+    return row.get(ANSWER) or {"role": "assistant", "content": row["completion"]}
 
 
 def _without_system(turns: Sequence[Turn]) -> Sequence[Turn]:
@@ -239,6 +288,20 @@ def _is_written(said: str, text: str) -> bool:
     """Return whether a rendered chat has a text, as it is or within JSON."""
     said = said.strip()
     return said in text or any(json.dumps(said, ensure_ascii=is_ascii)[1:-1] in text for is_ascii in (False, True))
+
+
+def _generated(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the characters of a chat that its template has in `{% generation %}` blocks."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
+    _, (spans,) = render_jinja_template(
+        [list(turns)],
+        chat_template=tokenizer.get_chat_template(),
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+        **arguments,
+    )
+    return [(int(begin), int(end)) for begin, end in spans]
 
 
 def _around_completion(tokenizer: Any, config: DataConfig) -> tuple[str, bool]:

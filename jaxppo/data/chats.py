@@ -13,6 +13,8 @@ Turn = dict[str, Any]
 
 SYSTEM_ROLES = ("system", "developer")
 """Who may speak first, before the user."""
+ANSWER = "completion_turn"
+"""Where a row keeps an answer that is more than its text: one that calls tools."""
 ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 
 
@@ -42,6 +44,8 @@ def plain_row(row: Row, where: str, prompt_column: str = "prompt") -> Row:
     Raises:
         DataError: malformed turns; the message names row and field.
     """
+    if ANSWER in row:
+        raise DataError(f"{where}: field '{ANSWER}': expected another name, as answers that call tools are kept by it")
     if prompt_column in ("prompt", "messages"):
         row = usual_form(row, where)
     else:
@@ -60,9 +64,14 @@ def plain_row(row: Row, where: str, prompt_column: str = "prompt") -> Row:
         got = turns[-1]["role"] if turns else "none"
         expected = "a turn of the user, or of a tool after one, before the completion"
         raise DataError(f"{where}: field '{name}': expected {expected}, got {got}")
-    if len(set(answers)) > 1:
-        raise DataError(f"{where}: field 'completion': expected that of {name}, got {answers[0]!r:.60}")
-    answer = {"completion": answers[0]} if answers else {}
+    if answers and answers[0] != answers[-1]:
+        got = answers[0].get("content", answers[0])
+        raise DataError(f"{where}: field 'completion': expected that of {name}, got {got!r:.60}")
+    answer: Row = {}
+    if answers:
+        answer = {"completion": answers[0].get("content", "")}
+        if "tool_calls" in answers[0]:
+            answer[ANSWER] = answers[0]
     prompt = turns[last]["content"]
     tools = {"tools": _tools(row["tools"], f"{where}: field 'tools'")} if row.get("tools") is not None else {}
     return row | answer | tools | {prompt_column: prompt, "prompt": prompt, "messages": turns}
@@ -85,22 +94,26 @@ def _tools(value: Any, where: str) -> list[dict[str, Any]]:
     return _without_none(value)
 
 
-def _completion(value: Any, where: str) -> list[str]:
-    """Return the completion of a chat, or nothing where there is none."""
+def _completion(value: Any, where: str) -> list[Turn]:
+    """Return the completion of a chat as a turn, or nothing where there is none."""
     if value is None or isinstance(value, str):
-        return [] if value is None else [value]
+        return [] if value is None else [{"role": "assistant", "content": value}]
     turns = _turns(value, where)
     if [turn["role"] for turn in turns] != ["assistant"]:
         raise DataError(f"{where}: expected a text, or one turn of the assistant, got {value!r:.60}")
     return [_answer(turns[0], f"{where}, turn 1")]
 
 
-def _answer(turn: Turn, where: str) -> str:
-    """Return what an answer says; thoughts and calls of tools beside it would be left out of what is learned."""
-    more = [name for name, value in turn.items() if name not in ("role", "content") and value]
+def _answer(turn: Turn, where: str) -> Turn:
+    """Return an answer with what a template writes of it; thoughts, which many leave out, would not be learned."""
+    known = ("role", "content", "tool_calls")
+    turn = {name: value for name, value in turn.items() if value or name == "content"}
+    more = [name for name in turn if name not in known]
     if more:
-        raise DataError(f"{where}, {more[0]}: expected role and content alone in the answer, got {turn[more[0]]!r:.60}")
-    return turn["content"]
+        raise DataError(
+            f"{where}, {more[0]}: expected {', '.join(known)} alone in the answer, got {turn[more[0]]!r:.60}"
+        )
+    return turn
 
 
 def _turns(value: Any, where: str) -> list[Turn]:
@@ -151,7 +164,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: expected mappings with a function and its name, got {call!r:.60}")
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
-        return call
+        return dict(call)
     try:
         read = parse_json(arguments)
     except DataError:
@@ -159,7 +172,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise DataError(f"{where}, arguments: expected a mapping, as such or in JSON, got {arguments!r:.60}")
     function = {**function, "arguments": read}
-    return {**call, "function": function} if "function" in call else function
+    return {**call, "function": function} if "function" in call else dict(function)
 
 
 def _without_none(value: Any) -> Any:

@@ -11,7 +11,7 @@ from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, length_gaps, longest_sh
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.chats import Row
 from jaxppo.data.rows import require_problem
-from jaxppo.data.tokens import encode_rows
+from jaxppo.data.tokens import EncodedRow, encode_rows
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.renamed_rows import numbered_row, pools_of_rows, renamed_row
 from jaxppo.types import Sequences
@@ -26,6 +26,7 @@ class FreshData:
         max_prompt_length: longest prompt allowed.
         template: how prompts stand in front of the model; default: as they are.
         most_tokens: of a prompt and its completion; None where the model takes any number.
+        assistant_only: see `encode_rows`.
 
     Attributes:
         longest: tokens of the longest row of the first step; later ones may be longer.
@@ -39,11 +40,14 @@ class FreshData:
         max_prompt_length: int,
         template: ChatTemplate | None = None,
         most_tokens: int | None = None,
+        *,
+        assistant_only: bool = False,
     ):
         self._rows_of, self._tokenizer, self._template = rows_of, tokenizer, template
         self._max_prompt_length, self._most_tokens = max_prompt_length, most_tokens
+        self._assistant_only = assistant_only
         self._first = self._encoded(0)
-        lengths = [len(prompt) + len(answer) for prompt, answer in zip(*self._first, strict=True)]
+        lengths = [row.length for row in self._first]
         self.longest, self.length_gaps = lengths[-1], length_gaps(lengths)
 
     def batch(self, step: int) -> Sequences:
@@ -52,24 +56,29 @@ class FreshData:
         Raises:
             DataError: a row has too many tokens, or as for its source.
         """
-        prompts, answers = self._encoded(step)
-        longest = len(prompts[-1]) + len(answers[-1])
+        rows = self._encoded(step)
+        longest = rows[-1].length
         if self._most_tokens is not None and longest > self._most_tokens:
             expected = f"rows of at most {self._most_tokens} tokens, which the model has positions for"
             raise DataError(f"train_split: expected {expected}, got {longest} in step {step + 1}")
-        length, completion_length = bucket(longest, SEQUENCE_BUCKET), bucket(max(map(len, answers)), SEQUENCE_BUCKET)
-        return packed(prompts, answers, length, completion_length, self._tokenizer.pad_token_id)
+        completion_length = bucket(max(len(row.completion) for row in rows), SEQUENCE_BUCKET)
+        return packed(rows, bucket(longest, SEQUENCE_BUCKET), completion_length, self._tokenizer.pad_token_id)
 
     def longest_batch(self) -> Sequences:
         """Return the shapes of the sequences of the first step."""
-        prompts, answers = self._first
-        return longest_shapes(len(prompts), bucket(self.longest), bucket(max(map(len, answers))))
+        completion_length = bucket(max(len(row.completion) for row in self._first))
+        return longest_shapes(len(self._first), bucket(self.longest), completion_length)
 
-    def _encoded(self, step: int) -> tuple[list[list[int]], list[list[int]]]:
-        rows = self._rows_of(step)
-        encoded = encode_rows(self._tokenizer, rows, self._max_prompt_length, self._template)
-        encoded.sort(key=lambda row: len(row.prompt) + len(row.completion))
-        return [row.prompt for row in encoded], [row.completion for row in encoded]
+    def _encoded(self, step: int) -> list[EncodedRow]:
+        """Return the rows of a step, sorted by length."""
+        encoded = encode_rows(
+            self._tokenizer,
+            self._rows_of(step),
+            self._max_prompt_length,
+            self._template,
+            assistant_only=self._assistant_only,
+        )
+        return sorted(encoded, key=lambda row: row.length)
 
 
 def renamed_in_every_epoch(

@@ -12,7 +12,7 @@ from typing import Any
 from jaxppo import toys
 from jaxppo.config import DataConfig
 from jaxppo.data.builtin import Drawn, built_in
-from jaxppo.data.chats import plain_row
+from jaxppo.data.chats import ANSWER, plain_row
 from jaxppo.data.stream import drawn_stream
 from jaxppo.errors import DataError, MissingColumnError, PddlError, hub_fix
 from jaxppo.parallel import processes
@@ -263,7 +263,7 @@ def column_names(rows: Sequence[Row]) -> list[str]:
     easily mistaken for the model's.
     """
     names = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in names if name not in ("prompt", "completion")]
+    return [name for name in names if name not in ("prompt", "completion", ANSWER)]
 
 
 def columns_of(rows: Sequence[Row], names: Sequence[str] | None = None) -> dict[str, list[Any]]:

@@ -10,8 +10,9 @@ on. Where a completion begins:
    tokenizers put before the first word of a text.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,11 +28,18 @@ class EncodedRow(NamedTuple):
 
     Attributes:
         prompt: all that stands before the completion.
-        completion: with the token that ends it.
+        completion: with the token that ends it; of a whole chat, all from the first answer on.
+        learned: of each token of the completion, whether it is learned; None: all of them are.
     """
 
     prompt: list[int]
     completion: list[int]
+    learned: list[bool] | None = None
+
+    @property
+    def length(self) -> int:
+        """How many tokens the row has."""
+        return len(self.prompt) + len(self.completion)
 
 
 # --- prompts
@@ -100,7 +108,12 @@ def _started(encoded: Sequence[list[int]], start: list[int]) -> list[list[int]]:
 
 
 def encode_rows(
-    tokenizer: Any, rows: Sequence[Row], max_length: int | None = None, template: ChatTemplate | None = None
+    tokenizer: Any,
+    rows: Sequence[Row],
+    max_length: int | None = None,
+    template: ChatTemplate | None = None,
+    *,
+    assistant_only: bool = False,
 ) -> list[EncodedRow]:
     """Return the token ids of every row's prompt and completion.
 
@@ -109,21 +122,142 @@ def encode_rows(
         rows: with `prompt` and `completion`, and `messages` where they are chats.
         max_length: most tokens of a prompt, with all that the template puts before it; default: any number.
         template: chat template; default: none.
+        assistant_only: all turns of the assistant are learned, not the completion alone: a row's prompt ends before
+            the first of them, and `learned` tells them from what is between them.
 
     Raises:
         DataError: as for `encode_prompts`, and for a completion that the tokenizer cannot encode.
-        ConfigError: the template writes another prompt where a completion follows.
+        ConfigError: the template writes another prompt where a completion follows, or does not show where the turns of
+            the assistant are.
     """
     template = _plain(tokenizer) if template is None else template
     start = _start(tokenizer, template)
     texts = [template.row_texts(row) for row in rows]
-    prompts = _prompts(tokenizer, [text.prompt for text in texts], rows, start)
+    if assistant_only:
+        return [_closed(chat, template.end_id) for chat in _chats(tokenizer, rows, texts, template, max_length)]
+    joined = _joined(tokenizer, texts)
+    prompts = _started(_prompts_of(tokenizer, rows, texts, joined), start)
     if max_length is not None:
         _check_lengths(rows, prompts, len(start), max_length)
-    completions = _after(tokenizer, rows, texts, prompts, start)
-    # The template has written the end, or a completion of the data has it already: it is learned once.
-    ended = [ids if ids[-1:] == [template.end_id] else [*ids, template.end_id] for ids in completions]
-    return [EncodedRow(prompt, completion) for prompt, completion in zip(prompts, ended, strict=True)]
+    completions = _after(tokenizer, rows, texts, prompts, None if joined is None else _started(joined, start))
+    pairs = zip(prompts, completions, strict=True)
+    return [_closed(EncodedRow(prompt, completion), template.end_id) for prompt, completion in pairs]
+
+
+def _closed(row: EncodedRow, end_id: int) -> EncodedRow:
+    """Add the end, unless the template has written it, or a completion of the data has it: it is learned once."""
+    # Of a chat in which no token is learned all of it is prompt.
+    ids = row.completion if row.completion or row.learned is None else row.prompt
+    if ids[-1:] == [end_id]:
+        return row
+    return EncodedRow(row.prompt, [*row.completion, end_id], None if row.learned is None else [*row.learned, True])
+
+
+def _joined(tokenizer: Any, texts: Sequence[RowTexts]) -> list[list[int]] | None:
+    """Return the ids of prompts with their completions; None where there are no tokens across words.
+
+    A word-level vocabulary lacks a word that the ends of two texts make together.
+    """
+    try:
+        return token_ids(tokenizer, [text.prompt + text.completion for text in texts], "completion")
+    except DataError:
+        return None
+
+
+def _prompts_of(
+    tokenizer: Any, rows: Sequence[Row], texts: Sequence[RowTexts], joined: Sequence[list[int]] | None
+) -> list[list[int]]:
+    """Return the ids that prompts have alone, without tokenizing again what they share with the joined text.
+
+    A special token of a chat template is no part of any other token, so up to the last one in a prompt its ids are
+    those of the joined text. What follows is tokenized from that token on, mostly the same text in all rows.
+    """
+    if joined is None:
+        return _encode(tokenizer, rows, [text.prompt for text in texts], "prompt")
+    specials = _separators(tokenizer)
+    ends: list[tuple[int, str]] = []  # of each prompt: ids that it shares with the joined text, and the rest of it
+    for text, ids in zip(texts, joined, strict=True):
+        ends.append(_shared(text, ids, specials))
+    tails = dict.fromkeys(tail for _, tail in ends)
+    by_tail = dict(zip(tails, token_ids(tokenizer, list(tails), "prompt"), strict=True))
+    return [[*ids[:shared], *by_tail[tail]] for ids, (shared, tail) in zip(joined, ends, strict=True)]
+
+
+def _separators(tokenizer: Any) -> dict[str, int]:
+    """Return the ids of tokens that are found in a text before anything else, whatever stands around them."""
+    found = {}
+    for number, token in tokenizer.added_tokens_decoder.items():
+        if token.special and not (token.lstrip or token.rstrip or token.single_word or token.normalized):
+            found[token.content] = number
+    return found
+
+
+def _shared(text: RowTexts, ids: list[int], specials: Mapping[str, int]) -> tuple[int, str]:
+    """Return how many ids of a joined text come before the last special token of its prompt, and the text from it."""
+    place, last = max(((text.prompt.rfind(token), token) for token in specials), default=(-1, ""))
+    if place < 0:
+        return 0, text.prompt
+    before = text.prompt.count(last) - 1
+    everywhere = before + 1 + text.prompt[place + len(last) :].count(last) + text.completion.count(last)
+    places = [number for number, token in enumerate(ids) if token == specials[last]]
+    # Unless each is found as one token, as where one is part of another, nothing is known of the ids.
+    return (places[before], text.prompt[place:]) if len(places) == everywhere else (0, text.prompt)
+
+
+class RowLimit(NamedTuple):
+    """The most tokens of a row, prompt and completion together, and what becomes of longer ones."""
+
+    max_length: int
+    overlong: str  # cut: they lose their ends; drop: they are left out; error: they are refused
+
+
+class LimitedRows(NamedTuple):
+    """Rows that are within a limit."""
+
+    rows: list[EncodedRow]
+    overlong: int  # how many were longer
+    left_out: int  # how many of these are not among the rows
+
+
+def within_limit(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowLimit | None) -> LimitedRows:
+    """Cut rows to a limit, or leave them out.
+
+    A row that is cut keeps its beginning, as in TRL, and has no end of sequence; one of which nothing is left to be
+    learned is left out in any case.
+
+    Args:
+        rows: as they were read, for errors.
+        encoded: the same, as token ids.
+        limit: most tokens; None for any number.
+
+    Raises:
+        DataError: no row is left, or the first overlong one under `overlong: error`; the message names the row.
+    """
+    if limit is None:
+        return LimitedRows(list(encoded), 0, 0)
+    kept, overlong = [], 0
+    for row, ids in zip(rows, encoded, strict=True):
+        if ids.length <= limit.max_length:
+            kept.append(ids)
+            continue
+        if limit.overlong == "error":
+            expected = f"at most {limit.max_length} tokens with overlong error"
+            raise DataError(f"max_length: expected {expected}, got {ids.length} in row {row['id']}")
+        overlong += 1
+        shorter = _cut(ids, limit.max_length)
+        if limit.overlong == "cut" and shorter.completion and (shorter.learned is None or any(shorter.learned)):
+            kept.append(shorter)
+    if not kept:
+        shortest = min(ids.length for ids in encoded)
+        got = f"{len(rows)} longer ones, the shortest with {shortest}"
+        raise DataError(f"max_length: expected a row with at most {limit.max_length} tokens to learn, got {got}")
+    return LimitedRows(kept, overlong, len(encoded) - len(kept))
+
+
+def _cut(row: EncodedRow, max_length: int) -> EncodedRow:
+    """Return the first tokens of a row."""
+    rest = max(max_length - len(row.prompt), 0)
+    return EncodedRow(row.prompt, row.completion[:rest], None if row.learned is None else row.learned[:rest])
 
 
 def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
@@ -132,13 +266,14 @@ def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTempla
 
 
 def _after(
-    tokenizer: Any, rows: Sequence[Row], texts: Sequence[RowTexts], prompts: Sequence[list[int]], start: list[int]
+    tokenizer: Any,
+    rows: Sequence[Row],
+    texts: Sequence[RowTexts],
+    prompts: Sequence[list[int]],
+    joined: Sequence[list[int]] | None,
 ) -> list[list[int]]:
     """Return the ids of completions as they follow those of their prompts."""
-    try:
-        joined = _started(token_ids(tokenizer, [text.prompt + text.completion for text in texts], "completion"), start)
-    except DataError:
-        # A word-level vocabulary lacks a word that the ends of two texts make together. It has no tokens across words.
+    if joined is None:
         return _encode(tokenizer, rows, [text.completion for text in texts], "completion")
     completions = []
     for row, text, prompt, ids in zip(rows, texts, prompts, joined, strict=True):
@@ -147,6 +282,31 @@ def _after(
         else:
             completions.append(_continuation(tokenizer, row, text))
     return completions
+
+
+def _chats(
+    tokenizer: Any, rows: Sequence[Row], texts: Sequence[RowTexts], template: ChatTemplate, max_length: int | None
+) -> list[EncodedRow]:
+    """Tokenize chats as a whole, and mark the tokens that their turns of the assistant have a part in."""
+    wholes = _encodings(tokenizer, [text.prompt + text.completion for text in texts], offsets=True)
+    chats, prompts = [], []
+    for row, text in zip(rows, texts, strict=True):
+        with _naming(f"chat of row {row['id']}"):
+            whole = next(wholes)
+        ids, offsets = whole.ids, whole.offsets
+        learned = [False] * len(ids)
+        for begin, end in template.assistant_spans(row):
+            # Tokens are in the order of their characters, also where several share one.
+            first = bisect_right(offsets, begin, key=lambda characters: characters[1])
+            behind = bisect_left(offsets, end, key=lambda characters: characters[0])
+            learned[first:behind] = [True] * (behind - first)
+        learned[:1] = [False]  # nothing stands before the first token, from which it could be told
+        start = learned.index(True) if True in learned else len(ids)
+        chats.append(EncodedRow(ids[:start], ids[start:], learned[start:]))
+        prompts.append(ids[: bisect_left(offsets, len(text.prompt), key=lambda characters: characters[0])])
+    if max_length is not None:
+        _check_lengths(rows, prompts, 0, max_length)
+    return chats
 
 
 _BEFORE = ("\n", "a", ".")
@@ -221,9 +381,35 @@ def cut_prompts(
 
 def token_ids(tokenizer: Any, texts: Sequence[str], where: str) -> list[list[int]]:
     """Return the token ids of every text, without special tokens; `where` names the texts in a `DataError`."""
+    with _naming(where):
+        return [encoding.ids for encoding in _encodings(tokenizer, texts)]
+
+
+TEXTS_AT_ONCE = 1000
+"""Texts tokenized in one call. Encodings are many times as large as their ids: all at once took half as long again."""
+
+
+def _encodings(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False) -> Iterator[Any]:
+    """Yield the encoding of every text by the tokenizer's backend, which makes no lists of masks beside the ids.
+
+    Args:
+        tokenizer: fast tokenizer.
+        texts: to be tokenized as they are, without special tokens.
+        offsets: whether the encodings have the characters of each token.
+    """
+    tokenizer("")  # takes back truncation and padding that the tokenizer's files may ask for
+    backend = tokenizer.backend_tokenizer
+    encode = backend.encode_batch if offsets else backend.encode_batch_fast
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        yield from encode(list(texts[start : start + TEXTS_AT_ONCE]), add_special_tokens=False)
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Say what was to be tokenized; tokenizers raises plain Exception for a word that a word-level vocabulary lacks."""
     try:
-        return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    except Exception as error:  # tokenizers raises plain Exception for a word that a word-level vocabulary lacks
+        yield
+    except Exception as error:
         got = first_line(error)
         raise DataError(f"{where}: expected text that the model's tokenizer can encode, got: {got}") from error
 

@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     where = "folder of future runs, whose disk is checked (default: %(default)s)"
     parser.add_argument("--output_dir", type=Path, default=Path("outputs"), help=where)
     options = parser.parse_args(arguments)
-    groups = probes(options.output_dir, options.network)
+    groups = probes(options.output_dir.expanduser(), options.network)
     sys.exit(0 if (print_json if options.json else print_report)(groups) else 1)
 
 

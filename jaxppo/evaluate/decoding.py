@@ -12,7 +12,7 @@ from jaxppo import data, models
 from jaxppo.config import DataConfig, EvalConfig, SamplingConfig
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import aot
+from jaxppo.profiling import aot, memory
 from jaxppo.rl import rollout
 from jaxppo.run import preemption
 from jaxppo.types import Params, PromptBatch
@@ -39,7 +39,7 @@ class Decoder:
 
     Attributes:
         model, tokenizer, parallel: as given.
-        batch_size: prompts completed at once.
+        batch_size: most prompts completed at once, as configured and as memory allows; see `make_room`.
         prompt_length: most tokens of a prompt; see `make_room`.
         template: how the model gets the texts of a row.
         length: most tokens of a completion.
@@ -85,13 +85,20 @@ class Decoder:
         return Decoder(self.model, self.tokenizer, self.parallel, data_config, other, sampling)
 
     def make_room(self, longest: int) -> None:
-        """Take prompts of up to so many tokens; where they get longer, the program is compiled again.
+        """Take prompts of up to so many tokens, and as many of them at once as there is memory for.
+
+        Where they get longer, the program is compiled again.
 
         Raises:
             ModelError: the model does not know so many positions.
         """
-        models.check_length(self.model, longest + self.length, "longest prompt of eval_splits and response_length")
+        what, limit = "longest prompt of eval_splits and response_length", self.tokenizer.model_max_length
+        models.check_length(self.model, longest + self.length, what, limit)
         self.prompt_length = max(self.prompt_length, data.bucket(longest))
+        fitting = memory.decoded_rows(self.model, self.prompt_length, self.length)
+        if fitting is not None:
+            shards = self.parallel.row_shards
+            self.batch_size = min(self.batch_size, shards * fitting)
 
     def __call__(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray) -> list[Completion]:
         """Complete prompts; similar lengths share a batch.
@@ -102,20 +109,26 @@ class Decoder:
             uniforms: [N, C] fp32 in [0, 1) for each of them: what is sampled does not depend on the rows beside it.
         """
         completions: dict[int, Completion] = {}
-        for rows in data.chunks(sorted(range(len(encoded)), key=lambda i: len(encoded[i])), self.batch_size):
+        size = self.rows_for(len(encoded))
+        for rows in data.chunks(sorted(range(len(encoded)), key=lambda i: len(encoded[i])), size):
             preemption.check()
-            completions |= zip(rows, self._batch(params, [encoded[i] for i in rows], uniforms[rows]), strict=True)
+            batch = self._batch(params, [encoded[i] for i in rows], uniforms[rows], size)
+            completions |= zip(rows, batch, strict=True)
         return [completions[i] for i in range(len(encoded))]
 
-    def _batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray) -> list[Completion]:
-        prompts, missing = self.padded(encoded)
+    def rows_for(self, count: int) -> int:
+        """Return how many rows the batches have in which so many prompts are completed: few sizes to compile for."""
+        return min(self.batch_size, data.bucket(data.padded_size(count), self.parallel.row_shards))
+
+    def _batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray, size: int) -> list[Completion]:
+        prompts, missing = self.padded(encoded, size)
         draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
         done = self.parallel.to_host(self._generate(params, *self.parallel.put((prompts, draws), 0)))
         return self.completions(done.completion_ids, done.completion_mask, done.ended)[: len(encoded)]
 
-    def padded(self, encoded: Sequence[list[int]]) -> tuple[PromptBatch, int]:
-        """Return a batch of prompts, filled up with copies of the first, and how many copies there are."""
-        missing = self.batch_size - len(encoded)
+    def padded(self, encoded: Sequence[list[int]], size: int) -> tuple[PromptBatch, int]:
+        """Return a batch of `size` prompts, filled up with copies of the first, and how many copies there are."""
+        missing = size - len(encoded)
         filled = [*encoded, *[encoded[0]] * missing]
         return data.pad_left(filled, self.prompt_length, self.tokenizer.pad_token_id), missing
 

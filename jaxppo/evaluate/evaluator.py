@@ -136,6 +136,14 @@ class Evaluator:
         return {split: [self.rows[split][i] for i in chosen] for split, chosen in self.fixed.items()}
 
     @property
+    def rows_and_length(self) -> tuple[int, int] | None:
+        """Return how many rows a device decodes at once, and the tokens of their prompts; None without a split."""
+        if not self.rows:
+            return None
+        rows = max(self.decoder.rows_for(len(of_split)) for of_split in self.rows.values())
+        return rows // self.parallel.row_shards, self.decoder.prompt_length
+
+    @property
     def metric_names(self) -> set[str]:
         """Return the names that `eval_metrics` has for an evaluation of the fixed rows."""
         names = {f"eval/{split}/mean_reward" for split in self.rows}

@@ -221,10 +221,11 @@ def _applicable(decoder: Decoder, params: Params, rows: Sequence[Row], most: int
     begin = decoder.parallel.map(partial(_begin, model=decoder.model), (None, 0, 0, 0), 0)
     follow = decoder.parallel.map(partial(_next, model=decoder.model), (None, 0, 0, 0, None), 0, donate=(1,))
     answers: dict[int, Answer] = {}
-    for chosen in data.chunks(sorted(range(len(rows)), key=lambda i: len(encoded[i])), decoder.batch_size):
+    size = decoder.rows_for(len(rows))
+    for chosen in data.chunks(sorted(range(len(rows)), key=lambda i: len(encoded[i])), size):
         preemption.check()
         guides = [_Guide(_space(rows[i]), partial(_ids, decoder, rows[i]), decoder.stop_ids) for i in chosen]
-        _guided(decoder, params, begin, follow, [encoded[i] for i in chosen], guides)
+        _guided(decoder, params, begin, follow, *decoder.padded([encoded[i] for i in chosen], size), guides)
         answers |= zip(chosen, _answers(decoder, guides), strict=True)
     return [answers[i] for i in range(len(rows))]
 
@@ -234,14 +235,17 @@ def _guided(
     params: Params,
     begin: Callable[..., Any],
     follow: Callable[..., Any],
-    encoded: Sequence[list[int]],
+    prompt: PromptBatch,
+    missing: int,
     guides: Sequence[_Guide],
 ) -> None:
-    """Decode a batch, token by token: the host says which may come, the model which does."""
-    prompt, missing = decoder.padded(encoded)
+    """Decode a batch token by token: the host says which may come, the model which does.
+
+    The last `missing` rows of the batch fill it up.
+    """
     put, length = decoder.parallel.put, prompt.prompt_ids.shape[1]
     slots = np.pad(prompt.prompt_mask, ((0, 0), (0, decoder.length)), constant_values=True)
-    first = np.array([len(ids) for ids in encoded] + [len(encoded[0])] * missing, np.int32)[:, None]
+    first = np.sum(prompt.prompt_mask, axis=1, dtype=np.int32)[:, None]
     last = cache = None
     for t in range(decoder.length):
         allowed = _padded([[0] if guide.ended else guide.allowed() for guide in guides], len(guides) + missing)

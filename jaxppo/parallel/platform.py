@@ -32,6 +32,19 @@ def current() -> Platform:
     return Platform(jax.default_backend(), min(limits, default=None))
 
 
+_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""What a container may take, by the second and the first version of control groups."""
+
+
+def machine_bytes() -> int | None:
+    """Return the memory of this machine, or of its container; None where it is not known, as on Windows."""
+    if sys.platform == "win32":
+        return None
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [path.read_text().strip() for path in _CONTAINER_LIMITS if path.is_file()]
+    return min([total, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
 def _stats(device: Any) -> dict[str, int]:
     return device.memory_stats() or {}
 

@@ -1,12 +1,14 @@
 """How much memory a run takes on each device: a budget by arithmetic before it starts, and what was measured.
 
 What is held from the first update to the last is exact. What a stage of an update adds is partly an estimate, and as
-the stages come one after the other, the peak is what is held plus what the greediest stage adds. Not counted are a
-learned reward and evaluations.
+the stages come one after the other, the peak is what is held plus what the greediest stage adds. A learned
+reward is not counted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import jax
 
 from jaxppo.config import TrainConfig
 from jaxppo.nn import ModelConfig
@@ -143,6 +145,39 @@ def prompts_at_once(
     return next(part for part in range(min(most, count), 0, -1) if count % part == 0)
 
 
+EVALUATION_SHARE = 0.25
+"""Share of a device's memory, or of the machine's, that the rows of an evaluation take at most.
+
+The rest is for what training holds meanwhile, of which the evaluation knows nothing.
+"""
+
+
+def decoded_rows(model: ModelConfig, prompt: int, response: int) -> int | None:
+    """Return how many rows an evaluation decodes at once on each device; None: memory is not known, any number.
+
+    Args:
+        model: what decodes.
+        prompt: tokens of a prompt, padding included.
+        response: most tokens of a completion.
+    """
+    memory = platform.current().memory_bytes
+    if memory is None:
+        memory = platform.machine_bytes()
+        if memory is None:
+            return None
+        memory //= jax.local_device_count()
+    return max(1, int(EVALUATION_SHARE * memory) // sum(_decoded(model, 1, prompt, response).values()))
+
+
+def _decoded(model: ModelConfig, rows: int, prompt: int, response: int) -> dict[str, int]:
+    """Return the bytes that decoding takes beside the weights, by what takes them."""
+    return {
+        "KV cache": sizes.kv_cache_bytes(model, rows, prompt + response),
+        "prompts": sizes.reading_bytes(model, rows, prompt),
+        "logits": sizes.LOGITS_COPIES * sizes.FP32 * rows * model.vocab_size,
+    }
+
+
 class Budget(NamedTuple):
     """Bytes on each device."""
 
@@ -156,8 +191,8 @@ class Budget(NamedTuple):
 
     def by_program(self) -> dict[str, int]:
         """Return what each program of an update adds while it runs: "generate", "score" and "update"."""
-        names = {"sampling": "generate", "scoring": "score", "learning": "update"}
-        return {names[stage]: sum(parts.values()) for stage, parts in self.stages.items()}
+        names = {"generate": "sampling", "score": "scoring", "update": "learning"}
+        return {name: sum(self.stages[stage].values()) for name, stage in names.items()}
 
     def describe(self) -> str:
         """Describe the budget in words, in MiB."""
@@ -184,6 +219,7 @@ def budget(
     row_shards: int,
     mesh: Mapping[str, int] | None = None,
     room: int | None = None,
+    evaluated: tuple[int, int] | None = None,
 ) -> Budget:
     """Estimate the memory that a run will take.
 
@@ -197,6 +233,7 @@ def budget(
         row_shards: parts that rows are split into.
         mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`; default: none does.
         room: see `rows_at_once`.
+        evaluated: rows that a device decodes at once in an evaluation, and tokens of their prompts; default: none.
     """
     policy, mesh = models[0], mesh or {}
     response = config.sampling.response_length
@@ -220,6 +257,9 @@ def budget(
         gradients = gradients * sizes.itemsize(policy) // sizes.FP32
     if platform.current().name != "cpu" and policy.accelerated:
         activations -= sum(layers) - max(layers)  # one model after the other
+    evaluation = {}
+    if evaluated is not None:
+        evaluation = {"evaluation": {"weights": decoding} | _decoded(policy, *evaluated, response)}
     return Budget(
         held={name: sizes.tree_bytes(tree) for name, tree in held.items()},
         stages={
@@ -239,6 +279,7 @@ def budget(
                 "activations": activations,
                 "logits": sizes.logits_bytes(policy, micro_rows * response),
             },
+            **evaluation,
         },
     )
 

@@ -90,12 +90,14 @@ def _recorded(recorded: Mapping[str, Any]) -> str:
         return ""
     told = f"{recorded['equal']} of {recorded['compared']} verdicts are the recorded ones."
     reasons = table("reasons", ["reason", "answers"], [row([shown(n), str(c)]) for n, c in recorded["reasons"].items()])
+    heads = list(recorded["table"][0])
+    beside = table("recorded", heads, [row([shown(str(value)) for value in one.values()]) for one in recorded["table"]])
     names = ("source", "recorded", "verdict", "reason")
     listed = [row([shown(one[name]) for name in names]) for one in recorded["disagreements"][:_MOST_LISTED]]
     rest = len(recorded["disagreements"]) - _MOST_LISTED
     more = f'<p class="soft">and {rest} more, in eval.json</p>' if rest > 0 else ""
     cases = table("disagreements", names, listed, words=True) if listed else ""
-    return f"<h2>Recorded verdicts</h2><p>{shown(told)}</p>{reasons}{cases}{more}"
+    return f"<h2>Recorded verdicts</h2><p>{shown(told)}</p>{beside}{reasons}{cases}{more}"
 
 
 def _second_judge(val: Mapping[str, Any]) -> str:

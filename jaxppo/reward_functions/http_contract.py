@@ -21,7 +21,7 @@ TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
 MAX_DEPTH = 32
 """Most levels of nested lists and objects in a request."""
 
-RESERVED = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"})
+RESERVED = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra", "trainer_state"})
 """Arguments of reward functions, which no column may be called."""
 
 

@@ -1,5 +1,8 @@
 """Describe a run before it begins: its size, the memory it will take, settings that rarely do good."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +15,14 @@ from jaxppo.run.folder import Run
 from jaxppo.types import PromptBatch
 
 
-def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length: int) -> None:
+def print_plan(
+    run: Run,
+    learner: PPO,
+    start: Start,
+    prompts: int,
+    prompt_length: int,
+    evaluated: tuple[int, int] | None = None,
+) -> None:
     """Print what a run will do, and warn of settings that rarely do what was meant.
 
     Args:
@@ -21,6 +31,7 @@ def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length
         start: parameters, or their shapes.
         prompts: rows of the data set.
         prompt_length: tokens of the longest prompt.
+        evaluated: see `memory.budget`.
     """
     config, ppo, parallel, console = learner.config, learner.config.rl, learner.parallel, run.console
     parameters = sum(p.size for p in jax.tree.leaves(start.policy))
@@ -43,7 +54,7 @@ def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length
         f"{parallel.describe()}\n"
         f"folder: {run.folder}, trackers: {', '.join(config.loop.report_to)}"
     )
-    _print_memory(run, learner, start, prompt_length)
+    _print_memory(run, budget_of(learner, start, prompt_length, evaluated), parallel.local_devices)
     if config.sampling.truncates and config.logprobs == "sampler":
         console.warn(
             "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's: its "
@@ -55,37 +66,39 @@ def print_plan(run: Run, learner: PPO, start: Start, prompts: int, prompt_length
             "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's, whose "
             "log-probabilities are recomputed: the KL estimates are biased (without these settings they are right)"
         )
-    if not config.peft.use_peft and (warning := optimizer.high_rates(config.optimizer, parameters)) is not None:
-        presets = "the presets default, blocksworld and tiny are for a tiny model"
-        console.warn(f"{warning}; {presets}: set them by flags, or in a --config file of its own")
+    rates, use_peft = config.optimizer, config.peft.use_peft
+    policy_updates = config.num_updates - ppo.value_warmup_updates
+    for warning in optimizer.warnings(rates, policy_updates, parameters, supervised=False, use_peft=use_peft):
+        console.warn(warning)
     if ppo.kl_coef == 0:
         console.print("kl_coef 0: no reference, and no KL is measured")
 
 
-def _print_memory(run: Run, ppo: PPO, start: Start, prompt_length: int) -> None:
+def _print_memory(run: Run, budget: memory.Budget, devices: Sequence[Any]) -> None:
     """Print what the run will take on each device, and warn where that is too much."""
-    budget = budget_of(ppo, start, prompt_length)
     run.console.print(budget.describe())
     # Of a target its compiler says more.
-    warning = None if run.config.run.target is not None else peak.excess(budget, ppo.parallel.local_devices)
+    warning = None if run.config.run.target is not None else peak.excess(budget, devices)
     if warning is not None:
         run.console.warn(warning)
 
 
-def budget_of(ppo: PPO, start: Start, prompt_length: int) -> memory.Budget:
+def budget_of(ppo: PPO, start: Start, prompt_length: int, evaluated: tuple[int, int] | None = None) -> memory.Budget:
     """Estimate the memory that a run takes on each device.
 
     Args:
         ppo: its programs and settings.
         start: parameters, or their shapes.
         prompt_length: tokens of a prompt, padding included.
+        evaluated: see `memory.budget`.
     """
     state = jax.eval_shape(ppo.init_state, *start)
     held = ppo.parallel.shards(programs.held_by(ppo, state, start.policy, start.value))
     trained = ppo.parallel.shards(state.params)
     weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
     shards, mesh = ppo.parallel.row_shards, ppo.parallel.sizes
-    return memory.budget(ppo.config, ppo.learned, held, trained, weights, prompt_length, shards, mesh, ppo.room)
+    rows = prompt_length, shards, mesh, ppo.room, evaluated
+    return memory.budget(ppo.config, ppo.learned, held, trained, weights, *rows)
 
 
 def plan_of(ppo: PPO, start: Start, prompt_length: int) -> aot.Plan:

@@ -23,18 +23,91 @@ class LearningRates(NamedTuple):
 
 PRETRAINED_SIZE = 10_000_000
 """Parameters that hardly a model from scratch has here; the smallest Pythia has 14 million."""
-HIGHEST_RATE = 1e-4
-"""Ten times what pretrained models are fine-tuned with, all weights trained."""
+
+HIGHEST_SUPERVISED_RATES = ((500_000_000, 1e-3), (3_000_000_000, 3e-4), (float("inf"), 5e-5))
+"""(parameters up to, highest usual rate) of supervised training of all weights.
+
+Source: SmolLM2's recipes of the alignment handbook, 1e-3 for 135M and 360M, 3e-4 for 1.7B; beyond, the default of
+transformers' `TrainingArguments`, which is above the 2e-5 of Alpaca and Zephyr.
+"""
+HIGHEST_RL_RATE = 1e-4
+"""Ten times what pretrained models are trained with in TRL's examples of PPO, RLOO and GRPO, 1e-6 to 1e-5."""
+ADAPTER_FACTOR = 10
+"""Adapters take about ten times the rate of all weights. Source: LoRA Without Regret (Schulman et al. 2025)."""
+HIGHEST_ADAPTER_RATE = 1e-3
+"""Adapters of small models take no more than this, twice the highest rate of LoRA's appendix D (arXiv:2106.09685)."""
 
 
-def high_rates(config: OptimizerConfig, parameters: int) -> str | None:
-    """Return a warning where a model as large as a pretrained one would learn at the rate of a tiny one, or None."""
+def highest_usual_rate(parameters: int, *, supervised: bool, use_peft: bool) -> float:
+    """Return the highest learning rate that is usual for a pretrained model.
+
+    The rate of all weights is, in supervised training, that of the model's size in `HIGHEST_SUPERVISED_RATES`, and
+    elsewhere `HIGHEST_RL_RATE`. Adapters take `ADAPTER_FACTOR` times as much, at most `HIGHEST_ADAPTER_RATE`.
+
+    Args:
+        parameters: of the model, those under adapters included.
+        supervised: whether a loss of given texts is learned, as in `sft` and `reward_model`.
+        use_peft: whether adapters are trained.
+    """
+    rate = HIGHEST_RL_RATE
+    if supervised:
+        rate = next(highest for size, highest in HIGHEST_SUPERVISED_RATES if parameters <= size)
+    return min(ADAPTER_FACTOR * rate, HIGHEST_ADAPTER_RATE) if use_peft else rate
+
+
+def high_rates(config: OptimizerConfig, parameters: int, *, supervised: bool, use_peft: bool = False) -> str | None:
+    """Return a warning where a pretrained model would learn at an unusually high rate, or None.
+
+    Args:
+        config: of the run.
+        parameters: as for `highest_usual_rate`; what has fewer than `PRETRAINED_SIZE` is tiny, and none is too high.
+        supervised: see `highest_usual_rate`.
+        use_peft: see `highest_usual_rate`.
+    """
+    highest = highest_usual_rate(parameters, supervised=supervised, use_peft=use_peft)
     rates = {"learning_rate": config.learning_rate, "value_learning_rate": config.value_learning_rate}
-    high = [f"{name} {rate:g}" for name, rate in rates.items() if rate is not None and rate > HIGHEST_RATE]
+    high = [f"{name} {rate:g}" for name, rate in rates.items() if rate is not None and rate > highest]
     if parameters < PRETRAINED_SIZE or not high:
         return None
     verb = "are" if len(high) > 1 else "is"
-    return f"{' and '.join(high)} {verb} high for {parameters:,} parameters, pretrained models take 1e-6 to 1e-5"
+    trained = "adapters on " if use_peft else ""
+    kind = "supervised training" if supervised else "reinforcement learning"
+    usual = f"{kind} of pretrained models of that size takes at most {highest:g}"
+    return f"{' and '.join(high)} {verb} high for {trained}{parameters:,} parameters: {usual}"
+
+
+def long_warmup(config: OptimizerConfig, num_updates: int) -> str | None:
+    """Return a warning where a run ends before its learning rate has risen to the peak, or None.
+
+    Args:
+        config: of the run.
+        num_updates: of the schedule.
+    """
+    if config.warmup_steps <= num_updates:
+        return None
+    share = num_updates / config.warmup_steps
+    return (
+        f"warmup_steps {config.warmup_steps} is more than the {num_updates} updates of the run, which ends with a "
+        f"learning rate of {share * config.learning_rate:.3g}, {share:.0%} of learning_rate {config.learning_rate:g}"
+    )
+
+
+def warnings(
+    config: OptimizerConfig, num_updates: int, parameters: int | None, *, supervised: bool, use_peft: bool = False
+) -> list[str]:
+    """Return what is unusual about the learning rates of a run.
+
+    Args:
+        config: of the run.
+        num_updates: of the schedule.
+        parameters: of a model that was read; None for a fresh one, which may take any rate.
+        supervised: see `highest_usual_rate`.
+        use_peft: see `highest_usual_rate`.
+    """
+    high = None
+    if parameters is not None:
+        high = high_rates(config, parameters, supervised=supervised, use_peft=use_peft)
+    return [warning for warning in (high, long_warmup(config, num_updates)) if warning is not None]
 
 
 def make_schedule(config: OptimizerConfig, num_updates: int, peak: float) -> Schedule:

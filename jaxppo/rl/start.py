@@ -33,9 +33,9 @@ class StartModels(NamedTuple):
     value_base: dict[str, Any] | None
 
     def check_length(self, longest: int) -> None:
-        """Raise a `ModelError` where a sequence of `longest` tokens is too long for a model."""
+        """Check sequences of up to `longest` tokens for both models, as `models.check_length` does."""
         for each in (self.policy, self.value):
-            models.check_length(each, longest, "longest prompt and response_length")
+            models.check_length(each, longest, "longest prompt and response_length", self.tokenizer.model_max_length)
 
 
 def load_start(config: TrainConfig, parallel: DataParallel, console: Console) -> tuple[StartModels, Start]:
@@ -57,7 +57,7 @@ def load_start(config: TrainConfig, parallel: DataParallel, console: Console) ->
     console.print(f"policy from {policy.loaded.describe()}")
     _check_names(config, policy.config)
     value_model, value, value_base = _value_model(config, policy.config, parallel, console, shapes_only)
-    adapter_shape, adapter = _adapter(config, policy.config, policy.params)
+    adapter_shape, adapter = start_adapter(config.peft, policy.config, policy.params)
     base = base_of(config.sft_model_path, policy.loaded, policy.config, "lm")
     start = StartModels(policy.config, value_model, adapter_shape, policy.tokenizer, base, value_base)
     return start, Start(policy.params, value, adapter)
@@ -91,13 +91,22 @@ def _value_model(
     return loaded.config, loaded.params, base_of(config.value_model_path, loaded, loaded.config, "score")
 
 
-def _adapter(config: TrainConfig, model: ModelConfig, base: Params) -> tuple[lora.LoraConfig | None, Params | None]:
-    """Return shape and parameters of the adapter that the policy starts from."""
-    if config.peft.lora_path is None:
+def start_adapter(config: PeftConfig, model: ModelConfig, base: Params) -> tuple[lora.LoraConfig | None, Params | None]:
+    """Return shape and parameters of the adapter that a language model starts from; None where there is none.
+
+    Args:
+        config: names the folder.
+        model: under the adapter.
+        base: its parameters.
+
+    Raises:
+        ModelError: the folder is missing, or holds no adapter of this model.
+    """
+    if config.lora_path is None:
         return None, None
-    shape, adapter = hf.peft.load_adapter(config.peft.lora_path, model, base)
+    shape, adapter = hf.peft.load_adapter(config.lora_path, model, base)
     if "score" in adapter:
-        got = f"one with a score head in {config.peft.lora_path}"
+        got = f"one with a score head in {config.lora_path}"
         raise ModelError(f"lora_path: expected an adapter of a language model, got {got}")
     return shape, adapter
 

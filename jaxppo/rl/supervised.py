@@ -9,11 +9,12 @@ from typing import Any
 import jax
 
 from jaxppo import models
-from jaxppo.config import SelfTrainConfig, SFTConfig
+from jaxppo.config import OptimizerConfig, SelfTrainConfig, SFTConfig
 from jaxppo.data import FreshData, SupervisedData
 from jaxppo.errors import TrainingError
-from jaxppo.nn import ModelConfig
-from jaxppo.parallel import platform
+from jaxppo.nn import ModelConfig, lora
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel import platform, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
@@ -21,10 +22,54 @@ from jaxppo.rl import ops, optimizer, rollout, update
 from jaxppo.run.loop import StepOutput
 from jaxppo.types import Array, Params, Sequences, Stats, TrainState
 
+MODEL = "policy"
+"""Name of the model in the state: the one under which the update program knows a model that is trained alone."""
+
+
+def init_state(
+    config: OptimizerConfig,
+    model: ModelConfig,
+    params: Params,
+    shape: LoraConfig | None = None,
+    adapter: Params | None = None,
+) -> TrainState:
+    """Return the state before the first step of a model that is trained alone.
+
+    Args:
+        config: of the optimizer.
+        model: as it is trained.
+        params: the model; where nothing is stacked the state shares its memory.
+        shape: of an adapter that is trained, with a score head if there is one, on the frozen rest; None: all weights.
+        adapter: to start from.
+    """
+    frozen = None
+    if shape is None or adapter is None:
+        params = models.for_training(model, params)
+    else:
+        base = models.for_training(model, {name: p for name, p in params.items() if name != "score"}, adapter)
+        frozen = {MODEL: base}
+        score = {name: p for name, p in params.items() if name == "score"}
+        params = (stacks.stacked(adapter) if stacks.is_stacked(base["trunk"]["layers"]) else adapter) | score
+    state = update.init_state({MODEL: params}, optimizer.make_optimizer(config))
+    return state._replace(frozen=frozen)
+
+
+def whole_model(trained: Params, frozen: Params | None, shape: LoraConfig | None) -> Params:
+    """Return a model that is trained alone as `models.apply` takes it, with the adapter attached.
+
+    Args:
+        trained: parameters of the state.
+        frozen: weights under the adapter, of the state.
+        shape: of the adapter; None: all weights are trained.
+    """
+    if shape is None or frozen is None:
+        return trained[MODEL]
+    return lora.attach(frozen[MODEL], trained[MODEL], shape.scale)
+
 
 def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelConfig) -> tuple[Array, Stats]:
-    """Compute this device's share of the mean negative log-likelihood of completion tokens, in nats."""
-    logprobs, entropy = rollout.completion_logprobs(params["policy"], batch, model=model, temperature=1.0)
+    """Compute this device's share of the mean negative log-likelihood of the learned tokens, in nats."""
+    logprobs, entropy = rollout.completion_logprobs(params, batch, model=model, temperature=1.0)
     loss = -ops.weighted_sum(logprobs, weights)
     return loss, {"loss": loss, "entropy": ops.weighted_sum(entropy, weights)}
 
@@ -38,12 +83,14 @@ class SFT:
         model: architecture, as it computes.
         parallel: devices.
         length_gaps: `data.length_gaps` of the rows; default: micro-batches are not cut.
+        adapter: shape of the adapter that is trained; None: all weights are.
     """
 
     config: SFTConfig | SelfTrainConfig
     model: ModelConfig
     parallel: DataParallel
     length_gaps: Sequence[int] = ()
+    adapter: LoraConfig | None = None
 
     @property
     def _trained(self) -> ModelConfig:
@@ -52,35 +99,58 @@ class SFT:
     @cached_property
     def program(self) -> Any:
         """The optimizer step: (state, what `weighted` gives) -> (state, stats); the memory of a state is taken over."""
-        program = partial(
-            update.update,
-            loss=partial(sft_loss, model=self._trained),
+        rates = optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates)
+        program = partial(self._step, rates=rates)
+        return self.parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
+
+    def _step(
+        self, state: TrainState, mini_batches: tuple[Sequences, Array], *, rates: optimizer.LearningRates
+    ) -> tuple[TrainState, Stats]:
+        def loss(trained: Params, batch: Sequences, weights: Array) -> tuple[Array, Stats]:
+            return sft_loss(whole_model(trained, state.frozen, self.adapter), batch, weights, model=self._trained)
+
+        return update.update(
+            state,
+            mini_batches,
+            loss=loss,
             optimizer=optimizer.make_optimizer(self.config.optimizer),
-            rates=optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates),
+            rates=rates,
             axis_name=self.parallel.axes,
             length_gaps=self.length_gaps,
         )
-        return self.parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
 
-    def init_state(self, params: Params) -> TrainState:
-        """Return the state before the first step; where nothing is stacked it shares the memory of the parameters."""
-        params = models.for_training(self._trained, params)
-        return update.init_state({"policy": params}, optimizer.make_optimizer(self.config.optimizer))
+    def init_state(self, params: Params, adapter: Params | None = None) -> TrainState:
+        """Return the state before the first step; where nothing is stacked it shares the memory of the parameters.
+
+        Args:
+            params: the model.
+            adapter: to start from; default: a fresh one.
+        """
+        if self.adapter is not None and adapter is None:
+            key = ops.purpose_key(self.config.run.seed, ops.Purpose.POLICY_ADAPTER)
+            adapter = lora.init_adapter(self.model, self.adapter, key)
+        return init_state(self.config.optimizer, self._trained, params, self.adapter, adapter)
+
+    def policy(self, state: TrainState) -> Params:
+        """Return the model of a state as `models.apply` takes it."""
+        return whole_model(state.params, state.frozen, self.adapter)
 
     @cached_property
     def room(self) -> int | None:
         """See `memory.room_to_learn`."""
 
         def start() -> tuple[TrainState, Params]:
-            params = models.init_params(self.model, jax.random.key(0))
-            return self.init_state(params), params
+            state = self.init_state(models.init_params(self.model, jax.random.key(0)))
+            return state, stacks.unstacked(self.policy(state))
 
         return room_to_learn(self._trained, start, self.parallel)
 
     def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
         """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
         most = memory.rows_at_once([self._trained], batch.input_ids.shape[1], self.room, self.parallel.sizes[TENSOR])
-        return in_parts((batch, ops.mean_weights(batch.completion_mask, (0, 1))), most, self.parallel)
+        learned = batch.completion_mask if batch.learned is None else batch.learned
+        weights = ops.mean_weights(learned, (0, 1))
+        return in_parts((batch._replace(learned=None), weights), most, self.parallel)
 
     def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, int], StepOutput]:
         """Return the step of a run that learns from these rows."""

@@ -33,7 +33,7 @@ def hint(label: str, values: Sequence[float | None]) -> str | None:
         return None
     finite = [float(value) for value in values if value is not None and math.isfinite(value)]
     if values[-1] is None or not math.isfinite(values[-1]):
-        return "not a number: lower learning_rate, and see the warnings"
+        return "not a number: see the warnings; where they name none, a lower learning_rate may help"
     metric = _BY_LABEL.get(label)
     if metric is None or (metric.watch, metric.too_low, metric.too_high) == (None, None, None):
         return None

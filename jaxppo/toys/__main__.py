@@ -112,7 +112,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         raise ConfigError(f"name: expected one of {', '.join(MAKERS)}, got {options.name!r}")
     if options.output_dir is None:
         raise ConfigError(f"output_dir: expected a folder for {options.name}, got None")
-    MAKERS[options.name](Path(options.output_dir))
+    MAKERS[options.name](Path(options.output_dir).expanduser())
 
 
 def _write(folder: Path, splits: dict[str, list[texts.Row]], tokenizer: Any) -> None:

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from jaxppo.config import EvaluateConfig, SFTConfig, TrainConfig, sources
+from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import flatten, parse_cli, preset_values, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
 
@@ -86,6 +87,8 @@ def test_parse_cli_with_resume_takes_the_configuration_of_that_run_but_for_secre
         (["--preset", "huge"], ["preset", "default", "tiny", "'huge'"]),
         (["--config", "/no/such.yaml"], ["config", "/no/such.yaml"]),
         (["--resume"], ["resume", "--output_dir"]),
+        (["--per_device_train_batch_size", "4"], ["--per_device_train_batch_size", "'batch_size'"]),
+        (["--lora_dropout", "0.1"], ["--lora_dropout", "no setting"]),
     ],
 )
 def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
@@ -109,6 +112,11 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
         ("config: other.yaml", ["given.yaml", "'config'"]),
         ("preset: [tiny, data/huge]", ["preset", "planning-multi", "'huge'"]),
         ("preset: [[tiny]]", ["preset", "default, ", "['tiny']"]),
+        ("per_device_train_batch_size: 4", ["per_device_train_batch_size", "'batch_size'"]),
+        ("model_name_or_path: x", ["model_name_or_path", "'sft_model_path'"]),
+        ("lora_dropout: 0.05", ["lora_dropout", "no setting"]),
+        ("beta: 0.1\nkl_coef: 0.2", ["beta", "kl_coef"]),
+        ("on_error: off", ["on_error", "stop, skip or float", "'off'"]),
         ("- seed", ["given.yaml", "list"]),
         ("seed: [1", ["given.yaml"]),
         ("seed: 1\nkl_coef: 0.1\nseed: 2", ["given.yaml", "seed", "lines 1, 3"]),
@@ -132,6 +140,35 @@ def test_parse_cli_reads_yaml_values_in_the_types_of_their_fields(tmp_path):
     assert {type(end) for end in parsed.rl.reward_clip_range} == {float}
     assert (parsed.data.test_sizes, parsed.data.rl_sizes) == ("4:16", "5:100")  # and not numbers of base 60
     assert parsed.data.data_seed == 16
+
+
+def test_names_of_trl_for_the_same_setting_are_flags_and_yaml_keys(tmp_path):
+    parsed = parse(
+        "--config", yaml_file(tmp_path, "beta: 0.1\nmax_completion_length: 7\nsplits: [dev]\nheadline_split: dev")
+    )
+    assert (parsed.rl.kl_coef, parsed.sampling.response_length, parsed.data.eval_splits) == (0.1, 7, ("dev",))
+    assert parse("--max_completion_length", "9").sampling.response_length == 9
+
+
+def test_a_word_for_yes_or_no_is_what_the_setting_says(tmp_path):
+    text = "dataset: off\neval_splits: [on, no, x]\nheadline_split: no\nwhiten_rewards: on\n"
+    text += "use_peft: off\nuse_chat_template: yes\nchat_template_kwargs: {enable_thinking: off}\n"
+    parsed = parse("--config", yaml_file(tmp_path, text))
+    assert (parsed.data.dataset, parsed.data.eval_splits) == ("off", ("on", "no", "x"))
+    assert (parsed.rl.whiten_rewards, parsed.peft.use_peft, parsed.data.use_chat_template) == (True, False, True)
+    assert parsed.data.chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_the_home_folder_stands_for_a_tilde_in_flags_and_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("JAXPPO_CACHE", "~/cache")
+    yaml_file(tmp_path, "dataset: ~/data\nsft_model_path: ~/models/x~/y\nvalue_model_path: null\n")
+    parsed = parse("--config=~/given.yaml", "--output_dir", "~/run", "--reward_model_path=~other/rm")
+    assert (parsed.data.dataset, parsed.run.output_dir) == (f"{tmp_path}/data", f"{tmp_path}/run")
+    assert (parsed.sft_model_path, parsed.reward.reward_model_path) == (f"{tmp_path}/models/x~/y", "~other/rm")
+    evaluated = parse("--model", "~/a", "b", "~/c", command="evaluate")
+    assert evaluated.model == (f"{tmp_path}/a", "b", f"{tmp_path}/c")
+    assert cache_dir() == tmp_path / "cache"
 
 
 @pytest.mark.parametrize(

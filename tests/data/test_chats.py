@@ -165,9 +165,11 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"messages": [FIRST, ANSWER], "completion": "x"}, "completion"),
         ({"messages": [FIRST, ANSWER | {"reasoning_content": "so"}]}, "messages.*2.*reasoning_content"),
         ({"prompt": [FIRST], "completion": [ANSWER | {"tool_calls": [1]}]}, "completion.*1.*tool_calls"),
+        ({"messages": [FIRST, CALLING], "completion": "stack b a"}, "completion"),
         ({"prompt": [1]}, "prompt.*1"),
         ({"prompt": [FIRST], "completion": [FIRST]}, "completion"),
         ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "completion"),
+        ({"messages": [FIRST], "completion_turn": "x"}, "completion_turn"),
         ({"text": "x"}, "prompt.*messages"),
     ],
 )
@@ -244,6 +246,21 @@ def test_tools_calls_and_turns_of_tools_and_developers_go_to_the_template():
     # A column called tools of a row that is no chat is its own affair.
     plain = {"id": "r", "prompt": "b", "tools": "hammer"}
     assert template.prompt_text(plain).startswith("<|system|>\non on <|end|>")
+
+
+def test_an_answer_that_calls_a_tool_is_learned_as_the_template_writes_it(tmp_path):
+    tokenizer = chat_tokenizer(TOOLS_TEMPLATE)
+    template = data.make_chat_template(tokenizer)
+    answers = [{"messages": [FIRST, CALLING], "tools": [SCHEMA]}]
+    answers += [{"prompt": [FIRST], "completion": [CALLING | {"content": "unstack "}], "tools": [SCHEMA]}]
+    rows = data.load_split(split_of(tmp_path, *answers), "train", None, {"prompt": str, "completion": str})
+    called, said = data.encode_rows(tokenizer, rows, template=template)
+    assert words(tokenizer, called.prompt) == "stack <|user|> on b a <|end|> <|assistant|>"
+    assert words(tokenizer, called.completion) == "stack b <|end|>"
+    assert words(tokenizer, said.completion) == "unstack stack b <|end|>"
+    assert data.column_names(rows) == ["id", "messages", "tools"]
+    with pytest.raises(ConfigError, match=r"tool call\b.*train-0"):
+        data.encode_rows(tokenizer, [rows[0] | {"tools": None}], template=data.make_chat_template(chat_tokenizer()))
 
 
 USUAL_ROLES = "{% for message in messages if message.role in ('system', 'user', 'assistant') %}" + TURN + "{% endfor %}"

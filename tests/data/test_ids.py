@@ -230,3 +230,74 @@ def test_a_prompt_that_begins_with_the_beginning_of_sequence_gets_no_second():
     assert first[0] == tokenizer.bos_token_id and first.count(tokenizer.bos_token_id) == 1
     assert second.count(tokenizer.bos_token_id) == 1
     assert [row.prompt for row in data.encode_rows(tokenizer, rows)] == [first, second]
+
+
+@cache
+def learning_tokenizer(kind, name):
+    """The same with the template that TRL trains with, which has the turns of the assistant in generation blocks."""
+    tokenizer = tokenizer_of.__wrapped__(kind, name)
+    folder = resources.files("trl") / "chat_templates"
+    tokenizer.chat_template = (folder / f"{name}_training.jinja").read_text("utf-8")
+    return tokenizer
+
+
+def chat_of(turns):
+    return {"id": "r", "prompt": turns[-1]["content"], "messages": turns, "completion": ANSWER}
+
+
+def learned_of(tokenizer, row):
+    """Ids of a chat, and which of them are learned where all turns of the assistant are."""
+    template = data.make_chat_template(tokenizer)
+    (encoded,) = data.encode_rows(tokenizer, [row], template=template, assistant_only=True)
+    return encoded.prompt + encoded.completion, [False] * len(encoded.prompt) + encoded.learned
+
+
+LEARNED = ["llama3", "gemma", "gemma3", "phi3", "qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_nothink"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", LEARNED)
+def test_turns_of_the_assistant_are_those_of_generation_blocks_as_in_transformers(name, kind):
+    tokenizer = learning_tokenizer(kind, name)
+    for turns in ([LAST], [*EARLIER, LAST], [*EARLIER, *EARLIER, LAST]):
+        ids, learned = learned_of(tokenizer, chat_of(turns))
+        options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        whole = tokenizer.apply_chat_template([*turns, {"role": "assistant", "content": ANSWER}], **options)
+        assert ids == whole["input_ids"][: len(ids)]
+        assert learned == [bool(flag) for flag in whole["assistant_masks"][: len(ids)]]
+        assert not tokenizer.decode(whole["input_ids"][len(ids) :]).replace(tokenizer.eos_token, "").strip()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", WHOLE)
+def test_turns_of_the_assistant_are_found_in_templates_without_such_blocks(name, kind):
+    tokenizer = tokenizer_of(kind, name)
+    template = data.make_chat_template(tokenizer)
+    # A question that is the answer, and an answer that is the name of a role, are no other turns.
+    asked = [{"role": "user", "content": ANSWER}, {"role": "assistant", "content": "user"}]
+    for turns in ([LAST], [*EARLIER, LAST], [*asked, *EARLIER, LAST]):
+        ids, learned = learned_of(tokenizer, chat_of(turns))
+        (whole,) = data.encode_rows(tokenizer, [chat_of(turns)], template=template)
+        if (name, kind) != SPANNED:
+            assert ids == whole.prompt + whole.completion
+        runs, before = [], False
+        for token, flag in zip(ids, learned, strict=True):
+            if flag and not before:
+                runs.append([])
+            if flag:
+                runs[-1].append(token)
+            before = flag
+        assert [run[-1] for run in runs] == [template.end_id] * len(runs)
+        texts = [tokenizer.decode(run[:-1]).rpartition("</think>")[2].strip() for run in runs]
+        answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+        plain = tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
+        assert texts[:-1] == [tokenizer.decode(tokenizer(a, add_special_tokens=False)["input_ids"]) for a in answers]
+        assert texts[-1] == tokenizer.decode(plain)
+
+
+def test_chats_of_which_no_turn_can_be_told_are_refused():
+    tokenizer = tokenizer_of.__wrapped__("byte-level", "qwen2_5")
+    changed = "(message.content if loop.last or message.role == 'user' else message.content | upper)"
+    tokenizer.chat_template = tokenizer.chat_template.replace("message.content", changed)
+    with pytest.raises(ConfigError, match=r"^assistant_only_loss: "):
+        learned_of(tokenizer, chat_of([*EARLIER, LAST]))

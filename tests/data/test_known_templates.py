@@ -138,3 +138,34 @@ def test_templates_that_write_the_date_and_arguments_that_none_reads_are_warned_
         data.make_chat_template(known_tokenizer(name), DataConfig(chat_template_kwargs=arguments))
     assert len(caplog.records) == (warned is not None)
     assert all(re.search(warned, record.getMessage()) for record in caplog.records)
+
+
+CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"block": "b"}}}
+PARAMETERS = {"type": "object", "properties": {"block": {"type": "string", "description": "which"}}}
+TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Look.", "parameters": PARAMETERS}}]
+CALLED = [LAST, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "name": "look_up", "content": 'on "a"'}]
+DEVELOPER = {"role": "developer", "content": "You plan."}
+BEYOND = {
+    "tools": ([LAST], TOOLS, "look_up"),
+    "a call": (CALLED, TOOLS, "look_up"),
+    "a developer": ([DEVELOPER, LAST], None, "You plan."),
+}
+"""Turns, tools, and what a template that knows of none leaves out."""
+WRITTEN = {
+    "tools": ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", "qwen3_5_nothink", "llama3_1", "llama3_2"),
+    "a developer": ("llama3", "llama3_1", "llama3_2"),
+}
+WRITTEN["a call"] = WRITTEN["tools"]
+
+
+@pytest.mark.parametrize("what", BEYOND)
+@pytest.mark.parametrize("name", WHOLE | OPENED)
+def test_tools_and_developers_are_written_as_by_transformers_or_refused(name, what):
+    tokenizer, (turns, tools, said) = known_tokenizer(name), BEYOND[what]
+    template, row = data.make_chat_template(tokenizer), row_of(turns) | {"tools": tools}
+    if name in WRITTEN[what]:
+        theirs = tokenizer.apply_chat_template(turns, tools=tools, tokenize=False, add_generation_prompt=True)
+        assert said in theirs and template.prompt_text(row | {"prompt": "x"}) == theirs
+    else:
+        with pytest.raises(ConfigError, match=r"use_chat_template.* of row r"):
+            template.prompt_text(row | {"prompt": "x"})

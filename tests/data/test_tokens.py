@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
+from jaxppo.data.tokens import RowLimit, within_limit
 from jaxppo.errors import DataError
 from jaxppo.planning.prompts import words_of
 from tests.data.tokenizers import chat_tokenizer, write_rows
@@ -232,3 +233,25 @@ def test_token_scores_count_tokens_with_the_one_that_ends_the_completion(tokeniz
     ids = [*tokenizer("pick-up a ; stack a b")["input_ids"], tokenizer.eos_token_id]
     parts = [(0, 1, 1.0, "tokens"), (1, 3, 2.0, "tokens"), (6, 7, 4.0, "tokens"), (3, 99, 8.0, "tokens")]
     assert spread(tokenizer, ids, parts, None)[0] == [1.0, 0, 2.0, 0, 0, 0, 12.0]
+
+
+def test_rows_beyond_a_limit_are_cut_or_left_out_and_counted(tokenizer):
+    rows = [
+        {"id": "long", "prompt": "on a", "completion": "stack b a ; unstack a b"},
+        {"id": "prompt", "prompt": "on a on a on a on a", "completion": "stack"},
+        {"id": "short", "prompt": "on b", "completion": "stack a"},
+    ]
+    encoded = data.encode_rows(tokenizer, rows)
+    kept = within_limit(rows, encoded, RowLimit(5, "cut"))
+    assert (kept.overlong, kept.left_out) == (2, 1)
+    assert kept.rows == [encoded[0]._replace(completion=encoded[0].completion[:3]), encoded[2]]
+    kept = within_limit(rows, encoded, RowLimit(5, "drop"))
+    assert kept == ([encoded[2]], 2, 2)
+    marked = [encoded[0]._replace(learned=[False] * 6 + [True] * 2), encoded[2]._replace(learned=[True] * 3)]
+    assert within_limit(rows[::2], marked, RowLimit(5, "cut")) == ([marked[1]], 1, 1)  # what is learned was cut off
+    with pytest.raises(DataError, match=r"^max_length: .*\blong$"):
+        within_limit(rows, encoded, RowLimit(5, "error"))
+    with pytest.raises(DataError, match=r"^max_length: "):
+        within_limit(rows, encoded, RowLimit(2, "drop"))
+    limited = data.SupervisedData(rows, tokenizer, 2, 0, 64, limit=RowLimit(5, "drop"))
+    assert (len(limited), limited.longest, limited.overlong, limited.left_out) == (1, 5, 2, 2)

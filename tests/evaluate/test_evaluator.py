@@ -26,9 +26,11 @@ from jaxppo.evaluate.evaluator import (
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.predictions import Prediction
 from jaxppo.evaluate.printing import print_before_and_after, summary_line
+from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
+from jaxppo.profiling import memory
 from jaxppo.reward_functions import plan
 from jaxppo.run.console import Console
 from jaxppo.run.metrics import find
@@ -83,6 +85,16 @@ def test_complete_gives_one_completion_per_row_in_the_order_of_the_split(
     folder, params, greedy, batch_size, num_devices
 ):
     assert texts_of(evaluator(folder, batch_size, num_devices).complete(params, "test")) == greedy
+
+
+def test_memory_decides_how_many_rows_are_decoded_at_once(folder, params, greedy, monkeypatch):
+    row_bytes = sum(memory._decoded(MODEL, 1, evaluator(folder, 8).decoder.prompt_length, LENGTH).values())
+    monkeypatch.setattr(platform, "machine_bytes", lambda: 3 * 4 * row_bytes * jax.local_device_count())
+    small = evaluator(folder, 8)
+    assert small.decoder.batch_size == 3 and small.rows_and_length == (3, small.decoder.prompt_length)
+    assert texts_of(small.complete(params, "test")) == greedy
+    monkeypatch.setattr(platform, "machine_bytes", lambda: None)
+    assert evaluator(folder, 8).decoder.batch_size == 8
 
 
 def test_samples_depend_on_seed_row_and_number_and_not_on_the_batch(folder, params):

@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import contextlib
+import datetime
+import decimal
 import json
 import logging
 import socket
@@ -18,7 +20,7 @@ import pytest
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.reward_functions import http_client
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
-from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, Answer, merge, read_answer
+from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, Answer, encode_request, merge, read_answer
 from tests.commands import free_port
 from tests.reward_servers import PATIENCE_S, TOKEN, Script
 
@@ -141,6 +143,12 @@ def test_client_sends_columns_with_their_rows_and_hands_on_what_the_server_repor
     assert extras == {"ids": [[1, 2], [3, 4], [5, 6]]}
     assert np.isnan(metrics.pop("reward/odd"))
     assert metrics == {"reward/mean": pytest.approx(0.1)} | counts(2, 0, 0)
+
+
+def test_dates_and_decimals_of_a_column_are_text():
+    columns = {"at": [datetime.date(2026, 1, 2)], "price": [decimal.Decimal("1.50")], "count": [np.int64(3)]}
+    body = json.loads(encode_request("model", ["text"], {"columns": columns}))
+    assert body["columns"] == {"at": ["2026-01-02"], "price": ["1.50"], "count": [3]}
 
 
 @pytest.mark.parametrize(

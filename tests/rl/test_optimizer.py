@@ -87,12 +87,31 @@ def test_apply_gradients_decays_weights_apart_from_adam():
     assert still["policy"] == 0.0
 
 
-def test_rates_of_tiny_models_are_warned_of_with_larger_ones():
-    both = OptimizerConfig(learning_rate=6e-4, value_learning_rate=2e-3)
-    warning = optimizer.high_rates(both, 12_000_000)
-    for part in ("learning_rate 0.0006", "value_learning_rate 0.002", "12,000,000"):
-        assert part in warning
-    of_values = optimizer.high_rates(OptimizerConfig(learning_rate=1e-5, value_learning_rate=2e-3), 12_000_000)
-    assert of_values.startswith("value_learning_rate 0.002")
-    assert optimizer.high_rates(OptimizerConfig(learning_rate=1e-5), 12_000_000) is None
-    assert optimizer.high_rates(both, 1_000_000) is None
+@pytest.mark.parametrize(
+    ("parameters", "supervised", "use_peft", "usual", "high"),
+    [
+        (12_000_000, False, False, 1e-4, 6e-4),  # PPO
+        (135_000_000, True, False, 1e-3, 3e-3),  # SmolLM2-135M, and the rate for tiny models
+        (1_700_000_000, True, False, 3e-4, 1e-3),
+        (7_000_000_000, True, False, 5e-5, 2e-4),
+        (7_000_000_000, True, True, 5e-4, 1e-3),
+        (135_000_000, True, True, 1e-3, 3e-3),
+        (7_000_000_000, False, True, 5e-4, 3e-3),
+    ],
+)
+def test_rates_are_high_for_the_size_and_kind_of_what_is_trained(parameters, supervised, use_peft, usual, high):
+    kind = {"supervised": supervised, "use_peft": use_peft}
+    assert optimizer.high_rates(OptimizerConfig(learning_rate=usual), parameters, **kind) is None
+    assert optimizer.high_rates(OptimizerConfig(learning_rate=high), 1_000_000, **kind) is None
+    warning = optimizer.high_rates(OptimizerConfig(learning_rate=high), parameters, **kind)
+    assert f"learning_rate {high:g}" in warning and f"{parameters:,}" in warning
+    both = optimizer.high_rates(OptimizerConfig(learning_rate=usual, value_learning_rate=high), parameters, **kind)
+    assert both.startswith("value_learning_rate")
+
+
+def test_a_warmup_longer_than_the_run_tells_the_rate_that_the_run_ends_with():
+    config = OptimizerConfig(learning_rate=3e-3, warmup_steps=50)
+    assert optimizer.warnings(config, 50, None, supervised=True) == []
+    (warning,) = optimizer.warnings(config, 8, None, supervised=True)
+    last = float(optimizer.make_schedule(config, 8, 3e-3)(7))
+    assert last == pytest.approx(4.8e-4) and "warmup_steps 50" in warning and f"{last:.3g}" in warning

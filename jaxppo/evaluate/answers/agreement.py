@@ -9,6 +9,7 @@ from jaxppo.evaluate.answers.judging import Judged, ask_val
 from jaxppo.planning import PlanVerdict, find_val
 from jaxppo.planning.answers.extraction import RULES
 from jaxppo.planning.language.plans import ParsedPlan, PlanError, parse_plan_text
+from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import describe
 
 
@@ -19,6 +20,8 @@ class Reason(StrEnum):
     """No operator of the answer is one of the domain's, and none of the recorded reference is."""
     AROUND = "text around the plan"
     """The text is no plan by itself, and the recorded verdict is that on the whole or on what another rule cuts out."""
+    SURPLUS = "surplus arguments"
+    """Of untyped actions VAL reads no more arguments than there are parameters; without them the plan is valid."""
     RECORD = "recorded verdict differs from VAL's"
     """VAL says of the plan what is said here, and it is the recorded one as far as the file tells."""
     OTHER = "differs"
@@ -31,10 +34,11 @@ def agreement(judged: Sequence[Judged]) -> dict[str, Any]:
 
     Returns:
         "compared" and "equal" (answers), "reasons" {reason: answers}, "val" (whether it could be asked) and
-        "disagreements", each with its file, the two verdicts and the reason.
+        "disagreements", each with its file, the two verdicts and the reason, and "table", with the counts by task,
+        domain, model and kind of prompt.
     """
-    compared = [one for one in judged if one.answer.recorded is not None]
-    different = [one for one in compared if one.verdict.valid != one.answer.recorded]
+    compared = [one for one in judged if one.answer.recorded is not None and one.correct is not None]
+    different = [one for one in compared if one.correct != one.answer.recorded]
     explained = [(one, _reason(one)) for one in different]
     open_cases = [one for one, reason in explained if reason is None]
     has_val = find_val() is not None
@@ -47,7 +51,26 @@ def agreement(judged: Sequence[Judged]) -> dict[str, Any]:
         "reasons": {str(reason): counts[reason] for reason in Reason},
         "val": has_val,
         "disagreements": [_record(one, reason) for one, reason in zip(different, reasons, strict=True)],
+        "table": _table(compared),
     }
+
+
+def _table(compared: Sequence[Judged]) -> list[dict[str, Any]]:
+    """Count what is recorded and what is judged correct, for each task, domain, model and kind of prompt."""
+    groups: dict[tuple[str, ...], list[Judged]] = {}
+    for one in compared:
+        answer = one.answer
+        groups.setdefault((answer.task, one.task.domain, answer.model, answer.prompt), []).append(one)
+    return [
+        {
+            **dict(zip(("task", "domain", "model", "prompt"), names, strict=True)),
+            "answers": len(group),
+            "recorded": sum(one.answer.recorded is True for one in group),
+            "judged": sum(one.correct is True for one in group),
+            "equal": sum(one.correct == one.answer.recorded for one in group),
+        }
+        for names, group in sorted(groups.items())
+    ]
 
 
 def _with_val(cases: Sequence[Judged], has_val: bool) -> list[tuple[Judged, Judged]]:
@@ -59,6 +82,8 @@ def _reason(one: Judged) -> Reason | None:
     is_around = one.by_rule[0].error is PlanError.SYNTAX
     if is_around and any(verdict.valid == recorded for verdict in _others(one)):
         return Reason.AROUND
+    if error is PlanError.WRONG_ARITY and recorded and _is_valid_without_surplus(one):
+        return Reason.SURPLUS
     if error is PlanError.UNKNOWN_ACTION and _is_foreign(one, one.plan):
         reference = parse_plan_text(one.answer.reference)
         if not reference.actions or _is_foreign(one, reference):
@@ -73,6 +98,16 @@ def _others(one: Judged) -> list[PlanVerdict]:
     """
     cut = [verdict for verdict in one.by_rule[1:] if verdict.error is not PlanError.SYNTAX]
     return cut if one.answer.extracted is not None else [one.by_rule[0], *cut]
+
+
+def _is_valid_without_surplus(one: Judged) -> bool:
+    problem = one.task.problem
+    if problem is None:
+        return False
+    actions = problem.domain.actions
+    counts = {name: len(action.parameters) for name, action in actions.items()}
+    plan = [action[: 1 + counts[action[0]]] if action[0] in counts else action for action in one.plan.actions]
+    return execute(problem, plan).valid
 
 
 def _is_foreign(one: Judged, plan: ParsedPlan) -> bool:

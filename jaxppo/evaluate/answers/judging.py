@@ -7,10 +7,10 @@ from typing import NamedTuple
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
 from jaxppo.planning import PlanVerdict, UnsupportedPddlError, find_val, run_val_many, validate_plan
-from jaxppo.planning.answers.answer import Answer, Unread
+from jaxppo.planning.answers.answer import OPTIMALITY, VERIFICATION, Answer, Unread
 from jaxppo.planning.answers.extraction import MOST_CHARACTERS, RULES, Rule
 from jaxppo.planning.answers.problems import Problems, Task
-from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
+from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError, parse_action
 from jaxppo.planning.language.temporal import parse_plan_for
 from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import PlanOutcome
@@ -28,6 +28,7 @@ class Judged(NamedTuple):
         verdict: on that plan.
         by_rule: the verdict on what each rule reads.
         val: what VAL says of the plan; None where it was not asked.
+        reference_cost: what the reference plan costs; None where there is no valid one, or it does not matter.
     """
 
     answer: Answer
@@ -36,6 +37,22 @@ class Judged(NamedTuple):
     verdict: PlanVerdict
     by_rule: tuple[PlanVerdict, ...]
     val: PlanVerdict | None = None
+    reference_cost: float | None = None
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the answer is what was asked for, as records judge it; None where nothing here can tell.
+
+        A valid plan; of an optimality one that costs no more than the reference; of a verification a true claim.
+        """
+        verdict = self.verdict
+        if self.answer.task == VERIFICATION:
+            return None if verdict.error is PlanError.SYNTAX else verdict.valid is self.answer.claim
+        if self.answer.task == OPTIMALITY and verdict.valid:
+            if self.reference_cost is None or verdict.cost is None:
+                return None
+            return verdict.cost <= self.reference_cost
+        return verdict.valid
 
     @property
     def named(self) -> dict[str, str]:
@@ -82,7 +99,15 @@ class AnswerJudge:
             readings = self._read[key]
         else:
             readings = self._read[key] = self._readings(task, answer.text)
-        return Judged(answer, task, *readings[self._rule], tuple(verdict for _, verdict in readings))
+        # The plan of a verification is part of the prompt: it is read strictly, whatever the rule for answers is.
+        rule = 0 if answer.task == VERIFICATION else self._rule
+        judged = Judged(answer, task, *readings[rule], tuple(verdict for _, verdict in readings))
+        if answer.task == OPTIMALITY and answer.reference and task.problem is not None:
+            reference = self._problems.reference(task, answer.reference)
+            if reference:
+                plan = tuple(map(parse_action, reference))
+                return judged._replace(reference_cost=self._verdict(task, ParsedPlan(plan)).cost)
+        return judged
 
     def _readings(self, task: Task, text: str) -> list[tuple[ParsedPlan, PlanVerdict]]:
         """Read and judge a text by every rule; all are the strict one where that reads it."""
@@ -160,6 +185,8 @@ def rows_of(judged: Sequence[Judged], problems: Problems) -> dict[str, list[Judg
     groups: dict[tuple[str, str, str, int], list[Judged]] = {}
     for one in judged:
         answer = one.answer
+        if answer.task == VERIFICATION:  # the plan is not the model's
+            continue
         groups.setdefault((answer.model, answer.prompt, one.task.domain, id(one.task)), []).append(one)
     rows: dict[str, list[JudgedRow]] = {}
     for (model, prompt, domain, _), answers in groups.items():

@@ -53,6 +53,8 @@ def _print_recorded(console: Console, recorded: Mapping[str, Any]) -> None:
     if not recorded["compared"]:
         return
     different = recorded["disagreements"]
+    rows = [{name: str(value) for name, value in row.items()} for row in recorded["table"]]
+    console.result_table("Correct as recorded and as judged here", rows, tuple(rows[0]), 4)
     console.result(f"\nrecorded verdicts: {recorded['equal']} of {recorded['compared']} are the same")
     for reason, count in recorded["reasons"].items():
         if count:

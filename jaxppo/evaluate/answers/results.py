@@ -12,6 +12,7 @@ from jaxppo.evaluate.answers.judging import AnswerJudge, Judged, ask_val, rows_o
 from jaxppo.evaluate.plan_metrics import VALID, plan_results
 from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning import PlanVerdict
+from jaxppo.planning.answers.answer import VERIFICATION
 from jaxppo.planning.answers.columns import parse_columns
 from jaxppo.planning.answers.extraction import MOST_CHARACTERS
 from jaxppo.planning.answers.problems import Problems
@@ -58,14 +59,15 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
     if evaluation.eval_validator == "val":
         judged = ask_val(judged)
     rows = rows_of(judged, problems)
+    own_plans = [one for one in judged if one.answer.task != VERIFICATION]
     content = {
         "models": {model: plan_results(of_model, evaluation.length_edges) for model, of_model in rows.items()},
         "where_plans_break": {model: break_counts(of_model) for model, of_model in rows.items()},
         "answers": {"judged": len(judged), "not_judged": len(unread)},
         "too_long": _too_long(judged),
         "not_judged": [line._asdict() for line in unread],
-        "extraction": {"rule": config.extract, "rules": saved_by_rule(judged)},
-        "extracted": extracted_alike(judged),
+        "extraction": {"rule": config.extract, "rules": saved_by_rule(own_plans)},
+        "extracted": extracted_alike(own_plans),
         "recorded": agreement(judged),
         "val": second_opinions(judged),
     }
@@ -116,6 +118,8 @@ def _record(one: Judged) -> dict[str, Any]:
         "error": None if verdict.error is None else verdict.error.value,
         "failed_step": verdict.failed_step,
         "failed_condition": verdict.failed_condition,
+        "task": one.answer.task,
+        "correct": one.correct,
         "recorded": one.answer.recorded,
         "val": None if one.val is None else one.val.valid,
     }

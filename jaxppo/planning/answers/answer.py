@@ -6,6 +6,9 @@ from jaxppo.errors import DataError, first_line
 
 _MOST_SHOWN = 300
 
+GENERATION, OPTIMALITY, VERIFICATION = "generation", "optimality", "verification"
+"""What an answer is asked for: a plan; one that costs no more than the reference; whether a given plan is valid."""
+
 
 class Answer(NamedTuple):
     """A text that should be a plan, and what its file says about it.
@@ -20,6 +23,9 @@ class Answer(NamedTuple):
         reference: a plan for the problem; empty where none is known.
         recorded: the verdict that the file holds.
         extracted: the plan that somebody else has cut out of the same answer.
+        task: what was asked for; of a verification `text` is the plan that was given.
+        claim: of a verification, whether the model says that the plan is valid; None where it says neither.
+        given: domain and problem as the prompt shows them in PDDL; they count before any file.
     """
 
     source: str
@@ -31,6 +37,9 @@ class Answer(NamedTuple):
     reference: str = ""
     recorded: bool | None = None
     extracted: str | None = None
+    task: str = GENERATION
+    claim: bool | None = None
+    given: tuple[str, str] | None = None
 
 
 class Unread(NamedTuple):

@@ -27,7 +27,7 @@ PLANBENCH: Columns = {
     "model": (),
     "prompt": (),
     "reference": ("ground_truth_plan",),
-    "correct": ("llm_correct",),
+    "correct": ("llm_correct", "correct"),
 }
 """Of PlanBench's result files; model, domain and prompt are in the path."""
 
@@ -88,14 +88,14 @@ def read_row(row: Mapping[str, Any], columns: Columns, source: str, known: Mappi
         prompt=name("prompt"),
         problem=problem,
         text=text_of(value("plan"), "plan"),
-        reference=_reference(value("reference")),
+        reference=_plan_text(value("reference")),
         recorded=verdict_of(value("correct"), "correct"),
-        extracted=extracted if isinstance(extracted, str) else None,
+        extracted=None if extracted is None else _plan_text(extracted),
     )
 
 
-def _reference(value: Any) -> str:
-    """Read a reference plan: as a plan, the first of several, or PlanBench's `{"plan": ...}`; anything else is none."""
+def _plan_text(value: Any) -> str:
+    """Read a plan beside the answer: as a plan, the first of several, or PlanBench's `{"plan": ...}`; else nothing."""
     if isinstance(value, dict):
         value = value.get("plan")
     if isinstance(value, list) and value and isinstance(value[0], list):

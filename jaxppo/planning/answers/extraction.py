@@ -5,6 +5,7 @@ All rules leave a text alone that is a plan already. `docs/judge_plans.md` has t
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal, get_args
 
 from jaxppo.errors import DataError
@@ -20,7 +21,7 @@ MOST_CHARACTERS = 1_000_000
 """Of an answer; a longer one is not looked at, and is no plan by any rule."""
 
 _FENCE = r"^[ \t]*+`{3,}+[^\n`]*+$"
-_TAGS = r"\[plan(?: end)?\]|</?(?:plan|answer|final_answer)>"
+_TAGS = r"\[plan(?:[ _]end)?\]|</?(?:plan|answer|final_answer)>"
 _MARK = re.compile(rf"{_FENCE}|{_TAGS}", re.IGNORECASE | re.MULTILINE)
 _TAG = re.compile(_TAGS, re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\s*+\{")
@@ -51,7 +52,11 @@ class PlanReader:
     def _strictly(self, text: str) -> ParsedPlan:
         """Read a text that is steps, or sentences a line, and nothing else."""
         plan = parse_plan_text(text)
-        if plan.error is None or self._sentences is None or "(" in text:
+        if self._sentences is None:
+            return plan
+        if plan.error is None:
+            return replace(plan, actions=tuple(map(self._sentences.in_pddl, plan.actions)))
+        if "(" in text:
             return plan
         try:
             return ParsedPlan(tuple(self._sentences.read(text)))

@@ -1,5 +1,6 @@
 """The problem that an answer is to: found by configuration and number, by its file, or given in the answer."""
 
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from jaxppo.planning.importing.instance_files import Entry, Instances
 from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder
 from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
-from jaxppo.planning.language.plans import format_action, parse_plan_text
+from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.language.task import Problem
 from jaxppo.planning.language.temporal import read_names
 from jaxppo.planning.validate.api import validate_actions
@@ -49,7 +50,7 @@ class Problems:
 
     def __init__(self, pddl_dir: Path | None):
         self._instances = None if pddl_dir is None else Instances(pddl_dir)
-        self._tasks: dict[tuple[str, str], Task | str] = {}
+        self._tasks: dict[tuple[str, str, tuple[str, str] | None], Task | str] = {}
         self._made: dict[tuple[str, ...], Task] = {}
         self._references: dict[tuple[int, str], tuple[str, ...]] = {}
 
@@ -72,7 +73,7 @@ class Problems:
         Raises:
             DataError: there is none, or no validator here covers it.
         """
-        key = (answer.domain, answer.problem)
+        key = (answer.domain, answer.problem, answer.given)
         if key not in self._tasks:
             try:
                 self._tasks[key] = self._task(answer)
@@ -87,7 +88,7 @@ class Problems:
         """Return a reference plan as a list of steps; empty where the text is no valid plan for the problem."""
         key = (id(task), text)
         if key not in self._references:
-            plan = parse_plan_text(text)
+            plan = task.reader.read(text, "strict")
             is_valid = False
             if plan.error is None and plan.actions and task.problem is not None:
                 is_valid = validate_actions(task.domain_pddl, task.problem_pddl, plan.actions).valid
@@ -95,8 +96,16 @@ class Problems:
         return self._references[key]
 
     def _task(self, answer: Answer) -> Task:
-        """Make the task of an answer; one that another name stood for is the same."""
-        texts = self._texts(answer)
+        """Make the task of an answer; one that another name stood for is the same.
+
+        Where the PDDL that a prompt shows cannot be read, its files are what is left.
+        """
+        if answer.given is not None:
+            with suppress(PddlError):
+                return self._known(answer, *answer.given, f"{answer.domain}/{answer.problem}", answer.domain)
+        return self._known(answer, *self._texts(answer))
+
+    def _known(self, answer: Answer, *texts: str) -> Task:
         if texts not in self._made:
             self._made[texts] = self._make(answer, *texts)
         return self._made[texts]

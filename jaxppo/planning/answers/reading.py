@@ -1,21 +1,17 @@
 """Find the files of answers: result files of PlanBench, tables, plans as files; each by what its name ends with."""
 
-import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from jaxppo.errors import DataError
 from jaxppo.planning.answers.answer import Answer, Unread
-from jaxppo.planning.answers.columns import PLANBENCH, TABLE, read_row, with_named
+from jaxppo.planning.answers.columns import TABLE, read_row, with_named
 from jaxppo.planning.answers.plan_files import is_plan_file, read_plan_file
+from jaxppo.planning.answers.planbench_results import read_results
 from jaxppo.planning.answers.tables import READERS
 from jaxppo.planning.importing.pddl_folder import natural_key
-from jaxppo.planning.importing.planbench import read_instances
-
-_TASK = re.compile(r"task_\d+(?:_plan_(?:generation|optimality))?_?(.*)")
-_ONE_SHOT = "one_shot"
-"""What PlanBench calls a file without a further word."""
 
 Answers = Iterator[Answer | Unread]
 
@@ -30,47 +26,27 @@ def read_answers(source: Path, named: Mapping[str, str], configs: Collection[str
         folders: names of the folders with problems.
 
     Raises:
-        DataError: there is no such file or folder.
+        DataError: there is no such file or folder, or no file of the folder is of a kind that is read.
     """
     if not source.exists():
         raise DataError(f"plans: expected a file or a folder, got {source}")
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     readers: dict[str, Callable[[Path, str], Answers]] = {
-        ".json": partial(_planbench, named=named, configs=configs),
+        ".json": partial(read_results, named=named, configs=configs),
         **{suffix: partial(_table, suffix=suffix, named=named) for suffix in READERS},
     }
+    known = ", ".join([*readers, ".plan"])
+    if not any(path.suffix.lower() in readers or is_plan_file(path) for path in files):
+        kinds = Counter(path.suffix or "no suffix" for path in files)
+        found = ", ".join(f"{count} with {suffix}" for suffix, count in kinds.most_common(3)) or "an empty folder"
+        got = found if source.is_dir() else str(source)
+        raise DataError(f"plans: expected files that end with {known} (a plan alone: PROBLEM.plan), got {got}")
     for path in sorted(files, key=lambda path: natural_key(path.as_posix())):
         label = path.name if path == source else path.relative_to(source).as_posix()
         if path.suffix.lower() in readers:
             yield from readers[path.suffix.lower()](path, label)
         elif is_plan_file(path):
             yield read_plan_file(path, source, label, folders)
-        elif path == source:
-            known = ", ".join([*readers, ".plan"])
-            raise DataError(f"plans: expected a file that ends with {known}, or a folder, got {source}")
-
-
-def _planbench(path: Path, label: str, named: Mapping[str, str], configs: Collection[str]) -> Answers:
-    """Read `<config>/<model>/task_1_plan_generation_<prompt>.json`."""
-    try:
-        content = read_instances(path, label)
-    except DataError as error:
-        yield Unread.of(label, error)
-        return
-    folders = path.resolve().parts
-    config = folders[-3] if len(folders) > 2 and folders[-3] in configs else content["domain"]
-    match = _TASK.fullmatch(path.stem)
-    prompt = (match[1] or _ONE_SHOT) if match else path.stem
-    known = {"model": folders[-2] if len(folders) > 1 else "", "domain": config, "prompt": prompt}
-    columns = with_named(PLANBENCH, named)
-    for number, instance in enumerate(content["instances"], 1):
-        where = f"{label}: entry {number}"
-        try:
-            if not isinstance(instance, dict):
-                raise DataError(f"expected a JSON object, got {type(instance).__name__}")
-            yield read_row(instance, columns, f"{label}: instance {instance.get('instance_id')!s:.40}", known)
-        except DataError as error:
-            yield Unread.of(where, error)
 
 
 def _table(path: Path, label: str, suffix: str, named: Mapping[str, str]) -> Answers:

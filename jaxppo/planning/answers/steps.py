@@ -20,7 +20,7 @@ _QUOTES = dict.fromkeys((0xAB, 0xBB, *range(0x201C, 0x2020)), '"') | dict.fromke
 _FULL_WIDTH = {0xFF08: "(", 0xFF09: ")", 0xFF0C: ","}
 _INVISIBLE = dict.fromkeys((0x200B, 0xFEFF), None)
 _CHARACTERS = _DASHES | _BLANKS | _QUOTES | _FULL_WIDTH | _INVISIBLE
-_LINE_BREAK = re.compile(r"\\\\|<br ?/?>", re.IGNORECASE)
+_LINE_BREAK = re.compile(r"\\\\|\\\n|<br ?/?>", re.IGNORECASE)
 _ESCAPED = re.compile(r"\\([_\-#&%$])")
 _LATEX = re.compile(r"\\(?:[A-Za-z]++\{?|[()\[\]])")
 _EMPHASIS = re.compile(r"\*++|(?<!`)`{1,2}+(?!`)|\$++|(?<![\w-])_+(?=\w)|(?<=\w)_+(?![\w-])|</?[bi]>|</?code>")
@@ -45,6 +45,9 @@ _REJECTION = re.compile(
     r"sorry|retry|attempt|again|but|revised?|alternatively)\b",
     re.IGNORECASE,
 )
+
+
+_MOST_LISTS = 200
 
 
 class FoundStep(NamedTuple):
@@ -89,13 +92,13 @@ class StepFinder:
     def __init__(self, problem: Problem, sentences: Sentences | None = None):
         self._problem, self._sentences = problem, sentences
         names = sentences.names if sentences is not None else {}
-        self._objects: Mapping[str, str] = names | {name: name for name in problem.objects}
+        self._objects: Mapping[str, str] = {**names, **{name: name for name in problem.objects}}
 
     def lists(self, text: str) -> list[tuple[Action, ...]]:
         """Return the lists of steps in a text without typography, in their order.
 
-        A numbered list begins with 0 or 1. A list of fewer than half the steps of one before it, and of no others, in
-        their order, speaks about that one.
+        A numbered list begins with 0 or 1. A list of fewer than half the steps of the longest before it, of no others
+        and in their order, speaks about that one. Of very many lists the last are looked at.
         """
         lists: list[_List] = []
         heading, after_blank = None, False
@@ -114,10 +117,12 @@ class StepFinder:
                 lists[-1].is_closed = True
             after_blank = not line.text.strip()
         kept: list[tuple[Action, ...]] = []
-        for found in lists:
+        longest: tuple[Action, ...] = ()
+        for found in lists[-_MOST_LISTS:]:
             steps = tuple(found.steps)
-            if found.first in (None, 0, 1) and not any(_speaks_about(steps, other) for other in kept):
+            if found.first in (None, 0, 1) and not _speaks_about(steps, longest):
                 kept.append(steps)
+                longest = max(longest, steps, key=len)
         return kept
 
     def _lines(self, text: str) -> Iterator[_Line]:

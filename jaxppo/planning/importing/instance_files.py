@@ -53,9 +53,8 @@ class _Files(NamedTuple):
     sure: bool
 
 
-def collect(entries: Iterable[Entry | Rejected], pddl_dir: Path, planner: str) -> Reading:
+def collect(entries: Iterable[Entry | Rejected], instances: "Instances", planner: str) -> Reading:
     """Find the problem of each row; rows of one problem are one, with all their different plans."""
-    instances = Instances(pddl_dir)
     problems: dict[Path, SourceProblem] = {}
     for entry in entries:
         if isinstance(entry, Rejected):
@@ -189,9 +188,12 @@ class Instances:
         except PddlError:
             return read_plan(entry.plan_text)  # who checks the problem says what is wrong with it
         config = self.configs.get(entry.domain, {})
-        if "(" not in entry.plan_text and config:
-            return tuple(Sentences(config, names).read(entry.plan_text))
-        return tuple(_without_surplus_words(step, names) for step in read_plan(entry.plan_text))
+        if not config:
+            return tuple(_without_surplus_words(step, names) for step in read_plan(entry.plan_text))
+        sentences = Sentences(config, names)
+        if "(" not in entry.plan_text:
+            return tuple(sentences.read(entry.plan_text))
+        return tuple(_without_surplus_words(sentences.in_pddl(step), names) for step in read_plan(entry.plan_text))
 
     @cached_property
     def _by_name(self) -> dict[str, list[Path]]:

@@ -11,7 +11,7 @@ from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import read_text
 
 _COMMENT = re.compile(r";[^\n]*+")
-_DEFINITION = re.compile(r"\ufeff?+\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")
+_DEFINITION = re.compile(r"\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")
 _DOMAIN_OF_PROBLEM = re.compile(r"\(\s*+:domain\s++([^\s()]++)\s*+\)")
 _LAST_NUMBER = re.compile(r"(\d+)\D*+$")
 MOST_BYTES = 16_000_000
@@ -67,8 +67,16 @@ class PddlFolder:
     @cached_property
     def files(self) -> list[Path]:
         """The `.pddl` files, `p2` in front of `p10`."""
-        found = [path for path in self.root.rglob("*") if path.suffix.lower() == ".pddl" and path.is_file()]
+        found = [path for path in self.root.rglob("*") if path.suffix.lower() == ".pddl" and self._is_own_file(path)]
         return sorted(found, key=lambda path: natural_key(self.label(path)))
+
+    @cached_property
+    def _real_root(self) -> Path:
+        return self.root.resolve()
+
+    def _is_own_file(self, path: Path) -> bool:
+        """Return whether a path is a file that really is in the folder; a link that leads out of it is none."""
+        return path.is_file() and path.resolve().is_relative_to(self._real_root)
 
     def label(self, path: Path) -> str:
         """Return a file's path in the folder."""
@@ -113,16 +121,27 @@ class PddlFolder:
     def plans_of(self, problem: Definition) -> list[Path]:
         """List the files that may hold a plan for a problem, the best name first.
 
-        `p01.plan`, `p01.pddl.soln`, `plans/p01.anything`, and `sas_plan` where it can only belong to this problem. Of
-        numbered ones (`p01.plan.2`, `sas_plan.2`) the last comes first, since planners number them as they get better.
+        `p01.plan`, `p01.pddl.soln`, `plans/p01.anything`, in a mirrored tree `solutions/rovers/easy/p01.plan` for
+        `rovers/easy/p01.pddl` or `problems/rovers/easy/p01.pddl`, and `sas_plan` where it can only belong to this
+        problem. Of numbered ones (`p01.plan.2`, `sas_plan.2`) the last comes first, since planners number them as they
+        get better.
         """
         folder, stems = problem.path.parent, (problem.path.stem, problem.path.name)
         found = [path for suffix in _PLAN_SUFFIXES for stem in stems for path in self._numbered(folder, stem + suffix)]
-        for place in (folder, folder.parent) if folder != self.root else (folder,):
-            for plans in PLAN_FOLDERS:
-                found += self._starting_with(place / plans, problem.path.stem)
+        for place in self._plan_folders(folder):
+            found += self._starting_with(place, problem.path.stem)
         if len(self._in_folder(folder, "problem")) == 1:
             found += self._numbered(folder, _SAS_PLAN)
+        return list(dict.fromkeys(found))
+
+    def _plan_folders(self, folder: Path) -> list[Path]:
+        """List where plans for the problems of a folder may be: beside it, and at the same place of a mirrored tree."""
+        places = [folder, folder.parent] if folder != self.root else [folder]
+        found = [place / plans for place in places for plans in PLAN_FOLDERS]
+        for base in self._folders_above(folder / "problem"):
+            parts = folder.relative_to(base).parts
+            for mirrored in (parts, parts[1:]):
+                found += [base.joinpath(plans, *mirrored) for plans in PLAN_FOLDERS if mirrored]
         return list(dict.fromkeys(found))
 
     def _folders_above(self, path: Path) -> Iterator[Path]:
@@ -168,7 +187,7 @@ class PddlFolder:
                     prefixes.setdefault(".".join(parts[:length]), []).append(path)
             self._prefixes[folder] = prefixes
         found = self._prefixes[folder].get(name, [])
-        return sorted((path for path in found if path.is_file()), key=lambda path: -_number_suffix(path))
+        return sorted(filter(self._is_own_file, found), key=lambda path: -_number_suffix(path))
 
     def _numbered(self, folder: Path, name: str) -> list[Path]:
         """List the files `NAME.2`, `NAME.1` and `NAME`."""

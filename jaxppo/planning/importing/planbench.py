@@ -3,7 +3,8 @@
 Source: Valmeekam et al., PlanBench, NeurIPS 2023 datasets and benchmarks; github.com/karthikv792/LLMs-Planning.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,24 @@ from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import checked_row
-from jaxppo.planning.importing.instance_files import Entry, collect
+from jaxppo.planning.importing.instance_files import Entry, Instances, collect
 from jaxppo.planning.importing.pddl_folder import natural_key
 from jaxppo.planning.importing.source_problems import Reading
 
-# In the other tasks the plan is not one for the instance as it is in its file.
-_TASKS = ("task_1", "task_2")
+_NAMED_TASKS = {1: "plan generation", 2: "optimality", 3: "verification"}
+_PLANNING = (1, 2)
+"""In the other tasks the plan is not one for the instance as it is in its file."""
+_NUMBER = re.compile(r"(?:task_|t)(\d+)")
 
 
 def read_planbench(source: Path, pddl_dir: Path) -> Reading:
     """Read a JSON file of PlanBench, or all in a folder, with the PDDL of its instances."""
     files = [source] if source.is_file() else source.rglob("*.json")
     ordered = sorted(files, key=lambda path: natural_key(path.as_posix()))
-    return collect((entry for path in ordered for entry in _entries(path, source)), pddl_dir, "given")
+    instances = Instances(pddl_dir)
+    return collect(
+        (entry for path in ordered for entry in _entries(path, source, instances.configs)), instances, "given"
+    )
 
 
 def is_planbench(path: Path) -> bool:
@@ -36,43 +42,64 @@ def is_planbench(path: Path) -> bool:
     return isinstance(content, dict) and isinstance(content.get("instances"), list)
 
 
-def _entries(path: Path, source: Path) -> Iterator[Entry | Rejected]:
+def _entries(path: Path, source: Path, configs: Collection[str]) -> Iterator[Entry | Rejected]:
     label = path.name if path == source else path.relative_to(source).as_posix()
     try:
         content = read_instances(path, label)
     except DataError as error:
         yield Rejected("", "", "", label, f"unreadable: {error}")
         return
+    domain = config_of(path, content, configs)
     for number, instance in enumerate(content["instances"], 1):
         try:
-            yield _entry(instance, content, f"{label}: instance {number}")
+            yield _entry(instance, domain, f"{label}: instance {number}")
         except DataError as error:
-            yield Rejected("", content["domain"], "", label, f"unreadable: {error}")
+            yield Rejected("", domain, "", label, f"unreadable: {error}")
 
 
-def read_instances(path: Path, label: str) -> dict[str, Any]:
-    """Read a JSON file of PlanBench whose task is to plan: `domain` and `instances` are there.
+def read_instances(path: Path, label: str, tasks: Sequence[int] = _PLANNING) -> dict[str, Any]:
+    """Read a JSON file of PlanBench of one of some tasks: `domain` and `instances` are there.
 
     Raises:
-        DataError: it is no such file; `label` names it.
+        DataError: it is no such file, or of another task; `label` names it.
     """
     content = parse_json(read_text(path))
     if not isinstance(content, dict):
         raise DataError(f"{label}: expected a JSON object, got {type(content).__name__}")
     checked_row(content, label, {"domain": str, "instances": list})
-    task = str(content.get("task", _TASKS[0]))
-    if not task.startswith(_TASKS):
-        raise DataError(f"{label}: task: expected plan generation (task_1) or optimality (task_2), got {task!r:.60}")
+    if task_number(content) not in tasks:
+        *others, last = (f"{_NAMED_TASKS[task]} (task_{task})" for task in tasks)
+        expected = f"{', '.join(others)} or {last}"
+        raise DataError(f"{label}: task: expected {expected}, got {content.get('task')!r:.60}")
     return content
 
 
-def _entry(instance: Any, content: dict[str, Any], where: str) -> Entry:
+def task_number(content: Mapping[str, Any]) -> int | None:
+    """Return the number of a file's task, `task_1_plan_generation` or `t1`; 1 where it names none."""
+    match = _NUMBER.match(str(content.get("task", "t1")))
+    return int(match[1]) if match else None
+
+
+def config_of(path: Path, content: Mapping[str, Any], configs: Collection[str]) -> str:
+    """Return the configuration of a file: a folder above it, as in `results/<config>/<model>/`, else its domain.
+
+    Some files call their domain `blocksworld_zero_shot` or `blocksworld/generated_basic`.
+    """
+    above = path.resolve().parts[-3:-1]
+    return next((name for name in above if name in configs), content["domain"])
+
+
+def _entry(instance: Any, domain: str, where: str) -> Entry:
     if not isinstance(instance, dict) or not isinstance(instance.get("instance_id"), int | str):
         raise DataError(f"{where}: field 'instance_id': expected a number or a name, got {instance!s:.60}")
     plan, query = (instance.get(field) or "" for field in ("ground_truth_plan", "query"))
+    if isinstance(plan, dict):
+        plan = plan.get("plan")
+    if isinstance(plan, list) and all(isinstance(step, str) for step in plan):
+        plan = "\n".join(plan)
     if not isinstance(plan, str) or not isinstance(query, str):
         raise DataError(
             f"{where}: fields 'ground_truth_plan' and 'query': expected text, got {plan!r:.60}, {query!r:.60}"
         )
     columns = {"instance": str(instance["instance_id"]), "source_prompt": query}
-    return Entry(content["domain"], str(instance["instance_id"]), plan, where, columns)
+    return Entry(domain, str(instance["instance_id"]), plan, where, columns)

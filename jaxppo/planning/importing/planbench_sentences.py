@@ -33,7 +33,8 @@ class Sentences:
         self._objects = {_phrase(name, config.get("encoded_objects")): name for name in problem.objects}
         compact = config.get("encoded_objects_compact")
         own = {name: name for name in problem.objects}
-        self._names = own | {_phrase(name, compact): name for name in problem.objects} | self._objects
+        short = {_phrase(name, compact): name for name in problem.objects} if compact else _first_words(self._objects)
+        self._names = short | own | self._objects
         templates = config.get("actions")
         self._actions: dict[tuple[str, ...], list[str]] = {}
         for action, template in templates.items() if isinstance(templates, dict) else ():
@@ -50,6 +51,16 @@ class Sentences:
         for line in filter(None, map(str.strip, text.splitlines())):
             if line not in _MARKS:
                 yield self._step(line)
+
+    def in_pddl(self, action: Action) -> Action:
+        """Write `(stack red blue)`, or `(feast object a object b)`, in the names of the problem; its own names stay."""
+        declared, arguments = self._problem.objects, list(action[1:])
+        schema = self._problem.domain.actions.get(action[0])
+        if schema is not None and len(arguments) > len(schema.parameters):
+            pairs = [" ".join(arguments[place : place + 2]) for place in range(0, len(arguments), 2)]
+            if len(pairs) == len(schema.parameters) and self.names.keys() >= {*pairs}:
+                arguments = pairs
+        return (action[0], *(name if name in declared else self.names.get(name, name) for name in arguments))
 
     def _step(self, line: str) -> Action:
         for parts, pattern in self._patterns.items():
@@ -107,6 +118,12 @@ class Sentences:
         kinds = [part.atom for part in schema.precondition if isinstance(part, Literal) and len(part.atom) == 2]
         present = {atom[0] for atom in init}
         return all((kind, binding.get(term, term)) in init for kind, term in kinds if kind in present)
+
+
+def _first_words(objects: Mapping[str, str]) -> dict[str, str]:
+    """Name objects by the first words of their phrases, `red` for `red block`, where these tell all of them apart."""
+    first = {phrase.split()[0]: name for phrase, name in objects.items() if len(phrase.split()) > 1}
+    return first if len(first) == len(objects) else {}
 
 
 def _loose(parts: Sequence[str], objects: str) -> str:

@@ -10,7 +10,7 @@ from jaxppo.planning.datasets.config import is_split_name
 from jaxppo.planning.datasets.files import PAPER_COLUMNS, SOURCE_COLUMNS, read_split, split_files
 from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import COLUMNS, Row, checked_row, reference_plans
-from jaxppo.planning.importing.instance_files import Entry, collect
+from jaxppo.planning.importing.instance_files import Entry, Instances, collect
 from jaxppo.planning.importing.pddl_folder import natural_key
 from jaxppo.planning.importing.source_problems import Reading, SourceProblem
 from jaxppo.planning.language.plans import Action, parse_action
@@ -21,7 +21,7 @@ def read_paper(source: Path, pddl_dir: Path) -> Reading:
 
     Source of the format: Huang, Cohn and Lipovetzky, ICAPS 2025; github.com/Sino-Huang/official-misconcept-lm-plan-gen.
     """
-    return collect(_paper_entries(source), pddl_dir, "given")
+    return collect(_paper_entries(source), Instances(pddl_dir), "given")
 
 
 def read_rows(source: Path) -> Reading:

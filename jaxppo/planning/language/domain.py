@@ -108,7 +108,7 @@ def _check_order(form: list[Node], sections: Sequence[list[Node]], scope: Scope)
         scope.fail(form, "an action or a rule (VAL reads no domain without)")
     keywords = [section[0] for section in sections]
     if ":functions" in keywords and ":predicates" in keywords[keywords.index(":functions") :]:
-        names = {item[0] for item in items_of(sections, ":functions") if isinstance(item, list) and item}
+        names = [item[0] for item in items_of(sections, ":functions") if isinstance(item, list) and item]
         for item in items_of(sections, ":predicates"):
             if isinstance(item, list) and item and item[0] in names:
                 scope.fail(item, "a predicate that is not named like a function declared before it")

@@ -17,7 +17,7 @@ Node: TypeAlias = "str | list[Node]"
 _LOG = logging.getLogger(__name__)
 _COMMENT = re.compile(r";[^\n]*+")
 # A name (`?x` and `:types` too), a number, an operator; or else a character that VAL would skip and no reader accepts.
-_WORD = r"[?:]?[a-z_][a-z0-9_-]*+|-?[0-9]++(?:\.[0-9]*+)?|[<>]=|#t|\S"
+_WORD = r"[a-z_?:][a-z0-9_-]*+|-?[0-9]++(?:\.[0-9]*+)?|[<>]=|#t|\S"
 _TOKEN = re.compile(rf"[()]|{_WORD}")
 _TOKEN_WITH_LINES = re.compile(rf"[()\n]|{_WORD}", re.IGNORECASE)
 # VAL reads the `?` of a variable and its name as two words.
@@ -29,6 +29,8 @@ _BYTE_ORDER_MARK = "\ufeff"
 _MAX_DEPTH = 100
 # Three times the largest file of the planning competitions; reading so many takes about a second.
 MAX_TOKENS = 3_000_000
+# No name is as long; it would fill messages and other programs' buffers.
+_LONGEST_WORD = 10_000
 # So many characters are cut into tokens at a time, so that memory holds no list of all of them.
 _CHUNK = 1 << 20
 
@@ -75,10 +77,11 @@ def read_fast(text: str, source: str) -> list[Node]:
             raise PddlError(source, 1, "expected ASCII characters outside comments")
         plain = re.sub(r"[^\x00-\x7f]", " ", plain)
     plain = plain.lower()
-    words: dict[str, str] = {}  # each word once, however often the text has it
     current: list[Node] = []
     stack: list[list[Node]] = []
     for tokens, end in _chunks(plain, source):
+        if not stack and tokens[:1] not in (["("], []):
+            raise PddlError(source, 1, "expected one '(define ...)'")
         rest = iter(tokens)
         for token in rest:
             if token == "(":
@@ -89,18 +92,14 @@ def read_fast(text: str, source: str) -> list[Node]:
                 if len(stack) > _MAX_DEPTH:
                     raise PddlError(source, 1, "expected fewer open parentheses")
             elif token != ")":
-                if not stack:
-                    raise PddlError(source, 1, "expected one '(define ...)'")
-                current.append(words.setdefault(token, token))
-            elif len(stack) > 1:
-                current = stack.pop()
-            elif stack:
-                behind = next(rest, None) or next(_TOKEN.finditer(plain, end), None)
-                if behind:
-                    _warn(behind if isinstance(behind, str) else behind[0], source)
-                return current
+                current.append(token)
             else:
-                raise PddlError(source, 1, "expected no spare parenthesis")
+                closed, current = current, stack.pop()
+                if not stack:
+                    behind = next(rest, None) or next(_TOKEN.finditer(plain, end), None)
+                    if behind:
+                        _warn(behind if isinstance(behind, str) else behind[0], source)
+                    return closed
     raise PddlError(source, 1, "expected one '(define ...)'")
 
 
@@ -109,18 +108,23 @@ def _without_comments(text: str) -> str:
     plain = text.removeprefix(_BYTE_ORDER_MARK)
     if ";" in plain:
         plain = _COMMENT.sub("", plain)
-    return _SPACED_VARIABLE.sub(r"\1?", plain)
+    return _SPACED_VARIABLE.sub(r"\1?", plain) if "?" in plain else plain
 
 
 def _chunks(plain: str, source: str) -> Iterator[tuple[list[str], int]]:
     """Yield the tokens of a text, many at a time, each with the place behind them."""
+    words: dict[str, str] = {}
     start, n_tokens = 0, 0
     while start < len(plain):
         end = _end_of_chunk(plain, start)
         tokens = _TOKEN.findall(plain, start, end)
         n_tokens += len(tokens)
+        if end - start > _LONGEST_WORD and max(map(len, tokens), default=0) > _LONGEST_WORD:
+            raise PddlError(source, 1, "expected shorter words")
         if n_tokens > MAX_TOKENS:
             raise _too_large(plain.count("\n", 0, start) + 1, source)
+        if end - start < len(plain):  # of a long text memory holds each word once, however often it comes
+            tokens = [words.setdefault(token, token) for token in tokens]
         yield tokens, end
         start = end
 
@@ -158,7 +162,8 @@ def read_form(text: str, source: str) -> Form:
     """
     line, top, n_tokens = 1, Form(1), 0
     stack = [top]
-    for match in _TOKEN_WITH_LINES.finditer(_without_comments(text)):
+    plain = _without_comments(text)
+    for match in _TOKEN_WITH_LINES.finditer(plain):
         token = match[0]
         if token == "\n":
             line += 1
@@ -174,7 +179,11 @@ def read_form(text: str, source: str) -> Form:
             stack[-1].append(_word(token, line, source))
         if len(stack) == 1:
             break
-    return _only_form(stack, line, source)
+    form = _only_form(stack, line, source)
+    foreign = _FOREIGN.search(plain)  # it can only be behind the form
+    if foreign:
+        _word(foreign[0], plain.count("\n", 0, foreign.start()) + 1, source)
+    return form
 
 
 def line_of(node: Node) -> int:
@@ -192,6 +201,8 @@ def show(node: "Node | Form") -> str:
 def _word(token: str, line: int, source: str) -> Word:
     if not token.isascii():
         raise PddlError(source, line, f"expected ASCII characters outside comments, got {token[:60]!a}")
+    if len(token) > _LONGEST_WORD:
+        raise PddlError(source, line, f"expected words of at most {_LONGEST_WORD} characters, got {token[:60]}...")
     word = Word(token.lower())
     word.line = line
     return word

@@ -37,7 +37,7 @@ class Builtin:
 
 
 class Unified:
-    """An engine of unified-planning, by the name it has there, such as `fast-downward-opt`.
+    """An engine of unified-planning, by the name it has there, such as `pyperplan-opt`.
 
     One that is not asked for optimal plans solves a problem without its metric where it does not cover the metric.
     """

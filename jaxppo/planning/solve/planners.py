@@ -49,6 +49,7 @@ class Planner(NamedTuple):
 
 
 _BUILTIN, _UNIFIED = "jaxppo.planning.solve.engines:Builtin", "jaxppo.planning.solve.engines:Unified"
+_DOWNWARD = "jaxppo.planning.solve.fast_downward:FastDownward"
 _ARIES = ("up-aries", "planners", "MIT")
 _FAST_DOWNWARD = ("up-fast-downward", "planners-gpl", "GPL-3.0")
 _PYPERPLAN = ("up-pyperplan", "planners-gpl", "GPL-3.0")
@@ -56,8 +57,8 @@ PLANNERS = {
     "builtin": Planner(_BUILTIN),
     "builtin-optimal": Planner(_BUILTIN, (True,), True),
     "aries": Planner(_UNIFIED, ("aries",), False, *_ARIES),
-    "fast-downward": Planner(_UNIFIED, ("fast-downward",), False, *_FAST_DOWNWARD),
-    "fast-downward-optimal": Planner(_UNIFIED, ("fast-downward-opt", True), True, *_FAST_DOWNWARD),
+    "fast-downward": Planner(_DOWNWARD, (), False, *_FAST_DOWNWARD),
+    "fast-downward-optimal": Planner(_DOWNWARD, (True,), True, *_FAST_DOWNWARD),
     "pyperplan": Planner(_UNIFIED, ("pyperplan",), False, *_PYPERPLAN),
     "pyperplan-optimal": Planner(_UNIFIED, ("pyperplan-opt", True), True, *_PYPERPLAN),
 }

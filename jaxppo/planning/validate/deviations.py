@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from jaxppo.errors import PddlError
-from jaxppo.planning.language.sexpr import Form, Node, read_form
+from jaxppo.planning.language.sexpr import Form, Word, read_form
 from jaxppo.planning.language.task import ACTION_PARTS
 from jaxppo.planning.language.temporal import Plan
 
@@ -54,7 +54,7 @@ def _parts(action: Form) -> tuple[str, ...]:
     return tuple(str(keyword) for keyword in action[2::2])
 
 
-def _places(items: Sequence[Node]) -> int:
+def _places(items: Sequence[Word | Form]) -> int:
     """Count the places of VAL's stack that a typed list takes before its end."""
     places = most = n_names = 0
     rest = iter(items)

@@ -43,9 +43,11 @@ from jaxppo.planning.validate.ground import (
 )
 from jaxppo.planning.validate.templates import FactIndex, templates_of
 
-# Parts of formulas that one step, one atom's rules or a goal may have, and of all rules that an atom depends on: some
-# tenths of a second of work.
+# Parts of formulas that one step, one atom's rules or a goal may have: this bounds the memory.
 MAX_GROUNDING = 80_000
+# Parts and choices of objects that may be looked at for these, most of which static facts decide: about a second.
+MAX_LOOKS = 500_000
+# Parts that all rules may have on which an atom depends.
 MAX_RULES = 160_000
 # Stands in a guard for a variable of an inner quantifier.
 _ANYTHING = "?"
@@ -66,7 +68,7 @@ class Grounder:
     """Fills in the objects of one problem, and remembers the bodies of its rules.
 
     Raises from every method:
-        UnsupportedPddlError: what is asked for has more than `MAX_GROUNDING` parts.
+        UnsupportedPddlError: what is asked for has more than `MAX_GROUNDING` parts, or takes more than `MAX_LOOKS`.
     """
 
     def __init__(self, problem: Problem):
@@ -77,11 +79,11 @@ class Grounder:
         self._objects: dict[Types, dict[str, None]] = {}
         self._facts = FactIndex(problem.init)
         self._bodies: dict[Atom, Body] = {}
-        self._spent = 0
+        self._spent = self._kept = 0
 
     def start(self) -> None:
         """Begin to count the work anew, for the next step or goal."""
-        self._spent = 0
+        self._spent = self._kept = 0
 
     def step(self, action: Action) -> Step:
         """Fill in an operator."""
@@ -145,7 +147,7 @@ class Grounder:
     def goal_parts(self, conditions: Iterable[Condition], binding: Binding) -> Iterator[tuple[Condition, Binding]]:
         """Yield the conditions that a goal joins by `and` and by `forall`, each with its binding."""
         for condition in conditions:
-            self._spend()
+            self._keep()
             if isinstance(condition, Quantified) and condition.word == "forall":
                 inner = tuple(conjuncts(condition.body))
                 for extended in self._bindings(condition.parameters, binding, ()):
@@ -165,6 +167,7 @@ class Grounder:
     def refuse(self) -> NoReturn:
         """Refuse a problem that is too large."""
         message = f"got formulas with more than {MAX_GROUNDING} parts (rules: {MAX_RULES}) when objects are filled in, "
+        message += f"or more than {MAX_LOOKS} choices of objects, "
         message += "which is not supported by the built-in validator"
         raise UnsupportedPddlError(f"problem {self._problem.name}", 1, message)
 
@@ -173,21 +176,31 @@ class Grounder:
 
     def _spend(self, work: int = 1) -> None:
         self._spent += work
-        if self._spent > MAX_GROUNDING:
+        if self._spent > MAX_LOOKS:
+            self.refuse()
+
+    def _keep(self, parts: int = 1) -> None:
+        """Count parts of what is made; a step's effects are as many as the objects that they change."""
+        self._spend(parts)
+        self._kept += parts
+        if self._kept > MAX_GROUNDING:
             self.refuse()
 
     def _literal(self, atom: Atom, wanted: bool) -> Node:
         if atom[0] == "=":
             return (atom[1] == atom[2]) is wanted
         if atom[0] in self._rules:
+            self._keep()
             return Derived(atom, wanted)
         if atom[0] in self._changing:
+            self._keep()
             return Literal(atom, wanted)
         return (atom in self._problem.init) is wanted
 
     def _test(self, operator: str, left: Expression, right: Expression, wanted: bool) -> Node:
         if is_number(left) and is_number(right):
             return compare(operator, left, right) is wanted
+        self._keep()
         return Test(operator, left, right, wanted)
 
     def _join(self, conjunction: bool, parts: Iterable[Node]) -> Node:
@@ -281,7 +294,7 @@ class Grounder:
             for inner in self._bindings(effect.parameters, binding, guards):
                 node = self._join(True, (self.condition(condition, inner) for condition in effect.conditions))
                 if node is not False:
-                    self._spend(len(effect.add) + len(effect.delete) + len(effect.updates))
+                    self._keep(len(effect.add) + len(effect.delete) + len(effect.updates))
                     yield GroundEffect(
                         node,
                         tuple(bound_atom(atom, inner) for atom in effect.add),

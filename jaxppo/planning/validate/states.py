@@ -14,7 +14,7 @@ from jaxppo.planning.validate.grounding import MAX_RULES, Grounder
 # How much one plan may cost: about a second of evaluating what goes beyond STRIPS.
 MAX_WORK = 2_000_000
 # Filling in a part of a formula takes about as long as evaluating this many.
-GROUNDING_WORK = 8
+GROUNDING_WORK = 4
 
 
 class WorkLimitError(Exception):

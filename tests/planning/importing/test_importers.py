@@ -164,6 +164,22 @@ LAYOUTS = {
         },
         [f"{GENERATED}/instance-1", "pipes/p"],
     ),
+    "plans in a mirrored tree": (
+        {
+            "lamps/domain.pddl": LAMPS,
+            **lamps_at("lamps/testing/easy/p01.pddl", "solutions/lamps/testing/easy/p01.plan", 1),
+            **lamps_at("lamps/testing/hard/p01.pddl", "solutions/lamps/testing/hard/p01.plan", 2),
+        },
+        ["lamps/testing/easy/p01", "lamps/testing/hard/p01"],
+    ),
+    "plans in a tree beside that of the problems": (
+        {
+            "problems/lamps/domain.pddl": LAMPS,
+            **lamps_at("problems/lamps/easy/p01.pddl", "plans/lamps/easy/p01.plan", 1),
+            **lamps_at("problems/lamps/hard/p01.pddl", "plans/lamps/hard/p01.plan", 2),
+        },
+        ["problems/lamps/easy/p01", "problems/lamps/hard/p01"],
+    ),
     "distinguished by content, not by name": ({"b.PDDL": LAMPS, **lamps_at("a.pddl", "a.plan", 1)}, ["a"]),
     "a problem that calls its domain otherwise": (
         {"domain.pddl": LAMPS, "p.pddl": lamp_problem(3, 1, domain="lamps-2"), "p.plan": lines(lamp_plan(1))},

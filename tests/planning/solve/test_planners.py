@@ -289,7 +289,7 @@ def test_find_plans_refuses_at_once(name):
 
 
 @pytest.mark.parametrize("name", [name for name, planner in PLANNERS.items() if planner.package is not None])
-def test_find_plans_engines_of_unified_planning(name, capfd):
+def test_find_plans_with_the_planners_that_are_installed(name, capfd):
     try:
         version = planner_version(name)
     except ConfigError as error:

@@ -6,6 +6,7 @@ from itertools import permutations
 import pytest
 
 from jaxppo.planning import Problem, canonical_form, parse_domain, parse_problem
+from jaxppo.planning.transform import canonical
 from tests.planning.delivery import DELIVERY, ERRAND
 
 
@@ -100,3 +101,30 @@ def test_constants_and_names_that_the_actions_of_an_untyped_domain_use_are_no_ob
         for names in (("b", "b", "hub"), ("b", "hub", "b"), ("c", "c", "hub"), ("b", "k", "hub"))
     )
     assert to_hub == from_c and len({to_hub, from_hub, from_constant}) == 3
+
+
+def _couples(rng, n_couples, stranger=False):
+    """Objects that are related in pairs, all alike; a stranger is related to somebody of another pair."""
+    names = [f"x{number}" for number in range(2 * n_couples)]
+    rng.shuffle(names)
+    couples = list(zip(names[::2], names[1::2], strict=True))
+    facts = [("q", *pair) for couple in couples for pair in (couple, couple[::-1])]
+    if stranger:
+        facts[0] = ("q", couples[0][0], couples[1][1])
+    return _plain_problem(names, facts, [])
+
+
+def test_two_hundred_objects_that_look_alike_are_little_work(monkeypatch):
+    """A hundred couples: 100! 2^100 symmetries, told with work that grows with the square of their number."""
+    monkeypatch.setattr(canonical, "_MAX_WORK", 200_000)
+    forms = [canonical_form(_couples(random.Random(seed), 100)) for seed in range(2)]
+    assert forms[0] == forms[1] and "undecided" not in forms[0]
+    assert canonical_form(_couples(random.Random(0), 100, stranger=True)) != forms[0]
+
+
+def test_a_form_that_takes_too_much_work_says_so_and_is_that_of_renamed_copies(monkeypatch, caplog):
+    monkeypatch.setattr(canonical, "_MAX_WORK", 1_000)
+    forms = {canonical_form(_couples(random.Random(seed), 50)) for seed in range(2)}
+    (form,) = forms
+    assert form.startswith("undecided: ") and len(caplog.records) == 2
+    assert form != canonical_form(_couples(random.Random(0), 51))
