@@ -67,7 +67,7 @@ def test_claim_names_every_setting_in_which_a_resumed_run_differs(tmp_path):
         "eval_splits": ("test_longer",),
         "chat_template_kwargs": {"a": True},
     }
-    with pytest.raises(ConfigError, match=f"^output_dir: .*{tmp_path}, got ") as refused:
+    with pytest.raises(ConfigError, match=f"^config: .*{tmp_path}, got ") as refused:
         claim(tmp_path, **change, resume=True)
     differing = ["seed 43 (was 42)", "kl_coef 0.5 (was 0.05)", "chat_template_kwargs {'a': True} (was None)"]
     for difference in (*differing, "eval_splits ['test_longer'] (was ['test', 'test_longer'])"):
