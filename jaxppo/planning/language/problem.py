@@ -52,7 +52,10 @@ def _check_sections(form: list[Node], sections: Sequence[list[Node]], scope: Sco
         scope.fail(form, "a section '(:domain NAME)' in front and a section '(:init ...)'")
     if len(sections[0]) != 2:
         scope.fail(sections[0], "'(:domain NAME)'")
-    read_name(sections[0][1], scope, "a domain's name")
+    for node in (form[1], sections[0]):
+        named = node[-1] if isinstance(node, list) else node
+        if read_name(named, scope, "a name") in scope.functions:
+            scope.fail(named, "a problem and a domain that are not named like a function (VAL reads the function)")
     for section in sections:
         if section[0] == ":length":
             _check_length(section, scope)

@@ -123,6 +123,8 @@ def test_parse_domain_names_file_line_and_fault(old, new, line, named):
     ("old", "new", "line", "named"),
     [
         ("(:domain delivery)", "", 1, "(:domain NAME)"),
+        ("(:domain delivery)", "(:domain length)", 2, "'length'"),
+        ("(problem errand)", "(problem length)", 1, "'length'"),
         ("(:goal", "(:objects c1 - box) (:goal", 5, ":objects"),
         ("v - van", "v - bus", 3, "'bus'"),
         ("(at b1 hub)", "(at b9 hub)", 4, "'b9'"),
