@@ -5,6 +5,7 @@ import json
 import yaml
 
 from jaxppo.run.jsonl import read_metrics
+from tests.shared_programs import shared_programs
 from tests.small_runs import carry_out
 
 
@@ -14,10 +15,11 @@ def coefficients(folder):
 
 def test_a_finished_run_goes_on_with_more_episodes_and_another_kl_coefficient(tmp_path):
     folder = tmp_path / "run"
-    carry_out(folder, "--total_episodes", "32", "--kl_coef", "0.05")
-    before = json.loads((folder / "eval.json").read_text())
-    changes = ["--total_episodes", "48", "--kl_coef", "0.5"]
-    carry_out(folder, *changes, "--resume", "--allow_changes", "total_episodes", "kl_coef")
+    with shared_programs():
+        carry_out(folder, "--total_episodes", "32", "--kl_coef", "0.05")
+        before = json.loads((folder / "eval.json").read_text())
+        changes = ["--total_episodes", "48", "--kl_coef", "0.5"]
+        carry_out(folder, *changes, "--resume", "--allow_changes", "total_episodes", "kl_coef")
     assert coefficients(folder) == {1: 0.05, 2: 0.05, 3: 0.5}
     after = json.loads((folder / "eval.json").read_text())
     assert after["before"] == before["before"] and set(after) == set(before)

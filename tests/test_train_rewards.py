@@ -23,6 +23,7 @@ from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
 from tests.one_layer import ONE_LAYER
+from tests.shared_programs import shared_programs
 from tests.small_runs import SAVED, carry_out
 
 FUNCTIONS = "tests.rewards_for_runs"
@@ -109,12 +110,13 @@ def test_an_update_without_any_score_is_left_out_and_too_many_end_the_run_until_
     flags = ["--algorithm", algorithm, "--on_error", "skip", "--max_bad_updates", "2", "--total_episodes", "96", *SAVED]
     flags += ["--eval_splits"]
     flags += [] if algorithm == "ppo" else ["--num_generations", "4"]
-    with pytest.raises(TrainingError, match=r"^max_bad_updates: .*503"):
-        carry_out(tmp_path, *flags, reward=judge)
-    away = seen[-1]
-    assert (away.global_step, away.max_steps, away.episode, away.total_episodes) == (4, 6, 64, 96)
-    is_away.clear()
-    records = read_metrics(carry_out(tmp_path, *flags, "--resume", reward=judge) / "metrics.jsonl")
+    with shared_programs():
+        with pytest.raises(TrainingError, match=r"^max_bad_updates: .*503"):
+            carry_out(tmp_path, *flags, reward=judge)
+        away = seen[-1]
+        assert (away.global_step, away.max_steps, away.episode, away.total_episodes) == (4, 6, 64, 96)
+        is_away.clear()
+        records = read_metrics(carry_out(tmp_path, *flags, "--resume", reward=judge) / "metrics.jsonl")
     assert [record["policy/bad_updates"] for record in records] == [0, 1, 0, 1, 2, 0]
     assert [record["objective/scores"] is None for record in records] == [False, True, False, True, True, False]
     assert [record["reward/not_scorable"] for record in records] == [0, 16, 0, 16, 16, 0]
