@@ -245,7 +245,7 @@ def _guided(
     """
     put, length = decoder.parallel.put, prompt.prompt_ids.shape[1]
     slots = np.pad(prompt.prompt_mask, ((0, 0), (0, decoder.length)), constant_values=True)
-    first = np.sum(prompt.prompt_mask, axis=1, dtype=np.int32)[:, None]
+    first = np.sum(prompt.prompt_mask, axis=1, dtype=np.int32, keepdims=True)
     last = cache = None
     for t in range(decoder.length):
         allowed = _padded([[0] if guide.ended else guide.allowed() for guide in guides], len(guides) + missing)

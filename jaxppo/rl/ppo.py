@@ -339,10 +339,12 @@ class PPO:
 
     def _stops_with_string(self, ids: Sequence[int]) -> bool:
         """Return whether a completion has a stop string."""
-        state = 0
-        for token_id in ids if self._stop_table is not None else ():
-            state = int(self._stop_table[state, token_id])
-            if state == len(self._stop_table):
+        table, state = self._stop_table, 0
+        if table is None:
+            return False
+        for token_id in ids:
+            state = int(table[state, token_id])
+            if state == len(table):
                 return True
         return False
 
