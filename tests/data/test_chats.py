@@ -103,12 +103,6 @@ def test_rows_of_sharegpt_and_alpaca_are_read_as_ours(row, expected, tmp_path):
     assert {name: loaded.get(name) for name in ("prompt", "completion", "messages") if name in loaded} == expected
 
 
-def test_a_prompt_column_that_is_named_is_no_form_of_others(tmp_path):
-    row = {"instruction": "b", "input": "on", "output": "x"}
-    (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="instruction"), "train", None)
-    assert (loaded["prompt"], "completion" in loaded) == ("b", False)
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "hub"])
 def test_messages_are_read_from_every_kind_of_file(ending, tmp_path):
     import datasets as hugging_face
@@ -134,6 +128,10 @@ def test_a_chat_may_stand_in_another_column_beside_which_messages_are_left_alone
     row = {"question": "stack b a", "messages": [FIRST, ANSWER], "completion": "x"}
     (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="question"), "train", None)
     assert loaded == {"id": "train-0", "question": "stack b a", "prompt": "stack b a", "completion": "x"}
+    # A column that is named is no form of others.
+    row = {"instruction": "b", "input": "on", "output": "x"}
+    (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="instruction"), "train", None)
+    assert (loaded["prompt"], "completion" in loaded) == ("b", False)
 
 
 def test_planning_problems_may_be_chats(rows, tmp_path):

@@ -119,9 +119,7 @@ def test_preference_data_shows_each_pair_once_per_epoch_with_its_own_lengths_and
             (batch.rejected_ids, batch.rejected_lengths, 3),
         ):
             np.testing.assert_array_equal(ids, np.where(np.arange(16) < np.asarray(lengths)[:, None], token, 0))
-
-
-def test_preference_data_is_a_function_of_seed_and_step():
+    # It is a function of seed and step.
     first, again = (PreferenceData(some_pairs(20), 8, seed=1).batch(5) for _ in range(2))
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)
