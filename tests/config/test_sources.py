@@ -140,6 +140,13 @@ def test_parse_cli_reads_yaml_values_in_the_types_of_their_fields(tmp_path):
     assert {type(end) for end in parsed.rl.reward_clip_range} == {float}
     assert (parsed.data.test_sizes, parsed.data.rl_sizes) == ("4:16", "5:100")  # and not numbers of base 60
     assert parsed.data.data_seed == 16
+    # A word for yes or no is what the setting says.
+    text = "dataset: off\neval_splits: [on, no, x]\nheadline_split: no\nwhiten_rewards: on\n"
+    text += "use_peft: off\nuse_chat_template: yes\nchat_template_kwargs: {enable_thinking: off}\n"
+    parsed = parse("--config", yaml_file(tmp_path, text))
+    assert (parsed.data.dataset, parsed.data.eval_splits) == ("off", ("on", "no", "x"))
+    assert (parsed.rl.whiten_rewards, parsed.peft.use_peft, parsed.data.use_chat_template) == (True, False, True)
+    assert parsed.data.chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_names_of_trl_for_the_same_setting_are_flags_and_yaml_keys(tmp_path):
@@ -148,15 +155,6 @@ def test_names_of_trl_for_the_same_setting_are_flags_and_yaml_keys(tmp_path):
     )
     assert (parsed.rl.kl_coef, parsed.sampling.response_length, parsed.data.eval_splits) == (0.1, 7, ("dev",))
     assert parse("--max_completion_length", "9").sampling.response_length == 9
-
-
-def test_a_word_for_yes_or_no_is_what_the_setting_says(tmp_path):
-    text = "dataset: off\neval_splits: [on, no, x]\nheadline_split: no\nwhiten_rewards: on\n"
-    text += "use_peft: off\nuse_chat_template: yes\nchat_template_kwargs: {enable_thinking: off}\n"
-    parsed = parse("--config", yaml_file(tmp_path, text))
-    assert (parsed.data.dataset, parsed.data.eval_splits) == ("off", ("on", "no", "x"))
-    assert (parsed.rl.whiten_rewards, parsed.peft.use_peft, parsed.data.use_chat_template) == (True, False, True)
-    assert parsed.data.chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_the_home_folder_stands_for_a_tilde_in_flags_and_files(tmp_path, monkeypatch):
@@ -171,17 +169,10 @@ def test_the_home_folder_stands_for_a_tilde_in_flags_and_files(tmp_path, monkeyp
     assert cache_dir() == tmp_path / "cache"
 
 
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["--use-peft=true"], True),
-        (["--use_peft", "False"], False),
-        (["--use_peft", "--use_peft=False"], False),
-        (["--no_use_peft"], False),
-    ],
-)
-def test_switches_may_be_given_a_value(args, expected):
-    assert parse("--preset", "tiny", *args, "--seed", "3").peft.use_peft is expected
+def test_switches_may_be_given_a_value():
+    assert parse("--preset", "tiny", "--use-peft=true", "--seed", "3").peft.use_peft
+    for args in (["--use_peft", "False"], ["--use_peft", "--use_peft=False"], ["--no_use_peft"]):
+        assert parse("--preset", "tiny", *args, "--seed", "3").peft.use_peft is False
 
 
 def test_read_yaml_names_a_file_that_is_no_text(tmp_path):
