@@ -6,7 +6,7 @@ import pytest
 from jaxppo.data import padded_size, right_padded
 from jaxppo.data.preferences import Pair, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
-from tests.data.tokenizers import chat_tokenizer, word_tokenizer, write_rows
+from tests.data.tokenizers import word_tokenizer, write_rows
 
 WORDS = ["<pad>", "<eos>", "a", "b", "c", "d"]
 END, A, B, C, D = 1, 2, 3, 4, 5
@@ -34,13 +34,6 @@ def encoded(*rows, max_length=9):
 )
 def test_encode_pairs_puts_prompt_completion_and_end_together(row, pair):
     assert encoded(row).kept == [pair]
-
-
-def test_encode_pairs_begins_as_the_tokenizer_begins_texts():
-    tokenizer = chat_tokenizer(None)
-    rows = [{"prompt": "on b", "chosen": "a", "rejected": "b"}]
-    ((pair,), _) = encode_pairs(tokenizer, rows, 9, "here")
-    assert [tokenizer.decode(ids) for ids in (pair.chosen, pair.rejected)] == ["<s> on b a <eos>", "<s> on b b <eos>"]
 
 
 def test_encode_pairs_leaves_out_pairs_of_which_either_text_is_too_long():
