@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jaxppo.config import EvaluateConfig, SFTConfig, TrainConfig, sources
+from jaxppo.config import EvaluateConfig, RLConfig, SFTConfig, TrainConfig, sources
 from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import flatten, parse_cli, preset_values, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
@@ -155,6 +155,11 @@ def test_names_of_trl_for_the_same_setting_are_flags_and_yaml_keys(tmp_path):
     )
     assert (parsed.rl.kl_coef, parsed.sampling.response_length, parsed.data.eval_splits) == (0.1, 7, ("dev",))
     assert parse("--max_completion_length", "9").sampling.response_length == 9
+    flags = "--algorithm grpo --beta 0.3 --epsilon 0.1 --epsilon_high 0.28 --num_iterations 2"
+    rl = parse(*flags.split()).rl
+    assert (rl.kl_coef, rl.cliprange, rl.cliprange_high, rl.num_ppo_epochs, rl.group_size) == (0.3, 0.1, 0.28, 2, 8)
+    assert (rl.mean_of_losses, rl.ratio_level, rl.scale_rewards) == ("dapo", "token", "group")
+    assert RLConfig(loss_type="dr_grpo", delta=3.0).mean_of_losses == "dr_grpo"  # of PPO, too
 
 
 def test_the_home_folder_stands_for_a_tilde_in_flags_and_files(tmp_path, monkeypatch):
@@ -167,6 +172,9 @@ def test_the_home_folder_stands_for_a_tilde_in_flags_and_files(tmp_path, monkeyp
     evaluated = parse("--model", "~/a", "b", "~/c", command="evaluate")
     assert evaluated.model == (f"{tmp_path}/a", "b", f"{tmp_path}/c")
     assert cache_dir() == tmp_path / "cache"
+    for environment, expected in (("/some/where", "/some/where"), ("", "jaxppo")):  # or the user's
+        monkeypatch.setenv("JAXPPO_CACHE", environment)
+        assert str(cache_dir()).endswith(expected)
 
 
 def test_switches_may_be_given_a_value():

@@ -132,6 +132,9 @@ def test_a_chat_may_stand_in_another_column_beside_which_messages_are_left_alone
     row = {"instruction": "b", "input": "on", "output": "x"}
     (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="instruction"), "train", None)
     assert (loaded["prompt"], "completion" in loaded) == ("b", False)
+    # Short prompts are those with a short last turn.
+    config = split_of(tmp_path, {"messages": [FIRST]}, {"messages": [SYSTEM, SECOND]}, min_prompt_characters=3)
+    assert [row["prompt"] for row in data.load_split(config, "train", None)] == ["on b a"]
 
 
 def test_planning_problems_may_be_chats(rows, tmp_path):
@@ -175,11 +178,6 @@ def test_malformed_turns_are_one_error_that_names_row_and_field(row, named, tmp_
     config = split_of(tmp_path, {"prompt": "fine"}, row)
     with pytest.raises(DataError, match=rf"train\.jsonl:2\b.*\b{named}\b"):
         data.load_split(config, "train", None)
-
-
-def test_short_prompts_are_those_with_a_short_last_turn(tmp_path):
-    config = split_of(tmp_path, {"messages": [FIRST]}, {"messages": [SYSTEM, SECOND]}, min_prompt_characters=3)
-    assert [row["prompt"] for row in data.load_split(config, "train", None)] == ["on b a"]
 
 
 CHAT = {"id": "r", "prompt": "b", "messages": [FIRST, ANSWER, SECOND], "completion": "stack b a"}
