@@ -212,7 +212,7 @@ def test_write_yaml_is_read_back_by_config_as_the_same_configuration(tmp_path, c
     assert replace(back, **forget) == replace(made, **forget)
 
 
-def test_write_yaml_keeps_a_command_of_several_lines_in_a_comment_at_the_top(tmp_path):
+def test_write_yaml_keeps_a_command_of_several_lines_in_a_comment_at_the_top_and_leaves_secrets_out(tmp_path):
     plain, path, config = tmp_path / "plain.yaml", tmp_path / "config.yaml", parse("--kl_coef", "0.5")
     write_yaml(config, plain)
     for end in ("\n", "\x85", "\r\n", "\u2028", "\x1e"):
@@ -221,10 +221,7 @@ def test_write_yaml_keeps_a_command_of_several_lines_in_a_comment_at_the_top(tmp
         assert (first, second) == ("# command: x 'a", r"# kl_coef: 7.5' \x00\x1b\ud800")
         assert rest == plain.read_text(encoding="utf-8")
     assert parse("--config", str(path)).rl == config.rl
-
-
-def test_write_yaml_leaves_secrets_out(tmp_path):
-    path, secret = tmp_path / "config.yaml", "hf_" + "a1" * 17
+    secret = "hf_" + "a1" * 17
     config = parse("--dataset", f"https://user:{secret}@host/x", "--eval_splits", "test_longer", secret)
     write_yaml(config, path, command=f"x --dataset https://user:{secret}@host/x --api_key hidden --seed 1")
     assert secret not in path.read_text(encoding="utf-8")

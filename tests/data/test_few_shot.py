@@ -124,9 +124,7 @@ def test_the_domain_is_shown_once(style, of_domain, of_problem):
     text = template.prompt_text(row)
     assert text.count(of_domain) == 1 and text.count(f"<|user|>\n{of_problem}") == 2
     assert template.prompt_text(as_chat) == text
-
-
-def test_another_domain_is_shown_again():
+    # Another domain is shown again.
     (first,) = build_split("train", sizes={3: 1}, seed=0, prompt_style="pddl", unique=True)
     other = first | {"prompt": first["prompt"].replace("stack", "heap")}
     assert shown_after(other, first)["prompt"] == other["prompt"]
