@@ -84,6 +84,10 @@ def same(record):
     return {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
 
 
+def equal(a, b):
+    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
 def outcome(folder):
     """Everything that a run leaves behind, but for what may differ between two equal runs."""
     rounds = sorted((folder / "rounds").iterdir())
@@ -98,7 +102,10 @@ def outcome(folder):
     }
 
 
-def test_a_run_leaves_a_record_and_valid_plans_of_every_round(whole):
+def test_a_run_leaves_a_record_and_valid_plans_of_every_round_which_trains_the_start(finished):
+    whole, policies = finished
+    assert equal(*policies.begun)
+    assert not equal(policies.begun[0], policies.learned[0]) and not equal(*policies.learned)
     first, last = comparable(whole)
     assert [first["step"], last["step"]] == [1, 2] and [first["episode"], last["episode"]] == [32, 64]
     assert last["epoch"] == 64 / (24 * 2)
@@ -163,16 +170,6 @@ def test_a_finished_run_is_left_as_it_is_and_other_settings_and_rounds_without_a
     this = self_train.Round(1, tmp_path, Stages(tmp_path))
     with pytest.raises(TrainingError, match=r"round 1: .* 32 "):
         self_train.keep(SimpleNamespace(config=settings(tmp_path)), this, [])
-
-
-def equal(a, b):
-    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
-
-
-def test_every_round_trains_the_start(finished):
-    _, policies = finished
-    assert equal(*policies.begun)
-    assert not equal(policies.begun[0], policies.learned[0]) and not equal(*policies.learned)
 
 
 @pytest.mark.full

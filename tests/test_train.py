@@ -50,7 +50,7 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_train_writes_the_run_folder(finished):
+def test_train_writes_the_run_folder_and_logs_what_it_learned_and_what_that_took(finished):
     names = {path.name for path in finished.iterdir()}
     files = {"config.yaml", "metrics.jsonl", "samples.jsonl", "eval.json", "eval_samples.json", "curves.png"}
     assert names >= files | {"report.html", "checkpoints", "policy", "value"}
@@ -65,9 +65,6 @@ def test_train_writes_the_run_folder(finished):
         ("before", "after"), ("test", "test_longer"), ("validity", "executability")
     ):
         assert evals[moment][split][rate].keys() == {"rate", "low", "high", "n"}
-
-
-def test_train_logs_what_it_learned_and_what_that_took(finished):
     records = read_metrics(finished / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3]
     assert all(np.isfinite(record["loss/policy_avg"]) for record in records)
@@ -388,12 +385,9 @@ def test_dry_run_prints_prompts_generations_passes_and_micro_batches(dry_run):
     automatic = sizes_in(dry_run(*many))
     assert automatic[: len(without)] == without and automatic[len(without)] > 1
     assert dry_run("--quiet") == ""
-
-
-@pytest.mark.parametrize("truncation", [["--top_k", "5"], ["--top_p", "0.9"], ["--min_p", "0.1"]])
-def test_a_truncated_sampler_is_warned_of_also_when_quiet(dry_run, truncation):
-    plan = dry_run(*truncation, "--quiet")
-    assert plan.startswith("warning: ") and truncation[0].removeprefix("--") in plan
+    for truncation in (["--top_k", "5"], ["--top_p", "0.9"], ["--min_p", "0.1"]):  # warned of also when quiet
+        plan = dry_run(*truncation, "--quiet")
+        assert plan.startswith("warning: ") and truncation[0].removeprefix("--") in plan
 
 
 @pytest.mark.full
