@@ -14,7 +14,7 @@ from jaxppo import data, train
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.run.jsonl import read_metrics
-from tests.commands import comparable
+from tests.commands import comparable, free_port, outputs_of, started
 from tests.one_layer import ONE_LAYER
 
 UPDATES, ROWS = 4, 16
@@ -44,6 +44,15 @@ def carry_out(folder: Path, *flags: object, reward: Callable[..., list] = score)
         patch.setattr(train, "plot_run", lambda *_: None)
         train.train(config_of(folder, *flags))
     return folder
+
+
+def two_processes(folder: Path, *flags: str) -> None:
+    """Carry out a run in two processes of two devices each, under the reward of its flags."""
+    run = ["-m", "jaxppo.train", *SMALL, *flags, "--output_dir", folder, "--num_processes", "2"]
+    run += ["--coordinator_address", f"127.0.0.1:{free_port()}"]
+    with started([[*run, "--process_id", number] for number in range(2)], num_devices=2) as both:
+        outputs = outputs_of(both, timeout_s=600)
+    assert [process.returncode for process in both] == [0, 0], "\n".join(outputs)[-4000:]
 
 
 def samples_of(folder: Path) -> list[list[dict[str, Any]]]:

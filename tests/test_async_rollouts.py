@@ -18,14 +18,13 @@ from jaxppo.run import folder as run_folder
 from jaxppo.run.console import Console
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
-from tests.commands import comparable, free_port, outputs_of, started
+from tests.commands import comparable
 from tests.small_runs import (
     ASYNC,
     BY_SUCCESS,
     CHANGING,
     ROWS,
     SAVED,
-    SMALL,
     UPDATES,
     assert_drawn_by_success,
     assert_same_run,
@@ -33,6 +32,7 @@ from tests.small_runs import (
     config_of,
     cut_back,
     score,
+    two_processes,
 )
 
 FLAGS = [*CHANGING, *ASYNC, *BY_SUCCESS, *SAVED]
@@ -90,7 +90,7 @@ def stopped(whole, tmp_path):
     return cut_back(shutil.copytree(whole, tmp_path / "run"), 2)
 
 
-def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(watched):
+def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards_and_is_in_checkpoints(watched):
     expected = ["sample 0"]
     for step in range(UPDATES - 1):
         expected += [f"sample {step + 1}", f"reward {step}", f"learn {step}"]
@@ -102,12 +102,10 @@ def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards(watched):
         stages = sum(record[f"time/{name}_s"] for name in ("rollout", "reward", "update"))
         assert record.get("time/overlap_s", 0.0) <= min(record["time/rollout_s"], record["time/reward_s"])
         assert stages - record.get("time/overlap_s", 0.0) > 0
-
-
-def test_checkpoints_hold_what_was_sampled_ahead_and_prompts_follow_from_seed_and_past_scores(whole):
-    held = {entry.name: (entry / "ahead").is_dir() for entry in (whole / "checkpoints").iterdir()}
+    held = {entry.name: (entry / "ahead").is_dir() for entry in (watched.folder / "checkpoints").iterdir()}
     assert held == {"1": True, "2": True, "3": True, "4": False}  # after the last update comes no other
-    assert_drawn_by_success(whole, config_of(whole, *FLAGS))
+    # Prompts follow from the seed and past scores.
+    assert_drawn_by_success(watched.folder, config_of(watched.folder, *FLAGS))
 
 
 class Sampled(NamedTuple):
@@ -266,15 +264,6 @@ def test_a_run_that_was_on_policy_can_go_on_one_step_off_and_in_other_batches(tm
     again = comparable(carry_out(folder, *SAVED, *ASYNC, *other))
     assert f"({', '.join(names)})" in capsys.readouterr().out
     assert again[:3] == records[:3] and again[3]["policy/approxkl_avg_first"] < 1e-6
-
-
-def two_processes(folder: Path, *flags: str) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    run = ["-m", "jaxppo.train", *SMALL, *flags, "--output_dir", folder, "--num_processes", "2"]
-    commands = [[*run, "--coordinator_address", address, "--process_id", number] for number in range(2)]
-    with started(commands, num_devices=2) as both:
-        outputs = outputs_of(both, timeout_s=600)
-    assert [process.returncode for process in both] == [0, 0], "\n".join(outputs)[-4000:]
 
 
 @pytest.mark.full

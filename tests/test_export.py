@@ -106,29 +106,6 @@ def saved_params(run, step=None):
     return Checkpoints(run / "checkpoints", keep=9).restore_params(step, pytest.fail)[0]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["adapted", "shared"])
-def test_export_of_the_last_checkpoint_repeats_the_folders_of_the_run(name, request, tmp_path):
-    run = request.getfixturevalue(name)
-    folder = run_export(run, tmp_path / "out")
-    kinds = {"policy", "value"} | ({"adapters"} if name == "adapted" else set())
-    assert {path.name for path in folder.iterdir()} == kinds
-    for kind in kinds:
-        assert models_in(folder / kind) == models_in(run / kind)
-
-
-@pytest.mark.full
-def test_export_of_an_earlier_step_has_its_weights_and_says_so(shared, tmp_path):
-    folder = run_export(shared, tmp_path / "first", "--step", 1)
-    _, params = hf.load_pretrained(folder / "policy")
-    jax.tree.map(np.testing.assert_array_equal, params, saved_params(shared, 1)["policy"])
-    last = hf.load_pretrained(shared / "policy")[1]
-    assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), params, last)))
-    card = (folder / "policy" / "README.md").read_text()
-    assert "after update 1" in card and "after update 2" not in card
-    assert "| - |" in card and "| - |" not in (shared / "policy" / "README.md").read_text()  # measured was the last
-
-
 def test_export_in_another_dtype_and_in_shards_loads_in_transformers(adapted, tmp_path):
     folder = run_export(adapted, tmp_path / "half", "--dtype", "bfloat16", "--max_shard_size", "100KB")
     assert len(list((folder / "policy").glob("model-*.safetensors"))) > 2
@@ -195,13 +172,22 @@ def test_a_run_samples_none_of_the_padded_rows_and_none_of_its_files_holds_a_sec
 
 
 @pytest.mark.full
-def test_a_run_leaves_the_padded_rows_as_they_are(base, shared):
+def test_a_run_leaves_the_padded_rows_as_they_are_and_an_earlier_step_is_exported(base, shared, tmp_path):
     first = comparable(shared)[0]
     assert abs(first["val/ratio_first"] - 1.0) < 1e-5 and abs(first["objective/kl"]) < 1e-4
     before, after = (load_file(folder / "model.safetensors") for folder in (base, shared / "policy"))
     for name in ("embed_out.weight", "gpt_neox.embed_in.weight"):
         np.testing.assert_array_equal(after[name][TOKENS:], before[name][TOKENS:])
         assert np.any(after[name][:TOKENS] != before[name][:TOKENS])
+    # An earlier step comes out with its weights, and says so.
+    folder = run_export(shared, tmp_path / "first", "--step", 1)
+    _, params = hf.load_pretrained(folder / "policy")
+    jax.tree.map(np.testing.assert_array_equal, params, saved_params(shared, 1)["policy"])
+    last = hf.load_pretrained(shared / "policy")[1]
+    assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), params, last)))
+    card = (folder / "policy" / "README.md").read_text()
+    assert "after update 1" in card and "after update 2" not in card
+    assert "| - |" in card and "| - |" not in (shared / "policy" / "README.md").read_text()  # measured was the last
 
 
 def test_export_of_adapters_refuses_a_base_that_is_gone_or_has_changed(adapted, base, tmp_path):
@@ -265,8 +251,13 @@ def test_sft_learns_and_its_checkpoints_are_exported_too(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["adapted", "shared"])
-def test_a_resumed_run_equals_the_uninterrupted_one(name, request, tmp_path):
+def test_export_of_the_last_checkpoint_and_a_resumed_run_repeat_the_folders_of_the_run(name, request, tmp_path):
     whole = request.getfixturevalue(name)
+    exported = run_export(whole, tmp_path / "out")
+    kinds = {"policy", "value"} | ({"adapters"} if name == "adapted" else set())
+    assert {path.name for path in exported.iterdir()} == kinds
+    for kind in kinds:
+        assert models_in(exported / kind) == models_in(whole / kind)
     folder = shutil.copytree(whole, tmp_path / "resumed")
     weights = sorted(path.relative_to(whole) for path in whole.glob("[!c]*/**/*.safetensors"))
     assert len(weights) == (4 if name == "adapted" else 2)

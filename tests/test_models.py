@@ -125,7 +125,7 @@ def test_right_padding_may_reach_past_the_positions_of_gpt2(cached):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.grad(loss)(params)))
 
 
-def test_check_length_warns_once_of_rows_that_the_model_was_not_made_for(caplog):
+def test_check_length_warns_once_of_rows_that_the_model_was_not_made_for_and_refuses_what_it_cannot_read(caplog):
     models._warned_of_length.clear()
     config = dataclasses.replace(CONFIGS["llama"], max_position_embeddings=100)
     models.check_length(config, 100, "prompt", model_max_length=10**30)
@@ -136,9 +136,6 @@ def test_check_length_warns_once_of_rows_that_the_model_was_not_made_for(caplog)
     assert "101 tokens" in caplog.text and "100 (max_position_embeddings)" in caplog.text
     models.check_length(config, 90, "prompt", model_max_length=80)
     assert "90 tokens" in caplog.text and "80 (model_max_length)" in caplog.text
-
-
-def test_check_length_refuses_more_tokens_than_positions():
     for family in ("gpt_neox", "llama"):  # rotary positions have no end
         assert CONFIGS[family].max_length is None
         models.check_length(CONFIGS[family], 10**6, "prompt")

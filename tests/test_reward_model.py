@@ -382,6 +382,12 @@ def test_a_language_model_gives_its_trunk_and_a_fresh_head(tmp_path):
     kernel = np.asarray(start.params["score"]["kernel"])
     assert kernel.shape == (32, 1) and 0.5 < kernel.std() * 33**0.5 < 1.5
     assert start.loaded is not None and start.loaded.fresh == ("score.weight",)
+    # A tokenizer that does not fit, and no data, are refused.
+    folder = language_model(tmp_path / "more", CONFIGS["gpt_neox"], [*WORDS, *[f"x{i}" for i in range(61)]])
+    with pytest.raises(ModelError, match="vocab_size=61"):
+        start_model(configure("--model_path", folder))
+    with pytest.raises(DataError, match=r"^dataset: "):
+        train_reward_model(configure("--output_dir", tmp_path / "run"))
 
 
 def test_gpt2_leaves_out_pairs_beyond_its_positions_and_a_dry_run_writes_nothing(small_preferences, tmp_path, capsys):
@@ -420,11 +426,3 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_written(
         train_reward_model(configure(*common, *args))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_data_are_needed_and_a_tokenizer_that_fits(tmp_path):
-    with pytest.raises(DataError, match=r"^dataset: "):
-        train_reward_model(configure("--output_dir", tmp_path / "run"))
-    folder = language_model(tmp_path / "lm", CONFIGS["gpt_neox"], [*WORDS, *[f"x{i}" for i in range(61)]])
-    with pytest.raises(ModelError, match="vocab_size=61"):
-        start_model(configure("--model_path", folder))

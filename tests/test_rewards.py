@@ -121,12 +121,6 @@ def test_what_is_no_number_for_each_completion_is_refused(values, named):
         run_reward(bad)
 
 
-def test_a_sum_that_float32_cannot_hold_is_refused():
-    rewards = [Reward(name, lambda completions: [3e38, 0.0, 0.0]) for name in ("a", "b")]
-    with pytest.raises(DataError, match="reward_weights"):
-        Rewards(rewards)(batch())
-
-
 def test_a_function_that_changes_its_arguments_changes_nothing_for_others():
     def vandal(prompts, completions, completion_ids, answer):
         for values in (prompts, completions, completion_ids, answer):
@@ -190,12 +184,10 @@ def test_a_missing_column_is_named_and_never_passed_over(function):
         run_reward(function, on_error="skip")
     with pytest.raises(DataError, match=r"'answer'.* id, prompt_ids"):
         Rewards([Reward(function.__name__, function)]).check_columns(["id"])
-
-
-@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "log_metric", "log_extra", "prompt_ids"])
-def test_a_column_of_the_data_that_ours_would_hide_is_refused_by_name(name):
-    with pytest.raises(DataError, match=rf"^column '{name}'"):
-        Rewards([Reward("positional", positional)]).check_columns(["answer", name])
+    # So is a column of the data that ours would hide.
+    for name in ("prompts", "completions", "completion_ids", "log_metric", "log_extra", "prompt_ids"):
+        with pytest.raises(DataError, match=rf"^column '{name}'"):
+            Rewards([Reward(function.__name__, function)]).check_columns(["answer", name])
 
 
 def by_words(completions):
@@ -378,7 +370,7 @@ def test_an_async_function_has_its_time_limit_for_every_completion(on_timeout, i
         run_reward(sleepy, timeout_s=0.3, on_timeout="stop")
 
 
-def test_a_time_limit_of_the_function_itself_is_an_error_of_it():
+def test_a_time_limit_is_of_each_completion_and_one_of_the_function_itself_is_an_error_of_it():
     async def broken(completions):
         raise TimeoutError("database: no answer")
 
@@ -386,8 +378,7 @@ def test_a_time_limit_of_the_function_itself_is_an_error_of_it():
     assert scores.values == [None] * 3 and scores.metrics["reward/errors"] == 3
     assert scores.extras["broken_failed"] == ["TimeoutError: database: no answer"] * 3
 
-
-def test_async_completions_wait_at_the_same_time():
+    # Completions wait at the same time.
     async def meeting(completions):
         arrived.append(completions)
         while len(arrived) < 3:
@@ -419,7 +410,8 @@ def test_repeated_completions_are_asked_for_once():
     assert calls == [(["yy"], [2])]
 
 
-def test_a_cache_of_0_asks_every_time_and_one_of_a_reporting_function_too():
+def test_what_is_not_remembered_is_asked_for_again():
+    """With a cache of 0, and where a function reports."""
     calls = []
 
     def counted(completions):
@@ -433,9 +425,7 @@ def test_a_cache_of_0_asks_every_time_and_one_of_a_reporting_function_too():
         reward = Reward("counted", function, policy=Policy(cache_size=size))
         assert reward(batch(["x", "x"])).metrics["cache/reward_hits"] == 0
     assert calls == [2, 2]
-
-
-def test_failures_are_asked_for_again_and_none_is_remembered():
+    # Failures are asked for again, and None is remembered.
     calls = []
 
     def improving(completions):
@@ -476,6 +466,10 @@ def test_rewards_are_a_weighted_sum_without_the_functions_that_cannot_score_a_co
     scores = Rewards([first, second])(batch())
     assert scores.values == [None, 2.0, 0.5]
     assert (scores.metrics["reward/not_scorable"], scores.metrics["rewards/second/mean"]) == (1, 0.375)
+    # A sum that float32 cannot hold is refused.
+    rewards = [Reward(name, lambda completions: [3e38, 0.0, 0.0]) for name in ("a", "b")]
+    with pytest.raises(DataError, match="reward_weights"):
+        Rewards(rewards)(batch())
 
 
 def test_counts_add_up_over_functions_and_a_batch_without_any_score_has_the_reasons():

@@ -1,7 +1,7 @@
-"""The two long hunts of `runs/`: processes killed at random moments, and a run that must not grow.
+"""The long hunts of `runs/`: processes killed at random moments, a run that must not grow, and damaged files.
 
 They are no part of CI, which runs what they find with. For a release: `pytest -m slow -n 0 tests/test_runs.py` carries
-each out for minutes, `python runs/chaos.py` and `python runs/soak.py` for as long as their flags say.
+each out for minutes, `python runs/chaos.py`, `runs/soak.py` and `runs/fuzz.py` for as long as their flags say.
 """
 
 import json
@@ -37,3 +37,9 @@ def test_a_long_run_is_measured(tmp_path):
     assert all(row["run: memory, MiB"] > 100 and row["processes under the run"] >= 1 for row in rows)
     assert (tmp_path / "soak" / "soak.png").stat().st_size > 1000
     assert "reward/val_disagreements: 0 over all updates" in output
+
+
+@pytest.mark.slow
+def test_what_is_nearly_right_is_read_or_refused_in_one_line():
+    status, output = run("fuzz.py", "--examples", 20)
+    assert status == 0 and output.count(": 20 examples") == 6, output

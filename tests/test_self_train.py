@@ -84,6 +84,10 @@ def same(record):
     return {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
 
 
+def equal(a, b):
+    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
 def outcome(folder):
     """Everything that a run leaves behind, but for what may differ between two equal runs."""
     rounds = sorted((folder / "rounds").iterdir())
@@ -98,7 +102,10 @@ def outcome(folder):
     }
 
 
-def test_a_run_leaves_a_record_and_valid_plans_of_every_round(whole):
+def test_a_run_leaves_a_record_and_valid_plans_of_every_round_which_trains_the_start(finished):
+    whole, policies = finished
+    assert equal(*policies.begun)
+    assert not equal(policies.begun[0], policies.learned[0]) and not equal(*policies.learned)
     first, last = comparable(whole)
     assert [first["step"], last["step"]] == [1, 2] and [first["episode"], last["episode"]] == [32, 64]
     assert last["epoch"] == 64 / (24 * 2)
@@ -150,22 +157,19 @@ def test_what_is_evaluated_is_what_is_exported_and_reported(whole):
     assert "python -m jaxppo.self_train --config" in text
 
 
-def test_a_finished_run_is_left_as_it_is_and_other_settings_are_refused(whole):
+def test_a_finished_run_is_left_as_it_is_and_other_settings_and_rounds_without_a_plan_are_refused(whole, tmp_path):
     before = outcome(whole)
     self_train.self_train(settings(whole, "--resume"))
     assert outcome(whole) == before
     with pytest.raises(ConfigError, match="start_ratio"):
         self_train.self_train(settings(whole, "--resume", "--start_ratio", "0"))
-
-
-def equal(a, b):
-    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
-
-
-def test_every_round_trains_the_start(finished):
-    _, policies = finished
-    assert equal(*policies.begun)
-    assert not equal(policies.begun[0], policies.learned[0]) and not equal(*policies.learned)
+    # Where no plan of a round is valid, it is named.
+    plans = read_metrics(whole / "rounds/1/samples.jsonl")
+    lines = [json.dumps(plan | {"valid": False}) + "\n" for plan in plans]
+    (tmp_path / "samples.jsonl").write_text("".join(lines))
+    this = self_train.Round(1, tmp_path, Stages(tmp_path))
+    with pytest.raises(TrainingError, match=r"round 1: .* 32 "):
+        self_train.keep(SimpleNamespace(config=settings(tmp_path)), this, [])
 
 
 @pytest.mark.full
@@ -284,12 +288,10 @@ def test_the_default_samples_as_many_plans_as_train():
     assert config.sft_model_path == ppo.sft_model_path and config.data.train_split == ppo.data.train_split
     assert config.headline_split == ppo.headline_split
     assert config.sampling.response_length == ppo.sampling.response_length
-
-
-@pytest.mark.parametrize(("total", "problems"), [(None, 50), (1, 1), (24, 4), (25, 5), (6000, 1000)])
-def test_plans_are_sampled_for_whole_problems(total, problems):
-    config = replace(SelfTrainConfig(), num_rounds=3, num_generations=2, total_episodes=total)
-    assert config.problems_per_round(50) == problems
+    # Plans are sampled for whole problems.
+    for total, problems in ((None, 50), (1, 1), (24, 4), (25, 5), (6000, 1000)):
+        config = replace(SelfTrainConfig(), num_rounds=3, num_generations=2, total_episodes=total)
+        assert config.problems_per_round(50) == problems
 
 
 def test_a_dry_run_says_how_many_plans_are_sampled(tmp_path, capsys):
@@ -324,12 +326,3 @@ def test_a_bad_setting_is_one_line_that_names_it(name, tmp_path):
         self_train.self_train(settings(tmp_path / "run", *BAD[name]))
     assert name in str(refused.value) and "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_round_without_a_valid_plan_is_named(whole, tmp_path):
-    plans = read_metrics(whole / "rounds/1/samples.jsonl")
-    lines = [json.dumps(plan | {"valid": False}) + "\n" for plan in plans]
-    (tmp_path / "samples.jsonl").write_text("".join(lines))
-    this = self_train.Round(1, tmp_path, Stages(tmp_path))
-    with pytest.raises(TrainingError, match=r"round 1: .* 32 "):
-        self_train.keep(SimpleNamespace(config=settings(tmp_path)), this, [])

@@ -197,10 +197,6 @@ CHATS = [
 ]
 
 
-def length_reward(completions, **columns):
-    return [float(len(completion)) for completion in completions]
-
-
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     """A small Llama with a chat template, and chats for it."""
@@ -214,7 +210,7 @@ def chats(tmp_path_factory):
 
 def chat_config(chats, folder, **changes):
     settings = {"model_path": str(chats / "model"), "dataset": str(chats / "data"), "eval_splits": ("test",)}
-    settings |= {"reward_funcs": ("tests.test_sft:length_reward",), "response_length": 4, "quiet": True}
+    settings |= {"reward_funcs": ("tests.reward_servers:length",), "response_length": 4, "quiet": True}
     settings |= {"batch_size": 4, "total_episodes": 16, "warmup_steps": 0, "learning_rate": 1e-2, "save_steps": 1}
     return replace(SFTConfig(), output_dir=str(folder), **settings, **changes)
 

@@ -12,9 +12,9 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.rl.ppo import PPO
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.metrics import find
-from tests.commands import comparable, free_port, outputs_of, started
+from tests.commands import comparable
 from tests.rewards_for_runs import by_words
-from tests.small_runs import ASYNC, CHANGING, ROWS, SMALL, assert_same_run, carry_out
+from tests.small_runs import ASYNC, CHANGING, ROWS, assert_same_run, carry_out, config_of, two_processes
 
 # The shipped model, which writes plans: some whole, some broken, some cut. One update.
 PLANS = ["--preset", "tiny", "--response_length", "40", "--total_episodes", str(ROWS), "--num_ppo_epochs", "1"]
@@ -105,13 +105,9 @@ def test_a_run_with_parts_goes_on_exactly(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_two_processes_learn_from_parts_as_one_does(tmp_path):
-    flags = [*SMALL, "--total_episodes", str(2 * ROWS), "--reward_funcs", "tests.rewards_for_runs:by_words"]
-    train.train(parse_cli(TrainConfig, "train", [*flags, "--output_dir", str(tmp_path / "one")]))
-    together = ["--num_processes", "2", "--coordinator_address", f"127.0.0.1:{free_port()}", "--process_id"]
-    command = ["-m", "jaxppo.train", *flags, "--output_dir", tmp_path / "two", *together]
-    with started([[*command, number] for number in (0, 1)], num_devices=2) as both:
-        outputs = outputs_of(both)
-    assert [process.returncode for process in both] == [0, 0], "\n".join(outputs)[-4000:]
+    flags = ["--total_episodes", str(2 * ROWS), "--reward_funcs", "tests.rewards_for_runs:by_words"]
+    train.train(config_of(tmp_path / "one", *flags))
+    two_processes(tmp_path / "two", *flags)
     one, two = comparable(tmp_path / "one"), comparable(tmp_path / "two")
     assert len(one) == len(two) == 2 and one[0]["rewards/by_words/mean"] > 0.5
     for name in ("objective/scores", "value/returns_var", "rewards/by_words/mean"):

@@ -50,7 +50,7 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_train_writes_the_run_folder(finished):
+def test_train_writes_the_run_folder_and_logs_what_it_learned_and_what_that_took(finished):
     names = {path.name for path in finished.iterdir()}
     files = {"config.yaml", "metrics.jsonl", "samples.jsonl", "eval.json", "eval_samples.json", "curves.png"}
     assert names >= files | {"report.html", "checkpoints", "policy", "value"}
@@ -65,9 +65,6 @@ def test_train_writes_the_run_folder(finished):
         ("before", "after"), ("test", "test_longer"), ("validity", "executability")
     ):
         assert evals[moment][split][rate].keys() == {"rate", "low", "high", "n"}
-
-
-def test_train_logs_what_it_learned_and_what_that_took(finished):
     records = read_metrics(finished / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3]
     assert all(np.isfinite(record["loss/policy_avg"]) for record in records)
@@ -77,16 +74,13 @@ def test_train_logs_what_it_learned_and_what_that_took(finished):
     assert "throughput/mfu" not in records[0]  # nobody knows the peak of this CPU
     assert records[0]["compile/count"] + records[0]["cache/hits"] > 0 < records[0]["compile/s"]
     assert [records[-1][name] for name in ("compile/count", "cache/hits", "compile/s")] == [0, 0, 0]
-
-
-def test_train_adapts_the_kl_coefficient_and_scales_scores_by_the_moments_of_all_so_far(finished):
-    records = read_metrics(finished / "metrics.jsonl")
+    # It adapts the KL coefficient, and scales scores by the moments of all so far.
     assert max(record["objective/kl"] for record in records) < 4.8
     # So far below the target of 6 the error is clipped to -0.2: 16 completions of a horizon of 100 each time.
     expected = [0.05 * (1 - 0.2 * 16 / 100) ** n for n in range(UPDATES)]
     np.testing.assert_allclose([record["objective/kl_coef"] for record in records], expected, rtol=1e-6)
     seen = []
-    for samples, record in zip(samples_of(finished), read_metrics(finished / "metrics.jsonl"), strict=True):
+    for samples, record in zip(samples_of(finished), records, strict=True):
         scores = np.array([sample["score"] for sample in samples])
         seen += list(scores)
         scaled = (scores - np.mean(seen)) / np.std(seen, ddof=1)
@@ -182,9 +176,9 @@ def test_train_rloo_has_no_value_model_learns_and_logs_the_kl(rloo):
     # The saved state has as few arrays: a policy and its two moments.
     first = rloo.steps[0].state
     assert len(jax.tree.leaves(first.opt_state)) == 2 * len(jax.tree.leaves(first.params)) + 1
-    for record in read_metrics(rloo.folder / "metrics.jsonl"):
-        assert not [name for name in record if name.startswith(("value/", "loss/value", "val/clipfrac", "lr_value"))]
     records = read_metrics(rloo.folder / "metrics.jsonl")
+    for record in records:
+        assert not [name for name in record if name.startswith(("value/", "loss/value", "val/clipfrac", "lr_value"))]
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert [record["episode"] for record in records] == [16, 32, 48, 64]
     prompts = 16 / records[0]["epoch"] / 4
@@ -309,7 +303,7 @@ def overflowing(run_recorded):
 
 
 @pytest.mark.full
-def test_train_stops_after_too_many_bad_updates_and_saves_the_model_as_it_was(overflowing):
+def test_train_without_kl_stops_after_too_many_bad_updates_and_saves_the_model_as_it_was(overflowing):
     assert overflowing.status == 2
     (line,) = overflowing.err.strip().splitlines()
     assert line.startswith("error: max_bad_updates: ")
@@ -339,15 +333,12 @@ def test_train_stops_after_too_many_bad_updates_and_saves_the_model_as_it_was(ov
     assert checkpoints.latest == 4  # though save_steps is 50
     jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(last, pytest.fail), last)
 
-
-@pytest.mark.full
-def test_train_without_kl_holds_no_reference_and_logs_no_kl(overflowing):
+    # Without KL no reference is held and no KL logged.
     assert overflowing.references == [None] * 4
-    for record in read_metrics(overflowing.folder / "metrics.jsonl"):
+    for record in records:
         assert not [name for name in record if name.startswith("objective/kl") or "non_score" in name]
     assert "kl_coef 0" in overflowing.out
-    good = read_metrics(overflowing.folder / "metrics.jsonl")[1]
-    assert good["objective/rlhf_reward"] == good["objective/scores"]
+    assert records[1]["objective/rlhf_reward"] == records[1]["objective/scores"]
 
 
 @pytest.mark.full
@@ -388,20 +379,15 @@ def test_dry_run_prints_prompts_generations_passes_and_micro_batches(dry_run):
     assert sizes_in(dry_run(*passes))[:5] == [3, 16, 48, 2.0, 24]
     plan = dry_run(*passes, "--algorithm", "rloo", "--num_generations", "2")
     assert sizes_in(plan)[:7] == [6, 16, 8, 2, 96, 2.0, 24]
-
-
-def test_dry_run_prints_the_micro_batches_that_fit_the_cache(dry_run):
+    # And the micro-batches that fit the cache.
     many = ["--batch_size", "4096", "--total_episodes", "4096", "--num_mini_batches", "1"]
     without = sizes_in(dry_run(*many, "--gradient_accumulation_steps", "1"))
     automatic = sizes_in(dry_run(*many))
     assert automatic[: len(without)] == without and automatic[len(without)] > 1
     assert dry_run("--quiet") == ""
-
-
-@pytest.mark.parametrize("truncation", [["--top_k", "5"], ["--top_p", "0.9"], ["--min_p", "0.1"]])
-def test_a_truncated_sampler_is_warned_of_also_when_quiet(dry_run, truncation):
-    plan = dry_run(*truncation, "--quiet")
-    assert plan.startswith("warning: ") and truncation[0].removeprefix("--") in plan
+    for truncation in (["--top_k", "5"], ["--top_p", "0.9"], ["--min_p", "0.1"]):  # warned of also when quiet
+        plan = dry_run(*truncation, "--quiet")
+        assert plan.startswith("warning: ") and truncation[0].removeprefix("--") in plan
 
 
 @pytest.mark.full

@@ -17,11 +17,11 @@ from jaxppo.errors import DataError, ModelError, TrainingError
 from jaxppo.evaluate import __main__ as evaluate
 from jaxppo.nn import lora
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.reward_functions.registry import reward_model_loader
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
+from tests.data.tokenizers import write_rows
 from tests.one_layer import ONE_LAYER
 from tests.shared_programs import shared_programs
 from tests.small_runs import SAVED, carry_out
@@ -59,9 +59,8 @@ def write_texts(folder, **columns):
     """Data without plans: twelve rows to train on and eight to test."""
     rows = data.load_split(DataConfig(rl_sizes="4:20"), "rl")
     rows = [{"prompt": row["prompt"], "completion": row["completion"]} | columns for row in rows]
-    for split, part in (("train", rows[:12]), ("test", rows[12:])):
-        dataset_files.write_jsonl(part, folder / f"{split}.jsonl")
-    return {"dataset": str(folder), "train_split": "train", "eval_splits": ("test",)}
+    dataset = write_rows(folder, train=rows[:12], test=rows[12:])
+    return {"dataset": dataset, "train_split": "train", "eval_splits": ("test",)}
 
 
 @pytest.mark.full

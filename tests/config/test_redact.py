@@ -96,9 +96,7 @@ def test_redact_hides_only_what_looks_random_under_a_name_that_may_mean_anything
         assert redact({"my_token": value}) == {"my_token": shown}
         assert redact(f"MY_TOKEN={value} x") == f"MY_TOKEN={shown} x"
         assert redact(["--my_token", value]) == ["--my_token", shown]
-
-
-def test_redact_takes_wandb_keys_only_after_a_name():
+    # Keys of wandb are taken after a name alone.
     key = "0123456789abcdef0123456789abcdef01234567"
     assert redact(f"commit {key}") == f"commit {key}"
     assert redact({"commit": key, "revision": key}) == {"commit": key, "revision": key}

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jaxppo.config import EvaluateConfig, SFTConfig, TrainConfig, sources
+from jaxppo.config import EvaluateConfig, RLConfig, SFTConfig, TrainConfig, sources
 from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import flatten, parse_cli, preset_values, read_yaml, replace, write_yaml
 from jaxppo.errors import ConfigError
@@ -140,6 +140,13 @@ def test_parse_cli_reads_yaml_values_in_the_types_of_their_fields(tmp_path):
     assert {type(end) for end in parsed.rl.reward_clip_range} == {float}
     assert (parsed.data.test_sizes, parsed.data.rl_sizes) == ("4:16", "5:100")  # and not numbers of base 60
     assert parsed.data.data_seed == 16
+    # A word for yes or no is what the setting says.
+    text = "dataset: off\neval_splits: [on, no, x]\nheadline_split: no\nwhiten_rewards: on\n"
+    text += "use_peft: off\nuse_chat_template: yes\nchat_template_kwargs: {enable_thinking: off}\n"
+    parsed = parse("--config", yaml_file(tmp_path, text))
+    assert (parsed.data.dataset, parsed.data.eval_splits) == ("off", ("on", "no", "x"))
+    assert (parsed.rl.whiten_rewards, parsed.peft.use_peft, parsed.data.use_chat_template) == (True, False, True)
+    assert parsed.data.chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_names_of_trl_for_the_same_setting_are_flags_and_yaml_keys(tmp_path):
@@ -148,15 +155,11 @@ def test_names_of_trl_for_the_same_setting_are_flags_and_yaml_keys(tmp_path):
     )
     assert (parsed.rl.kl_coef, parsed.sampling.response_length, parsed.data.eval_splits) == (0.1, 7, ("dev",))
     assert parse("--max_completion_length", "9").sampling.response_length == 9
-
-
-def test_a_word_for_yes_or_no_is_what_the_setting_says(tmp_path):
-    text = "dataset: off\neval_splits: [on, no, x]\nheadline_split: no\nwhiten_rewards: on\n"
-    text += "use_peft: off\nuse_chat_template: yes\nchat_template_kwargs: {enable_thinking: off}\n"
-    parsed = parse("--config", yaml_file(tmp_path, text))
-    assert (parsed.data.dataset, parsed.data.eval_splits) == ("off", ("on", "no", "x"))
-    assert (parsed.rl.whiten_rewards, parsed.peft.use_peft, parsed.data.use_chat_template) == (True, False, True)
-    assert parsed.data.chat_template_kwargs == {"enable_thinking": False}
+    flags = "--algorithm grpo --beta 0.3 --epsilon 0.1 --epsilon_high 0.28 --num_iterations 2"
+    rl = parse(*flags.split()).rl
+    assert (rl.kl_coef, rl.cliprange, rl.cliprange_high, rl.num_ppo_epochs, rl.group_size) == (0.3, 0.1, 0.28, 2, 8)
+    assert (rl.mean_of_losses, rl.ratio_level, rl.scale_rewards) == ("dapo", "token", "group")
+    assert RLConfig(loss_type="dr_grpo", delta=3.0).mean_of_losses == "dr_grpo"  # of PPO, too
 
 
 def test_the_home_folder_stands_for_a_tilde_in_flags_and_files(tmp_path, monkeypatch):
@@ -169,19 +172,15 @@ def test_the_home_folder_stands_for_a_tilde_in_flags_and_files(tmp_path, monkeyp
     evaluated = parse("--model", "~/a", "b", "~/c", command="evaluate")
     assert evaluated.model == (f"{tmp_path}/a", "b", f"{tmp_path}/c")
     assert cache_dir() == tmp_path / "cache"
+    for environment, expected in (("/some/where", "/some/where"), ("", "jaxppo")):  # or the user's
+        monkeypatch.setenv("JAXPPO_CACHE", environment)
+        assert str(cache_dir()).endswith(expected)
 
 
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["--use-peft=true"], True),
-        (["--use_peft", "False"], False),
-        (["--use_peft", "--use_peft=False"], False),
-        (["--no_use_peft"], False),
-    ],
-)
-def test_switches_may_be_given_a_value(args, expected):
-    assert parse("--preset", "tiny", *args, "--seed", "3").peft.use_peft is expected
+def test_switches_may_be_given_a_value():
+    assert parse("--preset", "tiny", "--use-peft=true", "--seed", "3").peft.use_peft
+    for args in (["--use_peft", "False"], ["--use_peft", "--use_peft=False"], ["--no_use_peft"]):
+        assert parse("--preset", "tiny", *args, "--seed", "3").peft.use_peft is False
 
 
 def test_read_yaml_names_a_file_that_is_no_text(tmp_path):
@@ -213,7 +212,7 @@ def test_write_yaml_is_read_back_by_config_as_the_same_configuration(tmp_path, c
     assert replace(back, **forget) == replace(made, **forget)
 
 
-def test_write_yaml_keeps_a_command_of_several_lines_in_a_comment_at_the_top(tmp_path):
+def test_write_yaml_keeps_a_command_of_several_lines_in_a_comment_at_the_top_and_leaves_secrets_out(tmp_path):
     plain, path, config = tmp_path / "plain.yaml", tmp_path / "config.yaml", parse("--kl_coef", "0.5")
     write_yaml(config, plain)
     for end in ("\n", "\x85", "\r\n", "\u2028", "\x1e"):
@@ -222,10 +221,7 @@ def test_write_yaml_keeps_a_command_of_several_lines_in_a_comment_at_the_top(tmp
         assert (first, second) == ("# command: x 'a", r"# kl_coef: 7.5' \x00\x1b\ud800")
         assert rest == plain.read_text(encoding="utf-8")
     assert parse("--config", str(path)).rl == config.rl
-
-
-def test_write_yaml_leaves_secrets_out(tmp_path):
-    path, secret = tmp_path / "config.yaml", "hf_" + "a1" * 17
+    secret = "hf_" + "a1" * 17
     config = parse("--dataset", f"https://user:{secret}@host/x", "--eval_splits", "test_longer", secret)
     write_yaml(config, path, command=f"x --dataset https://user:{secret}@host/x --api_key hidden --seed 1")
     assert secret not in path.read_text(encoding="utf-8")

@@ -101,12 +101,6 @@ def test_prompt_data_cuts_every_prompt_once_to_a_length_of_the_range(rows, token
     assert cut_lengths(rows, tokenizer, (between, between), steps=5) == expected
 
 
-def test_data_without_rows_is_an_error(tokenizer):
-    for kind in (PromptData, SupervisedData):
-        with pytest.raises(DataError, match="row"):
-            kind([], tokenizer, 4, 0, 64)
-
-
 def test_supervised_data_packs_prompts_and_completions_with_their_masks(rows, tokenizer):
     supervised = SupervisedData(rows, tokenizer, batch_size=10, seed=0, max_prompt_length=64)
     batch = supervised.batch(0)
@@ -127,3 +121,6 @@ def test_supervised_data_packs_prompts_and_completions_with_their_masks(rows, to
         np.testing.assert_array_equal(batch.completion_mask[i], np.arange(supervised.completion_length) < c)
     again = SupervisedData(rows, tokenizer, batch_size=10, seed=0, max_prompt_length=64)
     np.testing.assert_array_equal(again.batch(0).input_ids, batch.input_ids)
+    for kind in (PromptData, SupervisedData):
+        with pytest.raises(DataError, match="row"):
+            kind([], tokenizer, 4, 0, 64)

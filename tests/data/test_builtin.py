@@ -104,9 +104,3 @@ def test_a_damaged_cache_is_built_again_with_a_warning(damage, caplog):
     assert str(path.parent) in record.getMessage() and "test.jsonl" in record.getMessage()
     caplog.clear()
     assert data.load_split(SMALL, "test") == built and not caplog.records
-
-
-def test_cache_dir_is_the_environments_or_the_users(monkeypatch):
-    for environment, expected in (("/some/where", "/some/where"), ("", "jaxppo")):
-        monkeypatch.setenv("JAXPPO_CACHE", environment)
-        assert str(cache_dir()).endswith(expected)

@@ -87,6 +87,7 @@ REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system t
 OTHER_START = "{% if messages|length > 1 %}### {% endif %}" + TEMPLATE
 SHOUTING = TEMPLATE.replace("message['content']", "message['content']|upper")
 WORDY_END = "{% for m in messages %}{{ m.content }} ### {% endfor %}"
+CONTINUED = {"input_min_text_length": 2, "input_max_text_length": 3}
 WORDS_BEFORE_END = TEMPLATE.replace(" <|end|>", " ### <|end|>")
 
 
@@ -101,16 +102,17 @@ WORDS_BEFORE_END = TEMPLATE.replace(" <|end|>", " ### <|end|>")
         ("use_chat_template", SHOUTING, {}),
         ("use_chat_template", WORDY_END, {}),
         ("use_chat_template", WORDS_BEFORE_END, {}),
+        # Text to be continued is no chat.
+        (
+            "use_chat_template",
+            TEMPLATE,
+            {"use_chat_template": True, "input_min_text_length": 2, "input_max_text_length": 3},
+        ),
     ],
 )
 def test_templates_that_cannot_do_are_refused(name, template, config):
     with pytest.raises(ConfigError, match=name):
         make_chat_template(chat_tokenizer(template), DataConfig(**config))
-
-
-def test_text_to_be_continued_is_no_chat():
-    with pytest.raises(ConfigError, match="use_chat_template"):
-        DataConfig(use_chat_template=True, input_min_text_length=2, input_max_text_length=3)
 
 
 def test_errors_of_prompts_name_the_row_and_count_the_template():

@@ -103,12 +103,6 @@ def test_rows_of_sharegpt_and_alpaca_are_read_as_ours(row, expected, tmp_path):
     assert {name: loaded.get(name) for name in ("prompt", "completion", "messages") if name in loaded} == expected
 
 
-def test_a_prompt_column_that_is_named_is_no_form_of_others(tmp_path):
-    row = {"instruction": "b", "input": "on", "output": "x"}
-    (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="instruction"), "train", None)
-    assert (loaded["prompt"], "completion" in loaded) == ("b", False)
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "hub"])
 def test_messages_are_read_from_every_kind_of_file(ending, tmp_path):
     import datasets as hugging_face
@@ -134,6 +128,13 @@ def test_a_chat_may_stand_in_another_column_beside_which_messages_are_left_alone
     row = {"question": "stack b a", "messages": [FIRST, ANSWER], "completion": "x"}
     (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="question"), "train", None)
     assert loaded == {"id": "train-0", "question": "stack b a", "prompt": "stack b a", "completion": "x"}
+    # A column that is named is no form of others.
+    row = {"instruction": "b", "input": "on", "output": "x"}
+    (loaded,) = data.load_split(split_of(tmp_path, row, prompt_column="instruction"), "train", None)
+    assert (loaded["prompt"], "completion" in loaded) == ("b", False)
+    # Short prompts are those with a short last turn.
+    config = split_of(tmp_path, {"messages": [FIRST]}, {"messages": [SYSTEM, SECOND]}, min_prompt_characters=3)
+    assert [row["prompt"] for row in data.load_split(config, "train", None)] == ["on b a"]
 
 
 def test_planning_problems_may_be_chats(rows, tmp_path):
@@ -177,11 +178,6 @@ def test_malformed_turns_are_one_error_that_names_row_and_field(row, named, tmp_
     config = split_of(tmp_path, {"prompt": "fine"}, row)
     with pytest.raises(DataError, match=rf"train\.jsonl:2\b.*\b{named}\b"):
         data.load_split(config, "train", None)
-
-
-def test_short_prompts_are_those_with_a_short_last_turn(tmp_path):
-    config = split_of(tmp_path, {"messages": [FIRST]}, {"messages": [SYSTEM, SECOND]}, min_prompt_characters=3)
-    assert [row["prompt"] for row in data.load_split(config, "train", None)] == ["on b a"]
 
 
 CHAT = {"id": "r", "prompt": "b", "messages": [FIRST, ANSWER, SECOND], "completion": "stack b a"}
@@ -263,6 +259,7 @@ def test_an_answer_that_calls_a_tool_is_learned_as_the_template_writes_it(tmp_pa
         data.encode_rows(tokenizer, [rows[0] | {"tools": None}], template=data.make_chat_template(chat_tokenizer()))
 
 
+ONE_TURN = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}" + TEMPLATE
 USUAL_ROLES = "{% for message in messages if message.role in ('system', 'user', 'assistant') %}" + TURN + "{% endfor %}"
 
 
@@ -273,16 +270,10 @@ USUAL_ROLES = "{% for message in messages if message.role in ('system', 'user', 
         (USUAL_ROLES + ASKED, {"messages": [SECOND, ANSWER, TOOL]}, "tool"),
         (TEMPLATE, {"messages": [SECOND, CALLING, TOOL]}, "tool call"),
         (TEMPLATE, {"messages": [SECOND], "tools": [SCHEMA]}, "tool"),
+        (ONE_TURN, {"messages": [FIRST, ANSWER, SECOND]}, "too many"),
     ],
 )
-def test_a_template_that_would_leave_something_out_in_silence_is_refused(template, changes, named):
+def test_a_template_that_refuses_a_row_or_would_leave_something_out_in_silence_is_refused(template, changes, named):
     made = data.make_chat_template(chat_tokenizer(template))
-    with pytest.raises(ConfigError, match=rf"use_chat_template.*\b{named}\b.*\br\b"):
+    with pytest.raises(ConfigError, match=rf"use_chat_template(?=.*\b{named}\b).*\br\b"):
         made.prompt_text({"id": "r", "prompt": "b"} | changes)
-
-
-def test_a_template_that_refuses_the_turns_of_a_row_names_it():
-    one_turn = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}"
-    template = data.make_chat_template(chat_tokenizer(one_turn + TEMPLATE))
-    with pytest.raises(ConfigError, match=r"use_chat_template.*\br\b.*too many"):
-        template.prompt_text(CHAT)

@@ -12,6 +12,7 @@ from jaxppo.data.curriculum import domain_numbers, plan_lengths
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.begun_rows import begun_rows
 from jaxppo.types import Curriculum
+from tests.run.states import assert_equal_bits
 
 LENGTHS = np.array([3, 2, 2, 6, 2, 4, 8, 4, 2, 6, 4, 2], np.int32)
 ONE_DOMAIN = np.zeros(12, np.int32)
@@ -33,13 +34,6 @@ def state_of(successes, trials, limits=(99,), rows=()):
         np.array(limits, np.int32),
         np.array(rows, np.int32),
     )
-
-
-def assert_equal(a, b):
-    for name in Curriculum._fields:
-        one, other = getattr(a, name), getattr(b, name)
-        np.testing.assert_array_equal(one, other, err_msg=name)
-        assert (one.dtype, one.shape) == (other.dtype, other.shape), name
 
 
 def estimates_by_hand(successes, trials, lengths, domains):
@@ -203,7 +197,7 @@ def test_what_is_kept_is_float32_and_goes_on_exactly():
         known = Curriculum(*arrays)
         for step in range(cut, 12):
             known, _ = make(threshold=0.5).after(known, scores[step], step)
-        assert_equal(known, whole[-1])
+        assert_equal_bits(known, whole[-1])
 
 
 def test_plan_lengths_and_domains_are_those_of_the_rows(rows):

@@ -51,6 +51,17 @@ def test_examples_are_other_problems_of_the_same_domain_and_prompt_style(tmp_pat
         prompts = [example["prompt"] for example in shown]
         assert len(set(prompts)) == 2 and row["prompt"] not in prompts
 
+    # Chats that end alike are different problems.
+    def chat(number):
+        turns = [("user", "on b a" * number), ("assistant", "ok"), ("user", "go on"), ("assistant", "stack b a")]
+        return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+    config = text_split(tmp_path, [chat(number) for number in (1, 2, 3)])
+    rows = data.load_split(config, "train", None)
+    for row in rows:
+        shown = {example["id"] for example in load_examples(config).of(row)}
+        assert shown == {other["id"] for other in rows} - {row["id"]}
+
 
 def test_too_few_examples_rows_without_completion_and_a_missing_split_are_one_error(tmp_path):
     rows = [plain(1) | {"domain": "x"}, plain(2) | {"domain": "y"}]
@@ -65,32 +76,17 @@ def test_too_few_examples_rows_without_completion_and_a_missing_split_are_one_er
     assert load_examples(DataConfig(dataset="/none")) is None
 
 
-def test_chats_that_end_alike_are_different_problems(tmp_path):
-    def chat(number):
-        turns = [("user", "on b a" * number), ("assistant", "ok"), ("user", "go on"), ("assistant", "stack b a")]
-        return {"messages": [{"role": role, "content": text} for role, text in turns]}
-
-    config = text_split(tmp_path, [chat(number) for number in (1, 2, 3)])
-    rows = data.load_split(config, "train", None)
-    for row in rows:
-        shown = {example["id"] for example in load_examples(config).of(row)}
-        assert shown == {other["id"] for other in rows} - {row["id"]}
-
-
-def test_processes_compare_what_they_draw_examples_from(tmp_path, monkeypatch):
-    config = text_split(tmp_path, [plain(number) for number in range(4)])
-    monkeypatch.setattr(processes, "is_alone", lambda: False)
-    monkeypatch.setattr(processes, "gather", lambda value: [value, value | {next(iter(value)): "3 rows 00000000"}])
-    with pytest.raises(ConfigError, match="split train"):
-        load_examples(config)
-
-
-def test_few_built_in_problems_are_built_for_examples(monkeypatch):
+def test_processes_compare_what_they_draw_examples_from_of_which_few_are_built(tmp_path, monkeypatch):
     """The first ones of every size: rows of the split `train`, whatever its length."""
     monkeypatch.setattr(few_shot, "MOST_OF_A_SIZE", 4)
     pool = load_examples(SMALL).pool[("blocksworld", "atoms")]
     whole = build_split("train", sizes={3: 6, 4: 6}, seed=0, unique=False)
     assert list(pool) == [row for row in whole if int(row["id"][-5:]) < 4]
+    config = text_split(tmp_path, [plain(number) for number in range(4)])
+    monkeypatch.setattr(processes, "is_alone", lambda: False)
+    monkeypatch.setattr(processes, "gather", lambda value: [value, value | {next(iter(value)): "3 rows 00000000"}])
+    with pytest.raises(ConfigError, match="split train"):
+        load_examples(config)
 
 
 def test_without_a_template_prompt_plan_and_end_of_text_stand_one_after_the_other(rows, tokenizer, tmp_path):
@@ -128,9 +124,7 @@ def test_the_domain_is_shown_once(style, of_domain, of_problem):
     text = template.prompt_text(row)
     assert text.count(of_domain) == 1 and text.count(f"<|user|>\n{of_problem}") == 2
     assert template.prompt_text(as_chat) == text
-
-
-def test_another_domain_is_shown_again():
+    # Another domain is shown again.
     (first,) = build_split("train", sizes={3: 1}, seed=0, prompt_style="pddl", unique=True)
     other = first | {"prompt": first["prompt"].replace("stack", "heap")}
     assert shown_after(other, first)["prompt"] == other["prompt"]

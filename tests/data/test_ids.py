@@ -3,88 +3,19 @@
 And of plain texts, whose completions go on where the prompt ends, whatever a tokenizer puts before a first word.
 """
 
-import json
 from functools import cache
 from importlib import resources
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
 from jaxppo.data.preferences import encode_pairs
 from jaxppo.errors import ConfigError
-from tests.data.test_known_templates import EARLIER, LAST, OPENED, SYSTEM, WHOLE, WORDS
+from tests.data.test_known_templates import EARLIER, LAST, SYSTEM
+from tests.data.tokenizers import KINDS, OPENED, WHOLE, tokenizer_of, write_rows
 
 trl = pytest.importorskip("trl")
-
-LETTERS = sorted({chr(code) for code in range(33, 127)} | {"\u2581"})
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-MERGES = [("\u2581", "a"), ("\u2581", "b"), ("a", "c"), ("\u2581", "("), ("\u2581", "\u2581")]
-
-
-def sentencepiece(normalizer=None, pre_tokenizer=None):
-    """As Llama 2 and Mistral: blanks are letters, what is unknown is bytes, and a first word has a blank before it."""
-    vocabulary = {token: number for number, token in enumerate(["<unk>", *BYTES, *LETTERS])}
-    vocabulary |= {left + right: len(vocabulary) + number for number, (left, right) in enumerate(MERGES)}
-    core = Tokenizer(models.BPE(vocabulary, MERGES, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    if normalizer is not None:
-        core.normalizer = normalizer
-    if pre_tokenizer is not None:
-        core.pre_tokenizer = pre_tokenizer
-    fused = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
-    core.decoder = decoders.Sequence(list(fused))
-    return core
-
-
-def byte_level():
-    """As GPT-2, Llama 3 and Qwen."""
-    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    merges = [("\u010a", "\u010a"), ("a", "c"), ("\u0120", "a")]
-    core = Tokenizer(models.BPE(letters | {left + right: 256 + i for i, (left, right) in enumerate(merges)}, merges))
-    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"), by_bytes])
-    core.decoder = decoders.ByteLevel()
-    return core
-
-
-def word_pieces():
-    """As BERT: pieces inside of a word are other tokens than at its beginning."""
-    pieces = ["[UNK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "play", "##ing", "playing"]
-    core = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    core.decoder = decoders.WordPiece()
-    return core
-
-
-BLANK_FIRST = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-KINDS = {
-    "byte-level": byte_level,
-    "metaspace": lambda: sentencepiece(pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first")),
-    "prepend": lambda: sentencepiece(
-        normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    ),
-    "word pieces": word_pieces,
-}
-
-
-@cache
-def tokenizer_of(kind, name=None):
-    """A tokenizer of a kind, with the template and the special tokens of a model."""
-    bos, eos, special = ("<s>", "</s>", []) if name is None else (WHOLE | OPENED)[name]
-    core = KINDS[kind]()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=bos, eos_token=eos, pad_token="<pad>")
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
-    if name is None:
-        begin = [("<s>", tokenizer.bos_token_id)]
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=begin)
-    else:
-        tokenizer.add_tokens(["<think>", "</think>"])
-        tokenizer.chat_template = (resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text("utf-8")
-    return tokenizer
-
 
 SPANNED = ("qwen3_5_think", "byte-level")
 """Its prompt ends in a newline, and an answer without thoughts goes on with another: one token in the whole text."""
@@ -97,9 +28,7 @@ EXAMPLES = [{"id": str(number), "prompt": f"on b a? {number}", "completion": SHO
 @pytest.fixture(scope="module")
 def solved_rows(tmp_path_factory):
     """A data set from which examples are drawn."""
-    folder = tmp_path_factory.mktemp("solved")
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in EXAMPLES))
-    return str(folder)
+    return write_rows(tmp_path_factory.mktemp("solved"), train=EXAMPLES)
 
 
 def turns_of(row):

@@ -1,33 +1,19 @@
 """The chat templates that people's models come with, from the wheel of TRL, against `apply_chat_template` itself."""
 
 import re
-from functools import cache
-from importlib import resources
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
 from jaxppo.data import chat_template
 from jaxppo.data.tokens import encode_completions
 from jaxppo.errors import ConfigError
+from tests.data.tokenizers import OPENED, WHOLE, tokenizer_of
 
 trl = pytest.importorskip("trl")
 
-LLAMA = ("<|begin_of_text|>", "<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>"])
-QWEN = (None, "<|im_end|>", ["<|im_start|>"])
-DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", ["<｜User｜>", "<｜Assistant｜>"])
-GEMMA = ("<bos>", "<eos>", ["<start_of_turn>", "<end_of_turn>"])
-PHI = (None, "<|endoftext|>", ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"])
-WHOLE = {"qwen2_5": QWEN, "qwen3": QWEN, "qwen3_instruct_2507": QWEN, "qwen3_5_think": QWEN, "qwen3_5_nothink": QWEN}
-WHOLE |= {"llama3": LLAMA, "llama3_1": LLAMA, "llama3_2": LLAMA, "gemma": GEMMA, "gemma3": GEMMA, "phi3": PHI}
-OPENED = {"deepseek_r1_distill": DEEPSEEK, "deepseekv3": DEEPSEEK}
-"""These open the thinking in the prompt, and leave it out of the whole chat."""
 NO_SYSTEM = ("gemma",)
-WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""How Qwen and Llama 3 split words: newlines before a word stay together, so that a completion may follow a prompt."""
 ARGUMENTS = [None, {"enable_thinking": True}, {"enable_thinking": False}]
 
 SYSTEM = {"role": "system", "content": "You plan."}
@@ -42,23 +28,6 @@ CHATS = {
 }
 
 
-@cache
-def known_tokenizer(name):
-    """A byte-level tokenizer with the special tokens of a family, and the template of that name."""
-    bos, eos, special = (WHOLE | OPENED)[name]
-    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    merges = [("Ċ", "Ċ"), ("a", "c"), ("Ġ", "a")]
-    core = Tokenizer(models.BPE(letters | {left + right: 256 + i for i, (left, right) in enumerate(merges)}, merges))
-    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"), by_bytes])
-    core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=bos, eos_token=eos, pad_token="<pad>")
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
-    tokenizer.add_tokens(["<think>", "</think>"])
-    tokenizer.chat_template = (resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text("utf-8")
-    return tokenizer
-
-
 def chats_of(name):
     return {what: turns for what, turns in CHATS.items() if not (name in NO_SYSTEM and turns[0] is SYSTEM)}
 
@@ -69,35 +38,23 @@ def row_of(turns, completion=ANSWER):
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 @pytest.mark.parametrize("name", WHOLE | OPENED)
-def test_prompts_are_those_of_apply_chat_template(name, arguments):
-    tokenizer = known_tokenizer(name)
+def test_prompts_and_supervised_rows_are_those_of_apply_chat_template_up_to_the_end_of_the_turn(name, arguments):
+    tokenizer = tokenizer_of("byte-level", name)
     template = data.make_chat_template(tokenizer, DataConfig(chat_template_kwargs=arguments))
+    options = {"return_dict": False, **(arguments or {})}
     for turns in chats_of(name).values():
-        options = {"add_generation_prompt": True, "return_dict": False, **(arguments or {})}
-        text = tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
         assert template.prompt_text(row_of(turns)) == text
-        ids = tokenizer.apply_chat_template(turns, tokenize=True, **options)
-        assert data.encode_prompts(tokenizer, [row_of(turns)], 4096, template=template) == [ids]
-
-
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
-@pytest.mark.parametrize("name", WHOLE)
-def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_turn(name, arguments):
-    tokenizer = known_tokenizer(name)
-    template = data.make_chat_template(tokenizer, DataConfig(chat_template_kwargs=arguments))
-    for turns in chats_of(name).values():
-        for completion in (ANSWER, f"  {ANSWER}\n", ""):
-            row = row_of(turns, completion)
-            prompt = data.encode_prompts(tokenizer, [row], 4096, template=template)[0]
-            answer = encode_completions(tokenizer, [row], template)[0]
+        (prompt,) = data.encode_prompts(tokenizer, [row_of(turns)], 4096, template=template)
+        assert prompt == tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=True, **options)
+        for completion in (ANSWER, f"  {ANSWER}\n", "") if name in WHOLE else ():
+            answer = encode_completions(tokenizer, [row_of(turns, completion)], template)[0]
             chat = [*turns, {"role": "assistant", "content": completion}]
-            options = {"return_dict": False, **(arguments or {})}
             whole = tokenizer.apply_chat_template(chat, tokenize=True, **options)
             end = len(whole) - whole[::-1].index(template.end_id)
-            decoded = tokenizer.decode([*prompt, *answer])
-            assert decoded == tokenizer.decode(whole[:end])
+            assert tokenizer.decode([*prompt, *answer]) == tokenizer.decode(whole[:end])
             # Of thinking that is opened and closed at once the prompt has one of two newlines, which are one token.
-            if completion == ANSWER and not template.prompt_text(row).endswith("<think>\n"):
+            if completion == ANSWER and not text.endswith("<think>\n"):
                 assert [*prompt, *answer] == whole[:end]
             assert not tokenizer.decode(whole[end:]).replace(tokenizer.eos_token, "").strip()
 
@@ -105,15 +62,15 @@ def test_supervised_rows_are_the_whole_chat_up_to_the_end_of_the_turn(name, argu
 @pytest.mark.parametrize("name", OPENED)
 def test_thoughts_of_a_completion_stand_where_the_template_has_them(name):
     row = row_of([LAST], f"<think>\nHm.\n</think>\n\n{ANSWER}")
-    texts = data.make_chat_template(known_tokenizer("qwen3")).row_texts(row)
+    texts = data.make_chat_template(tokenizer_of("byte-level", "qwen3")).row_texts(row)
     assert texts.completion == row["completion"] + "<|im_end|>"
     without = data.make_chat_template(
-        known_tokenizer("qwen3"), DataConfig(chat_template_kwargs={"enable_thinking": False})
+        tokenizer_of("byte-level", "qwen3"), DataConfig(chat_template_kwargs={"enable_thinking": False})
     )
     with pytest.raises(ConfigError, match=r"use_chat_template.*\br\b"):
         without.row_texts(row)
     # Thinking that the prompt opens can be continued, but not learned from.
-    tokenizer = known_tokenizer(name)
+    tokenizer = tokenizer_of("byte-level", name)
     template = data.make_chat_template(tokenizer)
     assert template.prompt_text(row_of([LAST])).endswith("<think>\n")
     assert template.end_id == tokenizer.eos_token_id
@@ -135,7 +92,7 @@ def test_templates_that_write_the_date_and_arguments_that_none_reads_are_warned_
 ):
     chat_template._warn.cache_clear()
     for _ in range(2):
-        data.make_chat_template(known_tokenizer(name), DataConfig(chat_template_kwargs=arguments))
+        data.make_chat_template(tokenizer_of("byte-level", name), DataConfig(chat_template_kwargs=arguments))
     assert len(caplog.records) == (warned is not None)
     assert all(re.search(warned, record.getMessage()) for record in caplog.records)
 
@@ -161,7 +118,7 @@ WRITTEN["a call"] = WRITTEN["tools"]
 @pytest.mark.parametrize("what", BEYOND)
 @pytest.mark.parametrize("name", WHOLE | OPENED)
 def test_tools_and_developers_are_written_as_by_transformers_or_refused(name, what):
-    tokenizer, (turns, tools, said) = known_tokenizer(name), BEYOND[what]
+    tokenizer, (turns, tools, said) = tokenizer_of("byte-level", name), BEYOND[what]
     template, row = data.make_chat_template(tokenizer), row_of(turns) | {"tools": tools}
     if name in WRITTEN[what]:
         theirs = tokenizer.apply_chat_template(turns, tools=tools, tokenize=False, add_generation_prompt=True)

@@ -6,7 +6,7 @@ import pytest
 from jaxppo.data import padded_size, right_padded
 from jaxppo.data.preferences import Pair, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
-from tests.data.tokenizers import chat_tokenizer, word_tokenizer, write_rows
+from tests.data.tokenizers import word_tokenizer, write_rows
 
 WORDS = ["<pad>", "<eos>", "a", "b", "c", "d"]
 END, A, B, C, D = 1, 2, 3, 4, 5
@@ -34,13 +34,6 @@ def encoded(*rows, max_length=9):
 )
 def test_encode_pairs_puts_prompt_completion_and_end_together(row, pair):
     assert encoded(row).kept == [pair]
-
-
-def test_encode_pairs_begins_as_the_tokenizer_begins_texts():
-    tokenizer = chat_tokenizer(None)
-    rows = [{"prompt": "on b", "chosen": "a", "rejected": "b"}]
-    ((pair,), _) = encode_pairs(tokenizer, rows, 9, "here")
-    assert [tokenizer.decode(ids) for ids in (pair.chosen, pair.rejected)] == ["<s> on b a <eos>", "<s> on b b <eos>"]
 
 
 def test_encode_pairs_leaves_out_pairs_of_which_either_text_is_too_long():
@@ -119,9 +112,7 @@ def test_preference_data_shows_each_pair_once_per_epoch_with_its_own_lengths_and
             (batch.rejected_ids, batch.rejected_lengths, 3),
         ):
             np.testing.assert_array_equal(ids, np.where(np.arange(16) < np.asarray(lengths)[:, None], token, 0))
-
-
-def test_preference_data_is_a_function_of_seed_and_step():
+    # It is a function of seed and step.
     first, again = (PreferenceData(some_pairs(20), 8, seed=1).batch(5) for _ in range(2))
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -5,7 +5,7 @@ import pytest
 
 from jaxppo import data
 from jaxppo.errors import ConfigError
-from tests.data.test_ids import KINDS, tokenizer_of
+from tests.data.tokenizers import KINDS, tokenizer_of
 
 STRINGS = ("ab", "bca", "c\nc", "aab")
 

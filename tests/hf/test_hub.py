@@ -152,9 +152,8 @@ def test_nothing_is_pushed_after_a_failure_without_the_flag_or_by_another_proces
     with pushing.pushed(run):
         pass
     assert said(run).endswith(f"{hub.url}/me/mine\n") and len(hub.repos) == 1
-
-
-def test_the_repository_is_named_like_the_run_unless_it_is_named(hub, tmp_path):
+    # The repository is named like the run unless it is named.
+    hub.repos.clear()
     with pushing.pushed(run_of(written(tmp_path / "my-run"), "--push_to_hub")):
         pass
     assert list(hub.repos) == ["models/me/my-run"]

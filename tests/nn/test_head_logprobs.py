@@ -29,13 +29,19 @@ def head_inputs(rows=3, length=7, width=4, vocabulary=11):
     return jnp.asarray(hidden), jnp.asarray(kernel), jnp.asarray(rng.integers(0, vocabulary, (rows, length)))
 
 
-def test_token_logprobs_on_hand_numbers():
+def test_token_logprobs_and_kl_on_hand_numbers():
     hidden, kernel = jnp.ones((1, 1)), jnp.log(jnp.array([[1.0, 2.0, 5.0]]))
     head_logprobs, entropy = token_logprobs(hidden, kernel, jnp.array([2]))
     np.testing.assert_allclose(head_logprobs, [np.log(5 / 8)], rtol=1e-6)
     np.testing.assert_allclose(entropy, [-sum(p * np.log(p) for p in (1 / 8, 2 / 8, 5 / 8))], rtol=1e-6)
     cold, _ = token_logprobs(hidden, kernel, jnp.array([2]), temperature=0.5)
     np.testing.assert_allclose(cold, [np.log(25 / 30)], rtol=1e-6)
+    p, q = (jnp.log(jnp.array([weights])) for weights in ([2.0, 1.0, 1.0], [1.0, 1.0, 2.0]))
+    # 1/2 ln(2) + 1/4 ln(1) - 1/4 ln(2)
+    np.testing.assert_allclose(token_kl(hidden, p, hidden, q), [0.25 * np.log(2)], rtol=1e-6)
+    one_sided = jnp.log(jnp.array([[1.0, 1.0, 1.0]]))
+    np.testing.assert_allclose(token_kl(hidden, p, hidden, one_sided), [np.log(3) - 1.5 * np.log(2)], rtol=1e-5)
+    np.testing.assert_allclose(token_kl(hidden, one_sided, hidden, p), [5 / 3 * np.log(2) - np.log(3)], rtol=1e-5)
 
 
 # 21 rows: 4 and 20 leave a remainder, 1 and 7 divide, 21 and 100 are one block; so for 11 columns 4, 1, 11 and 100.
@@ -96,16 +102,6 @@ def test_token_logprobs_and_kl_never_hold_the_logits_of_all_tokens():
     assert largest(partial(head_logprobs.token_logprobs, block=Block(11, 32))) == 11 * 32
     kl = partial(head_logprobs.token_kl, block=Block(11, 32))
     assert max(array_sizes(jax.make_jaxpr(kl)(hidden, kernel, hidden, kernel).jaxpr)) == 2 * 11 * 32  # of p and of q
-
-
-def test_token_kl_on_hand_numbers():
-    hidden = jnp.ones((1, 1))
-    p, q = (jnp.log(jnp.array([weights])) for weights in ([2.0, 1.0, 1.0], [1.0, 1.0, 2.0]))
-    # 1/2 ln(2) + 1/4 ln(1) - 1/4 ln(2)
-    np.testing.assert_allclose(token_kl(hidden, p, hidden, q), [0.25 * np.log(2)], rtol=1e-6)
-    one_sided = jnp.log(jnp.array([[1.0, 1.0, 1.0]]))
-    np.testing.assert_allclose(token_kl(hidden, p, hidden, one_sided), [np.log(3) - 1.5 * np.log(2)], rtol=1e-5)
-    np.testing.assert_allclose(token_kl(hidden, one_sided, hidden, p), [5 / 3 * np.log(2) - np.log(3)], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("block", "temperature"), zip(BLOCKS, TEMPERATURES, strict=True))

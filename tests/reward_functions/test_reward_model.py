@@ -236,6 +236,9 @@ def test_scores_are_those_of_rows_alone_in_any_order(saved, policy_tokenizer, mo
     assert all(type(score) is float for score in scores) and np.ptp(scores) > 0.5
     np.testing.assert_allclose(scores, scores_alone(model, IDS)[order], atol=1e-5, rtol=1e-5)
     assert reward(prompts=[], completions=[], completion_ids=[], prompt_ids=[]) == []
+    if batch_size == 1:
+        reward = load_reward_model(str(folder), policy_tokenizer, parallel, dtype="bfloat16")
+        assert 1e-4 < np.abs(np.array(reward(**arguments(ROWS))) - scores_alone(model, IDS)).max() < 0.3
 
 
 def test_gpt2_reads_as_many_tokens_as_it_has_positions(tmp_path, policy_tokenizer, parallel):
@@ -263,13 +266,6 @@ def test_the_stored_bias_is_subtracted_and_transformers_passes_over_it(
     assert reward.bias == 1.5 and rows_of(reward, arguments(ROWS)) == IDS
     reloaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "biased")
     assert_close(scores_alone(reloaded, IDS), scores_alone(model, IDS))
-
-
-def test_bfloat16_is_close(saved, policy_tokenizer, parallel):
-    model, folder = saved
-    reward = load_reward_model(str(folder), policy_tokenizer, parallel, dtype="bfloat16")
-    difference = np.abs(np.array(reward(**arguments(ROWS))) - scores_alone(model, IDS)).max()
-    assert 1e-4 < difference < 0.3
 
 
 def edit_head(folder, kernel):

@@ -255,14 +255,6 @@ def test_plan_reward_reports_where_plans_break():
     assert "reward/progress_steps" not in metrics
 
 
-def test_a_verdict_that_says_nothing_of_the_plan_leaves_its_reward_whole(monkeypatch):
-    refused = plan_reward.PlanVerdict.refused(plan_reward.PlanError.VALIDATOR_TIMEOUT)
-    monkeypatch.setattr(plan_reward, "validate_many", lambda cases, *_: [refused] * len(cases))
-    outcome = one(SOLUTION)
-    assert outcome.reward == one(SOLUTION).reward
-    assert outcome.steps == (((len(SOLUTION), len(SOLUTION), outcome.reward, "characters"),), None)
-
-
 @pytest.mark.parametrize(("step", "parts"), [(2, [1 / 4, -1 / 4]), (None, [1 / 4, 1 / 4, 1 / 4, 1 / 4])])
 def test_the_validator_says_where_a_plan_breaks(monkeypatch, step, parts):
     """Where VAL says otherwise than the states of this process; where it names no step, they decide."""
@@ -271,17 +263,18 @@ def test_the_validator_says_where_a_plan_breaks(monkeypatch, step, parts):
     outcome = one(SOLUTION)
     assert outcome.steps.breaks_at == step
     assert [part.reward for part in outcome.steps.parts][: len(parts)] == parts
+    # A verdict that says nothing of the plan leaves its reward whole.
+    refused = plan_reward.PlanVerdict.refused(plan_reward.PlanError.VALIDATOR_TIMEOUT)
+    outcome = one(SOLUTION)
+    assert outcome.steps == (((len(SOLUTION), len(SOLUTION), outcome.reward, "characters"),), None)
 
 
-def test_reward_level_is_refused_without_plans():
+def test_the_configured_level_is_that_of_the_reward_and_refused_without_plans():
+    for level in ("outcome", "step"):
+        rewards = registry.make_rewards(RewardConfig(reward_level=level, audit_rate=0.0))
+        scores = rewards(Completions([""], [SOLUTION], [[1]], columns_for("x")))
+        assert scores.values == [1.0] and (scores.parts is None) == (level == "outcome")
     with pytest.raises(ConfigError, match=r"^reward_level: "):
         RewardConfig(reward_funcs=("my:own",), reward_level="step")
     mixed = RewardConfig(reward_funcs=("plan", "my:own"), reward_level="step")
     assert mixed.reads_pddl_for("val") == "builtin" and RewardConfig().reads_pddl_for("val") == "val"
-
-
-@pytest.mark.parametrize("level", ["outcome", "step"])
-def test_the_configured_level_is_that_of_the_reward(level):
-    rewards = registry.make_rewards(RewardConfig(reward_level=level, audit_rate=0.0))
-    scores = rewards(Completions([""], [SOLUTION], [[1]], columns_for("x")))
-    assert scores.values == [1.0] and (scores.parts is None) == (level == "outcome")

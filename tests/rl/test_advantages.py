@@ -50,10 +50,7 @@ def test_add_scores_gives_the_moments_of_all_scores_however_they_are_batched():
         np.testing.assert_allclose(moments.m2 / (len(everything) - 1), everything.var(ddof=1), rtol=1e-5)
     for batches in (BATCHES[::-1], np.split(np.concatenate(BATCHES), 8)):
         np.testing.assert_allclose(np.array(moments_of(batches)), np.array(moments), rtol=1e-5)
-
-
-def test_add_scores_keeps_its_digits_far_from_0():
-    """A sum of squares would lose them: 1000^2 has no room for 0.01^2 in fp32."""
+    # Far from 0 a sum of squares would lose its digits: 1000^2 has no room for 0.01^2 in fp32.
     near = [1000 + scores / 100 for scores in BATCHES]
     everything = np.concatenate(near).astype(np.float64)
     moments = moments_of(near)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxppo import data, models
-from jaxppo.config import OptimizerConfig, RLConfig, TrainConfig
-from jaxppo.config.sources import parse_cli, replace
+from jaxppo.config import OptimizerConfig, TrainConfig
+from jaxppo.config.sources import replace
 from jaxppo.errors import ConfigError
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import losses, optimizer
@@ -172,11 +172,3 @@ RLOO = {"algorithm": "rloo"}
 def test_settings_that_do_not_go_together_are_refused(changes, name):
     with pytest.raises(ConfigError, match=f"^{name}: "):
         replace(TrainConfig(), **changes)
-
-
-def test_trl_spellings_are_other_names_of_flags():
-    flags = "--algorithm grpo --beta 0.3 --epsilon 0.1 --epsilon_high 0.28 --num_iterations 2"
-    rl = parse_cli(TrainConfig, "train", flags.split()).rl
-    assert (rl.kl_coef, rl.cliprange, rl.cliprange_high, rl.num_ppo_epochs, rl.group_size) == (0.3, 0.1, 0.28, 2, 8)
-    assert (rl.mean_of_losses, rl.ratio_level, rl.scale_rewards) == ("dapo", "token", "group")
-    assert RLConfig(loss_type="dr_grpo", delta=3.0).mean_of_losses == "dr_grpo"  # of PPO, too

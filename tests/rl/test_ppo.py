@@ -264,16 +264,17 @@ def test_micro_batches_that_can_be_cut_are_sorted_by_length(recorded, parts, mon
         np.testing.assert_allclose(weight.sum(axis=(1, 2)), 1.0, rtol=1e-5)
 
 
-def test_mini_batches_that_do_not_divide_over_the_devices_are_refused():
+def test_rows_and_completions_that_do_not_fit_are_refused(recorded):
     config = replace(CONFIG, num_mini_batches=CONFIG.batch_size // 2)
     with pytest.raises(ConfigError, match="batch_size / num_mini_batches / gradient_accumulation_steps"):
         make_ppo(config, num_devices=4)
-
-
-@pytest.mark.parametrize("completion", [[], [5] * (LENGTH + 1), [5, EOS, 5]], ids=["empty", "too long", "goes on"])
-def test_rollout_of_names_the_completion_that_does_not_fit(completion):
-    with pytest.raises(DataError, match="completion 1"):
-        make_ppo().rollout_of([[5, EOS], completion])
+    for completion in ([], [5] * (LENGTH + 1), [5, EOS, 5]):  # empty, too long, goes on after its end
+        with pytest.raises(DataError, match="completion 1"):
+            make_ppo().rollout_of([[5, EOS], completion])
+    half, fewer = Rollout(*(x[:4] for x in recorded)), PromptBatch(*(x[:4] for x in make_prompts()))
+    for name, prompts, rollout in (("completions", make_prompts(), half), ("prompts", fewer, recorded)):
+        with pytest.raises(DataError, match=f"^{name}: "):
+            make_ppo().pack(prompts, rollout)
 
 
 def test_make_trajectories_wants_one_finite_score_per_completion_and_one_part_per_token(recorded):
@@ -295,13 +296,6 @@ def test_make_trajectories_wants_one_finite_score_per_completion_and_one_part_pe
     ):
         with pytest.raises(DataError, match=f"^{name}: "):
             ppo.make_trajectories(state, scored, recorded, sequences, scores, token_scores)
-
-
-def test_pack_wants_the_rows_of_a_batch(recorded):
-    half, fewer = Rollout(*(x[:4] for x in recorded)), PromptBatch(*(x[:4] for x in make_prompts()))
-    for name, prompts, rollout in (("completions", make_prompts(), half), ("prompts", fewer, recorded)):
-        with pytest.raises(DataError, match=f"^{name}: "):
-            make_ppo().pack(prompts, rollout)
 
 
 def test_a_completion_may_end_with_any_of_several_tokens():

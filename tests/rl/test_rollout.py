@@ -65,9 +65,7 @@ def test_sample_tokens_inverts_the_cumulative_sum_on_hand_numbers():
     sampled = sample_tokens(jnp.tile(logits, (8, 1)), u, temperature=1.0)
     np.testing.assert_array_equal(sampled.ids, [0, 0, 1, 1, 2, 2, 3, 3])
     np.testing.assert_allclose(sampled.logprobs, np.log([0.125, 0.125, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]), rtol=1e-6)
-
-
-def test_sample_tokens_at_temperature_0_takes_the_largest_logit_and_truncates_nothing():
+    # At temperature 0 it takes the largest logit, and truncates nothing.
     logits = np.random.default_rng(4).normal(size=(20, 32)).astype(np.float32)
     sampled = sample_tokens(logits, np.full(20, 0.99, np.float32), temperature=0.0, top_k=1)
     np.testing.assert_array_equal(sampled.ids, logits.argmax(axis=1))
@@ -208,15 +206,13 @@ def sample(params, prompts=None, uniforms=None, lengths=None, stop_ids=(NO_TOKEN
 
 
 def test_generate_equals_a_loop_without_cache(params, free_run):
-    generated = sample(params)
-    assert_is(generated, free_run)
+    """Also without lengths or stop tokens, and at temperature 0, which is greedy."""
+    unlimited = generate(params, left_padded(), uniforms_for(5), stop_ids=(), pad_id=PAD, temperature=TEMPERATURE)
+    for generated in (sample(params), unlimited):
+        assert_is(generated, free_run)
+        assert np.all(generated.completion_mask) and not np.any(generated.ended)
     assert len({tuple(ids) for ids, _ in free_run}) == 5
-    assert not np.any(generated.ended)
-
-
-def test_generate_at_temperature_0_equals_a_greedy_loop(params):
-    expected = naive_generate(params, PROMPTS, uniforms_for(5), 0.0)
-    assert_is(sample(params, temperature=0.0), expected)
+    assert_is(sample(params, temperature=0.0), naive_generate(params, PROMPTS, uniforms_for(5), 0.0))
 
 
 def test_generate_of_a_row_depends_on_its_prompt_and_random_numbers_alone(params, free_run):
@@ -226,12 +222,6 @@ def test_generate_of_a_row_depends_on_its_prompt_and_random_numbers_alone(params
     order = [3, 0, 4, 2, 1]
     shuffled = sample(params, left_padded([PROMPTS[i] for i in order]), uniforms_for(5)[order])
     assert_is(shuffled, [free_run[i] for i in order])
-
-
-def test_generate_without_lengths_or_stop_tokens_gives_every_row_all_columns(params, free_run):
-    generated = generate(params, left_padded(), uniforms_for(5), stop_ids=(), pad_id=PAD, temperature=TEMPERATURE)
-    assert_is(generated, free_run)
-    assert np.all(generated.completion_mask) and not np.any(generated.ended)
 
 
 def cut_at(free_run, *stop_ids):
@@ -429,7 +419,7 @@ def test_generate_reads_each_prompt_once(params, monkeypatch):
 
 
 @pytest.mark.parametrize("pad_is_eos", [False, True])
-def test_generate_ends_a_row_at_its_first_eos(params, free_run, pad_is_eos):
+def test_generate_ends_a_row_at_its_first_eos_or_at_any_of_several_tokens(params, free_run, pad_is_eos):
     for row, column in product(range(5), (0, 2, LENGTH - 1)):
         eos = free_run[row][0][column]
         pad = eos if pad_is_eos else PAD
@@ -437,6 +427,10 @@ def test_generate_ends_a_row_at_its_first_eos(params, free_run, pad_is_eos):
         expected = cut_at(free_run, eos)
         assert_is(generated, expected, (eos,), pad)
         assert generated.ended[row] and len(expected[row][0]) <= column + 1
+    stop_ids = (free_run[0][0][1], free_run[2][0][3], free_run[4][0][0])
+    expected = cut_at(free_run, *stop_ids)
+    assert_is(sample(params, stop_ids=stop_ids), expected, stop_ids)
+    assert {ids[-1] for ids, _ in expected} >= {*stop_ids}  # each of them has ended a row
 
 
 def test_generate_can_stop_at_token_0(params):
@@ -454,13 +448,6 @@ def test_generate_can_stop_at_token_0(params):
     expected = [(order[ids].tolist(), logprobs) for ids, logprobs in cut_at(greedy, stop)]
     assert_is(generated, expected, (0,), 0)
     assert generated.ended[1] and not np.all(generated.ended)
-
-
-def test_generate_ends_a_row_at_any_of_several_tokens(params, free_run):
-    stop_ids = (free_run[0][0][1], free_run[2][0][3], free_run[4][0][0])
-    expected = cut_at(free_run, *stop_ids)
-    assert_is(sample(params, stop_ids=stop_ids), expected, stop_ids)
-    assert {ids[-1] for ids, _ in expected} >= {*stop_ids}  # each of them has ended a row
 
 
 @pytest.fixture(scope="module")
@@ -498,25 +485,19 @@ def both(params):
     return {"policy": params, "value": models.init_params(MODEL, jax.random.key(2), head="score")}
 
 
-def test_completion_logprobs_are_those_of_the_sampler(both, recorded):
+def test_completion_logprobs_are_those_of_the_sampler_and_with_values_do_not_change_with_padding(both, recorded):
     prompts, generated = recorded
-    logprobs, entropy, _ = score(both, rollout.to_sequences(prompts, generated, length=13))
     mask = np.asarray(generated.completion_mask)
+    logprobs, entropy, values = score(both, rollout.to_sequences(prompts, generated, length=13))
     np.testing.assert_allclose(logprobs, generated.logprobs, atol=1e-5)
     assert not np.any(logprobs[~mask]) and not np.any(entropy[~mask]) and np.all(entropy[mask] > 0)
-
-
-def test_completion_logprobs_and_values_do_not_change_with_right_padding(both, recorded):
-    prompts, generated = recorded
     fills = zip(generated[:3], (7, False, 0.0), strict=True)
     wide = Rollout(*(jnp.pad(x, ((0, 0), (0, 3)), constant_values=fill) for x, fill in fills), generated.ended)
-    narrow = score(both, rollout.to_sequences(prompts, generated, length=13))
     wider = score(both, rollout.to_sequences(prompts, wide, length=17))
-    for short, long in zip(narrow[:2], wider[:2], strict=True):
+    for short, long in zip((logprobs, entropy), wider[:2], strict=True):
         np.testing.assert_allclose(long[:, :LENGTH], short, atol=1e-5)
         assert not np.any(long[:, LENGTH:])
-    mask = np.asarray(generated.completion_mask)
-    np.testing.assert_allclose(np.where(mask, wider[2][:, :LENGTH], 0), np.where(mask, narrow[2], 0), atol=1e-5)
+    np.testing.assert_allclose(np.where(mask, wider[2][:, :LENGTH], 0), np.where(mask, values, 0), atol=1e-5)
 
 
 @pytest.mark.parametrize("separate", [True, False])

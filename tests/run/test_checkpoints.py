@@ -249,14 +249,11 @@ def test_damage_is_found_whichever_file_it_is(folder, harm):
         if path.name != "checksums.json":  # damaged itself, it may blame another file
             assert path.relative_to(checkpoint).as_posix() in found
     assert checksums.damage(checkpoint, ITEMS) is None
-
-
-def test_a_flipped_bit_of_the_checksums_is_found(folder):
-    path = folder / "5" / "checksums.json"
+    path = checkpoint / "checksums.json"
     whole = path.read_bytes()
-    for at in range(0, len(whole), 13):
+    for at in range(0, len(whole), 13) if harm is flipped else ():  # a bit of the checksums, wherever it is
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        assert "checksums.json" in checksums.damage(folder / "5", ()), at
+        assert "checksums.json" in checksums.damage(checkpoint, ()), at
 
 
 @pytest.mark.parametrize("item", ["params", "opt_state", "rest", "meta", "checksums.json"])

@@ -20,15 +20,11 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_claim_writes_its_configuration_into_a_missing_or_empty_folder(tmp_path, resume):
-    (tmp_path / "empty").mkdir()
-    for folder in (tmp_path / "deep" / "missing", tmp_path / "empty"):
+def test_claim_writes_into_a_missing_or_empty_folder_and_leaves_any_other_as_it_is(tmp_path_factory, tmp_path, resume):
+    empty = tmp_path_factory.mktemp("empty")
+    for folder in (empty / "deep" / "missing", tmp_path_factory.mktemp("empty")):
         claim(folder, resume=resume, kl_coef=0.125)
         assert read_yaml(folder / "config.yaml")["kl_coef"] == 0.125
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_claim_refuses_what_is_no_free_folder_and_leaves_it_as_it_is(tmp_path, resume):
     (tmp_path / "thesis.tex").write_text("years of work")
     for path in (tmp_path, tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "run"):
         with pytest.raises(ConfigError, match=f"^output_dir: .*{path}"):
