@@ -15,14 +15,7 @@ from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, 
 from jaxppo.config.sources import replace
 from jaxppo.errors import DataError
 from jaxppo.evaluate.decoding import Completion
-from jaxppo.evaluate.evaluator import (
-    Evaluator,
-    Predictions,
-    choose_fixed,
-    eval_metrics,
-    make_evaluator,
-    samples_of,
-)
+from jaxppo.evaluate.evaluator import Evaluator, Predictions, choose_fixed, eval_metrics, make_evaluator, samples_of
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.predictions import Prediction
 from jaxppo.evaluate.printing import print_before_and_after, summary_line

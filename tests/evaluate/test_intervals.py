@@ -7,15 +7,7 @@ import pytest
 from scipy import stats  # comes with jax
 
 from jaxppo.evaluate import intervals
-from jaxppo.evaluate.intervals import (
-    Z95,
-    bootstrap_mean,
-    clustered_wilson,
-    mcnemar,
-    mean_interval,
-    paired_z,
-    wilson,
-)
+from jaxppo.evaluate.intervals import Z95, bootstrap_mean, clustered_wilson, mcnemar, mean_interval, paired_z, wilson
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 20), (20, 20), (3, 10), (640, 1024)])

@@ -6,12 +6,7 @@ from collections import Counter
 import pytest
 
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning import (
-    canonical_form,
-    parse_completion,
-    parse_plan_text,
-    validate_plan,
-)
+from jaxppo.planning import canonical_form, parse_completion, parse_plan_text, validate_plan
 from jaxppo.planning.datasets.files import read_jsonl, write_jsonl
 from jaxppo.planning.datasets.rows import COLUMNS, build_split, partition
 from tests.planning.dataset_rows import problem_of

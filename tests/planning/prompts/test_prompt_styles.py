@@ -220,8 +220,7 @@ def test_atoms_are_the_style_where_none_is_named_and_are_written_in_their_order(
 
 
 @pytest.mark.parametrize(
-    ("goal", "named"),
-    [("(or (in b1 v) (in b2 v))", r"\(in b2 v\)"), ("(and (in b1 v) (> (total-cost) 3))", "numbers")],
+    ("goal", "named"), [("(or (in b1 v) (in b2 v))", r"\(in b2 v\)"), ("(and (in b1 v) (> (total-cost) 3))", "numbers")]
 )
 def test_atoms_refuse_what_they_cannot_write(goal, named):
     text = ERRAND.replace("(and (in b1 v) (not (at v hub)))", goal)

@@ -200,11 +200,7 @@ def test_a_goal_is_one_condition():
 
 @pytest.mark.parametrize(
     ("part", "form"),
-    [
-        ("effect", "(when (p) (forall (?x) (q ?x)))"),
-        ("effect", "(when (p))"),
-        ("effect", "(and (g) (= ?x a))"),
-    ],
+    [("effect", "(when (p) (forall (?x) (q ?x)))"), ("effect", "(when (p))"), ("effect", "(and (g) (= ?x a))")],
 )
 def test_some_of_what_val_reads_on_through_is_an_error(part, form):
     check_refused(*untyped(**{part: form}), val_reads_on=True)

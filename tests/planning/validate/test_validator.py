@@ -28,10 +28,7 @@ def far(executed_steps: int, goals_reached: int, failed_condition: str | None = 
     [
         (SOLUTION, VALID),
         ("", executed(False, cost=0.0, **far(0, 0, "(in vault)"))),
-        (
-            "(walk attic hall) (take k) (unlock vault k)",
-            executed(False, cost=3.0, **far(3, 1, "(in vault)")),
-        ),
+        ("(walk attic hall) (take k) (unlock vault k)", executed(False, cost=3.0, **far(3, 1, "(in vault)"))),
         (
             "(walk attic hall) (take k) (walk hall vault)",
             refused(PlanError.PRECONDITION, 3, **far(2, 0, "(not (locked vault))")),
@@ -51,10 +48,7 @@ def far(executed_steps: int, goals_reached: int, failed_condition: str | None = 
             refused(PlanError.UNKNOWN_OBJECT, 7, **far(2, 0)),
         ),
         # A step that deletes what it adds keeps it.
-        (
-            f"(rest) (rest) {SOLUTION} (stay vault vault)",
-            executed(True, cost=7.0, **far(7, 2)),
-        ),
+        (f"(rest) (rest) {SOLUTION} (stay vault vault)", executed(True, cost=7.0, **far(7, 2))),
     ],
 )
 def test_execute_says_how_far_a_plan_came_and_why_no_farther(plan, expected):
