@@ -9,12 +9,9 @@ from jaxppo.evaluate.answers.judging import AnswerJudge, rows_of
 from jaxppo.planning import format_action
 from jaxppo.planning.answers.problems import Problems
 from jaxppo.planning.answers.reading import read_answers
-from jaxppo.planning.datasets.config import ImportConfig, PlannerConfig
 from jaxppo.planning.domains import BLOCKSWORLD
-from jaxppo.planning.importing.importers import import_problems
-from jaxppo.run.console import Console
 from tests.planbench_tree import COLOURS, SENTENCES, lines, make_instances, write_instances
-from tests.planning.import_samples import write_files
+from tests.planning.import_samples import import_into, write_files
 
 ONE, TWO = make_instances(2)
 NAME = "results/blocksworld/m/task_1_plan_generation.json"
@@ -158,12 +155,7 @@ def test_import_reads_the_same(tmp_path):
     entries = instances({"ground_truth_plan": coloured(ONE.plan)}, {"ground_truth_plan": coloured(TWO.plan)})
     content = {"task": "t1", "domain": "blocksworld_zero_shot", "instances": entries}
     source = write_files(tmp_path, {"prompts/blocksworld/task_1_plan_generation.json": json.dumps(content)}) / "prompts"
-    planners = PlannerConfig(planner="none")
-    folder = str(tmp_path / "data")
-    config = ImportConfig(
-        source=str(source), pddl_dir=str(pddl_dir), output_dir=folder, split="test", use_val=False, planners=planners
-    )
-    import_problems(config, Console(quiet=True))
-    rows = [json.loads(line) for line in (tmp_path / "data" / "test.jsonl").read_text().splitlines()]
+    rows, _, _ = import_into(tmp_path / "data", source, pddl_dir=str(pddl_dir))
+    rows = list(rows.values())
     assert [row["reference_plan"] for row in rows] == [[format_action(step) for step in one.plan] for one in (ONE, TWO)]
     assert {row["planner"] for row in rows} == {"given"}

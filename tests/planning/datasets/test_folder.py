@@ -11,7 +11,6 @@ from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.card import data_card
 from jaxppo.planning.datasets.files import read_split
 from jaxppo.planning.datasets.folder import Rejected, kind_of_reason
-from jaxppo.planning.prompts.words import split_words
 from tests.planning.dataset_rows import FILES, row, write
 
 
@@ -125,16 +124,6 @@ def test_read_split_names_what_it_cannot_read(rows, tmp_path):
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"train\.parquet"):
         read_split(tmp_path, "train")
-
-
-@pytest.mark.parametrize("style", ["atoms", "nl"])
-def test_the_vocabulary_has_every_word(tmp_path, style):
-    rows = {"train": [row("train", 0, prompt_style=style), row("train", 1, "ferry", prompt_style=style)]}
-    write(tmp_path, rows, words={"car99"})
-    words = json.loads((tmp_path / "vocabulary.json").read_text())
-    assert words == sorted(set(words)) and {"<pad>", "<eos>", "car99", "sail"} <= {*words}
-    used = {word for row in rows["train"] for text in (row["prompt"], row["completion"]) for word in split_words(text)}
-    assert used <= {*words}
 
 
 def test_a_folder_without_a_report_is_not_complete(rows, tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 import json
 import shlex
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,6 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.__main__ import run
 from jaxppo.planning.datasets.build import build_dataset
 from jaxppo.planning.datasets.config import BuildConfig, ImportConfig, PlannerConfig
-from jaxppo.planning.datasets.files import read_jsonl
 from jaxppo.planning.datasets.folder import kind_of_reason
 from jaxppo.planning.datasets.renamed_rows import pools_of
 from jaxppo.planning.datasets.rows import partition
@@ -22,8 +20,11 @@ from jaxppo.run.console import Console
 from tests.planning import kiln
 from tests.planning.import_samples import (
     LAMPS,
+    NO_PLANNER,
     PIPES,
+    import_into,
     json_lines,
+    lamp_files,
     lamp_plan,
     lamp_problem,
     lines,
@@ -31,40 +32,19 @@ from tests.planning.import_samples import (
     pipe_plan,
     pipe_problem,
     planbench_json,
+    rejections,
     write_files,
 )
 
-NO_PLANNER = PlannerConfig(planner="none", workers=1)
 BUILTIN = PlannerConfig(planner="builtin", workers=1, planner_timeout_s=20)
-
-
-def lamp_files(cases, folder=""):
-    """The domain of the lamps, and for each name a problem (how many lamps, which is to be on) with its plan."""
-    files = {f"{folder}domain.pddl": LAMPS}
-    for name, (n_lamps, goal) in cases.items():
-        files[f"{folder}{name}.pddl"] = lamp_problem(n_lamps, goal)
-        files[f"{folder}{name}.plan"] = lines(lamp_plan(goal))
-    return files
 
 
 GOOD = lamp_files({"p": (3, 1)}, "good/")
 
 
-def import_into(out: Path, source: Path, **settings):
-    """Import everything into `test`, unless settings say otherwise: rows by id, reasons by source, and the report."""
-    settings = {"split": "test", "planners": NO_PLANNER, "use_val": False, **settings}
-    report = import_problems(ImportConfig(source=str(source), output_dir=str(out), **settings), Console(quiet=True))
-    rows = {row["id"]: row for split in report["splits"] for row in read_jsonl(out / f"{split}.jsonl")}
-    return rows, {entry["source"]: entry["reason"] for entry in rejections(out)}, report
-
-
 def import_with_pddl(tmp_path, files, pddl, **settings):
     source, pddl_dir = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
     return import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir), **settings)
-
-
-def rejections(out: Path):
-    return [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
 
 
 def assert_rejected(rejected, expected):
