@@ -45,14 +45,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-def evaluator(folder, batch_size, num_devices=1, seed=0, **settings):
+def evaluator(folder, batch_size, num_devices=1, seed=0, data_settings=None, reward=None, **settings):
     return Evaluator(
         MODEL,
         TOKENIZER,
         DataParallel(devices=jax.local_devices()[:num_devices]),
-        DataConfig(dataset=str(folder), eval_splits=("test",)),
+        DataConfig(dataset=str(folder), eval_splits=("test",), **(data_settings or {})),
         EvalConfig(eval_batch_size=batch_size, eval_validator="builtin", **settings),
-        RewardConfig(),
+        reward or RewardConfig(),
         SamplingConfig(response_length=LENGTH),
         seed,
     )
@@ -224,16 +224,7 @@ def test_eval_metrics_names_several_domains():
 
 def text_evaluator(folder, **settings):
     dataset_files.write_jsonl([{"prompt": " ".join(["a"] * n)} for n in (2, 9, 4, 7)], folder / "test.jsonl")
-    return Evaluator(
-        MODEL,
-        TOKENIZER,
-        DataParallel(devices=jax.local_devices()[:1]),
-        DataConfig(dataset=str(folder), eval_splits=("test",), **settings),
-        EvalConfig(eval_batch_size=4),
-        RewardConfig(reward_funcs=("some:function",)),
-        SamplingConfig(response_length=LENGTH),
-        seed=0,
-    )
+    return evaluator(folder, 4, data_settings=settings, reward=RewardConfig(reward_funcs=("some:function",)))
 
 
 def test_evaluation_cuts_prompts_as_training_does(tmp_path):
@@ -246,9 +237,9 @@ def test_evaluation_cuts_prompts_as_training_does(tmp_path):
 
 
 def test_evaluation_leaves_overlong_prompts_out_and_counts_them(tmp_path):
-    evaluator = text_evaluator(tmp_path, max_prompt_length=7, filter_overlong_prompts=True)
-    assert [row["id"] for row in evaluator.rows["test"]] == ["test-0", "test-2", "test-3"]
-    assert evaluator.left_out == {"test": 1}
+    made = text_evaluator(tmp_path, max_prompt_length=7, filter_overlong_prompts=True)
+    assert [row["id"] for row in made.rows["test"]] == ["test-0", "test-2", "test-3"]
+    assert made.left_out == {"test": 1}
     with pytest.raises(DataError, match="max_prompt_length=7"):
         text_evaluator(tmp_path, max_prompt_length=7)
 

@@ -96,14 +96,11 @@ def test_what_gives_no_verdict_is_one_line_and_status_2(call, arguments, expecte
 
 
 @pytest.mark.parametrize("flags", [(), ("--optimal",)])
-def test_solve_prints_a_plan_file_that_validate_accepts(call, flags):
+def test_solve_prints_a_plan_file_that_validate_accepts_or_says_why_there_is_no_plan(call, flags):
     status, out, _ = call("solve", "domain.pddl", "p.pddl", *flags)
     assert status == 0 and out.endswith("; cost = 4 (unit cost)\n")
     assert call("validate", *FILES, plan=out)[0] == 0
-
-
-def test_solve_says_why_there_is_no_plan(call):
-    status, out, err = call("solve", "domain.pddl", "p.pddl", problem=PROBLEM.replace("(key d1)", ""))
+    status, out, err = call("solve", "domain.pddl", "p.pddl", *flags, problem=PROBLEM.replace("(key d1)", ""))
     assert (status, out) == (1, "") and "unsolvable" in err
 
 

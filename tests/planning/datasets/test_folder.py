@@ -61,14 +61,6 @@ def test_write_dataset_never_writes_a_bad_row(rows, tmp_path, change, reason):
     assert report["rejected"] == {kind_of_reason(reason): 1}
 
 
-def test_rows_with_one_and_with_several_plans_get_one_shape(rows, tmp_path):
-    """Columns of a table need it."""
-    rows["train"][1] |= {"reference_plan": [PLAN, PLAN]}
-    write(tmp_path, rows)
-    assert listed(tmp_path) == []
-    assert all(isinstance(plan, list) for row in read_split(tmp_path, "test") for plan in row["reference_plan"])
-
-
 def test_write_dataset_asks_val(rows, tmp_path, fake_val):
     fake_val("print('Plan executed successfully - checking goal\\nGoal not satisfied\\nPlan invalid'); sys.exit(1)")
     rows["train"][1] |= {"reference_plan": []}
@@ -88,11 +80,13 @@ def test_write_dataset_asks_val(rows, tmp_path, fake_val):
 
 
 def test_columns_are_equal_in_all_rows_and_of_the_kinds_that_tables_have(rows, tmp_path):
-    rows["train"][1]["source"] = "a.pddl"
+    rows["train"][1] |= {"source": "a.pddl", "reference_plan": [PLAN, PLAN]}
     write(tmp_path / "data", rows)
+    assert listed(tmp_path / "data") == []
     read = [row for split in rows for row in read_split(tmp_path / "data", split)]
     assert {tuple(row) for row in read} == {(*datasets.COLUMNS, "source")}
     assert [row["source"] for row in read] == [None, None, "a.pddl", None]
+    assert all(isinstance(plan, list) for row in read for plan in row["reference_plan"])  # one shape of plans
     rows["train"][1]["source"] = {"file": "a.pddl"}
     with pytest.raises(DataError, match="source"):
         write(tmp_path / "other", rows)

@@ -82,7 +82,7 @@ def test_find_leaks_counts_equal_prompts_and_problems_whatever_the_names_and_eac
 
 
 @pytest.mark.parametrize("style", ["random", "deceptive"])
-def test_find_leaks_turns_obfuscated_rows_back(splits, style):
+def test_find_leaks_turns_obfuscated_rows_back_whose_words_it_needs(splits, style):
     splits["test_obfuscated"], mappings = [None], None
     splits["test_obfuscated"][0], mappings = in_other_words(splits["test"][1], style=style)
     found = find_leaks(splits, mappings)
@@ -90,11 +90,7 @@ def test_find_leaks_turns_obfuscated_rows_back(splits, style):
     splits["test_obfuscated"][0], mappings = in_other_words(splits["train"][0], style=style)
     found = find_leaks(splits, mappings)
     assert found["paired"] == 0 and found["pairs"]["train / test_obfuscated"]["problems"] == found["leaks"] == 1
-
-
-def test_find_leaks_needs_the_words_of_an_obfuscated_row(splits):
-    splits["test_obfuscated"] = [in_other_words(splits["test"][0])[0]]
-    with pytest.raises(DataError, match=r"test_obfuscated-0.*'random'"):
+    with pytest.raises(DataError, match=rf"test_obfuscated-0.*'{style}'"):
         find_leaks(splits, {})
 
 

@@ -111,7 +111,6 @@ def lamps_at(problem, plan, goal):
 
 
 PIPES_APART = {"pipes/domain.pddl": PIPES, "pipes/p.pddl": pipe_problem(3), "pipes/p.pddl.soln": lines(pipe_plan(3))}
-GENERATED = "instances/lamps/generated_basic"
 LAYOUTS = {
     "a folder for each domain": (
         lamp_files({"instance-2": (3, 1), "instance-10": (3, 2)}, "lamps/") | PIPES_APART,
@@ -135,14 +134,6 @@ LAYOUTS = {
             **lamps_at("instances/instance-2.pddl", "solutions/instance-2", 2),
         },
         ["instances/instance-1", "instances/instance-2"],
-    ),
-    "PlanBench": (
-        {
-            "instances/lamps/generated_domain.pddl": LAMPS,
-            **lamps_at(f"{GENERATED}/instance-1.pddl", f"{GENERATED}/sas_plan", 1),
-            **PIPES_APART,
-        },
-        [f"{GENERATED}/instance-1", "pipes/p"],
     ),
     "plans in a mirrored tree": (
         {

