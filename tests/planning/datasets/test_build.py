@@ -69,7 +69,7 @@ def rows(built):
     return {split: read_split(built[0], split) for split in N_ROWS}
 
 
-def test_every_split_has_the_rows_asked_for(built, rows):
+def test_every_split_has_the_rows_asked_for_which_are_what_their_columns_and_their_split_say(built, rows):
     assert {split: len(own) for split, own in rows.items()} == N_ROWS
     for split, own in rows.items():
         n_domains = 1 if split == "test_unseen" else 2
@@ -80,8 +80,6 @@ def test_every_split_has_the_rows_asked_for(built, rows):
     ids = [row["id"] for own in rows.values() for row in own]
     assert len(set(ids)) == len(ids) and built[2]["shortfalls"] == []
 
-
-def test_rows_are_what_their_columns_and_their_split_say(rows):
     bands = {"test_longer": [*range(20, 41)], "test_larger": [*range(3, 17), *range(20, 41)]}
     forms = []
     for split, own in rows.items():

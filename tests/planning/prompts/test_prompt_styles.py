@@ -379,12 +379,9 @@ def test_vocabulary_holds_the_words_of_all_problems(name, style):
     assert "{}" not in "".join(words)
 
 
-def test_vocabulary_holds_constants_and_negation():
+def test_vocabulary_holds_constants_and_negation_split_at_blanks_and_punctuation():
     names = parse_problem(ERRAND, parse_domain(DELIVERY)).objects
     assert set(render_prompt(DELIVERY, ERRAND).split()) <= set(vocabulary([DELIVERY], names))
-
-
-def test_words_of_splits_at_blanks_and_punctuation():
     assert words_of(["Goal: (on a b), b.", "a;b <plan> x-1?y"]) == sorted(
         ["<pad>", "<eos>", "Goal", ":", "(", "on", "a", "b", ")", ",", ".", ";", "<plan>", "x-1?y"]
     )

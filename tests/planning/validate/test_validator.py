@@ -63,7 +63,7 @@ def test_execute_judges_empty_plans_and_goals_and_is_unchanged_by_earlier_plans(
     assert [judge(DOMAIN, PROBLEM, plan).valid for plan in (SOLUTION, "", SOLUTION)] == [True, False, True]
 
 
-def test_check_action_takes_faults_in_order():
+def test_check_action_takes_faults_in_order_and_refuses_what_has_no_type_in_a_typed_domain():
     problem = parse_problem(PROBLEM, parse_domain(DOMAIN))
     assert check_action(problem, ()) is PlanError.UNKNOWN_ACTION
     assert check_action(problem, ("fly", "moon")) is PlanError.UNKNOWN_ACTION
@@ -71,9 +71,6 @@ def test_check_action_takes_faults_in_order():
     assert check_action(problem, ("walk", "k", "moon")) is PlanError.UNKNOWN_OBJECT
     assert check_action(problem, ("walk", "k", "hall")) is PlanError.WRONG_TYPE
     assert check_action(problem, ("take", "k")) is None
-
-
-def test_check_action_refuses_what_has_no_type_in_a_typed_domain():
     domain = DOMAIN.replace("(:action rest :parameters ()", "(:action rest :parameters (?any)")
     problem = parse_problem(PROBLEM.replace("k - key cup - item)", "k - key cup - item thing)"), parse_domain(domain))
     assert check_action(problem, ("rest", "k")) is PlanError.WRONG_TYPE
