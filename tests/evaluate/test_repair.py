@@ -17,7 +17,7 @@ from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.reward_functions.plan import PlanScoring
 from tests.data.tokenizers import WORDS, chat_tokenizer
-from tests.evaluate.small_models import MODEL, likeliest_words, logits_without_cache
+from tests.evaluate.small_models import MODEL, SIZES, likeliest_words, logits_without_cache
 
 ROWS = build_split("test", sizes={3: 2, 4: 2}, seed=0, unique=True)
 TOKENIZER = data.word_tokenizer()
@@ -161,15 +161,7 @@ def test_rows_that_are_chats_go_on_as_chats():
     assert template.tokenizer.convert_ids_to_tokens(ids) == text.split()
 
 
-SHORT = GPT2Config(
-    vocab_size=32,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    initializer_range=1.0,
-    max_position_embeddings=64,
-)
+SHORT = GPT2Config(**SIZES, max_position_embeddings=64)
 """A model that knows few positions."""
 
 

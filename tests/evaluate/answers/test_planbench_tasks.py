@@ -28,11 +28,14 @@ def detour(one):
     return (one.plan[0], (back, *one.plan[0][1:]), *one.plan)
 
 
-def judge(tmp_path, files, rule="strict"):
+def judge(tmp_path, files, rule="strict", compact_names=True):
     write_files(tmp_path, {name: json.dumps(content) for name, content in files.items()})
-    problems = Problems(write_instances(tmp_path, [ONE, TWO]))
-    results = tmp_path / "results"
-    judged, unread = AnswerJudge(problems, rule)(read_answers(results, {}, problems.configs, problems.folders))
+    folder, config = write_instances(tmp_path, [ONE, TWO]), tmp_path / "configs" / "blocksworld.yaml"
+    if not compact_names:
+        config.write_text(config.read_text().partition("encoded_objects_compact")[0])
+    problems = Problems(folder)
+    answers = read_answers(tmp_path / "results", {}, problems.configs, problems.folders)
+    judged, unread = AnswerJudge(problems, rule)(answers)
     return judged, unread, problems
 
 
@@ -56,13 +59,8 @@ def test_older_fields_and_names_of_the_prompt_are_read(tmp_path, domain):
 
 def test_short_names_come_from_the_phrases_where_no_others_are_given(tmp_path):
     entries = instances({"extracted_llm_plan": coloured(ONE.plan)})
-    write_instances(tmp_path, [ONE, TWO])
-    config = tmp_path / "configs" / "blocksworld.yaml"
-    kept = [line for line in config.read_text().splitlines() if not line.startswith("encoded_objects_compact")]
-    write_files(tmp_path, {NAME: json.dumps({"task": "t1", "domain": "blocksworld", "instances": entries})})
-    config.write_text("\n".join(kept))
-    problems = Problems(tmp_path / "instances")
-    (one,), _ = AnswerJudge(problems)(read_answers(tmp_path / "results", {}, problems.configs, problems.folders))
+    files = {NAME: {"task": "t1", "domain": "blocksworld", "instances": entries}}
+    (one,), _, _ = judge(tmp_path, files, compact_names=False)
     assert one.verdict.valid
 
 

@@ -18,6 +18,7 @@ from jaxppo.planning.transform.canonical import canonical_form
 from jaxppo.planning.validate.validator import execute
 from jaxppo.run.console import Console
 from tests.planning import kiln
+from tests.planning.dataset_rows import problem_of
 from tests.planning.import_samples import (
     LAMPS,
     NO_PLANNER,
@@ -54,10 +55,6 @@ def assert_rejected(rejected, expected):
     }
     for source, (_, named) in expected.items():
         assert named in rejected[source]
-
-
-def problem_of(row):
-    return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
 
 
 def plans_of(rows):

@@ -133,13 +133,10 @@ PLAN = (("unstack", "b", "a"), ("put-down", "b"))
         ("unstack block b from block a.\nput down block b.", "nl", PLAN),
         ("unstack block b from block a . put down block b .", "nl", PLAN),
         ("Unstack  BLOCK b\tfrom\r\nblock A.put down block b.\n", "nl", PLAN),
-        ("", "nl", ()),
         (" \n", "nl", ()),
-        ("", "pddl", ()),
         (" \n", "pddl", ()),
         ("UNSTACK  B a;put-down\tb", "atoms", PLAN),
         (" unstack b a\n;\r\nput-down b ", "atoms", PLAN),
-        ("", "atoms", ()),
         (" \n", "atoms", ()),
     ],
 )
