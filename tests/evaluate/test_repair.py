@@ -64,7 +64,7 @@ def repaired(script, most=512, **settings):
     return repair_plans(ROWS, encoded_by(PLAIN), script, PLAIN, config, SCORING, most)
 
 
-def test_only_failures_are_asked_again_with_all_that_was_said():
+def test_only_failures_are_asked_again_with_all_that_was_said_and_results_count_every_token():
     script = Script(*ROUNDS)
     attempts = repaired(script)
     assert [list(asked) for asked in script.asked] == [[0, 1, 2, 3], [1, 2, 3], [2, 3]]
@@ -84,9 +84,6 @@ def test_only_failures_are_asked_again_with_all_that_was_said():
             turns.append((texts[i], reason(row, texts[i])))
             assert attempt.said == ("" if attempt.is_valid else turns[-1][1])
 
-
-def test_results_count_what_is_valid_by_each_round_and_every_token():
-    attempts = repaired(Script(*ROUNDS))
     repairs = [[of_row] for of_row in attempts]
     results = repair_results(repairs)
     assert [one["validity"] for one in results] == [wilson(1, 4), wilson(2, 4), wilson(3, 4)]

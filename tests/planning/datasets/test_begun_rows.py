@@ -52,14 +52,14 @@ def test_prompt_and_completion_are_the_whole_plan_and_the_rest_is_judged_alike(s
 
 def test_tokens_are_those_of_the_whole_plan():
     row = stream_row(dataclasses.replace(STREAM, domains=("blocksworld",), prompt_style="atoms"), 0)
+    tokenizer = data.word_tokenizer()
+
+    def tokens(row):
+        (prompt,), (completion,) = data.encode_prompts(tokenizer, [row], 512), data.encode_completions(tokenizer, [row])
+        return [*prompt, *completion]
+
     for done in range(1, row["plan_length"]):
         assert tokens(begun_row(row, done)) == tokens(row)
-
-
-def tokens(row):
-    tokenizer = data.word_tokenizer()
-    (prompt,), (completion,) = data.encode_prompts(tokenizer, [row], 512), data.encode_completions(tokenizer, [row])
-    return [*prompt, *completion]
 
 
 def test_numbers_of_steps_are_different_and_follow_from_seed_and_row_and_the_first_plan_is_begun():

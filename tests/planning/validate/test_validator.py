@@ -9,6 +9,7 @@ from tests.planning.vault import DOMAIN, PROBLEM, SOLUTION
 
 executed = PlanVerdict.executed
 refused = PlanVerdict.refused
+TAKEN = "(walk attic hall) (take k)"
 # What `SOLUTION` gets.
 VALID = PlanVerdict(True, True, True, executed_steps=4, goals_reached=2, goals=2, cost=4.0)
 
@@ -28,11 +29,8 @@ def far(executed_steps: int, goals_reached: int, failed_condition: str | None = 
     [
         (SOLUTION, VALID),
         ("", executed(False, cost=0.0, **far(0, 0, "(in vault)"))),
-        ("(walk attic hall) (take k) (unlock vault k)", executed(False, cost=3.0, **far(3, 1, "(in vault)"))),
-        (
-            "(walk attic hall) (take k) (walk hall vault)",
-            refused(PlanError.PRECONDITION, 3, **far(2, 0, "(not (locked vault))")),
-        ),
+        (f"{TAKEN} (unlock vault k)", executed(False, cost=3.0, **far(3, 1, "(in vault)"))),
+        (f"{TAKEN} (walk hall vault)", refused(PlanError.PRECONDITION, 3, **far(2, 0, "(not (locked vault))"))),
         ("(stay attic hall)", refused(PlanError.PRECONDITION, 1, **far(0, 0, "(= attic hall)"))),
         ("(walk attic attic)", refused(PlanError.PRECONDITION, 1, **far(0, 0, "(not (= attic attic))"))),
         (f"{SOLUTION} (take k)", refused(PlanError.PRECONDITION, 5, **far(4, 2, "(in hall)"))),
@@ -40,13 +38,10 @@ def far(executed_steps: int, goals_reached: int, failed_condition: str | None = 
         ("(walk attic)", refused(PlanError.WRONG_ARITY, 1, **far(0, 0))),
         (f"{SOLUTION} (rest vault)", refused(PlanError.WRONG_ARITY, 5, **far(4, 2))),
         (f"{SOLUTION} (walk vault moon)", refused(PlanError.UNKNOWN_OBJECT, 5, **far(4, 2))),
-        ("(walk attic hall) (take k) (unlock vault cup)", refused(PlanError.WRONG_TYPE, 3, **far(2, 0))),
+        (f"{TAKEN} (unlock vault cup)", refused(PlanError.WRONG_TYPE, 3, **far(2, 0))),
         # A step that is wrong by itself is the reason, wherever execution stopped before it.
         (f"{SOLUTION} (rest) (rest) (fly vault)", refused(PlanError.UNKNOWN_ACTION, 7, **far(6, 2))),
-        (
-            "(walk attic hall) (take k) (take k) (rest) (rest) (rest) (walk hall moon)",
-            refused(PlanError.UNKNOWN_OBJECT, 7, **far(2, 0)),
-        ),
+        (f"{TAKEN} (take k) (rest) (rest) (rest) (walk hall moon)", refused(PlanError.UNKNOWN_OBJECT, 7, **far(2, 0))),
         # A step that deletes what it adds keeps it.
         (f"(rest) (rest) {SOLUTION} (stay vault vault)", executed(True, cost=7.0, **far(7, 2))),
     ],
