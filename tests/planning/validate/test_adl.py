@@ -189,12 +189,9 @@ UNREADABLE = {
 LENIENT = {"effect": "(when (p) (forall (?x) (q ?x))) (when (p)) (and (g) (= ?x a))"}
 ERRORS = [(part, form, False) for part, text in UNREADABLE.items() for form in forms(text)]
 ERRORS += [(part, form, True) for part, text in LENIENT.items() for form in forms(text)]
+ERRORS.append(("goal", "(g) (p)", False))  # it is one condition
 
 
 @pytest.mark.parametrize(("part", "form", "val_reads_on"), ERRORS)
 def test_what_val_cannot_read_and_some_of_what_it_reads_on_through_is_an_error(part, form, val_reads_on):
     check_refused(*untyped(**{part: form}), val_reads_on=val_reads_on)
-
-
-def test_a_goal_is_one_condition():
-    check_refused(*untyped(goal="(g) (p)"))
