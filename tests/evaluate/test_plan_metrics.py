@@ -95,9 +95,7 @@ def test_samples_of_a_problem_by_hand():
     assert cell["distinct_valid_plans"]["mean"] == pytest.approx((2 + 1 + 0) / 3)
     assert cell["lccs"] == mean_interval([(1 + 0.5 + 1 + 0.5) / 4, (1 + 0 + 0 + 0.5) / 4, 0.5], (0, 1))
     assert cell["answers"] == sum(cell["errors"].values()) == 12
-
-
-def test_powers_of_pass_at_k_are_those_that_every_problem_has():
+    # Powers of pass@k are those that every problem has.
     assert list(measure(several([RIGHT] * 5, [RIGHT] * 3))["pass_at_k"]) == ["1", "2"]
     assert list(measure(several([RIGHT]))["pass_at_k"]) == ["1"]
     assert measure([])["pass_at_k"] == {} and measure([])["validity"] is None
