@@ -39,13 +39,10 @@ ACTIONS = st.tuples(st.sampled_from(["go", "pick-up", "x_1"]), st.sampled_from([
         "(unstack a b)\r(put-down a)",
     ],
 )
-def test_parse_plan_text_reads_benign_layouts(text):
+def test_parse_plan_text_reads_benign_layouts_and_the_empty_plan(text):
     assert parse_plan_text(text) == ParsedPlan((A, B))
-
-
-@pytest.mark.parametrize("text", ["", " \r\n\t", "; nothing\n", "; nothing"])
-def test_parse_plan_text_reads_the_empty_plan(text):
-    assert parse_plan_text(text) == ParsedPlan(())
+    for empty in ("", " \r\n\t", "; nothing\n", "; nothing"):
+        assert parse_plan_text(empty) == ParsedPlan(())
 
 
 def pieces(text: str) -> list[str]:
