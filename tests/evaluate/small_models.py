@@ -6,15 +6,15 @@ import numpy as np
 from jaxppo import hf, models
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 
-MODEL = GPTNeoXConfig(
-    vocab_size=32,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    initializer_range=1.0,
-    rotary_pct=1.0,
-)
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "initializer_range": 1.0,
+}
+MODEL = GPTNeoXConfig(**SIZES, rotary_pct=1.0)
 
 
 def write_spoiled(folder, noise):

@@ -36,7 +36,7 @@ def test_compare_by_hand():
     assert itself["p_value"] == 1.0 and itself["tied"] == 25
 
 
-def test_compare_of_several_samples_counts_each_problem_once():
+def test_compare_of_several_samples_counts_each_problem_once_and_of_different_numbers_by_rates():
     a = several([RIGHT, WRONG, WRONG], [WRONG] * 3, [RIGHT] * 3, [RIGHT] * 3)
     b = several([RIGHT, RIGHT, WRONG], [RIGHT] * 3, [RIGHT] * 3, [WRONG] * 3)
     result = compare(a, b)
@@ -44,9 +44,7 @@ def test_compare_of_several_samples_counts_each_problem_once():
     assert result["difference"]["mean"] == pytest.approx((1 / 3 + 1 + 0 - 1) / 4)
     assert result["n"] == 4 and result["a"]["samples"] == 12
     assert result["p_value"] == pytest.approx(stats.binomtest(1, 3).pvalue) and result["test"] == "sign"
-
-
-def test_compare_of_different_numbers_of_answers_is_by_rates():
+    # Different numbers of answers are compared by rates.
     a = several([RIGHT], [WRONG], [RIGHT], [WRONG])
     b = several([RIGHT, RIGHT], [RIGHT, WRONG], [WRONG, WRONG], [WRONG] * 3)
     result = compare(a, b)

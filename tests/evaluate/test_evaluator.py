@@ -15,14 +15,7 @@ from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, 
 from jaxppo.config.sources import replace
 from jaxppo.errors import DataError
 from jaxppo.evaluate.decoding import Completion
-from jaxppo.evaluate.evaluator import (
-    Evaluator,
-    Predictions,
-    choose_fixed,
-    eval_metrics,
-    make_evaluator,
-    samples_of,
-)
+from jaxppo.evaluate.evaluator import Evaluator, Predictions, choose_fixed, eval_metrics, make_evaluator, samples_of
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.predictions import Prediction
 from jaxppo.evaluate.printing import print_before_and_after, summary_line
@@ -52,14 +45,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-def evaluator(folder, batch_size, num_devices=1, seed=0, **settings):
+def evaluator(folder, batch_size, num_devices=1, seed=0, data_settings=None, reward=None, **settings):
     return Evaluator(
         MODEL,
         TOKENIZER,
         DataParallel(devices=jax.local_devices()[:num_devices]),
-        DataConfig(dataset=str(folder), eval_splits=("test",)),
+        DataConfig(dataset=str(folder), eval_splits=("test",), **(data_settings or {})),
         EvalConfig(eval_batch_size=batch_size, eval_validator="builtin", **settings),
-        RewardConfig(),
+        reward or RewardConfig(),
         SamplingConfig(response_length=LENGTH),
         seed,
     )
@@ -136,7 +129,7 @@ def test_a_stop_token_of_the_command_ends_completions_in_place_of_the_end_of_seq
         assert {completion.ended for completion in made.complete(says(token), "test")} == {token == 5}
 
 
-def test_completions_end_with_every_end_that_the_model_has(folder):
+def test_completions_end_with_every_end_that_the_model_has_and_with_that_of_a_chat_template(folder):
     model = dataclasses.replace(MODEL, end_ids=(5, 7), num_tokens=30)
     made = evaluator_of(TrainConfig, folder, model)
     cut = (TOKENIZER.decode([4] * LENGTH), False)
@@ -147,9 +140,7 @@ def test_completions_end_with_every_end_that_the_model_has(folder):
     for config_class in (EvaluateConfig, SFTConfig):
         decoder = evaluator_of(config_class, folder, model).decoder
         assert (decoder.stop_ids, decoder.end_ids) == (made.decoder.stop_ids, made.decoder.end_ids)
-
-
-def test_the_end_marker_of_a_chat_template_ends_completions(folder):
+    # The end marker of a chat template.
     others = sorted({*TOKENIZER.get_vocab()} - {*WORDS.split()})
     tokenizer = chat_tokenizer(words=f"{WORDS} {' '.join(others)}")
     decoder = evaluator_of(EvaluateConfig, folder, tokenizer=tokenizer).decoder
@@ -231,31 +222,19 @@ def test_eval_metrics_names_several_domains():
 
 def text_evaluator(folder, **settings):
     dataset_files.write_jsonl([{"prompt": " ".join(["a"] * n)} for n in (2, 9, 4, 7)], folder / "test.jsonl")
-    return Evaluator(
-        MODEL,
-        TOKENIZER,
-        DataParallel(devices=jax.local_devices()[:1]),
-        DataConfig(dataset=str(folder), eval_splits=("test",), **settings),
-        EvalConfig(eval_batch_size=4),
-        RewardConfig(reward_funcs=("some:function",)),
-        SamplingConfig(response_length=LENGTH),
-        seed=0,
-    )
+    return evaluator(folder, 4, data_settings=settings, reward=RewardConfig(reward_funcs=("some:function",)))
 
 
-def test_evaluation_cuts_prompts_as_training_does(tmp_path):
+def test_evaluation_cuts_prompts_as_training_does_and_counts_overlong_ones_that_it_leaves_out(tmp_path):
     cut = text_evaluator(tmp_path, input_min_text_length=2, input_max_text_length=3)
     lengths = [len(row["prompt"].split()) for row in cut.rows["test"]]
     assert lengths[0] == 2 and all(2 <= length <= 3 for length in lengths)
     assert lengths == [len(ids) for ids in cut._encoded["test"]]
     again = text_evaluator(tmp_path, input_min_text_length=2, input_max_text_length=3)
     assert again.rows == cut.rows
-
-
-def test_evaluation_leaves_overlong_prompts_out_and_counts_them(tmp_path):
-    evaluator = text_evaluator(tmp_path, max_prompt_length=7, filter_overlong_prompts=True)
-    assert [row["id"] for row in evaluator.rows["test"]] == ["test-0", "test-2", "test-3"]
-    assert evaluator.left_out == {"test": 1}
+    made = text_evaluator(tmp_path, max_prompt_length=7, filter_overlong_prompts=True)
+    assert [row["id"] for row in made.rows["test"]] == ["test-0", "test-2", "test-3"]
+    assert made.left_out == {"test": 1}
     with pytest.raises(DataError, match="max_prompt_length=7"):
         text_evaluator(tmp_path, max_prompt_length=7)
 

@@ -7,15 +7,7 @@ import pytest
 from scipy import stats  # comes with jax
 
 from jaxppo.evaluate import intervals
-from jaxppo.evaluate.intervals import (
-    Z95,
-    bootstrap_mean,
-    clustered_wilson,
-    mcnemar,
-    mean_interval,
-    paired_z,
-    wilson,
-)
+from jaxppo.evaluate.intervals import Z95, bootstrap_mean, clustered_wilson, mcnemar, mean_interval, paired_z, wilson
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 20), (20, 20), (3, 10), (640, 1024)])
@@ -37,13 +29,10 @@ def test_intervals_of_little_or_nothing_are_open():
     assert bootstrap_mean([])["mean"] is None
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_clustered_wilson_of_equal_samples_counts_problems(size):
-    alike = clustered_wilson([size, 0, size, 0, size], [size] * 5)
-    assert alike == wilson(3, 5) | ({"samples": 5 * size} if size > 1 else {})
-
-
 def test_clustered_wilson_by_hand():
+    for size in (1, 2, 5):  # equal samples count problems
+        alike = clustered_wilson([size, 0, size, 0, size], [size] * 5)
+        assert alike == wilson(3, 5) | ({"samples": 5 * size} if size > 1 else {})
     # Rates 1/2, 1, 1/2, 0, 1: mean 0.6, variance of the mean = 0.7 / 4 / 5 = 0.035, n* = 0.24 / 0.035 = 6.857.
     interval = clustered_wilson([1, 2, 1, 0, 2], [2] * 5)
     p, n, z = 0.6, 0.24 / 0.035, Z95

@@ -17,7 +17,7 @@ from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.reward_functions.plan import PlanScoring
 from tests.data.tokenizers import WORDS, chat_tokenizer
-from tests.evaluate.small_models import MODEL, likeliest_words, logits_without_cache
+from tests.evaluate.small_models import MODEL, SIZES, likeliest_words, logits_without_cache
 
 ROWS = build_split("test", sizes={3: 2, 4: 2}, seed=0, unique=True)
 TOKENIZER = data.word_tokenizer()
@@ -64,7 +64,7 @@ def repaired(script, most=512, **settings):
     return repair_plans(ROWS, encoded_by(PLAIN), script, PLAIN, config, SCORING, most)
 
 
-def test_only_failures_are_asked_again_with_all_that_was_said():
+def test_only_failures_are_asked_again_with_all_that_was_said_and_results_count_every_token():
     script = Script(*ROUNDS)
     attempts = repaired(script)
     assert [list(asked) for asked in script.asked] == [[0, 1, 2, 3], [1, 2, 3], [2, 3]]
@@ -84,9 +84,6 @@ def test_only_failures_are_asked_again_with_all_that_was_said():
             turns.append((texts[i], reason(row, texts[i])))
             assert attempt.said == ("" if attempt.is_valid else turns[-1][1])
 
-
-def test_results_count_what_is_valid_by_each_round_and_every_token():
-    attempts = repaired(Script(*ROUNDS))
     repairs = [[of_row] for of_row in attempts]
     results = repair_results(repairs)
     assert [one["validity"] for one in results] == [wilson(1, 4), wilson(2, 4), wilson(3, 4)]
@@ -161,15 +158,7 @@ def test_rows_that_are_chats_go_on_as_chats():
     assert template.tokenizer.convert_ids_to_tokens(ids) == text.split()
 
 
-SHORT = GPT2Config(
-    vocab_size=32,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    initializer_range=1.0,
-    max_position_embeddings=64,
-)
+SHORT = GPT2Config(**SIZES, max_position_embeddings=64)
 """A model that knows few positions."""
 
 

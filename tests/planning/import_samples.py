@@ -1,4 +1,4 @@
-"""Problems with plans worked out by hand, and the layouts that importers read, written without the package."""
+"""Problems with plans worked out by hand, the layouts that importers read, and what an import makes of them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from jaxppo.planning.datasets.config import ImportConfig, PlannerConfig
+from jaxppo.planning.datasets.files import read_jsonl
+from jaxppo.planning.importing.importers import import_problems
+from jaxppo.run.console import Console
+
+NO_PLANNER = PlannerConfig(planner="none", workers=1)
 LAMPS = """(define (domain lamps)
   (:predicates (lamp ?x) (on ?x) (next ?x ?y))
   (:action switch-on :parameters (?x) :precondition (and (lamp ?x) (not (on ?x))) :effect (on ?x))
@@ -56,6 +62,27 @@ def write_files(root: Path, files: Mapping[str, str | bytes]) -> Path:
 
 def lines(plan: Sequence[str]) -> str:
     return "".join(f"{step}\n" for step in plan)
+
+
+def lamp_files(cases: Mapping[str, tuple[int, int]], folder: str = "") -> dict[str, str]:
+    """The domain of the lamps, and for each name a problem (how many lamps, which is to be on) with its plan."""
+    files = {f"{folder}domain.pddl": LAMPS}
+    for name, (n_lamps, goal) in cases.items():
+        files[f"{folder}{name}.pddl"] = lamp_problem(n_lamps, goal)
+        files[f"{folder}{name}.plan"] = lines(lamp_plan(goal))
+    return files
+
+
+def import_into(out: Path, source: Path, **settings):
+    """Import everything into `test`, unless settings say otherwise: rows by id, reasons by source, and the report."""
+    settings = {"split": "test", "planners": NO_PLANNER, "use_val": False, **settings}
+    report = import_problems(ImportConfig(source=str(source), output_dir=str(out), **settings), Console(quiet=True))
+    rows = {row["id"]: row for split in report["splits"] for row in read_jsonl(out / f"{split}.jsonl")}
+    return rows, {entry["source"]: entry["reason"] for entry in rejections(out)}, report
+
+
+def rejections(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
 
 
 def planbench_json(domain: str, instances: Sequence[Mapping[str, Any]], task: str = "task_1_plan_generation") -> str:

@@ -13,7 +13,6 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate.__main__ import evaluate
 from jaxppo.evaluate.answers.agreement import Reason
-from jaxppo.evaluate.answers.results import cells_of
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.planning import find_val
 from jaxppo.planning.answers.columns import parse_columns
@@ -144,22 +143,14 @@ def test_raw_answers_are_read_as_sentences_and_checked_against_the_extracted_pla
     assert found == {"3": Reason.OTHER, "4": UNEXPLAINED}
 
 
-def test_responses_without_verdicts_are_judged_by_what_the_model_wrote(tmp_path):
+def test_one_file_is_read_without_its_folders_and_without_verdicts_by_what_the_model_wrote(tmp_path, pddl_dir):
     one = instances()[0]
     entry = record(one, "", None, "\n".join(map(sentence, one.plan)))
     del entry["extracted_llm_plan"], entry["llm_correct"]
-    pddl_dir = write_instances(tmp_path, instances())
-    name = "responses/blocksworld/m/task_1_plan_generation.json"
-    folder = write_files(tmp_path, {name: planbench_json("blocksworld", [entry])}) / "responses"
-    content, records, _, _ = run(tmp_path, folder, "--extract", "longest", pddl_dir=pddl_dir)
-    assert records[0]["valid"] and content["recorded"]["compared"] == 0
-
-
-def test_one_file_is_read_without_its_folders(tmp_path, pddl_dir):
-    one = instances()[0]
-    text = planbench_json("blocksworld", [record(one, lines(one.plan), True)])
     name = "some/where/task_1_plan_generation_zero_shot_run1.json"
-    _, (judged,), _, _ = run(tmp_path, write_files(tmp_path, {name: text}) / name, pddl_dir=pddl_dir)
+    path = write_files(tmp_path, {name: planbench_json("blocksworld", [entry])}) / name
+    content, (judged,), _, _ = run(tmp_path, path, "--extract", "longest", pddl_dir=pddl_dir)
+    assert judged["valid"] and content["recorded"]["compared"] == 0
     assert (judged["domain"], judged["model"], judged["prompt"]) == ("blocksworld", "where", "zero_shot_run1")
 
 
@@ -315,31 +306,29 @@ TIMED = """(define (domain walks) (:requirements :durative-actions) (:predicates
    :effect (at end (at ?x))))"""
 
 
+MANY = """(define (domain d) (:requirements :adl) (:predicates (r ?x ?y) (done))
+  (:action mark :parameters (?x ?y) :precondition () :effect (r ?x ?y))
+  (:action go :parameters (?x) :precondition (forall (?a ?b ?c ?d) (or (r ?a ?b) (not (r ?c ?d)))) :effect (done)))"""
+
+
 @needs_val
-def test_plans_that_only_val_understands_keep_their_steps(tmp_path):
-    problem = "(define (problem p) (:domain walks) (:objects a b) (:init) (:goal (and (at a) (at b))))"
-    files = write_files(tmp_path / "pddl", {"domain.pddl": TIMED, "p.pddl": problem})
+def test_val_judges_what_only_it_understands_or_fills_with_objects_in_time(tmp_path):
+    names = " ".join(f"o{number}" for number in range(20))
+    files = {
+        "walks/domain.pddl": TIMED,
+        "walks/p.pddl": "(define (problem p) (:domain walks) (:objects a b) (:init) (:goal (and (at a) (at b))))",
+        "many/domain.pddl": MANY,
+        "many/q.pddl": f"(define (problem q) (:domain d) (:objects {names}) (:init) (:goal (done)))",
+    }
     texts = ["0: (go a) [1]\n0: (go b) [1]", "0: (go b) [1]\n2: (go a) [1]", "0: (go a) [1]"]
     table = [{"plan": text, "problem": "p"} for text in texts]
-    content, records, _, _ = run(tmp_path, write_table(tmp_path / "answers.csv", table), pddl_dir=files)
-    assert [record["valid"] for record in records] == [True, True, False]
-    assert [len(record["plan"]) for record in records] == [2, 2, 1]
-    ((_, _, _, cell),) = cells_of(content)
+    table += [{"plan": text, "problem": "q"} for text in ("(go o1)", "(go o1 o2)")]
+    path, pddl_dir = write_table(tmp_path / "answers.csv", table), write_files(tmp_path / "pddl", files)
+    content, records, _, _ = run(tmp_path, path, pddl_dir=pddl_dir)
+    assert [record["valid"] for record in records] == [True, True, False, True, False] and content["not_judged"] == []
+    assert [len(record["plan"]) for record in records[:3]] == [2, 2, 1]  # they keep their steps
+    cell = content["models"]["answers"]["answers"]["domains"]["walks"]
     assert cell["distinct_valid_plans"]["mean"] == 2 and cell["exact_match"] is None and cell["lccs"] is None
-
-
-@needs_val
-def test_val_judges_where_filling_in_objects_would_take_too_long(tmp_path):
-    domain = """(define (domain d) (:requirements :adl) (:predicates (r ?x ?y) (done))
-      (:action mark :parameters (?x ?y) :precondition () :effect (r ?x ?y))
-      (:action go :parameters (?x) :precondition (forall (?a ?b ?c ?d) (or (r ?a ?b) (not (r ?c ?d))))
-       :effect (done)))"""
-    names = " ".join(f"o{number}" for number in range(20))
-    problem = f"(define (problem p) (:domain d) (:objects {names}) (:init) (:goal (done)))"
-    files = write_files(tmp_path / "pddl", {"domain.pddl": domain, "p.pddl": problem})
-    table = [{"plan": text, "problem": "p"} for text in ("(go o1)", "(go o1 o2)")]
-    content, records, _, _ = run(tmp_path, write_table(tmp_path / "answers.csv", table), pddl_dir=files)
-    assert [record["valid"] for record in records] == [True, False] and content["not_judged"] == []
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1c"], ids=ascii)

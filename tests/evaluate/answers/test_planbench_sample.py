@@ -45,9 +45,7 @@ def test_every_verdict_of_the_sample_and_every_reason():
     found = agreement(done)
     assert (found["compared"], found["equal"]) == (1461, 1458)
     assert (found["reasons"][Reason.MAPPING], found["reasons"][Reason.AROUND]) == (0, 3)
-    assert {one["domain"]: one["reason"] for one in found["disagreements"]} == {
-        "mystery_blocksworld": Reason.AROUND,
-    }
+    assert {one["domain"]: one["reason"] for one in found["disagreements"]} == {"mystery_blocksworld": Reason.AROUND}
     rows = rows_of(done, problems)
     assert len(rows) == 13
     results = plan_results(rows["o1-preview_chat"])

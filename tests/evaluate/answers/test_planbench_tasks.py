@@ -9,12 +9,9 @@ from jaxppo.evaluate.answers.judging import AnswerJudge, rows_of
 from jaxppo.planning import format_action
 from jaxppo.planning.answers.problems import Problems
 from jaxppo.planning.answers.reading import read_answers
-from jaxppo.planning.datasets.config import ImportConfig, PlannerConfig
 from jaxppo.planning.domains import BLOCKSWORLD
-from jaxppo.planning.importing.importers import import_problems
-from jaxppo.run.console import Console
 from tests.planbench_tree import COLOURS, SENTENCES, lines, make_instances, write_instances
-from tests.planning.import_samples import write_files
+from tests.planning.import_samples import import_into, write_files
 
 ONE, TWO = make_instances(2)
 NAME = "results/blocksworld/m/task_1_plan_generation.json"
@@ -31,11 +28,14 @@ def detour(one):
     return (one.plan[0], (back, *one.plan[0][1:]), *one.plan)
 
 
-def judge(tmp_path, files, rule="strict"):
+def judge(tmp_path, files, rule="strict", compact_names=True):
     write_files(tmp_path, {name: json.dumps(content) for name, content in files.items()})
-    problems = Problems(write_instances(tmp_path, [ONE, TWO]))
-    results = tmp_path / "results"
-    judged, unread = AnswerJudge(problems, rule)(read_answers(results, {}, problems.configs, problems.folders))
+    folder, config = write_instances(tmp_path, [ONE, TWO]), tmp_path / "configs" / "blocksworld.yaml"
+    if not compact_names:
+        config.write_text(config.read_text().partition("encoded_objects_compact")[0])
+    problems = Problems(folder)
+    answers = read_answers(tmp_path / "results", {}, problems.configs, problems.folders)
+    judged, unread = AnswerJudge(problems, rule)(answers)
     return judged, unread, problems
 
 
@@ -59,13 +59,8 @@ def test_older_fields_and_names_of_the_prompt_are_read(tmp_path, domain):
 
 def test_short_names_come_from_the_phrases_where_no_others_are_given(tmp_path):
     entries = instances({"extracted_llm_plan": coloured(ONE.plan)})
-    write_instances(tmp_path, [ONE, TWO])
-    config = tmp_path / "configs" / "blocksworld.yaml"
-    kept = [line for line in config.read_text().splitlines() if not line.startswith("encoded_objects_compact")]
-    write_files(tmp_path, {NAME: json.dumps({"task": "t1", "domain": "blocksworld", "instances": entries})})
-    config.write_text("\n".join(kept))
-    problems = Problems(tmp_path / "instances")
-    (one,), _ = AnswerJudge(problems)(read_answers(tmp_path / "results", {}, problems.configs, problems.folders))
+    files = {NAME: {"task": "t1", "domain": "blocksworld", "instances": entries}}
+    (one,), _, _ = judge(tmp_path, files, compact_names=False)
     assert one.verdict.valid
 
 
@@ -158,12 +153,7 @@ def test_import_reads_the_same(tmp_path):
     entries = instances({"ground_truth_plan": coloured(ONE.plan)}, {"ground_truth_plan": coloured(TWO.plan)})
     content = {"task": "t1", "domain": "blocksworld_zero_shot", "instances": entries}
     source = write_files(tmp_path, {"prompts/blocksworld/task_1_plan_generation.json": json.dumps(content)}) / "prompts"
-    planners = PlannerConfig(planner="none")
-    folder = str(tmp_path / "data")
-    config = ImportConfig(
-        source=str(source), pddl_dir=str(pddl_dir), output_dir=folder, split="test", use_val=False, planners=planners
-    )
-    import_problems(config, Console(quiet=True))
-    rows = [json.loads(line) for line in (tmp_path / "data" / "test.jsonl").read_text().splitlines()]
+    rows, _, _ = import_into(tmp_path / "data", source, pddl_dir=str(pddl_dir))
+    rows = list(rows.values())
     assert [row["reference_plan"] for row in rows] == [[format_action(step) for step in one.plan] for one in (ONE, TWO)]
     assert {row["planner"] for row in rows} == {"given"}

@@ -51,13 +51,7 @@ CASES = [
     ("1. Pick up the red block.\n2. **Stack the red block on top of the dark blue block.**", None, None, FULL, FULL),
     ("1. pick up red block\n2. stack RED on blue", None, None, FULL, FULL),
     ("Pick up a. Stack a on top of b!", None, None, FULL, FULL),
-    (
-        "Pick up the green block. Put down the red block onto it.",
-        None,
-        None,
-        None,
-        None,
-    ),  # it begins with no step
+    ("Pick up the green block. Put down the red block onto it.", None, None, None, None),  # it begins with no step
     ("unstack the red block on top of the dark blue block", None, None, None, None),
 ]
 
@@ -101,10 +95,7 @@ NOT_WRITTEN = [
     ("I would pick up a block.", None),
     ("We need (pick-up a) and (stack a b) in some order.", None),
     ("<think>(pick-up a) (stack a b)</think> I do not know.", None),
-    (
-        "(pick-up a)\n(stack a z)",
-        "(pick-up a) (stack a z)",
-    ),  # a wrong plan, not a shorter one
+    ("(pick-up a)\n(stack a z)", "(pick-up a) (stack a z)"),  # a wrong plan, not a shorter one
 ]
 
 

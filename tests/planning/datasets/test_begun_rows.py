@@ -52,17 +52,17 @@ def test_prompt_and_completion_are_the_whole_plan_and_the_rest_is_judged_alike(s
 
 def test_tokens_are_those_of_the_whole_plan():
     row = stream_row(dataclasses.replace(STREAM, domains=("blocksworld",), prompt_style="atoms"), 0)
+    tokenizer = data.word_tokenizer()
+
+    def tokens(row):
+        (prompt,), (completion,) = data.encode_prompts(tokenizer, [row], 512), data.encode_completions(tokenizer, [row])
+        return [*prompt, *completion]
+
     for done in range(1, row["plan_length"]):
         assert tokens(begun_row(row, done)) == tokens(row)
 
 
-def tokens(row):
-    tokenizer = data.word_tokenizer()
-    (prompt,), (completion,) = data.encode_prompts(tokenizer, [row], 512), data.encode_completions(tokenizer, [row])
-    return [*prompt, *completion]
-
-
-def test_numbers_of_steps_are_different_and_follow_from_seed_and_row():
+def test_numbers_of_steps_are_different_and_follow_from_seed_and_row_and_the_first_plan_is_begun():
     row = stream_row(dataclasses.replace(STREAM, lengths="5-6"), 0)
     steps = row["plan_length"]
     rows = begun_rows(row, 3, 1)
@@ -73,12 +73,8 @@ def test_numbers_of_steps_are_different_and_follow_from_seed_and_row():
     assert len(drawn) > 1 and {length for lengths in drawn for length in lengths} == set(range(1, steps))
     assert [begun["plan_length"] for begun in begun_rows(row, 99, 1)] == [*range(steps - 1, 0, -1)]
     assert begun_rows(begun_row(row, steps - 1), 3, 1) == []
-
-
-def test_of_several_reference_plans_the_first_is_begun():
-    row = stream_row(STREAM, 0)
-    begun = begun_row(row | {"reference_plan": [row["reference_plan"], ["(put-down zz)"]]}, 2)
-    assert begun == begun_row(row, 2)
+    several = row | {"reference_plan": [row["reference_plan"], ["(put-down zz)"]]}
+    assert begun_row(several, 2) == begun_row(row, 2)
 
 
 def test_rows_that_cannot_be_begun_are_named():

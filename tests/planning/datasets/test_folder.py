@@ -11,7 +11,6 @@ from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.card import data_card
 from jaxppo.planning.datasets.files import read_split
 from jaxppo.planning.datasets.folder import Rejected, kind_of_reason
-from jaxppo.planning.prompts.words import split_words
 from tests.planning.dataset_rows import FILES, row, write
 
 
@@ -62,14 +61,6 @@ def test_write_dataset_never_writes_a_bad_row(rows, tmp_path, change, reason):
     assert report["rejected"] == {kind_of_reason(reason): 1}
 
 
-def test_rows_with_one_and_with_several_plans_get_one_shape(rows, tmp_path):
-    """Columns of a table need it."""
-    rows["train"][1] |= {"reference_plan": [PLAN, PLAN]}
-    write(tmp_path, rows)
-    assert listed(tmp_path) == []
-    assert all(isinstance(plan, list) for row in read_split(tmp_path, "test") for plan in row["reference_plan"])
-
-
 def test_write_dataset_asks_val(rows, tmp_path, fake_val):
     fake_val("print('Plan executed successfully - checking goal\\nGoal not satisfied\\nPlan invalid'); sys.exit(1)")
     rows["train"][1] |= {"reference_plan": []}
@@ -89,11 +80,13 @@ def test_write_dataset_asks_val(rows, tmp_path, fake_val):
 
 
 def test_columns_are_equal_in_all_rows_and_of_the_kinds_that_tables_have(rows, tmp_path):
-    rows["train"][1]["source"] = "a.pddl"
+    rows["train"][1] |= {"source": "a.pddl", "reference_plan": [PLAN, PLAN]}
     write(tmp_path / "data", rows)
+    assert listed(tmp_path / "data") == []
     read = [row for split in rows for row in read_split(tmp_path / "data", split)]
     assert {tuple(row) for row in read} == {(*datasets.COLUMNS, "source")}
     assert [row["source"] for row in read] == [None, None, "a.pddl", None]
+    assert all(isinstance(plan, list) for row in read for plan in row["reference_plan"])  # one shape of plans
     rows["train"][1]["source"] = {"file": "a.pddl"}
     with pytest.raises(DataError, match="source"):
         write(tmp_path / "other", rows)
@@ -125,16 +118,6 @@ def test_read_split_names_what_it_cannot_read(rows, tmp_path):
     (tmp_path / "train.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"train\.parquet"):
         read_split(tmp_path, "train")
-
-
-@pytest.mark.parametrize("style", ["atoms", "nl"])
-def test_the_vocabulary_has_every_word(tmp_path, style):
-    rows = {"train": [row("train", 0, prompt_style=style), row("train", 1, "ferry", prompt_style=style)]}
-    write(tmp_path, rows, words={"car99"})
-    words = json.loads((tmp_path / "vocabulary.json").read_text())
-    assert words == sorted(set(words)) and {"<pad>", "<eos>", "car99", "sail"} <= {*words}
-    used = {word for row in rows["train"] for text in (row["prompt"], row["completion"]) for word in split_words(text)}
-    assert used <= {*words}
 
 
 def test_a_folder_without_a_report_is_not_complete(rows, tmp_path, monkeypatch):

@@ -7,14 +7,21 @@ import pytest
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.__main__ import run
-from jaxppo.planning.datasets.config import ImportConfig, InspectConfig, PlannerConfig
+from jaxppo.planning.datasets.config import InspectConfig
 from jaxppo.planning.datasets.files import read_jsonl, write_jsonl
 from jaxppo.planning.datasets.inspect import inspect_data
-from jaxppo.planning.importing.importers import import_problems
 from jaxppo.run.console import Console
 from tests.commands import snapshot
-from tests.planning.import_samples import LAMPS, lamp_plan, lamp_problem, lines, pipe_plan, pipe_problem, write_files
-from tests.planning.import_samples import PIPES as PIPES_PDDL
+from tests.planning.import_samples import (
+    PIPES,
+    import_into,
+    lamp_files,
+    lamp_plan,
+    lines,
+    pipe_plan,
+    pipe_problem,
+    write_files,
+)
 from tests.planning.val_oracle import needs_val
 
 SIZES = range(3, 8)
@@ -24,19 +31,10 @@ SIZES = range(3, 8)
 def imported(tmp_path_factory):
     """Ten rows of two domains in the split `test`, plans of 2 to 7 steps."""
     folder = tmp_path_factory.mktemp("imported")
-    files = {f"lamps/p{n}.pddl": lamp_problem(n, n - 1) for n in SIZES}
-    files |= {f"lamps/p{n}.plan": lines(lamp_plan(n - 1)) for n in SIZES}
-    files |= {f"pipes/p{n}.pddl": pipe_problem(n) for n in SIZES}
-    files |= {f"pipes/p{n}.plan": lines(pipe_plan(n)) for n in SIZES}
-    files |= {"lamps/domain.pddl": LAMPS, "pipes/domain.pddl": PIPES_PDDL}
-    config = ImportConfig(
-        source=str(write_files(folder / "in", files)),
-        output_dir=str(folder / "data"),
-        split="test",
-        planners=PlannerConfig(planner="none"),
-        use_val=False,
-    )
-    import_problems(config, Console(quiet=True))
+    files = lamp_files({f"p{n}": (n, n - 1) for n in SIZES}, "lamps/") | {"pipes/domain.pddl": PIPES}
+    for n in SIZES:
+        files |= {f"pipes/p{n}.pddl": pipe_problem(n), f"pipes/p{n}.plan": lines(pipe_plan(n))}
+    import_into(folder / "data", write_files(folder / "in", files))
     return folder / "data"
 
 

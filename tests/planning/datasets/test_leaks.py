@@ -56,7 +56,7 @@ def splits():
     }
 
 
-def test_find_leaks_finds_nothing_where_there_is_nothing(splits):
+def test_find_leaks_finds_nothing_where_there_is_nothing_and_names_unseen_domains_that_were_seen(splits):
     found = find_leaks(splits, {})
     none = {"problems": 0, "prompts": 0}
     assert found == {
@@ -67,6 +67,9 @@ def test_find_leaks_finds_nothing_where_there_is_nothing(splits):
         "touching_bands": [],
         "seen_domains": [],
     }
+    for domain, seen in (("ferry", ["ferry"]), ("hanoi", [])):
+        splits["test_unseen"] = [ferry_row("test_unseen", PROBLEMS[6]) | {"domain": domain}]
+        assert find_leaks(splits, {})["seen_domains"] == seen
 
 
 def test_find_leaks_counts_equal_prompts_and_problems_whatever_the_names_and_each_problem_once(splits):
@@ -82,7 +85,7 @@ def test_find_leaks_counts_equal_prompts_and_problems_whatever_the_names_and_eac
 
 
 @pytest.mark.parametrize("style", ["random", "deceptive"])
-def test_find_leaks_turns_obfuscated_rows_back(splits, style):
+def test_find_leaks_turns_obfuscated_rows_back_whose_words_it_needs(splits, style):
     splits["test_obfuscated"], mappings = [None], None
     splits["test_obfuscated"][0], mappings = in_other_words(splits["test"][1], style=style)
     found = find_leaks(splits, mappings)
@@ -90,11 +93,7 @@ def test_find_leaks_turns_obfuscated_rows_back(splits, style):
     splits["test_obfuscated"][0], mappings = in_other_words(splits["train"][0], style=style)
     found = find_leaks(splits, mappings)
     assert found["paired"] == 0 and found["pairs"]["train / test_obfuscated"]["problems"] == found["leaks"] == 1
-
-
-def test_find_leaks_needs_the_words_of_an_obfuscated_row(splits):
-    splits["test_obfuscated"] = [in_other_words(splits["test"][0])[0]]
-    with pytest.raises(DataError, match=r"test_obfuscated-0.*'random'"):
+    with pytest.raises(DataError, match=rf"test_obfuscated-0.*'{style}'"):
         find_leaks(splits, {})
 
 
@@ -105,10 +104,3 @@ def test_find_leaks_compares_the_bands_of_plan_lengths(splits, shortest, touchin
     splits["test_longer"] = [ferry_row("test_longer", PROBLEMS[6]) | {"plan_length": shortest}]
     found = find_leaks(splits, {})
     assert found["touching_bands"] == touching and found["leaks"] == len(touching)
-
-
-def test_find_leaks_names_unseen_domains_that_were_seen(splits):
-    splits["test_unseen"] = [ferry_row("test_unseen", PROBLEMS[6])]
-    assert find_leaks(splits, {})["seen_domains"] == ["ferry"]
-    splits["test_unseen"][0]["domain"] = "hanoi"
-    assert find_leaks(splits, {})["seen_domains"] == []

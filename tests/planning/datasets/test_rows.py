@@ -6,12 +6,7 @@ from collections import Counter
 import pytest
 
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning import (
-    canonical_form,
-    parse_completion,
-    parse_plan_text,
-    validate_plan,
-)
+from jaxppo.planning import canonical_form, parse_completion, parse_plan_text, validate_plan
 from jaxppo.planning.datasets.files import read_jsonl, write_jsonl
 from jaxppo.planning.datasets.rows import COLUMNS, build_split, partition
 from tests.planning.dataset_rows import problem_of
@@ -27,7 +22,7 @@ def splits():
     }
 
 
-def test_rows_hold_every_column_and_a_valid_plan(splits):
+def test_rows_hold_every_column_and_a_valid_plan_and_are_different_within_and_between_splits(splits):
     for name, rows in splits.items():
         for row in rows:
             assert row.keys() == COLUMNS.keys() and row["split"] == name
@@ -37,9 +32,6 @@ def test_rows_hold_every_column_and_a_valid_plan(splits):
             assert row["plan_length"] == len(row["reference_plan"]) > 0
             assert row["n_objects"] == len(problem_of(row).objects)
             assert row["id"] == problem_of(row).name
-
-
-def test_problems_and_ids_are_different_within_and_between_splits(splits):
     assert Counter(row["n_objects"] for row in splits["train"]) == {3: 20, 5: 30}
     ids = [row["id"] for rows in splits.values() for row in rows]
     assert len(set(ids)) == len(ids)

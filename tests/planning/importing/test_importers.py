@@ -1,7 +1,6 @@
 import json
 import shlex
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,6 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.__main__ import run
 from jaxppo.planning.datasets.build import build_dataset
 from jaxppo.planning.datasets.config import BuildConfig, ImportConfig, PlannerConfig
-from jaxppo.planning.datasets.files import read_jsonl
 from jaxppo.planning.datasets.folder import kind_of_reason
 from jaxppo.planning.datasets.renamed_rows import pools_of
 from jaxppo.planning.datasets.rows import partition
@@ -20,10 +18,14 @@ from jaxppo.planning.transform.canonical import canonical_form
 from jaxppo.planning.validate.validator import execute
 from jaxppo.run.console import Console
 from tests.planning import kiln
+from tests.planning.dataset_rows import problem_of
 from tests.planning.import_samples import (
     LAMPS,
+    NO_PLANNER,
     PIPES,
+    import_into,
     json_lines,
+    lamp_files,
     lamp_plan,
     lamp_problem,
     lines,
@@ -31,40 +33,19 @@ from tests.planning.import_samples import (
     pipe_plan,
     pipe_problem,
     planbench_json,
+    rejections,
     write_files,
 )
 
-NO_PLANNER = PlannerConfig(planner="none", workers=1)
 BUILTIN = PlannerConfig(planner="builtin", workers=1, planner_timeout_s=20)
-
-
-def lamp_files(cases, folder=""):
-    """The domain of the lamps, and for each name a problem (how many lamps, which is to be on) with its plan."""
-    files = {f"{folder}domain.pddl": LAMPS}
-    for name, (n_lamps, goal) in cases.items():
-        files[f"{folder}{name}.pddl"] = lamp_problem(n_lamps, goal)
-        files[f"{folder}{name}.plan"] = lines(lamp_plan(goal))
-    return files
 
 
 GOOD = lamp_files({"p": (3, 1)}, "good/")
 
 
-def import_into(out: Path, source: Path, **settings):
-    """Import everything into `test`, unless settings say otherwise: rows by id, reasons by source, and the report."""
-    settings = {"split": "test", "planners": NO_PLANNER, "use_val": False, **settings}
-    report = import_problems(ImportConfig(source=str(source), output_dir=str(out), **settings), Console(quiet=True))
-    rows = {row["id"]: row for split in report["splits"] for row in read_jsonl(out / f"{split}.jsonl")}
-    return rows, {entry["source"]: entry["reason"] for entry in rejections(out)}, report
-
-
 def import_with_pddl(tmp_path, files, pddl, **settings):
     source, pddl_dir = write_files(tmp_path / "in", files), write_files(tmp_path / "pddl", pddl)
     return import_into(tmp_path / "out", source, pddl_dir=str(pddl_dir), **settings)
-
-
-def rejections(out: Path):
-    return [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
 
 
 def assert_rejected(rejected, expected):
@@ -74,10 +55,6 @@ def assert_rejected(rejected, expected):
     }
     for source, (_, named) in expected.items():
         assert named in rejected[source]
-
-
-def problem_of(row):
-    return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
 
 
 def plans_of(rows):
@@ -131,7 +108,6 @@ def lamps_at(problem, plan, goal):
 
 
 PIPES_APART = {"pipes/domain.pddl": PIPES, "pipes/p.pddl": pipe_problem(3), "pipes/p.pddl.soln": lines(pipe_plan(3))}
-GENERATED = "instances/lamps/generated_basic"
 LAYOUTS = {
     "a folder for each domain": (
         lamp_files({"instance-2": (3, 1), "instance-10": (3, 2)}, "lamps/") | PIPES_APART,
@@ -155,14 +131,6 @@ LAYOUTS = {
             **lamps_at("instances/instance-2.pddl", "solutions/instance-2", 2),
         },
         ["instances/instance-1", "instances/instance-2"],
-    ),
-    "PlanBench": (
-        {
-            "instances/lamps/generated_domain.pddl": LAMPS,
-            **lamps_at(f"{GENERATED}/instance-1.pddl", f"{GENERATED}/sas_plan", 1),
-            **PIPES_APART,
-        },
-        [f"{GENERATED}/instance-1", "pipes/p"],
     ),
     "plans in a mirrored tree": (
         {

@@ -39,13 +39,10 @@ ACTIONS = st.tuples(st.sampled_from(["go", "pick-up", "x_1"]), st.sampled_from([
         "(unstack a b)\r(put-down a)",
     ],
 )
-def test_parse_plan_text_reads_benign_layouts(text):
+def test_parse_plan_text_reads_benign_layouts_and_the_empty_plan(text):
     assert parse_plan_text(text) == ParsedPlan((A, B))
-
-
-@pytest.mark.parametrize("text", ["", " \r\n\t", "; nothing\n", "; nothing"])
-def test_parse_plan_text_reads_the_empty_plan(text):
-    assert parse_plan_text(text) == ParsedPlan(())
+    for empty in ("", " \r\n\t", "; nothing\n", "; nothing"):
+        assert parse_plan_text(empty) == ParsedPlan(())
 
 
 def pieces(text: str) -> list[str]:
@@ -56,14 +53,6 @@ def pieces(text: str) -> list[str]:
 NO_STEPS = """BAD|put-down a)|()|((put-down a))|1: (put-down a)|(put-down a) [1]|(put-down, a)|(put-down 1)
 |(put-down a\x00)|(put-down\u00a0a)|(put-down\x0ca)|; 7 steps|; (put-down a)|;; [x|(put-down a ; no end)
 |(put-down \u0430)|(pic\u212a-up a)|(put-down\ntime)"""
-
-
-@pytest.mark.parametrize("second", pieces(NO_STEPS))
-def test_parse_plan_text_stops_at_anything_else(second):
-    plan = parse_plan_text(f"(unstack a b)\n{second}")
-    assert plan.actions[0] == A
-    assert plan.error is PlanError.SYNTAX
-    assert plan.error_step == len(plan.actions) + 1
 
 
 @pytest.mark.parametrize("piece", [";", "(", " ", "a", "(a ", ";\n", "\ntime", "\u0130"])
@@ -106,12 +95,16 @@ NO_TIMED_STEPS = """(fire a o)|(fire a o) [5]|: (fire a o) [5]|-1: (fire a o) [5
 LONG = ["9" * 1_000_000, "1: (fire" + " a" * 500_000, "1: (fire a) [" + " " * 1_000_000]
 
 
-@pytest.mark.parametrize("second", [*pieces(NO_TIMED_STEPS), *LONG], ids=lambda text: ascii(text[:30]))
-def test_parse_timed_plan_text_stops_at_anything_else(second):
-    plan = parse_timed_plan_text(f"0: (light o)\n{second}")
-    assert plan.steps[0] == LIGHT
+ENDS = [(parse_plan_text, "(unstack a b)", A, second) for second in pieces(NO_STEPS)]
+ENDS += [(parse_timed_plan_text, "0: (light o)", ("light", "o"), second) for second in [*pieces(NO_TIMED_STEPS), *LONG]]
+
+
+@pytest.mark.parametrize(("parse", "first", "action", "second"), ENDS, ids=range(len(ENDS)))
+def test_reading_stops_at_anything_else(parse, first, action, second):
+    plan = parse(f"{first}\n{second}")
+    assert plan.actions[0] == action
     assert plan.error is PlanError.SYNTAX
-    assert plan.error_step == len(plan.steps) + 1
+    assert plan.error_step == len(plan.actions) + 1
 
 
 TIMES = st.decimals(0, Decimal("999999999.999999999"), places=9)

@@ -69,14 +69,10 @@ def test_every_other_arrangement_is_left_whole_and_cannot_be_read(case):
 
 
 @each_style
-def test_what_stands_in_a_block_is_read_as_strictly_as_without(style):
+def test_a_block_is_read_as_strictly_as_without_and_nothing_outside_of_it_or_in_the_thinking_counts(style):
     for junk in (f"Plan: {written(style)}", f"{written(style)} done!", f"{written(style)}\n(junk"):
         for block in ("{}", *BLOCKS):
             assert read(block.format(junk), style).error is PlanError.SYNTAX
-
-
-@each_style
-def test_a_plan_outside_of_the_block_or_in_the_thinking_does_not_count(style):
     for empty in ("<plan></plan>", "[PLAN] [PLAN END]", "```\n```", "```pddl\n \n```"):
         assert read(f"{written(style)}\n{empty}\n{written(style)}", style).actions == ()
     assert read(f"<think>{written(style)}</think>", style).actions == ()

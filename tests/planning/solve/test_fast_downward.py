@@ -54,26 +54,22 @@ def test_the_files_are_given_as_they_are_and_the_plan_is_read(downward):
 
 
 STATUSES = [
-    (10, "unsolvable"),
-    (11, "unsolvable"),
-    (12, "no plan"),
-    (22, "memory"),
-    (23, "timeout"),
-    (31, "unsupported: undefined predicate"),
-    (34, "unsupported: undefined predicate"),
-    (1, "crash: status 1: undefined predicate"),
+    ({"status": 10}, "unsolvable"),
+    ({"status": 11}, "unsolvable"),
+    ({"status": 12}, "no plan"),
+    ({"status": 22}, "memory"),
+    ({"status": 23}, "timeout"),
+    ({"status": 31}, "unsupported: undefined predicate"),
+    ({"status": 34}, "unsupported: undefined predicate"),
+    ({"status": 1}, "crash: status 1: undefined predicate"),
+    ({"plan": "no plan"}, "crash"),
 ]
 
 
-@pytest.mark.parametrize(("status", "reason"), STATUSES)
-def test_a_status_without_a_plan_is_a_reason(downward, status, reason):
-    answer, _ = downward(status=status, words="Traceback ...\nundefined predicate")
+@pytest.mark.parametrize(("said", "reason"), STATUSES)
+def test_a_status_without_a_plan_and_a_plan_file_that_is_none_are_a_reason(downward, said, reason):
+    answer, _ = downward(**said, words="Traceback ...\nundefined predicate")
     assert answer.plan is None and (answer.reason or "").startswith(reason)
-
-
-def test_a_plan_file_that_is_none_is_a_crash(downward):
-    answer, _ = downward(plan="no plan")
-    assert answer.plan is None and (answer.reason or "").startswith("crash")
 
 
 def test_a_wheel_without_the_program_is_an_error(monkeypatch):

@@ -114,15 +114,13 @@ def _couples(rng, n_couples, stranger=False):
     return _plain_problem(names, facts, [])
 
 
-def test_two_hundred_objects_that_look_alike_are_little_work(monkeypatch):
+def test_two_hundred_objects_that_look_alike_are_little_work_and_too_much_is_said(monkeypatch, caplog):
     """A hundred couples: 100! 2^100 symmetries, told with work that grows with the square of their number."""
     monkeypatch.setattr(canonical, "_MAX_WORK", 200_000)
     forms = [canonical_form(_couples(random.Random(seed), 100)) for seed in range(2)]
     assert forms[0] == forms[1] and "undecided" not in forms[0]
     assert canonical_form(_couples(random.Random(0), 100, stranger=True)) != forms[0]
-
-
-def test_a_form_that_takes_too_much_work_says_so_and_is_that_of_renamed_copies(monkeypatch, caplog):
+    # A form that takes too much work says so, and is that of renamed copies.
     monkeypatch.setattr(canonical, "_MAX_WORK", 1_000)
     forms = {canonical_form(_couples(random.Random(seed), 50)) for seed in range(2)}
     (form,) = forms

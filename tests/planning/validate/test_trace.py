@@ -29,7 +29,7 @@ CHAIN_PROBLEM = parse_problem(
 UPSIDE_DOWN = towers_problem((("a", "b"),), (("b", "a"),))
 
 
-def test_trace_of_a_valid_plan_by_hand():
+def test_trace_of_a_valid_plan_and_of_plans_that_stop_by_hand():
     plan = [("unstack", "b", "a"), ("put-down", "b"), ("pick-up", "a"), ("stack", "a", "b")]
     done = trace(UPSIDE_DOWN, plan)
     assert done.facts == (("clear", "b"), ("handempty",), ("on", "b", "a"), ("ontable", "a"))
@@ -45,6 +45,12 @@ def test_trace_of_a_valid_plan_by_hand():
         assert facts.isdisjoint(step.added) and facts.issuperset(step.deleted)
         facts = (facts - set(step.deleted)) | set(step.added)
     assert last.error is None and facts == {("ontable", "b"), ("on", "a", "b"), ("clear", "a"), ("handempty",)}
+    # It stops at a step that is wrong by itself, or at a false precondition before it.
+    done = trace(UPSIDE_DOWN, [("unstack", "b", "a"), ("pick-up", "zz"), ("put-down", "b")])
+    assert [step.error for step in done.steps] == [None, PlanError.UNKNOWN_OBJECT]
+    assert done.steps[-1].preconditions == ()
+    done = trace(UPSIDE_DOWN, [("pick-up", "a"), ("fly", "a")])
+    assert [(step.error, step.failed_condition) for step in done.steps] == [(PlanError.PRECONDITION, "(clear a)")]
 
 
 def test_trace_of_derived_predicates_and_numbers():
@@ -78,11 +84,3 @@ def test_trace_agrees_with_execute_on_every_prefix(seed):
         last = done.steps[-1]
         assert last.failed_condition == verdict.failed_condition and last.added == last.deleted == ()
         assert last.failed_condition in {check.text for check in last.preconditions if not check.holds}
-
-
-def test_trace_stops_at_a_step_that_is_wrong_by_itself_or_at_a_false_precondition_before_it():
-    done = trace(UPSIDE_DOWN, [("unstack", "b", "a"), ("pick-up", "zz"), ("put-down", "b")])
-    assert [step.error for step in done.steps] == [None, PlanError.UNKNOWN_OBJECT]
-    assert done.steps[-1].preconditions == ()
-    done = trace(UPSIDE_DOWN, [("pick-up", "a"), ("fly", "a")])
-    assert [(step.error, step.failed_condition) for step in done.steps] == [(PlanError.PRECONDITION, "(clear a)")]

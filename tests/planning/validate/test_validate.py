@@ -24,10 +24,9 @@ def test_validate_plan_and_actions_agree(validator):
 
 
 def test_unknown_validator_is_an_error():
-    with pytest.raises(ConfigError, match="validator"):
-        validate_plan(DOMAIN, PROBLEM, "not a plan", validator="oracle")
-    with pytest.raises(ConfigError, match="validator"):
-        validate_actions(DOMAIN, PROBLEM, (), validator="oracle")
+    for validate, plan in ((validate_plan, "not a plan"), (validate_actions, ())):
+        with pytest.raises(ConfigError, match="validator"):
+            validate(DOMAIN, PROBLEM, plan, validator="oracle")
 
 
 def test_many_plans_are_judged_like_each_alone_and_val_gets_what_is_left(monkeypatch):

@@ -9,6 +9,7 @@ from tests.planning.vault import DOMAIN, PROBLEM, SOLUTION
 
 executed = PlanVerdict.executed
 refused = PlanVerdict.refused
+TAKEN = "(walk attic hall) (take k)"
 # What `SOLUTION` gets.
 VALID = PlanVerdict(True, True, True, executed_steps=4, goals_reached=2, goals=2, cost=4.0)
 
@@ -28,14 +29,8 @@ def far(executed_steps: int, goals_reached: int, failed_condition: str | None = 
     [
         (SOLUTION, VALID),
         ("", executed(False, cost=0.0, **far(0, 0, "(in vault)"))),
-        (
-            "(walk attic hall) (take k) (unlock vault k)",
-            executed(False, cost=3.0, **far(3, 1, "(in vault)")),
-        ),
-        (
-            "(walk attic hall) (take k) (walk hall vault)",
-            refused(PlanError.PRECONDITION, 3, **far(2, 0, "(not (locked vault))")),
-        ),
+        (f"{TAKEN} (unlock vault k)", executed(False, cost=3.0, **far(3, 1, "(in vault)"))),
+        (f"{TAKEN} (walk hall vault)", refused(PlanError.PRECONDITION, 3, **far(2, 0, "(not (locked vault))"))),
         ("(stay attic hall)", refused(PlanError.PRECONDITION, 1, **far(0, 0, "(= attic hall)"))),
         ("(walk attic attic)", refused(PlanError.PRECONDITION, 1, **far(0, 0, "(not (= attic attic))"))),
         (f"{SOLUTION} (take k)", refused(PlanError.PRECONDITION, 5, **far(4, 2, "(in hall)"))),
@@ -43,18 +38,12 @@ def far(executed_steps: int, goals_reached: int, failed_condition: str | None = 
         ("(walk attic)", refused(PlanError.WRONG_ARITY, 1, **far(0, 0))),
         (f"{SOLUTION} (rest vault)", refused(PlanError.WRONG_ARITY, 5, **far(4, 2))),
         (f"{SOLUTION} (walk vault moon)", refused(PlanError.UNKNOWN_OBJECT, 5, **far(4, 2))),
-        ("(walk attic hall) (take k) (unlock vault cup)", refused(PlanError.WRONG_TYPE, 3, **far(2, 0))),
+        (f"{TAKEN} (unlock vault cup)", refused(PlanError.WRONG_TYPE, 3, **far(2, 0))),
         # A step that is wrong by itself is the reason, wherever execution stopped before it.
         (f"{SOLUTION} (rest) (rest) (fly vault)", refused(PlanError.UNKNOWN_ACTION, 7, **far(6, 2))),
-        (
-            "(walk attic hall) (take k) (take k) (rest) (rest) (rest) (walk hall moon)",
-            refused(PlanError.UNKNOWN_OBJECT, 7, **far(2, 0)),
-        ),
+        (f"{TAKEN} (take k) (rest) (rest) (rest) (walk hall moon)", refused(PlanError.UNKNOWN_OBJECT, 7, **far(2, 0))),
         # A step that deletes what it adds keeps it.
-        (
-            f"(rest) (rest) {SOLUTION} (stay vault vault)",
-            executed(True, cost=7.0, **far(7, 2)),
-        ),
+        (f"(rest) (rest) {SOLUTION} (stay vault vault)", executed(True, cost=7.0, **far(7, 2))),
     ],
 )
 def test_execute_says_how_far_a_plan_came_and_why_no_farther(plan, expected):
@@ -69,7 +58,7 @@ def test_execute_judges_empty_plans_and_goals_and_is_unchanged_by_earlier_plans(
     assert [judge(DOMAIN, PROBLEM, plan).valid for plan in (SOLUTION, "", SOLUTION)] == [True, False, True]
 
 
-def test_check_action_takes_faults_in_order():
+def test_check_action_takes_faults_in_order_and_refuses_what_has_no_type_in_a_typed_domain():
     problem = parse_problem(PROBLEM, parse_domain(DOMAIN))
     assert check_action(problem, ()) is PlanError.UNKNOWN_ACTION
     assert check_action(problem, ("fly", "moon")) is PlanError.UNKNOWN_ACTION
@@ -77,9 +66,6 @@ def test_check_action_takes_faults_in_order():
     assert check_action(problem, ("walk", "k", "moon")) is PlanError.UNKNOWN_OBJECT
     assert check_action(problem, ("walk", "k", "hall")) is PlanError.WRONG_TYPE
     assert check_action(problem, ("take", "k")) is None
-
-
-def test_check_action_refuses_what_has_no_type_in_a_typed_domain():
     domain = DOMAIN.replace("(:action rest :parameters ()", "(:action rest :parameters (?any)")
     problem = parse_problem(PROBLEM.replace("k - key cup - item)", "k - key cup - item thing)"), parse_domain(domain))
     assert check_action(problem, ("rest", "k")) is PlanError.WRONG_TYPE
