@@ -99,9 +99,9 @@ class PytestRun(NamedTuple):
     seconds: float
 
 
-def read_defects(table: str) -> list[Defect]:
-    """Read the entries `[[table]]` of the list."""
-    entries = tomllib.loads(LIST.read_text(encoding="utf-8")).get(table, [])
+def read_defects() -> list[Defect]:
+    """Read the entries `[[defect]]` of the list."""
+    entries = tomllib.loads(LIST.read_text(encoding="utf-8"))["defect"]
     return [Defect(**entry | {"tests": tuple(entry["tests"])}) for entry in entries]
 
 
@@ -315,11 +315,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkout", type=Path, default=ROOT, help="whose package and tests; default: this one's")
     parser.add_argument("--marks", help="which tests, as for pytest's -m; default: as the list says")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
-    parser.add_argument("--gaps", action="store_true", help="also try those that no test catches yet")
     parser.add_argument("--dry_run", action="store_true", help="only look for the texts")
     options = parser.parse_args(argv)
-    checkout, gaps = options.checkout.resolve(), read_defects("gap")
-    defects = select([*read_defects("defect"), *(gaps if options.gaps else ())], options.only)
+    checkout = options.checkout.resolve()
+    defects = select(read_defects(), options.only)
     if options.dry_run:
         stale = [defect.name for defect in defects if defect.count_in(checkout) != 1]
         print("\n".join([f"{len(defects)} defects, {len(stale)} stale", *stale]))
@@ -332,9 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"\n{summary(outcomes)}\n{time.monotonic() - start:.0f} s")
     if options.json is not None:
         options.json.write_text(json.dumps([outcome.record() for outcome in outcomes], indent=2) + "\n")
-    # Of a gap it is known that no test catches it.
-    gap_names = {gap.name for gap in gaps}
-    return int(any(outcome.status != CAUGHT for outcome in outcomes if outcome.defect.name not in gap_names))
+    return int(any(outcome.status != CAUGHT for outcome in outcomes))
 
 
 if __name__ == "__main__":
