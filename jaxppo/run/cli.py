@@ -110,6 +110,9 @@ def _say(line: str) -> None:
     try:
         print(line, flush=True)
     except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            sys.stdout.flush()  # a buffer keeps what could not be written, and would write it a second time
         os.dup2(2, 1)
         print(line, file=sys.stderr, flush=True)
 

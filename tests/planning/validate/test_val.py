@@ -151,7 +151,9 @@ def test_memory_beyond_the_limit_is_a_crash(fake_val):
 
 @linux_only
 def test_a_crash_leaves_no_core_file(fake_val, tmp_path):
-    fake_val("import resource; time.sleep(0.1); print(resource.getrlimit(resource.RLIMIT_CORE)); os.abort()")
+    fake_val(
+        "import resource; time.sleep(0.1); print(resource.getrlimit(resource.RLIMIT_CORE), flush=True); os.abort()"
+    )
     answer = val._run([str(find_val()), str(tmp_path / "Validate")], tmp_path, val._Limits(30, 2048), threading.Event())
     assert answer.stdout == "(0, 0)\n"
 
