@@ -65,16 +65,17 @@ def test_masked_statistics_of_no_or_one_element_are_finite(count):
 def test_statistics_are_global_over_devices(mode, num_devices):
     def program(x, mask):
         masked = ops.masked_whiten(x, mask, axis_name=DATA), ops.masked_mean(x, mask, axis_name=DATA)
-        return *masked, ops.mean(x, DATA), ops.std(x, DATA), ops.global_max(x, DATA)
+        return *masked, ops.mean(x, DATA), ops.std(x, DATA), ops.global_max(x, DATA), -ops.global_max(-x, DATA)
 
     parallel = DataParallel(mode, jax.local_devices()[:num_devices])
-    mapped = parallel.map(program, row_axes=(0, 0), out_axes=(0, None, None, None, None))
-    whitened, *scalars = mapped(*parallel.put((X[::-1], RAGGED[::-1]), 0))  # the extremes are not on the last device
+    mapped = parallel.map(program, row_axes=(0, 0), out_axes=(0, None, None, None, None, None))
+    # The largest number is on the first device, the least on another: whichever is looked at lacks one of them.
+    whitened, *scalars = mapped(*parallel.put((X[::-1], RAGGED[::-1]), 0))
     expected = numpy_whiten(X[::-1], RAGGED[::-1])
     np.testing.assert_allclose(whitened, expected, atol=1e-6)
-    numbers = [X[RAGGED].astype(np.float64).mean(), X.mean(), X.std(ddof=1), X.max()]
+    numbers = [X[RAGGED].astype(np.float64).mean(), X.mean(), X.std(ddof=1), X.max(), X.min()]
     np.testing.assert_allclose(scalars, numbers, rtol=1e-5)
-    np.testing.assert_allclose([ops.mean(X), ops.std(X), ops.global_max(X)], numbers[1:], rtol=1e-5)
+    np.testing.assert_allclose([ops.mean(X), ops.std(X), ops.global_max(X)], numbers[1:-1], rtol=1e-5)
     halves = np.concatenate([numpy_whiten(X[:4], RAGGED[:4]), numpy_whiten(X[4:], RAGGED[4:])])
     assert np.abs(halves[::-1] - expected).max() > 0.5  # the data would show statistics per device
 
