@@ -310,6 +310,11 @@ def test_a_completion_may_end_with_any_of_several_tokens():
     alone = make_ppo(replace(CONFIG, stop_token_id=6), model=model)
     assert alone.stop_ids == (6,)
     assert not np.any(alone.rollout_of([[4, last] for last in lasts]).ended)
+    of_vocabulary = np.zeros((2, MODEL.vocab_size), np.int32)  # the tokens 6 and 7 in a row are a stop string
+    of_vocabulary[:, 6], of_vocabulary[1, 7] = 1, 2
+    stopped = PPO(CONFIG, model, EOS, PAD, DataParallel(devices=jax.devices()[:1]), stop_table=of_vocabulary)
+    rows = [[6, 7], [6, 4, 7], [4, 6, 7], [7, 6]] * 2
+    np.testing.assert_array_equal(stopped.rollout_of(rows).ended, [True, False, True, False] * 2)
 
 
 def test_with_pad_equal_to_eos_the_end_is_a_token_of_its_completion():
