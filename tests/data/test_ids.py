@@ -231,5 +231,5 @@ def test_chats_of_which_no_turn_can_be_told_are_refused():
     with pytest.raises(ConfigError, match=r"^assistant_only_loss: "):
         learned_of(tokenizer, chat_of([*EARLIER, LAST]))
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
-    with pytest.raises(ConfigError, match=r"^assistant_only_loss: .*calls"):
+    with pytest.raises(ConfigError, match=r"^assistant_only_loss: .*tools"):
         learned_of(tokenizer_of("byte-level", "qwen2_5"), chat_of([LAST, call, {"role": "tool", "content": "b"}, LAST]))
