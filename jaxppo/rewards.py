@@ -274,7 +274,7 @@ class Rewards:
         Args:
             names: of the columns of the data, without `prompt_ids`, which every batch has.
         """
-        for name in (*_OWN_ARGUMENTS, PROMPT_IDS):
+        for name in (*OWN_ARGUMENTS, PROMPT_IDS):
             if name in names:
                 fix = f"rename it in the data, such as to data_{name}"
                 expected = "another name, as reward functions are given something else by this one"
@@ -320,13 +320,13 @@ def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> 
     """Raise a `DataError` that names the first column that a reward function needs and the data lack."""
     if (needed := missing_column(reward, columns)) is not None:
         got, fix = ", ".join(sorted(columns)), "use data that has it, or give the parameter a default"
-        meant = did_you_mean(needed, _OWN_ARGUMENTS) if needed in ("prompt", "completion") else ""
+        meant = did_you_mean(needed, OWN_ARGUMENTS) if needed in ("prompt", "completion") else ""
         raise DataError(f"reward {name}: expected a data column {needed!r}, got {got}; {fix}{meant}")
 
 
 def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None:
     """Return the first column that a reward function needs and the data lack, or None."""
-    given = {*columns, *_OWN_ARGUMENTS}
+    given = {*columns, *OWN_ARGUMENTS}
     for name, parameter in inspect.signature(reward).parameters.items():
         named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         if named and parameter.default is parameter.empty and name not in given:
@@ -335,7 +335,8 @@ def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None
 
 
 _NOT_OF_ROWS = frozenset(("log_metric", "log_extra", "trainer_state"))
-_OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", *sorted(_NOT_OF_ROWS))
+OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", *sorted(_NOT_OF_ROWS))
+"""What reward functions are given beside the columns of the data, none of which may be called so."""
 
 PROMPT_IDS = "prompt_ids"
 """The column that the run adds to those of the data: the token ids of each prompt."""

@@ -56,6 +56,16 @@ def torch_base(folder, head="lm"):
     return AUTO[head].from_pretrained(folder)
 
 
+def peft_gradients(theirs, folder, config):
+    """The gradients of PEFT's adapter, in the places of ours; they take the place of its numbers."""
+    with torch.no_grad():  # through the folder the gradients reach the places of their factors
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(parameter.grad)
+    theirs.save_pretrained(folder)
+    return hf.peft.load_adapter(folder, config)[1]
+
+
 def peft_adapted(folder, shape, family, head="lm"):
     """A base of transformers under a random adapter of PEFT's."""
     peft = pytest.importorskip("peft")

@@ -30,7 +30,7 @@ from jaxppo.run.preemption import Preempted
 from tests.data.tokenizers import chat_tokenizer, write_rows
 from tests.device_modes import MODEL
 from tests.one_layer import ONE_LAYER
-from tests.peft_models import LORA_CONFIGS, bases, peft_adapted  # noqa: F401
+from tests.peft_models import LORA_CONFIGS, bases, peft_adapted, peft_gradients  # noqa: F401
 from tests.torch_models import assert_equal_trees, random_params, torch, transformers
 
 ROWS = [
@@ -150,12 +150,7 @@ def test_gradients_of_adapters_are_those_of_peft(bases, tmp_path):
     ).loss
     computed.backward()
     np.testing.assert_allclose(value, computed.item(), atol=1e-5)
-    with torch.no_grad():  # through the folder the gradients reach the places of their factors
-        for parameter in theirs.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(parameter.grad)
-    theirs.save_pretrained(tmp_path / "gradients")
-    _, expected = hf.peft.load_adapter(tmp_path / "gradients", LLAMA)
+    expected = peft_gradients(theirs, tmp_path / "gradients", LLAMA)
     jax.tree.map(
         lambda ours, peft: np.testing.assert_allclose(ours, peft, atol=1e-5, rtol=0),
         stacks.unstacked(gradients["policy"]),

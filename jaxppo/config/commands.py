@@ -93,7 +93,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "response_length", "num_samples")
-        SamplingConfig(stop_strings=self.stop_strings, repetition_penalty=self.repetition_penalty)  # checks them
+        sampling = self.sampling  # which checks its values
         self._check_sources()
         splits = self.data.eval_splits
         require(len(splits) > 0, "eval_splits", "at least one split", splits)
@@ -106,7 +106,7 @@ class EvaluateConfig:
             require(greedy, "decoder", "plain with num_samples or eval_temperature: others are greedy", self.decoder)
             functions = self.reward.reward_funcs
             require(functions == ("plan",), "decoder", f"plain with reward_funcs {' '.join(functions)}", self.decoder)
-            as_usual = not self.stop_strings and self.repetition_penalty == 1.0
+            as_usual = not sampling.stop_strings and sampling.repetition_penalty == 1.0
             require(as_usual, "decoder", "plain with stop_strings or repetition_penalty", self.decoder)
         if self.repair.repair_rounds:
             self._check_repair()
@@ -114,6 +114,16 @@ class EvaluateConfig:
             temperature = self.evaluation.eval_temperature
             expected = "a number above 0 with num_samples above 1: greedy samples are all the same"
             require(temperature > 0.0, "eval_temperature", expected, temperature)
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """Where a completion ends, its most tokens, and the repetition penalty; the rest is in `evaluation`."""
+        return SamplingConfig(
+            response_length=self.response_length,
+            stop_token_id=self.stop_token_id,
+            stop_strings=self.stop_strings,
+            repetition_penalty=self.repetition_penalty,
+        )
 
     def _check_repair(self) -> None:
         rounds, functions = self.repair.repair_rounds, self.reward.reward_funcs

@@ -23,7 +23,7 @@ from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_begun_plans
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
 from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, read_rows
-from jaxppo.data.stop_strings import stop_table
+from jaxppo.data.stop_strings import has_stop_string, stop_table
 from jaxppo.data.stream import stream_of
 from jaxppo.data.tokens import (
     EncodedRow,
@@ -69,6 +69,7 @@ __all__ = [
     "encode_prompts",
     "encode_rows",
     "encode_turns",
+    "has_stop_string",
     "length_gaps",
     "load_split",
     "make_chat_template",

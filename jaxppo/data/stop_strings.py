@@ -7,6 +7,7 @@ idea, as tables over a vocabulary: `StopStringCriteria` of transformers.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from jaxppo.data.tokens import REPLACEMENT, text_after, token_ids
 from jaxppo.errors import ConfigError
 
 
-def stop_table(tokenizer: Any, stop_strings: Sequence[str], num_ids: int) -> np.ndarray | None:
+@lru_cache(maxsize=1)  # training and evaluation have the same, and a vocabulary takes seconds
+def stop_table(tokenizer: Any, stop_strings: tuple[str, ...], num_ids: int) -> np.ndarray | None:
     """Return the table of the automaton: [S, V] int32, the state after each token in each state.
 
     State 0 is the beginning of a completion, S says that a stop string is complete. Only the completion counts, not the
@@ -53,3 +55,15 @@ def stop_table(tokenizer: Any, stop_strings: Sequence[str], num_ids: int) -> np.
         states = {piece: state_after(beginning + piece) for piece in set(pieces)}
         table[number] = [states[piece] for piece in pieces]
     return table
+
+
+def has_stop_string(table: np.ndarray | None, ids: Sequence[int]) -> bool:
+    """Return whether a completion has a stop string, by the table of `stop_table`."""
+    if table is None:
+        return False
+    state = 0
+    for token_id in ids:
+        state = int(table[state, token_id])
+        if state == len(table):
+            return True
+    return False

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -308,17 +307,10 @@ def make_evaluator(
     rows: Mapping[str, list[Row]] | None = None,
 ) -> Evaluator:
     """Make the evaluator that a command's configuration asks for."""
-    if isinstance(config, TrainConfig | SelfTrainConfig):
-        sampling = config.sampling
-    else:
+    if isinstance(config, SFTConfig):
         sampling = SamplingConfig(response_length=config.response_length)
-        if isinstance(config, EvaluateConfig):
-            sampling = replace(
-                sampling,
-                stop_token_id=config.stop_token_id,
-                stop_strings=config.stop_strings,
-                repetition_penalty=config.repetition_penalty,
-            )
+    else:
+        sampling = config.sampling
     settings = (config.data, config.evaluation, config.reward, sampling, config.run.seed)
     return Evaluator(model, tokenizer, parallel, *settings, rewards, rows)
 

@@ -166,16 +166,21 @@ def decoded_rows(model: ModelConfig, prompt: int, response: int) -> int | None:
         if memory is None:
             return None
         memory //= jax.local_device_count()
-    return max(1, int(EVALUATION_SHARE * memory) // sum(_decoded(model, 1, prompt, response).values()))
+    return max(1, int(EVALUATION_SHARE * memory) // sum(evaluation_bytes(model, 1, prompt, response).values()))
 
 
-def _decoded(model: ModelConfig, rows: int, prompt: int, response: int) -> dict[str, int]:
-    """Return the bytes that decoding takes beside the weights, by what takes them."""
-    return {
-        "KV cache": sizes.kv_cache_bytes(model, rows, prompt + response),
-        "prompts": sizes.reading_bytes(model, rows, prompt),
-        "logits": sizes.LOGITS_COPIES * sizes.FP32 * rows * model.vocab_size,
-    }
+def evaluation_bytes(model: ModelConfig, rows: int, prompt: int, response: int) -> dict[str, int]:
+    """Return the bytes that rows of an evaluation take beside the weights, by what takes them.
+
+    All prompts are read at once, or on an accelerator in parts: see `prompts_at_once`.
+    """
+    return _decoding(model, rows, prompt + response) | {"prompts": sizes.reading_bytes(model, rows, prompt)}
+
+
+def _decoding(model: ModelConfig, rows: int, length: int, tensor: int = 1) -> dict[str, int]:
+    """Return the bytes of the cache of rows of `length` tokens, and of the logits of the next one."""
+    cache = sizes.kv_cache_bytes(model, rows, length) // _dividing(model.num_key_value_heads, tensor)
+    return {"KV cache": cache, "logits": sizes.LOGITS_COPIES * sizes.FP32 * rows * model.vocab_size}
 
 
 class Budget(NamedTuple):
@@ -259,15 +264,11 @@ def budget(
         activations -= sum(layers) - max(layers)  # one model after the other
     evaluation = {}
     if evaluated is not None:
-        evaluation = {"evaluation": {"weights": decoding} | _decoded(policy, *evaluated, response)}
+        evaluation = {"evaluation": {"weights": decoding} | evaluation_bytes(policy, *evaluated, response)}
     return Budget(
         held={name: sizes.tree_bytes(tree) for name, tree in held.items()},
         stages={
-            "sampling": {
-                "weights": decoding,
-                "KV cache": sizes.kv_cache_bytes(policy, rows, length) // _dividing(policy.num_key_value_heads, tensor),
-                "logits": sizes.LOGITS_COPIES * sizes.FP32 * rows * policy.vocab_size,
-            },
+            "sampling": {"weights": decoding} | _decoding(policy, rows, length, tensor),
             "scoring": {
                 "weights": scoring,
                 "activations": max(sizes.scored_bytes(model, at_once, length) for model in models) // tensor,

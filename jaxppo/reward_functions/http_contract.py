@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ConfigError, DataError
+from jaxppo.rewards import OWN_ARGUMENTS
 from jaxppo.run.jsonl import plain
 
 TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
@@ -20,9 +21,6 @@ TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
 
 MAX_DEPTH = 32
 """Most levels of nested lists and objects in a request."""
-
-RESERVED = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra", "trainer_state"})
-"""Arguments of reward functions, which no column may be called."""
 
 
 class Batch(NamedTuple):
@@ -152,8 +150,8 @@ def read_request(body: bytes | bytearray) -> Batch:
     ids, columns = content.get("completion_ids", [[]] * len(texts)), content.get("columns", {})
     if not isinstance(columns, dict):
         raise DataError(f"columns: expected an object of lists, got {kind(columns)}")
-    if RESERVED & columns.keys():
-        raise DataError(f"columns: expected names of data columns, got {min(RESERVED & columns.keys())}")
+    if reserved := columns.keys() & set(OWN_ARGUMENTS):
+        raise DataError(f"columns: expected names of data columns, got {min(reserved)}")
     check_lengths({"prompts": batch.prompts, "completions": batch.completions, "completion_ids": ids}, len(texts))
     check_lengths(columns, len(texts))
     return batch._replace(completion_ids=ids, columns=columns)

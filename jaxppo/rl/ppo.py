@@ -334,19 +334,9 @@ class PPO:
         for row, tokens in enumerate(completions):
             ids[row, : len(tokens)] = tokens
         mask = np.arange(length) < np.array([len(tokens) for tokens in completions])[:, None]
-        ended = np.array([tokens[-1] in self.stop_ids or self._stops_with_string(tokens) for tokens in completions])
-        return self.parallel.put(Rollout(ids, mask, None, ended), 0)  # type: ignore[arg-type]
-
-    def _stops_with_string(self, ids: Sequence[int]) -> bool:
-        """Return whether a completion has a stop string."""
-        table, state = self._stop_table, 0
-        if table is None:
-            return False
-        for token_id in ids:
-            state = int(table[state, token_id])
-            if state == len(table):
-                return True
-        return False
+        table = self._stop_table
+        ended = [tokens[-1] in self.stop_ids or data.has_stop_string(table, tokens) for tokens in completions]
+        return self.parallel.put(Rollout(ids, mask, None, np.array(ended)), 0)  # type: ignore[arg-type]
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
         """Make right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""

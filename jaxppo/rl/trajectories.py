@@ -53,11 +53,11 @@ def make_trajectories(
     counted = ~jnp.isnan(scores)
     positive = counted & (scores >= POSITIVE_SCORE)
     scores = jnp.where(counted, scores, 0.0)
-    unscored = ops.global_sum(counted.astype(jnp.int32), axis_name) == 0
-    bad_updates = controls.bad_updates + unscored.astype(jnp.int32)
+    has_scores = ops.global_sum(counted.astype(jnp.int32), axis_name) > 0
+    bad_updates = controls.bad_updates + ~has_scores
     moments = advantages.add_scores(controls.moments, scores, counted, axis_name)
     scores = _final_scores(scores, moments, rollout.ended, rl)
-    stats = _score_stats(scores, counted, axis_name) | _length_stats(rollout, sequences, axis_name)
+    stats = _score_stats(scores, counted, has_scores, axis_name) | _length_stats(rollout, sequences, axis_name)
     stats |= {"objective/entropy": _mean_row_sum(-scored.logprobs, mask, axis_name)}
     if rl.group_size > 1:
         stats |= _group_stats(scores, counted, rl.group_size, axis_name)
@@ -181,14 +181,13 @@ def _mean_row_sum(x: Array, mask: Array, axis_name: Axes) -> Array:
     return ops.mean(jnp.sum(jnp.where(mask, x, 0.0), axis=1), axis_name)
 
 
-def _score_stats(scores: Array, counted: Array, axis_name: Axes) -> Stats:
+def _score_stats(scores: Array, counted: Array, has_scores: Array, axis_name: Axes) -> Stats:
     """Describe the scores that there are; NaN where there are none."""
     mean = ops.masked_mean(scores, counted, axis_name)
     std = jnp.sqrt(ops.masked_var(scores, counted, axis_name))
-    has_some = ops.global_sum(counted.astype(jnp.int32), axis_name) > 0
     return {
-        "objective/scores": jnp.where(has_some, mean, jnp.nan),
-        "objective/scores_std": jnp.where(has_some, std, jnp.nan),
+        "objective/scores": jnp.where(has_scores, mean, jnp.nan),
+        "objective/scores_std": jnp.where(has_scores, std, jnp.nan),
     }
 
 

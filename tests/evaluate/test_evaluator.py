@@ -81,7 +81,7 @@ def test_complete_gives_one_completion_per_row_in_the_order_of_the_split(
 
 
 def test_memory_decides_how_many_rows_are_decoded_at_once(folder, params, greedy, monkeypatch):
-    row_bytes = sum(memory._decoded(MODEL, 1, evaluator(folder, 8).decoder.prompt_length, LENGTH).values())
+    row_bytes = sum(memory.evaluation_bytes(MODEL, 1, evaluator(folder, 8).decoder.prompt_length, LENGTH).values())
     monkeypatch.setattr(platform, "machine_bytes", lambda: 3 * 4 * row_bytes * jax.local_device_count())
     small = evaluator(folder, 8)
     assert small.decoder.batch_size == 3 and small.rows_and_length == (3, small.decoder.prompt_length)

@@ -27,7 +27,6 @@ _REASONS = {
     22: "memory",
     23: "timeout",
     24: "memory",
-    34: "unsupported: the planner refused the problem",
 }
 """What its exit status means where it finds no plan."""
 _MISSING_BLANK = re.compile(r"(?<=\s-)(?=[A-Za-z])|(?<=[\w-])(?=\?)")
@@ -68,12 +67,11 @@ class FastDownward:
 
 
 def _reason(done: "subprocess.CompletedProcess[bytes]") -> str:
-    known = _REASONS.get(done.returncode)
+    if done.returncode in _REASONS:
+        return _REASONS[done.returncode]
     lines = (done.stderr.strip() or done.stdout).decode("utf-8", "replace").split("\n")
     words = next(
         (line.strip()[:200] for line in reversed(lines) if line.strip() and not line.startswith(_NO_REASON)), ""
     )
-    if known is not None and done.returncode != 34:
-        return known
     kind = "unsupported" if done.returncode in _ERROR_STATUS else f"crash: status {done.returncode}"
     return f"{kind}: {words}"
