@@ -17,16 +17,9 @@ from jaxppo.hf import files as model_files
 from jaxppo.nn import lora
 from jaxppo.nn.llama_kinds import KINDS
 from jaxppo.nn.lora import LoraConfig
-from tests import quick_first
+from tests import peft_models, quick_first
 from tests.peft_models import LORA_CONFIGS as CONFIGS
-from tests.peft_models import (  # noqa: F401
-    bases,
-    peft_adapted,
-    peft_gradients,
-    random_adapter,
-    random_tree,
-    torch_base,
-)
+from tests.peft_models import bases, peft_adapted, random_adapter, random_tree, torch_base  # noqa: F401
 from tests.torch_models import (
     LENGTHS,
     RAW,
@@ -325,7 +318,7 @@ def test_gradients_are_those_of_peft(family, bases, tmp_path):
     computed = torch_loss(theirs, ids, mask)
     computed.backward()
     close(value, computed.item(), atol=1e-5)
-    expected = peft_gradients(theirs, tmp_path / "gradients", config)
+    expected = peft_models.peft_gradients(theirs, tmp_path / "gradients", config)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), gradients, expected)
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-3
 
