@@ -106,7 +106,8 @@ def test_a_run_goes_on_without_its_reader_and_says_how_to_resume(prints, status,
     """As with `| tee run.log`, which the same Ctrl-C ends, or `| head -1`."""
     command = [sys.executable, "-c", READER_GONE, prints]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, **pipes, text=True) as process:
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # as where nobody has set it
+    with subprocess.Popen(command, **pipes, text=True, env=buffered) as process:
         assert process.stdout.readline() == "begun\n"
         process.stdout.close()
         process.stdin.close()
