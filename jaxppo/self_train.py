@@ -252,7 +252,7 @@ def _carry_out(run: run_folder.Run, setup: Setup) -> None:
     """Evaluate, carry out the rounds that are left, export; what the run folder has already is not done again."""
     config, console, evals, first = setup.config, run.console, run.evals, processes.is_first()
     run.keep_settings()
-    evals["headline_split"] = config.headline_split
+    evals["headline_split"] = config.data.headline(config.headline_split)
     if "before" not in evals:
         console.stage(f"Evaluation before self-training ({setup.evaluator.validator})")
         results, samples = setup.evaluator.with_samples(setup.start)

@@ -337,7 +337,7 @@ def train(config: TrainConfig) -> Path:
 def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: Params | None) -> None:
     """Evaluate, train, evaluate, export; what `eval.json` and the checkpoints have already is not done again."""
     config, evals = setup.config, run.evals
-    evals["headline_split"] = config.headline_split if config.data.eval_splits else None
+    evals["headline_split"] = config.data.headline(config.headline_split)
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)
     run.trackers.log(0, evaluation.eval_metrics(evals["before"]))

@@ -41,7 +41,7 @@ A setting is a flag and, under the same name, a line of a YAML file. What is sai
 4. the flags.
 
 ```bash
-python -m jaxppo.train --preset tiny --kl_coef 0.1 --eval_splits test --headline_split test
+python -m jaxppo.train --preset tiny --kl_coef 0.1 --eval_splits test
 ```
 
 - A switch is `--resume` or `--resume True`, and `--resume False`; several values stand one after the other;

@@ -138,6 +138,19 @@ class DataConfig:
             return None
         return tuple(name.strip() for name in self.dataset.removeprefix(STREAM).split(","))
 
+    def headline(self, chosen: str | None) -> str | None:
+        """Return the split that a run is about: the one chosen, else the last of `eval_splits`; None without any.
+
+        Raises:
+            ConfigError: the one chosen is none of them.
+        """
+        if not self.eval_splits:
+            return None
+        if chosen is None:
+            return self.eval_splits[-1]
+        require(chosen in self.eval_splits, "headline_split", f"one of eval_splits {self.eval_splits}", chosen)
+        return chosen
+
     @property
     def text_lengths(self) -> tuple[int, int] | None:
         """Fewest and most tokens that a prompt is cut to; None where prompts are whole."""

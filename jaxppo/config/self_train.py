@@ -60,8 +60,8 @@ class SelfTrainConfig:
     """Rows per optimizer step, over all devices."""
     sample_batch_size: int = 256
     """Plans sampled at once; a killed run has lost no more than num_generations times as many."""
-    headline_split: str = "test_longer"
-    """The evaluation split that the run is about."""
+    headline_split: str | None = None
+    """The evaluation split that the run is about; default: the last of eval_splits."""
 
     def __post_init__(self) -> None:
         sizes = ("num_rounds", "num_generations", "max_plans_per_problem", "sft_episodes", "batch_size")
@@ -69,8 +69,7 @@ class SelfTrainConfig:
         require_finite(self, "start_ratio")
         if self.total_episodes is not None:
             require_positive(self, "total_episodes")
-        splits = self.data.eval_splits
-        require(self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split)
+        require(self.data.headline(self.headline_split) is not None, "eval_splits", "at least one split", ())
         own = self.data.train_split
         require(self.start_ratio == 0 or self.start_split != own, "start_split", "another than train_split", own)
         functions = self.reward.reward_funcs

@@ -55,8 +55,8 @@ class TrainConfig:
     """Completions to sample over the whole run, rounded up to whole updates; default: num_train_epochs passes."""
     batch_size: int = 64
     """Completions per update, over all devices."""
-    headline_split: str = "test_longer"
-    """The evaluation split that the run is about."""
+    headline_split: str | None = None
+    """The evaluation split that the run is about; default: the last of eval_splits."""
     num_sample_generations: int = 10
     """About how many times in the run sample completions are shown, beside those of the last update."""
     max_bad_updates: int = 3
@@ -82,15 +82,12 @@ class TrainConfig:
             require_positive(self, "total_episodes")
         require(self.num_sample_generations >= 0, "num_sample_generations", "at least 0", self.num_sample_generations)
         require_positive(self.sampling, "temperature")
-        rl, splits = self.rl, self.data.eval_splits
+        rl = self.rl
         require_divisible("batch_size", self.batch_size, "num_generations", rl.group_size)
         require_divisible("batch_size", self.batch_size, "num_mini_batches", rl.num_mini_batches)
         mini, accumulated = self.mini_batch_size, rl.gradient_accumulation_steps or 1
         require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
-        if splits:
-            require(
-                self.headline_split in splits, "headline_split", f"one of eval_splits {splits}", self.headline_split
-            )
+        self.data.headline(self.headline_split)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -157,7 +154,8 @@ class TrainConfig:
 
     def with_best_metric(self) -> "TrainConfig":
         """Return this configuration with the metric known by which the best checkpoint is chosen."""
-        return with_best_metric(self, self.headline_split) if self.data.eval_splits else self
+        headline = self.data.headline(self.headline_split)
+        return with_best_metric(self, headline) if headline else self
 
     @property
     def num_prompts(self) -> int:

@@ -16,7 +16,7 @@ from jaxppo.report.run_page import duration, value_html
 
 _ENDS = {"objective/scores": "reward", "objective/kl": "KL", "loss": "loss"}
 _MEASURED_BY = ("dataset", "data_seed", "prompt_style", "eval_splits", "test_sizes", "test_longer_sizes")
-_MEASURED_BY += ("eval_temperature", "eval_top_k", "eval_top_p", "headline_split", "eval_validator")
+_MEASURED_BY += ("eval_temperature", "eval_top_k", "eval_top_p", "eval_validator")
 _MEASURED_BY += ("stream_sizes", "stream_lengths", "stream_long_lengths", "stream_test_rows", "number_objects")
 _MEASURED_BY += ("n_shots", "max_prompt_length", "system_prompt", "response_length")
 _STAGES = ("time/rollout_s", "time/reward_s", "time/update_s", "time/step_s")
@@ -123,6 +123,8 @@ def _different_problems(runs: Sequence[Run]) -> str:
     rewards = () if all(run.headline in RATES for run in runs) else ("reward_funcs", "reward_weights")
     settings = (*_MEASURED_BY, *rewards)
     names = [name for name in settings if any(run.settings.get(name) != runs[0].settings.get(name) for run in runs)]
+    if len({run.headline_split for run in runs}) > 1:
+        names.append("headline_split")
     if not names:
         return ""
     listed = ", ".join(f"<code>{name}</code>" for name in names)

@@ -77,7 +77,7 @@ CONTRADICTIONS = [
     ({"input_min_text_length": 4, "input_max_text_length": 3}, "input_min_text_length, input_max_text_length", ""),
     ({"input_min_text_length": 0, "input_max_text_length": 3}, "input_min_text_length, input_max_text_length", ""),
     ({"headline_split": "dev"}, "headline_split", "test_longer"),
-    ({"eval_splits": ("test",)}, "headline_split", "eval_splits"),
+    ({"eval_splits": ("test",), "headline_split": "test_longer"}, "headline_split", "eval_splits"),
     ({"curriculum": "success", "curriculum_threshold": 1.5}, "curriculum_threshold", ""),
     ({"curriculum": "success", "curriculum_success": math.nan}, "curriculum_success", ""),
     ({"curriculum_success": 0.5}, "curriculum_success", "curriculum none"),
