@@ -22,7 +22,7 @@ import yaml
 
 from jaxppo.config.checks import JsonMapping, require
 from jaxppo.config.paths import write_atomically
-from jaxppo.config.reading import BoundedLoader, parse_yaml
+from jaxppo.config.reading import parse_yaml
 from jaxppo.config.redact import REDACTED, redact
 from jaxppo.errors import ConfigError, did_you_mean, shown
 
@@ -195,7 +195,7 @@ _SWITCH_WORDS = {"on": True, "yes": True, "off": False, "no": False}
 """What YAML 1.1 reads as True and False, and a setting with such words of its own as these."""
 
 
-class _Loader(BoundedLoader):
+class _Loader(yaml.SafeLoader):
     """YAML without three traps.
 
     Of a key that comes twice the last would win, 4:16 would be 256 (sexagesimal), and `off` would be False where a flag

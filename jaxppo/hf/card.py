@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from jaxppo.config.reading import MAX_YAML_CHARACTERS, parse_yaml
+from jaxppo.config.reading import parse_yaml
 from jaxppo.config.redact import redact
 from jaxppo.config.sources import CALL_ONLY, plain_values
 from jaxppo.hf.card_metadata import (
@@ -195,7 +195,7 @@ def license_of(folder: Path) -> str | None:
     try:
         if not (Path(folder) / CARD_FILE).is_file():  # a pipe would never end
             return None
-        text = (Path(folder) / CARD_FILE).read_text(encoding="utf-8-sig", errors="replace")[:MAX_YAML_CHARACTERS]
+        text = (Path(folder) / CARD_FILE).read_text(encoding="utf-8-sig", errors="replace")
         block = re.match(r"\s*---[ \t]*\n(.*?\n)---[ \t]*(?:\n|\Z)", text, re.DOTALL)
         data = parse_yaml(block[1]) if block else None
     except (OSError, yaml.YAMLError):
