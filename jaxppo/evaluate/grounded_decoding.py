@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     tokens: int
 
 
-def decode_grounded(name: str, decoder: Decoder, params: Params, rows: Sequence[Row], most: int) -> list[Answer]:
+def decode_grounded(name: str, decoder: Decoder, params: Params, rows: Sequence[Row], most: int | None) -> list[Answer]:
     """Write a plan for each row.
 
     Args:
@@ -48,7 +48,7 @@ def decode_grounded(name: str, decoder: Decoder, params: Params, rows: Sequence[
         decoder: completes prompts.
         params: of the language model.
         rows: planning problems whose prompts are of a built-in style.
-        most: tokens of a prompt.
+        most: tokens of a prompt; None: any number.
 
     Raises:
         DataError: a prompt is not what its style makes of the problem.
@@ -69,7 +69,7 @@ def _write(row: Row, plan: Sequence[Action]) -> str:
 # ------------------------------------------------------------------------------------------------------------- reground
 
 
-def _reground(decoder: Decoder, params: Params, rows: Sequence[Row], most: int) -> list[Answer]:
+def _reground(decoder: Decoder, params: Params, rows: Sequence[Row], most: int | None) -> list[Answer]:
     spaces = [_space(row) for row in rows]
     states = [space.start for space in spaces]
     plans: list[list[Action]] = [[] for _ in rows]
@@ -215,7 +215,7 @@ def _best(logits: Array, allowed: Array) -> Array:
     return jnp.take_along_axis(allowed, chosen[:, None], axis=1)[:, 0]
 
 
-def _applicable(decoder: Decoder, params: Params, rows: Sequence[Row], most: int) -> list[Answer]:
+def _applicable(decoder: Decoder, params: Params, rows: Sequence[Row], most: int | None) -> list[Answer]:
     encoded = data.encode_prompts(decoder.tokenizer, rows, most, template=decoder.template)
     decoder.make_room(max(map(len, encoded)))
     begin = decoder.parallel.map(partial(_begin, model=decoder.model), (None, 0, 0, 0), 0)

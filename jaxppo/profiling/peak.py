@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxppo.parallel import platform
 from jaxppo.profiling.memory import MIB, Budget
 
 if sys.platform != "win32":
@@ -11,8 +12,10 @@ if sys.platform != "win32":
 
 
 def excess(budget: Budget, devices: Sequence[Any]) -> str | None:
-    """Return a warning where the budget exceeds the smallest of these devices; None elsewhere, or if none says."""
+    """Return a warning where the budget exceeds the smallest of these devices; None elsewhere, or if nothing says."""
     limit = min((stats["bytes_limit"] for stats in _stats(devices) if "bytes_limit" in stats), default=None)
+    if limit is None:
+        limit = platform.current().memory_bytes  # a machine's share of each device
     if limit is None or budget.peak <= limit:
         return None
     return (
