@@ -45,7 +45,7 @@ from jaxppo.rl.supervised import (
     supervised_step,
     whole_model,
 )
-from jaxppo.run import cli, preemption
+from jaxppo.run import activity, cli, preemption
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run, begin
 from jaxppo.run.loop import Steps, TrainingLoop
@@ -268,7 +268,9 @@ class PairEvaluator:
     def _evaluate(self, params: Params, pairs: Sequence[Pair]) -> dict[str, Any]:
         preemption.check()
         count = len(pairs)
-        scores = self._scorer(params, [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)])
+        texts = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
+        with activity.shown(f"evaluation of {len(pairs)} pairs"):
+            scores = activity.attended(lambda: self._scorer(params, texts))
         chosen, rejected = jnp.asarray(scores[:count]), jnp.asarray(scores[count:])
         margins = jnp.asarray([pair.margin for pair in pairs])
         _, stats = preference_loss(chosen, rejected, margins, jnp.full(count, 1 / count), self._coefficient)

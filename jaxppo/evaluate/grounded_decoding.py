@@ -28,7 +28,7 @@ from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.walk import StateSpace
 from jaxppo.planning.transform.renaming import inverse, rename_plan
 from jaxppo.planning.transform.restart import from_state
-from jaxppo.run import preemption
+from jaxppo.run import activity, preemption
 from jaxppo.types import Array, Params, PromptBatch
 
 
@@ -222,11 +222,13 @@ def _applicable(decoder: Decoder, params: Params, rows: Sequence[Row], most: int
     follow = decoder.parallel.map(partial(_next, model=decoder.model), (None, 0, 0, 0, None), 0, donate=(1,))
     answers: dict[int, Answer] = {}
     size = decoder.rows_for(len(rows))
-    for chosen in data.chunks(sorted(range(len(rows)), key=lambda i: len(encoded[i])), size):
-        preemption.check()
-        guides = [_Guide(_space(rows[i]), partial(_ids, decoder, rows[i]), decoder.stop_ids) for i in chosen]
-        _guided(decoder, params, begin, follow, *decoder.padded([encoded[i] for i in chosen], size), guides)
-        answers |= zip(chosen, _answers(decoder, guides), strict=True)
+    with activity.shown("decoding", len(rows)) as progress:
+        for chosen in data.chunks(sorted(range(len(rows)), key=lambda i: len(encoded[i])), size):
+            preemption.check()
+            guides = [_Guide(_space(rows[i]), partial(_ids, decoder, rows[i]), decoder.stop_ids) for i in chosen]
+            _guided(decoder, params, begin, follow, *decoder.padded([encoded[i] for i in chosen], size), guides)
+            answers |= zip(chosen, _answers(decoder, guides), strict=True)
+            progress.done = len(answers)
     return [answers[i] for i in range(len(rows))]
 
 
@@ -250,10 +252,11 @@ def _guided(
     for t in range(decoder.length):
         allowed = _padded([[0] if guide.ended else guide.allowed() for guide in guides], len(guides) + missing)
         if last is None:
-            last, cache = begin(params, *put((prompt, slots, allowed), 0))
+            compute = partial(begin, params, *put((prompt, slots, allowed), 0))
         else:
             step = _Step(np.asarray(last)[:, None], first + t - 1, slots)  # type: ignore[arg-type]
-            last, cache = follow(params, cache, *put((step, allowed), 0), jnp.int32(length + t - 1))
+            compute = partial(follow, params, cache, *put((step, allowed), 0), jnp.int32(length + t - 1))
+        last, cache = activity.attended(lambda compute=compute: jax.block_until_ready(compute()))
         last = decoder.parallel.to_host(last)
         for guide, token in zip(guides, last, strict=False):
             if not guide.ended:

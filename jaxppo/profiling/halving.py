@@ -55,9 +55,7 @@ class Halving:
                     raise
             else:
                 if rows() < at_first:
-                    activity.warn(
-                        f"{self.stage}: no memory for {at_first} rows at once, it was repeated with {rows()} and stays so"
-                    )
+                    activity.warn(f"{self.stage}: no memory for {at_first} rows at once, so it goes on with {rows()}")
                 return result
 
     def _halved(self, rows: Callable[[], int]) -> bool:

@@ -8,6 +8,8 @@ reward is not counted.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxppo.config import TrainConfig
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel import platform
@@ -112,12 +114,18 @@ def room_to_learn(
     return most - sizes.tree_bytes(held) - copies - 2 * gradients - most_logits
 
 
+def device_bytes() -> int | None:
+    """Return the memory of a device; None where it is not known, as of a CPU that pretends to be several devices."""
+    name, size = platform.current()
+    return None if name == "cpu" and jax.local_device_count() > 1 else size
+
+
 def _most_bytes() -> int | None:
     """Return the bytes that a run takes of a device by default; None where its memory is not known."""
-    name, memory = platform.current()
-    if memory is None:
+    size = device_bytes()
+    if size is None:
         return None
-    return int((MOST_OF_MACHINE if name == "cpu" else MOST_OF_DEVICE) * memory)
+    return int((MOST_OF_MACHINE if platform.current().name == "cpu" else MOST_OF_DEVICE) * size)
 
 
 def sampled_rows(

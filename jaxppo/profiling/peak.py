@@ -4,8 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxppo.parallel import platform
-from jaxppo.profiling.memory import MIB, Budget
+from jaxppo.profiling.memory import MIB, Budget, device_bytes
 
 if sys.platform != "win32":
     import resource
@@ -15,7 +14,7 @@ def excess(budget: Budget, devices: Sequence[Any]) -> str | None:
     """Return a warning where the budget exceeds the smallest of these devices; None elsewhere, or if nothing says."""
     limit = min((stats["bytes_limit"] for stats in _stats(devices) if "bytes_limit" in stats), default=None)
     if limit is None:
-        limit = platform.current().memory_bytes  # a machine's share of each device
+        limit = device_bytes()
     if limit is None or budget.peak <= limit:
         return None
     return (

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo import models
-from jaxppo.parallel import platform, stacks
+from jaxppo.parallel import stacks
 from jaxppo.profiling import memory
 from jaxppo.profiling.aot import Program, placed
 from jaxppo.rl import ops
@@ -85,14 +85,14 @@ def held_by(ppo: "PPO", state: TrainState, policy: Params, value: Params | None)
 
 def room_to_learn(ppo: "PPO") -> int | None:
     """Return the bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
-    if platform.current().memory_bytes is None:
+    if memory.device_bytes() is None:
         return None
     return memory.room_to_learn(ppo.learned, *_held_trained_weights(ppo), ppo.parallel.sizes)
 
 
 def sampled_rows(ppo: "PPO", prompt_length: int) -> int | None:
     """Return how many rows a device samples at once, as far as memory allows; None where its memory is not known."""
-    if platform.current().memory_bytes is None:
+    if memory.device_bytes() is None:
         return None
     held, _, weights = _held_trained_weights(ppo)
     response, merged = ppo.config.sampling.response_length, ppo.config.peft.use_peft

@@ -14,7 +14,7 @@ from jaxppo.data import FreshData, SupervisedData
 from jaxppo.errors import TrainingError
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
-from jaxppo.parallel import platform, stacks
+from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
@@ -242,7 +242,7 @@ def room_to_learn(
             one; nothing but their shapes is computed.
         parallel: devices.
     """
-    if platform.current().memory_bytes is None:
+    if memory.device_bytes() is None:
         return None
     state, weights = jax.eval_shape(start)
     held, trained = parallel.shards((state.params, state.frozen, state.opt_state)), parallel.shards(state.params)
