@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+GRACE_S = 3.0
+"""Seconds that what is being computed may take to its end once the run is asked to stop."""
 LOOKS_PER_S = 5
 """How often a waiting thread looks whether the run is asked to stop."""
 
@@ -157,16 +159,21 @@ def attended(compute: Callable[[], T], *, takes_state: bool = False) -> T:
     if not _workers or _workers[-1].is_busy:
         _workers.append(_Worker())
     future = _workers[-1].begin(compute)
-    is_told = False
+    asked_at, is_told = None, False
     while True:
         try:
             return future.result(timeout=1 / LOOKS_PER_S)
         except TimeoutError:
             if future.done():  # the error is that of `compute`
                 raise
+        if preemption.notice() is None:
+            continue
+        asked_at = asked_at or time.perf_counter()
+        if time.perf_counter() - asked_at < GRACE_S:
+            continue
         if not (takes_state and preemption.is_work_unsaved()):
             preemption.check()
-        elif preemption.notice() is not None and not is_told:
+        elif not is_told:
             is_told = True
             warn("stopping: this step cannot be interrupted without losing it; it is finished, and then saved")
 

@@ -27,23 +27,21 @@ def test_current_is_the_platform_of_the_target_or_of_the_smallest_device(monkeyp
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
-@pytest.mark.parametrize(
-    ("line", "file", "text", "limit"),
-    [
-        ("0::/job/step", "job/memory.max", "7000", 7000),  # of a batch system, around the step
-        ("0::/", "memory.max", "max", None),
-        ("4:cpu,memory:/job", "memory/job/memory.limit_in_bytes", "5000", 5000),
-        ("4:memory:/outside/of/the/container", "memory/memory.limit_in_bytes", "5000", 5000),
-    ],
-)
-def test_machine_bytes_are_those_of_the_control_groups_of_this_process(line, file, text, limit, tmp_path, monkeypatch):
-    monkeypatch.setattr(platform, "_CONTROL_GROUPS", tmp_path)
-    monkeypatch.setattr(platform, "_GROUPS_OF_PROCESS", tmp_path / "cgroup")
+def test_machine_bytes_are_those_of_the_control_groups_of_this_process(tmp_path, monkeypatch):
     everything = platform.machine_bytes()
-    (tmp_path / "cgroup").write_text(f"5:cpuset:/x\n{line}\n")
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text(f"{text}\n")
-    assert platform.machine_bytes() == (limit or everything)
+    monkeypatch.setattr(platform, "_GROUPS_OF_PROCESS", tmp_path / "cgroup")
+    for line, file, limit in (
+        ("0::/job/step", "job/memory.max", "7000"),  # of a batch system, around the step
+        ("0::/", "memory.max", "max"),
+        ("4:cpu,memory:/job", "memory/job/memory.limit_in_bytes", "5000"),
+        ("4:memory:/outside/of/the/container", "memory/memory.limit_in_bytes", "5000"),
+    ):
+        monkeypatch.setattr(platform, "_CONTROL_GROUPS", tmp_path / line)
+        (tmp_path / "cgroup").write_text(f"5:cpuset:/x\n{line}\n")
+        path = tmp_path / line / file
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{limit}\n")
+        assert platform.machine_bytes() == (everything if limit == "max" else int(limit))
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_ignored_signals_stay_ignored():
 
 def test_what_computes_is_left_where_the_run_is_to_stop_unless_a_step_would_be_lost(handlers, monkeypatch):
     may_end, lines = threading.Event(), []
+    monkeypatch.setattr(activity, "GRACE_S", 0.0)
     monkeypatch.setattr(activity, "warn", lines.append)
     with pytest.raises(Preempted), Preemption(RESUME):
         activity.attended(lambda: (send(signal.SIGTERM), may_end.wait()), takes_state=True)
