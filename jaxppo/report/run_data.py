@@ -127,11 +127,10 @@ class Run:
         if name == "completions/clipped_ratio" and cut_on_purpose:
             return None
         metric = find(name)
-        if metric is None:
-            return None
-        if name == "policy/approxkl_avg" and self._learns_once:
-            return None, metric.band[1]  # the policy is still the one that has sampled
-        return metric.band
+        band = None if metric is None else metric.band
+        if band is not None and name == "policy/approxkl_avg" and self._learns_once:
+            return None, band[1]  # the policy is still the one that has sampled
+        return band
 
     @property
     def _learns_once(self) -> bool:

@@ -213,6 +213,11 @@ class PPO:
         return memory.equal_parts(prompts, self._sampling.rows(most))
 
     @cached_property
+    def shapes(self) -> tuple[Any, Any, Any]:
+        """See `programs.shapes_of`."""
+        return programs.shapes_of(self)
+
+    @cached_property
     def room(self) -> int | None:
         """See `memory.room_to_learn`."""
         return programs.room_to_learn(self)
@@ -461,7 +466,7 @@ class PPO:
             nonlocal divisor
             if self._learning.divisor != divisor:
                 divisor = self._learning.divisor
-                self._mini_batches = jax.jit(self._cut_mini_batches)
+                self._mini_batches = jax.jit(lambda *args: self._cut_mini_batches(*args))  # a trace of its own
             return self._update(trained, state.frozen, self._mini_batches(batch, key))
 
         rows = lambda: self.config.mini_batch_size // self.parallel.row_shards // self.micro_batches(length)  # noqa: E731

@@ -87,20 +87,20 @@ def room_to_learn(ppo: "PPO") -> int | None:
     """Return the bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
     if memory.device_bytes() is None:
         return None
-    return memory.room_to_learn(ppo.learned, *_held_trained_weights(ppo), ppo.parallel.sizes)
+    return memory.room_to_learn(ppo.learned, *ppo.shapes, ppo.parallel.sizes)
 
 
 def sampled_rows(ppo: "PPO", prompt_length: int) -> int | None:
     """Return how many rows a device samples at once, as far as memory allows; None where its memory is not known."""
     if memory.device_bytes() is None:
         return None
-    held, _, weights = _held_trained_weights(ppo)
+    held, _, weights = ppo.shapes
     response, merged = ppo.config.sampling.response_length, ppo.config.peft.use_peft
     sizes = ppo.parallel.sizes
     return memory.sampled_rows(ppo.model, held, weights["policy"], prompt_length, response, sizes, merged)
 
 
-def _held_trained_weights(ppo: "PPO") -> tuple[Any, Any, Any]:
+def shapes_of(ppo: "PPO") -> tuple[Any, Any, Any]:
     """Return what is on a device throughout, what of it is trained, and whole models: trees of shapes."""
     policy = jax.eval_shape(lambda: models.init_params(ppo.model, jax.random.key(0)))
     value = jax.eval_shape(lambda: models.init_params(ppo.value_model, jax.random.key(0), "score"))
