@@ -367,21 +367,23 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         show(console, config, partial(_plan, start, splits[config.train_split].kept, num_steps))
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel)
+    learned = PreferenceData(
+        splits[config.train_split].kept, config.batch_size, config.run.seed, training.model.max_length
+    )
     if config.run.target is None:
-        preferences = PreferenceData(
-            splits[config.train_split].kept, config.batch_size, config.run.seed, training.model.max_length
-        )
-        print_memory(console, training.budget(preferences), parallel.local_devices)
+        print_memory(console, training.budget(learned), parallel.local_devices)
     if config.run.dry_run:
         return folder
     with hub.pushed(run), run.claimed(), reported(folder, console):
         if processes.is_first():
             write_tokenizer(folder, start.tokenizer)
-        _train(run, training, start, splits, num_steps)
+        _train(run, training, start, splits, learned, num_steps)
     return folder
 
 
-def _train(run: Run, training: Training, start: Start, splits: dict[str, Pairs], num_steps: int) -> None:
+def _train(
+    run: Run, training: Training, start: Start, splits: dict[str, Pairs], data: PreferenceData, num_steps: int
+) -> None:
     """Evaluate, train, evaluate again, and write everything."""
     config, parallel, pairs = training.config, training.parallel, splits[training.config.train_split].kept
     console, folder, trackers = run.console, run.folder, run.trackers
@@ -395,7 +397,6 @@ def _train(run: Run, training: Training, start: Start, splits: dict[str, Pairs],
         "before": evaluator(parallel.put(start.params)),
         "too_long": {split: found.too_long for split, found in splits.items()},
     }
-    data = PreferenceData(pairs, config.batch_size, config.run.seed, training.model.max_length)
     steps = Steps(
         total=num_steps,
         step=supervised_step(

@@ -131,7 +131,9 @@ class Decoder:
     def rows_for(self, count: int) -> int:
         """Return how many rows the batches have in which so many prompts are completed: few sizes to compile for."""
         shards = self.parallel.row_shards
-        planned = min(self.batch_size, data.bucket(data.padded_size(count), shards))
+        # A few rows of a large model take less than many, so they are padded to a power of two.
+        few = 1 << max(0, count - 1).bit_length()
+        planned = min(self.batch_size, data.bucket(min(few, data.padded_size(count)), shards))
         return shards * self._halving.rows(planned // shards)
 
     def _batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray, size: int) -> list[Completion]:
