@@ -85,6 +85,11 @@ def shown(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that there was no memory, on an accelerator or on the host."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:200]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the known one that is most like it, or nothing."""
     near = difflib.get_close_matches(word, known, n=1)

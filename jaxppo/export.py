@@ -12,7 +12,7 @@ from jaxppo.config.sources import parse_cli
 from jaxppo.errors import DataError
 from jaxppo.hf import hub
 from jaxppo.hf.export import TOKENIZER_FOLDER, check_left_over, frozen_weights, write_models
-from jaxppo.run import cli
+from jaxppo.run import activity, cli
 from jaxppo.run import folder as run_folder
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.console import Console
@@ -22,6 +22,7 @@ from jaxppo.run.jsonl import read_metrics
 def export(config: ExportConfig) -> Path:
     """Write the models of a checkpoint, and push them where that is asked for; returns the folder that holds them."""
     console, run = Console(config.quiet), Path(config.run_dir or "")
+    activity.show_on(console)
     repo_id = hub.destination(config.hub, run) if config.hub.push_to_hub else None
     as_they_are = repo_id is not None and not config.says_what and config.run_dir is not None and hub.has_models(run)
     folder = run if as_they_are else _write(config, run, console)

@@ -28,13 +28,16 @@ from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
-from jaxppo.profiling import aot, memory
+from jaxppo.profiling import aot, memory, sizes
 from jaxppo.profiling.aim import show
+from jaxppo.profiling.halving import Halving
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
+from jaxppo.rl.describe import print_memory
 from jaxppo.rl.start import adapter_of
 from jaxppo.rl.supervised import (
+    budget_of,
     check_finite,
     in_parts,
     init_state,
@@ -42,7 +45,7 @@ from jaxppo.rl.supervised import (
     supervised_step,
     whole_model,
 )
-from jaxppo.run import cli, preemption
+from jaxppo.run import activity, cli, preemption
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run, begin
 from jaxppo.run.loop import Steps, TrainingLoop
@@ -178,19 +181,37 @@ class Training:
     @cached_property
     def room(self) -> int | None:
         """See `memory.room_to_learn`."""
+        return room_to_learn(self._trained, self._start, self.parallel)
 
-        def start() -> tuple[TrainState, Params]:
-            state = self.init_state(models.init_params(self.model, jax.random.key(0), "score"))
-            return state, stacks.unstacked(self.whole(state.params, state.frozen))
+    def _start(self) -> tuple[TrainState, Params]:
+        state = self.init_state(models.init_params(self.model, jax.random.key(0), "score"))
+        return state, stacks.unstacked(self.whole(state.params, state.frozen))
 
-        return room_to_learn(self._trained, start, self.parallel)
+    @cached_property
+    def halving(self) -> Halving:
+        """Fewer pairs of a micro-batch, where there is no memory for those that were planned."""
+        return Halving("learning")
+
+    def pairs_at_once(self, pairs: int, length: int) -> int:
+        """Return how many of the pairs of a step a device learns from at once, for texts of `length` tokens."""
+        pairs //= self.parallel.row_shards
+        rows = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
+        most = pairs if rows is None else min(pairs, max(1, rows // 2))
+        return pairs // memory.equal_parts(pairs, self.halving.rows(most))
+
+    def budget(self, pairs: PreferenceData) -> memory.Budget:
+        """Estimate the memory of steps on these pairs, and of an evaluation."""
+        count, length = pairs.longest_batch().chosen_ids.shape
+        texts, scored = 2 * self.pairs_at_once(count, length), self.config.eval_batch_size // self.parallel.row_shards
+        scored = max(1, min(scored, memory.rows_at_once([self.model], length) or scored))
+        evaluation = {"activations": sizes.scored_bytes(self.model, scored, length)}
+        return budget_of(self._trained, self._start, 2 * count, (texts, length, 0), self.parallel, evaluation)
 
     def weighted(self, batch: PairBatch) -> tuple[PairBatch, Array]:
         """Return the pairs of a step and each one's share of the mean, in the fastest micro-batches that fit."""
-        count, length = batch.chosen_ids.shape
-        most = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
+        count = len(batch.chosen_ids)
         weights = np.full(count, 1 / count, np.float32)
-        return in_parts((batch, weights), None if most is None else max(1, most // 2), self.parallel)
+        return in_parts((batch, weights), self.pairs_at_once(*batch.chosen_ids.shape), self.parallel)
 
     def make_step(self, num_steps: int) -> Any:
         """Compile the optimizer step: (state, pairs with their weights) -> (state, stats)."""
@@ -247,7 +268,9 @@ class PairEvaluator:
     def _evaluate(self, params: Params, pairs: Sequence[Pair]) -> dict[str, Any]:
         preemption.check()
         count = len(pairs)
-        scores = self._scorer(params, [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)])
+        texts = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
+        with activity.shown(f"evaluation of {len(pairs)} pairs"):
+            scores = activity.attended(lambda: self._scorer(params, texts))
         chosen, rejected = jnp.asarray(scores[:count]), jnp.asarray(scores[count:])
         margins = jnp.asarray([pair.margin for pair in pairs])
         _, stats = preference_loss(chosen, rejected, margins, jnp.full(count, 1 / count), self._coefficient)
@@ -342,18 +365,25 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         console.warn(warning)
     if config.run.target is not None:
         show(console, config, partial(_plan, start, splits[config.train_split].kept, num_steps))
-    if config.run.dry_run:
-        return folder
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     training = Training(config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel)
+    learned = PreferenceData(
+        splits[config.train_split].kept, config.batch_size, config.run.seed, training.model.max_length
+    )
+    if config.run.target is None:
+        print_memory(console, training.budget(learned), parallel.local_devices)
+    if config.run.dry_run:
+        return folder
     with hub.pushed(run), run.claimed(), reported(folder, console):
         if processes.is_first():
             write_tokenizer(folder, start.tokenizer)
-        _train(run, training, start, splits, num_steps)
+        _train(run, training, start, splits, learned, num_steps)
     return folder
 
 
-def _train(run: Run, training: Training, start: Start, splits: dict[str, Pairs], num_steps: int) -> None:
+def _train(
+    run: Run, training: Training, start: Start, splits: dict[str, Pairs], data: PreferenceData, num_steps: int
+) -> None:
     """Evaluate, train, evaluate again, and write everything."""
     config, parallel, pairs = training.config, training.parallel, splits[training.config.train_split].kept
     console, folder, trackers = run.console, run.folder, run.trackers
@@ -367,10 +397,16 @@ def _train(run: Run, training: Training, start: Start, splits: dict[str, Pairs],
         "before": evaluator(parallel.put(start.params)),
         "too_long": {split: found.too_long for split, found in splits.items()},
     }
-    data = PreferenceData(pairs, config.batch_size, config.run.seed, training.model.max_length)
     steps = Steps(
         total=num_steps,
-        step=supervised_step(training.make_step(num_steps), lambda step: training.weighted(data.batch(step)), parallel),
+        step=supervised_step(
+            training.make_step(num_steps),
+            data.batch,
+            training.weighted,
+            lambda batch: training.pairs_at_once(*batch.chosen_ids.shape),
+            parallel,
+            training.halving,
+        ),
         evaluate=lambda state: eval_metrics(evaluator(whole(state))),
         meta=_meta(run, training, start),
         title="reward model",

@@ -136,7 +136,7 @@ def _check_model(
     if stop_id is not None and stop_id >= model.num_logits:
         raise ConfigError(f"stop_token_id: expected less than the vocabulary's {model.num_logits}, got {stop_id}")
     if start_rows:
-        longest = config.data.max_prompt_length
+        longest = config.data.longest_prompt
         own = data.SupervisedData(start_rows, tokenizer, config.batch_size, config.run.seed, longest, template)
         models.check_length(model, own.longest, "longest prompt and completion of start_split")
 
@@ -198,7 +198,7 @@ def keep(setup: Setup, this: Round, earlier: Sequence[Round]) -> list[data.Row]:
 def learn(run: run_folder.Run, setup: Setup, this: Round, last: Params, rows: list[data.Row]) -> Params:
     """Fine-tune the start, or the last policy, on the rows of a round; returns the policy after it."""
     config, parallel = setup.config, setup.sft.parallel
-    longest, name = config.data.max_prompt_length, f"SFT of round {this.number}"
+    longest, name = config.data.longest_prompt, f"SFT of round {this.number}"
     supervised = data.SupervisedData(rows, setup.tokenizer, config.batch_size, config.run.seed, longest, setup.template)
     models.check_length(setup.sft.model, supervised.longest, "longest prompt and plan")
     begin = setup.start if config.start_from == "start" else stacks.unstacked(last)

@@ -4,7 +4,6 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy
 `adapters/policy/` (PEFT), `eval.json` and `report.html`.
 """
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from jaxppo.profiling.aim import show
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rl import ops, optimizer
+from jaxppo.rl.describe import print_memory
 from jaxppo.rl.start import adapter_of, start_adapter
 from jaxppo.rl.supervised import SFT, check_finite
 from jaxppo.run import cli
@@ -112,7 +112,7 @@ def _learned(
     config: SFTConfig, model: ModelConfig, tokenizer: Any, template: data.ChatTemplate, console: Console
 ) -> tuple[Learned, str]:
     """Return the rows to learn from, and what they are out of."""
-    size, seed, longest = config.batch_size, config.run.seed, config.data.max_prompt_length
+    size, seed, longest = config.batch_size, config.run.seed, config.data.longest_prompt
     assistant_only = config.assistant_only_loss
     if assistant_only and not template.templated:
         raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
@@ -136,7 +136,7 @@ def _learned(
         return fresh, f"{len(rows)}, each drawn anew in every epoch"
     limit = None if config.max_length is None else data.RowLimit(config.max_length, config.overlong)
     if limit is not None:
-        longest = sys.maxsize  # a long prompt is part of a long row
+        longest = None  # a long prompt is part of a long row
     fixed = data.SupervisedData(rows, tokenizer, size, seed, longest, template, limit, assistant_only=assistant_only)
     if fixed.overlong:
         console.warn(
@@ -155,6 +155,8 @@ def sft(config: SFTConfig) -> Path:
     parallel = run.parallel if config.run.target is None else DataParallel()  # programs of a target are its own
     trackers = run.trackers
     registry.check(config.reward)
+    endless = config.data.stream_domains is not None and config.data.train_split == "train"
+    data.make_splits(config.data, [*([] if endless else [config.data.train_split]), *config.data.eval_splits])
     start = start_model(config, parallel.placement)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
@@ -183,6 +185,8 @@ def sft(config: SFTConfig) -> Path:
         f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {what}, {parameters:,} parameters"
         f"{'' if start.adapter is None else f' under adapters of rank {start.adapter.r}'}, into {folder}"
     )
+    learner = SFT(config, model, parallel, supervised.length_gaps, start.adapter)
+    print_memory(console, learner.budget(supervised, evaluator.memory), parallel.local_devices)
     read = None if start.loaded is None else parameters
     use_peft = config.peft.use_peft
     for warning in optimizer.warnings(config.optimizer, config.num_updates, read, supervised=True, use_peft=use_peft):
@@ -195,7 +199,6 @@ def sft(config: SFTConfig) -> Path:
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-    learner = SFT(config, model, parallel, supervised.length_gaps, start.adapter)
     state = learner.init_state(params, start.adapter_params)
     steps = Steps(
         total=config.num_updates,

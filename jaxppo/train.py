@@ -37,12 +37,12 @@ from jaxppo.rl.ahead import AheadSampler, Sampled, stage_times
 from jaxppo.rl.describe import plan_of, print_plan
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start, StartModels, load_start
-from jaxppo.run import cli, preemption
+from jaxppo.run import activity, cli, preemption
 from jaxppo.run import folder as run_folder
 from jaxppo.run.alarms import Health
 from jaxppo.run.console import Console
 from jaxppo.run.loop import StepOutput, Steps, TrainingLoop
-from jaxppo.types import Experience, Params, PromptBatch, TrainState, Trajectories
+from jaxppo.types import Experience, Params, PromptBatch, Rollout, Sequences, TrainState, Trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,7 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
         console: for the lines that say what was read.
     """
     registry.check(config.reward, config.validator)
+    data.make_splits(config.data, [config.data.train_split, *config.data.eval_splits])
     rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
     data.check_same(config.data.dataset, config.data.train_split, rows)
     models, start = load_start(config, parallel, console)
@@ -165,7 +166,7 @@ def _aim(run: run_folder.Run) -> None:
 
 
 def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTemplate) -> data.PromptData:
-    longest, lengths, seed = config.data.max_prompt_length, config.data.text_lengths, config.run.seed
+    longest, lengths, seed = config.data.longest_prompt, config.data.text_lengths, config.run.seed
     return data.PromptData(rows, template.tokenizer, config.num_prompts, seed, longest, lengths, template)
 
 
@@ -211,8 +212,14 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
         learned = _informative(setup, state, reference, learned, step)
     rollout, sequences, scored = learned.experience
     scores = learned.judged.values(), setup.judge.token_scores(learned.judged)
+    with activity.shown("scoring"):
+        activity.attended(lambda: jax.block_until_ready(scored))
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, *scores)
-    state, update_stats = ppo.update(state._replace(curriculum=None), trajectories, step)
+    with activity.shown("learning"):
+        before = state._replace(curriculum=None)
+        state, update_stats = activity.attended(
+            lambda: jax.block_until_ready(ppo.update(before, trajectories, step)), takes_state=True
+        )
     known, drawn = setup.curriculum.after(known, judged.scores.values, step)
     state = state._replace(ahead=ahead.experience, curriculum=ppo.parallel.put(known))
     after = _trainer_state(setup, step + 1)
@@ -245,8 +252,13 @@ def _trainer_state(setup: Setup, step: int) -> TrainerState:
 def _sample(setup: Setup, state: TrainState, reference: Params | None, prompts: PromptBatch, step: int) -> Sampled:
     """Sample the batch of an update, and dispatch its scoring by the same models."""
     ppo, began = setup.ppo, time.monotonic()
-    rollout = ppo.generate(state, prompts, step)
-    sequences = ppo.pack(prompts, rollout)
+
+    def sample() -> tuple[Rollout, Sequences]:
+        rollout = ppo.generate(state, prompts, step)
+        return rollout, ppo.pack(prompts, rollout)  # waits for it
+
+    with activity.shown("sampling"):
+        rollout, sequences = activity.attended(sample)
     drawn = time.monotonic()
     scored = ppo.score(state, reference, sequences, rollout)
     return Sampled(Experience(rollout, sequences, scored), began, drawn, setup.meter.finish_time(scored))
@@ -284,8 +296,10 @@ def _informative(setup: Setup, state: TrainState, reference: Params | None, firs
         number = step + again * setup.config.num_updates
         batch = setup.prompts.batch(number, setup.curriculum.drawn(known, number))
         began = time.monotonic()
-        rollout = ppo.generate(state, batch.prompts, number)
-        rollouts.append(ppo.parallel.to_host(rollout))
+        sample = partial(ppo.generate, state, batch.prompts, number)
+        with activity.shown("sampling"):
+            rollout = activity.attended(lambda sample=sample: ppo.parallel.to_host(sample()))
+        rollouts.append(rollout)
         resampling += time.monotonic() - began
         judged.append(setup.judge(setup.judge.answers(batch, rollout), processes.gather))
         prompts.append(batch.prompts)

@@ -11,6 +11,9 @@ from jaxppo.config.checks import JsonMapping, require, require_mapping, require_
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
 
+DEFAULT_FILTER_LENGTH = 512
+"""Tokens of a prompt beyond which filter_overlong_prompts leaves rows out, where max_prompt_length does not say."""
+
 STREAM = "stream:"
 """What the name of an endless data set starts with."""
 
@@ -73,8 +76,9 @@ class DataConfig:
     """Column of the prompts in data that are no planning problems, such as `text`."""
     min_prompt_characters: int = 0
     """Leave out rows of such data with a shorter prompt."""
-    max_prompt_length: int = 512
-    """Rows whose prompt has more tokens are an error, not a silent cut; or see filter_overlong_prompts."""
+    max_prompt_length: int | None = None
+    """Rows whose prompt has more tokens are an error, not a silent cut; or see filter_overlong_prompts. Default: as the
+    data have them, up to the positions of the model; 512 with filter_overlong_prompts."""
     filter_overlong_prompts: bool = False
     """Leave out rows whose prompt has more than max_prompt_length tokens, and say how many they are."""
     use_chat_template: bool | None = None
@@ -106,7 +110,8 @@ class DataConfig:
         for name in ("train_sizes", "rl_sizes", "test_sizes", "test_longer_sizes"):
             parse_sizes(getattr(self, name), name)
         self._check_stream()
-        require_positive(self, "max_prompt_length")
+        if self.max_prompt_length is not None:
+            require_positive(self, "max_prompt_length")
         require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
         require(self.n_shots >= 0, "n_shots", "an integer of at least 0", self.n_shots)
         least = self.min_prompt_characters
@@ -125,6 +130,13 @@ class DataConfig:
             require(not self.filter_overlong_prompts, "filter_overlong_prompts", expected, True)
             require(self.n_shots == 0, "n_shots", "0 with a stream, whose split train is endless", self.n_shots)
             require(self.dataset_config is None, "dataset_config", "none with a stream", self.dataset_config)
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Most tokens of a prompt; None: what the model has positions for."""
+        if self.max_prompt_length is None and self.filter_overlong_prompts:
+            return DEFAULT_FILTER_LENGTH
+        return self.max_prompt_length
 
     @property
     def numbers_objects(self) -> bool:

@@ -22,7 +22,7 @@ from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_begun_plans
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
-from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, read_rows
+from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, make_splits, read_rows
 from jaxppo.data.stop_strings import has_stop_string, stop_table
 from jaxppo.data.stream import stream_of
 from jaxppo.data.tokens import (
@@ -74,6 +74,7 @@ __all__ = [
     "load_split",
     "make_chat_template",
     "make_curriculum",
+    "make_splits",
     "pad_left",
     "padded_size",
     "preferences",

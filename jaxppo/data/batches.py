@@ -103,7 +103,7 @@ class PromptData:
         tokenizer: fast tokenizer.
         batch_size: G, prompts per batch.
         seed: of the order, and of the lengths that prompts are cut to.
-        max_prompt_length: longest prompt allowed.
+        max_prompt_length: longest prompt allowed; None: any.
         text_lengths: cut every prompt to a number of tokens drawn from this range (both ends may come out).
         template: how prompts stand in front of the model; default: as they are.
     """
@@ -114,7 +114,7 @@ class PromptData:
         tokenizer: Any,
         batch_size: int,
         seed: int,
-        max_prompt_length: int,
+        max_prompt_length: int | None,
         text_lengths: tuple[int, int] | None = None,
         template: ChatTemplate | None = None,
     ):
@@ -151,7 +151,7 @@ class SupervisedData:
         tokenizer: of the model.
         batch_size: rows of a step.
         seed: of the order.
-        max_prompt_length: longest prompt allowed.
+        max_prompt_length: longest prompt allowed; None: any.
         template: how prompts stand in front of the model; default: as they are.
         limit: what becomes of long rows; default: they stay.
         assistant_only: see `encode_rows`.
@@ -169,7 +169,7 @@ class SupervisedData:
         tokenizer: Any,
         batch_size: int,
         seed: int,
-        max_prompt_length: int,
+        max_prompt_length: int | None,
         template: ChatTemplate | None = None,
         limit: RowLimit | None = None,
         *,

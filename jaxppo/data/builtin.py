@@ -44,9 +44,16 @@ class Drawn(NamedTuple):
         for folder, requests in _shipped().items():
             if self.request == requests.get(self.split):
                 return dataset_files.read_split(folder, self.split)
+        return dataset_files.read_jsonl(self._made() / f"{self.split}.jsonl")
+
+    def make_ready(self) -> None:
+        """Make the rows, unless they are shipped or cached."""
+        if not any(self.request == requests.get(self.split) for requests in _shipped().values()):
+            self._made()
+
+    def _made(self) -> Path:
         folder = cache_dir() / "datasets" / f"{self.data}-{self.split}-{_digest(self.request)}"
-        made_once(folder, lambda made: dataset_files.write_jsonl(self.make(), made / f"{self.split}.jsonl"))
-        return dataset_files.read_jsonl(folder / f"{self.split}.jsonl")
+        return made_once(folder, lambda made: dataset_files.write_jsonl(self.make(), made / f"{self.split}.jsonl"))
 
 
 def built_in(config: DataConfig, split: str) -> Drawn:

@@ -23,7 +23,7 @@ class FreshData:
     Args:
         rows_of: from the number of a step to its rows; a pure function.
         tokenizer: of the model.
-        max_prompt_length: longest prompt allowed.
+        max_prompt_length: longest prompt allowed; None: any.
         template: how prompts stand in front of the model; default: as they are.
         most_tokens: of a prompt and its completion; None where the model takes any number.
         assistant_only: see `encode_rows`.
@@ -37,7 +37,7 @@ class FreshData:
         self,
         rows_of: Callable[[int], Sequence[Row]],
         tokenizer: Any,
-        max_prompt_length: int,
+        max_prompt_length: int | None,
         template: ChatTemplate | None = None,
         most_tokens: int | None = None,
         *,

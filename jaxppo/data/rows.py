@@ -21,6 +21,7 @@ from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.renamed_rows import numbered_row
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.run import activity
 from jaxppo.run.jsonl import plain
 
 Row = dict[str, Any]
@@ -47,7 +48,8 @@ def load_split(
         DataError: the data set or the split is missing, or a row is malformed.
         PddlError: the PDDL of a row has a syntax error, or is beyond the validator.
     """
-    rows = _read_split(config, split, validator, columns)
+    with activity.shown(f"reading split {split}"):
+        rows = _read_split(config, split, validator, columns)
     if not config.numbers_objects or config.stream_domains is not None:  # a stream has numbered its rows already
         return rows
     return [_numbered(row, config.data_seed) for row in rows]
@@ -75,7 +77,7 @@ def _read_split(config: DataConfig, split: str, validator: str | None, columns: 
     except MissingColumnError as error:
         fix = "rows that are not planning problems need --reward_funcs module:function in place of plan"
         raise error.with_fix(fix) from None
-    for row in rows:
+    for row in activity.counted("checking", rows):
         check_row(row, f"{config.dataset}, split {split}, row {row['id']}", validator)
     return rows
 
@@ -89,6 +91,26 @@ def drawn_split(config: DataConfig, split: str) -> Drawn | None:
     if config.dataset == "blocksworld":
         return built_in(config, split)
     return None if config.stream_domains is None else drawn_stream(config, split)
+
+
+def make_splits(config: DataConfig, splits: Sequence[str]) -> None:
+    """Make those splits that are drawn, where they are not kept yet: what is wrong with any of them is said at once.
+
+    Raises:
+        DataError: there are fewer problems than asked for; all such splits are named.
+    """
+    shortages = []
+    for split in dict.fromkeys(splits):
+        drawn = drawn_split(config, split)
+        if drawn is None:
+            continue
+        try:
+            with activity.shown(f"making split {split}"):
+                drawn.make_ready()
+        except datasets.TooFewProblemsError as error:
+            shortages.append(str(error))
+    if shortages:
+        raise DataError("; ".join(shortages))
 
 
 def _text_rows(config: DataConfig, split: str, columns: Mapping[str, type]) -> list[Row]:

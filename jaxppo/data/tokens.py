@@ -21,6 +21,7 @@ from jaxppo.config import DataConfig
 from jaxppo.data.chat_template import ChatTemplate, RowTexts
 from jaxppo.data.rows import Row
 from jaxppo.errors import DataError, first_line
+from jaxppo.run import activity
 
 
 class EncodedRow(NamedTuple):
@@ -48,7 +49,7 @@ class EncodedRow(NamedTuple):
 def encode_prompts(
     tokenizer: Any,
     rows: Sequence[Row],
-    max_length: int,
+    max_length: int | None = None,
     cut_to: Sequence[int] | None = None,
     template: ChatTemplate | None = None,
 ) -> list[list[int]]:
@@ -57,7 +58,7 @@ def encode_prompts(
     Args:
         tokenizer: of the model.
         rows: with `prompt`, and `messages` where they are chats.
-        max_length: most tokens of a prompt, with all that the template puts before it.
+        max_length: most tokens of a prompt, with all that the template puts before it; default: any number.
         cut_to: numbers of tokens, beside those that every text begins with.
         template: chat template; default: none.
 
@@ -67,19 +68,23 @@ def encode_prompts(
     """
     template = _plain(tokenizer) if template is None else template
     start = _start(tokenizer, template)
-    encoded = _prompts(tokenizer, [template.prompt_text(row) for row in rows], rows, start)
+    encoded = _prompts(tokenizer, _prompt_texts(template, rows), rows, start)
     if cut_to is not None:
         encoded = [ids[: len(start) + length] for ids, length in zip(encoded, cut_to, strict=True)]
     _check_lengths(rows, encoded, len(start), max_length)
     return encoded
 
 
-def _check_lengths(rows: Sequence[Row], encoded: Sequence[Sequence[int]], start: int, max_length: int) -> None:
+def _prompt_texts(template: ChatTemplate, rows: Sequence[Row]) -> list[str]:
+    return [template.prompt_text(row) for row in activity.counted("writing prompts", rows)]
+
+
+def _check_lengths(rows: Sequence[Row], encoded: Sequence[Sequence[int]], start: int, max_length: int | None) -> None:
     """Raise a `DataError` that names the first row whose prompt has no token of its own, or too many."""
     for row, ids in zip(rows, encoded, strict=True):
         length = len(ids) if len(ids) > start else 0
-        if not 0 < length <= max_length:
-            expected = f"1 to max_prompt_length={max_length} tokens"
+        if length == 0 or (max_length is not None and length > max_length):
+            expected = "1 token or more" if max_length is None else f"1 to max_prompt_length={max_length} tokens"
             fix = "; a larger max_prompt_length may help" if length else ""
             raise DataError(f"prompt of row {row['id']}: expected {expected}, got {length}{fix}")
 
@@ -132,13 +137,12 @@ def encode_rows(
     """
     template = _plain(tokenizer) if template is None else template
     start = _start(tokenizer, template)
-    texts = [template.row_texts(row) for row in rows]
+    texts = [template.row_texts(row) for row in activity.counted("writing prompts and completions", rows)]
     if assistant_only:
         return [_closed(chat, template.end_id) for chat in _chats(tokenizer, rows, texts, template, max_length)]
     joined = _joined(tokenizer, texts)
     prompts = _started(_prompts_of(tokenizer, rows, texts, joined), start)
-    if max_length is not None:
-        _check_lengths(rows, prompts, len(start), max_length)
+    _check_lengths(rows, prompts, len(start), max_length)
     completions = _after(tokenizer, rows, texts, prompts, None if joined is None else _started(joined, start))
     pairs = zip(prompts, completions, strict=True)
     return [_closed(EncodedRow(prompt, completion), template.end_id) for prompt, completion in pairs]
@@ -304,8 +308,7 @@ def _chats(
         start = learned.index(True) if True in learned else len(ids)
         chats.append(EncodedRow(ids[:start], ids[start:], learned[start:]))
         prompts.append(ids[: bisect_left(offsets, len(text.prompt), key=lambda characters: characters[0])])
-    if max_length is not None:
-        _check_lengths(rows, prompts, 0, max_length)
+    _check_lengths(rows, prompts, 0, max_length)
     return chats
 
 
@@ -337,12 +340,14 @@ def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, te
     """
     if not config.filter_overlong_prompts or config.text_lengths is not None:
         return list(rows)
-    texts = [template.prompt_text(row) for row in rows]
+    most = config.longest_prompt
+    assert most is not None
+    texts = _prompt_texts(template, rows)
     lengths = [len(ids) for ids in _prompts(tokenizer, texts, rows, _start(tokenizer, template))]
-    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= config.max_prompt_length]
+    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]
     if not kept:
         raise DataError(
-            f"max_prompt_length: expected a prompt of at most {config.max_prompt_length} tokens, got {len(rows)} "
+            f"max_prompt_length: expected a prompt of at most {most} tokens, got {len(rows)} "
             f"longer ones, the shortest with {min(lengths)}"
         )
     return kept
@@ -352,18 +357,18 @@ def tell_left_out(tell: Callable[[str], None], config: DataConfig, counts: Mappi
     """Report how many rows of each split `without_overlong` has left out."""
     for split, count in counts.items():
         if count:
-            tell(f"{count} rows of split {split} left out: prompts longer than {config.max_prompt_length} tokens")
+            tell(f"{count} rows of split {split} left out: prompts longer than {config.longest_prompt} tokens")
 
 
 def cut_prompts(
-    tokenizer: Any, rows: Sequence[Row], max_length: int, text_lengths: tuple[int, int], seed: int
+    tokenizer: Any, rows: Sequence[Row], max_length: int | None, text_lengths: tuple[int, int], seed: int
 ) -> tuple[list[Row], list[list[int]]]:
     """Cut every prompt to a random length; return the rows with the cut prompts, and their token ids.
 
     Args:
         tokenizer: of the model.
         rows: with `prompt`.
-        max_length: most tokens of a prompt.
+        max_length: most tokens of a prompt; None: any number.
         text_lengths: range of the lengths in tokens, both ends included.
         seed: of the lengths.
 
@@ -400,8 +405,10 @@ def _encodings(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False) -
     tokenizer("")  # takes back truncation and padding that the tokenizer's files may ask for
     backend = tokenizer.backend_tokenizer
     encode = backend.encode_batch if offsets else backend.encode_batch_fast
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        yield from encode(list(texts[start : start + TEXTS_AT_ONCE]), add_special_tokens=False)
+    with activity.shown("tokenizing", len(texts), "texts") as progress:
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            yield from encode(list(texts[start : start + TEXTS_AT_ONCE]), add_special_tokens=False)
+            progress.done = start + TEXTS_AT_ONCE
 
 
 @contextmanager

@@ -34,13 +34,14 @@ from jaxppo.evaluate.printing import print_results, warn_of_failures
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets.files import write_jsonl
-from jaxppo.profiling import aot
+from jaxppo.profiling import aot, memory, sizes
 from jaxppo.profiling.aim import show
 from jaxppo.report import answers_page
 from jaxppo.report.plan_page import pick_samples, write_page
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Rewards
-from jaxppo.run import cli
+from jaxppo.rl.describe import print_memory
+from jaxppo.run import activity, cli
 from jaxppo.run import folder as run_folder
 from jaxppo.run.console import Console
 from jaxppo.types import Params
@@ -148,6 +149,7 @@ class _Evaluation:
         self.config, self._console = config, console
         self._parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
         self.validator = checked_validator(config.evaluation, config.reward)
+        data.make_splits(config.data, config.data.eval_splits)
         self.rows = load_rows(config.data, config.reward, self.validator)
         if config.repair.repair_rounds:
             repair.check_styles([row for of_split in self.rows.values() for row in of_split])
@@ -215,6 +217,9 @@ class _Evaluation:
         registry.tell_inputs(self._console.print, rewards)
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
         data.tell_left_out(self._console.print, self.config.data, evaluator.left_out)
+        held = {"model": sizes.tree_bytes(self._parallel.shards(policy.params))}
+        budget = memory.Budget(held, {"evaluation": evaluator.memory} if evaluator.memory else {})
+        print_memory(self._console, budget, self._parallel.local_devices)
         return LoadedModel(policy.params, evaluator, rewards)
 
     def _predict(self, method: Method) -> dict[str, Predictions]:
@@ -226,7 +231,8 @@ class _Evaluation:
             try:
                 params = self._parallel.put(loaded.params)
                 for split, part in parts.items():
-                    part.append(self._predicted(loaded.evaluator, params, split, seed))
+                    with activity.shown(f"evaluation of {split}"):
+                        part.append(self._predicted(loaded.evaluator, params, split, seed))
             finally:
                 loaded.rewards.close()
         return {split: _joined(part) for split, part in parts.items()}

@@ -13,8 +13,9 @@ from jaxppo.config import DataConfig, EvalConfig, SamplingConfig
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import aot, memory
+from jaxppo.profiling.halving import Halving
 from jaxppo.rl import rollout
-from jaxppo.run import preemption
+from jaxppo.run import activity, preemption
 from jaxppo.types import Params, PromptBatch
 
 
@@ -63,6 +64,7 @@ class Decoder:
         self.stop_ids = sampling.stop_ids(self.end_ids) or self.end_ids  # a plan ends, however training samples
         self.batch_size = data.bucket(evaluation.eval_batch_size, parallel.row_shards)
         self.prompt_length = 0
+        self._halving = Halving("evaluation")
         program = partial(
             rollout.generate,
             model=model,
@@ -109,16 +111,30 @@ class Decoder:
             uniforms: [N, C] fp32 in [0, 1) for each of them: what is sampled does not depend on the rows beside it.
         """
         completions: dict[int, Completion] = {}
-        size = self.rows_for(len(encoded))
-        for rows in data.chunks(sorted(range(len(encoded)), key=lambda i: len(encoded[i])), size):
-            preemption.check()
-            batch = self._batch(params, [encoded[i] for i in rows], uniforms[rows], size)
-            completions |= zip(rows, batch, strict=True)
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+        shards = self.parallel.row_shards
+
+        def decode_next() -> dict[int, Completion]:
+            size = self.rows_for(len(encoded))
+            rows = order[len(completions) : len(completions) + size]
+            batch = [encoded[i] for i in rows]
+            decoded = activity.attended(lambda: self._batch(params, batch, uniforms[rows], size))
+            return dict(zip(rows, decoded, strict=True))
+
+        with activity.shown("decoding", len(encoded)) as progress:
+            while len(completions) < len(encoded):
+                preemption.check()
+                completions |= self._halving.repeated(decode_next, lambda: self.rows_for(len(encoded)) // shards)
+                progress.done = len(completions)
         return [completions[i] for i in range(len(encoded))]
 
     def rows_for(self, count: int) -> int:
         """Return how many rows the batches have in which so many prompts are completed: few sizes to compile for."""
-        return min(self.batch_size, data.bucket(data.padded_size(count), self.parallel.row_shards))
+        shards = self.parallel.row_shards
+        # A few rows of a large model take less than many, so they are padded to a power of two.
+        few = 1 << max(0, count - 1).bit_length()
+        planned = min(self.batch_size, data.bucket(min(few, data.padded_size(count)), shards))
+        return shards * self._halving.rows(planned // shards)
 
     def _batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray, size: int) -> list[Completion]:
         prompts, missing = self.padded(encoded, size)

@@ -29,10 +29,11 @@ from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
 from jaxppo.evaluate.repair import Attempt, repair_plans, repair_results
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import aot
+from jaxppo.profiling import aot, memory
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.rl import ops
+from jaxppo.run import activity
 from jaxppo.types import Params
 
 
@@ -91,7 +92,7 @@ class Evaluator:
         rows: Mapping[str, list[Row]] | None = None,
     ):
         self.parallel, self._config, self._reward, self._seed = parallel, evaluation, reward, seed
-        self._longest = data_config.max_prompt_length
+        self._longest = data_config.longest_prompt
         self.decoder = Decoder(model, tokenizer, parallel, data_config, evaluation, sampling)
         self._rewards = None if reward.reward_funcs == ("plan",) else rewards
         self.validator = checked_validator(evaluation, reward)
@@ -124,8 +125,9 @@ class Evaluator:
         """Return the same, and {split: samples}, as from `samples_of`."""
         results, samples = {}, {}
         for split in self.rows:
-            predicted = self.predict(params, split, rows=self.fixed[split] if fixed_rows_only else None)
-            of_split, judged = results_of(predicted, self._reward, self.validator, self._config.length_edges)
+            with activity.shown(f"evaluation of {split}"):
+                predicted = self.predict(params, split, rows=self.fixed[split] if fixed_rows_only else None)
+                of_split, judged = results_of(predicted, self._reward, self.validator, self._config.length_edges)
             results[split], samples[split] = of_split, samples_of(predicted, judged)
         return results, samples
 
@@ -141,6 +143,13 @@ class Evaluator:
             return None
         rows = max(self.decoder.rows_for(len(of_split)) for of_split in self.rows.values())
         return rows // self.parallel.row_shards, self.decoder.prompt_length
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Return the bytes that an evaluation takes on a device beside the weights; {} without a split."""
+        if self.rows_and_length is None:
+            return {}
+        return memory.evaluation_bytes(self.decoder.model, *self.rows_and_length, self.decoder.length)
 
     @property
     def metric_names(self) -> set[str]:
@@ -162,7 +171,7 @@ class Evaluator:
 
     def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
         tokenizer, template = self.decoder.tokenizer, self.decoder.template
-        fitting, longest = data.without_overlong(tokenizer, rows, config, template), config.max_prompt_length
+        fitting, longest = data.without_overlong(tokenizer, rows, config, template), config.longest_prompt
         if config.text_lengths is not None:
             return data.cut_prompts(tokenizer, fitting, longest, config.text_lengths, config.data_seed)
         return fitting, data.encode_prompts(tokenizer, fitting, longest, template=template)
@@ -222,8 +231,11 @@ class Evaluator:
             decoder.make_room(max(map(len, encoded)))
             return decoder(params, encoded, self._uniforms(split, number, [fixed[i] for i in chosen]))
 
-        positions = first.model.max_length
-        most = self._longest if positions is None else min(self._longest, positions - first.length)
+        limits = [] if self._longest is None else [self._longest]
+        if first.model.max_length is not None:
+            limits.append(first.model.max_length - first.length)
+        # Without a limit a conversation ends where the model was made for no more.
+        most = min(limits, default=first.model.max_position_embeddings - first.length)
         scoring = registry.plan_scoring(self._reward, self.validator or plan.default_validator())
         rows, encoded = self.fixed_rows[split], [self._encoded[split][i] for i in fixed]
         attempts = repair_plans(rows, encoded, ask, first.template, repair, scoring, most, seed)
@@ -332,7 +344,8 @@ def results_of(
     ended = [[bool(prediction.ended) for prediction in predictions] for predictions in predicted.predictions]
     results: dict[str, Any] = {"ended": clustered_wilson(list(map(sum, ended)), list(map(len, ended)))}
     if validator is not None:
-        judged = judge_rows(predicted.rows, predicted.predictions, registry.plan_scoring(reward, validator))
+        with activity.shown("judging"):
+            judged = judge_rows(predicted.rows, predicted.predictions, registry.plan_scoring(reward, validator))
         results = split_results(judged, edges) | {"validator": validator}
     if predicted.tokens is not None:
         results["mean_tokens"] = fmean(map(fmean, predicted.tokens))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -28,7 +29,7 @@ from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.walk import StateSpace
 from jaxppo.planning.transform.renaming import inverse, rename_plan
 from jaxppo.planning.transform.restart import from_state
-from jaxppo.run import preemption
+from jaxppo.run import activity, preemption
 from jaxppo.types import Array, Params, PromptBatch
 
 
@@ -40,7 +41,7 @@ class Answer(NamedTuple):
     tokens: int
 
 
-def decode_grounded(name: str, decoder: Decoder, params: Params, rows: Sequence[Row], most: int) -> list[Answer]:
+def decode_grounded(name: str, decoder: Decoder, params: Params, rows: Sequence[Row], most: int | None) -> list[Answer]:
     """Write a plan for each row.
 
     Args:
@@ -48,7 +49,7 @@ def decode_grounded(name: str, decoder: Decoder, params: Params, rows: Sequence[
         decoder: completes prompts.
         params: of the language model.
         rows: planning problems whose prompts are of a built-in style.
-        most: tokens of a prompt.
+        most: tokens of a prompt; None: any number.
 
     Raises:
         DataError: a prompt is not what its style makes of the problem.
@@ -69,7 +70,7 @@ def _write(row: Row, plan: Sequence[Action]) -> str:
 # ------------------------------------------------------------------------------------------------------------- reground
 
 
-def _reground(decoder: Decoder, params: Params, rows: Sequence[Row], most: int) -> list[Answer]:
+def _reground(decoder: Decoder, params: Params, rows: Sequence[Row], most: int | None) -> list[Answer]:
     spaces = [_space(row) for row in rows]
     states = [space.start for space in spaces]
     plans: list[list[Action]] = [[] for _ in rows]
@@ -215,18 +216,20 @@ def _best(logits: Array, allowed: Array) -> Array:
     return jnp.take_along_axis(allowed, chosen[:, None], axis=1)[:, 0]
 
 
-def _applicable(decoder: Decoder, params: Params, rows: Sequence[Row], most: int) -> list[Answer]:
+def _applicable(decoder: Decoder, params: Params, rows: Sequence[Row], most: int | None) -> list[Answer]:
     encoded = data.encode_prompts(decoder.tokenizer, rows, most, template=decoder.template)
     decoder.make_room(max(map(len, encoded)))
     begin = decoder.parallel.map(partial(_begin, model=decoder.model), (None, 0, 0, 0), 0)
     follow = decoder.parallel.map(partial(_next, model=decoder.model), (None, 0, 0, 0, None), 0, donate=(1,))
     answers: dict[int, Answer] = {}
     size = decoder.rows_for(len(rows))
-    for chosen in data.chunks(sorted(range(len(rows)), key=lambda i: len(encoded[i])), size):
-        preemption.check()
-        guides = [_Guide(_space(rows[i]), partial(_ids, decoder, rows[i]), decoder.stop_ids) for i in chosen]
-        _guided(decoder, params, begin, follow, *decoder.padded([encoded[i] for i in chosen], size), guides)
-        answers |= zip(chosen, _answers(decoder, guides), strict=True)
+    with activity.shown("decoding", len(rows)) as progress:
+        for chosen in data.chunks(sorted(range(len(rows)), key=lambda i: len(encoded[i])), size):
+            preemption.check()
+            guides = [_Guide(_space(rows[i]), partial(_ids, decoder, rows[i]), decoder.stop_ids) for i in chosen]
+            _guided(decoder, params, begin, follow, *decoder.padded([encoded[i] for i in chosen], size), guides)
+            answers |= zip(chosen, _answers(decoder, guides), strict=True)
+            progress.done = len(answers)
     return [answers[i] for i in range(len(rows))]
 
 
@@ -250,10 +253,11 @@ def _guided(
     for t in range(decoder.length):
         allowed = _padded([[0] if guide.ended else guide.allowed() for guide in guides], len(guides) + missing)
         if last is None:
-            last, cache = begin(params, *put((prompt, slots, allowed), 0))
+            compute = partial(begin, params, *put((prompt, slots, allowed), 0))
         else:
             step = _Step(np.asarray(last)[:, None], first + t - 1, slots)  # type: ignore[arg-type]
-            last, cache = follow(params, cache, *put((step, allowed), 0), jnp.int32(length + t - 1))
+            compute = partial(follow, params, cache, *put((step, allowed), 0), jnp.int32(length + t - 1))
+        last, cache = activity.attended(lambda compute=compute: jax.block_until_ready(compute()))
         last = decoder.parallel.to_host(last)
         for guide, token in zip(guides, last, strict=False):
             if not guide.ended:

@@ -1,10 +1,16 @@
 """What an evaluation prints: results in lines, samples before and after, warnings."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxppo.evaluate.intervals import interval_text
 from jaxppo.run.console import Console, ProgressView
+
+_SHORT_PROMPT = 160
+"""Characters of a prompt that a terminal shows whole."""
+_WORTH_CUTTING = 40
+"""Characters at the beginning of all prompts that are left out at least."""
 
 
 def print_before_and_after(
@@ -12,14 +18,15 @@ def print_before_and_after(
 ) -> None:
     """Print a table of the samples of a split: completion before and after training, and score."""
     earlier = {sample["id"]: sample for sample in before}
+    prompts = telling_parts([sample["prompt"] for sample in after])
     rows = [
         {
-            "prompt": sample["prompt"],
+            "prompt": prompt,
             "before": earlier[sample["id"]]["completion"],
             "after": sample["completion"],
             "score": f"{score_text(earlier[sample['id']]['score'])} -> {score_text(sample['score'])}",
         }
-        for sample in after
+        for sample, prompt in zip(after, prompts, strict=True)
         if sample["id"] in earlier
     ]
     if rows:
@@ -28,9 +35,31 @@ def print_before_and_after(
 
 def show_samples(progress: ProgressView, samples: Sequence[dict[str, Any]], shown: int = 3) -> None:
     """Show some samples of an update, with all that is known about their rewards."""
-    rows = [sample | {"score": score_text(sample["score"])} for sample in samples[:shown]]
+    prompts = telling_parts([sample["prompt"] for sample in samples])
+    rows = [
+        sample | {"prompt": prompt, "score": score_text(sample["score"])}
+        for sample, prompt in zip(samples[:shown], prompts, strict=False)
+    ]
     parts = [name for name in rows[0] if name not in ("step", "id", "prompt", "completion", "score")]
     progress.samples(f"Samples of update {samples[0]['step']}", rows, ["prompt", "completion", *parts, "score"])
+
+
+def telling_parts(prompts: Sequence[str]) -> list[str]:
+    """Return what to show of prompts where there is little room: long ones without what all of them begin with.
+
+    That is the domain of PDDL prompts, for instance. Of a single long prompt the end is shown, where its question is.
+    """
+    longest = max(map(len, prompts), default=0)
+    if longest <= _SHORT_PROMPT:
+        return list(prompts)
+    # The first and the last in order differ where any two do.
+    pairs = zip(min(prompts), max(prompts), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if len(set(prompts)) == 1:
+        shared = max(0, longest - _SHORT_PROMPT)
+    # Whole words, and nothing is cut to save a few characters.
+    shared = max(prompts[0].rfind(blank, 0, shared) + 1 for blank in (" ", "\n"))
+    return list(prompts) if shared < _WORTH_CUTTING else [f"… {prompt[shared:]}" for prompt in prompts]
 
 
 def print_outcome(console: Console, evals: Mapping[str, Any], samples: Mapping[str, Any], method: str) -> None:

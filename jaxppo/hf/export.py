@@ -21,6 +21,7 @@ from jaxppo.hf.files import read_json
 from jaxppo.hf.peft import save_adapter
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
+from jaxppo.run import activity
 from jaxppo.run import folder as run_folder
 from jaxppo.types import Params
 
@@ -132,7 +133,7 @@ def write_models(
     """
     models = meta["models"]
     adapter = None if models["adapter"] is None else _lora_config(models["adapter"])
-    for name, tree in params.items():
+    for name, tree in activity.counted("writing models", list(params.items()), "models"):
         info = models[name] or models["policy"]
         kind = info.get("kind", name)
         target, bias = _folder_of(name, info), evals.get(hf.REWARD_BIAS) if kind == "reward" else None

@@ -47,6 +47,7 @@ from jaxppo.hf.tokenizer import check_tokenizer, load_padding_tokenizer, save_to
 from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.parallel import stacks
+from jaxppo.run import activity
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 
@@ -192,7 +193,7 @@ def load_model(
     folder = existing_folder(folder)
     config, saved = read_config(folder)
     head = saved if head == "saved" else head
-    with naming(folder):
+    with naming(folder), activity.shown(f"loading {folder}"):
         if head != saved:
             config = config_from_hf(config_to_hf(config, head))
         if shapes_only and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*")):

@@ -17,7 +17,7 @@ class Platform(NamedTuple):
     """What decides between ways to compute the same."""
 
     name: str  # "cpu", "gpu" or "tpu"
-    memory_bytes: int | None  # of one device, as far as programs may use it; None: not known, as on a CPU
+    memory_bytes: int | None  # of one device, as far as programs may use it; None: not known
 
 
 _target: ContextVar[Platform | None] = ContextVar("target", default=None)
@@ -29,11 +29,15 @@ def current() -> Platform:
     if target is not None:
         return target
     limits = [stats["bytes_limit"] for stats in map(_stats, jax.local_devices()) if "bytes_limit" in stats]
-    return Platform(jax.default_backend(), min(limits, default=None))
+    name = jax.default_backend()
+    if name == "cpu" and not limits:  # the devices are parts of one machine
+        machine = machine_bytes()
+        return Platform(name, None if machine is None else machine // jax.local_device_count())
+    return Platform(name, min(limits, default=None))
 
 
-_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""What a container may take, by the second and the first version of control groups."""
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 
 
 def machine_bytes() -> int | None:
@@ -41,8 +45,26 @@ def machine_bytes() -> int | None:
     if sys.platform == "win32":
         return None
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [path.read_text().strip() for path in _CONTAINER_LIMITS if path.is_file()]
+    limits = [path.read_text().strip() for path in _container_limits() if path.is_file()]
     return min([total, *(int(limit) for limit in limits if limit.isdecimal())])
+
+
+def _container_limits() -> Iterator[Path]:
+    """Yield the files that say what this process may take: of its control group and all that this one is in.
+
+    In a container the group is mostly the root of what can be seen; a batch system's or a service's is below it.
+    """
+    lines = _GROUPS_OF_PROCESS.read_text().splitlines() if _GROUPS_OF_PROCESS.is_file() else []
+    groups = dict(line.split(":", 2)[1:] for line in lines if line.count(":") >= 2)  # {controllers: path}
+    first = next((path for names, path in groups.items() if "memory" in names.split(",")), "/")
+    for root, name, group in (
+        (_CONTROL_GROUPS, "memory.max", groups.get("", "/")),  # the second version has one tree for all
+        (_CONTROL_GROUPS / "memory", "memory.limit_in_bytes", first),
+    ):
+        folder = root / group.strip("/")
+        for each in (folder, *folder.parents):
+            if each.is_relative_to(root):
+                yield each / name
 
 
 def _stats(device: Any) -> dict[str, int]:

@@ -3,4 +3,4 @@
 In: model shapes and settings. Out: numbers for the plan of a run and for its metrics.
 """
 
-__all__ = ["aim", "aot", "compilation", "flops", "memory", "meter", "peak", "sizes"]
+__all__ = ["aim", "aot", "compilation", "flops", "halving", "memory", "meter", "peak", "sizes"]

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from jaxppo.run import activity
+
 
 class FinishClock:
     """Notes when arrays are ready, in a thread of its own.
@@ -33,5 +35,5 @@ class FinishClock:
         return self._watcher.submit(wait)
 
     def close(self) -> None:
-        """Wait for what is being watched, and end the thread."""
-        self._watcher.shutdown()
+        """Wait for what is being watched, unless the run has left it behind, and end the thread."""
+        self._watcher.shutdown(wait=not activity.is_left_behind())

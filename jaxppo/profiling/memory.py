@@ -30,27 +30,32 @@ rows, W2 with twice and with half as many.
 
 
 MOST_OF_DEVICE = 0.8
-"""Share of an accelerator's memory that a run takes by default: what XLA holds between is not counted."""
+"""Share of a device's memory that a run takes by default: what XLA holds between is not counted."""
+MOST_OF_MACHINE = 0.5
+"""The same where the device is a machine, on which there are other programs, compilers and the host's own arrays."""
 
 
 def rows_at_once(models: Sequence[ModelConfig], length: int, room: int | None = None, tensor: int = 1) -> int | None:
     """Return how many rows of `length` tokens a gradient through all of the models should take at once; None: all.
 
     On a CPU, so many that the widest activation of a layer stays in the cache: large temporaries cost time there,
-    fresh memory pages above all. Accelerators are best with all rows, as far as memory allows.
+    fresh memory pages above all; where memory is scarce, fewer. Accelerators are best with all rows, as far as memory
+    allows.
 
     Args:
         models: architectures.
         length: tokens of a row, padding included.
-        room: bytes that an accelerator has for what a gradient keeps, from `room_to_learn`; None: not known.
+        room: bytes that a device has for what a gradient keeps, from `room_to_learn`; None: not known.
         tensor: devices along `TENSOR`.
     """
-    if platform.current().name == "cpu":
-        widest = max(max(model.intermediate_size, model.num_attention_heads * length) for model in models)
-        return max(1, CPU_ACTIVATIONS // (length * widest))
-    if room is None:
-        return None
-    return max(1, room // sum(sizes.activation_bytes(model, 1, length, tensor) for model in models))
+    fitting = None
+    if room is not None:
+        fitting = max(1, room // sum(sizes.activation_bytes(model, 1, length, tensor) for model in models))
+    if platform.current().name != "cpu":
+        return fitting
+    widest = max(max(model.intermediate_size, model.num_attention_heads * length) for model in models)
+    cached = max(1, CPU_ACTIVATIONS // (length * widest))
+    return cached if fitting is None else min(cached, fitting)
 
 
 def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int, room: int | None = None) -> int | None:
@@ -62,7 +67,7 @@ def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int,
     if configured is not None:
         return configured
     if platform.current().name == "cpu" or room is None:
-        return rows_at_once(models, length)
+        return rows_at_once(models, length, room)
     return max(1, room // max(sizes.layer_bytes(model, 1, length) for model in models))
 
 
@@ -101,12 +106,60 @@ def room_to_learn(
         weights: see `budget`.
         mesh: see `budget`.
     """
-    memory = platform.current().memory_bytes
-    if memory is None:
+    most = _most_bytes()
+    if most is None:
         return None
     copies, gradients = _learning(models, trained, weights, mesh)
     most_logits = sizes.logits_bytes(models[0], 2**31)
-    return int(MOST_OF_DEVICE * memory) - sizes.tree_bytes(held) - copies - 2 * gradients - most_logits
+    return most - sizes.tree_bytes(held) - copies - 2 * gradients - most_logits
+
+
+def device_bytes() -> int | None:
+    """Return the memory of a device; None where it is not known, as of a CPU that pretends to be several devices."""
+    name, size = platform.current()
+    return None if name == "cpu" and jax.local_device_count() > 1 else size
+
+
+def _most_bytes() -> int | None:
+    """Return the bytes that a run takes of a device by default; None where its memory is not known."""
+    size = device_bytes()
+    if size is None:
+        return None
+    return int((MOST_OF_MACHINE if platform.current().name == "cpu" else MOST_OF_DEVICE) * size)
+
+
+def sampled_rows(
+    model: ModelConfig, held: Any, weights: Any, prompt: int, response: int, mesh: Mapping[str, int], merged: bool
+) -> int | None:
+    """Return how many rows a device decodes at once in an update, as far as memory allows; None: any number.
+
+    Args:
+        model: the policy.
+        held: see `room_to_learn`.
+        weights: of the policy: tree of arrays or of their shapes.
+        prompt: tokens of a prompt, padding included.
+        response: most tokens of a completion.
+        mesh: see `budget`.
+        merged: adapters are merged into the weights.
+    """
+    most = _most_bytes()
+    if most is None:
+        return None
+    tensor = mesh.get(TENSOR, 1)
+    copies = _decoding_weights(model, weights, mesh, merged=merged)
+    # Prompts are read before there is anything else, in parts on an accelerator.
+    of_row = sum(_decoding(model, 1, prompt + response, tensor).values())
+    if platform.current().name == "cpu":
+        of_row += sizes.reading_bytes(model, 1, prompt)
+    return max(1, (most - sizes.tree_bytes(held) - copies) // of_row)
+
+
+def _decoding_weights(model: ModelConfig, weights: Any, mesh: Mapping[str, int], *, merged: bool) -> int:
+    """Return the bytes of the policy's weights as they are decoded with, where they are not those that are held."""
+    tensor = mesh.get(TENSOR, 1)
+    if mesh.get(FSDP, 1) > 1:
+        return sizes.compute_bytes(model, weights) // tensor  # adapters are merged before
+    return sizes.copy_bytes(model, weights, merged=merged) // tensor
 
 
 def _learning(
@@ -146,7 +199,7 @@ def prompts_at_once(
 
 
 EVALUATION_SHARE = 0.25
-"""Share of a device's memory, or of the machine's, that the rows of an evaluation take at most.
+"""Share of a device's memory that the rows of an evaluation take at most.
 
 The rest is for what training holds meanwhile, of which the evaluation knows nothing.
 """
@@ -162,10 +215,7 @@ def decoded_rows(model: ModelConfig, prompt: int, response: int) -> int | None:
     """
     memory = platform.current().memory_bytes
     if memory is None:
-        memory = platform.machine_bytes()
-        if memory is None:
-            return None
-        memory //= jax.local_device_count()
+        return None
     return max(1, int(EVALUATION_SHARE * memory) // sum(evaluation_bytes(model, 1, prompt, response).values()))
 
 
@@ -192,11 +242,11 @@ class Budget(NamedTuple):
     @property
     def peak(self) -> int:
         """Bytes at the same time, at most."""
-        return sum(self.held.values()) + max(sum(stage.values()) for stage in self.stages.values())
+        return sum(self.held.values()) + max((sum(stage.values()) for stage in self.stages.values()), default=0)
 
     def by_program(self) -> dict[str, int]:
         """Return what each program of an update adds while it runs: "generate", "score" and "update"."""
-        names = {"generate": "sampling", "score": "scoring", "update": "learning"}
+        names = {"generate": "sampling", "score": "scoring", "update": "learning"}  # of a run of `train`
         return {name: sum(self.stages[stage].values()) for name, stage in names.items()}
 
     def describe(self) -> str:
@@ -225,6 +275,7 @@ def budget(
     mesh: Mapping[str, int] | None = None,
     room: int | None = None,
     evaluated: tuple[int, int] | None = None,
+    sampled: int | None = None,
 ) -> Budget:
     """Estimate the memory that a run will take.
 
@@ -239,6 +290,7 @@ def budget(
         mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`; default: none does.
         room: see `rows_at_once`.
         evaluated: rows that a device decodes at once in an evaluation, and tokens of their prompts; default: none.
+        sampled: rows that a device samples at once, from `sampled_rows`; default: all.
     """
     policy, mesh = models[0], mesh or {}
     response = config.sampling.response_length
@@ -247,42 +299,84 @@ def budget(
     rows, parts = config.batch_size // row_shards, micro_batches(config, models, length, row_shards, room, tensor)
     micro_rows = config.mini_batch_size // row_shards // parts
     at_once = min(rows, scored_rows(config, models, length, room) or rows)
+    decoding = _decoding_weights(policy, weights["policy"], mesh, merged=config.peft.use_peft)
     if split:
-        decoding = sizes.compute_bytes(policy, weights["policy"]) // tensor  # adapters are merged before
         scoring = max(sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights))
     else:
-        decoding = sizes.copy_bytes(policy, weights["policy"], merged=config.peft.use_peft) // tensor
         scoring = max(sizes.copy_bytes(policy, tree) for tree in weights.values()) // tensor
-    learning, gradients = _learning(models, trained, weights, mesh)
-    activations = sum(sizes.activation_bytes(model, micro_rows, length, tensor) for model in models)
-    layers = [sizes.layer_bytes(model, micro_rows, length) // tensor for model in models]
-    total = gradients if parts > 1 else 0  # of micro-batches before
-    if platform.current().name != "cpu" and not split:
-        # No compiler makes float32 of a gradient before it is added to a sum or goes into the optimizer.
-        gradients = gradients * sizes.itemsize(policy) // sizes.FP32
-    if platform.current().name != "cpu" and policy.accelerated:
-        activations -= sum(layers) - max(layers)  # one model after the other
+    learning = _learning_stage(models, trained, weights, mesh, micro_rows, parts, length, response)
     evaluation = {}
     if evaluated is not None:
         evaluation = {"evaluation": {"weights": decoding} | evaluation_bytes(policy, *evaluated, response)}
     return Budget(
         held={name: sizes.tree_bytes(tree) for name, tree in held.items()},
         stages={
-            "sampling": {"weights": decoding} | _decoding(policy, rows, length, tensor),
+            "sampling": {"weights": decoding} | _decoding(policy, min(rows, sampled or rows), length, tensor),
             "scoring": {
                 "weights": scoring,
                 "activations": max(sizes.scored_bytes(model, at_once, length) for model in models) // tensor,
                 "logits": sizes.logits_bytes(policy, at_once * response),
             },
-            "learning": {
-                "weights": learning,
-                "gradients": total + gradients,
-                "activations": activations,
-                "logits": sizes.logits_bytes(policy, micro_rows * response),
-            },
+            "learning": learning,
             **evaluation,
         },
     )
+
+
+def supervised_budget(
+    model: ModelConfig,
+    held: Mapping[str, Any],
+    trained: Any,
+    weights: Any,
+    shape: tuple[int, int, int, int],
+    mesh: Mapping[str, int],
+    evaluation: Mapping[str, int],
+) -> Budget:
+    """Estimate the memory that steps on fixed rows take.
+
+    Args:
+        model: what is learned.
+        held: see `budget`.
+        trained: tree of what has gradients, as far as it is on a device.
+        weights: of the whole model: tree of arrays or of their shapes.
+        shape: rows of a micro-batch on a device, micro-batches of a step, tokens of a row, predictions of a row.
+        mesh: see `budget`.
+        evaluation: bytes that an evaluation takes, by what takes them; empty: there is none.
+    """
+    learning = _learning_stage([model], {"policy": trained}, {"policy": weights}, mesh, *shape)
+    return Budget(
+        held={name: sizes.tree_bytes(tree) for name, tree in held.items()},
+        stages={"learning": learning} | ({"evaluation": dict(evaluation)} if evaluation else {}),
+    )
+
+
+def _learning_stage(
+    models: Sequence[ModelConfig],
+    trained: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    mesh: Mapping[str, int],
+    micro_rows: int,
+    parts: int,
+    length: int,
+    predictions: int,
+) -> dict[str, int]:
+    """Return the bytes that learning adds, by what takes them: `parts` micro-batches of so many rows and tokens."""
+    tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
+    copies, gradients = _learning(models, trained, weights, mesh)
+    activations = sum(sizes.activation_bytes(model, micro_rows, length, tensor) for model in models)
+    layers = [sizes.layer_bytes(model, micro_rows, length) // tensor for model in models]
+    total = gradients if parts > 1 else 0  # of micro-batches before
+    if platform.current().name != "cpu" and not split:
+        # No compiler makes float32 of a gradient before it is added to a sum or goes into the optimizer.
+        gradients = gradients * sizes.itemsize(models[0]) // sizes.FP32
+    if platform.current().name != "cpu" and models[0].accelerated:
+        activations -= sum(layers) - max(layers)  # one model after the other
+    return {
+        "weights": copies,
+        "gradients": total + gradients,
+        "activations": activations,
+        "logits": sizes.logits_bytes(models[0], micro_rows * predictions),
+    }
 
 
 def _dividing(heads: int, tensor: int) -> int:

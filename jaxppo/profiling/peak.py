@@ -4,15 +4,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxppo.profiling.memory import MIB, Budget
+from jaxppo.profiling.memory import MIB, Budget, device_bytes
 
 if sys.platform != "win32":
     import resource
 
 
 def excess(budget: Budget, devices: Sequence[Any]) -> str | None:
-    """Return a warning where the budget exceeds the smallest of these devices; None elsewhere, or if none says."""
+    """Return a warning where the budget exceeds the smallest of these devices; None elsewhere, or if nothing says."""
     limit = min((stats["bytes_limit"] for stats in _stats(devices) if "bytes_limit" in stats), default=None)
+    if limit is None:
+        limit = device_bytes()
     if limit is None or budget.peak <= limit:
         return None
     return (

@@ -122,7 +122,7 @@ def _different_problems(runs: Sequence[Run]) -> str:
     """Warn where the results are not of the same held-out problems, or not decoded in the same way."""
     rewards = () if all(run.headline in RATES for run in runs) else ("reward_funcs", "reward_weights")
     settings = (*_MEASURED_BY, *rewards)
-    names = [name for name in settings if any(run.settings.get(name) != runs[0].settings.get(name) for run in runs)]
+    names = [name for name in settings if len({str(_measured_by(run, name)) for run in runs}) > 1]
     if len({run.headline_split for run in runs}) > 1:
         names.append("headline_split")
     if not names:
@@ -130,6 +130,13 @@ def _different_problems(runs: Sequence[Run]) -> str:
     listed = ", ".join(f"<code>{name}</code>" for name in names)
     text = f"Not measured in the same way: the runs differ in {listed}. Their results cannot be compared."
     return f'<p class="warning">{text}</p>'
+
+
+def _measured_by(run: Run, name: str) -> Any:
+    """Return a setting that results depend on; the longest prompt, only where longer ones are left out."""
+    if name == "max_prompt_length" and not run.settings.get("filter_overlong_prompts"):
+        return None
+    return run.settings.get(name)
 
 
 def _over_seeds(runs: Sequence[Run], groups: Sequence[Sequence[int]], labels: Sequence[str]) -> str:

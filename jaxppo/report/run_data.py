@@ -127,7 +127,16 @@ class Run:
         if name == "completions/clipped_ratio" and cut_on_purpose:
             return None
         metric = find(name)
-        return None if metric is None else metric.band
+        band = None if metric is None else metric.band
+        if band is not None and name == "policy/approxkl_avg" and self._learns_once:
+            return None, band[1]  # the policy is still the one that has sampled
+        return band
+
+    @property
+    def _learns_once(self) -> bool:
+        """Return whether an update is a single step, on what the policy of that moment has sampled."""
+        steps = [self.settings.get(name) for name in ("num_ppo_epochs", "num_mini_batches")]
+        return steps == [1, 1] and not self.settings.get("async_rollouts")
 
     @property
     def headline(self) -> str | None:

@@ -15,6 +15,7 @@ from jaxppo.data import bucket, chunks, padded_size, right_padded
 from jaxppo.nn import ModelConfig, by_rows
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
+from jaxppo.profiling.halving import Halving
 from jaxppo.types import Array, Params
 
 
@@ -48,6 +49,7 @@ class RowScorer:
 
     def __init__(self, model: ModelConfig, parallel: DataParallel, batch_size: int, max_length: int | None = None):
         self._parallel, self._batch_size, self._max_length = parallel, batch_size, max_length
+        self._halving = Halving("scores of a reward model")
 
         def in_parts(params: Params, input_ids: Array, lengths: Array) -> Array:
             most = memory.rows_at_once([model], input_ids.shape[1])
@@ -65,8 +67,12 @@ class RowScorer:
         Returns:
             [len(rows)] fp32.
         """
+        most = min(self._batch_size, max(1, len(rows)))
+        return self._halving.repeated(lambda: self._scores(params, rows), lambda: self._halving.rows(most))
+
+    def _scores(self, params: Params, rows: Sequence[Sequence[int]]) -> np.ndarray:
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        parts = list(chunks(order, min(self._batch_size, max(1, len(rows)))))
+        parts = list(chunks(order, self._halving.rows(min(self._batch_size, max(1, len(rows))))))
         # All batches are dispatched before the first is waited for, so the devices never idle.
         running = [self._dispatch(params, [rows[i] for i in part]) for part in parts]
         scores = np.empty(len(rows), np.float32)
@@ -76,7 +82,8 @@ class RowScorer:
 
     def _dispatch(self, params: Params, rows: list[Sequence[int]]) -> Array:
         """Start a batch, filled up with copies of its first row to one of few sizes."""
-        size = bucket(padded_size(len(rows), self._batch_size), self._parallel.row_shards)
+        most = self._halving.rows(self._batch_size)
+        size = bucket(padded_size(len(rows), most), self._parallel.row_shards)
         filled = [*rows, *[rows[0]] * (size - len(rows))]
         ids, lengths = right_padded(filled, padded_size(max(map(len, rows)), self._max_length))
         return self._program(params, *self._parallel.put((ids, lengths), 0))

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxppo.parallel import stacks
+from jaxppo.parallel import platform, stacks
 from jaxppo.profiling import aot, memory, peak, sizes
 from jaxppo.rl import optimizer, programs
 from jaxppo.rl.ppo import PPO
 from jaxppo.rl.start import Start
+from jaxppo.run.console import Console
 from jaxppo.run.folder import Run
 from jaxppo.types import PromptBatch
 
@@ -40,7 +41,8 @@ def print_plan(
     generations = f" ({config.num_prompts} prompts x {ppo.group_size})" if ppo.group_size > 1 else ""
     accumulated = learner.micro_batches(tokens)
     micro = f", {accumulated} micro-batches each" if accumulated > 1 else ""
-    if accumulated > 1 and ppo.gradient_accumulation_steps is None and learner.room is not None:
+    chosen = ppo.gradient_accumulation_steps is None and platform.current().name != "cpu"
+    if accumulated > 1 and chosen and learner.room is not None:
         micro += f" to take at most {memory.MOST_OF_DEVICE:.0%} of a device"
     old = f"{config.logprobs}, one step off-policy" if ppo.async_rollouts else config.logprobs
     console.print(
@@ -54,7 +56,9 @@ def print_plan(
         f"{parallel.describe()}\n"
         f"folder: {run.folder}, trackers: {', '.join(config.loop.report_to)}"
     )
-    _print_memory(run, budget_of(learner, start, prompt_length, evaluated), parallel.local_devices)
+    budget = budget_of(learner, start, prompt_length, evaluated)
+    # Of a target its compiler says more.
+    print_memory(console, budget, parallel.local_devices if config.run.target is None else ())
     if config.sampling.truncates and config.logprobs == "sampler":
         console.warn(
             "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's: its "
@@ -74,13 +78,12 @@ def print_plan(
         console.print("kl_coef 0: no reference, and no KL is measured")
 
 
-def _print_memory(run: Run, budget: memory.Budget, devices: Sequence[Any]) -> None:
-    """Print what the run will take on each device, and warn where that is too much."""
-    run.console.print(budget.describe())
-    # Of a target its compiler says more.
-    warning = None if run.config.run.target is not None else peak.excess(budget, devices)
+def print_memory(console: Console, budget: memory.Budget, devices: Sequence[Any]) -> None:
+    """Print what a run will take on each device, and warn where that is more than these devices have."""
+    console.print(budget.describe())
+    warning = peak.excess(budget, devices) if devices else None
     if warning is not None:
-        run.console.warn(warning)
+        console.warn(warning)
 
 
 def budget_of(ppo: PPO, start: Start, prompt_length: int, evaluated: tuple[int, int] | None = None) -> memory.Budget:
@@ -97,7 +100,8 @@ def budget_of(ppo: PPO, start: Start, prompt_length: int, evaluated: tuple[int, 
     trained = ppo.parallel.shards(state.params)
     weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
     shards, mesh = ppo.parallel.row_shards, ppo.parallel.sizes
-    rows = prompt_length, shards, mesh, ppo.room, evaluated
+    sampled = ppo.config.batch_size // shards // ppo.sampling_parts(prompt_length)
+    rows = prompt_length, shards, mesh, ppo.room, evaluated, sampled
     return memory.budget(ppo.config, ppo.learned, held, trained, weights, *rows)
 
 

@@ -20,8 +20,10 @@ from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
+from jaxppo.profiling.halving import Halving
 from jaxppo.rl import losses, ops, optimizer, padding, programs, rollout, trajectories, update
 from jaxppo.rl.start import adapter_of
+from jaxppo.run.checkpoints import is_whole
 from jaxppo.types import (
     Array,
     Params,
@@ -79,6 +81,7 @@ class PPO:
         self.end_ids, self.pad_id = model.ends_beside(eos_id), pad_id
         self.stop_ids = config.sampling.stop_ids(self.end_ids)
         self._optimizer = optimizer.make_optimizer(config.optimizer)
+        self._sampling, self._scoring, self._learning = map(Halving, ("sampling", "scoring", "learning"))
         self._compile_scoring()
         sampling = config.sampling
         self._stop_table = stop_table
@@ -116,6 +119,7 @@ class PPO:
         self._uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
         self._pack = jax.jit(rollout.to_sequences, static_argnames="length")
         self._mini_batches = jax.jit(self._cut_mini_batches)
+        self._sampled_rows: dict[int, int | None] = {}  # by the length of prompts
 
     def _compile_scoring(self) -> None:
         """Compile the forward passes of policy, reference and value model, in parts of at most the configured rows."""
@@ -187,11 +191,31 @@ class PPO:
     def micro_batches(self, length: int) -> int:
         """Return into how many micro-batches each mini-batch is cut, for rows of `length` tokens."""
         shards, tensor = self.parallel.row_shards, self.parallel.sizes[TENSOR]
-        return memory.micro_batches(self.config, self.learned, length, shards, self.room, tensor)
+        parts = memory.micro_batches(self.config, self.learned, length, shards, self.room, tensor)
+        rows = self.config.mini_batch_size // shards
+        return memory.equal_parts(rows, self._learning.rows(rows // parts))
 
     def scored_rows(self, length: int) -> int | None:
         """Return how many rows of `length` tokens a device scores at once; None: all."""
-        return memory.scored_rows(self.config, self.learned, length, self.room)
+        most = memory.scored_rows(self.config, self.learned, length, self.room)
+        if self._scoring.divisor == 1:
+            return most
+        rows = self.config.batch_size // self.parallel.row_shards
+        return self._scoring.rows(min(rows, most or rows))
+
+    def sampling_parts(self, prompt_length: int) -> int:
+        """Return into how many parts the prompts of an update are cut, which are sampled one after the other."""
+        if prompt_length not in self._sampled_rows:
+            self._sampled_rows[prompt_length] = programs.sampled_rows(self, prompt_length)
+        prompts = self.config.num_prompts // self.parallel.row_shards
+        fitting = self._sampled_rows[prompt_length]
+        most = prompts if fitting is None else min(prompts, max(1, fitting // self.config.rl.group_size))
+        return memory.equal_parts(prompts, self._sampling.rows(most))
+
+    @cached_property
+    def shapes(self) -> tuple[Any, Any, Any]:
+        """See `programs.shapes_of`."""
+        return programs.shapes_of(self)
 
     @cached_property
     def room(self) -> int | None:
@@ -311,8 +335,21 @@ class PPO:
         if sampling.output_min_length is not None:
             key = ops.purpose_key(seed, ops.Purpose.LENGTHS, step)
             lengths = jax.random.randint(key, (rows,), sampling.output_min_length, sampling.response_length + 1)
-        prompts, uniforms, lengths = self.parallel.put((prompts, uniforms, lengths), 0)
-        return self._generate(self.models_of(state)["policy"], prompts, uniforms, lengths)
+        policy, prompt_length = self.models_of(state)["policy"], prompts.prompt_ids.shape[1]
+
+        def sample() -> Rollout:
+            parts = self.sampling_parts(prompt_length)
+            if parts == 1:
+                return self._generate(policy, *self.parallel.put((prompts, uniforms, lengths), 0))
+            cut = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), (prompts, uniforms, lengths))
+            rollouts = []
+            for part in range(parts):
+                inputs = self.parallel.put(jax.tree.map(lambda x, part=part: x[part], cut), 0)
+                rollouts.append(self.parallel.to_host(self._generate(policy, *inputs)))
+            return self.parallel.put(jax.tree.map(lambda *x: np.concatenate(x), *rollouts), 0)
+
+        prompts_at_once = lambda: self.config.num_prompts // self.sampling_parts(prompt_length)  # noqa: E731
+        return self._sampling.repeated(sample, prompts_at_once)
 
     def rollout_of(self, completions: Sequence[Sequence[int]]) -> Rollout:
         """Make a rollout of completions from elsewhere; `score` will compute their log-probabilities.
@@ -361,6 +398,19 @@ class PPO:
             sequences: from `pack`.
             rollout: from `generate`.
         """
+        length, rows = sequences.input_ids.shape[1], self.config.batch_size // self.parallel.row_shards
+        divisor = self._scoring.divisor
+
+        def score() -> Scored:
+            nonlocal divisor
+            if self._scoring.divisor != divisor:
+                divisor = self._scoring.divisor
+                self._compile_scoring()  # how many rows it takes at once is part of the program
+            return self._scored(state, reference, sequences, rollout)
+
+        return self._scoring.repeated(score, lambda: min(rows, self.scored_rows(length) or rows))
+
+    def _scored(self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout) -> Scored:
         params, rl, logprobs = self.models_of(state), self.config.rl, rollout.logprobs
         policy, entropy = params["policy"], None
         some_tokens = rl.top_entropy_quantile < 1.0
@@ -410,7 +460,17 @@ class PPO:
         """Learn in all epochs and mini-batches of one update; the memory of `state` is taken over."""
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
         trained = state._replace(frozen=None, ahead=None)
-        after, stats = self._update(trained, state.frozen, self._mini_batches(batch, key))
+        length, divisor = batch.sequences.input_ids.shape[1], self._learning.divisor
+
+        def learn() -> tuple[TrainState, Stats]:
+            nonlocal divisor
+            if self._learning.divisor != divisor:
+                divisor = self._learning.divisor
+                self._mini_batches = jax.jit(lambda *args: self._cut_mini_batches(*args))  # a trace of its own
+            return self._update(trained, state.frozen, self._mini_batches(batch, key))
+
+        rows = lambda: self.config.mini_batch_size // self.parallel.row_shards // self.micro_batches(length)  # noqa: E731
+        after, stats = self._learning.repeated(learn, rows, lambda: is_whole(trained))
         return after._replace(frozen=state.frozen), stats
 
     def _cut_mini_batches(self, batch: Trajectories, key: Array) -> tuple[Trajectories, Weights]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo import models
-from jaxppo.parallel import platform, stacks
+from jaxppo.parallel import stacks
 from jaxppo.profiling import memory
 from jaxppo.profiling.aot import Program, placed
 from jaxppo.rl import ops
@@ -52,6 +52,8 @@ def of_update(
             both = {"policy": params["policy"], "reference": reference}
             scoring.append(Program(ppo._full_kl, (both,), (packed,)))
     drawing = place((rows(length, dtype=jnp.float32), rows()), 0)
+    parts = ppo.sampling_parts(prompts.prompt_ids.shape[1])
+    prompts, drawing = jax.tree.map(lambda x: x.update(shape=(x.shape[0] // parts, *x.shape[1:])), (prompts, drawing))
     stages = {
         "generate": [Program(ppo._generate, (params["policy"],), (prompts, *drawing))],
         "score": scoring,
@@ -83,12 +85,27 @@ def held_by(ppo: "PPO", state: TrainState, policy: Params, value: Params | None)
 
 def room_to_learn(ppo: "PPO") -> int | None:
     """Return the bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
-    if platform.current().memory_bytes is None:
+    if memory.device_bytes() is None:
         return None
+    return memory.room_to_learn(ppo.learned, *ppo.shapes, ppo.parallel.sizes)
+
+
+def sampled_rows(ppo: "PPO", prompt_length: int) -> int | None:
+    """Return how many rows a device samples at once, as far as memory allows; None where its memory is not known."""
+    if memory.device_bytes() is None:
+        return None
+    held, _, weights = ppo.shapes
+    response, merged = ppo.config.sampling.response_length, ppo.config.peft.use_peft
+    sizes = ppo.parallel.sizes
+    return memory.sampled_rows(ppo.model, held, weights["policy"], prompt_length, response, sizes, merged)
+
+
+def shapes_of(ppo: "PPO") -> tuple[Any, Any, Any]:
+    """Return what is on a device throughout, what of it is trained, and whole models: trees of shapes."""
     policy = jax.eval_shape(lambda: models.init_params(ppo.model, jax.random.key(0)))
     value = jax.eval_shape(lambda: models.init_params(ppo.value_model, jax.random.key(0), "score"))
     start = policy, None if ppo.config.value_model_path is None else value
     state = jax.eval_shape(ppo.init_state, *start)
     held, trained = ppo.parallel.shards(held_by(ppo, state, *start)), ppo.parallel.shards(state.params)
     weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
-    return memory.room_to_learn(ppo.learned, held, trained, weights, ppo.parallel.sizes)
+    return held, trained, weights

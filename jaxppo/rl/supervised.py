@@ -1,10 +1,10 @@
 """Steps on fixed rows, as `sft`, `self_train` and `reward_model` take them in the loop of a run."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -14,13 +14,18 @@ from jaxppo.data import FreshData, SupervisedData
 from jaxppo.errors import TrainingError
 from jaxppo.nn import ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
-from jaxppo.parallel import platform, stacks
+from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
+from jaxppo.profiling.halving import Halving
 from jaxppo.rl import ops, optimizer, rollout, update
+from jaxppo.run import activity
+from jaxppo.run.checkpoints import is_whole
 from jaxppo.run.loop import StepOutput
 from jaxppo.types import Array, Params, Sequences, Stats, TrainState
+
+B = TypeVar("B")
 
 MODEL = "policy"
 """Name of the model in the state: the one under which the update program knows a model that is trained alone."""
@@ -138,41 +143,81 @@ class SFT:
     @cached_property
     def room(self) -> int | None:
         """See `memory.room_to_learn`."""
-
-        def start() -> tuple[TrainState, Params]:
-            state = self.init_state(models.init_params(self.model, jax.random.key(0)))
-            return state, stacks.unstacked(self.policy(state))
-
+        start = lambda: self._start(models.init_params(self.model, jax.random.key(0)))  # noqa: E731
         return room_to_learn(self._trained, start, self.parallel)
+
+    def _start(self, params: Params) -> tuple[TrainState, Params]:
+        state = self.init_state(params)
+        return state, stacks.unstacked(self.policy(state))
+
+    @cached_property
+    def halving(self) -> Halving:
+        """Fewer rows of a micro-batch, where there is no memory for those that were planned."""
+        return Halving("learning")
+
+    def rows_at_once(self, rows: int, length: int) -> int:
+        """Return how many of the rows of a step a device learns from at once, for rows of `length` tokens."""
+        rows //= self.parallel.row_shards
+        most = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
+        return rows // memory.equal_parts(rows, self.halving.rows(min(rows, most or rows)))
 
     def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
         """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
-        most = memory.rows_at_once([self._trained], batch.input_ids.shape[1], self.room, self.parallel.sizes[TENSOR])
+        most = self.rows_at_once(*batch.input_ids.shape)
         learned = batch.completion_mask if batch.learned is None else batch.learned
         weights = ops.mean_weights(learned, (0, 1))
         return in_parts((batch._replace(learned=None), weights), most, self.parallel)
 
     def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, int], StepOutput]:
         """Return the step of a run that learns from these rows."""
-        return supervised_step(self.program, lambda number: self.weighted(rows.batch(number)), self.parallel)
+
+        def rows_at_once(batch: Sequences) -> int:
+            return self.rows_at_once(*batch.input_ids.shape)
+
+        return supervised_step(self.program, rows.batch, self.weighted, rows_at_once, self.parallel, self.halving)
+
+    def budget(self, rows: SupervisedData | FreshData, evaluation: Mapping[str, int]) -> memory.Budget:
+        """Estimate the memory of steps on these rows, and of an evaluation: see `memory.supervised_budget`."""
+        batch = rows.longest_batch()
+        count, length = batch.input_ids.shape
+        sizes = self.rows_at_once(count, length), length, batch.completion_ids.shape[1]
+        start = lambda: self._start(models.init_params(self.model, jax.random.key(0)))  # noqa: E731
+        return budget_of(self._trained, start, count, sizes, self.parallel, evaluation)
 
 
 def supervised_step(
-    program: Callable[[TrainState, Any], Any], batch: Callable[[int], tuple[Any, Any]], parallel: DataParallel
+    program: Callable[[TrainState, Any], Any],
+    batch: Callable[[int], B],
+    weighted: Callable[[B], tuple[Any, Any]],
+    rows_at_once: Callable[[B], int],
+    parallel: DataParallel,
+    halving: Halving,
 ) -> Callable[[TrainState, int], StepOutput]:
     """Return the step of a run that learns from fixed rows.
 
     Args:
-        program: (state, what `batch` gives) -> (state, statistics), on all devices.
-        batch: number of the step, from 0 -> rows [1, M, B / M, ...] and their weights, on the host.
+        program: (state, what `weighted` gives) -> (state, statistics), on all devices.
+        batch: number of the step, from 0 -> its rows, on the host.
+        weighted: cuts them into micro-batches [1, M, B / M, ...], with their weights.
+        rows_at_once: how many of them a micro-batch has on a device.
         parallel: devices.
+        halving: makes `weighted` take fewer at once.
     """
 
+    def learned(state: TrainState, rows: B) -> tuple[TrainState, Stats]:
+        after, stats = program(state, parallel.put(weighted(rows), 2))
+        return after, jax.device_get(stats)
+
     def step(state: TrainState, number: int) -> StepOutput:
-        began = time.monotonic()
-        state, stats = program(state, parallel.put(batch(number), 2))
-        record = {"step": number + 1, **jax.device_get(stats), "time/step_s": time.monotonic() - began}
-        return StepOutput(state, record)
+        began, rows = time.monotonic(), batch(number)
+        with activity.shown("learning"):
+            after, stats = halving.repeated(
+                lambda: activity.attended(lambda: learned(state, rows), takes_state=True),
+                lambda: rows_at_once(rows),
+                lambda: is_whole(state),
+            )
+        record = {"step": number + 1, **stats, "time/step_s": time.monotonic() - began}
+        return StepOutput(after, record)
 
     return step
 
@@ -197,11 +242,39 @@ def room_to_learn(
             one; nothing but their shapes is computed.
         parallel: devices.
     """
-    if platform.current().memory_bytes is None:
+    if memory.device_bytes() is None:
         return None
     state, weights = jax.eval_shape(start)
     held, trained = parallel.shards((state.params, state.frozen, state.opt_state)), parallel.shards(state.params)
     return memory.room_to_learn([model], held, trained, {"policy": weights}, parallel.sizes)
+
+
+def budget_of(
+    model: ModelConfig,
+    start: Callable[[], tuple[TrainState, Params]],
+    rows: int,
+    micro_batch: tuple[int, int, int],
+    parallel: DataParallel,
+    evaluation: Mapping[str, int],
+) -> memory.Budget:
+    """Estimate the memory of a model that is trained alone.
+
+    Args:
+        model: as it is trained.
+        start: see `room_to_learn`.
+        rows: of a step, over all devices.
+        micro_batch: rows on a device, tokens of a row, predictions of a row.
+        parallel: devices.
+        evaluation: see `memory.supervised_budget`.
+    """
+    state, weights = jax.eval_shape(start)
+    trained = parallel.shards(state.params)
+    held = {"model to train": trained, "optimizer": parallel.shards(state.opt_state)}
+    if state.frozen is not None:
+        held["frozen base"] = parallel.shards(state.frozen)
+    at_once, length, predictions = micro_batch
+    shape = at_once, rows // parallel.row_shards // at_once, length, predictions
+    return memory.supervised_budget(model, held, trained, weights, shape, parallel.sizes, evaluation)
 
 
 def in_parts(batch: Any, most: int | None, parallel: DataParallel) -> Any:

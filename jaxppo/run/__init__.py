@@ -4,6 +4,7 @@ In: a step function and its settings. Out: a run folder that can be resumed.
 """
 
 __all__ = [
+    "activity",
     "alarms",
     "checkpoints",
     "cli",

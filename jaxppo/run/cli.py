@@ -1,5 +1,6 @@
 """What every command shares: one line for bad input, exit status 2, and compiled programs kept between runs."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -8,7 +9,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jaxppo.config.paths import cache_dir
-from jaxppo.errors import JaxppoError, first_line
+from jaxppo.errors import JaxppoError, first_line, is_out_of_memory
+from jaxppo.run import activity
 from jaxppo.run.console import sanitize
 from jaxppo.run.preemption import Preempted
 
@@ -61,9 +63,9 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
         _say(sanitize(str(stop)))
         if uses_jax:
             _wait_for_others()
-        sys.exit(stop.exit_status)
+        _exit(stop.exit_status)
     except Exception as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             _refuse(f"memory: expected enough for this run, got {first_line(error)[:300]}; {_MORE_MEMORY}")
         if uses_jax:
             if isinstance(error, RuntimeError | AssertionError):  # as JAX fails where it finds no device
@@ -75,7 +77,17 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
         raise
     except KeyboardInterrupt:
         print("interrupted; --resume with the same --output_dir goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)
+        _exit(130)
+
+
+def _exit(status: int) -> NoReturn:
+    """End the process; at once where something still computes that nobody waits for."""
+    if activity.is_left_behind():
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 _MORE_MEMORY = (
@@ -83,11 +95,6 @@ _MORE_MEMORY = (
     "the command has them --gradient_accumulation_steps, --gradient_checkpointing, --use_peft and a smaller "
     "--local_rollout_forward_batch_size; with --dry_run, train prints the budget"
 )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """On an accelerator, or on the host."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:200]
 
 
 def _check_backend() -> None:
@@ -124,7 +131,7 @@ def _refuse(message: str) -> NoReturn:
         from jaxppo.parallel import processes
 
         processes.end_with(2, message)
-    sys.exit(2)
+    _exit(2)
 
 
 def _wait_for_others() -> None:

@@ -7,6 +7,8 @@ import contextlib
 import logging
 import os
 import sys
+import threading
+import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,14 +16,20 @@ from typing import Any, TextIO
 
 import rich.console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from jaxppo.run import preemption
+from jaxppo.run.activity import Activity
 from jaxppo.run.live_view import LiveView, Loop, Pace, format_time, format_value
 
 PLAIN_WIDTH = 120  # columns of a table when the output is a file or a pipe
 PLAIN_LINES_PER_BAR = 20  # a progress bar that is not on a terminal prints about this many lines
+FIRST_SIGN_S, NEXT_SIGN_S = 4.0, 25.0
+"""Seconds after which a log gets a line about what goes on, and seconds without a line after which it gets another."""
+BAR_S = 1.0
+"""Seconds after which a terminal shows what goes on: most of it is done by then."""
 
 # Control, format (bidi overrides and isolates, zero-width characters), surrogate, private and unassigned characters,
 # and the two line separators.
@@ -81,6 +89,8 @@ class Console:
     def __init__(self, quiet: bool = False, file: TextIO | None = None):
         self.quiet = quiet
         self._view: LiveView | None = None  # while a loop is shown
+        self._activities: list[Activity] = []  # what goes on, each within the one before
+        self._spoke_at = time.perf_counter()  # when the latest line was printed
         stream = sys.stdout if file is None else file
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -99,6 +109,7 @@ class Console:
     def result(self, text: str) -> None:
         """Print text also when quiet."""
         self._rich.print(self.text(text), soft_wrap=True)
+        self._spoke_at = time.perf_counter()
 
     def warn(self, text: str) -> None:
         """Print a warning, also when quiet; a live view keeps it in sight."""
@@ -167,9 +178,12 @@ class Console:
         """
         loop = Loop(total, description, start, unit, **about)
         if self.quiet or not self._rich.is_terminal:
-            yield PlainProgress(self, loop)
+            with self.activity(description, total, f"{unit}s") as activity:
+                activity.done = start
+                yield PlainProgress(self, loop, activity)
             return
-        self._view = LiveView(loop, self.text, not self._encoding.lower().startswith("utf"), preemption.notice)
+        is_ascii = not self._encoding.lower().startswith("utf")
+        self._view = LiveView(loop, self.text, is_ascii, preemption.notice, self._going_on)
         try:
             live = Live(
                 self._view,
@@ -184,6 +198,84 @@ class Console:
         finally:
             self._view = None
 
+    @contextmanager
+    def activity(self, title: str, total: int | None = None, unit: str = "rows") -> Iterator[Activity]:
+        """Show what the block does, should it take long: in the live view, as a bar, or as a line now and then.
+
+        Args:
+            title: see `Activity`.
+            total: see `Activity`.
+            unit: see `Activity`.
+
+        Yields:
+            The activity, whose `done` is to be kept up to date.
+        """
+        activity = Activity(title, total, unit)
+        is_outermost = not self._activities
+        self._activities.append(activity)
+        try:
+            if is_outermost and not self.quiet and self._view is None:
+                with self._signs_of_life():
+                    yield activity
+            else:
+                yield activity
+        finally:
+            self._activities.remove(activity)
+
+    @contextmanager
+    def _signs_of_life(self) -> Iterator[None]:
+        """Let a thread say what goes on while the block runs."""
+        is_over = threading.Event()
+        sign = self._show_bar if self._rich.is_terminal else self._print_signs
+        thread = threading.Thread(target=sign, args=(is_over,), name="signs of life", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _print_signs(self, is_over: threading.Event) -> None:
+        """Print a line soon, and whenever none has been printed for a while."""
+        began, silence_s = time.perf_counter(), FIRST_SIGN_S
+        while True:
+            due = max(began, self._spoke_at) + silence_s
+            if is_over.wait(max(0.0, due - time.perf_counter())):
+                return
+            if max(began, self._spoke_at) + silence_s <= time.perf_counter():
+                self._show(self.text(self._going_on(0.0)))
+                silence_s = NEXT_SIGN_S
+
+    def _show_bar(self, is_over: threading.Event) -> None:
+        """Show a bar that is gone when all is done."""
+        if is_over.wait(BAR_S):
+            return
+        redirect = {"redirect_stdout": self._rich.file is sys.stdout, "redirect_stderr": sys.stderr.isatty()}
+        with Live(_Bar(self), console=self._rich, refresh_per_second=2, transient=True, **redirect):
+            is_over.wait()
+
+    def bar(self) -> Table:
+        """Return what goes on as a line with a bar, where it is counted."""
+        row = Table.grid(padding=(0, 1))
+        line = self.text(preemption.notice() or self._going_on(0.0))
+        counted = [activity for activity in tuple(self._activities) if activity.total]
+        if counted:
+            row.add_row(ProgressBar(counted[-1].total, counted[-1].done, width=20), line)
+        else:
+            row.add_row(line)
+        return row
+
+    def _going_on(self, least_s: float = 2.0) -> str:
+        """Return what goes on for longer than some seconds, the innermost last."""
+        parts = []
+        for activity in tuple(self._activities):
+            if activity.elapsed_s < least_s:
+                break
+            count = "" if activity.total is None else f" {activity.done} of {activity.total} {activity.unit}"
+            left = "" if activity.left_s is None else f", {format_time(activity.left_s)} left"
+            parts.append(f"{activity.title}{count}, {format_time(activity.elapsed_s)} elapsed{left}")
+        return ": ".join(parts)
+
     def stop_noted(self) -> None:
         """Confirm Ctrl-C on a terminal, where no live view does."""
         notice = preemption.notice()
@@ -191,8 +283,19 @@ class Console:
             os.write(2, f"\n{notice}\n".encode())  # unbuffered: the signal may have interrupted a write
 
     def _show(self, text: Text) -> None:
+        self._spoke_at = time.perf_counter()
         if not self.quiet:
             self._rich.print(text, soft_wrap=not self._rich.is_terminal)
+
+
+class _Bar:
+    """What goes on, in a line."""
+
+    def __init__(self, console: Console):
+        self._console = console
+
+    def __rich__(self) -> Table:
+        return self._console.bar()
 
 
 @contextmanager
@@ -222,13 +325,15 @@ def _fields_line(fields: Mapping[str, Any]) -> str:
 class PlainProgress:
     """Print a line for the first update, the last one and about `PLAIN_LINES_PER_BAR` between them."""
 
-    def __init__(self, console: Console, loop: Loop):
+    def __init__(self, console: Console, loop: Loop, activity: Activity):
         self._console, self._loop, self._pace = console, loop, Pace(loop.total, loop.start)
+        self._activity = activity
         self._printed: int | None = None
 
     def update(self, step: int, **fields: Any) -> None:
         """Print a line if it is time for one."""
         self._pace.update(step)
+        self._activity.done = step
         loop, slot = self._loop, step * PLAIN_LINES_PER_BAR // max(self._loop.total, 1)
         if slot == self._printed and step < loop.total:
             return

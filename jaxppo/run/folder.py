@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jaxppo.config import RunConfig
+from jaxppo.config import DataConfig, RunConfig
 from jaxppo.config.paths import is_partial, write_atomically
 from jaxppo.config.reading import parse_json
 from jaxppo.config.redact import redact_command
@@ -19,6 +19,7 @@ from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values,
 from jaxppo.errors import ConfigError, DataError, did_you_mean
 from jaxppo.parallel import platform, processes
 from jaxppo.parallel.devices import DataParallel
+from jaxppo.run import activity
 from jaxppo.run.console import Console
 from jaxppo.run.lock import FolderLock
 from jaxppo.run.preemption import Preemption
@@ -60,6 +61,7 @@ class Run:
     def __post_init__(self) -> None:
         if self.console is None:
             self.console = Console(self.config.run.quiet, processes.output())
+        activity.show_on(self.console)
 
     @cached_property
     def parallel(self) -> DataParallel:
@@ -372,8 +374,17 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], config: 
     return {
         name: value
         for name, value in before.items()
-        if name not in CALL_ONLY and (name not in now or now[name] != value)
+        if name not in CALL_ONLY and (name not in now or now[name] != value) and not _means_same(name, value, now)
     }
+
+
+def _means_same(name: str, before: Any, now: Mapping[str, Any]) -> bool:
+    """Return whether another value leaves a run as it is: what was the default for the longest prompt, as none is.
+
+    All rows were within it, or were left out as they are now.
+    """
+    default = DataConfig(filter_overlong_prompts=True).longest_prompt
+    return name == "max_prompt_length" and before == default and now.get(name, before) is None
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -128,12 +128,18 @@ class LiveView:
         text: (text, style) -> lines that are safe to show.
         ascii_only: the terminal shows ASCII only.
         notice: returns a message of this moment, such as that the run is being stopped; or None.
+        going_on: returns what takes long at this moment; nothing ("") where nothing does.
     """
 
     def __init__(
-        self, loop: Loop, text: Callable[[str, str], Text], ascii_only: bool, notice: Callable[[], str | None]
+        self,
+        loop: Loop,
+        text: Callable[[str, str], Text],
+        ascii_only: bool,
+        notice: Callable[[], str | None],
+        going_on: Callable[[], str] = lambda: "",
     ):
-        self._loop, self._text, self._notice = loop, text, notice
+        self._loop, self._text, self._notice, self._going_on = loop, text, notice, going_on
         self._blocks = ASCII_BLOCKS if ascii_only else BLOCKS
         self._step, self._doing, self._pace = loop.start, "", Pace(loop.total, loop.start)
         self._latest: dict[str, Any] = {}
@@ -218,7 +224,8 @@ class LiveView:
         where = f"{loop.unit} {self._step} of {loop.total}"
         if not loop.stages:
             where = f"{loop.title}  {where}"
-        said = f"{where}, {self._pace.describe()}" + (f", {self._doing}" if self._doing else "")
+        doing = ": ".join(filter(None, (self._doing, self._going_on())))
+        said = f"{where}, {self._pace.describe()}" + (f", {doing}" if doing else "")
         bar = ProgressBar(max(loop.total, 1), self._step, width=max(1, min(30, width // 4)))
         row.add_row(bar, self._text(said, ""))
         return row

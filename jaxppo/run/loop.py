@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxppo.config import LoopConfig
 from jaxppo.config.sources import flatten
 from jaxppo.parallel import processes
-from jaxppo.run import headline, preemption
+from jaxppo.run import activity, headline, preemption
 from jaxppo.run.checkpoints import Checkpoints, is_whole
 from jaxppo.run.console import ProgressView
 from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, changed_settings, check_settings
@@ -109,6 +109,7 @@ class TrainingLoop:
                 output = self._step(state, number, metrics, progress)
                 state = output.state
                 self._finish(output, metrics, samples, progress)
+        preemption.keep_in_mind(is_unsaved=False)
         self._print_best()
         record = processes.on_first(lambda: read_metrics(self._run.folder / METRICS_FILE)[-1])
         return state, self._meta(record)
@@ -150,11 +151,13 @@ class TrainingLoop:
     def _step(self, state: TrainState, number: int, metrics: JsonlLog, progress: ProgressView) -> StepOutput:
         """Take a step and evaluate where that is due; save before anything ends the run here."""
         last, done = self._steps.total, number
+        preemption.keep_in_mind(is_unsaved=self._saved < done)
         try:
             preemption.check()
             self._checkpoints.check()
             output = self._steps.step(state, number)
             state, record, done = output.state, output.record, number + 1
+            preemption.keep_in_mind(is_unsaved=True)
             self._record = record
             if self._config.evaluates_at(done, last):
                 progress.doing("evaluation")
@@ -168,7 +171,8 @@ class TrainingLoop:
                 if done > number:
                     self._run.console.warn(f"update {done} is saved without its evaluation, which is not made up for")
                     self._log(self._record, metrics)
-                self._save(done, state)
+                with activity.shown("saving"):
+                    self._save(done, state)
             if not stopped and processes.is_alone():
                 preemption.check()  # Ctrl-C also ends what a reward function has started, which then fails
             raise
@@ -184,7 +188,8 @@ class TrainingLoop:
             self._run.trackers.samples(done, output.samples)
             steps.show(progress, output.samples)
         if self._config.saves_at(done, steps.total) or steps.is_over(record):
-            self._save(done, output.state)
+            with activity.shown("saving"):
+                self._save(done, output.state)
         steps.watch(output)
         progress.update(done, **headline.numbers(record))
 

@@ -65,6 +65,7 @@ class Preemption:
                 if signal.getsignal(signum) not in (signal.SIG_IGN, None):  # None: not installed from Python
                     self._earlier[signum] = signal.signal(signum, self._note)
         _active.append(self)
+        keep_in_mind(is_unsaved=False)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -84,8 +85,27 @@ class Preemption:
             signal.signal(*self._earlier.popitem())
 
 
+_is_unsaved = False
+
+
+def keep_in_mind(*, is_unsaved: bool) -> None:
+    """Say whether steps are done that no checkpoint has."""
+    global _is_unsaved
+    _is_unsaved = is_unsaved
+
+
+def is_work_unsaved() -> bool:
+    """Return whether steps are done that no checkpoint has."""
+    return _is_unsaved
+
+
 _active: list[Preemption] = []
 """Those whose blocks are running; signals belong to the whole process, so there is one, or none."""
+
+
+def is_watched() -> bool:
+    """Return whether a signal would be noted, and `check` would act on it."""
+    return bool(_active)
 
 
 def check() -> None:

@@ -20,6 +20,10 @@ def test_encode_prompts_names_the_row_of_a_prompt_that_is_too_long_or_empty(rows
     longest = max(rows, key=lambda row: len(row["prompt"].split()))
     tokens = len(longest["prompt"].split())
     assert max(map(len, data.encode_prompts(tokenizer, rows, tokens))) == tokens
+    assert data.encode_prompts(tokenizer, rows, DataConfig().longest_prompt) == data.encode_prompts(
+        tokenizer, rows, 512
+    )
+    assert DataConfig(filter_overlong_prompts=True).longest_prompt == 512
     with pytest.raises(DataError, match=rf"{longest['id']}.*max_prompt_length={tokens - 1}\b.*\b{tokens}\b"):
         data.encode_prompts(tokenizer, [rows[0], longest], tokens - 1)
     with pytest.raises(DataError, match=r"empty-1.*\b0$"):

@@ -18,7 +18,7 @@ from jaxppo.evaluate.decoding import Completion
 from jaxppo.evaluate.evaluator import Evaluator, Predictions, choose_fixed, eval_metrics, make_evaluator, samples_of
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.predictions import Prediction
-from jaxppo.evaluate.printing import print_before_and_after, summary_line
+from jaxppo.evaluate.printing import print_before_and_after, summary_line, telling_parts
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets import files as dataset_files
@@ -86,6 +86,17 @@ def test_memory_decides_how_many_rows_are_decoded_at_once(folder, params, greedy
     small = evaluator(folder, 8)
     assert small.decoder.batch_size == 3 and small.rows_and_length == (3, small.decoder.prompt_length)
     assert texts_of(small.complete(params, "test")) == greedy
+    generate, tried = small.decoder._generate, []
+
+    def lacking(params, prompts, draws):
+        tried.append(len(draws))
+        if len(draws) > 1:
+            raise MemoryError
+        return generate(params, prompts, draws)
+
+    small.decoder._generate = lacking
+    assert texts_of(small.complete(params, "test")) == greedy
+    assert tried == [3, *[1] * NUM_ROWS]
     monkeypatch.setattr(platform, "machine_bytes", lambda: None)
     assert evaluator(folder, 8).decoder.batch_size == 8
 
@@ -258,3 +269,13 @@ def test_samples_of_the_first_rows_are_shown_before_and_after_side_by_side():
     assert shown.index("dull") < shown.index("warm")
     print_before_and_after(Console(file=empty), "test", [], after)
     assert empty.getvalue() == ""
+
+
+def test_of_long_prompts_that_begin_alike_what_differs_is_shown():
+    domain, problems = "(define (domain d) " + "(:action a) " * 20, ["(on b a) (goal x)", "(on b c) (goal x)"]
+    assert telling_parts([domain + problem for problem in problems]) == ["… a) (goal x)", "… c) (goal x)"]
+    (end,) = set(telling_parts([domain + problems[0]] * 2))  # a group of completions
+    assert end.startswith("… ") and end.endswith(problems[0]) and len(end) < 165
+    assert telling_parts(problems) == problems and telling_parts([]) == []
+    unlike = [f"{i} {domain}" for i in range(2)]
+    assert telling_parts(unlike) == unlike

@@ -13,7 +13,8 @@ def test_current_is_the_platform_of_the_target_or_of_the_smallest_device(monkeyp
     target = Platform("tpu", 16 * 2**30)
     with platform.compiling_for(target):
         assert platform.current() == target
-    assert platform.current() == Platform(jax.default_backend(), None)
+    share = platform.machine_bytes() // jax.local_device_count()
+    assert platform.current() == Platform(jax.default_backend(), share)
 
     class Device:
         def __init__(self, stats):
@@ -23,6 +24,25 @@ def test_current_is_the_platform_of_the_target_or_of_the_smallest_device(monkeyp
         jax, "local_devices", lambda: [Device({"bytes_limit": 7}), Device({"bytes_limit": 5}), Device(None)]
     )
     assert platform.current().memory_bytes == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+def test_machine_bytes_are_those_of_the_control_groups_of_this_process(tmp_path, monkeypatch):
+    everything = platform.machine_bytes()
+    monkeypatch.setattr(platform, "_GROUPS_OF_PROCESS", tmp_path / "cgroup")
+    lines_and_files = (
+        ("0::/job/step", "job/memory.max", "7000"),  # of a batch system, around the step
+        ("0::/", "memory.max", "max"),
+        ("4:cpu,memory:/job", "memory/job/memory.limit_in_bytes", "5000"),
+        ("4:memory:/outside/of/the/container", "memory/memory.limit_in_bytes", "5000"),
+    )
+    for number, (line, file, limit) in enumerate(lines_and_files):
+        monkeypatch.setattr(platform, "_CONTROL_GROUPS", tmp_path / str(number))
+        (tmp_path / "cgroup").write_text(f"5:cpuset:/x\n{line}\n")
+        path = tmp_path / str(number) / file
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{limit}\n")
+        assert platform.machine_bytes() == (everything if limit == "max" else int(limit))
 
 
 @pytest.mark.parametrize(

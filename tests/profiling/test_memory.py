@@ -221,6 +221,8 @@ def test_supervised_steps_too(gib, parts):
         assert jax.eval_shape(learner.weighted, batch)[0].input_ids.shape == (1, parts, 64 // parts, 565)
         if parts == 4:
             assert sizes.activation_bytes(model, 16, 565) <= learner.room < sizes.activation_bytes(model, 32, 565)
+            learner.halving.divisor = 2
+            assert jax.eval_shape(learner.weighted, batch)[0].input_ids.shape[1] == 2 * parts
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def run_with(tmp_path, change, updates=40, **more):
         (lambda share: {"policy/approxkl_avg": 0.01 * (1 - share)}, {}),  # with the learning rate
         (lambda share: {"objective/scores": 0.4}, {"updates": 4}),  # too few for a trend
         (lambda share: {}, {"updates": 0}),
+        (lambda share: {"policy/approxkl_avg": 0.0}, {"num_ppo_epochs": 1, "num_mini_batches": 1}),
         # Completions are cut on purpose.
         (lambda share: {"completions/clipped_ratio": 1.0}, {"stop_token": "none", "missing_eos_penalty": None}),
         (lambda share: {"completions/clipped_ratio": 1.0}, {"output_min_length": 4, "missing_eos_penalty": None}),

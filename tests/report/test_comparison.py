@@ -53,7 +53,10 @@ def test_write_comparison_says_that_results_are_of_other_problems(tmp_path):
     others = {"data_seed": 1, "max_prompt_length": 99, "response_length": 32, "eval_validator": "val"}
     rate = {"rate": 0.5, "low": 0.4, "high": 0.6, "n": 100}
     plans = {"test": splits(0.5)["test"] | {"domains": {"lamps": {"bins": {"1-5": {"validity": rate}}}}}}
-    a, b = write_run(tmp_path / "a", after=plans), write_run(tmp_path / "b", after=splits(0.2), **others)
+    a, b = (
+        write_run(tmp_path / "a", after=plans),
+        write_run(tmp_path / "b", after=splits(0.2), filter_overlong_prompts=True, **others),
+    )
     text, page = compared(tmp_path, a, b)
     (named,) = re.findall(r"Not measured in the same way[^.]*\.", page.texts["p"])
     assert all(name in named for name in others)

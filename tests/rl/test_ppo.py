@@ -13,10 +13,12 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.rl import ops, padding
 from jaxppo.rl.ppo import PPO
+from jaxppo.run import activity
 from jaxppo.types import PromptBatch, Rollout
 from tests import quick_first
 from tests.device_modes import EOS, MODEL, PAD
@@ -220,6 +222,33 @@ def test_scoring_and_learning_in_parts_changes_nothing(recorded, monkeypatch):
     monkeypatch.setattr(memory, "rows_at_once", lambda *_: 3)
     in_parts = make_ppo(replace(VARIANTS["full-kl"], local_rollout_forward_batch_size=3))
     assert_same(update_from(in_parts, make_prompts(), recorded), baseline_of("full-kl"))
+
+
+@pytest.mark.full
+def test_stages_without_memory_are_repeated_with_fewer_rows_and_nothing_changes(recorded, monkeypatch):
+    ppo, warnings = make_ppo(), []
+    monkeypatch.setattr(activity, "warn", warnings.append)
+
+    def with_memory_for(most, program, rows_of):
+        def limited(*args):
+            if rows_of(*args) > most:
+                raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+            return program(*args)
+
+        return limited
+
+    ppo._generate = with_memory_for(3, ppo._generate, lambda policy, prompts, *_: len(prompts.prompt_ids))
+    drawn = ppo.generate(start(ppo), make_prompts(), sample(1)[1])
+    np.testing.assert_array_equal(drawn.completion_mask, recorded.completion_mask)
+    np.testing.assert_array_equal(drawn.completion_ids, recorded.completion_ids)
+    ppo._values = with_memory_for(0, ppo._values, lambda *_: 1)  # the program that is compiled in its place has memory
+    micro_rows = lambda state, frozen, cut: jax.tree.leaves(cut)[0].shape[2]  # noqa: E731
+    ppo._update = with_memory_for(4, ppo._update, micro_rows)
+    assert_same(update_from(ppo, make_prompts(), recorded), baseline_of("separate"))
+    assert ppo.scored_rows(20) == ROWS // 2 and ppo.micro_batches(20) == 2 and ppo.sampling_parts(8) == 4
+    assert [warning.partition(":")[0] for warning in warnings] == ["sampling", "scoring", "learning"]
+    with platform.compiling_for(platform.Platform("gpu", 2**20)):  # the estimate comes first
+        assert make_ppo().sampling_parts(2000) == ROWS
 
 
 @pytest.mark.full

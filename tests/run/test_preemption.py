@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from jaxppo.run import cli, preemption
+from jaxppo.run import activity, cli, preemption
 from jaxppo.run.preemption import Preempted, Preemption
 
 RESUME = "python -m jaxppo.train --resume --output_dir runs/a"
@@ -63,6 +63,33 @@ def test_ignored_signals_stay_ignored():
         assert not noted.noted
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     assert signal.signal(signal.SIGINT, mine) is signal.SIG_IGN
+
+
+def test_what_computes_is_left_where_the_run_is_to_stop_unless_a_step_would_be_lost(handlers, monkeypatch):
+    may_end, lines = threading.Event(), []
+    monkeypatch.setattr(activity, "GRACE_S", 0.0)
+    monkeypatch.setattr(activity, "warn", lines.append)
+    with pytest.raises(Preempted), Preemption(RESUME):
+        activity.attended(lambda: (send(signal.SIGTERM), may_end.wait()), takes_state=True)
+    assert activity.is_left_behind()
+
+    def step():
+        send(signal.SIGTERM)
+        while not lines:
+            may_end.wait(0.01)
+        return 1
+
+    with pytest.raises(Preempted), Preemption(RESUME):
+        preemption.keep_in_mind(is_unsaved=True)
+        assert activity.attended(step, takes_state=True) == 1  # on another thread: the first one is busy
+    assert len(lines) == 1
+    may_end.set()
+
+    def fail():
+        raise TimeoutError("of the computation")
+
+    with Preemption(RESUME), pytest.raises(TimeoutError, match="of the computation"):
+        activity.attended(fail)
 
 
 def test_outside_the_main_thread_nothing_happens():

@@ -55,6 +55,10 @@ _TENTHS = ("train",) * 6 + ("rl",) * 2 + ("test",) * 2
 _MAX_DRAWS_WITHOUT_NEW = 10_000
 
 
+class TooFewProblemsError(DataError):
+    """A split is asked for more different problems than there are."""
+
+
 def build_split(
     split: str,
     *,
@@ -76,16 +80,21 @@ def build_split(
 
     Raises:
         ConfigError: an unknown split, style or domain, or a size that the generator does not offer.
-        DataError: the partition holds fewer problems than asked for.
+        TooFewProblemsError: the partition holds fewer problems than asked for; all such sizes are named.
     """
     _expect_one_of("split", split, BUILT_IN_SPLITS)
     _expect_one_of("domain", domain, [name for name, own in DOMAINS.items() if own.solve is not None])
-    rows = []
+    rows, shortages = [], []
     for size, n_rows in sizes.items():
         stream = _ProblemStream(
             split, domain, size, prompt_style, unique, random.Random(f"{domain}/{split}/{size}/{seed}")
         )
-        rows.extend(_row(f"{domain}-{split}-{size}-{index:05d}", stream, n_rows) for index in range(n_rows))
+        try:
+            rows.extend(_row(f"{domain}-{split}-{size}-{index:05d}", stream, n_rows) for index in range(n_rows))
+        except TooFewProblemsError as error:
+            shortages.append(str(error))
+    if shortages:
+        raise TooFewProblemsError("; ".join(shortages))
     return rows
 
 
@@ -165,7 +174,7 @@ class _ProblemStream:
             problem = parse_problem(text, parse_domain(domain.pddl))
             if self._accept(text, problem):
                 return text, problem
-        raise DataError(
+        raise TooFewProblemsError(
             f"split '{self.split}', {self.size} objects: expected {n_wanted} different problems, "
             f"found only {len(self.seen)}; ask for fewer or for another size"
         )

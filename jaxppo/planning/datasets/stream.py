@@ -14,7 +14,14 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Supply
 from jaxppo.planning.datasets.config import parse_domain_sizes, parse_lengths
 from jaxppo.planning.datasets.renamed_rows import NUMBERED, numbered_row, renamed_row
-from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, Row, form_of, make_row, partition
+from jaxppo.planning.datasets.rows import (
+    SPLIT_PARTITIONS,
+    Row,
+    TooFewProblemsError,
+    form_of,
+    make_row,
+    partition,
+)
 from jaxppo.planning.domains import DOMAINS, PlanningDomain
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
@@ -180,12 +187,17 @@ def distinct_rows(stream: Stream, n_rows: int) -> list[Row]:
     """Return rows of a stream, no two of which are the same problem: as many of each domain, domain by domain.
 
     Raises:
-        DataError: there are hardly any more.
+        TooFewProblemsError: there are hardly any more; all such domains are named.
     """
-    rows = []
+    rows, shortages = [], []
     for position, name in enumerate(stream.domains):
         numbers = range(position, 1 << 60, len(stream.domains))
-        rows += _distinct(stream, numbers, n_rows, f"{stream.split} of {name}")
+        try:
+            rows += _distinct(stream, numbers, n_rows, f"{stream.split} of {name}")
+        except TooFewProblemsError as error:
+            shortages.append(str(error))
+    if shortages:
+        raise TooFewProblemsError("; ".join(shortages))
     return rows
 
 
@@ -196,7 +208,7 @@ def _distinct(stream: Stream, numbers: Sequence[int], n_rows: int, what: str) ->
         if len(forms) == n_rows:
             return
         if supply.is_exhausted:
-            raise DataError(
+            raise TooFewProblemsError(
                 f"{what}: expected {n_rows} different problems, got hardly any new one after {len(forms)}; "
                 "ask for fewer, or for other sizes or lengths"
             )

@@ -1,0 +1,183 @@
+"""What takes long and is no step of a loop: shown while it goes on, and left where the run is asked to stop."""
+
+import contextvars
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from jaxppo.run import preemption
+
+if TYPE_CHECKING:
+    from jaxppo.run.console import Console
+
+T = TypeVar("T")
+
+GRACE_S = 3.0
+"""Seconds that what is being computed may take to its end once the run is asked to stop."""
+LOOKS_PER_S = 5
+"""How often a waiting thread looks whether the run is asked to stop."""
+
+
+class Activity:
+    """Something that is going on.
+
+    Args:
+        title: what it is, such as "tokenizing".
+        total: how much there is to do; None: not known.
+        unit: what is counted, in the plural.
+
+    Attributes:
+        done: how much is done.
+    """
+
+    def __init__(self, title: str, total: int | None = None, unit: str = "rows"):
+        self.title, self.total, self.unit, self.done = title, total, unit, 0
+        self._began = time.perf_counter()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds since it began."""
+        return time.perf_counter() - self._began
+
+    @property
+    def left_s(self) -> float | None:
+        """Return the seconds left at the speed so far; None where nothing says."""
+        if self.total is None or not 0 < self.done < self.total:
+            return None
+        return self.elapsed_s / self.done * (self.total - self.done)
+
+
+_console: "weakref.ref[Console] | None" = None
+
+
+def show_on(console: "Console") -> None:
+    """Let activities be shown on this console, as long as it is there."""
+    global _console
+    _console = weakref.ref(console)
+
+
+def _current() -> "Console | None":
+    return None if _console is None else _console()
+
+
+@contextmanager
+def shown(title: str, total: int | None = None, unit: str = "rows") -> Iterator[Activity]:
+    """Show what the block does, should it take long; `done` of what it gives is to be kept up to date.
+
+    Args:
+        title: see `Activity`.
+        total: see `Activity`.
+        unit: see `Activity`.
+    """
+    console = _current()
+    if console is None:
+        yield Activity(title, total, unit)
+        return
+    with console.activity(title, total, unit) as activity:
+        yield activity
+
+
+def counted(title: str, items: Sequence[T], unit: str = "rows") -> Iterator[T]:
+    """Yield all of the items, and show how many are done."""
+    with shown(title, len(items), unit) as activity:
+        for item in items:
+            yield item
+            activity.done += 1
+
+
+def warn(text: str) -> None:
+    """Warn on the console of the run, if there is one."""
+    console = _current()
+    if console is not None:
+        console.warn(text)
+
+
+# --- waiting for the devices
+
+
+class _Worker:
+    """A thread that computes one thing after the other, and is kept: to start one while devices are busy takes long."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.is_busy = False
+        # The end of the process does not wait for it.
+        threading.Thread(target=self._work, name="attended", daemon=True).start()
+
+    def begin(self, compute: Callable[[], T]) -> "Future[T]":
+        """Compute something, within the context of the caller."""
+        future: Future[T] = Future()
+        context = contextvars.copy_context()
+
+        def task() -> None:
+            try:
+                result = context.run(compute)
+            except BaseException as error:
+                self.is_busy = False
+                future.set_exception(error)
+            else:
+                self.is_busy = False
+                future.set_result(result)
+
+        self.is_busy = True
+        self._tasks.put(task)
+        return future
+
+    def _work(self) -> None:
+        while True:
+            self._tasks.get()()
+
+
+_workers: list[_Worker] = []
+"""The last one is at hand; those before compute what nobody waits for any more."""
+
+
+def attended(compute: Callable[[], T], *, takes_state: bool = False) -> T:
+    """Return what `compute` does, in a thread of its own, and stop meanwhile where the run is asked to.
+
+    Nothing interrupts a compiler or the devices, but the main thread need not wait for them: it goes on to save what is
+    done, and the process ends without them. Where several processes compute together, none can leave alone.
+
+    Args:
+        compute: compiles and computes; it must not need the main thread.
+        takes_state: it takes over the memory of a state, which is lost if it is left. That is waited for, unless the
+            state is saved.
+
+    Raises:
+        Preempted: the run was asked to stop.
+    """
+    from jaxppo.parallel import processes  # imports JAX, without which commands of planning do
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if not (in_main and preemption.is_watched() and processes.is_alone()):
+        return compute()
+    if not _workers or _workers[-1].is_busy:
+        _workers.append(_Worker())
+    future = _workers[-1].begin(compute)
+    asked_at, is_told = None, False
+    while True:
+        try:
+            return future.result(timeout=1 / LOOKS_PER_S)
+        except TimeoutError:
+            if future.done():  # the error is that of `compute`
+                raise
+        if preemption.notice() is None:
+            continue
+        asked_at = asked_at or time.perf_counter()
+        if time.perf_counter() - asked_at < GRACE_S:
+            continue
+        if not (takes_state and preemption.is_work_unsaved()):
+            preemption.check()
+        elif not is_told:
+            is_told = True
+            warn("stopping: this step cannot be interrupted without losing it; it is finished, and then saved")
+
+
+def is_left_behind() -> bool:
+    """Return whether something still computes that nobody waits for: Python cannot end in order meanwhile."""
+    return any(worker.is_busy for worker in _workers)
