@@ -11,6 +11,9 @@ from jaxppo.config.checks import JsonMapping, require, require_mapping, require_
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
 
+SHUFFLE_BUFFER_SIZE = 10000
+"""Rows that are shuffled among each other, unless a setting says otherwise."""
+
 STREAM = "stream:"
 """What the name of an endless data set starts with."""
 
@@ -172,6 +175,34 @@ class CurriculumConfig:
                 value, expected = getattr(self, spec.name), f"{spec.default} with curriculum none"
                 fits = value == spec.default or not spec.name.startswith("curriculum_")
                 require(fits, spec.name, expected, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingConfig:
+    """Rows of train_split that are read while a run goes on."""
+
+    streaming: bool = False
+    """Read the rows of train_split as they are needed, not all of them before the first step, for data larger than
+    memory: a file of a folder, or whatever the `datasets` library streams. total_episodes says how long the run is."""
+    shuffle_buffer_size: int = SHUFFLE_BUFFER_SIZE
+    """With streaming: how many rows are held and shuffled at a time; 1 leaves them in their order."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "shuffle_buffer_size")
+        if not self.streaming:
+            expected = f"{SHUFFLE_BUFFER_SIZE} without streaming"
+            default = self.shuffle_buffer_size == SHUFFLE_BUFFER_SIZE
+            require(default, "shuffle_buffer_size", expected, self.shuffle_buffer_size)
+
+    def check(self, data: DataConfig) -> None:
+        """Raise a `ConfigError` where the data cannot be streamed, or a setting needs all rows."""
+        if not self.streaming:
+            return
+        drawn = data.dataset == "blocksworld" or data.stream_domains is not None
+        require(not drawn, "streaming", f"False with dataset {data.dataset}, whose rows are drawn", True)
+        require(data.n_shots == 0, "n_shots", "0 with streaming, as examples come from all rows", data.n_shots)
+        cut = data.input_max_text_length
+        require(cut is None, "input_max_text_length", "None with streaming, as lengths are drawn for all rows", cut)
 
 
 def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:
