@@ -23,21 +23,18 @@ def stream_of(folder, buffer_size, seed=0):
 
 
 def write(folder, kind):
-    """Write the rows in a file of a kind, in the layout of the hub in three parts, or as `datasets` saves them."""
+    """Write the rows in a file of a kind, in parts, in the layout of the hub, or as `datasets` saves them."""
     table = hugging_face.Dataset.from_list(ROWS)
-    if kind == "hub":
-        (folder / "data").mkdir()
-        for part in range(3):
-            table.shard(3, part).to_parquet(folder / "data" / f"train-0000{part}-of-00003.parquet")
-    elif kind == "saved":
+    if kind == "saved":
         hugging_face.DatasetDict({"train": table}).save_to_disk(folder, num_shards={"train": 3})
-    elif kind == "parts":
-        (folder / "train.parquet").mkdir()
-        for part in range(3):
-            table.shard(3, part).to_parquet(folder / "train.parquet" / f"{part}.parquet")
+    elif kind in ("parts", "hub"):
+        parts = folder / ("train.parquet" if kind == "parts" else "data")
+        parts.mkdir()
+        for number in range(3):
+            table.shard(3, number).to_parquet(parts / f"train-0000{number}-of-00003.parquet")
     else:
-        path = folder / f"train.{kind}"
-        {"csv": table.to_csv, "parquet": table.to_parquet}.get(kind, table.to_json)(path)
+        write_file = {"csv": table.to_csv, "parquet": table.to_parquet}.get(kind, table.to_json)
+        write_file(folder / f"train.{kind}")
     return folder
 
 
@@ -105,26 +102,20 @@ def test_rows_of_a_step_that_are_too_long_make_room_for_others_and_are_counted(t
         step_rows(None, filter_overlong_prompts=True, max_prompt_length=2)(0)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("streaming", {"dataset": "blocksworld"}),
-        ("streaming", {"dataset": "stream:ferry"}),
-        ("shuffle_buffer_size", {"shuffle_buffer_size": 0}),
-        ("shuffle_buffer_size", {"streaming": False, "shuffle_buffer_size": 5}),
-        ("n_shots", {"n_shots": 1}),
-        ("augment", {"augment": "order"}),
-        ("tokenizer_path", {"model_path": None}),
-        ("total_episodes", {"total_episodes": None}),
-        ("curriculum", {"curriculum": "success"}),
-        ("reference_prefixes", {"reference_prefixes": 1}),
-        ("dynamic_sampling", {"algorithm": "grpo", "dynamic_sampling": True}),
-        ("input_max_text_length", {"input_min_text_length": 1, "input_max_text_length": 2}),
-    ],
-)
-def test_what_needs_all_rows_is_refused(name, changes):
-    base = {"dataset": "folder", "streaming": True, "total_episodes": 64}
-    for_sft = name in ("augment", "tokenizer_path")
-    config, model = (SFTConfig(), {"model_path": "model"}) if for_sft else (TrainConfig(), {})
-    with pytest.raises(ConfigError, match=f"^{name}"):
-        replace(config, **base | model | changes)
+def test_what_needs_all_rows_is_refused():
+    common = {"dataset": "folder", "streaming": True, "total_episodes": 64}
+    refused_by_train = {"total_episodes": None, "curriculum": "success", "reference_prefixes": 1, "n_shots": 1}
+    refused_by_train |= {"shuffle_buffer_size": 0, "dynamic_sampling": True}
+    for name, value in refused_by_train.items():
+        with pytest.raises(ConfigError, match=f"^{name}"):
+            replace(TrainConfig(), **common | {"algorithm": "grpo", name: value})
+    for name, value in {"augment": "order", "tokenizer_path": None}.items():
+        with pytest.raises(ConfigError, match=f"^{name}"):
+            replace(SFTConfig(), **common | {"tokenizer_path": "folder", name: value})
+    with pytest.raises(ConfigError, match=r"^input_max_text_length"):
+        replace(TrainConfig(), **common, input_min_text_length=1, input_max_text_length=2)
+    for drawn in ("blocksworld", "stream:ferry"):
+        with pytest.raises(ConfigError, match=r"^streaming"):
+            replace(TrainConfig(), **common | {"dataset": drawn})
+    with pytest.raises(ConfigError, match=r"^shuffle_buffer_size"):
+        StreamingConfig(shuffle_buffer_size=5)

@@ -186,7 +186,8 @@ def test_rows_of_a_stream_are_the_same_after_a_resume(tmp_path, monkeypatch, tex
 @pytest.mark.parametrize("more", [[], ASYNC])
 def test_prompts_that_are_streamed_are_the_same_after_a_resume(tmp_path, text_folder, more):
     flags = [f"--{name}={value}" for name, value in text_folder.items()] + ["--eval_splits"]
-    flags += ["--total_episodes", 64, "--filter_overlong_prompts=True", "--max_prompt_length=10", *SAVED, *more]
+    flags += ["--reward_funcs", "tests.reward_servers:length", "--total_episodes", 64, *SAVED, *more]
+    flags += ["--filter_overlong_prompts=True", "--max_prompt_length=10"]
     whole = carry_out(tmp_path / "whole", *flags)
     ids = [[row["id"] for row in rows] for rows in samples_of(whole)]
     assert len({name for rows in ids[:1] for name in rows}) == len(ids[0]) and ids[0] != ids[2]
