@@ -4,6 +4,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy
 `adapters/policy/` (PEFT), `eval.json` and `report.html`.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,22 +109,42 @@ def _plan(start: Start, supervised: Learned, config: SFTConfig, devices: list[An
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
+class LearnedRows(NamedTuple):
+    """The rows to learn from."""
+
+    rows: Learned
+    what: str  # they are out of
+    streamed: data.StepRows | None = None  # where they are read as the run goes on
+
+
 def _learned(
     config: SFTConfig, model: ModelConfig, tokenizer: Any, template: data.ChatTemplate, console: Console
-) -> tuple[Learned, str]:
-    """Return the rows to learn from, and what they are out of."""
+) -> LearnedRows:
+    """Return the rows to learn from."""
     size, seed, longest = config.batch_size, config.run.seed, config.data.longest_prompt
     assistant_only = config.assistant_only_loss
     if assistant_only and not template.templated:
         raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
+
+    def fresh(rows_of: Callable[[int], Sequence[data.Row]]) -> data.FreshData:
+        def encoded(step: int) -> list[data.EncodedRow]:
+            return data.encode_rows(tokenizer, rows_of(step), longest, template, assistant_only=assistant_only)
+
+        return data.FreshData(encoded, tokenizer.pad_token_id, model.max_length)
+
     if config.data.stream_domains is not None and config.data.train_split == "train":
         stream = data.stream_of(config.data, "train", config.augmented)
-        ahead = StreamAhead(stream, size, config.stream_workers)
-        most = model.max_length
-        fresh = data.FreshData(ahead.batch, tokenizer, longest, template, most, assistant_only=assistant_only)
-        return fresh, "an endless stream"
+        return LearnedRows(fresh(StreamAhead(stream, size, config.stream_workers).batch), "an endless stream")
     split, judges = config.data.train_split, "builtin" if config.reward.judges_plans else None
-    rows = data.load_split(config.data, split, judges, {"prompt": str, "completion": str})
+    columns = {"prompt": str, "completion": str}
+    limit = None if config.max_length is None else data.RowLimit(config.max_length, config.overlong)
+    if config.stream.streaming:
+        stream = data.open_stream(config.data, config.stream, seed, judges, columns)
+        select = data.select_supervised(tokenizer, config.data, template, limit, assistant_only=assistant_only)
+        streamed = data.StepRows(stream, size, select, console.warn)
+        rows = data.FreshData(streamed, tokenizer.pad_token_id, model.max_length, data.padded_size)
+        return LearnedRows(rows, f"{stream.name}, as they are read", streamed)
+    rows = data.load_split(config.data, split, judges, columns)
     data.check_same(config.data.dataset, split, rows)
     count = len(rows)
     rows = data.without_overlong(tokenizer, rows, config.data, template)
@@ -131,10 +152,7 @@ def _learned(
     if config.augmented:
         numbered = config.data.numbers_objects
         renamed = data.renamed_in_every_epoch(rows, size, seed, config.augmented, numbered=numbered)
-        most = model.max_length
-        fresh = data.FreshData(renamed, tokenizer, longest, template, most, assistant_only=assistant_only)
-        return fresh, f"{len(rows)}, each drawn anew in every epoch"
-    limit = None if config.max_length is None else data.RowLimit(config.max_length, config.overlong)
+        return LearnedRows(fresh(renamed), f"{len(rows)}, each drawn anew in every epoch")
     if limit is not None:
         longest = None  # a long prompt is part of a long row
     fixed = data.SupervisedData(rows, tokenizer, size, seed, longest, template, limit, assistant_only=assistant_only)
@@ -143,7 +161,7 @@ def _learned(
             f"{fixed.overlong} of {len(rows)} rows are longer than max_length {config.max_length} tokens: "
             f"{fixed.overlong - fixed.left_out} cut, {fixed.left_out} left out"
         )
-    return fixed, str(len(fixed))
+    return LearnedRows(fixed, str(len(fixed)))
 
 
 def sft(config: SFTConfig) -> Path:
@@ -164,7 +182,7 @@ def sft(config: SFTConfig) -> Path:
     parallel.check_model(model)
     template = data.make_chat_template(tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
-    supervised, what = _learned(config, model, tokenizer, template, console)
+    supervised, what, streamed = _learned(config, model, tokenizer, template, console)
     what_is_long = "longest prompt and completion of train_split, which max_length limits"
     models.check_length(model, supervised.longest, what_is_long, tokenizer.model_max_length)
     if config.run.target is not None:
@@ -208,11 +226,14 @@ def sft(config: SFTConfig) -> Path:
         title="SFT",
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {folder}",
         watch=check_finite,
+        rows=streamed,
     )
     with hub.pushed(run), run.claimed(), reported(folder, console), trackers:
         if processes.is_first():
             write_tokenizer(folder, tokenizer)
         state, last = TrainingLoop(run, loop, steps, parallel.put(state)).run()
+        if streamed is not None:
+            console.print(streamed.describe())
         results = evaluator(learner.policy(state))
         trackers.log(config.num_updates, eval_metrics(results))
         params, frozen = stacks.unstacked(parallel.to_host((state.params, state.frozen)))

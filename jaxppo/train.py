@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxppo import data
 from jaxppo.config import TrainConfig
+from jaxppo.config.data import DEFAULT_PROMPT_LENGTH
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.evaluate import printing
@@ -53,7 +54,7 @@ class Setup:
     tokenizer: Any
     template: data.ChatTemplate
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
-    prompts: data.PromptData
+    prompts: data.PromptData | data.StreamedPrompts
     curriculum: data.SuccessCurriculum | data.Shuffled
     rewards: Rewards
     judge: Judge
@@ -70,8 +71,8 @@ class Inputs(NamedTuple):
     models: StartModels
     start: Start
     template: data.ChatTemplate
-    rows: list[data.Row]
-    prompts: data.PromptData
+    columns: list[str]  # of the rows
+    prompts: data.PromptData | data.StreamedPrompts
 
     def learner(self, config: TrainConfig, parallel: DataParallel) -> PPO:
         """Return the programs of a run of these models, under these settings or others."""
@@ -90,19 +91,31 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
         console: for the lines that say what was read.
     """
     registry.check(config.reward, config.validator)
-    data.make_splits(config.data, [config.data.train_split, *config.data.eval_splits])
-    rows = data.load_split(config.data, config.data.train_split, config.reward.reads_pddl_for(config.validator))
-    data.check_same(config.data.dataset, config.data.train_split, rows)
+    judges = config.reward.reads_pddl_for(config.validator)
+    drawn = [] if config.stream.streaming else [config.data.train_split]
+    data.make_splits(config.data, [*drawn, *config.data.eval_splits])
+    stream = data.open_stream(config.data, config.stream, config.run.seed, judges) if config.stream.streaming else None
+    rows = [] if stream is not None else data.load_split(config.data, config.data.train_split, judges)
+    if stream is None:
+        data.check_same(config.data.dataset, config.data.train_split, rows)
     models, start = load_start(config, parallel, console)
     template = data.make_chat_template(models.tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
-    rows = data.with_begun_plans(rows, config.drawing, config.data.data_seed, template)
-    fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
-    data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
-    config = config.with_episodes(len(fitting)).with_best_metric()
-    prompts = _prompts(config, fitting, template)
+    if stream is not None:
+        longest = config.data.longest_prompt or DEFAULT_PROMPT_LENGTH
+        select = data.select_prompts(models.tokenizer, config.data, template, longest)
+        step_rows = data.StepRows(stream, config.num_prompts, select, console.warn)
+        pad_id = models.tokenizer.pad_token_id
+        prompts = data.StreamedPrompts(step_rows, config.num_prompts, config.run.seed, longest, pad_id)
+        columns = prompts.columns
+    else:
+        rows = data.with_begun_plans(rows, config.drawing, config.data.data_seed, template)
+        fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
+        data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
+        config = config.with_episodes(len(fitting))
+        prompts, columns = _prompts(config, fitting, template), data.column_names(rows)
     models.check_length(prompts.longest + config.sampling.response_length)
-    return Inputs(config, models, start, template, rows, prompts)
+    return Inputs(config.with_best_metric(), models, start, template, columns, prompts)
 
 
 def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
@@ -117,11 +130,11 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     console, parallel = run.console, run.parallel
     assert run.trackers is not None  # those that are not installed are met here
     inputs = read_inputs(run.config, parallel, console)
-    config, models, start, template, rows, prompts = inputs
+    config, models, start, template, columns, prompts = inputs
     ppo = inputs.learner(config, parallel)
     rewards = _rewards(config, ppo, start, models.tokenizer, run.folder)
     registry.tell_inputs(console.print, rewards)
-    rewards.check_columns(data.column_names(rows))
+    rewards.check_columns(columns)
     evaluator = evaluation.make_evaluator(config, ppo.model, models.tokenizer, parallel, rewards)
     config.loop.check_evaluated(evaluator.metric_names)
     data.tell_left_out(console.print, config.data, evaluator.left_out)
@@ -159,7 +172,7 @@ def _aim(run: run_folder.Run) -> None:
     def build(config: TrainConfig, devices: list[Any]) -> Plan:
         ppo = inputs.learner(config, DataParallel(config.run.parallel, devices, config.run.mesh))
         if config is inputs.config:
-            print_plan(run, ppo, start, len(inputs.prompts.rows), length)
+            print_plan(run, ppo, start, inputs.prompts.num_rows, length)
         return plan_of(ppo, start, length)
 
     show(run.console, inputs.config, build)
@@ -243,7 +256,7 @@ def _trainer_state(setup: Setup, step: int) -> TrainerState:
     return TrainerState(
         global_step=step,
         max_steps=config.num_updates,
-        epoch=episode / (len(setup.prompts.rows) * config.rl.group_size),
+        epoch=setup.prompts.epoch(step),
         episode=episode,
         total_episodes=config.num_updates * config.batch_size,
     )
@@ -328,7 +341,7 @@ def train(config: TrainConfig) -> Path:
         return run.folder
     setup, start = set_up(run)
     evaluated = setup.evaluator.rows_and_length
-    print_plan(run, setup.ppo, start, len(setup.prompts.rows), setup.prompts.prompt_length, evaluated)
+    print_plan(run, setup.ppo, start, setup.prompts.num_rows, setup.prompts.prompt_length, evaluated)
     if config.run.dry_run:
         return run.folder
     with (
@@ -350,7 +363,7 @@ def train(config: TrainConfig) -> Path:
 
 def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: Params | None) -> None:
     """Evaluate, train, evaluate, export; what `eval.json` and the checkpoints have already is not done again."""
-    config, evals = setup.config, run.evals
+    config, evals, streamed = setup.config, run.evals, _streamed(setup)
     evals["headline_split"] = config.data.headline(config.headline_split)
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)
@@ -360,6 +373,8 @@ def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: 
         write_tokenizer(run.folder, setup.tokenizer)
     run.console.stage(config.rl.algorithm.upper())
     state, meta = _run_updates(run, setup, state, reference)
+    if streamed is not None:
+        run.console.print(streamed.describe())
     evals["after"] = _evaluate(run, setup, "after", state)
     run.trackers.log(config.num_updates, evaluation.eval_metrics(evals["after"]))
     run.console.stage("Saving")
@@ -371,6 +386,11 @@ def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: 
     samples = run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE) if processes.is_first() else {}
     printing.print_outcome(run.console, evals, samples, config.rl.algorithm.upper())
     run.console.result(f"policy in {run.folder / 'policy'}, curves in {run.folder / 'curves.png'}")
+
+
+def _streamed(setup: Setup) -> data.StepRows | None:
+    """Return the rows that are read as the run goes on, if they are."""
+    return setup.prompts.step_rows if isinstance(setup.prompts, data.StreamedPrompts) else None
 
 
 def _run_updates(
@@ -395,6 +415,7 @@ def _run_updates(
         old_metric_names=config.old_metric_names,
         show=printing.show_samples,
         change=setup.ppo.with_changed_settings,
+        rows=_streamed(setup),
     )
     loop = TrainingLoop(run, config.loop, updates, state)
     del state

@@ -11,8 +11,12 @@ from jaxppo.config.checks import JsonMapping, require, require_mapping, require_
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
 
-DEFAULT_FILTER_LENGTH = 512
-"""Tokens of a prompt beyond which filter_overlong_prompts leaves rows out, where max_prompt_length does not say."""
+DEFAULT_PROMPT_LENGTH = 512
+"""Most tokens of a prompt where max_prompt_length does not say, and the longest prompt is not to decide: with
+filter_overlong_prompts, and in `train` with streaming, which does not know it."""
+
+SHUFFLE_BUFFER_SIZE = 10000
+"""Rows that are shuffled among each other, unless a setting says otherwise."""
 
 STREAM = "stream:"
 """What the name of an endless data set starts with."""
@@ -78,7 +82,7 @@ class DataConfig:
     """Leave out rows of such data with a shorter prompt."""
     max_prompt_length: int | None = None
     """Rows whose prompt has more tokens are an error, not a silent cut; or see filter_overlong_prompts. Default: as the
-    data have them, up to the positions of the model; 512 with filter_overlong_prompts."""
+    data have them, up to the positions of the model; 512 with filter_overlong_prompts, and in train with streaming."""
     filter_overlong_prompts: bool = False
     """Leave out rows whose prompt has more than max_prompt_length tokens, and say how many they are."""
     use_chat_template: bool | None = None
@@ -135,7 +139,7 @@ class DataConfig:
     def longest_prompt(self) -> int | None:
         """Most tokens of a prompt; None: what the model has positions for."""
         if self.max_prompt_length is None and self.filter_overlong_prompts:
-            return DEFAULT_FILTER_LENGTH
+            return DEFAULT_PROMPT_LENGTH
         return self.max_prompt_length
 
     @property
@@ -197,6 +201,34 @@ class CurriculumConfig:
                 value, expected = getattr(self, spec.name), f"{spec.default} with curriculum none"
                 fits = value == spec.default or not spec.name.startswith("curriculum_")
                 require(fits, spec.name, expected, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingConfig:
+    """Rows of train_split that are read while a run goes on."""
+
+    streaming: bool = False
+    """Read the rows of train_split as they are needed, not all of them before the first step, for data larger than
+    memory: a file of a folder, or whatever the `datasets` library streams. total_episodes says how long the run is."""
+    shuffle_buffer_size: int = SHUFFLE_BUFFER_SIZE
+    """With streaming: how many rows are held and shuffled at a time; 1 leaves them in their order."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "shuffle_buffer_size")
+        if not self.streaming:
+            expected = f"{SHUFFLE_BUFFER_SIZE} without streaming"
+            default = self.shuffle_buffer_size == SHUFFLE_BUFFER_SIZE
+            require(default, "shuffle_buffer_size", expected, self.shuffle_buffer_size)
+
+    def check(self, data: DataConfig) -> None:
+        """Raise a `ConfigError` where the data cannot be streamed, or a setting needs all rows."""
+        if not self.streaming:
+            return
+        drawn = data.dataset == "blocksworld" or data.stream_domains is not None
+        require(not drawn, "streaming", f"False with dataset {data.dataset}, whose rows are drawn", True)
+        require(data.n_shots == 0, "n_shots", "0 with streaming, as examples come from all rows", data.n_shots)
+        cut = data.input_max_text_length
+        require(cut is None, "input_max_text_length", "None with streaming, as lengths are drawn for all rows", cut)
 
 
 def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:

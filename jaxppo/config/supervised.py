@@ -12,7 +12,7 @@ from jaxppo.config.checks import (
     require_mapping,
     require_positive,
 )
-from jaxppo.config.data import TOKENIZER_ARGUMENTS, DataConfig
+from jaxppo.config.data import TOKENIZER_ARGUMENTS, DataConfig, StreamingConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
@@ -27,6 +27,7 @@ class SFTConfig:
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=200))
     data: DataConfig = field(default_factory=DataConfig)
+    stream: StreamingConfig = field(default_factory=StreamingConfig)
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=50)
     )
@@ -122,6 +123,12 @@ class SFTConfig:
             require_positive(self, "max_length")
             expected = "None with augment or an endless stream, whose rows are not known before"
             require(not made, "max_length", expected, self.max_length)
+        self.stream.check(self.data)
+        if self.stream.streaming:
+            require(not self.augmented, "augment", "none with streaming, as names come from all rows", self.augment)
+            fresh = self.model_path is None and self.tokenizer_path is None
+            expected = "a folder or hub id with streaming and a fresh model, as words come from all rows"
+            require(not fresh, "tokenizer_path", expected, self.tokenizer_path)
         if self.assistant_only_loss:
             use, shots = self.data.use_chat_template, self.data.n_shots
             require(use is not False, "use_chat_template", "a chat template with assistant_only_loss", use)

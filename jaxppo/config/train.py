@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxppo.config.checks import require, require_divisible, require_positive
-from jaxppo.config.data import CurriculumConfig, DataConfig
+from jaxppo.config.data import CurriculumConfig, DataConfig, StreamingConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
@@ -26,6 +26,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
+    stream: StreamingConfig = field(default_factory=StreamingConfig)
     drawing: CurriculumConfig = field(default_factory=CurriculumConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rl: RLConfig = field(default_factory=RLConfig)
@@ -89,6 +90,21 @@ class TrainConfig:
         require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
         self.data.headline(self.headline_split)
         self._check_combinations()
+        self._check_streaming()
+
+    def _check_streaming(self) -> None:
+        """Refuse what needs all rows before the first update."""
+        self.stream.check(self.data)
+        if not self.stream.streaming:
+            return
+        episodes = self.total_episodes
+        require(episodes is not None, "total_episodes", "a number with streaming, which has no length", episodes)
+        drawing, dynamic = self.drawing, self.rl.dynamic_sampling
+        expected = "none with streaming, as rows are drawn from all of them"
+        require(drawing.curriculum == "none", "curriculum", expected, drawing.curriculum)
+        prefixes = drawing.reference_prefixes
+        require(prefixes == 0, "reference_prefixes", "0 with streaming", prefixes)
+        require(not dynamic, "dynamic_sampling", "False with streaming, whose rows come one after the other", dynamic)
 
     def _check_combinations(self) -> None:
         rl = self.rl

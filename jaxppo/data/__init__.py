@@ -25,6 +25,13 @@ from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
 from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, make_splits, read_rows
 from jaxppo.data.stop_strings import has_stop_string, stop_table
 from jaxppo.data.stream import stream_of
+from jaxppo.data.streaming import (
+    StepRows,
+    StreamedPrompts,
+    open_stream,
+    select_prompts,
+    select_supervised,
+)
 from jaxppo.data.tokens import (
     EncodedRow,
     RowLimit,
@@ -54,6 +61,8 @@ __all__ = [
     "Row",
     "RowLimit",
     "Shuffled",
+    "StepRows",
+    "StreamedPrompts",
     "SuccessCurriculum",
     "SupervisedData",
     "Turn",
@@ -75,6 +84,7 @@ __all__ = [
     "make_chat_template",
     "make_curriculum",
     "make_splits",
+    "open_stream",
     "pad_left",
     "padded_size",
     "preferences",
@@ -82,6 +92,8 @@ __all__ = [
     "renamed_in_every_epoch",
     "right_padded",
     "row_order",
+    "select_prompts",
+    "select_supervised",
     "start_ids",
     "stop_table",
     "stream_of",

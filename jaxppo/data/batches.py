@@ -128,17 +128,26 @@ class PromptData:
         self._pad_id, self._columns = tokenizer.pad_token_id, column_names(self.rows)
         lengths = [len(ids) for ids in self._encoded]
         self.longest, self.length_gaps = max(lengths), length_gaps(lengths)
-        self.prompt_length = bucket(self.longest)
+        self.prompt_length, self.num_rows = bucket(self.longest), len(self.rows)
 
     def batch(self, step: int, drawn: Curriculum | None = None) -> Batch:
         """Return the batch of update `step` (0-based): the next rows in order, or those that a curriculum has drawn."""
         in_order = row_order(len(self.rows), self.seed, step * self.batch_size, self.batch_size)
         order = in_order if drawn is None else drawn.rows
         rows, encoded = [self.rows[i] for i in order], [self._encoded[i] for i in order]
-        prompts = pad_left(encoded, self.prompt_length, self._pad_id)
-        return Batch(
-            prompts, [row["prompt"] for row in rows], columns_of(rows, self._columns) | {"prompt_ids": encoded}
-        )
+        return prompt_batch(rows, encoded, self._columns, self.prompt_length, self._pad_id)
+
+    def epoch(self, step: int) -> float:
+        """Return how many passes over the rows are done before a step."""
+        return step * self.batch_size / len(self.rows)
+
+
+def prompt_batch(
+    rows: Sequence[Row], encoded: Sequence[list[int]], columns: Sequence[str], length: int, pad_id: int
+) -> Batch:
+    """Put prompts together, left-padded to a length, with the named columns of their rows."""
+    prompts = pad_left(encoded, length, pad_id)
+    return Batch(prompts, [row["prompt"] for row in rows], columns_of(rows, columns) | {"prompt_ids": list(encoded)})
 
 
 class SupervisedData:

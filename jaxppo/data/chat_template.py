@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -23,6 +24,8 @@ _PROMPT, _COMPLETION = "prompt", "completion"
 _LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
 """What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one."""
 _THINKING_LEAD = re.compile(r"<think>\s*(?:</think>\s*)?$")
+_FIRST_CHECKED, _CHECKED_EVERY = 20, 50
+"""Of the rows with the same sequence of roles, those whose prompts are rendered by themselves, too."""
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 _DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")
 _OPENED_THINKING = re.compile(r"<think>\s*$")
@@ -107,6 +110,45 @@ class ChatTemplate(NamedTuple):
             )
         answer = whole[len(start) : len(whole) - len(self.tail)]
         return RowTexts(start, answer + self.before_end + self.end_text)
+
+    def texts_of_rows(self, rows: Sequence[Row]) -> list[RowTexts]:
+        """Return the `row_texts` of every row, of most of them from one rendering instead of two.
+
+        Where a chat ends with what this template writes before a completion, the completion and what it writes behind
+        it, the prompt is the text up to there. Of each sequence of roles the first rows and some of the others are
+        rendered both ways; all rows are, if these differ.
+
+        Raises:
+            DataError, ConfigError: as for `row_texts`.
+        """
+        texts: list[RowTexts] = []
+        counts: Counter[tuple[str, ...]] = Counter()
+        for row in rows:
+            found = self._texts_of_whole(row) if self.templated and self.opening.strip() else None
+            if found is None:
+                texts.append(self.row_texts(row))
+                continue
+            roles = tuple(turn["role"] for turn in turns_of(row))
+            counts[roles] += 1
+            if counts[roles] <= _FIRST_CHECKED or counts[roles] % _CHECKED_EVERY == 0:
+                expected = self.row_texts(row)
+                if found != expected:
+                    return [self.row_texts(row) for row in rows]
+            texts.append(found)
+        return texts
+
+    def _texts_of_whole(self, row: Row) -> RowTexts | None:
+        """Split a chat where its completion begins, found from its end; None where that has to be looked for."""
+        if ANSWER in row or not self.has_whole_chats or self._is_templated(row):
+            return None
+        turns = self._turns(row)
+        if any("<think>" in turn.get("content", "") or turn.keys() != {"role", "content"} for turn in turns):
+            return None  # templates leave out thoughts of earlier turns
+        whole = self._render([*turns, _answer(row)], row)
+        begin = len(whole) - len(self.tail) - len(row["completion"])
+        if not whole.endswith(self.opening + row["completion"] + self.tail):
+            return None
+        return RowTexts(whole[:begin], row["completion"] + self.before_end + self.end_text)
 
     def assistant_spans(self, row: Row) -> list[tuple[int, int]]:
         """Return the characters of all turns of the assistant, with their ends, in prompt and completion of a row.

@@ -12,6 +12,7 @@ from jaxppo.config import CurriculumConfig
 from jaxppo.data.batches import PromptData
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, require_problem
+from jaxppo.data.streaming import StreamedPrompts
 from jaxppo.errors import ConfigError
 from jaxppo.planning.datasets.begun_rows import begun_rows
 from jaxppo.types import Curriculum
@@ -209,7 +210,9 @@ def with_begun_plans(rows: list[Row], config: CurriculumConfig, seed: int, templ
     return [one for row in rows for one in (row, *begun_rows(row, config.reference_prefixes, seed))]
 
 
-def make_curriculum(config: CurriculumConfig, prompts: PromptData, ahead: bool) -> SuccessCurriculum | Shuffled:
+def make_curriculum(
+    config: CurriculumConfig, prompts: PromptData | StreamedPrompts, ahead: bool
+) -> SuccessCurriculum | Shuffled:
     """Make the curriculum of a run.
 
     Args:
@@ -217,7 +220,7 @@ def make_curriculum(config: CurriculumConfig, prompts: PromptData, ahead: bool) 
         prompts: what is drawn from.
         ahead: see `SuccessCurriculum`.
     """
-    if config.curriculum == "none":
+    if config.curriculum == "none" or isinstance(prompts, StreamedPrompts):
         return Shuffled()
     return SuccessCurriculum(
         lengths=plan_lengths(prompts.rows),

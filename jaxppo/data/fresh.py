@@ -5,28 +5,24 @@ What a step learns from depends on nothing but the settings and its number, so a
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, length_gaps, longest_shapes, packed, row_order
-from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.chats import Row
 from jaxppo.data.rows import require_problem
-from jaxppo.data.tokens import EncodedRow, encode_rows
+from jaxppo.data.tokens import EncodedRow
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.renamed_rows import numbered_row, pools_of_rows, renamed_row
 from jaxppo.types import Sequences
 
 
 class FreshData:
-    """Prompts with their reference completions, packed and right-padded to the buckets of the longest of a batch.
+    """Prompts with their reference completions, packed and right-padded to the sizes of the longest of a batch.
 
     Args:
-        rows_of: from the number of a step to its rows; a pure function.
-        tokenizer: of the model.
-        max_prompt_length: longest prompt allowed; None: any.
-        template: how prompts stand in front of the model; default: as they are.
+        encoded_of: from the number of a step to its rows; always the same for a step.
+        pad_id: of the tokenizer.
         most_tokens: of a prompt and its completion; None where the model takes any number.
-        assistant_only: see `encode_rows`.
+        size_of: from the most tokens of a batch to the size of its arrays.
 
     Attributes:
         longest: tokens of the longest row of the first step; later ones may be longer.
@@ -35,17 +31,13 @@ class FreshData:
 
     def __init__(
         self,
-        rows_of: Callable[[int], Sequence[Row]],
-        tokenizer: Any,
-        max_prompt_length: int | None,
-        template: ChatTemplate | None = None,
+        encoded_of: Callable[[int], Sequence[EncodedRow]],
+        pad_id: int,
         most_tokens: int | None = None,
-        *,
-        assistant_only: bool = False,
+        size_of: Callable[[int], int] = lambda longest: bucket(longest, SEQUENCE_BUCKET),
     ):
-        self._rows_of, self._tokenizer, self._template = rows_of, tokenizer, template
-        self._max_prompt_length, self._most_tokens = max_prompt_length, most_tokens
-        self._assistant_only = assistant_only
+        self._encoded_of, self._pad_id, self._size_of = encoded_of, pad_id, size_of
+        self._most_tokens = most_tokens
         self._first = self._encoded(0)
         lengths = [row.length for row in self._first]
         self.longest, self.length_gaps = lengths[-1], length_gaps(lengths)
@@ -61,8 +53,8 @@ class FreshData:
         if self._most_tokens is not None and longest > self._most_tokens:
             expected = f"rows of at most {self._most_tokens} tokens, which the model has positions for"
             raise DataError(f"train_split: expected {expected}, got {longest} in step {step + 1}")
-        completion_length = bucket(max(len(row.completion) for row in rows), SEQUENCE_BUCKET)
-        return packed(rows, bucket(longest, SEQUENCE_BUCKET), completion_length, self._tokenizer.pad_token_id)
+        completion_length = self._size_of(max(len(row.completion) for row in rows))
+        return packed(rows, self._size_of(longest), completion_length, self._pad_id)
 
     def longest_batch(self) -> Sequences:
         """Return the shapes of the sequences of the first step."""
@@ -71,14 +63,7 @@ class FreshData:
 
     def _encoded(self, step: int) -> list[EncodedRow]:
         """Return the rows of a step, sorted by length."""
-        encoded = encode_rows(
-            self._tokenizer,
-            self._rows_of(step),
-            self._max_prompt_length,
-            self._template,
-            assistant_only=self._assistant_only,
-        )
-        return sorted(encoded, key=lambda row: row.length)
+        return sorted(self._encoded_of(step), key=lambda row: row.length)
 
 
 def renamed_in_every_epoch(

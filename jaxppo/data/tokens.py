@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxppo.config import DataConfig
 from jaxppo.data.chat_template import ChatTemplate, RowTexts
-from jaxppo.data.rows import Row
+from jaxppo.data.rows import Row, paused_collection
 from jaxppo.errors import DataError, first_line
 from jaxppo.run import activity
 
@@ -137,7 +137,20 @@ def encode_rows(
     """
     template = _plain(tokenizer) if template is None else template
     start = _start(tokenizer, template)
-    texts = [template.row_texts(row) for row in activity.counted("writing prompts and completions", rows)]
+    with paused_collection():
+        return _encoded_rows(tokenizer, rows, max_length, template, start, assistant_only)
+
+
+def _encoded_rows(
+    tokenizer: Any,
+    rows: Sequence[Row],
+    max_length: int | None,
+    template: ChatTemplate,
+    start: list[int],
+    assistant_only: bool,
+) -> list[EncodedRow]:
+    with activity.shown(f"writing {len(rows)} prompts and completions"):
+        texts = template.texts_of_rows(rows)
     if assistant_only:
         return [_closed(chat, template.end_id) for chat in _chats(tokenizer, rows, texts, template, max_length)]
     joined = _joined(tokenizer, texts)
@@ -224,6 +237,20 @@ class LimitedRows(NamedTuple):
 
 
 def within_limit(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowLimit | None) -> LimitedRows:
+    """Cut rows to a limit, or leave them out; see `limited_rows`.
+
+    Raises:
+        DataError: as for `limited_rows`, or no row is left.
+    """
+    limited = limited_rows(rows, encoded, limit)
+    if limit is not None and not limited.rows:
+        shortest = min(ids.length for ids in encoded)
+        got = f"{len(rows)} longer ones, the shortest with {shortest}"
+        raise DataError(f"max_length: expected a row with at most {limit.max_length} tokens to learn, got {got}")
+    return limited
+
+
+def limited_rows(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowLimit | None) -> LimitedRows:
     """Cut rows to a limit, or leave them out.
 
     A row that is cut keeps its beginning, as in TRL, and has no end of sequence; one of which nothing is left to be
@@ -235,7 +262,7 @@ def within_limit(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowL
         limit: most tokens; None for any number.
 
     Raises:
-        DataError: no row is left, or the first overlong one under `overlong: error`; the message names the row.
+        DataError: the first overlong row under `overlong: error`; the message names it.
     """
     if limit is None:
         return LimitedRows(list(encoded), 0, 0)
@@ -251,10 +278,6 @@ def within_limit(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowL
         shorter = _cut(ids, limit.max_length)
         if limit.overlong == "cut" and shorter.completion and (shorter.learned is None or any(shorter.learned)):
             kept.append(shorter)
-    if not kept:
-        shortest = min(ids.length for ids in encoded)
-        got = f"{len(rows)} longer ones, the shortest with {shortest}"
-        raise DataError(f"max_length: expected a row with at most {limit.max_length} tokens to learn, got {got}")
     return LimitedRows(kept, overlong, len(encoded) - len(kept))
 
 
@@ -342,8 +365,7 @@ def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, te
         return list(rows)
     most = config.longest_prompt
     assert most is not None
-    texts = _prompt_texts(template, rows)
-    lengths = [len(ids) for ids in _prompts(tokenizer, texts, rows, _start(tokenizer, template))]
+    lengths = prompt_lengths(tokenizer, rows, template)
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]
     if not kept:
         raise DataError(
@@ -351,6 +373,12 @@ def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, te
             f"longer ones, the shortest with {min(lengths)}"
         )
     return kept
+
+
+def prompt_lengths(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate) -> list[int]:
+    """Return the tokens of every row's prompt."""
+    texts = [template.prompt_text(row) for row in rows]
+    return [len(ids) for ids in _prompts(tokenizer, texts, rows, _start(tokenizer, template))]
 
 
 def tell_left_out(tell: Callable[[str], None], config: DataConfig, counts: Mapping[str, int]) -> None:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jaxppo.config import LoopConfig
 from jaxppo.config.sources import flatten
@@ -28,6 +28,18 @@ class StepOutput(NamedTuple):
     watched: Any = None  # for `Steps.watch`
 
 
+class ResumableRows(Protocol):
+    """Rows that are read as the steps come, and go on where a checkpoint says."""
+
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """Return what is kept in a checkpoint after `step` steps, as JSON."""
+        ...
+
+    def load_state_dict(self, step: int, state: dict[str, Any] | None) -> None:
+        """Go on after `step` steps; None: the checkpoint has no such state."""
+        ...
+
+
 class Steps(NamedTuple):
     """The steps of a run, and how they are shown."""
 
@@ -44,6 +56,7 @@ class Steps(NamedTuple):
     show: Callable[[ProgressView, Sequence[dict[str, Any]]], None] | None = None  # samples; None: the run has none
     # What a resumed run does with a restored state whose checkpoint had other values of these settings.
     change: Callable[[TrainState, Collection[str]], TrainState] = lambda state, names: state
+    rows: ResumableRows | None = None  # None: what a step learns from depends on nothing but its number
 
 
 class TrainingLoop:
@@ -76,6 +89,9 @@ class TrainingLoop:
         if self.start:
             processes.on_first(self._check_settings)
             state = steps.change(state, self._changed())
+            if steps.rows is not None:
+                rows = processes.on_first(lambda: self._checkpoints.read_meta(self.start).get("rows"))
+                steps.rows.load_state_dict(self.start, rows)
         run.keep_settings()
         self._state = state if state.ahead is None else state._replace(ahead=self._placed(state.ahead))
 
@@ -203,7 +219,8 @@ class TrainingLoop:
 
     def _save(self, done: int, state: TrainState) -> None:
         self._run.trackers.flush()
-        self._checkpoints.save(done, state, self._meta(self._record), self._record)
+        rows = {} if self._steps.rows is None else {"rows": self._steps.rows.state_dict(done)}
+        self._checkpoints.save(done, state, self._meta(self._record) | rows, self._record)
         self._saved = done
 
     def _meta(self, record: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 
 from jaxppo import data
 from jaxppo.config import DataConfig
-from jaxppo.data import make_chat_template
+from jaxppo.data import ChatTemplate, make_chat_template
 from jaxppo.data.tokens import encode_completions
 from jaxppo.errors import ConfigError, DataError
 from tests.data.tokenizers import TEMPLATE, chat_tokenizer, words
@@ -32,6 +32,24 @@ def test_completions_end_with_the_first_special_token_after_the_assistants_turn(
     encoded = encode_completions(tokenizer, ROWS, template)
     assert [words(tokenizer, ids) for ids in encoded] == ["unstack b a <|end|>", "<|end|>"]
     assert (template.end_id == tokenizer.eos_token_id) == (eos == "<|end|>")
+
+
+def test_texts_of_rows_are_those_of_each_row_from_about_one_rendering(monkeypatch):
+    template = make_chat_template(chat_tokenizer(), DataConfig(system_prompt="be brief"))
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "on"}]
+    rows = [{"id": i, "prompt": "on " * (i % 5), "completion": "b " * (i % 4)} for i in range(200)]
+    rows[60] |= {"messages": [turns[0], {"role": "assistant", "content": "<think>b</think> a"}, turns[2]]}
+    rows[70] |= {"completion": "", "completion_turn": {"role": "assistant", "content": "b", "tool_calls": []}}
+    rows[80] |= {"prompt": template.prompt_text(ROWS[0])}  # carries the template already
+    expected, rendered = [template.row_texts(row) for row in rows], []
+    render = ChatTemplate._render
+    monkeypatch.setattr(ChatTemplate, "_render", lambda *args: rendered.append(args) or render(*args))
+    assert template.texts_of_rows(rows) == expected and len(rendered) < 300
+    # A prompt that is written in another way where its completion follows is noticed among the first rows.
+    mark = "{{ '!' if 'unstack' in message['content'] and messages[-1].role == 'assistant' }}"
+    odd = make_chat_template(chat_tokenizer(TEMPLATE.replace(" <|end|>", mark + " <|end|>")))
+    with pytest.raises(ConfigError, match="use_chat_template"):
+        odd.texts_of_rows([*rows[:3], {"id": "odd", "prompt": "unstack", "completion": "b"}])
 
 
 def test_decode_strips_exactly_the_end_marker():

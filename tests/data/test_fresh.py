@@ -1,5 +1,7 @@
 """Rows that are made when their step comes: other names in every epoch, and streams."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -68,7 +70,8 @@ def test_renamed_rows_take_the_names_of_their_data_where_the_domain_is_not_ours(
 def test_fresh_data_packs_as_fixed_rows_do(rows, tokenizer):
     fixed = data.SupervisedData(rows, tokenizer, 4, 0, 64)
     order = [data.row_order(len(rows), 0, 4 * step, 4) for step in range(3)]
-    fresh = data.FreshData(lambda step: [rows[at] for at in order[step]], tokenizer, 64)
+    encode = partial(data.encode_rows, tokenizer)
+    fresh = data.FreshData(lambda step: encode([rows[at] for at in order[step]]), tokenizer.pad_token_id)
     for step in range(3):
         expected, got = fixed.batch(step), fresh.batch(step)
         np.testing.assert_array_equal(got.prompt_lengths, expected.prompt_lengths)
@@ -78,7 +81,7 @@ def test_fresh_data_packs_as_fixed_rows_do(rows, tokenizer):
         assert length % 32 == 0 and kept == [row[: sum(mask)].tolist() for row, mask in wanted]
         for row, other, n in zip(got.input_ids, expected.input_ids, got.prompt_lengths, strict=True):
             np.testing.assert_array_equal(row[:n], other[:n])
-    short = data.FreshData(lambda step: rows, tokenizer, 64, most_tokens=fresh.longest - 1)
+    short = data.FreshData(lambda step: encode(rows), tokenizer.pad_token_id, most_tokens=fresh.longest - 1)
     with pytest.raises(DataError, match=f"train_split.*{fresh.longest - 1}"):
         short.batch(1)
     assert fresh.longest_batch().input_ids.shape == (4, data.bucket(fresh.longest))

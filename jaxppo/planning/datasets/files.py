@@ -2,11 +2,13 @@
 
 import csv
 import io
+import itertools
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import parse_json
@@ -116,7 +118,28 @@ def read_split(
     Raises:
         DataError: none can be read, or a row does not have every one of the columns in the right type.
     """
-    folder = Path(folder)
+    path = _existing_file(Path(folder), split)
+    return [_checked(row, where, columns, convert) for row, where in _rows_of_file(path)]
+
+
+def iterate_split(folder: Path | str, split: str, first: int = 0) -> Iterator[tuple[Row, str]]:
+    """Yield the rows of a split as `read_split` reads them, each with what names it in errors, and hold one at a time.
+
+    Args:
+        folder: of the data set.
+        split: its name.
+        first: number of the row to begin with; those before it are passed over without being parsed, where that can be.
+
+    Raises:
+        DataError: as for `read_split`; or it is one JSON list, which has to be read as a whole.
+    """
+    path = _existing_file(Path(folder), split)
+    if path.suffix == ".json" and _is_list(path):
+        raise DataError(f"streaming: expected one JSON object a line, got a list of them in {path}")
+    return _rows_of_file(path, first)
+
+
+def _existing_file(folder: Path, split: str) -> Path:
     path = split_file(folder, split)
     if path is None:
         endings = ", ".join(SPLIT_ENDINGS[1:])
@@ -124,8 +147,12 @@ def read_split(
             f"{folder / f'{split}{SPLIT_ENDINGS[0]}'}: expected this file, or one that ends in {endings}, got "
             f"{_seen(folder)} in the folder; train_split, eval_splits, headline_split name them"
         )
-    readers = {".jsonl": read_jsonl, ".parquet": _read_parquet, ".json": _read_json, ".csv": _read_csv}
-    return readers[path.suffix](path, columns, convert)
+    return path
+
+
+def _rows_of_file(path: Path, first: int = 0) -> Iterator[tuple[Row, str]]:
+    readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".json": _json_rows, ".csv": _csv_rows}
+    return readers[path.suffix](path, first)
 
 
 def _seen(folder: Path) -> str:
@@ -138,35 +165,41 @@ def _seen(folder: Path) -> str:
     return (", ".join(shown[:_MOST_NAMED]) + more) if shown else "no files"
 
 
-def _read_json(path: Path, columns: Mapping[str, type], convert: Convert | None) -> list[Row]:
-    text = read_text(path)
-    if not text.lstrip().startswith("["):
-        return read_jsonl(path, columns, convert)
+def _is_list(path: Path) -> bool:
+    """Return whether a JSON file is one list, not an object a line."""
+    with _opened(path) as file:
+        return next((line.lstrip() for line in file if line.strip()), "").startswith("[")
+
+
+def _json_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
+    if not _is_list(path):
+        yield from _jsonl_rows(path, first)
+        return
     try:
-        rows = parse_json(text)
+        rows = parse_json(read_text(path))
     except DataError as error:
         raise DataError(f"{path}: expected a list of JSON objects, or one a line, got {error}") from error
-    return [_checked(row, f"{path}, row {number}", columns, convert) for number, row in enumerate(rows, 1)]
+    for number, row in enumerate(rows[first:], first + 1):
+        where = f"{path}, row {number}"
+        yield _object(row, where), where
 
 
-def _read_csv(path: Path, columns: Mapping[str, type], convert: Convert | None) -> list[Row]:
+def _csv_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
     csv.field_size_limit(_LARGEST_CELL)
-    reader = csv.DictReader(io.StringIO(read_text(path)), strict=True)
-    rows = []
-    try:
-        names = reader.fieldnames or ()
-        if len(set(names)) < len(names):
-            raise DataError(f"{path}:1: expected each column once, got {', '.join(names)}")
-        for row in reader:
-            where = f"{path}:{reader.line_num}"
-            if None in row or None in row.values():
-                expected = f"{len(names)} cells, as in the first line"
-                raise DataError(f"{where}: expected {expected}, got more or fewer")
-            cells = {name: cell or None for name, cell in row.items()}
-            rows.append(_checked(cells, where, columns, convert))
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: expected a CSV file, got: {error}") from error
-    return rows
+    with _opened(path) as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            names = reader.fieldnames or ()
+            if len(set(names)) < len(names):
+                raise DataError(f"{path}:1: expected each column once, got {', '.join(names)}")
+            for row in itertools.islice(reader, first, None):
+                where = f"{path}:{reader.line_num}"
+                if None in row or None in row.values():
+                    expected = f"{len(names)} cells, as in the first line"
+                    raise DataError(f"{where}: expected {expected}, got more or fewer")
+                yield {name: cell or None for name, cell in row.items()}, where
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.line_num}: expected a CSV file, got: {error}") from error
 
 
 _LARGEST_CELL = 2**31 - 1
@@ -179,26 +212,39 @@ def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS, convert:
     Raises:
         DataError: the file cannot be read, or a line is not such a row.
     """
-    path = Path(path)
+    return [_checked(row, where, columns, convert) for row, where in _jsonl_rows(Path(path))]
+
+
+def _jsonl_rows(path: Path, first: int = 0) -> Iterator[tuple[Row, str]]:
+    with _opened(path) as file:
+        filled = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        for number, line in itertools.islice(filled, first, None):
+            where = f"{path}:{number}"
+            try:
+                row = parse_json(line)
+            except DataError as error:
+                raise DataError(f"{where}: expected a JSON object, got {error}") from error
+            yield _object(row, where), where
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """Open a text file, in which every line ends in a newline alone; what cannot be read of it is a `DataError`."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        with path.open(encoding="utf-8-sig") as file:
+            yield file
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
-    numbered = enumerate(lines, 1)
-    return [_parsed_row(line, f"{path}:{number}", columns, convert) for number, line in numbered if line.strip()]
+        kind = "CSV" if path.suffix == ".csv" else "one JSON object a line"
+        raise DataError(f"{path}: expected a UTF-8 text file with {kind}, got: {error}") from error
 
 
-def _parsed_row(line: str, where: str, columns: Mapping[str, type], convert: Convert | None) -> Row:
-    try:
-        row = parse_json(line)
-    except DataError as error:
-        raise DataError(f"{where}: expected a JSON object, got {error}") from error
-    return _checked(row, where, columns, convert)
-
-
-def _checked(row: Any, where: str, columns: Mapping[str, type], convert: Convert | None) -> Row:
+def _object(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _checked(row: Row, where: str, columns: Mapping[str, type], convert: Convert | None) -> Row:
     return checked_row(row if convert is None else convert(row, where), where, columns)
 
 
@@ -240,21 +286,45 @@ def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] |
     write_atomically(path, buffer.getvalue())
 
 
-def _read_parquet(path: Path, columns: Mapping[str, type], convert: Convert | None) -> list[Row]:
+def _parquet_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
+    """Yield the rows of a file, group after group, or of a folder of parts, as Spark writes it."""
     import pyarrow as pa
     import pyarrow.parquet
 
     try:
-        if path.is_dir():  # of parts, as Spark writes it
-            rows = pyarrow.parquet.read_table(path, page_checksum_verification=True).to_pylist()
+        if path.is_dir():
+            import pyarrow.dataset
+
+            verified = pyarrow.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
+            kind = pyarrow.dataset.ParquetFileFormat(default_fragment_scan_options=verified)
+            parts = pyarrow.dataset.dataset(path, format=kind, partitioning="hive")
+            batches = parts.to_batches(batch_size=_ROWS_AT_ONCE, batch_readahead=1, fragment_readahead=1)
+            yield from _rows_of_batches(batches, path, 0, first)
         else:
             # read_table would import pandas
             with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-                rows = file.read().to_pylist()
+                begin = group = 0
+                while group < file.num_row_groups and begin + file.metadata.row_group(group).num_rows <= first:
+                    begin += file.metadata.row_group(group).num_rows
+                    group += 1
+                groups = list(range(group, file.num_row_groups))
+                batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=groups)
+                yield from _rows_of_batches(batches, path, begin, first)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
-    named = [(row, f"{path}:{number}") for number, row in enumerate(rows, 1)]
-    return [_checked(row, where, columns, convert) for row, where in named]
+
+
+_ROWS_AT_ONCE = 1000
+"""Rows of a Parquet file that become Python objects together."""
+
+
+def _rows_of_batches(batches: Iterable[Any], path: Path, begin: int, first: int) -> Iterator[tuple[Row, str]]:
+    """Yield the rows from `first` on of record batches that begin at row `begin`."""
+    for batch in batches:
+        skipped = min(max(first - begin, 0), batch.num_rows)
+        for number, row in enumerate(batch.slice(skipped).to_pylist(), begin + skipped + 1):
+            yield row, f"{path}:{number}"
+        begin += batch.num_rows
 
 
 def features_of(rows: Sequence[Row]) -> dict[str, Any]:
