@@ -17,8 +17,7 @@ import jax
 import numpy as np
 
 from jaxppo import data
-from jaxppo.config import TrainConfig
-from jaxppo.config.data import DEFAULT_PROMPT_LENGTH
+from jaxppo.config import DEFAULT_PROMPT_LENGTH, TrainConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.evaluate import printing

@@ -8,7 +8,7 @@ from jaxppo.config import paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
 from jaxppo.config.checks import JsonMapping, is_repo_id, require, require_repo_id
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, RepairConfig, ReportConfig, RewardServerConfig
-from jaxppo.config.data import CurriculumConfig, DataConfig, StreamingConfig, parse_sizes
+from jaxppo.config.data import DEFAULT_PROMPT_LENGTH, CurriculumConfig, DataConfig, StreamingConfig, parse_sizes
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
@@ -21,6 +21,7 @@ from jaxppo.config.train import TrainConfig
 
 __all__ = [
     "ALGORITHMS",
+    "DEFAULT_PROMPT_LENGTH",
     "Algorithm",
     "CurriculumConfig",
     "DataConfig",
