@@ -119,6 +119,7 @@ def encode_rows(
     template: ChatTemplate | None = None,
     *,
     assistant_only: bool = False,
+    may_lack_prompt: bool = False,
 ) -> list[EncodedRow]:
     """Return the token ids of every row's prompt and completion.
 
@@ -129,6 +130,7 @@ def encode_rows(
         template: chat template; default: none.
         assistant_only: all turns of the assistant are learned, not the completion alone: a row's prompt ends before
             the first of them, and `learned` tells them from what is between them.
+        may_lack_prompt: a prompt may be empty, as of preferences that are texts of their own.
 
     Raises:
         DataError: as for `encode_prompts`, and for a completion that the tokenizer cannot encode.
@@ -142,7 +144,8 @@ def encode_rows(
         return [_closed(chat, template.end_id) for chat in _chats(tokenizer, rows, texts, template, max_length)]
     joined = _joined(tokenizer, texts)
     prompts = _started(_prompts_of(tokenizer, rows, texts, joined), start)
-    _check_lengths(rows, prompts, len(start), max_length)
+    if not may_lack_prompt:
+        _check_lengths(rows, prompts, len(start), max_length)
     completions = _after(tokenizer, rows, texts, prompts, None if joined is None else _started(joined, start))
     pairs = zip(prompts, completions, strict=True)
     return [_closed(EncodedRow(prompt, completion), template.end_id) for prompt, completion in pairs]
@@ -266,7 +269,7 @@ def _cut(row: EncodedRow, max_length: int) -> EncodedRow:
 
 def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
     """Return the token ids of every row's completion as it stands after its prompt, with the token that ends it."""
-    return [row.completion for row in encode_rows(tokenizer, rows, template=template)]
+    return [row.completion for row in encode_rows(tokenizer, rows, template=template, may_lack_prompt=True)]
 
 
 def _after(
