@@ -33,7 +33,7 @@ from jaxppo.rl import ops, optimizer
 from jaxppo.rl.describe import print_memory
 from jaxppo.rl.start import adapter_of, start_adapter
 from jaxppo.rl.supervised import SFT, check_finite
-from jaxppo.run import cli
+from jaxppo.run import activity, cli
 from jaxppo.run.console import Console
 from jaxppo.run.folder import begin
 from jaxppo.run.loop import Steps, TrainingLoop
@@ -217,7 +217,8 @@ def sft(config: SFTConfig) -> Path:
     params = start.params
     if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-    state = learner.init_state(params, start.adapter_params)
+    with activity.shown("placing the model"):
+        state = parallel.put(learner.init_state(params, start.adapter_params))
     steps = Steps(
         total=config.num_updates,
         step=learner.step(supervised),
@@ -231,7 +232,7 @@ def sft(config: SFTConfig) -> Path:
     with hub.pushed(run), run.claimed(), reported(folder, console), trackers:
         if processes.is_first():
             write_tokenizer(folder, tokenizer)
-        state, last = TrainingLoop(run, loop, steps, parallel.put(state)).run()
+        state, last = TrainingLoop(run, loop, steps, state).run()
         if streamed is not None:
             console.print(streamed.describe())
         results = evaluator(learner.policy(state))

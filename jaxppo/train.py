@@ -352,9 +352,10 @@ def train(config: TrainConfig) -> Path:
         closing(setup.ahead),
         run.trackers,
     ):
-        known = setup.ppo.parallel.put(setup.curriculum.start())
-        state = setup.ppo.init_state(*start)._replace(curriculum=known)
-        reference = setup.ppo.reference(state, start.policy)
+        with activity.shown("placing the models"):
+            known = setup.ppo.parallel.put(setup.curriculum.start())
+            state = setup.ppo.init_state(*start)._replace(curriculum=known)
+            reference = setup.ppo.reference(state, start.policy)
         del start
         _carry_out(run, setup, state, reference)
     return run.folder

@@ -123,8 +123,10 @@ def _encode(tokenizer: Any, rows: Sequence[Row], is_whole: Sequence[bool], templ
     encoded: dict[int, list[int]] = {}
     for whole, layout in ((True, None), (False, template)):
         numbers = [number for number, is_so in enumerate(is_whole) if is_so == whole]
-        some = [rows[number] for number in numbers]
-        texts = encode_rows(tokenizer, some, template=layout, may_be_empty=True) if some else []
+        if not numbers:
+            continue
+        of_layout = [rows[number] for number in numbers]
+        texts = encode_rows(tokenizer, of_layout, template=layout, may_lack_prompt=True)
         encoded |= {number: text.prompt + text.completion for number, text in zip(numbers, texts, strict=True)}
     return [encoded[number] for number in range(len(rows))]
 

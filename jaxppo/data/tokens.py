@@ -119,7 +119,7 @@ def encode_rows(
     template: ChatTemplate | None = None,
     *,
     assistant_only: bool = False,
-    may_be_empty: bool = False,
+    may_lack_prompt: bool = False,
 ) -> list[EncodedRow]:
     """Return the token ids of every row's prompt and completion.
 
@@ -130,7 +130,7 @@ def encode_rows(
         template: chat template; default: none.
         assistant_only: all turns of the assistant are learned, not the completion alone: a row's prompt ends before
             the first of them, and `learned` tells them from what is between them.
-        may_be_empty: a prompt may have no tokens, as in preferences between whole texts.
+        may_lack_prompt: a prompt may be empty, as of preferences that are texts of their own.
 
     Raises:
         DataError: as for `encode_prompts`, and for a completion that the tokenizer cannot encode.
@@ -140,7 +140,7 @@ def encode_rows(
     template = _plain(tokenizer) if template is None else template
     start = _start(tokenizer, template)
     with paused_collection():
-        return _encoded_rows(tokenizer, rows, max_length, template, start, assistant_only, may_be_empty)
+        return _encoded_rows(tokenizer, rows, max_length, template, start, assistant_only, may_lack_prompt)
 
 
 def _encoded_rows(
@@ -150,7 +150,7 @@ def _encoded_rows(
     template: ChatTemplate,
     start: list[int],
     assistant_only: bool,
-    may_be_empty: bool,
+    may_lack_prompt: bool,
 ) -> list[EncodedRow]:
     with activity.shown(f"writing {len(rows)} prompts and completions"):
         texts = template.texts_of_rows(rows)
@@ -158,7 +158,7 @@ def _encoded_rows(
         return [_closed(chat, template.end_id) for chat in _chats(tokenizer, rows, texts, template, max_length)]
     joined = _joined(tokenizer, texts)
     prompts = _started(_prompts_of(tokenizer, rows, texts, joined), start)
-    if not may_be_empty:
+    if not may_lack_prompt:
         _check_lengths(rows, prompts, len(start), max_length)
     completions = _after(tokenizer, rows, texts, prompts, None if joined is None else _started(joined, start))
     pairs = zip(prompts, completions, strict=True)
@@ -293,7 +293,7 @@ def _cut(row: EncodedRow, max_length: int) -> EncodedRow:
 
 def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
     """Return the token ids of every row's completion as it stands after its prompt, with the token that ends it."""
-    return [row.completion for row in encode_rows(tokenizer, rows, template=template, may_be_empty=True)]
+    return [row.completion for row in encode_rows(tokenizer, rows, template=template, may_lack_prompt=True)]
 
 
 def _after(
