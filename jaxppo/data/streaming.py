@@ -82,7 +82,7 @@ class _Shard:
 class Parts(NamedTuple):
     """The parts of a split."""
 
-    count: int
+    num_parts: int
     open: Callable[[int, dict[str, Any]], Part]  # number of a part, and its state; {}: from its beginning
 
 
@@ -178,7 +178,7 @@ class RowStream:
     def _next_block(self) -> None:
         """Read the block behind this one, of the next epoch where this one is over."""
         begin, fits = self._begin, self._begin["fits"]
-        if self._end["part"] < self._parts.count:
+        if self._end["part"] < self._parts.num_parts:
             self._read_block({**begin, **self._end, "block": begin["block"] + 1, "size": self._buffer_size})
             if self._block:
                 return
@@ -193,7 +193,7 @@ class RowStream:
     def _read_block(self, begin: dict[str, Any]) -> None:
         """Read and shuffle the block that begins at a place; it has no rows where the epoch is over there."""
         epoch, place, state = begin["epoch"], begin["part"], begin["part_state"]
-        order = np.random.default_rng((self._seed, epoch, 0)).permutation(self._parts.count)
+        order = np.random.default_rng((self._seed, epoch, 0)).permutation(self._parts.num_parts)
         self._block = block = []
         while True:
             number = int(order[place])
@@ -202,12 +202,12 @@ class RowStream:
                 self._reading = part, iter(part)
             part, rows = self._reading
             for row, where, count in itertools.islice(rows, begin["size"] - len(block)):
-                block.append((row, where, count if self._parts.count == 1 else f"{number}-{count}"))
+                block.append((row, where, count if self._parts.num_parts == 1 else f"{number}-{count}"))
             if len(block) == begin["size"]:
                 self._end = {"part": place, "part_state": part.state_dict()}
                 break
             place, state, self._reading = place + 1, {}, None
-            if place == self._parts.count:
+            if place == self._parts.num_parts:
                 self._end = {"part": place, "part_state": {}}
                 break
         if not block and begin["block"] == 0:
