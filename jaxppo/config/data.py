@@ -211,7 +211,7 @@ class StreamingConfig:
     """Read the rows of train_split as they are needed, not all of them before the first step, for data larger than
     memory: a file of a folder, or whatever the `datasets` library streams. total_episodes says how long the run is."""
     shuffle_buffer_size: int = SHUFFLE_BUFFER_SIZE
-    """With streaming: how many rows are held and shuffled at a time; 1 leaves them in their order."""
+    """With streaming: how many rows are held and shuffled at a time; 1 leaves those of a file in their order."""
 
     def __post_init__(self) -> None:
         require_positive(self, "shuffle_buffer_size")

@@ -23,15 +23,10 @@ from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_begun_plans
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
 from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, make_splits, read_rows
+from jaxppo.data.step_rows import StepRows, StreamedPrompts, select_prompts, select_supervised
 from jaxppo.data.stop_strings import has_stop_string, stop_table
 from jaxppo.data.stream import stream_of
-from jaxppo.data.streaming import (
-    StepRows,
-    StreamedPrompts,
-    open_stream,
-    select_prompts,
-    select_supervised,
-)
+from jaxppo.data.streaming import open_stream
 from jaxppo.data.tokens import (
     EncodedRow,
     RowLimit,

@@ -12,7 +12,7 @@ from jaxppo.config import CurriculumConfig
 from jaxppo.data.batches import PromptData
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, require_problem
-from jaxppo.data.streaming import StreamedPrompts
+from jaxppo.data.step_rows import StreamedPrompts
 from jaxppo.errors import ConfigError
 from jaxppo.planning.datasets.begun_rows import begun_rows
 from jaxppo.types import Curriculum

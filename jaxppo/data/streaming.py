@@ -6,24 +6,20 @@ are drawn from, and how many of them were drawn; a resumed run reads that block 
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxppo.config import DataConfig, StreamingConfig
-from jaxppo.data.batches import Batch, bucket, length_gaps, padded_size, prompt_batch
-from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import (
     PROMPT_ONLY,
     Row,
     RowReader,
     check_same,
-    column_names,
     find_dataset,
     hugging_face_table,
 )
-from jaxppo.data.tokens import RowLimit, encode_prompts, encode_rows, limited_rows, prompt_lengths
 from jaxppo.errors import DataError, first_line
 from jaxppo.planning.datasets import files as dataset_files
 
@@ -86,7 +82,7 @@ class _Shard:
 class Parts(NamedTuple):
     """The parts of a split."""
 
-    count: int
+    num_parts: int
     open: Callable[[int, dict[str, Any]], Part]  # number of a part, and its state; {}: from its beginning
 
 
@@ -182,7 +178,7 @@ class RowStream:
     def _next_block(self) -> None:
         """Read the block behind this one, of the next epoch where this one is over."""
         begin, fits = self._begin, self._begin["fits"]
-        if self._end["part"] < self._parts.count:
+        if self._end["part"] < self._parts.num_parts:
             self._read_block({**begin, **self._end, "block": begin["block"] + 1, "size": self._buffer_size})
             if self._block:
                 return
@@ -197,7 +193,7 @@ class RowStream:
     def _read_block(self, begin: dict[str, Any]) -> None:
         """Read and shuffle the block that begins at a place; it has no rows where the epoch is over there."""
         epoch, place, state = begin["epoch"], begin["part"], begin["part_state"]
-        order = np.random.default_rng((self._seed, epoch, 0)).permutation(self._parts.count)
+        order = np.random.default_rng((self._seed, epoch, 0)).permutation(self._parts.num_parts)
         self._block = block = []
         while True:
             number = int(order[place])
@@ -206,12 +202,12 @@ class RowStream:
                 self._reading = part, iter(part)
             part, rows = self._reading
             for row, where, count in itertools.islice(rows, begin["size"] - len(block)):
-                block.append((row, where, count if self._parts.count == 1 else f"{number}-{count}"))
+                block.append((row, where, count if self._parts.num_parts == 1 else f"{number}-{count}"))
             if len(block) == begin["size"]:
                 self._end = {"part": place, "part_state": part.state_dict()}
                 break
             place, state, self._reading = place + 1, {}, None
-            if place == self._parts.count:
+            if place == self._parts.num_parts:
                 self._end = {"part": place, "part_state": {}}
                 break
         if not block and begin["block"] == 0:
@@ -259,196 +255,3 @@ def open_stream(
     stream = RowStream(f"{config.dataset}, split {split}", parts, reader, seed, streaming.shuffle_buffer_size)
     check_same(config.dataset, split, stream.block)
     return stream
-
-
-# --- the rows of each step
-
-
-class Selected(NamedTuple):
-    """What is learned from of some rows."""
-
-    rows: list[Any]
-    overlong: int  # how many were too long
-    left_out: int  # how many of these are not among the rows
-
-
-Select = Callable[[Sequence[Row]], Selected]
-
-
-def select_supervised(
-    tokenizer: Any, config: DataConfig, template: ChatTemplate, limit: RowLimit | None, *, assistant_only: bool = False
-) -> Select:
-    """Return what makes `EncodedRow`s of rows, as `SupervisedData` does.
-
-    Args:
-        tokenizer: of the model.
-        config: limits of prompts.
-        template: how prompts stand in front of the model.
-        limit: what becomes of long rows; None: they stay.
-        assistant_only: see `encode_rows`.
-    """
-    # A long prompt is part of a long row.
-    longest = config.longest_prompt if limit is None else None
-
-    def select(rows: Sequence[Row]) -> Selected:
-        fitting = _fitting(tokenizer, rows, config, template)
-        encoded = encode_rows(tokenizer, fitting, longest, template, assistant_only=assistant_only)
-        limited = limited_rows(fitting, encoded, limit)
-        overlong = len(rows) - len(fitting)
-        return Selected(limited.rows, limited.overlong + overlong, limited.left_out + overlong)
-
-    return select
-
-
-def select_prompts(tokenizer: Any, config: DataConfig, template: ChatTemplate, longest: int) -> Select:
-    """Return what makes of rows pairs of a row and the token ids of its prompt, as `PromptData` does.
-
-    Args:
-        tokenizer: of the model.
-        config: whether long prompts are left out.
-        template: how prompts stand in front of the model.
-        longest: most tokens of a prompt.
-    """
-
-    def select(rows: Sequence[Row]) -> Selected:
-        fitting = _fitting(tokenizer, rows, config, template)
-        encoded = encode_prompts(tokenizer, fitting, longest, template=template)
-        overlong = len(rows) - len(fitting)
-        return Selected(list(zip(fitting, encoded, strict=True)), overlong, overlong)
-
-    return select
-
-
-def _fitting(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> Sequence[Row]:
-    """Return the rows whose prompts are no longer than `filter_overlong_prompts` lets them be."""
-    if not config.filter_overlong_prompts:
-        return rows
-    most = config.longest_prompt
-    assert most is not None
-    lengths = prompt_lengths(tokenizer, rows, template)
-    return [row for row, length in zip(rows, lengths, strict=True) if length <= most]
-
-
-class StepRows:
-    """The rows that the steps of a run learn from; steps come in order, and the last two can be asked for again.
-
-    Args:
-        stream: of rows.
-        batch_size: rows of a step.
-        select: what is learned from of the rows that are drawn; others take the place of those left out.
-        warn: told once that there are rows that are too long.
-
-    Attributes:
-        stream: of rows.
-    """
-
-    def __init__(self, stream: RowStream, batch_size: int, select: Select, warn: Callable[[str], None]):
-        self.stream, self._batch_size, self._select, self._warn = stream, batch_size, select, warn
-        self._rows: dict[int, list[Any]] = {}
-        self._counts = {"read": 0, "overlong": 0, "left_out": 0}
-        self._first_state = self._state()
-        self._states = {0: self._first_state}
-
-    def __call__(self, step: int) -> list[Any]:
-        """Return the rows of step `step` (0-based).
-
-        Raises:
-            DataError: a row is malformed or too long, or cannot be read; or there is none that is not left out.
-        """
-        if step not in self._rows:
-            if step != max(self._states):
-                raise ValueError(f"step: expected {max(self._states)}, the next one, got {step}")
-            self._rows[step] = self._draw()
-            self._states[step + 1] = self._state()
-            # A checkpoint is of the step before at the earliest, also where the next batch is sampled ahead.
-            self._rows = {number: rows for number, rows in self._rows.items() if number >= step - 1}
-            self._states = {number: state for number, state in self._states.items() if number >= step - 1}
-        return self._rows[step]
-
-    def epoch(self, step: int) -> float:
-        """Return how many passes over all rows are done before a step: a whole number."""
-        return float(self._states[step]["stream"]["begin"]["epoch"])
-
-    def state_dict(self, step: int) -> dict[str, Any]:
-        """Return what a run goes on from before a step, as JSON keeps it."""
-        return self._states[step]
-
-    def load_state_dict(self, step: int, state: dict[str, Any] | None) -> None:
-        """Go on before a step.
-
-        Args:
-            step: its number, from 0.
-            state: of a checkpoint; where it has none, or that of other data, the first rows come next.
-        """
-        if state is None or state["name"] != self.stream.name:
-            self._warn(f"{self.stream.name}: the checkpoint was not made with these rows: the first of them come next")
-            state = self._first_state
-        self.stream.load_state_dict(state["stream"])
-        self._counts = dict(state["counts"])
-        self._rows, self._states = {}, {step: state}
-
-    def describe(self) -> str:
-        """Say how many rows were read so far, and what became of those that are too long."""
-        read, overlong, left_out = self._counts.values()
-        text = f"{read} rows of {self.stream.name} read, over {self.stream.epoch} whole passes"
-        return f"{text}; {overlong} too long: {overlong - left_out} cut, {left_out} left out" if overlong else text
-
-    def _state(self) -> dict[str, Any]:
-        return {"name": self.stream.name, "stream": self.stream.state_dict(), "counts": dict(self._counts)}
-
-    def _draw(self) -> list[Any]:
-        rows: list[Any] = []
-        epoch = self.stream.epoch
-        while len(rows) < self._batch_size:
-            wanted = self._batch_size - len(rows)
-            drawn = self.stream.draw(wanted)
-            selected = self._select(drawn)
-            if selected.overlong and not self._counts["overlong"]:
-                self._warn(f"{self.stream.name}: there are rows that are too long; they are counted")
-            self._counts["read"] += wanted
-            self._counts["overlong"] += selected.overlong
-            self._counts["left_out"] += selected.left_out
-            rows += selected.rows
-            if not rows and self.stream.epoch > epoch + 1:
-                got = f"none in a whole pass, {self._counts['left_out']} of them too long"
-                raise DataError(f"{self.stream.name}: expected a row that is not left out, got {got}")
-        return rows
-
-
-class StreamedPrompts:
-    """Training prompts that are read as they are needed; see `PromptData`.
-
-    Args:
-        step_rows: pairs of a row and the token ids of its prompt.
-        batch_size: G, prompts per batch.
-        seed: of the order.
-        max_prompt_length: longest prompt allowed.
-        pad_id: of the tokenizer.
-
-    Attributes:
-        longest: `max_prompt_length`, as the longest prompt is not known before.
-        prompt_length: what a batch is padded to at most.
-        length_gaps: `length_gaps` of the first batch.
-        columns: names of the columns that reward functions get.
-    """
-
-    num_rows = None
-
-    def __init__(self, step_rows: StepRows, batch_size: int, seed: int, max_prompt_length: int, pad_id: int):
-        self.step_rows, self.batch_size, self.seed, self._pad_id = step_rows, batch_size, seed, pad_id
-        self.longest, self.prompt_length = max_prompt_length, bucket(max_prompt_length)
-        pairs = step_rows(0)
-        self.length_gaps = length_gaps([len(ids) for _, ids in pairs])
-        self.columns = column_names([*(row for row, _ in pairs), *step_rows.stream.block])
-
-    def batch(self, step: int, drawn: None = None) -> Batch:
-        """Return the batch of update `step` (0-based), padded to one of few sizes."""
-        pairs = self.step_rows(step)
-        rows, encoded = [row for row, _ in pairs], [ids for _, ids in pairs]
-        length = padded_size(max(map(len, encoded)), self.prompt_length)
-        columns = dict.fromkeys([*self.columns, *column_names(rows)])
-        return prompt_batch(rows, encoded, list(columns), length, self._pad_id)
-
-    def epoch(self, step: int) -> float:
-        """Return how many whole passes over the rows are done before a step."""
-        return self.step_rows.epoch(step)
