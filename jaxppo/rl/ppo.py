@@ -122,8 +122,11 @@ class PPO:
 
         def scoring(program: Any) -> Any:
             def in_parts(params: Params, sequences: Sequences) -> Any:
-                most = self.scored_rows(sequences.input_ids.shape[1])
-                return by_rows(lambda part: program(params, part), sequences, most)
+                length = sequences.input_ids.shape[1]
+                score, most = partial(program, params), self.scored_rows(length)
+                if self._has_one_length(length):
+                    return padding.in_cut_parts(score, sequences, most, self._length_gaps, self.parallel.axes)
+                return by_rows(score, sequences, most)
 
             return self.parallel.map(in_parts, row_axes=(None, 0), out_axes=0)
 
@@ -188,6 +191,14 @@ class PPO:
         """Return into how many micro-batches each mini-batch is cut, for rows of `length` tokens."""
         shards, tensor = self.parallel.row_shards, self.parallel.sizes[TENSOR]
         return memory.micro_batches(self.config, self.learned, length, shards, self.room, tensor)
+
+    def _has_one_length(self, longest: int) -> bool:
+        """Return whether all batches have the length of the longest sequence there can be, and are cut in parts.
+
+        So that no batch brings a length of its own: a CPU compiles the layers of wide models one by one.
+        """
+        is_unrolled = any(model.wide and not model.loops for model in self.learned)
+        return is_unrolled and bool(self._length_gaps) and self.micro_batches(longest) > 1
 
     def scored_rows(self, length: int) -> int | None:
         """Return how many rows of `length` tokens a device scores at once; None: all."""
@@ -346,6 +357,8 @@ class PPO:
         lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), len(completions) // len(prompts.prompt_ids))
         longest = prompts.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
         length = min(data.bucket(int((lengths + completions).max()), data.SEQUENCE_BUCKET), longest)
+        if self._has_one_length(longest):
+            length = longest
         return self._pack(self.parallel.put(prompts, 0), rollout, length=length)
 
     def _check_rows(self, name: str, rows: int) -> None:

@@ -223,12 +223,16 @@ def test_scoring_and_learning_in_parts_changes_nothing(recorded, monkeypatch):
 
 
 @pytest.mark.full
-def test_micro_batches_cut_to_their_lengths_change_nothing(recorded, monkeypatch):
+@pytest.mark.parametrize("wide", [False, True])
+def test_micro_batches_cut_to_their_lengths_change_nothing(recorded, wide, monkeypatch):
+    """A wide model has one length, that of the longest sequence there can be, and is scored in parts that are cut."""
+    if wide:
+        monkeypatch.setattr("jaxppo.nn.config.WIDE_FROM", MODEL.hidden_size)
     monkeypatch.setattr(padding, "SEQUENCE_BUCKET", 1)
     monkeypatch.setattr(padding, "WORTH_CUTTING", 0.99)
     prompts, columns = make_prompts(), set()
     lengths = np.sort(prompts.prompt_mask.sum(1) + recorded.completion_mask.sum(1))
-    full = lengths[-1]
+    full = prompts.prompt_ids.shape[1] + LENGTH if wide else lengths[-1]
     length_gaps = (full - lengths[ROWS // 2 - 1], 0, 0)
     assert len(padding.cut_lengths(full, length_gaps)) > 1  # the shorter half of the rows may be cut
     apply = models.apply
