@@ -197,8 +197,10 @@ class PPO:
 
         So that no batch brings a length of its own: a CPU compiles the layers of wide models one by one.
         """
-        is_unrolled = any(model.wide and not model.loops for model in self.learned)
-        return is_unrolled and bool(self._length_gaps) and self.micro_batches(longest) > 1
+        if not any(model.wide and not model.loops for model in self.learned) or not self._length_gaps:
+            return False
+        # The longest quarter of the rows is hardly cut, so that its rows must be about as long as the longest.
+        return min(self._length_gaps) <= longest // 4 and self.micro_batches(longest) > 1
 
     def scored_rows(self, length: int) -> int | None:
         """Return how many rows of `length` tokens a device scores at once; None: all."""
