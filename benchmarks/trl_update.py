@@ -1,6 +1,6 @@
 """PPO updates of TRL 1.12, one per line on standard input; `ppo_update.py` starts it and gives it the sizes.
 
-The same work as the other contestants: random GPT-NeoX models for policy, reference, value and reward, one mini-batch,
+The same work as the other contestants: random models for policy, reference, value and reward, one mini-batch,
 nothing written to disk, on the CPU unless torch finds a GPU.
 """
 
@@ -14,11 +14,13 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 import numpy as np
 import torch
 from datasets import Dataset
+from peft import LoraConfig, inject_adapter_in_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     GPTNeoXConfig,
+    LlamaConfig,
     PreTrainedTokenizerFast,
     TrainerCallback,
 )
@@ -42,19 +44,23 @@ class Turns(TrainerCallback):
 def main() -> None:
     work = json.loads(sys.argv[1])
     vocab, batch, prompt = work["vocab"], work["batch"], work["prompt"]
-    config = GPTNeoXConfig(
-        vocab_size=vocab,
-        hidden_size=work["hidden"],
-        num_hidden_layers=work["layers"],
-        num_attention_heads=work["heads"],
-        intermediate_size=4 * work["hidden"],
-        max_position_embeddings=1024,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=1,
-        num_labels=1,
-        attn_implementation="sdpa",
-    )
+    sizes = {
+        "vocab_size": vocab,
+        "hidden_size": work["hidden"],
+        "num_hidden_layers": work["layers"],
+        "num_attention_heads": work["heads"],
+        "intermediate_size": work["inner"] or 4 * work["hidden"],
+        "max_position_embeddings": 1024,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+        "num_labels": 1,
+        "attn_implementation": "sdpa",
+    }
+    if work["kv_heads"] is None:
+        config = GPTNeoXConfig(**sizes)
+    else:
+        config = LlamaConfig(**sizes, num_key_value_heads=work["kv_heads"], tie_word_embeddings=True)
     words = {"<eos>": 0, "<pad>": 1} | {f"w{i}": i for i in range(2, min(500, vocab))}
     core = Tokenizer(models.WordLevel(words, unk_token="w2"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -65,6 +71,14 @@ def main() -> None:
     policy, reference = (AutoModelForCausalLM.from_config(config) for _ in range(2))
     reference.load_state_dict(policy.state_dict())
     reward, value = (AutoModelForSequenceClassification.from_config(config) for _ in range(2))
+    adapters = None
+    if work["rank"] is not None:
+        adapters = LoraConfig(r=work["rank"], target_modules="all-linear")
+        inject_adapter_in_model(
+            LoraConfig(r=work["rank"], target_modules="all-linear", exclude_modules=["score"]), value
+        )
+        value.score.requires_grad_(True)
+        reference = None  # the policy without its adapter
     rng = np.random.default_rng(0)
     lengths = rng.integers(prompt // 2, prompt + 1, 512)
     prompts = Dataset.from_list([{"input_ids": rng.integers(2, len(words), n).tolist()} for n in lengths])
@@ -95,6 +109,7 @@ def main() -> None:
         processing_class=tokenizer,
         model=policy,
         ref_model=reference,
+        peft_config=adapters,
         reward_model=reward,
         value_model=value,
         train_dataset=prompts,

@@ -9,12 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Random GPT-NeoX models of one size for policy, reference, value and reward; one mini-batch per epoch."""
+    """Random models of one size for policy, reference, value and reward; one mini-batch per epoch.
+
+    They are GPT-NeoX, or Llama with tied embeddings where heads share keys and values.
+    """
 
     layers: int
     hidden: int
     heads: int
     vocab: int
+    kv_heads: int | None = None  # heads of keys and values of a Llama; None: GPT-NeoX
+    inner: int | None = None  # hidden size of the MLP; None: four times that of the model
+    rank: int | None = None  # of adapters on all linear layers of policy and value model; None: all weights learn
     batch: int
     prompt: int  # prompts have half of it to all of it, in tokens
     response: int  # every completion has that many tokens: a random model hardly ever ends one
@@ -30,6 +36,12 @@ class Workload:
 WORKLOADS = {
     "W1": Workload(layers=6, hidden=128, heads=4, vocab=50304, batch=32, prompt=64, response=53),
     "W2": Workload(layers=4, hidden=256, heads=4, vocab=512, batch=64, prompt=128, response=96),
+    "W3": Workload(
+        layers=30, hidden=576, heads=9, kv_heads=3, inner=1536, vocab=49152, batch=8, prompt=200, response=60
+    ),  # SmolLM2-135M
+    "W4": Workload(
+        layers=30, hidden=576, heads=9, kv_heads=3, inner=1536, vocab=49152, batch=8, prompt=800, response=60
+    ),
     "gpu-160m": Workload(
         layers=12, hidden=768, heads=12, vocab=50304, batch=256, prompt=512, response=128, dtype="bfloat16"
     ),
@@ -49,18 +61,22 @@ WORKLOADS = {
 def model_config(work: Workload) -> Any:
     """The architecture that all four models share."""
     from jaxppo.nn.gpt_neox import GPTNeoXConfig
+    from jaxppo.nn.llama_kinds import LlamaConfig
 
-    return GPTNeoXConfig(
-        vocab_size=work.vocab,
-        hidden_size=work.hidden,
-        num_hidden_layers=work.layers,
-        num_attention_heads=work.heads,
-        intermediate_size=4 * work.hidden,
-        max_position_embeddings=1024,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=1,
-    )
+    sizes = {
+        "vocab_size": work.vocab,
+        "hidden_size": work.hidden,
+        "num_hidden_layers": work.layers,
+        "num_attention_heads": work.heads,
+        "intermediate_size": work.inner or 4 * work.hidden,
+        "max_position_embeddings": 1024,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+    }
+    if work.kv_heads is None:
+        return GPTNeoXConfig(**sizes)
+    return LlamaConfig(**sizes, num_key_value_heads=work.kv_heads, tie_word_embeddings=True)
 
 
 def write_inputs(work: Workload, folder: Path) -> None:
@@ -94,8 +110,10 @@ def train_config(work: Workload, folder: Path) -> Any:
     from jaxppo.config import TrainConfig
     from jaxppo.config.sources import replace
 
+    adapters = {} if work.rank is None else {"use_peft": True, "lora_r": work.rank}
     return replace(
         TrainConfig(),
+        **adapters,
         dataset=str(folder),
         train_split="train",
         eval_splits=("test",),
@@ -121,32 +139,46 @@ def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
 
     Sampling: a pass over the prompts, then one token per row and step. Scoring: a pass of the reference, the value and
     the reward model each (the sampler's log-probabilities are kept). Learning: forward and backward of policy and value
-    model in every epoch; a backward pass has two products for each of the forward pass.
+    model in every epoch; a backward pass has two products for each of the forward pass, and one where weights are
+    frozen under an adapter, which has products of its own.
     """
     d, heads, rows = work.hidden, work.heads, work.batch
+    inner, kv_heads, head = work.inner or 4 * d, work.kv_heads or heads, d // heads
+    widening = [(d, inner)] if work.kv_heads is None else [(d, inner), (d, inner)]  # the second is the gate
     length = work.prompt + work.response
     found: dict[tuple[int, int, int, int], int] = {}
 
     def add(shape: tuple[int, int, int, int], times: int) -> None:
-        found[shape] = found.get(shape, 0) + times
+        if times:
+            found[shape] = found.get(shape, 0) + times
 
-    def linear(m: int, k: int, n: int, forward: int, backward: int) -> None:
+    def matrix(m: int, k: int, n: int, forward: int, backward: int, frozen: bool = False) -> None:
         add((1, m, k, n), forward)
         add((1, m, n, k), backward)
-        add((1, k, m, n), backward)
+        add((1, k, m, n), 0 if frozen else backward)
+
+    def linear(m: int, k: int, n: int, forward: int, backward: int) -> None:
+        matrix(m, k, n, forward, backward, frozen=work.rank is not None)
+        if work.rank is not None and backward:  # elsewhere adapters can be merged, or are not there
+            matrix(m, k, work.rank, forward, backward)
+            matrix(m, work.rank, n, forward, backward)
 
     def layers(count: int, tokens: int, seen: int, read: int, forward: int, backward: int) -> None:
         passes = (count * forward, count * backward)
-        if read == tokens:
+        if work.kv_heads is not None:
+            linear(rows * read, d, d, *passes)
+            for _ in range(2):
+                linear(rows * tokens, d, kv_heads * head, *passes)
+        elif read == tokens:
             linear(rows * tokens, d, 3 * d, *passes)
         else:
             linear(rows * tokens, d, 2 * d, *passes)
             linear(rows * read, d, d, *passes)
-        for k, n in ((d, d), (d, 4 * d), (4 * d, d)):
+        for k, n in ((d, d), *widening, (inner, d)):
             linear(rows * read, k, n, *passes)
-        head = d // heads
-        add((rows * heads, read, head, seen), count * (forward + 2 * backward))
-        add((rows * heads, read, seen, head), count * (forward + 2 * backward))
+        queries = heads // kv_heads * read  # that share keys and values
+        add((rows * kv_heads, queries, head, seen), count * (forward + 2 * backward))
+        add((rows * kv_heads, queries, seen, head), count * (forward + 2 * backward))
 
     def trunk(tokens: int, seen: int, read: int, forward: int, backward: int) -> None:
         layers(work.layers - 1, tokens, seen, tokens, forward, backward)
@@ -154,12 +186,12 @@ def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
 
     trunk(work.prompt, work.prompt, 1, 1, 0)
     trunk(1, length, 1, work.response - 1, 0)
-    linear(rows, d, work.vocab, work.response, 0)
+    matrix(rows, d, work.vocab, work.response, 0)
     trunk(length, length, work.response, 2, 0)
     trunk(length, length, 1, 1, 0)
-    linear(rows * work.response, d, work.vocab, 1, 0)
+    matrix(rows * work.response, d, work.vocab, 1, 0)
     trunk(length, length, work.response, 2 * work.epochs, 2 * work.epochs)
-    linear(rows * work.response, d, work.vocab, work.epochs, work.epochs)
+    matrix(rows * work.response, d, work.vocab, work.epochs, work.epochs, frozen=work.rank is not None)
     return list(found.items())
 
 

@@ -245,9 +245,19 @@ def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:
     Raises:
         ModelError: the parameters have no language model head.
     """
+    kernel = stored_lm_head(config, params)
+    return kernel.T if config.tie_word_embeddings else kernel
+
+
+def stored_lm_head(config: ModelConfig, params: Params) -> jax.Array:
+    """Return the language model head as it is stored: a [D, V] matrix; with tied embeddings the embedding, [V, D].
+
+    Raises:
+        ModelError: the parameters have no language model head.
+    """
     if config.tie_word_embeddings:
         embedding = {"embed_in": params["trunk"]["embed_in"]}
-        return partition.whole(embedding, config.hidden_size, config.compute_dtype)["embed_in"]["embedding"].T
+        return partition.whole(embedding, config.hidden_size, config.compute_dtype)["embed_in"]["embedding"]
     if "lm_head" not in params:
         raise ModelError(f"lm_head: expected among the parameters, got {', '.join(params)}; pass logits=False")
     head = {"lm_head": params["lm_head"]}

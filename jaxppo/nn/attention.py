@@ -1,9 +1,9 @@
 """Attention in several forms that compute the same, and the cache of keys and values.
 
-`plain` holds all scores of a call at once, [B, H, T, S]. `blocks` holds those of a few queries and computes them again
-for the gradient, so that nothing grows with T times S. `triton` and `splash` are kernels of GPUs and TPUs
-(`kernels.py`), for the calls that they cover; `blocks` takes the others. One token behind a cache has few scores: it is
-always `plain`.
+`plain` holds all scores of a call at once, [B, H, T, S]; of long rows only those up to the last key that some queries
+see. `blocks` holds those of a few queries and computes them again for the gradient, so that nothing grows with T times
+S. `triton` and `splash` are kernels of GPUs and TPUs (`kernels.py`), for the calls that they cover; `blocks` takes the
+others. One token behind a cache has few scores: it is always `plain`.
 
 Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of the cache), R of the T tokens that are
 read, H heads, G heads of keys and values, K head size, N queries of a block.
@@ -32,6 +32,9 @@ A layer is `layer(hidden, *shared, cache, cache_index, read)`, with its own part
 
 MASKED = -1e30
 """Added to the attention scores of hidden slots; finite, so that a row with nothing to attend to gives no NaN."""
+
+CAUSAL_BLOCK = 128
+"""Queries of a row that `plain` computes at once where there are at least twice as many: docs/performance.md."""
 
 BLOCK_SCORES = 2**25
 """Scores that `blocks` computes at once, 128 MiB in fp32: products large enough for a GPU or TPU."""
@@ -98,7 +101,9 @@ def attend_cached(
     factor = float(q_bhtk.shape[3] ** -0.5) if scale is None else scale
     arrays = q_bhtk, keys.astype(q_bhtk.dtype), values.astype(q_bhtk.dtype)
     seen = Seen(queries, mask, window)
-    if form == "plain" or t == 1:
+    if form == "plain" and read is None and cache_index is None and t >= 2 * CAUSAL_BLOCK:
+        attended = attend_causally(*arrays, seen, factor)
+    elif form == "plain" or t == 1:
         attended = attend(*arrays, seen.bias(queries, keys.shape[2]), factor)
     else:
         attended = None
@@ -142,6 +147,30 @@ def attend(q_bhtk: jax.Array, k_bgsk: jax.Array, v_bgsk: jax.Array, bias: jax.Ar
     weighted = jnp.einsum("bgts,bgsk->bgtk", weights.astype(v_bgsk.dtype), v_bgsk, preferred_element_type=jnp.float32)
     attended = (weighted / weights.sum(axis=-1)[..., None]).astype(v_bgsk.dtype)
     return attended.reshape(q_bhtk.shape)
+
+
+def attend_causally(q_bhtk: jax.Array, k_bgtk: jax.Array, v_bgtk: jax.Array, seen: Seen, scale: float) -> jax.Array:
+    """`attend` of tokens to each other, some queries at a time, which see no key after the last of them.
+
+    Of two blocks three quarters of the scores are computed, of many little more than half.
+
+    Args:
+        q_bhtk: [B, H, T, K] queries.
+        k_bgtk: [B, G, T, K] keys.
+        v_bgtk: [B, G, T, K] values.
+        seen: of all queries.
+        scale: of the scores.
+
+    Returns:
+        [B, H, T, K], in the dtype of the values.
+    """
+    parts = []
+    for start in range(0, q_bhtk.shape[2], CAUSAL_BLOCK):
+        stop = min(start + CAUSAL_BLOCK, q_bhtk.shape[2])
+        of_these = seen._replace(mask=None if seen.mask is None else seen.mask[:, :stop])
+        bias = of_these.bias(seen.queries[:, start:stop], stop)
+        parts.append(attend(q_bhtk[:, :, start:stop], k_bgtk[:, :, :stop], v_bgtk[:, :, :stop], bias, scale))
+    return jnp.concatenate(parts, axis=2)
 
 
 def _scores(q_bhtk: jax.Array, k_bgsk: jax.Array, bias: jax.Array, scale: float) -> jax.Array:

@@ -13,6 +13,9 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 LOOP_FROM = 16
 """On a CPU, the least layers that are one loop, which takes a tenth longer there: docs/performance.md."""
 
+WIDE_FROM = 512
+"""Hidden size from which a layer's weights (12 MiB in fp32) fit no cache of a core: docs/performance.md."""
+
 ATTENTION_FORMS = ("plain", "blocks", "triton", "splash")
 
 MAX_LAYERS = 256
@@ -100,7 +103,15 @@ class ModelConfig:
     @property
     def loops(self) -> bool:
         """Whether the layers are one loop, which is compiled once however many they are, and stacked for it."""
-        return self.accelerated or self.gradient_checkpointing or self.num_hidden_layers >= LOOP_FROM
+        # On a CPU a loop copies every layer's weights and what its gradient keeps. Wide layers compute for so long that
+        # this costs more than compiling each of them.
+        deep = self.num_hidden_layers >= LOOP_FROM and not self.wide
+        return self.accelerated or self.gradient_checkpointing or deep
+
+    @property
+    def wide(self) -> bool:
+        """Whether the weights of one layer are more than the cache of a core holds."""
+        return self.hidden_size >= WIDE_FROM
 
     @property
     def head_dim(self) -> int:

@@ -43,6 +43,7 @@ def token_logprobs(
     temperature: float = 1.0,
     vocab: int | None = None,
     block: Block | None = None,
+    transposed: bool = False,
 ) -> tuple[Array, Array]:
     """Log-probability of each id and entropy of its distribution, from hidden states.
 
@@ -56,35 +57,37 @@ def token_logprobs(
         temperature: divides the logits.
         vocab: the distributions are over the first so many columns of the kernel; default: all.
         block: most logits at once; default: `default_block`.
+        transposed: the kernel is [V, D], as an embedding is, and so is its gradient: neither is transposed whole.
 
     Returns:
         Log-probabilities and entropies in nats, both [...] fp32; both can be differentiated. An id outside of the
         vocabulary has the log-probability NaN.
     """
     flat = (hidden.reshape(ids.size, -1), kernel, ids.reshape(ids.size))
-    vocab = kernel.shape[1] if vocab is None else vocab
-    logprobs, entropy = _logprobs(*flat, float(temperature), vocab, block or default_block())
+    vocab_axis = 0 if transposed else 1
+    vocab = kernel.shape[vocab_axis] if vocab is None else vocab
+    logprobs, entropy = _logprobs(*flat, float(temperature), vocab, block or default_block(), vocab_axis)
     return logprobs.reshape(ids.shape), entropy.reshape(ids.shape)
 
 
 def _without_gradient(
-    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block
+    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block, vocab_axis: int
 ) -> tuple[Array, Array]:
-    return _forward(hidden, kernel, ids, temperature, vocab, block)[:2]
+    return _forward(hidden, kernel, ids, temperature, vocab, block, vocab_axis)[:2]
 
 
 def _forward(
-    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block
+    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block, vocab_axis: int
 ) -> tuple[Array, Array, Array]:
     """Log-probability, entropy and logsumexp of each row, [N] each."""
-    columns = _columns(vocab, block)
+    columns = _columns(vocab, block, vocab_axis)
 
     def of_rows(rows: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         h, i = rows
 
         def step(carry: tuple[_Softmax, Array], c: Array) -> tuple[tuple[_Softmax, Array], None]:
             softmax, chosen = carry
-            z = _logits(h, columns.of(kernel, c), temperature)
+            z = _logits(h, columns.of(kernel, c), temperature, vocab_axis)
             softmax = _extend(softmax, z, columns.new(c))
             local = i - columns.start(c)
             picked = jnp.take_along_axis(z, jnp.clip(local, 0, columns.size - 1)[:, None], axis=1)[:, 0]
@@ -101,14 +104,14 @@ def _forward(
 
 
 def _forward_rule(
-    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block
+    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block, vocab_axis: int
 ) -> tuple[Any, Any]:
-    logprobs, entropy, log_z = _forward(hidden, kernel, ids, temperature, vocab, block)
+    logprobs, entropy, log_z = _forward(hidden, kernel, ids, temperature, vocab, block, vocab_axis)
     return (logprobs, entropy), (hidden, kernel, ids, log_z, entropy)
 
 
 def _backward_rule(
-    temperature: float, vocab: int, block: Block, kept: Any, grads: tuple[Array, Array]
+    temperature: float, vocab: int, block: Block, vocab_axis: int, kept: Any, grads: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
     """dlogp/dz[v] = 1[v = id] - p[v] and dH/dz[v] = -p[v] (z[v] - E[z]).
 
@@ -116,7 +119,7 @@ def _backward_rule(
     states' gradient, which is small, is what accumulates.
     """
     hidden, kernel, ids, log_z, entropy = kept
-    columns = _columns(vocab, block)
+    columns, of_part = _columns(vocab, block, vocab_axis), _AXES[vocab_axis]
     rows = split_rows((hidden, ids, log_z, log_z - entropy, *grads), block.rows)
 
     def of_columns(carry: tuple[Array, Array], c: Array) -> tuple[tuple[Array, Array], None]:
@@ -125,13 +128,13 @@ def _backward_rule(
 
         def of_rows(d_part: Array, row_block: tuple[Any, Array]) -> tuple[Array, Array]:
             (h, i, log_z, mean, d_logprob, d_entropy), d_h = row_block
-            z = _logits(h, part, temperature)
+            z = _logits(h, part, temperature, vocab_axis)
             chosen = jnp.arange(columns.size) == (i - columns.start(c))[:, None]
             pull = d_logprob[:, None] + d_entropy[:, None] * (z - mean[:, None])
             d_z = jnp.where(chosen, d_logprob[:, None], 0.0) - jnp.exp(z - log_z[:, None]) * pull
             d_z = (where_new(columns.new(c), d_z) / temperature).astype(h.dtype)
-            d_h += jnp.einsum("rc,dc->rd", d_z, part, preferred_element_type=jnp.float32)
-            return d_part + jnp.einsum("rd,rc->dc", h, d_z, preferred_element_type=jnp.float32), d_h
+            d_h += jnp.einsum(f"rc,{of_part}->rd", d_z, part, preferred_element_type=jnp.float32)
+            return d_part + jnp.einsum(f"rd,rc->{of_part}", h, d_z, preferred_element_type=jnp.float32), d_h
 
         d_part, d_hidden = jax.lax.scan(of_rows, jnp.zeros(part.shape, jnp.float32), (rows, d_hidden))
         return (d_hidden, columns.put(d_kernel, c, columns.of(d_kernel, c) + d_part)), None
@@ -142,7 +145,7 @@ def _backward_rule(
     return d_hidden.astype(hidden.dtype), d_kernel.astype(kernel.dtype), None
 
 
-_logprobs = jax.custom_vjp(_without_gradient, nondiff_argnums=(3, 4, 5))
+_logprobs = jax.custom_vjp(_without_gradient, nondiff_argnums=(3, 4, 5, 6))
 _logprobs.defvjp(_forward_rule, _backward_rule)
 
 
@@ -173,7 +176,7 @@ def token_kl(
     Source: TRL 0.11 `PPOTrainer._kl_penalty`, `kl_penalty="full"`.
     """
     block = block or default_block()
-    columns = _columns(kernel.shape[1] if vocab is None else vocab, block)
+    columns = _columns(kernel.shape[1] if vocab is None else vocab, block, 1)
     width = max(kernel.shape[0], ref_kernel.shape[0])
     widen = lambda x, axis: jnp.pad(x, [(0, width - x.shape[i] if i == axis else 0) for i in range(2)])  # noqa: E731
     kernels = widen(kernel, 0), widen(ref_kernel, 0)
@@ -226,11 +229,16 @@ def _extend(sums: _Softmax, z: Array, new: Array | None, x: Array | None = None)
     return _Softmax(largest, scale * sums.total + weights.sum(axis=1), scale * before + (weights * x).sum(axis=1))
 
 
-def _columns(vocab: int, block: Block) -> Blocks:
-    """Return the vocabulary in blocks of the columns of [D, V] matrices."""
-    return Blocks(vocab, min(vocab, equal_parts(vocab, block.columns, multiple=min(block.columns, 128))), 1)
+_AXES = ("cd", "dc")
+"""Axes of a block of the kernel, by that of the vocabulary in it."""
 
 
-def _logits(hidden: Array, kernel: Array, temperature: float) -> Array:
-    """[R, D] and [D, C] -> [R, C] fp32."""
-    return jnp.dot(hidden, kernel, preferred_element_type=jnp.float32) / temperature
+def _columns(vocab: int, block: Block, vocab_axis: int) -> Blocks:
+    """Return the vocabulary in blocks of the columns of [D, V] matrices, or of the rows of [V, D]."""
+    size = min(vocab, equal_parts(vocab, block.columns, multiple=min(block.columns, 128)))
+    return Blocks(vocab, size, vocab_axis)
+
+
+def _logits(hidden: Array, kernel: Array, temperature: float, vocab_axis: int) -> Array:
+    """[R, D] and [D, C] or [C, D] -> [R, C] fp32."""
+    return jnp.einsum(f"rd,{_AXES[vocab_axis]}->rc", hidden, kernel, preferred_element_type=jnp.float32) / temperature

@@ -28,6 +28,12 @@ Measured on two cores with 1 MiB of second-level cache each (docs/performance.md
 rows, W2 with twice and with half as many.
 """
 
+WIDE_TOKENS = 768
+"""Tokens that a CPU computes at once with a wide model: its weights are read, and a gradient as large as they are is
+added to the others, once for all of them.
+
+Measured on the same machine (docs/performance.md): W3 takes longer with 260, and as long with 1,040, in more memory.
+"""
 
 MOST_OF_DEVICE = 0.8
 """Share of a device's memory that a run takes by default: what XLA holds between is not counted."""
@@ -39,8 +45,8 @@ def rows_at_once(models: Sequence[ModelConfig], length: int, room: int | None = 
     """Return how many rows of `length` tokens a gradient through all of the models should take at once; None: all.
 
     On a CPU, so many that the widest activation of a layer stays in the cache: large temporaries cost time there,
-    fresh memory pages above all; where memory is scarce, fewer. Accelerators are best with all rows, as far as memory
-    allows.
+    fresh memory pages above all; wide models take `WIDE_TOKENS` at once where that is more, and all models fewer where
+    memory is scarce. Accelerators are best with all rows, as far as memory allows.
 
     Args:
         models: architectures.
@@ -54,7 +60,8 @@ def rows_at_once(models: Sequence[ModelConfig], length: int, room: int | None = 
     if platform.current().name != "cpu":
         return fitting
     widest = max(max(model.intermediate_size, model.num_attention_heads * length) for model in models)
-    cached = max(1, CPU_ACTIVATIONS // (length * widest))
+    least = WIDE_TOKENS // length if any(model.wide for model in models) else 1
+    cached = max(1, least, CPU_ACTIVATIONS // (length * widest))
     return cached if fitting is None else min(cached, fitting)
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.data import SEQUENCE_BUCKET, bucket
+from jaxppo.nn import by_rows
 from jaxppo.parallel import partition
 from jaxppo.rl import ops
 from jaxppo.types import Axes, Sequences
@@ -58,3 +59,27 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequen
     longest = partition.largest(jnp.max(ops.real_lengths(sequences)), axis_name)
     which = jnp.searchsorted(jnp.array(lengths), longest)
     return jax.lax.switch(which, [of_length(length) for length in lengths], batch)
+
+
+def in_cut_parts(
+    function: Callable[[Sequences], R],
+    sequences: Sequences,
+    most: int | None,
+    length_gaps: Sequence[int],
+    axis_name: Axes = None,
+) -> R:
+    """Compute `function(sequences)` in parts of rows of similar length, each cut as by `cut_to_longest`.
+
+    Args:
+        function: as for `cut_to_longest`, of rows that do not depend on each other; its results have an axis of rows
+            first.
+        sequences: [B, T].
+        most: rows at once, see `by_rows`.
+        length_gaps: see `cut_to_longest`.
+        axis_name: see `cut_to_longest`.
+    """
+    order = jnp.argsort(ops.real_lengths(sequences))
+    cut = lambda part: cut_to_longest(function, part, length_gaps, axis_name)  # noqa: E731
+    results = by_rows(cut, jax.tree.map(lambda x: x[order], sequences), most)
+    places = jnp.argsort(order)
+    return jax.tree.map(lambda x: x[places], results)

@@ -126,8 +126,11 @@ class PPO:
 
         def scoring(program: Any) -> Any:
             def in_parts(params: Params, sequences: Sequences) -> Any:
-                most = self.scored_rows(sequences.input_ids.shape[1])
-                return by_rows(lambda part: program(params, part), sequences, most)
+                length = sequences.input_ids.shape[1]
+                score, most = partial(program, params), self.scored_rows(length)
+                if self._has_one_length(length):
+                    return padding.in_cut_parts(score, sequences, most, self._length_gaps, self.parallel.axes)
+                return by_rows(score, sequences, most)
 
             return self.parallel.map(in_parts, row_axes=(None, 0), out_axes=0)
 
@@ -194,6 +197,16 @@ class PPO:
         parts = memory.micro_batches(self.config, self.learned, length, shards, self.room, tensor)
         rows = self.config.mini_batch_size // shards
         return memory.equal_parts(rows, self._learning.rows(rows // parts))
+
+    def _has_one_length(self, longest: int) -> bool:
+        """Return whether all batches have the length of the longest sequence there can be, and are cut in parts.
+
+        So that no batch brings a length of its own: a CPU compiles the layers of wide models one by one.
+        """
+        if not any(model.wide and not model.loops for model in self.learned) or not self._length_gaps:
+            return False
+        # The longest quarter of the rows is hardly cut, so that its rows must be about as long as the longest.
+        return min(self._length_gaps) <= longest // 4 and self.micro_batches(longest) > 1
 
     def scored_rows(self, length: int) -> int | None:
         """Return how many rows of `length` tokens a device scores at once; None: all."""
@@ -383,6 +396,8 @@ class PPO:
         lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), len(completions) // len(prompts.prompt_ids))
         longest = prompts.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
         length = min(data.bucket(int((lengths + completions).max()), data.SEQUENCE_BUCKET), longest)
+        if self._has_one_length(longest):
+            length = longest
         return self._pack(self.parallel.put(prompts, 0), rollout, length=length)
 
     def _check_rows(self, name: str, rows: int) -> None:

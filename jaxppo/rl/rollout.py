@@ -294,9 +294,15 @@ def logprobs_of_hidden(
     params: Params, hidden: Array, sequences: Sequences, *, model: ModelConfig, temperature: float
 ) -> tuple[Array, Array]:
     """Compute the head's part of `completion_logprobs`, for hidden states already at hand."""
-    kernel = partition.over_tensor(models.lm_head_kernel(model, params), None)  # its blocks go over all columns
-    ids = sequences.completion_ids
-    logprobs, entropy = token_logprobs(hidden, kernel, ids, temperature=temperature, vocab=model.num_logits)
+    kernel = partition.over_tensor(models.stored_lm_head(model, params), None)  # its blocks go over all columns
+    logprobs, entropy = token_logprobs(
+        hidden,
+        kernel,
+        sequences.completion_ids,
+        temperature=temperature,
+        vocab=model.num_logits,
+        transposed=model.tie_word_embeddings,
+    )
     mask = sequences.completion_mask
     return jnp.where(mask, logprobs, 0.0), jnp.where(mask, entropy, 0.0)
 

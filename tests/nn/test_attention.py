@@ -72,6 +72,21 @@ def test_blocks_are_plain(block, window, reference):
         assert_close(value_and_gradients(blocks, *drawn), expected[0], 1e-5)  # no mask: all are real
 
 
+@pytest.mark.parametrize("window", [None, 5])
+def test_plain_leaves_out_keys_that_no_query_of_a_block_sees(window, reference, monkeypatch):
+    monkeypatch.setattr(attention, "CAUSAL_BLOCK", 8)
+    q, k, v = arrays()
+
+    def in_blocks(q, k, v, mask):
+        attended, _ = attention.attend_cached(q, k, v, mask, None, None, None, scale=0.3, window=window)
+        return attended.reshape(2, 21, 4, 8).transpose(0, 2, 1, 3)
+
+    for mask in masks(21):
+        expected = value_and_gradients(reference[window], q, k, v, mask, mask)
+        assert_close(value_and_gradients(in_blocks, q, k, v, mask, mask), expected, 1e-5)
+    assert "42x21xf32" not in jax.jit(in_blocks).lower(q, k, v, mask).as_text()  # 21 queries of 2 heads, all keys
+
+
 def test_blocks_of_queries_at_slots_of_their_own():
     q, k, v = arrays()
     read = jnp.array([[3, 20, 4, 4, 7], [0, 1, 19, 2, 11]])

@@ -92,6 +92,15 @@ def test_gradients_are_the_same(config, tolerance, read):
     assert_equal(*scaled, tolerance)
 
 
+def test_deep_models_are_one_loop_on_a_cpu_unless_they_are_wide():
+    found = {}
+    for layers, width in ((15, 64), (16, 64), (16, 512)):
+        wide = GPTNeoXConfig(**SIZES | {"hidden_size": width}, num_hidden_layers=layers)
+        found[layers, width] = wide.loops
+    assert found == {(15, 64): False, (16, 64): True, (16, 512): False}
+    assert dataclasses.replace(wide, accelerated=True).loops
+
+
 def test_gradients_of_adapters_that_some_layers_have():
     base = random_params(NEOX)
     adapter = lora.init_adapter(NEOX, ATTENTION_OF_SOME, jax.random.key(1))

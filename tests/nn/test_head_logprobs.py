@@ -64,7 +64,10 @@ def with_gradients(function, hidden, kernel, ids, temperature):
 
 @pytest.mark.parametrize(("block", "temperature"), zip(BLOCKS, TEMPERATURES, strict=True))
 def test_token_logprobs_equal_the_naive_form(block, temperature):
-    """So do the gradients; columns of a padded vocabulary do not count, though the largest logits would be theirs."""
+    """So do the gradients; columns of a padded vocabulary do not count, though the largest logits would be theirs.
+
+    An embedding, which is [V, D], gives the same as the head that it is the transposed of.
+    """
     hidden, kernel, ids = head_inputs(vocabulary=11)
     padded = jnp.concatenate([kernel, 50 * kernel[:, :5]], axis=1)
     function = partial(head_logprobs.token_logprobs, vocab=11, block=block)
@@ -76,6 +79,9 @@ def test_token_logprobs_equal_the_naive_form(block, temperature):
     np.testing.assert_allclose(of_hidden, gradients[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(of_kernel[:, :11], gradients[1], rtol=1e-5, atol=1e-5)
     assert not np.any(of_kernel[:, 11:])
+    tied, of_tied = with_gradients(partial(function, transposed=True), hidden, padded.T, ids, temperature)
+    for of_embedding, of_head in ((tied[0], ours[0]), (of_tied[0], of_hidden), (of_tied[1].T, of_kernel)):
+        np.testing.assert_allclose(of_embedding, of_head, rtol=1e-5, atol=1e-5)
     (outside, _), _ = with_gradients(function, hidden, padded, ids.at[0, 3].set(11).at[2, 1].set(-1), temperature)
     assert np.argwhere(np.isnan(outside)).tolist() == [[0, 3], [2, 1]]
 

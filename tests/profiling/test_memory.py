@@ -104,7 +104,13 @@ def test_bytes_of_logits_are_those_of_a_block_and_copies_those_of_a_cast_or_a_me
 # The widest activation: 512 numbers per token in the MLP, or one per head and token attended to.
 @pytest.mark.parametrize(
     ("sizes", "length", "rows"),
-    [({}, 117, 15), ({"num_attention_heads": 8}, 30, 59), ({"num_attention_heads": 8}, 300, 1), ({}, 10**5, 1)],
+    [
+        ({}, 117, 15),
+        ({"num_attention_heads": 8}, 30, 59),
+        ({"num_attention_heads": 8}, 300, 1),
+        ({"num_attention_heads": 8, "hidden_size": 512}, 300, 2),  # wide: 768 tokens
+        ({}, 10**5, 1),
+    ],
 )
 def test_rows_at_once_fit_the_cache_of_a_cpu(sizes, length, rows):
     model = GPTNeoXConfig(**SIZES | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 512} | sizes)

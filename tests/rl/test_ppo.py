@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -252,12 +253,16 @@ def test_stages_without_memory_are_repeated_with_fewer_rows_and_nothing_changes(
 
 
 @pytest.mark.full
-def test_micro_batches_cut_to_their_lengths_change_nothing(recorded, monkeypatch):
+@pytest.mark.parametrize("wide", [False, True])
+def test_micro_batches_cut_to_their_lengths_change_nothing(recorded, wide, monkeypatch):
+    """A wide model has one length, that of the longest sequence there can be, and is scored in parts that are cut."""
+    if wide:
+        monkeypatch.setattr("jaxppo.nn.config.WIDE_FROM", MODEL.hidden_size)
     monkeypatch.setattr(padding, "SEQUENCE_BUCKET", 1)
     monkeypatch.setattr(padding, "WORTH_CUTTING", 0.99)
     prompts, columns = make_prompts(), set()
     lengths = np.sort(prompts.prompt_mask.sum(1) + recorded.completion_mask.sum(1))
-    full = lengths[-1]
+    full = prompts.prompt_ids.shape[1] + LENGTH if wide else lengths[-1]
     length_gaps = (full - lengths[ROWS // 2 - 1], 0, 0)
     assert len(padding.cut_lengths(full, length_gaps)) > 1  # the shorter half of the rows may be cut
     apply = models.apply
@@ -386,10 +391,11 @@ def test_mini_batches_without_a_counted_token_take_no_step_and_do_not_dilute(con
 
 def test_mini_batches_are_drawn_anew_for_each_update(monkeypatch):
     ppo, keys = make_ppo(), set()
+    batch = SimpleNamespace(sequences=SimpleNamespace(input_ids=np.zeros((ROWS, 20))))
     monkeypatch.setattr(ppo, "_mini_batches", lambda _, key: keys.add(tuple(jax.random.key_data(key).tolist())))
     monkeypatch.setattr(ppo, "_update", lambda state, *_: (state, {}))
     for step in range(3):
-        ppo.update(start(ppo), None, step)
+        ppo.update(start(ppo), batch, step)
     assert len(keys) == 3
 
 
