@@ -33,15 +33,27 @@ class Workload:
         return json.dumps(dataclasses.asdict(self))
 
 
+SMOLLM2 = Workload(
+    layers=30,
+    hidden=576,
+    heads=9,
+    kv_heads=3,
+    inner=1536,
+    vocab=49152,
+    batch=8,
+    prompt=200,
+    response=60,
+    epochs=1,
+)
+"""The shapes of SmolLM2-135M."""
+
 WORKLOADS = {
     "W1": Workload(layers=6, hidden=128, heads=4, vocab=50304, batch=32, prompt=64, response=53),
     "W2": Workload(layers=4, hidden=256, heads=4, vocab=512, batch=64, prompt=128, response=96),
-    "W3": Workload(
-        layers=30, hidden=576, heads=9, kv_heads=3, inner=1536, vocab=49152, batch=8, prompt=200, response=60
-    ),  # SmolLM2-135M
-    "W4": Workload(
-        layers=30, hidden=576, heads=9, kv_heads=3, inner=1536, vocab=49152, batch=8, prompt=800, response=60
-    ),
+    "W3": SMOLLM2,
+    "W3-adapters": dataclasses.replace(SMOLLM2, rank=16),
+    "W4": dataclasses.replace(SMOLLM2, prompt=800),
+    "W4-adapters": dataclasses.replace(SMOLLM2, prompt=800, rank=16),
     "gpu-160m": Workload(
         layers=12, hidden=768, heads=12, vocab=50304, batch=256, prompt=512, response=128, dtype="bfloat16"
     ),
@@ -63,7 +75,7 @@ def model_config(work: Workload) -> Any:
     from jaxppo.nn.gpt_neox import GPTNeoXConfig
     from jaxppo.nn.llama_kinds import LlamaConfig
 
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": work.vocab,
         "hidden_size": work.hidden,
         "num_hidden_layers": work.layers,
