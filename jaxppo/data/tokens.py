@@ -220,9 +220,13 @@ def _shared(text: RowTexts, ids: list[int], specials: Mapping[str, int]) -> tupl
         return 0, text.prompt
     before = text.prompt.count(last) - 1
     everywhere = before + 1 + text.prompt[place + len(last) :].count(last) + text.completion.count(last)
-    places = [number for number, token in enumerate(ids) if token == specials[last]]
     # Unless each is found as one token, as where one is part of another, nothing is known of the ids.
-    return (places[before], text.prompt[place:]) if len(places) == everywhere else (0, text.prompt)
+    if ids.count(specials[last]) != everywhere:
+        return 0, text.prompt
+    shared = ids.index(specials[last])
+    for _ in range(before):
+        shared = ids.index(specials[last], shared + 1)
+    return shared, text.prompt[place:]
 
 
 class RowLimit(NamedTuple):
