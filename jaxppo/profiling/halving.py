@@ -46,15 +46,18 @@ class Halving:
             Exception: as `compute` does, also where there are no fewer rows, or where several processes compute
                 together, of which only one may lack memory.
         """
-        at_first = rows()
+        divisor, at_first = self.divisor, 0
         while True:
             try:
                 result = compute()
             except Exception as error:
-                if not (is_out_of_memory(error) and processes.is_alone() and is_repeatable() and self._halved(rows)):
+                if not (is_out_of_memory(error) and processes.is_alone() and is_repeatable()):
+                    raise
+                at_first = at_first or rows()
+                if not self._halved(rows):
                     raise
             else:
-                if rows() < at_first:
+                if self.divisor != divisor:
                     activity.warn(f"{self.stage}: no memory for {at_first} rows at once, so it goes on with {rows()}")
                 return result
 

@@ -475,7 +475,7 @@ class PPO:
         """Learn in all epochs and mini-batches of one update; the memory of `state` is taken over."""
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
         trained = state._replace(frozen=None, ahead=None)
-        length, divisor = batch.sequences.input_ids.shape[1], self._learning.divisor
+        divisor = self._learning.divisor
 
         def learn() -> tuple[TrainState, Stats]:
             nonlocal divisor
@@ -484,8 +484,11 @@ class PPO:
                 self._mini_batches = jax.jit(lambda *args: self._cut_mini_batches(*args))  # a trace of its own
             return self._update(trained, state.frozen, self._mini_batches(batch, key))
 
-        rows = lambda: self.config.mini_batch_size // self.parallel.row_shards // self.micro_batches(length)  # noqa: E731
-        after, stats = self._learning.repeated(learn, rows, lambda: is_whole(trained))
+        def rows_at_once() -> int:
+            parts = self.micro_batches(batch.sequences.input_ids.shape[1])
+            return self.config.mini_batch_size // self.parallel.row_shards // parts
+
+        after, stats = self._learning.repeated(learn, rows_at_once, lambda: is_whole(trained))
         return after._replace(frozen=state.frozen), stats
 
     def _cut_mini_batches(self, batch: Trajectories, key: Array) -> tuple[Trajectories, Weights]:
