@@ -148,6 +148,7 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
     ("row", "named"),
     [
         ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
         ({"messages": [FIRST, "hi"]}, "messages.*2"),
         ({"messages": [{"content": "hi"}]}, "messages.*1.*role"),
         ({"messages": [{"role": "robot", "content": "hi"}]}, "messages.*1.*role.*robot"),
@@ -156,6 +157,7 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"messages": [FIRST | {"content": [PART, {"text": "x"}]}]}, "messages.*1.*part 2"),
         ({"messages": [FIRST, CALLING | {"tool_calls": [{"name": 1}]}, TOOL]}, "messages.*2.*tool_calls"),
         ({"messages": [FIRST, ANSWER], "tools": "stack"}, "tools"),
+        ({"messages": [FIRST, ANSWER], "tools": ["stack"]}, "tools"),
         ({"instruction": 1, "output": "x"}, "instruction"),
         ({"instruction": "b", "output": "x", "history": ["b"]}, "history"),
         ({"messages": [{"role": "user"}]}, "messages.*1.*content"),

@@ -188,11 +188,16 @@ def text_split(tmp_path, *texts, column="text"):
         (b"row 1", "row 1"),
         ("row", "row"),
         (7, 7),
+        ([7], None),
     ],
 )
 def test_an_id_is_what_files_of_a_run_can_hold(name, text, tmp_path):
     table = pa.table({"prompt": ["a", "b"], "id": [name, None], "other": [name, name]})
     pq.write_table(table, tmp_path / "train.parquet")
+    if text is None:
+        with pytest.raises(DataError, match="'id'"):
+            data.load_split(DataConfig(dataset=str(tmp_path)), "train", None)
+        return
     first, second = data.load_split(DataConfig(dataset=str(tmp_path)), "train", None)
     assert (first["id"], second["id"]) == (text, "train-1")
     assert first["other"] == name  # reward functions have the others as they are

@@ -99,6 +99,7 @@ LOADED = "(?b - (either box raft) ?t - truck)"
         # Operators and their parameters.
         ("(:action open", "(:action drive", 14, "'drive'"),
         ("(:action open", "(:action length", 14, "length"),
+        ("(:action open", "(:action) (:action open", 14, ":action NAME"),
         (":precondition () ", ":precondition () :precondition () ", 14, ":precondition"),
         (":precondition () ", ":condition () ", 14, ":precondition"),
         (LOADED, "(?b - box ?b - truck)", 16, "'?t'"),
@@ -126,6 +127,8 @@ def test_parse_domain_names_file_line_and_fault(old, new, line, named):
         ("(:domain delivery)", "(:domain length)", 2, "'length'"),
         ("(problem errand)", "(problem length)", 1, "'length'"),
         ("(:goal", "(:objects c1 - box) (:goal", 5, ":objects"),
+        ("(:goal", "(:length :serial) (:goal", 5, ":length"),
+        ("(:goal", "(:length :serial many) (:goal", 5, ":length"),
         ("v - van", "v - bus", 3, "'bus'"),
         ("v - van", "v@ - van", 3, "'@'"),
         ("(at b1 hub)", "(near b1 hub)", 4, "near"),
@@ -148,7 +151,7 @@ def test_parse_problem_names_file_line_and_fault(old, new, line, named):
     check_fault(read, ERRAND, old, new, line, named)
 
 
-NO_DEFINITION = ["", "; only a comment", "(a)(b)", "word", "(define (problem p)) tail", "()", "(" * 100_000]
+NO_DEFINITION = ["", "; only a comment", "(a)(b)", "word", "(define (problem p)) tail", "()", ")", "(" * 100_000]
 
 
 @pytest.mark.parametrize("text", NO_DEFINITION, ids=len)
@@ -162,6 +165,7 @@ def test_parse_problem_refuses_text_that_is_not_one_definition(text):
     [
         ("(:durative-action x :parameters ())", ":durative-action"),
         ("(:constraints (always (shut hub)))", ":constraints"),
+        ("(:action x :vars (?p - place) :effect (and))", ":vars"),
         ("(:process x :parameters () :precondition () :effect (and))", ":process"),
         ("(:event x :parameters () :precondition () :effect (and))", ":event"),
         ("(:action x :parameters () :precondition (preference p1 (shut hub)) :effect (and))", "preference"),
@@ -181,6 +185,8 @@ def test_parse_domain_wants_declarations_first_and_an_action():
     action = "(:action a :parameters () :precondition () :effect (p))"
     with pytest.raises(PddlError, match=":predicates"):
         parse_domain(f"(define (domain d) {action} (:predicates (p)))")
+    with pytest.raises(PddlError, match="function"):
+        parse_domain(f"(define (domain d) (:functions (p)) (:predicates (p)) {action})")
     with pytest.raises(PddlError, match=r"^<domain>:1"):
         parse_domain("(define (domain d) (:predicates (p)))")
 
@@ -213,8 +219,9 @@ def test_parse_problem_names_reads_files_beyond_strips():
     problem = parse_problem_names(domain, ERRAND.replace("(in b1 v)", "(or (in b1 v))"))
     assert problem.domain.actions["open"].parameters == (Parameter("?p", ("place",)),)
     assert (problem.goal, problem.init) == ((), frozenset())
-    with pytest.raises(UnsupportedPddlError, match=":durative-action"):
-        parse_problem_names(DELIVERY.replace("(:action open", "(:durative-action open"), ERRAND)
+    for section in (":durative-action", ":task"):
+        with pytest.raises(UnsupportedPddlError, match=section):
+            parse_problem_names(DELIVERY.replace("(:action open", f"({section} open"), ERRAND)
 
 
 @pytest.mark.clock
