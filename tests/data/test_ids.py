@@ -69,7 +69,11 @@ def test_ids_of_chats_are_those_of_transformers(name, kind, solved_rows):
             continue
         assert encoded.prompt + encoded.completion == whole
         pair = {"prompt": turns, "chosen": turns_of(row)[1:], "rejected": [{"role": "assistant", "content": SHORT}]}
-        (kept,) = encode_pairs(tokenizer, [pair], 9999, "rows").kept
+        forms = [pair, {side: [*turns, *pair[side]] for side in ("chosen", "rejected")}]
+        if len(turns) == 1:
+            forms.append(pair | {"prompt": turns[0]["content"]})
+        (kept, *others) = encode_pairs(tokenizer, forms, 9999, "rows").kept
+        assert all(other == kept for other in others)
         assert kept.chosen == encoded.prompt + encoded.completion
         assert kept.rejected == up_to_the_end(tokenizer, turns, SHORT, template.end_id)
     few = data.make_chat_template(tokenizer, DataConfig(dataset=solved_rows, n_shots=2))

@@ -1,5 +1,6 @@
 """Preference rows: what is read, how it is tokenised, what is left out, and in which order it comes."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -101,6 +102,7 @@ def some_pairs(count):
 def test_preference_data_shows_each_pair_once_per_epoch_with_its_own_lengths_and_margin():
     data = PreferenceData(some_pairs(6), 4, seed=3)
     batches = [data.batch(step) for step in range(3)]  # two epochs
+    assert jax.tree.map(np.shape, data.longest_batch()) == jax.tree.map(np.shape, batches[0])
     margins = np.concatenate([batch.margins for batch in batches])
     assert sorted(margins[:6]) == sorted(margins[6:]) == [0, 1, 2, 3, 4, 5]
     assert list(margins[:6]) != list(margins[6:])
