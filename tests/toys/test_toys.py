@@ -1,7 +1,6 @@
 """Toys are made once, whole or not at all, by commands that exist; their texts have the answers that they claim."""
 
 import subprocess
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -49,20 +48,6 @@ def test_a_toy_is_a_data_set_and_has_a_tokenizer_and_is_made_once(own_cache, mon
     assert tokenizer.decode(ids) == rows[0]["prompt"]
     assert len(ids) == len(rows[0]["prompt"].split())  # a token a word
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
-
-
-def test_a_damaged_toy_is_made_again(own_cache, monkeypatch, caplog):
-    def run(command, **_):
-        Path(command[-1]).mkdir()
-        (Path(command[-1]) / "rows").write_text("r")
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    folder = toys.find("toy-reviews")
-    assert folder is not None and (folder / "rows").read_text() == "r"
-    (folder / "rows").write_text("s")
-    assert toys.find("toy-reviews") == folder and (folder / "rows").read_text() == "r"
-    assert "rows" in caplog.text
 
 
 def test_a_toy_that_fails_leaves_its_log_alone_and_says_why(own_cache, monkeypatch):
