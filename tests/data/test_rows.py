@@ -187,7 +187,6 @@ def text_split(tmp_path, *texts, column="text"):
         (uuid.UUID(int=7).bytes, uuid.UUID(int=7).hex),
         (b"row 1", "row 1"),
         ("row", "row"),
-        (7, 7),
     ],
 )
 def test_an_id_is_what_files_of_a_run_can_hold(name, text, tmp_path):
