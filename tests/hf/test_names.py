@@ -175,7 +175,6 @@ def test_gpt2_config_that_changed_is_written_with_its_own_names():
         (KIND["qwen2"], {"layer_types": ["linear_attention"] * 2}, "layer_types"),
         (KIND["qwen3"], {"rope_theta": 1.0, "rope_scaling": YARN | {"rope_theta": 1.0}}, "rope_theta"),
         (KIND["qwen3"], {"rope_scaling": YARN | {"mscale": -1.0}}, "mscale"),
-        (KIND["mistral"], {"sliding_window": -3}, "sliding_window"),
         (KIND["smollm3"], {"no_rope_layers": [1]}, "no_rope_layers"),
         (KIND["smollm3"], {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
     ],
