@@ -261,7 +261,6 @@ def broken(completions, **columns):
     ("reward", "named"),
     [
         (broken, "broken: RuntimeError: disk full"),
-        (lambda completions: [1.0], "expected 2 values, got 1"),
         (lambda completions: [1.0, float("nan")], "row 1, got nan"),
     ],
 )
