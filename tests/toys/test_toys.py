@@ -115,22 +115,13 @@ def test_reviews_mostly_say_what_their_label_says_and_facts_kept_is_1_for_a_summ
     assert texts.facts_kept(["my sister sold my car"], ["my sister"], ["sold my car"], ["a new one"]) == [2 / 6]
 
 
-def train_classifier(folder, steps, rows, monkeypatch):
+@pytest.mark.parametrize(("steps", "num_rows"), [(2, 64), pytest.param(120, 1024, marks=pytest.mark.full)])
+def test_the_classifier_learns_and_is_read_as_a_reward(steps, num_rows, tmp_path, monkeypatch):
     monkeypatch.setattr(classifier, "_STEPS", steps)
+    rows = texts.review_rows("classifier", num_rows, seed=1)
     prompts = [row["prompt"] for row in rows]
     tokenizer = toys_command.byte_level_bpe(prompts, pad_token="[PAD]")
-    return classifier.train_classifier(prompts, [row["label"] for row in rows], tokenizer, folder)
-
-
-def test_the_classifier_has_the_label_that_the_reward_reads(tmp_path, monkeypatch):
-    train_classifier(tmp_path, 2, texts.review_rows("classifier", 64, seed=1), monkeypatch)
-    assert len(make_sentiment_reward(str(tmp_path))(["this movie has a"], [" superb plot"])) == 1
-
-
-@pytest.mark.full
-def test_the_classifier_learns_and_is_read_as_a_reward(tmp_path, monkeypatch):
-    accuracy = train_classifier(tmp_path, 120, texts.review_rows("classifier", 1024, seed=1), monkeypatch)
-    assert accuracy > 0.7
+    accuracy = classifier.train_classifier(prompts, [row["label"] for row in rows], tokenizer, tmp_path)
     reward = make_sentiment_reward(str(tmp_path))
     good, bad = reward(["this movie has a"] * 2, [" superb plot . it was warm", " dull plot . it was stale"])
-    assert good > bad + 1.0
+    assert steps < 120 or (accuracy > 0.7 and good > bad + 1.0)
