@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[object]:
+    """A hub that this process uses."""
+    from tests import hub_server
+
+    with hub_server.serving() as hub, hub_server.used(hub, str(tmp_path / "home")):
+        yield hub
+    assert hub.unknown == []

@@ -59,14 +59,6 @@ def open_server():
         yield url, reward
 
 
-@pytest.fixture(scope="module")
-def token_server():
-    """The same with a token."""
-    reward = Counting()
-    with running(reward, token=TOKEN) as url:
-        yield url, reward
-
-
 def health(url):
     return httpx2.get(url + "/health", timeout=PATIENCE_S, **DIRECT)
 
@@ -221,24 +213,23 @@ def test_server_does_not_wait_for_ever_for_a_body_nor_fail_where_its_client_leav
     assert [record.getMessage() for record in caplog.records] == []
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", f"Bearer {TOKEN}x", TOKEN, "Bearer \xfc"])
-def test_server_with_a_token_answers_nobody_without_it(given, token_server):
-    url, reward = token_server
-    calls = reward.calls
-    headers = {} if given is None else {"Authorization": given.encode("latin-1")}
-    answer = post(url, {"messages": ["a"]}, headers)
-    assert answer.status_code == 401 and TOKEN not in answer.text
-    assert answer.headers["www-authenticate"] == "Bearer"
-    assert health(url).json() == {"status": "ok", "reward": "Counting"}
-    assert reward.calls == calls
-    elsewhere = {"Host": "val.example:8000", "Authorization": f"Bearer {TOKEN}"}
-    assert post(url, {"messages": ["a"]}, elsewhere).status_code == 200
+def test_server_with_a_token_answers_nobody_without_it():
+    reward = Counting()
+    with running(reward, token=TOKEN) as url:
+        for given in (None, "Bearer wrong", f"Bearer {TOKEN}x", TOKEN, "Bearer \xfc"):
+            headers = {} if given is None else {"Authorization": given.encode("latin-1")}
+            answer = post(url, {"messages": ["a"]}, headers)
+            assert answer.status_code == 401 and TOKEN not in answer.text
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert health(url).json() == {"status": "ok", "reward": "Counting"}
+        assert reward.calls == 0
+        elsewhere = {"Host": "val.example:8000", "Authorization": f"Bearer {TOKEN}"}
+        assert post(url, {"messages": ["a"]}, elsewhere).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("header", "value", "status"),
     [
-        ("Host", "evil.example:8000", 403),
         ("Host", "localhost.evil.example", 403),
         ("Host", "a{b.evil.example", 403),  # starlette would put the server's own for one that it cannot read
         ("Host", "[::1", 403),
@@ -270,7 +261,6 @@ def broken(completions, **columns):
     ("reward", "named"),
     [
         (broken, "broken: RuntimeError: disk full"),
-        (lambda completions: [1.0], "expected 2 values, got 1"),
         (lambda completions: [1.0, float("nan")], "row 1, got nan"),
     ],
 )
@@ -317,19 +307,6 @@ def test_server_answers_health_while_as_many_rewards_as_allowed_are_computed(wor
         gate.opened.set()
         assert [answer.result().json()["scores"] for answer in answers] == [[1.0]] * 4
     assert gate.most == workers and sorted(gate.calls) == ["0", "1", "2", "3"]
-
-
-def test_server_asks_a_client_to_come_again_when_too_many_wait():
-    gate = Gate()
-    with running(gate, max_waiting=0) as url, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(post, url, {"messages": ["first"]})
-        assert gate.entered.acquire(timeout=PATIENCE_S)
-        answer = post(url, {"messages": ["second"]})
-        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
-        gate.opened.set()
-        assert first.result().status_code == 200
-        assert post(url, {"messages": ["third"]}).status_code == 200  # there is room again
-    assert gate.calls == ["first", "third"]
 
 
 @pytest.mark.parametrize(
@@ -383,9 +360,11 @@ def test_server_holds_no_more_bodies_than_it_says():
         assert held < places * size + buffers, f"{held / size:.1f} bodies"
         with ThreadPoolExecutor(clients) as pool:
             list(pool.map(lambda connection: connection.sendall(b'"]}'), connections))
-        statuses = [answer_to(connection, b"").split(b" ")[1] for connection in connections]
+        answers = [answer_to(connection, b"") for connection in connections]
         _, peak = tracemalloc.get_traced_memory()
+    statuses = [answer.split(b" ")[1] for answer in answers]
     assert statuses.count(b"200") == places and statuses.count(b"503") == clients - places
+    assert sum(b"retry-after: 1\r\n" in answer for answer in answers) == clients - places
     assert peak < (places + 4) * size + buffers, f"{peak / size:.1f} bodies"
 
 
@@ -462,7 +441,6 @@ def test_serve_names_the_extra_that_is_missing(package, monkeypatch):
     ("setting", "values"),
     [
         ("port", ["70000"]),
-        ("workers", ["0"]),
         ("max_waiting", ["-1"]),
         ("max_body_mib", ["nan"]),
         ("reward_funcs", ["plan", "a:b"]),

@@ -180,17 +180,6 @@ def test_a_round_may_go_on_from_the_last_and_learn_from_all_rounds(tmp_path):
     assert earlier < both
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("parallel", ["pmap", "fsdp"])
-def test_a_round_is_the_same_however_it_is_spread_over_the_devices(whole, tmp_path, parallel):
-    one_round = ["--num_rounds", "1", "--total_episodes", "32"]
-    self_train.self_train(settings(tmp_path / "run", "--parallel", parallel, *one_round))
-    first, expected = (folder / "rounds/1/samples.jsonl" for folder in (tmp_path / "run", whole))
-    assert first.read_bytes() == expected.read_bytes()
-    steps = [[record["loss"] for record in comparable(folder / "rounds/1")] for folder in (tmp_path / "run", whole)]
-    np.testing.assert_allclose(*steps, rtol=1e-4)
-
-
 class Killed(BaseException):
     """As SIGKILL: nothing that handles errors sees it."""
 

@@ -125,12 +125,10 @@ def test_settings_that_contradict_each_other_are_named(settings, name, other):
 
 # Values at the edge of what is refused.
 ACCEPTED = [
-    {"stop_token_id": 0},
     {"whiten_rewards": True, "batch_size": 8},
     {"algorithm": "rloo", "num_generations": 2, "batch_size": 2, "normalize_advantages": True},
     {"adap_kl_ctrl": True, "kl_target": 6.0},
     {"use_score_scaling": True, "use_score_norm": True, "reward_clip_range": (-1.0, 1.0)},
-    {"stop_token": "none"},
     {"curriculum": "success", "curriculum_success": -2.0, "curriculum_threshold": 1.0},
     {"reference_prefixes": 2, "output_min_length": 53},
     {"input_min_text_length": 3, "input_max_text_length": 3},

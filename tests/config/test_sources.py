@@ -87,8 +87,6 @@ def test_parse_cli_with_resume_takes_the_configuration_of_that_run_but_for_secre
         (["--preset", "huge"], ["preset", "default", "tiny", "'huge'"]),
         (["--config", "/no/such.yaml"], ["config", "/no/such.yaml"]),
         (["--resume"], ["resume", "--output_dir"]),
-        (["--per_device_train_batch_size", "4"], ["--per_device_train_batch_size", "'batch_size'"]),
-        (["--lora_dropout", "0.1"], ["--lora_dropout", "no setting"]),
     ],
 )
 def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
@@ -101,7 +99,6 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
     [
         ("no_such_key: 1", ["no_such_key"]),
         ("kl_coef: much", ["kl_coef", "float", "'much'"]),
-        ("dataset: {a: 1}", ["dataset", "str", "{'a': 1}"]),
         ("dataset:", ["dataset", "str", "None"]),
         ("batch_size: true", ["batch_size", "int", "True"]),
         ("whiten_rewards: 5", ["whiten_rewards", "bool", "5"]),

@@ -4,7 +4,6 @@ import pytest
 
 from jaxppo import data, planning
 from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig, parse_sizes
-from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import parse_cli
 from jaxppo.data import builtin
 from jaxppo.planning.datasets import rows as datasets
@@ -83,24 +82,3 @@ def test_load_split_builds_again_when_the_code_that_builds_it_changes(monkeypatc
     (tmp_path / "planning" / "__pycache__" / "prompts.pyc").write_text("compiled code is no source")
     data.load_split(SMALL, "rl")
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: b"".join(content.splitlines(keepends=True)[:1]),
-        lambda content: content.replace(b"blocksworld", b"blocksworlt", 1),
-    ],
-    ids=["one of the lines", "a flipped letter"],
-)
-def test_a_damaged_cache_is_built_again_with_a_warning(damage, caplog):
-    built = data.load_split(SMALL, "test")
-    (path,) = (cache_dir() / "datasets").glob("*/test.jsonl")
-    content = path.read_bytes()
-    path.write_bytes(damage(content))
-    assert data.load_split(SMALL, "test") == built
-    assert path.read_bytes() == content
-    (record,) = caplog.records
-    assert str(path.parent) in record.getMessage() and "test.jsonl" in record.getMessage()
-    caplog.clear()
-    assert data.load_split(SMALL, "test") == built and not caplog.records

@@ -162,7 +162,6 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"instruction": "b", "output": "x", "history": ["b"]}, "history"),
         ({"messages": [{"role": "user"}]}, "messages.*1.*content"),
         ({"messages": [FIRST, SYSTEM, FIRST]}, "messages.*2.*system"),
-        ({"messages": [ANSWER]}, "messages"),
         ({"messages": [SYSTEM, ANSWER]}, "messages.*system"),
         ({"messages": [FIRST, ANSWER, ANSWER]}, "messages.*assistant"),
         ({"messages": [FIRST, ANSWER], "completion": "x"}, "completion"),

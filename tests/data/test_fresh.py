@@ -12,12 +12,9 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets.rows import make_row, partition
 from jaxppo.planning.datasets.stream import stream_row
+from tests.planning.dataset_rows import problem_of
 
 STREAM = DataConfig(dataset="stream:blocksworld,ferry", stream_sizes=("ferry:1-2",), stream_test_rows=3)
-
-
-def problem_of(row):
-    return parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
 
 
 def of_epoch(rows_of, epoch, steps=5):

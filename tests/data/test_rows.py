@@ -187,7 +187,6 @@ def text_split(tmp_path, *texts, column="text"):
         (uuid.UUID(int=7).bytes, uuid.UUID(int=7).hex),
         (b"row 1", "row 1"),
         ("row", "row"),
-        (7, 7),
         ([7], None),
     ],
 )

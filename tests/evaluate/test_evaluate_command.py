@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from jaxppo.config import EvaluateConfig, TrainConfig
+from jaxppo.config import EvaluateConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError, ModelError
 from jaxppo.evaluate import repair
@@ -284,17 +284,6 @@ def test_data_without_plans_are_scored(dataset, spoiled, tmp_path, monkeypatch):
     assert results["test"]["mean_reward"] == pytest.approx(fmean(map(fmean, by_row)))
     assert results["test"]["reward"]["n"] == NUM_ROWS and results["test"]["ended"]["samples"] == 4 * NUM_ROWS
     assert "mean reward" in out and not (folder / "eval.html").exists()
-
-
-def test_flags_have_aliases():
-    argv = "--model a b --data folder --splits x y --compare_with c --length_edges 0 10"
-    config = parse_cli(EvaluateConfig, "evaluate", argv.split())
-    assert (config.model, config.compare_with, config.data.dataset) == (("a", "b"), ("c",), "folder")
-    assert (config.data.eval_splits, config.evaluation.length_edges) == (("x", "y"), (0, 10))
-    assert parse_cli(EvaluateConfig, "evaluate", ["--data=folder"]).data.dataset == "folder"
-    assert parse_cli(TrainConfig, "train", ["--data", "folder"]).data.dataset == "folder"
-    assert EvaluateConfig().sources == ("blocksworld-sft",)
-    assert replace(EvaluateConfig(), plans="p.jsonl").sources == ("p.jsonl",)
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,6 @@ def test_read_plans_reads_each_form(tmp_path):
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("[1]", "list"),
-        ('{"id": "p', "JSON"),
         ({"plan": ""}, "id"),
         ({"id": "p"}, "completion"),
         ({"id": "p", "plan": "", "completion": ""}, "plan and completion"),

@@ -84,10 +84,6 @@ def test_as_reference_makes_a_row_of_a_data_set():
 TEXTS = ["light a ; light b", "light b ; light a", "light a", "light a ; light a ; light b"]
 
 
-class Killed(BaseException):
-    """As SIGKILL: nothing that handles errors sees it."""
-
-
 class Lamps:
     """An evaluator whose completions say which sample of which row they are; `limit` calls, then it is killed."""
 
@@ -97,7 +93,7 @@ class Lamps:
 
     def complete(self, params, split, sample, chosen):
         if len(self.calls) == self._limit:
-            raise Killed
+            raise KeyboardInterrupt
         self.calls.append((sample, tuple(chosen)))
         number = [np.random.default_rng((params["seed"], sample, row)).integers(len(TEXTS)) for row in chosen]
         return [Completion(TEXTS[i], True, [0] * int(i + 1)) for i in number]
@@ -132,7 +128,7 @@ def test_plan_sampler_samples_and_judges_every_problem_whatever_the_size_of_its_
 def test_a_killed_plan_sampler_goes_on_where_it_stopped(tmp_path, limit):
     every, before, after = Lamps(), Lamps(limit), Lamps()
     whole = plans_of(tmp_path / "whole.jsonl", every)
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         plans_of(tmp_path / "killed.jsonl", before)
     assert plans_of(tmp_path / "killed.jsonl", after) == whole
     assert len(every.calls) == 9 and before.calls == every.calls[:limit]

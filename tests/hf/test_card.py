@@ -355,7 +355,6 @@ LICENSES = {
     "---\nlicense: 'two\n  lines'\n---\n": "two lines",
     "---\nlicense: [1, {a: b}]\n---\n": None,
     "---\ntags: [a]\n---\nlicense: mit": None,
-    "---\n- license\n---\n": None,
     "---\nlicense: [\n---\n": None,
     "---\nlicense: !!python/object/apply:os.system ['true']\n---\n": None,
     "---\na: " + "[" * 5000 + "\n---\n": None,

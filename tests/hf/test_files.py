@@ -130,11 +130,9 @@ def test_open_tensors_prefers_the_named_file_then_safetensors(tmp_path):
     ("content", "named"),
     [
         ("{", ""),
-        ("[]", ""),
         ("{}", ": .*weight_map"),
         ('{"weight_map": {"a": ["x"]}}', ", a: "),
         ('{"weight_map": {"a": ""}}', ", a: "),
-        ('{"weight_map": {"a": ".."}}', ", a: "),
         ('{"weight_map": {"a": "../outside.safetensors"}}', ", a: "),
     ],
 )
@@ -293,7 +291,6 @@ def test_complete_folder_appears_whole(tmp_path):
     ("error", "raised"),
     [
         (OSError(28, "No space left on device"), ModelError),
-        (ValueError("a bug"), ValueError),
         (KeyboardInterrupt(), KeyboardInterrupt),
         ("rename", ModelError),
     ],

@@ -145,25 +145,6 @@ def test_gpt2_config_that_changed_is_written_with_its_own_names():
 
 
 @pytest.mark.parametrize(
-    "rope",
-    [
-        Rope(rope_theta=500.0),
-        Rope(rope_type="linear", factor=2.5),
-        Rope(rope_type="yarn", factor=2.0, beta_fast=9.0, attention_factor=1.5, truncate=False),
-        Rope(rope_type="llama3", factor=2.0, low_freq_factor=2.0, original_max_position_embeddings=99),
-    ],
-)
-def test_config_to_hf_loses_nothing(rope):
-    ids = {"bos_token_id": None, "eos_token_id": 5, "pad_token_id": 4}
-    config = dataclasses.replace(hf.config_from_hf(FILES["gpt_neox-sequential"]), rope=rope, original=None, **ids)
-    for head, architecture in FAMILIES["gpt_neox"].architectures.items():
-        raw = hf.config_to_hf(config, head)
-        assert raw["architectures"] == [architecture]
-        assert hf.config_from_hf(raw) == hf.config_from_hf(read_by_transformers(raw)) == config
-        assert transformers.AutoConfig.for_model(**raw).num_labels == (1 if head == "score" else 2)
-
-
-@pytest.mark.parametrize(
     ("raw", "changes", "named"),
     [
         (NEOX, {"model_type": "bert"}, "model_type"),
@@ -194,7 +175,6 @@ def test_config_to_hf_loses_nothing(rope):
         (KIND["qwen2"], {"layer_types": ["linear_attention"] * 2}, "layer_types"),
         (KIND["qwen3"], {"rope_theta": 1.0, "rope_scaling": YARN | {"rope_theta": 1.0}}, "rope_theta"),
         (KIND["qwen3"], {"rope_scaling": YARN | {"mscale": -1.0}}, "mscale"),
-        (KIND["mistral"], {"sliding_window": -3}, "sliding_window"),
         (KIND["smollm3"], {"no_rope_layers": [1]}, "no_rope_layers"),
         (KIND["smollm3"], {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
     ],

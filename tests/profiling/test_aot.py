@@ -107,25 +107,6 @@ def test_an_update_is_compiled_for_gpus(flags):
 
 @pytest.mark.full
 @needs_gpu_compiler
-@pytest.mark.parametrize("command", ["sft", "reward_model"])
-def test_steps_on_fixed_rows_are_cut_into_micro_batches_that_fit(command, tmp_path):
-    """Twelve layers on 49,152 rows, 8,192 pairs: what a gradient keeps of all of them is more than an H100 has."""
-    row = json.dumps({"prompt": "clear a", "chosen": "clear b " * 24, "rejected": "on a b " * 24})
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text(f"{row}\n" * 8192)
-    flags = {
-        "sft": "--preset tiny --hidden_size 128 --batch_size 49152 --total_episodes 49152",
-        "reward_model": f"--dataset {tmp_path} --tokenizer_path blocksworld-sft --hidden_size 512 "
-        "--num_attention_heads 4 --batch_size 8192 --total_episodes 8192",
-    }[command]
-    common = "--num_hidden_layers 12 --dtype bfloat16 --target gpu-h100x1"
-    said = run(command, *flags.split(), *common.split()).stdout.splitlines()[-1]
-    found = re.search(r" fits: .* ([\d.]+) of 59\.33 GiB", said)
-    assert found is not None and 0.2 * 59.33 < float(found[1]) < 0.8 * 59.33, said
-
-
-@pytest.mark.full
-@needs_gpu_compiler
 def test_what_does_not_fit_is_said_with_what_would():
     """262,144 rows in one micro-batch, as somebody has set, are more than an H100 has."""
     sizes = "--batch_size 262144 --num_mini_batches 1 --total_episodes 262144 --response_length 64 --dtype bfloat16"

@@ -39,7 +39,6 @@ def test_what_is_no_target_is_refused(name):
         ("NVIDIA A100 80GB PCIe", 312.0, 19.5, 156.0),
         ("NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6),
         ("Tesla V100-SXM2-16GB", 15.7, 15.7, 15.7),
-        ("Tesla T4", 8.1, 8.1, 8.1),
         ("TPU v5 lite", 197.0, 197.0 / 6, 197.0),
         ("TPU v5", 459.0, 459.0 / 6, 459.0),
         ("NVIDIA L40S", None, None, None),

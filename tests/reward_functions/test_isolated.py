@@ -158,19 +158,6 @@ def test_workers_say_when_their_process_cannot_import_the_function(functions, wo
         workers()(completions("a"))
 
 
-def test_make_rewards_puts_functions_with_a_time_limit_into_workers(functions):
-    config = RewardConfig(reward_funcs=(f"{functions}:moody",), reward_timeout_s=1.5, on_error=-1.0, on_timeout="skip")
-    rewards = make_rewards(config)
-    try:
-        scores = rewards(completions("a", "hang", "crash", "nothing"))
-    finally:
-        rewards.close()
-    assert scores.values == [1.0, None, -1.0, None]
-    counts = {name: value for name, value in scores.metrics.items() if name.startswith("reward/") and value}
-    assert counts == {"reward/length": 1.0, "reward/errors": 1, "reward/timeouts": 1, "reward/not_scorable": 2}
-    assert scores.extras["moody_failed"] == [None, "no answer within 1.5 s", "its process ended with 7", None]
-
-
 def test_make_rewards_calls_functions_here_and_keeps_their_results_where_that_is_asked_for(functions):
     rewards = make_rewards(RewardConfig(reward_funcs=(f"{functions}:moody",)))
     assert rewards(completions("a")).extras["who"] == [os.getpid()]

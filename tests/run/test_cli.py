@@ -57,24 +57,14 @@ def test_main_lets_a_programming_error_through_and_says_how_to_go_on_after_an_in
     assert code == 130 and "--resume" in err
 
 
-def test_a_platform_that_jax_cannot_start_is_one_line(monkeypatch, capsys):
-    def devices():
-        raise RuntimeError("Unable to initialize backend 'tpu'\nand why")
-
-    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cuda")
-    monkeypatch.setattr("jax.devices", devices)
-    code, _, err = outcome(devices, capsys)
-    line = one_line(code, err)
-    assert line.startswith("error: JAX_PLATFORMS: ") and "tpu,cuda (Unable to initialize backend 'tpu')" in line
-
-
-@pytest.mark.full
-def test_a_command_is_refused_where_jax_itself_finds_no_platform():
+def test_a_command_is_refused_where_jax_finds_no_platform():
     command = [sys.executable, "-c", "import jax; from jaxppo.run import cli; cli.main(jax.devices)"]
     environment = os.environ | {"JAX_PLATFORMS": "tpu,cuda"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: JAX_PLATFORMS: ") and "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: JAX_PLATFORMS: ") and "tpu,cuda (Unable to initialize backend " in line
+    assert "Traceback" not in done.stderr
 
 
 READER_GONE = """

@@ -10,10 +10,6 @@ from jaxppo.run.preemption import Preempted, Preemption
 from jaxppo.run.stages import STAGES_FILE, Stages
 
 
-class Killed(BaseException):
-    """As SIGKILL: nothing that handles errors sees it."""
-
-
 def test_once_does_a_stage_once_over_all_processes(tmp_path):
     done = []
     for _ in range(3):
@@ -27,11 +23,11 @@ def test_once_does_a_stage_once_over_all_processes(tmp_path):
 
 def test_no_stage_is_done_that_fails_that_the_run_stops_before_or_of_a_damaged_file(tmp_path):
     def fail():
-        raise Killed
+        raise KeyboardInterrupt
 
     stages = Stages(tmp_path)
     stages.once("a", lambda: {"n": 1})
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         stages.once("b", fail)
     assert json.loads((tmp_path / STAGES_FILE).read_text()) == {"a": {"n": 1}}
     assert Stages(tmp_path).once("b", lambda: {"n": 2}) == {"n": 2}

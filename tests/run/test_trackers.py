@@ -13,7 +13,6 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError
 from jaxppo.parallel import processes
-from jaxppo.run import folder as run_folder
 from jaxppo.run import trackers
 from jaxppo.run.preemption import Preempted
 from jaxppo.run.trackers import Trackers
@@ -120,13 +119,6 @@ def test_a_tracker_that_is_absent_or_unknown_is_refused_before_anything_is_writt
         open_trackers(tmp_path, "wandbb")
     assert list(tmp_path.iterdir()) == []
     open_trackers(tmp_path, "tensorboard")
-
-
-def test_resume_command_names_what_the_folder_does_not_keep(tmp_path):
-    folder = tmp_path / "my run"
-    config = replace(TrainConfig(), quiet=True, report_to=("wandb", "tensorboard"), profile=3, kl_coef=0.5)
-    command = run_folder.resume_command("train", folder, config)
-    assert command == (f"python -m jaxppo.train --resume --output_dir '{folder}' --quiet --report_to wandb tensorboard")
 
 
 def test_tensorboard_brings_neither_torch_nor_wandb(tmp_path):

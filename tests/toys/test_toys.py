@@ -1,7 +1,6 @@
 """Toys are made once, whole or not at all, by commands that exist; their texts have the answers that they claim."""
 
 import subprocess
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -49,20 +48,6 @@ def test_a_toy_is_a_data_set_and_has_a_tokenizer_and_is_made_once(own_cache, mon
     assert tokenizer.decode(ids) == rows[0]["prompt"]
     assert len(ids) == len(rows[0]["prompt"].split())  # a token a word
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
-
-
-def test_a_damaged_toy_is_made_again(own_cache, monkeypatch, caplog):
-    def run(command, **_):
-        Path(command[-1]).mkdir()
-        (Path(command[-1]) / "rows").write_text("r")
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    folder = toys.find("toy-reviews")
-    assert folder is not None and (folder / "rows").read_text() == "r"
-    (folder / "rows").write_text("s")
-    assert toys.find("toy-reviews") == folder and (folder / "rows").read_text() == "r"
-    assert "rows" in caplog.text
 
 
 def test_a_toy_that_fails_leaves_its_log_alone_and_says_why(own_cache, monkeypatch):
@@ -130,22 +115,13 @@ def test_reviews_mostly_say_what_their_label_says_and_facts_kept_is_1_for_a_summ
     assert texts.facts_kept(["my sister sold my car"], ["my sister"], ["sold my car"], ["a new one"]) == [2 / 6]
 
 
-def train_classifier(folder, steps, rows, monkeypatch):
+@pytest.mark.parametrize(("steps", "num_rows"), [(2, 64), pytest.param(120, 1024, marks=pytest.mark.full)])
+def test_the_classifier_learns_and_is_read_as_a_reward(steps, num_rows, tmp_path, monkeypatch):
     monkeypatch.setattr(classifier, "_STEPS", steps)
+    rows = texts.review_rows("classifier", num_rows, seed=1)
     prompts = [row["prompt"] for row in rows]
     tokenizer = toys_command.byte_level_bpe(prompts, pad_token="[PAD]")
-    return classifier.train_classifier(prompts, [row["label"] for row in rows], tokenizer, folder)
-
-
-def test_the_classifier_has_the_label_that_the_reward_reads(tmp_path, monkeypatch):
-    train_classifier(tmp_path, 2, texts.review_rows("classifier", 64, seed=1), monkeypatch)
-    assert len(make_sentiment_reward(str(tmp_path))(["this movie has a"], [" superb plot"])) == 1
-
-
-@pytest.mark.full
-def test_the_classifier_learns_and_is_read_as_a_reward(tmp_path, monkeypatch):
-    accuracy = train_classifier(tmp_path, 120, texts.review_rows("classifier", 1024, seed=1), monkeypatch)
-    assert accuracy > 0.7
+    accuracy = classifier.train_classifier(prompts, [row["label"] for row in rows], tokenizer, tmp_path)
     reward = make_sentiment_reward(str(tmp_path))
     good, bad = reward(["this movie has a"] * 2, [" superb plot . it was warm", " dull plot . it was stale"])
-    assert good > bad + 1.0
+    assert steps < 120 or (accuracy > 0.7 and good > bad + 1.0)

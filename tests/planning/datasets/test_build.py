@@ -299,14 +299,6 @@ def test_builds_without_rows_or_with_val_that_is_missing_are_refused(tmp_path, m
     assert not (tmp_path / "data").exists()
 
 
-def test_presets_name_domains_that_there_are():
-    config = parse_cli(BuildConfig, "planning build", ["--preset", "tiny"])
-    assert {*config.domains, *config.unseen_domains} <= {*DOMAINS}
-    default = parse_cli(BuildConfig, "planning build", [])
-    assert len(default.domains) == 10 and {*default.domains, *default.unseen_domains} == {*DOMAINS}
-    assert (default.n_train, default.n_test) == (200, 50)
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
@@ -314,7 +306,6 @@ def test_presets_name_domains_that_there_are():
         (["build", "--help"], 0, "python -m jaxppo.planning build"),
         (["bild"], 2, "'build'"),
         ([], 2, "validate, solve, build, import, repair, inspect, push"),
-        (["build", "--n_train", "x"], 2, "n_train"),
     ],
 )
 def test_command_line(arguments, status, text, capsys):

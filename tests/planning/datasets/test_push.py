@@ -10,14 +10,6 @@ from tests import hub_server
 from tests.planning.dataset_rows import FILES, row, write
 
 
-@pytest.fixture
-def hub(tmp_path):
-    """A hub that this process uses."""
-    with hub_server.serving() as hub, hub_server.used(hub, str(tmp_path / "home")):
-        yield hub
-    assert hub.unknown == []
-
-
 def contents(paths):
     return {path.name: path.read_bytes() for path in paths if path.is_file()}
 

@@ -7,7 +7,6 @@ import pytest
 
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import canonical_form, parse_completion, parse_plan_text, validate_plan
-from jaxppo.planning.datasets.files import read_jsonl, write_jsonl
 from jaxppo.planning.datasets.rows import COLUMNS, build_split, partition
 from tests.planning.dataset_rows import problem_of
 from tests.planning.towers import all_states, towers_problem
@@ -82,42 +81,3 @@ def test_build_split_refuses_unknown_choices(name, changes):
     arguments = {"split": "train", "sizes": {3: 1}, "seed": 0, "unique": True} | changes
     with pytest.raises(ConfigError, match=f"^{name}: "):
         build_split(arguments.pop("split"), **arguments)
-
-
-def test_jsonl_comes_back_as_it_was_and_stays_where_writing_fails(splits, tmp_path):
-    path = tmp_path / "new" / "rl.jsonl"
-    rows = [{**row, "note": "kept; \u2028 é"} for row in splits["rl"]]
-    write_jsonl(rows, path)
-    with pytest.raises(TypeError):
-        write_jsonl([*splits["test"], {"id": object()}], path)
-    assert read_jsonl(path) == rows
-    assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("{", ""),
-        ("[1]", "list"),
-        ('{"id": "x"}', "'domain'"),
-        ({"plan_length": "4"}, "'plan_length'"),
-        ({"plan_length": True}, "'plan_length'"),
-        ({"reference_plan": "(a)"}, "'reference_plan'"),
-    ],
-)
-def test_read_jsonl_names_file_line_and_field(splits, tmp_path, line, named):
-    path = tmp_path / "rows.jsonl"
-    good = splits["rl"][0]
-    bad = line if isinstance(line, str) else json.dumps(good | line)
-    path.write_text(f"{json.dumps(good)}\n\n{bad}\n")
-    with pytest.raises(DataError) as caught:
-        read_jsonl(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}:3: ") and named in message and "\n" not in message
-
-
-def test_read_jsonl_names_a_missing_or_binary_file(tmp_path):
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name in ("missing", "binary"):
-        with pytest.raises(DataError, match=name):
-            read_jsonl(tmp_path / name)
