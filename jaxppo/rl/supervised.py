@@ -274,7 +274,7 @@ def budget_of(
         held["frozen base"] = parallel.shards(state.frozen)
     at_once, length, predictions = micro_batch
     shape = at_once, rows // parallel.row_shards // at_once, length, predictions
-    return memory.supervised_budget(model, held, trained, weights, shape, parallel.sizes, evaluation)
+    return memory.supervised_budget(model, held, trained[MODEL], weights, shape, parallel.sizes, evaluation)
 
 
 def in_parts(batch: Any, most: int | None, parallel: DataParallel) -> Any:
