@@ -165,7 +165,7 @@ class ChatTemplate(NamedTuple):
         turns = [*self._turns(row), _answer(row)]
         if _GENERATION.search(str(self.tokenizer.chat_template)):
             generated = _generated(self.tokenizer, turns, self._arguments_of(row))
-            if not generated:
+            if all(begin == end for begin, end in generated):
                 expected = "False, or a chat template whose {% generation %} blocks hold the turns of the assistant"
                 raise ConfigError(f"assistant_only_loss: expected {expected}, got none in row {row['id']}")
             return generated

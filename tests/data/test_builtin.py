@@ -6,6 +6,7 @@ from jaxppo import data, planning
 from jaxppo.config import DataConfig, EvaluateConfig, SFTConfig, TrainConfig, parse_sizes
 from jaxppo.config.sources import parse_cli
 from jaxppo.data import builtin
+from jaxppo.errors import DataError
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.stream import stream_row
 
@@ -82,3 +83,8 @@ def test_load_split_builds_again_when_the_code_that_builds_it_changes(monkeypatc
     (tmp_path / "planning" / "__pycache__" / "prompts.pyc").write_text("compiled code is no source")
     data.load_split(SMALL, "rl")
     assert len(calls) == 1
+
+
+def test_all_splits_with_too_few_problems_are_named_at_once():
+    with pytest.raises(DataError, match=r"'test'.*'test_longer'"):
+        data.make_splits(DataConfig(test_sizes="3:99", test_longer_sizes="3:99"), ["test", "test_longer"])

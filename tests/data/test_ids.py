@@ -153,6 +153,8 @@ def test_a_prompt_that_carries_the_template_is_taken_as_it_is(name, caplog):
         row = {"id": f"{name} {len(text)}", "prompt": text, "completion": ANSWER}
         (prompt,) = data.encode_prompts(tokenizer, [row], 9999, template=template)
         assert prompt == theirs(tokenizer, [LAST], add_generation_prompt=True)
+        ids, learned = learned_of(tokenizer, row)
+        assert learned == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
     assert [row["id"] in record.message for record in caplog.records].count(True) <= 1
 
 
@@ -234,6 +236,9 @@ def test_chats_of_which_no_turn_can_be_told_are_refused():
     tokenizer.chat_template = tokenizer.chat_template.replace("message.content", changed)
     with pytest.raises(ConfigError, match=r"^assistant_only_loss: "):
         learned_of(tokenizer, chat_of([*EARLIER, LAST]))
+    tokenizer.chat_template = "{% generation %}{% endgeneration %}" + tokenizer.chat_template
+    with pytest.raises(ConfigError, match=r"^assistant_only_loss: .*none"):
+        learned_of(tokenizer, chat_of([LAST]))
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
     with pytest.raises(ConfigError, match=r"^assistant_only_loss: .*tools"):
         learned_of(tokenizer_of("byte-level", "qwen2_5"), chat_of([LAST, call, {"role": "tool", "content": "b"}, LAST]))

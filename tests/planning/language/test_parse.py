@@ -182,6 +182,8 @@ def test_parse_domain_refuses_what_needs_val_by_name(section, feature):
 
 
 def test_parse_domain_wants_declarations_first_and_an_action():
+    with pytest.raises(UnsupportedPddlError, match="situation"):
+        parse_domain("(define (situation s))")
     action = "(:action a :parameters () :precondition () :effect (p))"
     with pytest.raises(PddlError, match=":predicates"):
         parse_domain(f"(define (domain d) {action} (:predicates (p)))")
