@@ -1,27 +1,18 @@
 """What the steps of a run learn from, where rows are read while it goes on."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxppo.config import DataConfig
 from jaxppo.data.batches import Batch, bucket, length_gaps, padded_size, prompt_batch
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, column_names
 from jaxppo.data.streaming import RowStream
-from jaxppo.data.tokens import RowLimit, encode_prompts, encode_rows, limited_rows, prompt_lengths
+from jaxppo.data.tokens import LimitedRows, RowLimit, encode_prompts, encode_rows, fitting_rows, limited_rows
 from jaxppo.errors import DataError
 from jaxppo.types import Curriculum
 
-
-class Selected(NamedTuple):
-    """What is learned from of some rows."""
-
-    rows: list[Any]
-    overlong: int  # how many were too long
-    left_out: int  # how many of these are not among the rows
-
-
-Select = Callable[[Sequence[Row]], Selected]
+Select = Callable[[Sequence[Row]], LimitedRows]
 
 
 def select_supervised(
@@ -39,12 +30,12 @@ def select_supervised(
     # A long prompt is part of a long row.
     longest = config.longest_prompt if limit is None else None
 
-    def select(rows: Sequence[Row]) -> Selected:
+    def select(rows: Sequence[Row]) -> LimitedRows:
         fitting = _fitting(tokenizer, rows, config, template)
         encoded = encode_rows(tokenizer, fitting, longest, template, assistant_only=assistant_only)
         limited = limited_rows(fitting, encoded, limit)
         overlong = len(rows) - len(fitting)
-        return Selected(limited.rows, limited.overlong + overlong, limited.left_out + overlong)
+        return LimitedRows(limited.rows, limited.overlong + overlong, limited.left_out + overlong)
 
     return select
 
@@ -59,23 +50,18 @@ def select_prompts(tokenizer: Any, config: DataConfig, template: ChatTemplate, l
         longest: most tokens of a prompt.
     """
 
-    def select(rows: Sequence[Row]) -> Selected:
+    def select(rows: Sequence[Row]) -> LimitedRows:
         fitting = _fitting(tokenizer, rows, config, template)
         encoded = encode_prompts(tokenizer, fitting, longest, template=template)
         overlong = len(rows) - len(fitting)
-        return Selected(list(zip(fitting, encoded, strict=True)), overlong, overlong)
+        return LimitedRows(list(zip(fitting, encoded, strict=True)), overlong, overlong)
 
     return select
 
 
 def _fitting(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> Sequence[Row]:
     """Return the rows whose prompts are no longer than `filter_overlong_prompts` lets them be."""
-    if not config.filter_overlong_prompts:
-        return rows
-    most = config.longest_prompt
-    assert most is not None
-    lengths = prompt_lengths(tokenizer, rows, template)
-    return [row for row, length in zip(rows, lengths, strict=True) if length <= most]
+    return fitting_rows(tokenizer, rows, config, template)[0] if config.filter_overlong_prompts else rows
 
 
 class StepRows:

@@ -237,9 +237,9 @@ class RowLimit(NamedTuple):
 
 
 class LimitedRows(NamedTuple):
-    """Rows that are within a limit."""
+    """Rows that are within a limit, encoded."""
 
-    rows: list[EncodedRow]
+    rows: list[Any]
     overlong: int  # how many were longer
     left_out: int  # how many of these are not among the rows
 
@@ -371,22 +371,24 @@ def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, te
     """
     if not config.filter_overlong_prompts or config.text_lengths is not None:
         return list(rows)
-    most = config.longest_prompt
-    assert most is not None
-    lengths = prompt_lengths(tokenizer, rows, template)
-    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]
+    kept, lengths = fitting_rows(tokenizer, rows, config, template)
     if not kept:
         raise DataError(
-            f"max_prompt_length: expected a prompt of at most {most} tokens, got {len(rows)} "
+            f"max_prompt_length: expected a prompt of at most {config.longest_prompt} tokens, got {len(rows)} "
             f"longer ones, the shortest with {min(lengths)}"
         )
     return kept
 
 
-def prompt_lengths(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate) -> list[int]:
-    """Return the tokens of every row's prompt."""
-    texts = [template.prompt_text(row) for row in rows]
-    return [len(ids) for ids in _prompts(tokenizer, texts, rows, _start(tokenizer, template))]
+def fitting_rows(
+    tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate
+) -> tuple[list[Row], list[int]]:
+    """Return the rows whose prompts `filter_overlong_prompts` keeps, maybe none, and the tokens of every prompt."""
+    most = config.longest_prompt
+    assert most is not None
+    texts = _prompt_texts(template, rows)
+    lengths = [len(ids) for ids in _prompts(tokenizer, texts, rows, _start(tokenizer, template))]
+    return [row for row, length in zip(rows, lengths, strict=True) if length <= most], lengths
 
 
 def tell_left_out(tell: Callable[[str], None], config: DataConfig, counts: Mapping[str, int]) -> None:
