@@ -12,11 +12,12 @@ REDACTED = "<redacted>"
 
 _NAME = r"""(?:
     [\w.-]*? (?:
-        (?:access|api|private|secret)[_-]?key
-        | (?:access|api|auth|github|hf|hub|wandb)[_-]?token
-        | authorization | credential | passwd | password | secret | signature
+        (?:access|account|anthropic|api|encryption|master|openai|private|secret|signing|wandb)[_-]?key
+        | (?:access|api|auth|bearer|git(?:hub|lab)|hf|hub|hugging_?face|private|refresh|secret|security|session|wandb)
+          [_-]?token
+        | authorization | cookie | credential | passphrase | passwd | password | secret | signature
     )
-    | (?:[\w-]+\.)* token
+    | (?:[\w-]+\.)* (?:pwd|token)
 ) s?"""
 _VALUE = r"""(?P<value> "(?:[^"\\\n]|\\.)*" | '[^'\n]*' | (?![\[{(])[^\s"'&,;)}\]\\]+ )"""
 _FLAGS = re.IGNORECASE | re.VERBOSE
@@ -29,11 +30,12 @@ _IN_TEXT = (
     re.compile(r"""(?P<before>https?://)(?P<value>[^\s/?#"']+)(?=@)""", re.IGNORECASE),
     re.compile(r"""(?P<before>://)(?P<value>[^\s/?#"'@:]*:[^\s/?#"'@]+)(?=@)"""),
     re.compile(rf"(?P<before>authorization:[ ]*(?:\w+[ ]+)?){_VALUE}", _FLAGS),
+    re.compile(r"(?P<before>\bBearer\s+)(?P<value>[\w.~+/=-]{16,})", re.IGNORECASE),
     # `name=value`, `name = "value"` and JSON's `"name": value`.
     re.compile(
         rf"""(?P<before>(?<![\w.-])-{{0,2}}{_NAME}(?:\\?["']?[ ]*=[ ]*|\\?["'][ ]*:[ ]*)\\?(?!//)){_VALUE}""", _FLAGS
     ),
-    re.compile(rf"""(?P<before>(?<![\w.-])--{_NAME}[ ]+)(?!-){_VALUE}""", _FLAGS),
+    re.compile(rf"""(?P<before>(?<![\w.-])--{_NAME}(?:["'],)?[ ]+)(?!["']?-){_VALUE}""", _FLAGS),
 )
 # Numbers are the ids of tokens and labels.
 _NO_SECRET = re.compile(rf"""["']?(?:none|null|true|false|\d{{1,6}}|{REDACTED})?["']?""", re.IGNORECASE)
