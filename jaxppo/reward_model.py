@@ -6,7 +6,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `reward
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,18 +30,16 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import aot, memory, sizes
 from jaxppo.profiling.aim import show
-from jaxppo.profiling.halving import Halving
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
 from jaxppo.rl.describe import print_memory
 from jaxppo.rl.start import adapter_of
 from jaxppo.rl.supervised import (
-    budget_of,
+    TrainedAlone,
     check_finite,
     in_parts,
     init_state,
-    room_to_learn,
     supervised_step,
     whole_model,
 )
@@ -154,7 +152,7 @@ def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class Training(TrainedAlone):
     """The model and what its training consists of."""
 
     config: RewardModelConfig
@@ -178,19 +176,9 @@ class Training:
         """{"trunk", "score"} as `models.apply` takes them, with the adapter attached."""
         return whole_model(trained, frozen, self.adapter)
 
-    @cached_property
-    def room(self) -> int | None:
-        """See `memory.room_to_learn`."""
-        return room_to_learn(self._trained, self._start, self.parallel)
-
     def _start(self) -> tuple[TrainState, Params]:
         state = self.init_state(models.init_params(self.model, jax.random.key(0), "score"))
         return state, stacks.unstacked(self.whole(state.params, state.frozen))
-
-    @cached_property
-    def halving(self) -> Halving:
-        """Fewer pairs of a micro-batch, where there is no memory for those that were planned."""
-        return Halving("learning")
 
     def pairs_at_once(self, pairs: int, length: int) -> int:
         """Return how many of the pairs of a step a device learns from at once, for texts of `length` tokens."""
@@ -205,7 +193,7 @@ class Training:
         texts, scored = 2 * self.pairs_at_once(count, length), self.config.eval_batch_size // self.parallel.row_shards
         scored = max(1, min(scored, memory.rows_at_once([self.model], length) or scored))
         evaluation = {"activations": sizes.scored_bytes(self.model, scored, length)}
-        return budget_of(self._trained, self._start, 2 * count, (texts, length, 0), self.parallel, evaluation)
+        return self._budget(2 * count, (texts, length, 0), evaluation)
 
     def weighted(self, batch: PairBatch) -> tuple[PairBatch, Array]:
         """Return the pairs of a step and each one's share of the mean, in the fastest micro-batches that fit."""

@@ -79,8 +79,61 @@ def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelCo
     return loss, {"loss": loss, "entropy": ops.weighted_sum(entropy, weights)}
 
 
+class TrainedAlone:
+    """What the trainings of one model have in common: the memory that they take, and what they do where it is short."""
+
+    parallel: DataParallel
+
+    @property
+    def _trained(self) -> ModelConfig:
+        """The architecture as it is trained."""
+        raise NotImplementedError
+
+    def _start(self) -> tuple[TrainState, Params]:
+        """Return the state before the first step, and the whole model with its layers one by one."""
+        raise NotImplementedError
+
+    @cached_property
+    def _shapes(self) -> tuple[TrainState, Params]:
+        return jax.eval_shape(self._start)
+
+    @cached_property
+    def room(self) -> int | None:
+        """See `memory.room_to_learn`."""
+        if memory.device_bytes() is None:
+            return None
+        state, weights = self._shapes
+        shards = self.parallel.shards
+        held, trained = shards((state.params, state.frozen, state.opt_state)), shards(state.params)
+        return memory.room_to_learn([self._trained], held, trained, {MODEL: weights}, self.parallel.sizes)
+
+    @cached_property
+    def halving(self) -> Halving:
+        """Fewer rows of a micro-batch, where there is no memory for those that were planned."""
+        return Halving("learning")
+
+    def _budget(self, rows: int, micro_batch: tuple[int, int, int], evaluation: Mapping[str, int]) -> memory.Budget:
+        """Estimate the memory of steps, and of an evaluation.
+
+        Args:
+            rows: of a step, over all devices.
+            micro_batch: rows on a device, tokens of a row, predictions of a row.
+            evaluation: see `memory.supervised_budget`.
+        """
+        state, weights = self._shapes
+        trained = self.parallel.shards(state.params)
+        held = {"model to train": trained, "optimizer": self.parallel.shards(state.opt_state)}
+        if state.frozen is not None:
+            held["frozen base"] = self.parallel.shards(state.frozen)
+        at_once, length, predictions = micro_batch
+        shape = at_once, rows // self.parallel.row_shards // at_once, length, predictions
+        return memory.supervised_budget(
+            self._trained, held, trained[MODEL], weights, shape, self.parallel.sizes, evaluation
+        )
+
+
 @dataclass(frozen=True)
-class SFT:
+class SFT(TrainedAlone):
     """Supervised fine-tuning of one architecture on all devices; its step is compiled once.
 
     Args:
@@ -140,20 +193,9 @@ class SFT:
         """Return the model of a state as `models.apply` takes it."""
         return whole_model(state.params, state.frozen, self.adapter)
 
-    @cached_property
-    def room(self) -> int | None:
-        """See `memory.room_to_learn`."""
-        start = lambda: self._start(models.init_params(self.model, jax.random.key(0)))  # noqa: E731
-        return room_to_learn(self._trained, start, self.parallel)
-
-    def _start(self, params: Params) -> tuple[TrainState, Params]:
-        state = self.init_state(params)
+    def _start(self) -> tuple[TrainState, Params]:
+        state = self.init_state(models.init_params(self.model, jax.random.key(0)))
         return state, stacks.unstacked(self.policy(state))
-
-    @cached_property
-    def halving(self) -> Halving:
-        """Fewer rows of a micro-batch, where there is no memory for those that were planned."""
-        return Halving("learning")
 
     def rows_at_once(self, rows: int, length: int) -> int:
         """Return how many of the rows of a step a device learns from at once, for rows of `length` tokens."""
@@ -181,8 +223,7 @@ class SFT:
         batch = rows.longest_batch()
         count, length = batch.input_ids.shape
         sizes = self.rows_at_once(count, length), length, batch.completion_ids.shape[1]
-        start = lambda: self._start(models.init_params(self.model, jax.random.key(0)))  # noqa: E731
-        return budget_of(self._trained, start, count, sizes, self.parallel, evaluation)
+        return self._budget(count, sizes, evaluation)
 
 
 def supervised_step(
@@ -229,52 +270,6 @@ def check_finite(output: StepOutput) -> None:
             f"step {output.record['step']}: expected a finite loss and gradient, got NaN or infinity; a lower "
             "learning_rate or max_grad_norm, in a new run"
         )
-
-
-def room_to_learn(
-    model: ModelConfig, start: Callable[[], tuple[TrainState, Params]], parallel: DataParallel
-) -> int | None:
-    """Return what `memory.room_to_learn` does for a model that is trained alone.
-
-    Args:
-        model: as it is trained.
-        start: gives what is on the devices from the first step to the last, and the whole model with its layers one by
-            one; nothing but their shapes is computed.
-        parallel: devices.
-    """
-    if memory.device_bytes() is None:
-        return None
-    state, weights = jax.eval_shape(start)
-    held, trained = parallel.shards((state.params, state.frozen, state.opt_state)), parallel.shards(state.params)
-    return memory.room_to_learn([model], held, trained, {"policy": weights}, parallel.sizes)
-
-
-def budget_of(
-    model: ModelConfig,
-    start: Callable[[], tuple[TrainState, Params]],
-    rows: int,
-    micro_batch: tuple[int, int, int],
-    parallel: DataParallel,
-    evaluation: Mapping[str, int],
-) -> memory.Budget:
-    """Estimate the memory of a model that is trained alone.
-
-    Args:
-        model: as it is trained.
-        start: see `room_to_learn`.
-        rows: of a step, over all devices.
-        micro_batch: rows on a device, tokens of a row, predictions of a row.
-        parallel: devices.
-        evaluation: see `memory.supervised_budget`.
-    """
-    state, weights = jax.eval_shape(start)
-    trained = parallel.shards(state.params)
-    held = {"model to train": trained, "optimizer": parallel.shards(state.opt_state)}
-    if state.frozen is not None:
-        held["frozen base"] = parallel.shards(state.frozen)
-    at_once, length, predictions = micro_batch
-    shape = at_once, rows // parallel.row_shards // at_once, length, predictions
-    return memory.supervised_budget(model, held, trained[MODEL], weights, shape, parallel.sizes, evaluation)
 
 
 def in_parts(batch: Any, most: int | None, parallel: DataParallel) -> Any:
