@@ -167,6 +167,7 @@ class SupervisedData:
 
     Attributes:
         longest: tokens of the longest row.
+        length: longest sequences of a batch.
         length_gaps: `length_gaps` of the rows.
         overlong: how many rows were longer than the limit.
         left_out: how many of these are not learned from.
@@ -198,11 +199,17 @@ class SupervisedData:
         """Count the rows that are learned from."""
         return len(self._rows)
 
-    def batch(self, step: int) -> Sequences:
-        """Return the sequences of step `step` (0-based), numpy arrays."""
+    def batch(self, step: int, length: int | None = None) -> Sequences:
+        """Return the sequences of step `step` (0-based), numpy arrays.
+
+        Args:
+            step: number of the step, from 0.
+            length: of the sequences, at least the batch's longest row; default: the bucket of that row.
+        """
         order = row_order(len(self._rows), self.seed, step * self.batch_size, self.batch_size).tolist()
         order.sort(key=self._lengths.__getitem__)
-        length = min(bucket(self._lengths[order[-1]], SEQUENCE_BUCKET), self.length)
+        if length is None:
+            length = min(bucket(self._lengths[order[-1]], SEQUENCE_BUCKET), self.length)
         return packed([self._rows[i] for i in order], length, self.completion_length, self._pad_id)
 
     def longest_batch(self) -> Sequences:

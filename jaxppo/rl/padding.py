@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.data import SEQUENCE_BUCKET, bucket
-from jaxppo.nn import by_rows
+from jaxppo.nn import ModelConfig, by_rows
 from jaxppo.parallel import partition
 from jaxppo.rl import ops
 from jaxppo.types import Axes, Sequences
@@ -32,6 +32,23 @@ def cut_lengths(full: int, length_gaps: Sequence[int]) -> list[int]:
     """
     lengths = {bucket(max(full - by, 1), SEQUENCE_BUCKET) for by in length_gaps}
     return [*sorted(n for n in lengths if n <= WORTH_CUTTING * full), full]
+
+
+def has_one_length(models: Sequence[ModelConfig], length_gaps: Sequence[int], longest: int, parts: int) -> bool:
+    """Return whether all batches are made as long as the longest row there can be, and each part of them is cut.
+
+    So that no batch brings a length of its own: a CPU compiles the layers of wide models one by one.
+
+    Args:
+        models: what is learned.
+        length_gaps: from `data.length_gaps`.
+        longest: tokens of the longest row.
+        parts: into how many a batch of such rows is cut.
+    """
+    if not any(model.wide and not model.loops for model in models) or not length_gaps:
+        return False
+    # The longest quarter of the rows is hardly cut, so that its rows must be about as long as the longest.
+    return min(length_gaps) <= longest // 4 and parts > 1
 
 
 def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequence[int], axis_name: Axes = None) -> R:

@@ -199,14 +199,8 @@ class PPO:
         return memory.equal_parts(rows, self._learning.rows(rows // parts))
 
     def _has_one_length(self, longest: int) -> bool:
-        """Return whether all batches have the length of the longest sequence there can be, and are cut in parts.
-
-        So that no batch brings a length of its own: a CPU compiles the layers of wide models one by one.
-        """
-        if not any(model.wide and not model.loops for model in self.learned) or not self._length_gaps:
-            return False
-        # The longest quarter of the rows is hardly cut, so that its rows must be about as long as the longest.
-        return min(self._length_gaps) <= longest // 4 and self.micro_batches(longest) > 1
+        """See `padding.has_one_length`."""
+        return padding.has_one_length(self.learned, self._length_gaps, longest, self.micro_batches(longest))
 
     def scored_rows(self, length: int) -> int | None:
         """Return how many rows of `length` tokens a device scores at once; None: all."""

@@ -19,7 +19,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
 from jaxppo.profiling.halving import Halving
-from jaxppo.rl import ops, optimizer, rollout, update
+from jaxppo.rl import ops, optimizer, padding, rollout, update
 from jaxppo.run import activity
 from jaxppo.run.checkpoints import is_whole
 from jaxppo.run.loop import StepOutput
@@ -203,6 +203,12 @@ class SFT(TrainedAlone):
         most = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
         return rows // memory.equal_parts(rows, self.halving.rows(min(rows, most or rows)))
 
+    def _has_one_length(self, rows: SupervisedData) -> bool:
+        """See `padding.has_one_length`."""
+        of_a_device = rows.batch_size // self.parallel.row_shards
+        parts = of_a_device // self.rows_at_once(rows.batch_size, rows.length)
+        return padding.has_one_length([self._trained], self.length_gaps, rows.length, parts)
+
     def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
         """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
         most = self.rows_at_once(*batch.input_ids.shape)
@@ -216,7 +222,12 @@ class SFT(TrainedAlone):
         def rows_at_once(batch: Sequences) -> int:
             return self.rows_at_once(*batch.input_ids.shape)
 
-        return supervised_step(self.program, rows.batch, self.weighted, rows_at_once, self.parallel, self.halving)
+        def batch(number: int) -> Sequences:
+            if isinstance(rows, SupervisedData) and self._has_one_length(rows):
+                return rows.batch(number, rows.length)
+            return rows.batch(number)
+
+        return supervised_step(self.program, batch, self.weighted, rows_at_once, self.parallel, self.halving)
 
     def budget(self, rows: SupervisedData | FreshData, evaluation: Mapping[str, int]) -> memory.Budget:
         """Estimate the memory of steps on these rows, and of an evaluation: see `memory.supervised_budget`."""
