@@ -6,6 +6,7 @@ whose order depends on nothing but the seed and the step.
 
 from jaxppo.data import preferences
 from jaxppo.data.batches import (
+    MIN_PADDED_SIZE,
     SEQUENCE_BUCKET,
     Batch,
     PromptData,
@@ -45,6 +46,7 @@ from jaxppo.data.turns import Turn, encode_turns
 from jaxppo.data.word_level import word_tokenizer, words_of_dataset
 
 __all__ = [
+    "MIN_PADDED_SIZE",
     "REQUESTS_FILE",
     "SEQUENCE_BUCKET",
     "SHIPPED_DATA",

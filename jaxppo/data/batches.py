@@ -43,16 +43,18 @@ def bucket(length: int, multiple: int = PROMPT_BUCKET) -> int:
     return -(-length // multiple) * multiple
 
 
-def padded_size(size: int, limit: int | None = None) -> int:
+def padded_size(size: int, limit: int | None = None, *, least: int = MIN_PADDED_SIZE, steps: int = 2) -> int:
     """Return the next of 16, 24, 32, 48, 64, 96, ...: at most half too large, and few sizes to compile for.
 
     Args:
         size: what must fit.
         limit: largest result, at least `size`.
+        least: smallest result where the limit allows it, a power of two.
+        steps: sizes from one power of two to the next, itself a power of two; the result is at most 1 / steps too
+            large.
     """
-    power = max(MIN_PADDED_SIZE, 1 << (size - 1).bit_length())
-    smaller = 3 * power // 4
-    fitting = smaller if smaller >= MIN_PADDED_SIZE and size <= smaller else power
+    power = 1 << (size - 1).bit_length()
+    fitting = max(least, bucket(size, max(1, power // 2 // steps)))
     return fitting if limit is None else min(fitting, limit)
 
 

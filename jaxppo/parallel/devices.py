@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxppo.errors import ConfigError
-from jaxppo.parallel import partition
+from jaxppo.parallel import partition, platform
 from jaxppo.parallel.partition import DATA, FSDP, TENSOR
 from jaxppo.types import Axes
 
@@ -49,6 +49,7 @@ class DataParallel:
         if mode != "fsdp" and self.sizes[DATA] != len(self.devices):
             raise ConfigError(f"mesh: expected {DATA} alone with parallel {mode}, got {mesh!r}; use parallel fsdp")
         self._check_processes()
+        platform.give_back_memory_of_compilations()
         names = (DATA, FSDP, TENSOR) if mode == "fsdp" else (DATA,)
         shape = tuple(self.sizes[name] for name in names)
         self.mesh = Mesh(np.asarray(self.devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
@@ -175,6 +176,7 @@ class DataParallel:
         row_axes: Sequence[RowAxis],
         out_axes: RowAxis | tuple[RowAxis, ...],
         donate: tuple[int, ...] = (),
+        compiler_options: dict[str, Any] | None = None,
     ) -> Callable[..., Any]:
         """Compile a per-device program for all devices.
 
@@ -186,6 +188,7 @@ class DataParallel:
                 come out equal on all devices.
             donate: positions of arguments whose memory the result may take over; of the first of them, the first
                 result has the structure.
+            compiler_options: of XLA; `pmap` has none.
 
         Returns:
             A function of whole arrays that returns whole arrays.
@@ -193,11 +196,11 @@ class DataParallel:
         if self.mode == "pmap":
             return self._pmap(program, tuple(row_axes), out_axes, donate)
         if self.mode == "fsdp":
-            return self._split_map(program, tuple(row_axes), out_axes, donate)
+            return self._split_map(program, tuple(row_axes), out_axes, donate, compiler_options)
         out_specs = self._out_specs(out_axes)
         in_specs = tuple(map(self._along_rows, row_axes))
         mapped = jax.shard_map(program, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate)
+        return jax.jit(mapped, donate_argnums=donate, compiler_options=compiler_options)
 
     def _out_specs(self, out_axes: RowAxis | tuple[RowAxis, ...]) -> Any:
         return tuple(map(self._along_rows, out_axes)) if isinstance(out_axes, tuple) else self._along_rows(out_axes)
@@ -208,6 +211,7 @@ class DataParallel:
         row_axes: tuple[RowAxis, ...],
         out_axes: RowAxis | tuple[RowAxis, ...],
         donate: tuple[int, ...],
+        compiler_options: dict[str, Any] | None,
     ) -> Callable[..., Any]:
         """As `shard_map`, with parameters split as the table says; the compiler sees to the axis `TENSOR`."""
 
@@ -232,7 +236,7 @@ class DataParallel:
                 return results
             return jax.lax.with_sharding_constraint(results[0], placed[donate[0]]), *results[1:]
 
-        return jax.jit(call, donate_argnums=donate)
+        return jax.jit(call, donate_argnums=donate, compiler_options=compiler_options)
 
     def _pmap(
         self,

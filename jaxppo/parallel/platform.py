@@ -1,5 +1,6 @@
 """The platform that programs are compiled for: that of the devices or, in `compiling_for`, one that is not there."""
 
+import ctypes
 import importlib.util
 import os
 import pkgutil
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +71,27 @@ def _container_limits() -> Iterator[Path]:
 
 def _stats(device: Any) -> dict[str, int]:
     return device.memory_stats() or {}
+
+
+_LONG_COMPILATION_S = 1.0
+"""Compilations that take this long leave so much freed memory that giving it back is worth its milliseconds."""
+
+
+@cache
+def give_back_memory_of_compilations() -> None:
+    """Make every long compilation give the memory that it has freed back to the system, before its program runs.
+
+    The allocator of Linux's C library keeps it otherwise: 650 MiB after the update of a model of 135M parameters.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is None:
+        return
+
+    def compiled(event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and seconds > _LONG_COMPILATION_S:
+            trim(0)
+
+    jax.monitoring.register_event_duration_secs_listener(compiled)
 
 
 _PCI = Path("/sys/bus/pci/devices")

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxppo import models
-from jaxppo.data import bucket, chunks, padded_size, right_padded
+from jaxppo.data import MIN_PADDED_SIZE, bucket, chunks, padded_size, right_padded
 from jaxppo.nn import ModelConfig, by_rows
+from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.profiling.halving import Halving
@@ -50,6 +51,10 @@ class RowScorer:
     def __init__(self, model: ModelConfig, parallel: DataParallel, batch_size: int, max_length: int | None = None):
         self._parallel, self._batch_size, self._max_length = parallel, batch_size, max_length
         self._halving = Halving("scores of a reward model")
+        # A wide model takes a CPU so long that columns and rows of padding cost more than compiling for more sizes.
+        costly = model.wide and platform.current().name == "cpu"
+        self._least_rows = 1 if costly else MIN_PADDED_SIZE
+        self._length_steps = 8 if costly else 2
 
         def in_parts(params: Params, input_ids: Array, lengths: Array) -> Array:
             most = memory.rows_at_once([model], input_ids.shape[1])
@@ -83,7 +88,8 @@ class RowScorer:
     def _dispatch(self, params: Params, rows: list[Sequence[int]]) -> Array:
         """Start a batch, filled up with copies of its first row to one of few sizes."""
         most = self._halving.rows(self._batch_size)
-        size = bucket(padded_size(len(rows), most), self._parallel.row_shards)
+        size = bucket(padded_size(len(rows), most, least=self._least_rows), self._parallel.row_shards)
         filled = [*rows, *[rows[0]] * (size - len(rows))]
-        ids, lengths = right_padded(filled, padded_size(max(map(len, rows)), self._max_length))
+        length = padded_size(max(map(len, rows)), self._max_length, steps=self._length_steps)
+        ids, lengths = right_padded(filled, length)
         return self._program(params, *self._parallel.put((ids, lengths), 0))

@@ -146,8 +146,40 @@ def make_learning_rates(config: OptimizerConfig, num_updates: int, value_alone: 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Clip by the global norm, then take AdamW's direction; the learning rate is applied by `apply_gradients`."""
     clip = optax.identity() if config.max_grad_norm is None else clip_by_norm(config.max_grad_norm)
-    adam = optax.scale_by_adam(config.adam_beta1, config.adam_beta2, config.adam_epsilon)
-    return optax.chain(clip, adam, optax.add_decayed_weights(config.weight_decay, mask=_is_matrix))
+    return optax.chain(clip, scale_by_adam(config), optax.add_decayed_weights(config.weight_decay, mask=_is_matrix))
+
+
+def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Take Adam's direction, mu / (1 - b1^t) / (sqrt(nu / (1 - b2^t)) + epsilon), at new moments mu and nu.
+
+    Where the scalar `taken`, which is given to `update`, is false, the state stays as it was, and the direction means
+    nothing.
+
+    Source: optax.scale_by_adam, whose state it has.
+    """
+    b1, b2, epsilon = config.adam_beta1, config.adam_beta2, config.adam_epsilon
+
+    def update(updates: Any, state: Any, params: Any = None, **options: Any) -> tuple[Any, Any]:
+        del params
+        new = optax.ScaleByAdamState(
+            count=optax.safe_increment(state.count),
+            mu=optax.tree.update_moment(updates, state.mu, b1, 1),
+            nu=optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2),
+        )
+        new = keep_or_take(options["taken"], new, state)
+        # The direction is computed from the moments as they are stored: otherwise XLA computes them twice, and copies
+        # the old ones first, as the new ones are written over them.
+        new = jax.tree.map(jax.lax.optimization_barrier, new)
+        mu = optax.tree.bias_correction(new.mu, b1, new.count)
+        nu = optax.tree.bias_correction(new.nu, b2, new.count)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu), new
+
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
+
+
+def keep_or_take(taken: Array, new: Any, old: Any) -> Any:
+    """Return a tree's new arrays where `taken`, else the old ones; number by number, as a branch would hold both."""
+    return jax.tree.map(lambda new, old: jnp.where(taken, new, old), new, old)
 
 
 def clip_by_norm(most: float) -> optax.GradientTransformation:
@@ -177,6 +209,7 @@ def apply_gradients(
     optimizer: optax.GradientTransformation,
     rates: LearningRates,
     norm: Array | None = None,
+    taken: Array | bool = True,
 ) -> TrainState:
     """Take one optimizer step at the learning rates of `state.step`, which stays as it is.
 
@@ -186,14 +219,16 @@ def apply_gradients(
         optimizer: from `make_optimizer`.
         rates: learning rates.
         norm: global norm of the gradients, [] fp32; default: that of these arrays.
+        taken: [] bool, whether the step is taken; if not, the state stays as it is.
     """
     directions: Any
     norm = optax.tree.norm(grads) if norm is None else norm
     optimizer = optax.with_extra_args_support(optimizer)
-    directions, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm)
+    directions, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm, taken=taken)
     rate_of = {"policy": rates.policy(state.step), "value": rates.value(state.step)}
     params = {
         model: jax.tree.map(lambda p, d, rate=rate_of[model]: p - rate * d, state.params[model], directions[model])
         for model in state.params
     }
+    params = keep_or_take(taken, params, state.params)
     return state._replace(params=params, opt_state=opt_state)

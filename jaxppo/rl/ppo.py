@@ -115,6 +115,7 @@ class PPO:
             row_axes=(None, None, 2),
             out_axes=(None, None),
             donate=(0,),
+            compiler_options=update.compiler_options(self.learned),
         )
         self._uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
         self._pack = jax.jit(rollout.to_sequences, static_argnames="length")

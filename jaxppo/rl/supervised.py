@@ -159,7 +159,10 @@ class SFT(TrainedAlone):
         """The optimizer step: (state, what `weighted` gives) -> (state, stats); the memory of a state is taken over."""
         rates = optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates)
         program = partial(self._step, rates=rates)
-        return self.parallel.map(program, row_axes=(None, 2), out_axes=(None, None), donate=(0,))
+        options = update.compiler_options([self._trained])
+        return self.parallel.map(
+            program, row_axes=(None, 2), out_axes=(None, None), donate=(0,), compiler_options=options
+        )
 
     def _step(
         self, state: TrainState, mini_batches: tuple[Sequences, Array], *, rates: optimizer.LearningRates
