@@ -52,9 +52,8 @@ class RowScorer:
         self._parallel, self._batch_size, self._max_length = parallel, batch_size, max_length
         self._halving = Halving("scores of a reward model")
         # A wide model takes a CPU so long that columns and rows of padding cost more than compiling for more sizes.
-        costly = model.wide and platform.current().name == "cpu"
-        self._least_rows = 1 if costly else MIN_PADDED_SIZE
-        self._length_steps = 8 if costly else 2
+        self._costly = model.wide and platform.current().name == "cpu"
+        self._model = model
 
         def in_parts(params: Params, input_ids: Array, lengths: Array) -> Array:
             most = memory.rows_at_once([model], input_ids.shape[1])
@@ -72,12 +71,23 @@ class RowScorer:
         Returns:
             [len(rows)] fp32.
         """
-        most = min(self._batch_size, max(1, len(rows)))
+        most = self._rows_at_once(rows)
         return self._halving.repeated(lambda: self._scores(params, rows), lambda: self._halving.rows(most))
+
+    def _rows_at_once(self, rows: Sequence[Sequence[int]]) -> int:
+        """Return the most rows of a batch, over all devices."""
+        most = min(self._batch_size, max(1, len(rows)))
+        if not self._costly:
+            return most
+        longest = max(map(len, rows), default=1)
+        of_a_device = max(1, most // self._parallel.row_shards)
+        # Equal ones, so that there are few shapes.
+        parts = memory.equal_parts(of_a_device, memory.rows_at_once([self._model], longest))
+        return of_a_device // parts * self._parallel.row_shards
 
     def _scores(self, params: Params, rows: Sequence[Sequence[int]]) -> np.ndarray:
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        parts = list(chunks(order, self._halving.rows(min(self._batch_size, max(1, len(rows))))))
+        parts = list(chunks(order, self._halving.rows(self._rows_at_once(rows))))
         # All batches are dispatched before the first is waited for, so the devices never idle.
         running = [self._dispatch(params, [rows[i] for i in part]) for part in parts]
         scores = np.empty(len(rows), np.float32)
@@ -88,8 +98,9 @@ class RowScorer:
     def _dispatch(self, params: Params, rows: list[Sequence[int]]) -> Array:
         """Start a batch, filled up with copies of its first row to one of few sizes."""
         most = self._halving.rows(self._batch_size)
-        size = bucket(padded_size(len(rows), most, least=self._least_rows), self._parallel.row_shards)
+        least, steps = (1, 4) if self._costly else (MIN_PADDED_SIZE, 2)
+        size = bucket(padded_size(len(rows), most, least=least), self._parallel.row_shards)
         filled = [*rows, *[rows[0]] * (size - len(rows))]
-        length = padded_size(max(map(len, rows)), self._max_length, steps=self._length_steps)
+        length = padded_size(max(map(len, rows)), self._max_length, steps=steps)
         ids, lengths = right_padded(filled, length)
         return self._program(params, *self._parallel.put((ids, lengths), 0))

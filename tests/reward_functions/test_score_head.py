@@ -1,5 +1,6 @@
 """Scores of reward models are those of rows alone, where TRL's `get_reward` and transformers' classes go by the ids."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -99,8 +100,12 @@ def test_only_last_token_scores_are_right_where_ids_do_not_tell(reward, pad):
         assert {name for name, wrong in zip(ROWS, far(scores, expected), strict=True) if not wrong} == right
 
 
-def test_few_programs_serve_all_lengths(monkeypatch):
-    scorer, shapes = RowScorer(CONFIGS["gpt_neox"], DataParallel(), 64), set()
+@pytest.mark.parametrize(
+    ("hidden_size", "rows", "lengths"), [(64, 16, (16, 24, 32, 48)), (512, 6, (16, 20, 24, 28, 32, 40, 48))]
+)
+def test_few_programs_serve_all_lengths(hidden_size, rows, lengths, monkeypatch):
+    # Wide models take a CPU long, and are given less padding.
+    scorer, shapes = RowScorer(replace(CONFIGS["gpt_neox"], hidden_size=hidden_size), DataParallel(), 64), set()
 
     def program(params, ids, lengths):
         shapes.add(ids.shape)
@@ -109,4 +114,4 @@ def test_few_programs_serve_all_lengths(monkeypatch):
     monkeypatch.setattr(scorer, "_program", program)
     for length in range(1, 49):
         assert scorer({}, [[5] * (length - 1) + [row] for row in range(5)]).tolist() == [0, 1, 2, 3, 4]
-    assert shapes == {(16, 16), (16, 24), (16, 32), (16, 48)}
+    assert shapes == {(rows, length) for length in lengths}
