@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tables "One step off-policy" of docs/results.md: what --async_rollouts 1 does to learning, and saves in time.
+# The table of docs/experiments/off_policy.md: what --async_rollouts 1 does to learning, and saves in time.
 set -euo pipefail
 out=${1:-outputs/async}
 for seed in 1 2 3; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tables "Algorithms and credit" of docs/results.md: the default run by other algorithms, rewards and helps of the critic;
+# The tables of docs/experiments/algorithms.md: the default run by other algorithms, rewards and helps of the critic;
 # ten times its samples; and problems larger than any that were trained on. `positive_nll` is off where a row does not name it.
 set -euo pipefail
 out=${1:-outputs/credit}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The table "The default run" of docs/results.md: PPO, RLOO and a compute-matched control over 3 seeds, two more controls.
+# The table of docs/experiments/default_run.md: PPO, RLOO and a compute-matched control over 3 seeds, two more controls.
 set -euo pipefail
 out=${1:-outputs/results}
 for seed in 1 2 3; do

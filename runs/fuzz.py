@@ -5,7 +5,7 @@
 Each text is one that is read, with one to three places changed into something that does not belong there: another kind
 of value, a number beyond all bounds, a character that is none, the end in the middle. An input that raises anything
 else is made as small as it can be and printed. A hunt, and no part of CI: what it has found stands as an example in the
-tests of the rooms. Last run with 3,000 examples of each kind on 2026-11-24 (`docs/results.md`, "Structures").
+tests of the rooms. Last run with 3,000 examples of each kind on 2026-11-24 (`docs/experiments/faults.md`).
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# "Six domains, one language" of docs/results.md: PPO over 3 seeds on the shipped start, what it is compared with, and the table by
+# docs/experiments/planning_multi.md: PPO over 3 seeds on the shipped start, what it is compared with, and the table by
 # domain. With `start` as its argument it makes that start first (runs/planning_multi_sft.csv is its loss), and goes on where it was
 # stopped.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The table "Repair rounds" of docs/results.md: a model that has seen what is said about its failures is asked again up to three
+# The table of docs/experiments/repair.md: a model that has seen what is said about its failures is asked again up to three
 # times, beside as many samples without a word. `bash runs/repair.sh FOLDER`, then `python runs/repair_table.py FOLDER`.
 set -euo pipefail
 out=${1:-outputs/repair}

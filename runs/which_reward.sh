@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# "Which reward" of docs/results.md: eight rewards by PPO, and seven by RLOO, three seeds, 40 updates each on the start of six
+# docs/experiments/which_reward.md: eight rewards by PPO, and seven by RLOO, three seeds, 40 updates each on the start of six
 # domains.
 # With arguments, some of them alone: runs/which_reward.sh ALGORITHM SEED [REWARD ...]. What is finished is left as it is, what is
 # not is gone on with.
