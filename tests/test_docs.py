@@ -108,7 +108,7 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
             pytest.fail(f"{page}: {command}\n{error}")
 
 
-OTHER_METRICS = {"docs/console.md", "docs/from_trl.md", "docs/metrics.md", "docs/reward_model.md"}
+OTHER_METRICS = {"docs/from_trl.md", "docs/metrics.md", "docs/report.md", "docs/reward_model.md"}
 """Pages with names of TRL's metrics, or of those of supervised training."""
 
 
