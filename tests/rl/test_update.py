@@ -14,6 +14,7 @@ from jaxppo.parallel.devices import DATA, DataParallel
 from jaxppo.rl import losses, ops, optimizer, trajectories, update
 from jaxppo.types import Sequences, Trajectories
 from tests import device_modes
+from tests.torch_models import CONFIGS
 
 
 @pytest.mark.parametrize(("epochs", "parts"), [(1, 1), (3, 4)])
@@ -483,3 +484,28 @@ def test_policy_gradient_loss_ignores_what_lies_outside_the_masks(params, predic
             returns=junk(batch.returns, VALUE_MASK),
         )
     jax.tree.map(np.testing.assert_array_equal, *(gradients(params, b) for b in (batch, dirty)))
+
+
+def test_an_update_holds_one_sum_of_gradients_and_no_copy_of_the_moments():
+    layers = {f"layer_{i}": jnp.ones((256, 256)) for i in range(16)}
+    size = sum(x.nbytes for x in layers.values())
+
+    def loss(params, x, weights):
+        for layer in params["policy"].values():
+            x = jnp.tanh(x @ layer)
+        return ops.weighted_sum(x.sum(-1), weights), {"loss": jnp.float32(0)}
+
+    program = partial(
+        update.update,
+        loss=loss,
+        optimizer=optimizer.make_optimizer(CONFIG),
+        rates=optimizer.make_learning_rates(CONFIG, 10),
+        axis_name=DATA,
+    )
+    parallel = DataParallel("shard_map", jax.local_devices()[:1])
+    wide = dataclasses.replace(CONFIGS["llama"], hidden_size=512)
+    options = update.compiler_options([wide])
+    compiled = parallel.map(program, (None, 2), (None, None), donate=(0,), compiler_options=options)
+    batch = jnp.ones((1, 4, 8, 256)), jnp.full((1, 4, 8), 1 / 32)
+    held = compiled.lower(start({"policy": layers}), batch).compile().memory_analysis().temp_size_in_bytes
+    assert held < 1.3 * size
