@@ -91,6 +91,6 @@ def shown_after(row: Row, example: Row) -> Row:
         return row | {"prompt": text}
     turns = list(turns_of(row))
     last = last_of_user(turns)
-    if last is not None:
-        turns[last] = turns[last] | {"content": text}
+    assert last is not None  # a chat without a turn of the user is not read
+    turns[last] = turns[last] | {"content": text}
     return row | {"prompt": text, "messages": turns}

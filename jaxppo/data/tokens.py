@@ -569,15 +569,11 @@ def token_scores(
 
 def _last_token(spans: Sequence[tuple[int, int]], start: int, end: int) -> int | None:
     """Return the last token that shares a character with a piece of the text."""
-    # Spans begin and end in order, so the last one that begins in front of `end` is the only candidate but for those
-    # without a character.
-    for token in range(bisect_left(spans, (end,)) - 1, -1, -1):
-        first, behind = spans[token]
-        if behind <= start:
-            return None
-        if max(first, start) < min(behind, end):
-            return token
-    return None
+    # Spans begin and end in order, so the last one that begins in front of `end` is the only candidate.
+    token = bisect_left(spans, (end,)) - 1
+    if token < 0 or max(spans[token][0], start) >= min(spans[token][1], end):
+        return None
+    return token
 
 
 def _token_spans(tokenizer: Any, words: list[str]) -> list[tuple[int, int]]:

@@ -8,20 +8,16 @@ from jaxppo.data.batches import Batch, row_order
 from jaxppo.errors import DataError
 
 
-def test_row_order_covers_every_epoch_exactly_once_in_another_order():
+def test_row_order_covers_every_epoch_exactly_once_in_another_order_and_is_one_stream_however_it_is_cut():
     stream = row_order(7, seed=3, start=0, count=28)
     for epoch in stream.reshape(4, 7):
         assert sorted(epoch) == list(range(7))
     assert len({tuple(epoch) for epoch in stream.reshape(4, 7)}) == 4
     assert not np.array_equal(row_order(50, 0, 0, 50), row_order(50, 1, 0, 50))
-
-
-@pytest.mark.parametrize("size", [1, 3, 7, 10, 28])
-def test_row_order_is_one_stream_however_it_is_cut(size):
-    """A batch larger than the data set, or across an epoch's end, is nothing special."""
-    stream = row_order(7, seed=3, start=0, count=28)
-    for start in range(0, 28 - size + 1):
-        np.testing.assert_array_equal(row_order(7, 3, start, size), stream[start : start + size])
+    # A batch larger than the data set, or across an epoch's end, is nothing special.
+    for size in (1, 3, 7, 10, 28):
+        for start in range(0, 28 - size + 1):
+            np.testing.assert_array_equal(row_order(7, 3, start, size), stream[start : start + size])
 
 
 def test_chunks_cover_all_items_in_order_and_bucket_is_the_next_multiple():
@@ -38,13 +34,9 @@ def test_pad_left_puts_the_last_token_of_every_prompt_in_the_last_column():
     assert (batch.prompt_ids.dtype, batch.prompt_mask.dtype) == (np.int32, bool)
 
 
-def make_prompts(rows, tokenizer, seed=0):
-    return PromptData(rows, tokenizer, batch_size=4, seed=seed, max_prompt_length=64)
-
-
 def test_prompt_data_batches_hold_text_ids_and_columns_of_the_same_rows(rows, tokenizer):
     rows = [row | ({"hint": "x"} if i == 0 else {}) for i, row in enumerate(rows)]  # a column of one row alone
-    prompts = make_prompts(rows, tokenizer)
+    prompts = PromptData(rows, tokenizer, batch_size=4, seed=0, max_prompt_length=64)
     by_id = {row["id"]: {"hint": None} | row for row in rows}
     seen = []
     for step in range(5):
@@ -119,6 +111,7 @@ def test_supervised_data_packs_prompts_and_completions_with_their_masks(rows, to
         assert set(batch.input_ids[i, p + c :]) <= {tokenizer.pad_token_id}
         assert list(batch.completion_ids[i, :c]) == completion  # the end of sequence is learned too
         np.testing.assert_array_equal(batch.completion_mask[i], np.arange(supervised.completion_length) < c)
+    # The last word of a prompt and the first of its completion, which have no blank between them, are kept apart.
     again = SupervisedData(rows, tokenizer, batch_size=10, seed=0, max_prompt_length=64)
     np.testing.assert_array_equal(again.batch(0).input_ids, batch.input_ids)
     for kind in (PromptData, SupervisedData):

@@ -11,6 +11,7 @@ from jaxppo.errors import ConfigError, DataError
 from tests.data.tokenizers import TEMPLATE, chat_tokenizer, words
 
 ROWS = [{"id": "r-0", "prompt": "on b a", "completion": "unstack b a"}, {"id": "r-1", "prompt": "b", "completion": ""}]
+CONTINUED = {"input_min_text_length": 2, "input_max_text_length": 3}
 
 
 def test_prompts_become_the_users_turn_with_one_start_token_and_the_system_prompt_before_it():
@@ -23,6 +24,7 @@ def test_prompts_become_the_users_turn_with_one_start_token_and_the_system_promp
     template = make_chat_template(tokenizer, DataConfig(system_prompt="be brief"))
     (ids,) = data.encode_prompts(tokenizer, ROWS[:1], 64, template=template)
     assert words(tokenizer, ids) == "<s> <|system|> be brief <|end|> <|user|> on b a <|end|> <|assistant|>"
+    assert "be brief" in template.describe()
 
 
 @pytest.mark.parametrize("eos", ["<eos>", "<|end|>"])
@@ -45,11 +47,17 @@ def test_texts_of_rows_are_those_of_each_row_from_about_one_rendering(monkeypatc
     render = ChatTemplate._render
     monkeypatch.setattr(ChatTemplate, "_render", lambda *args: rendered.append(args) or render(*args))
     assert template.texts_of_rows(rows) == expected and len(rendered) < 300
+    # Where the turn of the assistant is not opened in all prompts, it belongs to the completions of the others.
+    some = TEMPLATE.replace(
+        "if add_generation_prompt", "if add_generation_prompt and 'unstack' not in messages[-1].content"
+    )
+    some, unopened = make_chat_template(chat_tokenizer(some)), {"id": "u", "prompt": "unstack", "completion": "b"}
+    assert some.texts_of_rows([*rows[:3], unopened])[-1].completion == "<|assistant|>\nb <|end|>"
     # A prompt that is written in another way where its completion follows is noticed among the first rows.
     mark = "{{ '!' if 'unstack' in message['content'] and messages[-1].role == 'assistant' }}"
     odd = make_chat_template(chat_tokenizer(TEMPLATE.replace(" <|end|>", mark + " <|end|>")))
     with pytest.raises(ConfigError, match="use_chat_template"):
-        odd.texts_of_rows([*rows[:3], {"id": "odd", "prompt": "unstack", "completion": "b"}])
+        odd.texts_of_rows([*rows[:3], unopened])
 
 
 def test_decode_strips_exactly_the_end_marker():
@@ -86,7 +94,7 @@ def test_blanks_before_a_completion_are_kept_and_a_turn_without_an_end_marker_en
         (None, DataConfig()),
         (None, DataConfig(use_chat_template=False)),
         (TEMPLATE, DataConfig(use_chat_template=False)),
-        (TEMPLATE, DataConfig(input_min_text_length=2, input_max_text_length=3)),
+        (TEMPLATE, DataConfig(**CONTINUED)),
     ],
 )
 def test_texts_stay_as_they_are_without_a_chat_template(template, config):
@@ -99,13 +107,16 @@ def test_texts_stay_as_they_are_without_a_chat_template(template, config):
     assert [words(tokenizer, ids) for ids in prompts] == ["<s> on b a", "<s> b"]
     assert [words(tokenizer, ids) for ids in completions] == ["unstack b a <eos>", "<eos>"]
     assert not template.templated and template.end_id == tokenizer.eos_token_id
+    # A chat needs a template.
+    chat = ROWS[0] | {"messages": [{"role": "user", "content": "on b a"}]}
+    with pytest.raises(DataError, match=r"r-0\b.*use_chat_template"):
+        data.PromptData([chat], tokenizer, 1, 0, 64, config.text_lengths, template)
 
 
 REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + TEMPLATE
 OTHER_START = "{% if messages|length > 1 %}### {% endif %}" + TEMPLATE
 SHOUTING = TEMPLATE.replace("message['content']", "message['content']|upper")
 WORDY_END = "{% for m in messages %}{{ m.content }} ### {% endfor %}"
-CONTINUED = {"input_min_text_length": 2, "input_max_text_length": 3}
 WORDS_BEFORE_END = TEMPLATE.replace(" <|end|>", " ### <|end|>")
 
 
@@ -121,11 +132,7 @@ WORDS_BEFORE_END = TEMPLATE.replace(" <|end|>", " ### <|end|>")
         ("use_chat_template", WORDY_END, {}),
         ("use_chat_template", WORDS_BEFORE_END, {}),
         # Text to be continued is no chat.
-        (
-            "use_chat_template",
-            TEMPLATE,
-            {"use_chat_template": True, "input_min_text_length": 2, "input_max_text_length": 3},
-        ),
+        ("use_chat_template", TEMPLATE, CONTINUED | {"use_chat_template": True}),
     ],
 )
 def test_templates_that_cannot_do_are_refused(name, template, config):

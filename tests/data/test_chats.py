@@ -114,8 +114,9 @@ def test_messages_are_read_from_every_kind_of_file(ending, tmp_path):
         table.to_parquet(tmp_path / "train.parquet")
     else:
         hugging_face.DatasetDict({"train": table}).save_to_disk(tmp_path)
-    config = DataConfig(dataset=str(tmp_path))
-    rows = data.load_split(config, "train", None, {"prompt": str, "completion": str})
+        with pytest.raises(DataError, match="dataset_config"):
+            data.load_split(DataConfig(dataset=str(tmp_path), dataset_config="long"), "train", None)
+    rows = data.load_split(DataConfig(dataset=str(tmp_path)), "train", None, {"prompt": str, "completion": str})
     assert [row["messages"] for row in rows] == [[FIRST], [SYSTEM, SECOND]]
     assert [(row["prompt"], row["completion"]) for row in rows] == [("on b a", "stack b a"), ("b", "stack b a")]
 
@@ -205,21 +206,6 @@ def test_a_system_turn_of_the_row_wins():
     first, second = data.encode_prompts(tokenizer, [CHAT, own], 64, template=template)
     assert words(tokenizer, first).startswith("<s> <|system|> on on <|end|> <|user|> on b a")
     assert words(tokenizer, second) == "<s> <|system|> be brief <|end|> <|user|> b <|end|> <|assistant|>"
-
-
-@pytest.mark.parametrize(
-    ("template", "config"),
-    [
-        (None, DataConfig()),
-        (TEMPLATE, DataConfig(use_chat_template=False)),
-        (TEMPLATE, DataConfig(input_min_text_length=1, input_max_text_length=2)),
-    ],
-)
-def test_a_chat_needs_a_template(template, config):
-    tokenizer = chat_tokenizer(template)
-    made = data.make_chat_template(tokenizer, config)
-    with pytest.raises(DataError, match=r"\br\b.*use_chat_template"):
-        data.PromptData([CHAT], tokenizer, 1, 0, 64, config.text_lengths, made)
 
 
 TOOLS_TEMPLATE = (

@@ -11,16 +11,14 @@ from jaxppo.data import few_shot
 from jaxppo.data.few_shot import load_examples, shown_after
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.parallel import processes
-from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets.rows import build_split
-from tests.data.tokenizers import chat_tokenizer, words
+from tests.data.tokenizers import chat_tokenizer, words, write_rows
 
 SMALL = DataConfig(train_sizes="3:6,4:6", rl_sizes="4:5", n_shots=2)
 
 
 def text_split(folder, rows, split="train"):
-    dataset_files.write_jsonl(rows, folder / f"{split}.jsonl")
-    return DataConfig(dataset=str(folder), n_shots=2)
+    return DataConfig(dataset=write_rows(folder, **{split: rows}), n_shots=2)
 
 
 def plain(number):
@@ -70,7 +68,6 @@ def test_too_few_examples_rows_without_completion_and_a_missing_split_are_one_er
         template.prompt_text(rows[0])
     with pytest.raises(DataError, match=r"n_shots.*completion"):
         load_examples(text_split(tmp_path, [{"prompt": "a"}]))
-    (tmp_path / "other").mkdir()
     with pytest.raises(DataError, match=r"n_shots.*train\.jsonl"):
         load_examples(text_split(tmp_path / "other", [plain(1)], split="rl"))
     assert load_examples(DataConfig(dataset="/none")) is None

@@ -7,6 +7,8 @@ from functools import cache
 from importlib import resources
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
@@ -113,11 +115,20 @@ def test_a_completion_goes_on_where_its_prompt_ends(kind, prompt, completion, to
     assert tokenizer.convert_ids_to_tokens(encoded.completion) == [*tokens, "</s>"]
 
 
-def test_words_that_two_texts_would_make_together_are_kept_apart():
-    """As the prompts of the built-in domain, which end in a word that the first of the plan would be joined to."""
-    tokenizer = data.word_tokenizer(["<plan>", "on", "a"])
-    (encoded,) = data.encode_rows(tokenizer, [{"id": "r", "prompt": "on a <plan>", "completion": "a on"}])
-    assert tokenizer.convert_ids_to_tokens(encoded.completion) == ["a", "on", "<eos>"]
+def test_a_completion_that_merges_with_whatever_stands_before_it_is_tokenized_alone():
+    befores = ["x", "\n", "a", "."]
+    letters = {letter: number for number, letter in enumerate([*befores, "b", *(before + "b" for before in befores)])}
+    core = Tokenizer(models.BPE(letters, [(before, "b") for before in befores]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
+    (encoded,) = data.encode_rows(tokenizer, [{"id": "r", "prompt": "ax", "completion": "b"}])
+    assert tokenizer.convert_ids_to_tokens(encoded.prompt + encoded.completion) == ["a", "x", "b", "</s>"]
+
+
+def test_special_tokens_that_overlap_in_a_prompt_are_those_of_the_prompt_alone():
+    tokenizer = tokenizer_of.__wrapped__("byte-level")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|>", "a<|"]})
+    (encoded,) = data.encode_rows(tokenizer, [{"id": "r", "prompt": "ba<|>", "completion": "c"}])
+    assert tokenizer.convert_ids_to_tokens(encoded.prompt + encoded.completion) == ["<s>", "b", "a<|", ">", "c", "</s>"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -81,22 +81,6 @@ def test_of_several_data_sets_of_a_hub_id_one_is_named(write_parquet):
         data.load_split(replace(config, dataset="blocksworld"), "train")
 
 
-def test_a_saved_data_set_has_no_configurations(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"prompt": ["a"]})}).save_to_disk(tmp_path / "saved")
-    assert data.read_rows(str(tmp_path / "saved"), "train", {"prompt": str}) == [{"prompt": "a"}]
-    with pytest.raises(DataError, match="dataset_config"):
-        data.read_rows(str(tmp_path / "saved"), "train", {"prompt": str}, "long")
-
-
-def test_a_parquet_file_may_be_a_folder_of_parts_and_a_text_may_begin_with_a_byte_order_mark(write_parquet):
-    write_parquet("train.parquet/part-0.parquet", "a")
-    folder = write_parquet("train.parquet/part-1.parquet", "b")
-    assert [row["prompt"] for row in data.read_rows(str(folder), "train", {"prompt": str})] == ["a", "b"]
-    (folder / "dev.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8-sig")
-    assert data.read_rows(str(folder), "dev", {"prompt": str}) == [{"prompt": "a"}]
-
-
 @pytest.fixture
 def write_split(rows, tmp_path):
     """Write a data set folder of two good rows and then these lines; returns its configuration."""
@@ -211,6 +195,7 @@ TWO_ROWS = [{"prompt": "a, b", "label": "x"}, {"prompt": "c\nd", "label": None}]
     [
         ("train.json", json.dumps(TWO_ROWS, indent=1)),
         ("train.json", "".join(json.dumps(row) + "\n" for row in TWO_ROWS)),
+        ("train.jsonl", "\ufeff" + "".join(json.dumps(row) + "\n" for row in TWO_ROWS)),
         ("train.csv", '\ufeffprompt,label\r\n"a, b",x\r\n"c\nd",\r\n'),
     ],
 )

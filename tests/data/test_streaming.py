@@ -62,6 +62,18 @@ def test_a_stream_gives_every_row_once_an_epoch_and_goes_on_from_any_of_them(tmp
             assert second.epoch == first.epoch and second.draw(60) == whole[drawn : drawn + 60]
 
 
+def test_a_part_that_cannot_be_read_any_more_and_a_split_without_rows_are_named(tmp_path):
+    stream = stream_of(write(tmp_path, "hub"), 16)
+    for file in tmp_path.glob("data/*"):
+        file.write_bytes(b"x")
+    with pytest.raises(DataError, match=r"split train, part \d, row \d+: .*Arrow"):
+        stream.draw(200)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "train.csv").write_text("prompt,completion\n")
+    with pytest.raises(DataError, match=r"split train.*\bnone$"):
+        stream_of(tmp_path / "empty", 16)
+
+
 def test_a_stream_holds_no_more_than_its_block(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{i}" + "x" * 1000, "completion": "a"}) + "\n" for i in range(2000)))
@@ -93,7 +105,12 @@ def test_rows_of_a_step_that_are_too_long_make_room_for_others_and_are_counted(t
         resumed = step_rows(data.RowLimit(7, overlong))
         resumed.load_state_dict(2, json.loads(json.dumps(limited.state_dict(2))))
         assert resumed(2) == limited(2) and resumed.state_dict(3) == limited.state_dict(3)
+        with pytest.raises(ValueError, match=r"^step"):
+            resumed(4)
     assert len(warnings) == 2
+    limited.load_state_dict(7, None)  # from a checkpoint of other rows
+    assert "checkpoint" in warnings[2] and limited.describe().startswith("0 rows")
+    assert limited(7) == step_rows(data.RowLimit(7, "drop"))(0)
     with pytest.raises(DataError, match=r"max_length.*row"):
         list(map(step_rows(data.RowLimit(7, "error")), range(4)))
     with pytest.raises(DataError, match="max_prompt_length"):

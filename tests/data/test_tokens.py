@@ -95,6 +95,8 @@ def test_decode_leaves_out_padding_and_the_token_that_ends_a_completion_and_noth
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<eos>")
     ids = np.array([[3, 4, 6]])
     assert data.decode(tokenizer, ids, np.ones_like(ids, bool), ()) == ["c <4> late"]
+    with pytest.raises(DataError, match=r"^prompt: "):  # without a splitter no word is to blame
+        data.encode_prompts(tokenizer, [{"id": "r", "prompt": "d"}])
 
 
 def test_words_of_a_dataset_are_those_of_its_file_or_else_of_its_rows(rows, tmp_path):
@@ -231,7 +233,8 @@ def test_token_scores_lose_nothing(tokenizer):
     # Tokens are counted with the one that ends the completion.
     ids = [*tokenizer("pick-up a ; stack a b")["input_ids"], tokenizer.eos_token_id]
     parts = [(0, 1, 1.0, "tokens"), (1, 3, 2.0, "tokens"), (6, 7, 4.0, "tokens"), (3, 99, 8.0, "tokens")]
-    assert spread(tokenizer, ids, parts, None)[0] == [1.0, 0, 2.0, 0, 0, 0, 12.0]
+    parts += [(0, 0, 16.0, "characters")]
+    assert spread(tokenizer, ids, parts, None)[0] == [1.0, 0, 2.0, 0, 0, 0, 28.0]
 
 
 def test_rows_beyond_a_limit_are_cut_or_left_out_and_counted(tokenizer):
