@@ -33,6 +33,7 @@ def test_a_completion_ends_with_the_token_that_completes_a_stop_string(kind):
         texts = [data.decode(tokenizer, np.array([ids[:n]]), np.ones((1, n), bool))[0] for n in range(1, 9)]
         expected = next((n for n, text in enumerate(texts, start=1) if any(s in text for s in strings)), None)
         assert tokens_until_a_stop(table, ids) == expected, ids
+        assert data.has_stop_string(table, ids) == (expected is not None) and not data.has_stop_string(None, ids)
         found.append(expected)
     assert len(set(found)) > 5
 
