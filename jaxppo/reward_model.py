@@ -424,7 +424,8 @@ def _train(
 def _meta(run: Run, training: Training, start: Start) -> dict[str, Any]:
     """Return what a checkpoint says of the run."""
     config = training.config
-    base = base_of(config.model_path, start.loaded, training.model, "score") | {"kind": "reward"}
+    is_frozen = training.adapter is not None
+    base = base_of(config.model_path, start.loaded, training.model, "score", is_frozen=is_frozen) | {"kind": "reward"}
     texts = chat_template_of(config, start.tokenizer).describe()
     return run.meta(config, models_meta(base, None, training.adapter, (), str(config.dataset), texts))
 

@@ -104,7 +104,7 @@ def set_up(run: run_folder.Run) -> Setup:
     evaluator = evaluation.make_evaluator(config, model, tokenizer, parallel)
     data.tell_left_out(console.print, config.data, evaluator.left_out)
     stop_ids = config.sampling.stop_ids(model.ends_beside(template.end_id))
-    base = base_of(config.sft_model_path, loaded.loaded, loaded.config, "lm")
+    base = base_of(config.sft_model_path, loaded.loaded, loaded.config, "lm", is_frozen=False)
     return Setup(
         config=config,
         tokenizer=tokenizer,

@@ -211,7 +211,7 @@ def sft(config: SFTConfig) -> Path:
         console.warn(warning)
     if config.run.dry_run:
         return folder
-    base = base_of(config.model_path, start.loaded, model, "lm")
+    base = base_of(config.model_path, start.loaded, model, "lm", is_frozen=use_peft)
     texts = template.describe()
     meta = run.meta(config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts))
     params = start.params

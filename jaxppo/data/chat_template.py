@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from jaxppo.config import DataConfig
@@ -26,6 +26,8 @@ _LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
 _THINKING_LEAD = re.compile(r"<think>\s*(?:</think>\s*)?$")
 _FIRST_CHECKED, _CHECKED_EVERY = 20, 50
 """Of the rows with the same sequence of roles, those whose prompts are rendered by themselves, too."""
+_CHATS_AT_ONCE = 1000
+"""Chats rendered in one call, which takes a sixth less than one call for each."""
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 _DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")
 _OPENED_THINKING = re.compile(r"<think>\s*$")
@@ -123,8 +125,7 @@ class ChatTemplate(NamedTuple):
         """
         texts: list[RowTexts] = []
         counts: Counter[tuple[str, ...]] = Counter()
-        for row in rows:
-            found = self._texts_of_whole(row) if self.templated and self.opening.strip() else None
+        for row, found in zip(rows, self._texts_of_wholes(rows), strict=True):
             if found is None:
                 texts.append(self.row_texts(row))
                 continue
@@ -137,14 +138,31 @@ class ChatTemplate(NamedTuple):
             texts.append(found)
         return texts
 
-    def _texts_of_whole(self, row: Row) -> RowTexts | None:
-        """Split a chat where its completion begins, found from its end; None where that has to be looked for."""
-        if ANSWER in row or not self.has_whole_chats or self._is_templated(row):
+    def _texts_of_wholes(self, rows: Sequence[Row]) -> Iterator[RowTexts | None]:
+        """Split chats where their completions begin, found from their ends; None where that has to be looked for."""
+        if not self.templated or not self.has_whole_chats or not self.opening.strip():
+            yield from [None] * len(rows)
+            return
+        for _, of_same_tools in groupby(rows, _tools_of):
+            group = list(of_same_tools)
+            for start in range(0, len(group), _CHATS_AT_ONCE):
+                some = group[start : start + _CHATS_AT_ONCE]
+                chats = [self._usual_chat(row) for row in some]
+                usual = [(chat, row) for chat, row in zip(chats, some, strict=True) if chat is not None]
+                wholes = iter(self._render_all(usual))
+                for chat, row in zip(chats, some, strict=True):
+                    yield None if chat is None else self._texts_of_whole(next(wholes), row)
+
+    def _usual_chat(self, row: Row) -> list[Turn] | None:
+        """Return all turns of a row, unless a template may write a turn in another way where others follow."""
+        if ANSWER in row or self._is_templated(row):
             return None
         turns = self._turns(row)
         if any("<think>" in turn.get("content", "") or turn.keys() != {"role", "content"} for turn in turns):
             return None  # templates leave out thoughts of earlier turns
-        whole = self._render([*turns, _answer(row)], row)
+        return [*turns, _answer(row)]
+
+    def _texts_of_whole(self, whole: str, row: Row) -> RowTexts | None:
         begin = len(whole) - len(self.tail) - len(row["completion"])
         if not whole.endswith(self.opening + row["completion"] + self.tail):
             return None
@@ -233,17 +251,27 @@ class ChatTemplate(NamedTuple):
 
     def _arguments_of(self, row: Row) -> dict[str, Any]:
         """Return the arguments of the template for a row, with its tools."""
-        tools = (row.get("tools") if is_chat(row) else None) or []
+        tools = _tools_of(row)
         return {**(self.arguments or {}), **({"tools": tools} if tools else {})}
 
     def _render(self, turns: Sequence[Turn], row: Row) -> str:
-        arguments = self._arguments_of(row)
-        text = _apply(self.tokenizer, turns, arguments, f" of row {row['id']}")
-        for what, said in _beyond_the_usual(turns, arguments.get("tools", [])):
-            if not _is_written(said, text):
-                expected = f"a chat template that writes {what} of row {row['id']}"
-                raise ConfigError(f"use_chat_template: expected {expected}, got one that leaves out {said!r:.60}")
+        (text,) = self._render_all([(turns, row)])
         return text
+
+    def _render_all(self, chats: Sequence[tuple[Sequence[Turn], Row]]) -> list[str]:
+        """Render turns of rows with the same tools; either all of them end in an answer, or none does."""
+        if not chats:
+            return []
+        arguments = self._arguments_of(chats[0][1])
+        texts = _apply_to_all(
+            self.tokenizer, [turns for turns, _ in chats], arguments, [f" of row {row['id']}" for _, row in chats]
+        )
+        for (turns, row), text in zip(chats, texts, strict=True):
+            for what, said in _beyond_the_usual(turns, arguments.get("tools", [])):
+                if not _is_written(said, text):
+                    expected = f"a chat template that writes {what} of row {row['id']}"
+                    raise ConfigError(f"use_chat_template: expected {expected}, got one that leaves out {said!r:.60}")
+        return texts
 
 
 def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> ChatTemplate:
@@ -301,14 +329,27 @@ def _without_system(turns: Sequence[Turn]) -> Sequence[Turn]:
     return turns[1:] if turns[0]["role"] in SYSTEM_ROLES else turns
 
 
-def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any], where: str = "") -> str:
-    """Render a chat; where the user has the last turn, the assistant's is opened."""
-    opened = turns[-1]["role"] != "assistant"
+def _tools_of(row: Row) -> list[dict[str, Any]]:
+    return (row.get("tools") if is_chat(row) else None) or []
+
+
+def _apply(tokenizer: Any, turns: Sequence[Turn], arguments: Mapping[str, Any]) -> str:
+    return _apply_to_all(tokenizer, [turns], arguments, [""])[0]
+
+
+def _apply_to_all(
+    tokenizer: Any, chats: Sequence[Sequence[Turn]], arguments: Mapping[str, Any], places: Sequence[str]
+) -> list[str]:
+    """Render chats; where the user has the last turn, the assistant's is opened. `places` names them in errors."""
+    opened = chats[0][-1]["role"] != "assistant"
     options = {**arguments, "tokenize": False, "add_generation_prompt": opened}
     try:
-        return tokenizer.apply_chat_template(list(turns), **options)
+        return tokenizer.apply_chat_template([list(turns) for turns in chats], **options)
     except Exception as error:  # whatever a template raises
-        asked = f"a chat template for the turns {', '.join(turn['role'] for turn in turns)}{where}"
+        if len(chats) > 1:  # one by one, the first that is refused is named
+            each = zip(chats, places, strict=True)
+            return [_apply_to_all(tokenizer, [turns], arguments, [place])[0] for turns, place in each]
+        asked = f"a chat template for the turns {', '.join(turn['role'] for turn in chats[0])}{places[0]}"
         got = f"{type(error).__name__}: {error}"
         raise ConfigError(f"use_chat_template: expected {asked}, got {got}") from error
 

@@ -105,8 +105,10 @@ def _prompts(tokenizer: Any, texts: Sequence[str], rows: Sequence[Row], start: l
     return _started(_encode(tokenizer, rows, texts, "prompt"), start)
 
 
-def _started(encoded: Sequence[list[int]], start: list[int]) -> list[list[int]]:
-    return [ids if start and ids[: len(start)] == start else [*start, *ids] for ids in encoded]
+def _started(encoded: list[list[int]], start: list[int]) -> list[list[int]]:
+    if not start:
+        return encoded
+    return [ids if ids[: len(start)] == start else [*start, *ids] for ids in encoded]
 
 
 # --- prompts with their completions
@@ -215,7 +217,11 @@ def _separators(tokenizer: Any) -> dict[str, int]:
 
 def _shared(text: RowTexts, ids: list[int], specials: Mapping[str, int]) -> tuple[int, str]:
     """Return how many ids of a joined text come before the last special token of its prompt, and the text from it."""
-    place, last = max(((text.prompt.rfind(token), token) for token in specials), default=(-1, ""))
+    place, last = -1, ""
+    for token in specials:
+        found = text.prompt.rfind(token, max(place, 0))
+        if (found, token) > (place, last):
+            place, last = found, token
     if place < 0:
         return 0, text.prompt
     before = text.prompt.count(last) - 1

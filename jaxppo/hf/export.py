@@ -39,7 +39,9 @@ _ADAPTERS = {"policy": "adapter", "value": "value_adapter", "reward": "reward_ad
 """What a model card calls the adapter of a model."""
 
 
-def base_of(name: str | None, loaded: Loaded | None, config: ModelConfig, head: str) -> dict[str, Any]:
+def base_of(
+    name: str | None, loaded: Loaded | None, config: ModelConfig, head: str, *, is_frozen: bool
+) -> dict[str, Any]:
     """Collect what the export of a model must know about where it started.
 
     Args:
@@ -47,6 +49,7 @@ def base_of(name: str | None, loaded: Loaded | None, config: ModelConfig, head: 
         loaded: what was read from there.
         config: the model.
         head: "lm" or "score".
+        is_frozen: adapters are trained on it, whose export compares it with its `fingerprint`.
     """
     if loaded is None or name is None:
         return {"config": hf.config_to_hf(config, head), "base": None, "license": None, "generation_config": {}}
@@ -56,7 +59,7 @@ def base_of(name: str | None, loaded: Loaded | None, config: ModelConfig, head: 
         "base": str(Path(name).absolute()) if loaded.folder == Path(name) else name,
         "license": license_of(loaded.folder),
         "generation_config": read_json(generation) if generation.is_file() else {},
-        "fingerprint": None if loaded.shapes_only else lora.fingerprint(loaded.params),
+        "fingerprint": lora.fingerprint(loaded.params) if is_frozen and not loaded.shapes_only else None,
     }
 
 

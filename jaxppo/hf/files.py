@@ -165,13 +165,13 @@ def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
 
 
 def cast(name: str, array: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
-    """Return the finite floating-point numbers of a tensor as another such type.
+    """Return the finite floating-point numbers of a tensor as another such type, or the same array where it has that.
 
     Raises:
         ModelError: one of them is beyond the largest number of that type.
     """
     with np.errstate(over="ignore"):
-        result = array.astype(dtype)
+        result = array.astype(dtype, copy=False)
     if ml_dtypes.finfo(result.dtype).max < ml_dtypes.finfo(array.dtype).max and not _is_finite(result):
         raise ModelError(f"{name}: expected numbers that {result.dtype} can hold, got larger ones; take a wider dtype")
     return result

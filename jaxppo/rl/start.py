@@ -58,7 +58,7 @@ def load_start(config: TrainConfig, parallel: DataParallel, console: Console) ->
     _check_names(config, policy.config)
     value_model, value, value_base = _value_model(config, policy.config, parallel, console, shapes_only)
     adapter_shape, adapter = start_adapter(config.peft, policy.config, policy.params)
-    base = base_of(config.sft_model_path, policy.loaded, policy.config, "lm")
+    base = base_of(config.sft_model_path, policy.loaded, policy.config, "lm", is_frozen=config.peft.use_peft)
     start = StartModels(policy.config, value_model, adapter_shape, policy.tokenizer, base, value_base)
     return start, Start(policy.params, value, adapter)
 
@@ -88,7 +88,9 @@ def _value_model(
     if loaded.config.vocab_size < model.num_logits:
         expected = f"a vocabulary of at least the policy's {model.num_logits} tokens"
         raise ModelError(f"value_model_path: expected {expected}, got {loaded.config.vocab_size} in {folder}")
-    return loaded.config, loaded.params, base_of(config.value_model_path, loaded, loaded.config, "score")
+    is_frozen = config.peft.use_peft
+    base = base_of(config.value_model_path, loaded, loaded.config, "score", is_frozen=is_frozen)
+    return loaded.config, loaded.params, base
 
 
 def start_adapter(config: PeftConfig, model: ModelConfig, base: Params) -> tuple[lora.LoraConfig | None, Params | None]:

@@ -48,6 +48,8 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     young, *older = gc.get_threshold()
     if young:  # 0: somebody has switched it off
         gc.set_threshold(max(young, _OBJECTS_BETWEEN_COLLECTIONS), *older)
+    if not gc.get_freeze_count():
+        gc.freeze()  # what was imported stays: full searches need not go through it
     try:
         if uses_jax:
             set_up_jax()

@@ -22,7 +22,6 @@ def test_row_order_covers_every_epoch_exactly_once_in_another_order_and_is_one_s
 
 def test_chunks_cover_all_items_in_order_and_bucket_is_the_next_multiple():
     assert list(chunks([1, 2, 3, 4, 5], 2)) == [[1, 2], [3, 4], [5]]
-    assert list(chunks([], 2)) == []
     assert [bucket(1, 8), bucket(8, 8), bucket(9, 8), bucket(256, 3)] == [8, 8, 16, 258]
 
 
@@ -111,7 +110,6 @@ def test_supervised_data_packs_prompts_and_completions_with_their_masks(rows, to
         assert set(batch.input_ids[i, p + c :]) <= {tokenizer.pad_token_id}
         assert list(batch.completion_ids[i, :c]) == completion  # the end of sequence is learned too
         np.testing.assert_array_equal(batch.completion_mask[i], np.arange(supervised.completion_length) < c)
-    # The last word of a prompt and the first of its completion, which have no blank between them, are kept apart.
     again = SupervisedData(rows, tokenizer, batch_size=10, seed=0, max_prompt_length=64)
     np.testing.assert_array_equal(again.batch(0).input_ids, batch.input_ids)
     for kind in (PromptData, SupervisedData):

@@ -1,6 +1,5 @@
 """Prompts as turns of a chat: what the template puts around them, where completions end, and unfit templates."""
 
-import numpy as np
 import pytest
 
 from jaxppo import data
@@ -43,9 +42,10 @@ def test_texts_of_rows_are_those_of_each_row_from_about_one_rendering(monkeypatc
     rows[60] |= {"messages": [turns[0], {"role": "assistant", "content": "<think>b</think> a"}, turns[2]]}
     rows[70] |= {"completion": "", "completion_turn": {"role": "assistant", "content": "b", "tool_calls": []}}
     rows[80] |= {"prompt": template.prompt_text(ROWS[0])}  # carries the template already
+    rows[90] |= {"messages": turns[:1], "tools": [{"parameters": {}}]}
     expected, rendered = [template.row_texts(row) for row in rows], []
-    render = ChatTemplate._render
-    monkeypatch.setattr(ChatTemplate, "_render", lambda *args: rendered.append(args) or render(*args))
+    render = ChatTemplate._render_all
+    monkeypatch.setattr(ChatTemplate, "_render_all", lambda self, chats: rendered.extend(chats) or render(self, chats))
     assert template.texts_of_rows(rows) == expected and len(rendered) < 300
     # Where the turn of the assistant is not opened in all prompts, it belongs to the completions of the others.
     some = TEMPLATE.replace(
@@ -53,29 +53,14 @@ def test_texts_of_rows_are_those_of_each_row_from_about_one_rendering(monkeypatc
     )
     some, unopened = make_chat_template(chat_tokenizer(some)), {"id": "u", "prompt": "unstack", "completion": "b"}
     assert some.texts_of_rows([*rows[:3], unopened])[-1].completion == "<|assistant|>\nb <|end|>"
+    refusing = "{% if messages[0].content == 'unstack' %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
+    with pytest.raises(ConfigError, match=r"use_chat_template.* of row odd"):
+        make_chat_template(chat_tokenizer(refusing)).texts_of_rows([*rows[:3], unopened])
     # A prompt that is written in another way where its completion follows is noticed among the first rows.
     mark = "{{ '!' if 'unstack' in message['content'] and messages[-1].role == 'assistant' }}"
     odd = make_chat_template(chat_tokenizer(TEMPLATE.replace(" <|end|>", mark + " <|end|>")))
     with pytest.raises(ConfigError, match="use_chat_template"):
         odd.texts_of_rows([*rows[:3], unopened])
-
-
-def test_decode_strips_exactly_the_end_marker():
-    tokenizer = chat_tokenizer()
-    end = make_chat_template(tokenizer, DataConfig()).end_id
-    expected = {
-        "stack b a <|end|>": "stack b a",
-        "stack b a <eos>": "stack b a <eos>",
-        "stack <|end|> <|end|>": "stack <|end|>",
-        "stack b <|user|>": "stack b <|user|>",
-        "<|end|>": "",
-        "stack b a": "stack b a",
-    }
-    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in expected]
-    ids, mask = np.zeros((len(rows), 4), np.int32), np.zeros((len(rows), 4), bool)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)], mask[i, : len(row)] = row, True
-    assert data.decode(tokenizer, ids, mask, (end,)) == list(expected.values())
 
 
 def test_blanks_before_a_completion_are_kept_and_a_turn_without_an_end_marker_ends_with_the_end_of_sequence():
@@ -145,5 +130,3 @@ def test_errors_of_prompts_name_the_row_and_count_the_template():
     template = make_chat_template(tokenizer)
     with pytest.raises(DataError, match=r"r-0.*max_prompt_length=6.*\b7\b"):
         data.encode_prompts(tokenizer, ROWS, 6, template=template)
-    with pytest.raises(DataError, match=r"r-9.*'zebra'"):
-        data.encode_prompts(tokenizer, [ROWS[0], {"id": "r-9", "prompt": "on b zebra"}], 64, template=template)

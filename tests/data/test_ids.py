@@ -136,9 +136,6 @@ def test_the_end_of_sequence_is_learned_once(kind):
     tokenizer = tokenizer_of(kind)
     (encoded,) = data.encode_rows(tokenizer, [{"id": "r", "prompt": "on a", "completion": " b</s>"}])
     assert encoded.completion.count(tokenizer.eos_token_id) == 1 and encoded.completion[-1] == tokenizer.eos_token_id
-    pair = {"prompt": "on a", "chosen": " b</s>", "rejected": " a"}
-    (kept,) = encode_pairs(tokenizer, [pair], 99, "rows").kept
-    assert kept.chosen == encoded.prompt + encoded.completion
 
 
 @pytest.mark.parametrize("kind", ["metaspace", "prepend"])

@@ -13,7 +13,6 @@ from tests.data.tokenizers import OPENED, WHOLE, tokenizer_of
 
 trl = pytest.importorskip("trl")
 
-NO_SYSTEM = ("gemma",)
 ARGUMENTS = [None, {"enable_thinking": True}, {"enable_thinking": False}]
 
 SYSTEM = {"role": "system", "content": "You plan."}
@@ -29,7 +28,7 @@ CHATS = {
 
 
 def chats_of(name):
-    return {what: turns for what, turns in CHATS.items() if not (name in NO_SYSTEM and turns[0] is SYSTEM)}
+    return {what: turns for what, turns in CHATS.items() if not (name == "gemma" and turns[0] is SYSTEM)}
 
 
 def row_of(turns, completion=ANSWER):

@@ -20,9 +20,7 @@ def test_encode_prompts_names_the_row_of_a_prompt_that_is_too_long_or_empty(rows
     longest = max(rows, key=lambda row: len(row["prompt"].split()))
     tokens = len(longest["prompt"].split())
     assert max(map(len, data.encode_prompts(tokenizer, rows, tokens))) == tokens
-    assert data.encode_prompts(tokenizer, rows, DataConfig().longest_prompt) == data.encode_prompts(
-        tokenizer, rows, 512
-    )
+    assert data.encode_prompts(tokenizer, rows) == data.encode_prompts(tokenizer, rows, 512)
     assert DataConfig(filter_overlong_prompts=True).longest_prompt == 512
     with pytest.raises(DataError, match=rf"{longest['id']}.*max_prompt_length={tokens - 1}\b.*\b{tokens}\b"):
         data.encode_prompts(tokenizer, [rows[0], longest], tokens - 1)
@@ -87,6 +85,7 @@ def test_decode_leaves_out_padding_and_the_token_that_ends_a_completion_and_noth
     assert data.decode(tokenizer, ids, whole, (eos, pad)) == texts
     assert data.decode(tokenizer, ids, whole, (eos,))[1] == "pick-up a <pad>"
     assert data.decode(tokenizer, ids, whole) == data.decode(tokenizer, ids, whole, (eos,))
+    assert data.decode(tokenizer, ids[:1, 2:], whole[:1, 2:]) == [""]
     lengths = np.array([3, 2, 1, 2, 0])
     masked = ["pick-up a", "pick-up a", "pick-up", "pick-up", ""]
     assert data.decode(tokenizer, ids, np.arange(3) < lengths[:, None]) == masked

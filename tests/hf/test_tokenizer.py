@@ -79,7 +79,7 @@ def test_lists_of_ends_come_out_as_they_were(saved, tmp_path):
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id == [4, 3, 2]
     policy = hf.load_policy(folder)
     assert policy.config.end_ids == (3, 2, 4)
-    base = base_of(str(folder), policy.loaded, policy.config, "lm")
+    base = base_of(str(folder), policy.loaded, policy.config, "lm", is_frozen=False)
     assert base["config"] == hf.config_to_hf(policy.loaded.config, "lm") == read(folder)
     generation = lambda stop: models_meta(base, None, None, stop, "blocksworld", "")["policy"]["generation_config"]  # noqa: E731
     assert generation((2, 3, 4)) == read(folder, "generation_config.json")  # the same ends
