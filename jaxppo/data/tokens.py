@@ -10,6 +10,7 @@ on. Where a completion begins:
    tokenizers put before the first word of a text.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -195,12 +196,14 @@ def _prompts_of(
     A special token of a chat template is no part of any other token, so up to the last one in a prompt its ids are
     those of the joined text. What follows is tokenized from that token on, mostly the same text in all rows.
     """
-    if joined is None:
-        return _encode(tokenizer, rows, [text.prompt for text in texts], "prompt")
     specials = _separators(tokenizer)
+    if joined is None or not specials:
+        return _encode(tokenizer, rows, [text.prompt for text in texts], "prompt")
+    # Of several tokens that begin at one place, the longest.
+    pattern = re.compile("|".join(map(re.escape, sorted(specials, reverse=True))))
     ends: list[tuple[int, str]] = []  # of each prompt: ids that it shares with the joined text, and the rest of it
     for text, ids in zip(texts, joined, strict=True):
-        ends.append(_shared(text, ids, specials))
+        ends.append(_shared(text, ids, specials, pattern))
     tails = dict.fromkeys(tail for _, tail in ends)
     by_tail = dict(zip(tails, token_ids(tokenizer, list(tails), "prompt"), strict=True))
     return [[*ids[:shared], *by_tail[tail]] for ids, (shared, tail) in zip(joined, ends, strict=True)]
@@ -215,15 +218,14 @@ def _separators(tokenizer: Any) -> dict[str, int]:
     return found
 
 
-def _shared(text: RowTexts, ids: list[int], specials: Mapping[str, int]) -> tuple[int, str]:
+def _shared(text: RowTexts, ids: list[int], specials: Mapping[str, int], pattern: re.Pattern[str]) -> tuple[int, str]:
     """Return how many ids of a joined text come before the last special token of its prompt, and the text from it."""
-    place, last = -1, ""
-    for token in specials:
-        found = text.prompt.rfind(token, max(place, 0))
-        if (found, token) > (place, last):
-            place, last = found, token
-    if place < 0:
+    found, match = None, pattern.search(text.prompt)
+    while match is not None:  # tokens may overlap: the last one is that which begins last
+        found, match = match, pattern.search(text.prompt, match.start() + 1)
+    if found is None:
         return 0, text.prompt
+    place, last = found.start(), found[0]
     before = text.prompt.count(last) - 1
     everywhere = before + 1 + text.prompt[place + len(last) :].count(last) + text.completion.count(last)
     # Unless each is found as one token, as where one is part of another, nothing is known of the ids.

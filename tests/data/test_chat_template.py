@@ -54,7 +54,7 @@ def test_texts_of_rows_are_those_of_each_row_from_about_one_rendering(monkeypatc
     some, unopened = make_chat_template(chat_tokenizer(some)), {"id": "u", "prompt": "unstack", "completion": "b"}
     assert some.texts_of_rows([*rows[:3], unopened])[-1].completion == "<|assistant|>\nb <|end|>"
     refusing = "{% if messages[0].content == 'unstack' %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
-    with pytest.raises(ConfigError, match=r"use_chat_template.* of row odd"):
+    with pytest.raises(ConfigError, match=r"use_chat_template.* of row u\b"):
         make_chat_template(chat_tokenizer(refusing)).texts_of_rows([*rows[:3], unopened])
     # A prompt that is written in another way where its completion follows is noticed among the first rows.
     mark = "{{ '!' if 'unstack' in message['content'] and messages[-1].role == 'assistant' }}"
