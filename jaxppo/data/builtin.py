@@ -7,7 +7,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxppo import planning
 from jaxppo.config import DataConfig, parse_sizes
 from jaxppo.config.paths import cache_dir
 from jaxppo.errors import DataError
@@ -25,7 +24,7 @@ SPLITS = ("train", "rl", "test", "test_longer")
 
 
 class Drawn(NamedTuple):
-    """A split that its settings decide, together with the code of `planning`.
+    """A split that its settings and the version of the generators decide.
 
     Attributes:
         data: what it is of, `blocksworld` or `stream`.
@@ -89,9 +88,6 @@ def _shipped() -> dict[Path, dict[str, dict[str, Any]]]:
 
 
 def _digest(request: Mapping[str, Any]) -> str:
-    """Return the name of a cached split, which changes with the request and with the code that builds it."""
-    folder = Path(planning.__file__).parent
-    sources = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-    code = b"".join(path.read_bytes() for path in sources)
-    text = json.dumps(request, sort_keys=True).encode()
-    return hashlib.sha256(text + code).hexdigest()[:16]
+    """Return what names a cached split: a digest of what its rows depend on."""
+    text = json.dumps({"generator_version": datasets.GENERATOR_VERSION, "request": request}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

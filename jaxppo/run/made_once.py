@@ -1,6 +1,5 @@
-"""Folders of the cache that are made on first use: whole or not at all, by one process, and again where damaged."""
+"""Folders of the cache that are made on first use: whole or not at all, by one process."""
 
-import logging
 import os
 import shutil
 import sys
@@ -8,27 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxppo.run import checksums
 from jaxppo.run.lock import locked
-
-_LOG = logging.getLogger(__name__)
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return a folder, which is made where it is missing or no longer as it was written.
+    """Return a folder, which is made where it is missing; it gets its name when it is complete.
 
     Of several processes that ask for it one makes it and the others wait, where the file system has locks; elsewhere
-    each may make it, and the last one stays.
+    each may make it, and the first one stays.
 
     Args:
         folder: in the cache; its name says what it is made from.
         make: called with a path at which it makes the folder, in a folder of its own.
     """
-    if _is_whole(folder):
+    if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _held(folder):
-        if not _is_whole(folder):  # now also of another process's making
+        if not folder.exists():  # now also of another process's making
             _make(folder, make)
     return folder
 
@@ -39,17 +35,10 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
     workshop.mkdir()
     try:
         make(workshop / "made")
-        checksums.write(workshop / "made")
-        if folder.exists():
-            _LOG.warning("%s: expected what was written, got: %s; made again", folder, checksums.damage(folder))
-            shutil.rmtree(folder)
-        (workshop / "made").rename(folder)
+        if not folder.exists():  # it may, where the file system has no locks
+            (workshop / "made").rename(folder)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
-
-
-def _is_whole(folder: Path) -> bool:
-    return folder.exists() and checksums.damage(folder) is None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Folders of the cache: made by one of several that ask, whole or not at all, and again where they are damaged."""
+"""Folders of the cache: made by one of several that ask, whole or not at all."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -52,26 +52,7 @@ def test_of_several_that_ask_one_makes_the_folder_and_another_where_it_fails(tmp
     failures = [future.exception() for future in futures if future.exception() is not None]
     assert [type(failure) for failure in failures] == [RuntimeError] and len(makers) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-@pytest.mark.parametrize(
-    ("harm", "named"),
-    [
-        (lambda folder: (folder / "about").write_text("rowS"), "about"),
-        (lambda folder: (folder / "deep" / "rows.jsonl").unlink(), "deep/rows.jsonl"),
-        (lambda folder: (folder / "checksums.json").unlink(), "checksums.json"),
-    ],
-    ids=["a letter", "a file", "the checksums"],
-)
-def test_a_damaged_folder_is_made_again_with_a_warning(harm, named, tmp_path, caplog):
-    folder = made_once(tmp_path / "cache" / "folder", write)
-    made_once(folder, lambda made: pytest.fail("made twice"))
-    harm(folder)
-    assert made_once(folder, write) == folder
-    assert (folder / "deep" / "rows.jsonl").read_text() == "one\ntwo\n"
-    (record,) = caplog.records
-    assert record.getMessage().startswith(f"{folder}: ") and f" {named}" in record.getMessage()
-    made_once(folder, lambda made: pytest.fail("made twice"))
+    made_once(tmp_path / "folder", lambda made: pytest.fail("made again"))
 
 
 def test_what_fails_leaves_nothing(tmp_path):

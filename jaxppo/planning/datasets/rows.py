@@ -19,6 +19,9 @@ from jaxppo.planning.transform.canonical import canonical_form
 
 Row = dict[str, Any]
 
+GENERATOR_VERSION = 1
+"""To be raised where the same settings give other rows than before: cached splits of earlier versions are made anew."""
+
 COLUMNS: Mapping[str, type] = {
     "id": str,
     "domain": str,
